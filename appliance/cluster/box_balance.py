@@ -1,9 +1,14 @@
-"""Which replicas go to which boxes: emptying a box, filling a new one, spreading topics, another replication factor. Pure.
+"""Plan which replicas go to which boxes: drain a box, fill a new one, change the replication
+factor. Pure.
 
-A replica that leaves goes where its partition is in most racks, and of those to the box with the most room after what was planned before; boxes that are
-alike within 1 % take turns. A replica takes the place of the one it replaces, so leadership goes with it. Balance is by bytes in proportion to what the
-boxes can hold, the largest that fits first, because that moves the fewest; a partition counts as 1 MiB more than it has, because an empty one will not stay so.
-Weak spot: sizes and room are those of the moment, and a box is taken for one space: its disks are chosen by itself.
+A replica that leaves goes where its partition is in most racks, and among those to the box with the
+most free space after the moves already planned. Boxes within 1 % of each other alternate. A new
+replica takes the place of the one it replaces, so leadership goes with it. Balance is by bytes in
+proportion to the boxes' sizes, the largest replica that fits first, because that moves the fewest.
+A partition counts as 1 MiB more than its bytes, because an empty one will grow.
+
+Weak: sizes and free space are those of the moment, and a box counts as one disk; it chooses among
+its disks itself.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ PARTITION_BYTES = 1 << 20
 
 
 class BoxCapacity(NamedTuple):
-    """A live box and its disks together. `promised_bytes`: what is on its way already."""
+    """A live box, all its disks together. `promised_bytes`: still to arrive from moves under way."""
 
     broker_id: int
     rack: str | None
@@ -35,8 +40,10 @@ class BoxCapacity(NamedTuple):
         return self.free_bytes - self.promised_bytes - self.total_bytes // KEPT_FREE_SHARE
 
 
-class HeldPartition(NamedTuple):
-    """A partition, the boxes that shall hold it (the target, if it is on its way), and the bytes of one replica."""
+class ReplicatedPartition(NamedTuple):
+    """A partition, its replicas (the target, if it is being reassigned), and the bytes of one
+    replica.
+    """
 
     topic: str
     partition: int
@@ -71,17 +78,19 @@ class PlannedReassignment(NamedTuple):
 
 
 class BalancePlan(NamedTuple):
-    """`homeless`: what no box can take."""
+    """`unplaced`: partitions that fit on no box."""
 
     changes: tuple[PlannedReassignment, ...]
-    homeless: tuple[HeldPartition, ...] = ()
+    unplaced: tuple[ReplicatedPartition, ...] = ()
 
     @property
     def moved_bytes(self) -> int:
         return sum(change.moved_bytes for change in self.changes)
 
     def bytes_to(self) -> dict[int, int]:
-        """What each box receives: they copy at the same time, so the one that gets most decides how long it takes."""
+        """Return the bytes that each box receives. Boxes copy in parallel, so the largest number
+        decides the duration.
+        """
         received: dict[int, int] = {}
         for change in self.changes:
             for broker_id in change.coming:
@@ -90,20 +99,22 @@ class BalancePlan(NamedTuple):
 
 
 class _Boxes:
-    """What is left of the boxes' room as a plan grows."""
+    """The free space of the boxes as a plan grows."""
 
     def __init__(self, boxes: Iterable[BoxCapacity]) -> None:
-        self.rooms = {box.broker_id: box for box in boxes}
-        self.usable = {box.broker_id: box.usable_bytes for box in self.rooms.values()}
-        self.taken = dict.fromkeys(self.rooms, 0)
-        self.racks = known_racks(list(self.rooms), {box.broker_id: box.rack for box in self.rooms.values()})
+        self.boxes = {box.broker_id: box for box in boxes}
+        self.usable = {box.broker_id: box.usable_bytes for box in self.boxes.values()}
+        self.taken = dict.fromkeys(self.boxes, 0)
+        self.racks = known_racks(list(self.boxes), {box.broker_id: box.rack for box in self.boxes.values()})
 
     def take(self, broker_id: int, size_bytes: int) -> None:
         self.usable[broker_id] -= size_bytes
         self.taken[broker_id] += 1
 
     def best(self, others: Collection[int], candidates: Iterable[int], size_bytes: int) -> int | None:
-        """The box for one more replica beside those on `others`: a rack without one first, then room, then turns."""
+        """Return the box for one more replica beside `others`: a rack without one first, then free
+        space, then alternating.
+        """
         fitting = [box for box in candidates if box not in others and self.usable[box] >= size_bytes]
         used = {self.racks.get(box) for box in others}
         apart = [box for box in fitting if self.racks and self.racks[box] not in used] or fitting
@@ -113,7 +124,7 @@ class _Boxes:
         return min((box for box in apart if self.usable[box] >= most - most // ALIKE_STEPS), key=lambda box: (self.taken[box], box))
 
     def keeps_racks_apart(self, replicas: Sequence[int], former: int, new: int) -> bool:
-        """Whether a partition is in no fewer racks after `new` has taken the place of `former`."""
+        """Whether a partition is in no fewer racks after `new` has replaced `former`."""
         if not self.racks:
             return True
         before = {self.racks.get(box, box) for box in replicas}
@@ -121,47 +132,51 @@ class _Boxes:
         return len(after) >= len(before)
 
 
-def _largest_first(partitions: Iterable[HeldPartition]) -> list[HeldPartition]:
+def _largest_first(partitions: Iterable[ReplicatedPartition]) -> list[ReplicatedPartition]:
     return sorted(partitions, key=lambda held: (-held.size_bytes, held.topic, held.partition))
 
 
-def plan_leaving(partitions: Iterable[HeldPartition], boxes: Iterable[BoxCapacity], leaving: Collection[int]) -> BalancePlan:
-    """Every replica on a box of `leaving` goes to another of `boxes`, of which those that leave are none."""
-    rooms = _Boxes(box for box in boxes if box.broker_id not in leaving)
+def plan_leaving(partitions: Iterable[ReplicatedPartition], boxes: Iterable[BoxCapacity], leaving: Collection[int]) -> BalancePlan:
+    """Move every replica from the boxes in `leaving` to others of `boxes`."""
+    space = _Boxes(box for box in boxes if box.broker_id not in leaving)
     changes: list[PlannedReassignment] = []
-    homeless: list[HeldPartition] = []
+    unplaced: list[ReplicatedPartition] = []
     for held in _largest_first(held for held in partitions if set(held.replicas) & set(leaving)):
         replicas = list(held.replicas)
         for index, former in enumerate(held.replicas):
             if former in leaving:
                 others = [box for box in replicas if box not in leaving]
-                new = rooms.best(others, rooms.rooms, held.size_bytes)
+                new = space.best(others, space.boxes, held.size_bytes)
                 if new is None:
-                    homeless.append(held)
+                    unplaced.append(held)
                     break
                 replicas[index] = new
         else:
             for new in set(replicas) - set(held.replicas):
-                rooms.take(new, held.size_bytes)
+                space.take(new, held.size_bytes)
             changes.append(PlannedReassignment(held.topic, held.partition, held.replicas, tuple(replicas), held.size_bytes))
-    return BalancePlan(tuple(changes), tuple(homeless))
+    return BalancePlan(tuple(changes), tuple(unplaced))
 
 
-def plan_balance(partitions: Iterable[HeldPartition], boxes: Sequence[BoxCapacity], onto: Collection[int]) -> BalancePlan:
-    """Replicas move to the boxes of `onto` until each holds its share: of all bytes, what it has of all space. Nothing moves between the others."""
+def plan_balance(partitions: Iterable[ReplicatedPartition], boxes: Sequence[BoxCapacity], onto: Collection[int]) -> BalancePlan:
+    """Move replicas to the boxes in `onto` until each holds its share of all bytes, in proportion
+    to its space.
+
+    Nothing moves between the other boxes.
+    """
     held = {(each.topic, each.partition): each for each in partitions}
-    rooms = _Boxes(boxes)
+    space = _Boxes(boxes)
     weights = {key: each.size_bytes + PARTITION_BYTES for key, each in held.items()}
     replicas = {key: list(each.replicas) for key, each in held.items()}
-    load = dict.fromkeys(rooms.rooms, 0)
-    on_box: dict[int, list[tuple[str, int]]] = {box: [] for box in rooms.rooms}
+    load = dict.fromkeys(space.boxes, 0)
+    on_box: dict[int, list[tuple[str, int]]] = {box: [] for box in space.boxes}
     for each in _largest_first(held.values()):
         for box in each.replicas:
             if box in load:
                 load[box] += weights[(each.topic, each.partition)]
                 on_box[box].append((each.topic, each.partition))
-    space = sum(max(1, box.total_bytes) for box in boxes)
-    share = {box.broker_id: sum(load.values()) * max(1, box.total_bytes) // space for box in boxes}
+    total_bytes = sum(max(1, box.total_bytes) for box in boxes)
+    share = {box.broker_id: sum(load.values()) * max(1, box.total_bytes) // total_bytes for box in boxes}
 
     def next_move() -> tuple[tuple[str, int], int, int] | None:
         for receiver in sorted((box for box in onto if box in load), key=lambda box: (load[box] - share[box], box)):
@@ -170,8 +185,8 @@ def plan_balance(partitions: Iterable[HeldPartition], boxes: Sequence[BoxCapacit
                 if gain <= 0:
                     break
                 for key in on_box[donor]:
-                    fits = weights[key] <= 2 * gain - 1 and rooms.usable[receiver] >= held[key].size_bytes
-                    if fits and receiver not in replicas[key] and rooms.keeps_racks_apart(replicas[key], donor, receiver):
+                    fits = weights[key] <= 2 * gain - 1 and space.usable[receiver] >= held[key].size_bytes
+                    if fits and receiver not in replicas[key] and space.keeps_racks_apart(replicas[key], donor, receiver):
                         return key, donor, receiver
         return None
 
@@ -182,45 +197,49 @@ def plan_balance(partitions: Iterable[HeldPartition], boxes: Sequence[BoxCapacit
         on_box[receiver].append(key)
         load[donor] -= weights[key]
         load[receiver] += weights[key]
-        rooms.take(receiver, held[key].size_bytes)
+        space.take(receiver, held[key].size_bytes)
     return BalancePlan(_changes(held.values(), replicas))
 
 
-def plan_replication_factor(partitions: Iterable[HeldPartition], boxes: Iterable[BoxCapacity], replication_factor: int) -> BalancePlan:
-    """Each partition gets as many replicas: new ones on boxes as in `plan_leaving`; those that go are out of sync, or share a rack, or stand last.
-    Where replicas go the first one stays; where some come the box that stands first the least often does, so that boxes share the leading. There must be
-    enough boxes."""
-    rooms = _Boxes(boxes)
+def plan_replication_factor(partitions: Iterable[ReplicatedPartition], boxes: Iterable[BoxCapacity], replication_factor: int) -> BalancePlan:
+    """Give each partition `replication_factor` replicas.
+
+    New ones are placed as in `plan_leaving`. Removed are replicas out of sync first, then those
+    that share a rack, then the last ones. If replicas are removed, the first one stays. If some are
+    added, the box that is first for the fewest partitions becomes first, so that boxes share the
+    leadership. There must be enough boxes.
+    """
+    space = _Boxes(boxes)
     replicas: dict[tuple[str, int], list[int]] = {}
-    homeless = []
+    unplaced = []
     ordered = _largest_first(partitions)
     firsts = Counter(held.replicas[0] for held in ordered if len(held.replicas) >= replication_factor)
     for held in ordered:
         chosen = list(held.replicas)
         while len(chosen) > replication_factor:
-            chosen.remove(max(enumerate(chosen[1:], 1), key=lambda place: _dispensable(rooms, held, chosen, place))[1])
-        while len(chosen) < replication_factor and (new := rooms.best(chosen, rooms.rooms, held.size_bytes)) is not None:
-            rooms.take(new, held.size_bytes)
+            chosen.remove(max(enumerate(chosen[1:], 1), key=lambda place: _dispensable(space, held, chosen, place))[1])
+        while len(chosen) < replication_factor and (new := space.best(chosen, space.boxes, held.size_bytes)) is not None:
+            space.take(new, held.size_bytes)
             chosen.append(new)
         if len(chosen) < replication_factor:
-            homeless.append(held)
+            unplaced.append(held)
             continue
         if len(held.replicas) < replication_factor:
             first = min(chosen, key=lambda box: (firsts[box], chosen.index(box)))
             firsts[first] += 1
             chosen = [first, *(box for box in chosen if box != first)]
         replicas[(held.topic, held.partition)] = chosen
-    return BalancePlan(_changes((held for held in ordered if (held.topic, held.partition) in replicas), replicas), tuple(homeless))
+    return BalancePlan(_changes((held for held in ordered if (held.topic, held.partition) in replicas), replicas), tuple(unplaced))
 
 
-def _dispensable(rooms: _Boxes, held: HeldPartition, chosen: list[int], place: tuple[int, int]) -> tuple[bool, bool, int]:
+def _dispensable(space: _Boxes, held: ReplicatedPartition, chosen: list[int], place: tuple[int, int]) -> tuple[bool, bool, int]:
     index, broker_id = place
-    rack = rooms.racks.get(broker_id)
-    shares_rack = rack is not None and sum(1 for box in chosen if rooms.racks.get(box) == rack) > 1
+    rack = space.racks.get(broker_id)
+    shares_rack = rack is not None and sum(1 for box in chosen if space.racks.get(box) == rack) > 1
     return bool(held.isr) and broker_id not in held.isr, shares_rack, index
 
 
-def _changes(partitions: Iterable[HeldPartition], replicas: dict[tuple[str, int], list[int]]) -> tuple[PlannedReassignment, ...]:
+def _changes(partitions: Iterable[ReplicatedPartition], replicas: dict[tuple[str, int], list[int]]) -> tuple[PlannedReassignment, ...]:
     return tuple(
         PlannedReassignment(held.topic, held.partition, held.replicas, tuple(new), held.size_bytes)
         for held in _largest_first(partitions)

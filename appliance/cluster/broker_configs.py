@@ -1,8 +1,9 @@
-"""A broker's configs as DescribeConfigs shows them: the box's settings, what follows from its options, and what is always so here.
+"""A broker's configs as DescribeConfigs shows them: the box's settings, its options, and constants.
 
-Pure; made once, for a box reads its settings at the start. All of them are read-only for that reason. Kafka's configs of things that are not built
-are not shown at all, and of the others only what is true of this box. Weak spot: a setting that was written into the settings file with its default
-value is shown as a default.
+Pure; built once, because a box reads its settings at its start. So all of them are read-only.
+Kafka's configs of features that do not exist here are left out; of the others, only what is true of
+this box is shown. Weak: a setting whose line in the settings file equals the default is shown as a
+default.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS
 
 
 class BrokerConfig(NamedTuple):
-    """One config of this broker. `default` None: it has none. Sensitive are those of type password."""
+    """One config of this broker. `default` None: it has none. Those of type password are sensitive."""
 
     name: str
     type: str
@@ -31,7 +32,7 @@ class BrokerConfig(NamedTuple):
 
 ALWAYS: Final = (
     BrokerConfig("alter.config.policy.class.name", "class", None, None, "A class that may refuse changes of configs; there is none."),
-    BrokerConfig("authorizer.class.name", "string", "", "", "A class that decides who may do what; there is none: everybody may."),
+    BrokerConfig("authorizer.class.name", "string", "", "", "A class that authorizes requests; there is none: every request is allowed."),
     BrokerConfig("broker.id.generation.enable", "boolean", "false", "false", "Whether ZooKeeper gives out broker ids; it does not."),
     BrokerConfig("client.quota.callback.class", "class", None, None, "A class that sets quotas; there is none."),
     BrokerConfig("compression.type", "string", "producer", "producer", "The codec in which batches are stored: the one in which they were sent."),
@@ -58,14 +59,16 @@ ALWAYS: Final = (
 
 
 _TOPIC_TYPES: Final = {setting: row.type for row in TOPIC_CONFIG_ROWS.values() for setting in row.broker_settings}
-"""A settings file has doubles and lists as texts; what such a text is, the topic config says that falls back to it."""
+"""Types of settings that are texts here and doubles or lists in Kafka, from the topic configs that
+fall back to them.
+"""
 
 NULL_AT_ZERO: Final = frozenset({"log.retention.ms", "log.retention.minutes", "log.roll.ms", "log.roll.jitter.ms"})
-"""Where 0 says that a setting is not set, Kafka has null."""
+"""Settings whose 0 means unset, which Kafka shows as null."""
 
 
 def broker_configs(box: Box) -> dict[str, BrokerConfig]:
-    """Every config of this broker by name, sorted."""
+    """Return every config of this broker by name, sorted."""
     configs = [*ALWAYS, *_from_options(box), *(_from_setting(row, box.setting(row.name)) for row in SETTING_ROWS.values())]
     return {config.name: config for config in sorted(configs, key=lambda config: config.name)}
 
@@ -75,7 +78,7 @@ def _from_options(box: Box) -> tuple[BrokerConfig, ...]:
     paths = ",".join(disk.path for disk in box.disks)
     listen, advertised = (f"PLAINTEXT://{f'[{host}]' if ':' in host else host}:{box.kafka_port}" for host in (box.listen, box.advertise))
     return (
-        BrokerConfig("advertised.listeners", "string", advertised, None, "What clients are told to connect to (--advertise)."),
+        BrokerConfig("advertised.listeners", "string", advertised, None, "The address that clients connect to (--advertise)."),
         BrokerConfig("broker.id", "int", broker_id, None, "The id of this broker."),
         BrokerConfig("node.id", "int", broker_id, None, "The id of this broker, by its newer name."),
         BrokerConfig("listeners", "string", listen, None, "What the broker listens on (--listen, --kafka-port)."),

@@ -1,7 +1,8 @@
-"""Emptying a disk: which of its partitions go to which other disk. Pure.
+"""Plan a disk's drain: which of its partitions go to which other disk. Pure.
 
-The largest goes first, each to the disk that has the most room after what was planned before; disks that are alike within 1 % take turns. What a disk keeps
-free is not given away. Weak spot: sizes are those of the moment; what is written while the drain goes on is not planned for.
+The largest goes first, each to the disk with the most free space after the moves already planned.
+Disks within 1 % of each other alternate. The space that a disk keeps free is not used. Weak: sizes
+are those of the moment; what is written during the drain is not planned for.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ KEPT_FREE_SHARE = 20
 KEPT_FREE_BYTES_MAX = 1 << 30
 """A disk keeps a twentieth of its size free, or 1 GiB if that is less."""
 ALIKE_STEPS = 100
-"""Disks whose room differs by less than 1 % of the most are alike."""
+"""Disks whose free space differs by less than 1 % of the largest count as equal."""
 
 
 class PartitionOnDisk(NamedTuple):
-    """A partition and the bytes that it takes on its disk."""
+    """A partition and its bytes on its disk."""
 
     topic: str
     partition: int
@@ -25,7 +26,7 @@ class PartitionOnDisk(NamedTuple):
 
 
 class FreeSpace(NamedTuple):
-    """A disk that can take partitions. `promised_bytes`: what moves that are under way will still bring."""
+    """A disk that can take partitions. `promised_bytes`: still to arrive from moves under way."""
 
     disk: str
     free_bytes: int
@@ -38,7 +39,7 @@ class FreeSpace(NamedTuple):
 
 
 class PlannedMove(NamedTuple):
-    """One partition of the drained disk and where it goes."""
+    """One partition of the drained disk and its target."""
 
     topic: str
     partition: int
@@ -47,29 +48,29 @@ class PlannedMove(NamedTuple):
 
 
 class DrainPlan(NamedTuple):
-    """`without_room`: what fits nowhere."""
+    """`unplaced`: partitions that fit on no disk."""
 
     moves: tuple[PlannedMove, ...]
-    without_room: tuple[PartitionOnDisk, ...]
+    unplaced: tuple[PartitionOnDisk, ...]
 
     @property
     def size_bytes(self) -> int:
         return sum(move.size_bytes for move in self.moves)
 
 
-def plan_drain(partitions: Iterable[PartitionOnDisk], rooms: Iterable[FreeSpace]) -> DrainPlan:
-    """Where each of `partitions` goes."""
-    usable = {room.disk: room.usable_bytes for room in rooms}
+def plan_drain(partitions: Iterable[PartitionOnDisk], spaces: Iterable[FreeSpace]) -> DrainPlan:
+    """Choose a disk for each of `partitions`."""
+    usable = {space.disk: space.usable_bytes for space in spaces}
     counts = dict.fromkeys(usable, 0)
     moves: list[PlannedMove] = []
-    without_room: list[PartitionOnDisk] = []
+    unplaced: list[PartitionOnDisk] = []
     for placed in sorted(partitions, key=lambda placed: (-placed.size_bytes, placed.topic, placed.partition)):
         most = max(usable.values(), default=-1)
         if most < placed.size_bytes:
-            without_room.append(placed)
+            unplaced.append(placed)
             continue
         best = min((disk for disk in usable if usable[disk] >= most - most // ALIKE_STEPS and usable[disk] >= placed.size_bytes), key=lambda disk: counts[disk])
         usable[best] -= placed.size_bytes
         counts[best] += 1
         moves.append(PlannedMove(placed.topic, placed.partition, placed.size_bytes, best))
-    return DrainPlan(tuple(moves), tuple(without_room))
+    return DrainPlan(tuple(moves), tuple(unplaced))

@@ -1,8 +1,11 @@
-"""Configs of a broker that can be set while it runs (KIP-226): names, what they mean, what they may be.
+"""The broker configs that can be set while a broker runs (KIP-226): names, meanings, valid values.
+Pure.
 
-Kept in `/config/brokers/N`, and for all brokers in `/config/brokers/<default>`, as Kafka keeps them; one's own go before those for all. Pure.
-Of Kafka's many only the throttles of replication and of moves between disks; one is our own: which brokers get no new replicas. Everything else is read at the
-start. Weak spots: a list is set as a whole, so of two who change it at the same moment one may have to look again; a copy that is under way keeps its throttle.
+As in Kafka they are kept in `/config/brokers/N`, and for all brokers in
+`/config/brokers/<default>`; a broker's own value has priority. Of Kafka's, only the throttles of
+replication and of moves between disks exist here. One is ours: the brokers that get no new
+replicas. All other configs are read at the start. Weak: a list is set as a whole, so of two
+concurrent changes one may be overwritten. A copy that is under way keeps its throttle.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ DYNAMIC_BROKER_CONFIGS: Final = {
 
 
 def dynamic_config_problem(config: Mapping[str, str]) -> str | None:
-    """Why a broker cannot have these, or None."""
+    """Return why a broker cannot have these configs, or None."""
     for name, value in sorted(config.items()):
         if name not in DYNAMIC_BROKER_CONFIGS:
             return f"Cannot update these configs dynamically: {name}."
@@ -47,11 +50,13 @@ def dynamic_config_problem(config: Mapping[str, str]) -> str | None:
 
 
 def replication_rate(config: Mapping[str, str], name: str) -> int | None:
-    """Bytes per second, or None: no limit. What other tools wrote and is no number is none."""
+    """Return bytes per second, or None for no limit. A value that is no number, from another tool,
+    is no limit.
+    """
     value = config.get(name, "").strip()
     return int(value) if value.isdigit() and int(value) < NO_LIMIT else None
 
 
 def closed_brokers(for_all: Mapping[str, str]) -> frozenset[int]:
-    """Which brokers get no new replicas, by what is set for all brokers."""
+    """Return the brokers that get no new replicas, from the configs for all brokers."""
     return frozenset(int(part) for part in for_all.get(CLOSED, "").split(",") if part.strip().isdigit())

@@ -1,8 +1,10 @@
-"""Which members of the boxes' ZooKeeper ensemble serve, and whether a box may be restarted without costing the ensemble its majority.
+"""Find out which members of the boxes' ZooKeeper ensemble serve, and whether a restart of a box
+costs the majority.
 
-For `millrace box list` and `topic list`, and for install.sh before an upgrade (`python -m appliance.cluster.ensemble_probe OWN_ID MEMBER…`, with the
-machine's own Python and the standard library alone). Each member is asked at once, by `srvr`. Weak spot: a member that this box does not reach counts as
-missing, even if the others reach it.
+For `millrace box list` and `topic list`, and for install.sh before an upgrade (`python -m
+appliance.cluster.ensemble_probe OWN_ID MEMBER…`, with the machine's own Python and the standard
+library only). All members are probed at once, by `srvr`. Weak: a member that this box does not
+reach counts as missing, even if the others reach it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ PROBE_SECONDS = 1.0
 
 
 def missing_members(members: Sequence[ZooKeeperMember]) -> list[ZooKeeperMember]:
-    """Those that do not serve now, or do not answer."""
+    """Return the members that do not serve or do not answer."""
     if not members:
         return []
     with ThreadPoolExecutor(len(members)) as pool:
@@ -27,7 +29,7 @@ def missing_members(members: Sequence[ZooKeeperMember]) -> list[ZooKeeperMember]
 
 
 def missing_words(missing: Sequence[ZooKeeperMember]) -> str:
-    """What people are to know of members that are missing; nothing where none is."""
+    """Return a warning about missing members; '' if there are none."""
     if not missing:
         return ""
     addresses = ", ".join(member.client_address for member in missing)
@@ -36,14 +38,14 @@ def missing_words(missing: Sequence[ZooKeeperMember]) -> str:
 
 
 def restart_costs_majority(member_ids: Collection[int], own_id: int, missing_ids: Collection[int]) -> bool:
-    """Whether the ensemble has a majority now that it would not have while `own_id` is down."""
+    """Whether the ensemble has a majority now that it would lose while `own_id` is down."""
     if own_id not in member_ids or own_id in missing_ids:
         return False
     return len(member_ids) - len(missing_ids) - 1 < len(member_ids) // 2 + 1
 
 
 def main(arguments: list[str]) -> int:
-    """Print why this box must not be restarted now; nothing if it may."""
+    """Print why this box must not be restarted now; nothing if it may be."""
     own_id, members = int(arguments[0]), [parse_member(text) for text in arguments[1:]]
     missing = missing_members(members)
     if restart_costs_majority([member.member_id for member in members], own_id, [member.member_id for member in missing]) and missing:

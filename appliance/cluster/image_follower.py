@@ -1,7 +1,8 @@
-"""Follows the metadata image: told that there is a new one, it reads the file with the next turn and gives it to its view.
+"""Follow the metadata image: read the file in the turn after a notification, and pass it to the
+process's view.
 
-Owned by one acceptor, ingest, coordinator or replica-fetcher. A file that cannot be read is logged, and the last image goes on. Weak spot: an
-image is read whole for each change.
+Owned by one acceptor, ingest, coordinator or replica-fetcher. If a file cannot be read, the error
+is logged and the last image stays in use. Weak: an image is read whole for each change.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from appliance.cluster.metadata_image import ImageUnreadable, MetadataImage, rea
 
 
 class ImageView(Protocol):
-    """What has an image."""
+    """A component that holds an image."""
 
     image: MetadataImage
 
@@ -22,7 +23,7 @@ class ImageView(Protocol):
 
 
 class ImageFollower:
-    """`is_stale`: there may be a newer image than the one in the view."""
+    """`is_stale`: there may be a newer image than the view's."""
 
     def __init__(self, layout: BoxLayout, view: ImageView, log: Logger) -> None:
         self._path = layout.image_file
@@ -31,16 +32,16 @@ class ImageFollower:
         self.is_stale = True
 
     def on_changed(self, _generation: int) -> None:
-        """The controller says so."""
+        """The controller has published an image."""
         self.is_stale = True
 
     def load(self) -> MetadataImage | None:
-        """Read it; the new image, if it is another one."""
+        """Read the image; return it if it is a new one."""
         self.is_stale = False
         try:
             image = read_image(self._path, self._view.image)
         except ImageUnreadable as error:
-            self._log.error(f"the metadata image could not be read: {error}; the last one is used on")
+            self._log.error(f"could not read the metadata image: {error}; continuing with the last one")
             return None
         if image is None or image.generation == self._view.image.generation:
             return None

@@ -1,7 +1,9 @@
-"""What the topics of the coordinators are made with: Kafka's configs for `__consumer_offsets` and `__transaction_state`.
+"""How the coordinators' topics `__consumer_offsets` and `__transaction_state` are created: Kafka's
+configs.
 
-Pure; used by the controller, which alone makes them, when a coordinator or a client that looks for one asks. Made while few boxes live, they
-have few replicas, and get more when more boxes come (`topic_copies`). Weak spot: `min.insync.replicas` stays as it was made.
+Pure; used by the controller, which creates them when a coordinator or a client needs one. Created
+while few boxes are alive, they have few replicas, and get more when boxes are added
+(`topic_copies`). Weak: `min.insync.replicas` keeps its first value.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ TRANSACTIONS_TOPIC: Final = "__transaction_state"
 
 
 def internal_topic(name: str, box: Box, live_brokers: int) -> TopicCreation | None:
-    """How to create `name`, or None when no coordinator of ours has such a topic."""
+    """Return how to create `name`, or None if it is no internal topic."""
     if name == OFFSETS_TOPIC:
         replicas = min(box.integer("offsets.topic.replication.factor"), live_brokers)
         configs = {"cleanup.policy": "compact", "compression.type": "producer", "segment.bytes": str(box.integer("offsets.topic.segment.bytes"))}

@@ -1,8 +1,11 @@
-"""What a leader no longer does when it may have been deposed without knowing: its box has not been heard by ZooKeeper for a session's time.
+"""Refuse what a deposed leader must not do: without a valid lease, another leader may exist without
+this box knowing it.
 
-Only partitions that are assigned to other boxes too: a sole replica goes on without ZooKeeper. Refused are produces without acks=all, which another leader
-would not have, and reads of consumers, which may be old. acks=all goes on: it is answered by the high watermark, which needs the whole in-sync set. Followers
-are served. Owned by one acceptor. Weak spot: a batch that was taken a moment before the lease ended is acknowledged a moment after.
+Only for partitions with replicas on other boxes; a sole replica continues without ZooKeeper.
+Refused are produces without acks=all, which another leader would not have, and consumers' fetches,
+which may return old data. acks=all continues: it is answered by the high watermark, which needs the
+whole in-sync set. Followers are served. Owned by one acceptor. Weak: a batch that was accepted just
+before the lease ended is acknowledged just after it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from appliance.shm.lease import LeaseReader
 
 
 class LeaseGate:
-    """Of one acceptor; without a `reader` it is always open."""
+    """The gate of one acceptor; without a `reader` it is always open."""
 
     def __init__(self, reader: LeaseReader | None, clock: Clock, counters: Counters) -> None:
         self._reader = reader
@@ -22,14 +25,16 @@ class LeaseGate:
         self._refused = counters.counter("acceptor.refused_without_lease")
 
     def is_shut(self, placement: LocalReplica) -> bool:
-        """Whether a leader's consumers and unreplicated writes of this partition are refused now."""
+        """Whether consumers' fetches and produces without acks=all of this partition are refused
+        now.
+        """
         if len(placement.replicas) < 2 or self._reader is None or self._reader.holds(self._clock.boottime_ns()):
             return False
         self._refused.add()
         return True
 
     def look_for(self) -> None:
-        """Once a second: the controller may have made its word since."""
+        """Once a second: map the lease if the controller has created it since."""
         if self._reader is not None:
             self._reader.look_for()
 

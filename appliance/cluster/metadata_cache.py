@@ -1,8 +1,11 @@
-"""What an acceptor sees of its box: the metadata image (what should be) and the partition tables (what is).
+"""An acceptor's view of its box: the metadata image (what should be) and the partition tables (what
+is).
 
-Produce and fetch find a partition here by name or id in one dictionary look-up; the answer, a `LocalReplica`, names disk, row and row
-generation, and every use reads the row itself again. A change of roles, of which a failover brings thousands, changes nothing here; a new image only what
-differs in it. Owned by one acceptor, ingest or coordinator. Weak spot: when a row comes or goes, all rows of all tables are placed again (0.3 ms per 1,000).
+Produce and fetch find a partition by name or id in one dictionary look-up. The result, a
+`LocalReplica`, names disk, row and row generation; each use reads the row itself again. So a change
+of roles, of which a failover brings thousands, changes nothing here, and a new image only what
+differs in it. Owned by one acceptor, ingest or coordinator. Weak: when a row is added or removed,
+all rows of all tables are indexed again (0.3 ms per 1,000).
 """
 
 from __future__ import annotations
@@ -69,27 +72,37 @@ class LocalReplica:
         self.is_compacted = False
         """cleanup.policy has compact: records must have keys"""
         self.replicas: tuple[int, ...] = ()
-        """the boxes to which the partition is assigned, as the image says"""
+        """The boxes to which the partition is assigned, from the image."""
         self.isr: tuple[int, ...] = ()
-        """those of them that were in sync, as the image says: a moment ago"""
+        """The in-sync replicas, from the image: late by a moment."""
         self.settled_epoch = -1
-        """the leader epoch under which the high watermark was seen to have reached that epoch's beginning"""
+        """The leader epoch under which the high watermark was seen to have reached that epoch's
+        start offset.
+        """
         self.segment_list_generation = -1
-        """of the row when `cursors` were remembered: positions mean nothing in a segment that was compacted since"""
+        """The row's value when `cursors` were stored: their positions are invalid after the segment
+        was compacted.
+        """
         self.seen: tuple[int, ...] = ()
-        """the row as it was last read whole"""
+        """The row when it was last read whole."""
         self.cursors: OrderedDict[int, Cursor] = OrderedDict()
-        """fetch offset → where batches are known to begin"""
+        """fetch offset → a position where a batch begins"""
         self.reads_resident = False
-        """The last read that did not reach the end came out of the page cache: so will the next, and a look-up for it may look ahead."""
+        """The last read below the log end came from the page cache: probably the next one does too,
+        so a look-up for it may read ahead.
+        """
         self.stable_bound: Bound | None = None
         self.known_aborted: KnownAborted | None = None
         self._epoch_ends: dict[int, tuple[int, int]] = {}
         self._epoch_ends_under = -1
 
     def read_words(self) -> tuple[int, ...]:
-        """The row's words, whole. A row whose writer was interrupted in it is taken as it was a moment ago: the log-writer checks role and
-        epoch again, and an older high watermark is still true. Raises TornRow if it was never seen whole."""
+        """Return the row's words, read whole.
+
+        If the log-writer was interrupted while it wrote the row, return the previous words: the
+        log-writer checks role and epoch again, and an older high watermark is still true. Raises
+        TornRow if the row was never read whole.
+        """
         try:
             self.seen = words = self.table.read_words(self.row)
         except TornRow:
@@ -99,11 +112,13 @@ class LocalReplica:
         return words
 
     def read_row(self) -> Row:
-        """As `read_words`, with names."""
+        """Return `read_words` with names."""
         return row_of(self.read_words())
 
     def leads_on(self, leader_epoch: int, words: tuple[int, ...]) -> bool:
-        """Whether the row, which was read as `words`, led under `leader_epoch` and has not ceased to: what it appended then is where it was."""
+        """Whether the row `words` led under `leader_epoch` and has led ever since: then its records
+        of that time are unchanged.
+        """
         role_and_epoch = words[ROLE_AND_EPOCH]
         if role_and_epoch >> 32 != ROLE_LEADER or words[PARTITION_AND_GENERATION] & _HALF != self.row_generation:
             return False
@@ -116,21 +131,25 @@ class LocalReplica:
             cursors.popitem(last=False)
 
     def epoch_ends(self, leader_epoch: int) -> dict[int, tuple[int, int]]:
-        """What the log-reader said of epochs before `leader_epoch`, under which we lead: asked for epoch → (epoch, where it ends). It stays so as long."""
+        """Return what the log-reader answered about epochs before `leader_epoch`: requested epoch →
+        (epoch, end offset).
+
+        The answers stay valid while this broker leads under `leader_epoch`.
+        """
         if self._epoch_ends_under != leader_epoch or len(self._epoch_ends) > EPOCH_ENDS_MAX:
             self._epoch_ends_under = leader_epoch
             self._epoch_ends.clear()
         return self._epoch_ends
 
 
-class Change(IntEnum):
-    """What a look at image and tables has found: the most of it."""
+class CacheChange(IntEnum):
+    """The largest change that `refresh` found."""
 
     NOTHING = 0
     ROLES = 1
-    """Leaders, followers and epochs, in rows that were there."""
+    """Leaders, followers or epochs, in existing rows."""
     PLACES = 2
-    """The image is another one, rows or disks came or went."""
+    """The image, or which rows and disks exist."""
 
 
 class MetadataCache:
@@ -157,7 +176,7 @@ class MetadataCache:
                 self._take_topic(topic, known)
 
     def _take_topic(self, topic: TopicImage, former: TopicImage | None) -> None:
-        """What has changed in a topic, for the placements that are there."""
+        """Apply a topic's changes to its existing replicas."""
         has_same_config = former is not None and former.config == topic.config
         known = former.partitions if former is not None else ()
         for number, partition in enumerate(topic.partitions):
@@ -167,9 +186,9 @@ class MetadataCache:
             if placement is not None:
                 self._configure(placement, topic)
 
-    def refresh(self) -> Change:
-        """Look whether an image came or a table changed, and follow. What was found counts as seen."""
-        change = Change.NOTHING
+    def refresh(self) -> CacheChange:
+        """Apply a new image and changed tables; return the largest change found."""
+        change = CacheChange.NOTHING
         tables, by_disk = self._tables, self._proxies.by_disk
         for disk in [disk for disk in tables if disk not in by_disk or by_disk[disk].table is not tables[disk].table]:
             del tables[disk]
@@ -180,12 +199,12 @@ class MetadataCache:
                 known = tables[disk] = KnownRows(proxy.table)
                 self._must_place = True
             if known is not None and known.is_old:
-                change = Change.ROLES
+                change = CacheChange.ROLES
                 disk_state = known.table.disk_state
                 self._must_place = known.look() or self._must_place or self._disk_states.get(disk) != disk_state
                 self._disk_states[disk] = disk_state
         if self._must_place or self._is_image_new:
-            change = Change.PLACES
+            change = CacheChange.PLACES
         if self._must_place:
             self._must_place = False
             self._place()
@@ -222,36 +241,41 @@ class MetadataCache:
         return int(configured) if configured is not None else self._default_max_message_bytes
 
     def placement(self, topic: str, partition: int) -> LocalReplica | None:
-        """Where a partition is served on this box, if it is."""
+        """Return the replica of a partition that this box serves, or None."""
         found = self._by_name.get((topic, partition))
         if found is None or not found.proxy.serving or found.proxy.is_hung or found.proxy.table is not found.table:
             return None
         return found
 
     def rows(self) -> set[tuple[str, int, int]]:
-        """(disk, row, row generation) of every partition that is placed on this box; none of a disk that is offline: an open segment of it would keep
-        its file system from being unmounted."""
+        """Return (disk, row, row generation) of each partition on this box.
+
+        Disks that are offline are left out: an open segment on one would keep its file system from
+        being unmounted.
+        """
         offline = {disk for disk, proxy in self._proxies.by_disk.items() if proxy.table is not None and proxy.table.disk_state == DISK_OFFLINE}
         return {(placement.disk, placement.row, placement.row_generation) for placement in self._by_name.values() if placement.disk not in offline}
 
     def why_absent(self, topic: str, partition: int) -> ErrorCode:
-        """What a client is told of a partition without a placement. The image knows whether it exists, the disk whether it lives."""
+        """Return the error for a partition without a replica here. The image shows whether it
+        exists, the table whether its disk works.
+        """
         topic_image = self.image.topics.get(topic)
         if topic_image is None or not 0 <= partition < len(topic_image.partitions):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         partition_image = topic_image.partitions[partition]
         if partition_image.disk is None or partition_image.moving_to is not None:
-            return ErrorCode.NOT_LEADER_OR_FOLLOWER  # it is elsewhere; what is handed over to another disk is led again in a moment
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER  # on another box, or being handed over to another disk
         proxy = self._proxies.by_disk.get(partition_image.disk)
         if proxy is None or proxy.table is None:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if proxy.table.disk_state == DISK_ONLINE and partition_image.leader != self.broker_id:
-            return ErrorCode.NOT_LEADER_OR_FOLLOWER  # nobody comes here for its log
-        # The disk is dead; or it lives and has no such row: its log is missing, or the row is a moment behind the image.
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER  # the client must ask the leader
+        # The disk is dead, or it has no such row: the log is missing, or the row is a moment behind the image.
         return ErrorCode.KAFKA_STORAGE_ERROR
 
     def leader_hint(self, topic: str, partition: int) -> CurrentLeader:
-        """Who should lead, for a client that came to the wrong box."""
+        """Return the leader according to the image, for a client that asked the wrong box."""
         topic_image = self.image.topics.get(topic)
         if topic_image is None or not 0 <= partition < len(topic_image.partitions):
             return CurrentLeader(-1, -1)
@@ -259,7 +283,7 @@ class MetadataCache:
         return CurrentLeader(partition_image.leader, partition_image.leader_epoch)
 
     def endpoints(self, leaders: Iterable[CurrentLeader]) -> list[NodeEndpoint]:
-        """How those of the leaders are reached that live."""
+        """Return the addresses of those leaders that are alive."""
         brokers = self.image.brokers
         return [
             NodeEndpoint(node.id, node.host, node.port, node.rack) for each in dict.fromkeys(leader[0] for leader in leaders) if (node := brokers.get(each))

@@ -1,11 +1,14 @@
-"""The metadata image: what every process of the box believes about brokers, topics, leaders and configs.
+"""The metadata image: what every process of the box knows about brokers, topics, leaders and
+configs.
 
-Owned by the controller, which alone writes it (`write_image`, a rename on tmpfs, so a reader sees the old file or the
-new one); read by acceptors, ingests and log-writers. It says what should be; the rows of the partition tables say what
-is (`ARCHITECTURE.md`, "Life of a topic"), and it never holds a row. Weak spot: it is written and read whole; a difference is
-computed by the reader (`difference`), so the cost of one change is proportional to all topics (2 ms per 1,000 partitions).
+Owned by the controller, which alone writes it (`write_image`: a rename on tmpfs, so a reader sees
+the old file or the new one); read by acceptors, ingests and log-writers. It contains what should
+be; the rows of the partition tables contain what is (`ARCHITECTURE.md`, "Life of a topic"), and the
+image never contains a row. Weak: it is written and read whole, and the reader computes the
+difference. So one change costs in proportion to all topics (2 ms per 1,000 partitions).
 
-File: header `>4sHHQII` (magic, format version, 0, generation, payload bytes, CRC-32C of generation and payload), then JSON.
+File: header `>4sHHQII` (magic, format version, 0, generation, payload bytes, CRC-32C of generation
+and payload), then JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ class ImageUnreadable(MillraceError):
 
 
 class BrokerImage(NamedTuple):
-    """A registered broker, as clients are told of it. `epoch`: which registration of it (broker epoch)."""
+    """A registered broker, for clients. `epoch` is its broker epoch."""
 
     id: int
     host: str
@@ -43,8 +46,12 @@ class BrokerImage(NamedTuple):
 
 
 class PartitionImage(NamedTuple):
-    """Who should lead a partition; `disk` is the name of the disk that holds it on this box, None elsewhere. `moving_to`: the disk to which it is being
-    moved; as long as that is said, its log is not compacted. `partition_epoch`: the version of its state."""
+    """The leader and replicas of a partition.
+
+    `disk` is the disk that holds it on this box, None elsewhere. `moving_to` is the disk to which
+    it is being moved; meanwhile its log is not compacted. `partition_epoch` is the version of its
+    state.
+    """
 
     leader: int
     leader_epoch: int
@@ -56,8 +63,11 @@ class PartitionImage(NamedTuple):
 
 
 class TopicImage(NamedTuple):
-    """One topic; `config` is what holds for it, its own configs before the broker's, as far as it differs from Kafka's defaults. `config_generation`
-    grows with every change of the topic's own configs."""
+    """One topic.
+
+    `config` is in effect for it (its own configs before the broker's), as far as it differs from
+    Kafka's defaults. `config_generation` grows with each change of its own configs.
+    """
 
     name: str
     topic_id: TopicId
@@ -68,7 +78,7 @@ class TopicImage(NamedTuple):
 
 
 class ImageDifference(NamedTuple):
-    """What a reader has to look at again; names are sorted."""
+    """What a reader has to read again; names are sorted."""
 
     created: tuple[str, ...]
     changed: tuple[str, ...]
@@ -81,7 +91,7 @@ class ImageDifference(NamedTuple):
 
 
 class MetadataImage:
-    """One state of the cluster. Never changed after it was made."""
+    """One state of the cluster; immutable."""
 
     __slots__ = ("box_config", "brokers", "cluster_id", "controller_id", "generation", "topics", "topics_by_id")
 
@@ -100,7 +110,7 @@ class MetadataImage:
         self.brokers = brokers
         self.topics = topics
         self.box_config = box_config or {}
-        """What is set on this box while it runs (`cluster/dynamic_broker_configs.py`)."""
+        """Configs that are set on this box while it runs (`DYNAMIC_BROKER_CONFIGS`)."""
         self.topics_by_id: dict[TopicId, TopicImage] = {topic.topic_id: topic for topic in topics.values()}
 
     @classmethod
@@ -108,7 +118,7 @@ class MetadataImage:
         return cls(0, "", -1, {}, {})
 
     def encode(self) -> bytes:
-        """The image as a file holds it."""
+        """Return the image as its file holds it."""
         payload = orjson.dumps(
             {
                 "cluster_id": self.cluster_id,
@@ -123,7 +133,10 @@ class MetadataImage:
 
     @classmethod
     def decode(cls, encoded: bytes, former: MetadataImage | None = None) -> MetadataImage:
-        """The image in `encoded`; `ImageUnreadable` says why there is none. Topics and partitions that are as in `former` are the same objects."""
+        """Return the image in `encoded`. Raises ImageUnreadable.
+
+        Topics and partitions that equal those in `former` are the same objects.
+        """
         if len(encoded) < IMAGE_HEADER.size:
             raise ImageUnreadable(f"a metadata image has at least {IMAGE_HEADER.size} bytes, this one has {len(encoded)}")
         magic, version, _, generation, size_bytes, checksum = IMAGE_HEADER.unpack_from(encoded)
@@ -157,7 +170,9 @@ def _decode_partition(fields: list[Any], former: PartitionImage | None) -> Parti
 
 
 def difference(old: MetadataImage, new: MetadataImage) -> ImageDifference:
-    """What changed from `old` to `new`. A topic deleted and created again (another id) is `changed`."""
+    """Return what changed from `old` to `new`. A topic that was deleted and created again (another
+    id) is `changed`.
+    """
     created = tuple(sorted(new.topics.keys() - old.topics.keys()))
     deleted = tuple(sorted(old.topics.keys() - new.topics.keys()))
     changed = tuple(sorted(name for name, topic in new.topics.items() if name in old.topics and old.topics[name] != topic))
@@ -174,7 +189,9 @@ def write_image(path: str, image: MetadataImage) -> None:
 
 
 def read_image(path: str, former: MetadataImage | None = None) -> MetadataImage | None:
-    """The box's image, or None before the controller's first; `ImageUnreadable` if it is damaged or of another release. `former`: as for `decode`."""
+    """Return the box's image, or None before the controller's first one. Raises ImageUnreadable.
+    `former`: as for `decode`.
+    """
     try:
         encoded = Path(path).read_bytes()
     except FileNotFoundError:

@@ -1,8 +1,9 @@
-"""The controller's decisions, pure: may this topic be created, where do its partitions go, who leads, when does a leader epoch move.
+"""Decide whether a topic may be created, where its partitions go, which replica leads, and when a
+leader epoch grows. Pure.
 
-Nothing here asks ZooKeeper or a disk; `topic_operations`, `leader_operations` and `disk_operations` carry out what is decided here. The rules are
-Kafka's (`facts`: CreateTopics of 3.9 in ZooKeeper mode, elections), the placement on disks is ours. Weak spot: free space is looked at only by each
-box for its own disks.
+`topic_operations`, `leader_operations` and `disk_operations` carry it out. The rules are Kafka's
+(CreateTopics of 3.9 in ZooKeeper mode, elections); the placement on disks is ours. Weak: each box
+considers the free space of its own disks only.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ DEFAULT = -1
 """Number of partitions or replicas: the broker's default."""
 
 PARTITIONS_PER_REQUEST_MAX = 10_000
-"""New partitions that one request may ask for, over all its topics; Kafka's own controller has the same bound (`MAX_PARTITIONS_PER_BATCH`). A request
-is planned in one turn of the duty cycle, about 2 µs for each, and nobody else is served meanwhile."""
+"""New partitions in one request, over all its topics, as in Kafka's own controller
+(`MAX_PARTITIONS_PER_BATCH`). A request is planned in one turn of the duty cycle, at about 2 µs
+each, and no other request is served meanwhile.
+"""
 
 FREE_SPACE_STEPS = 100
-"""Disks whose free space differs by less than 1 % of the emptiest one's are alike."""
+"""Disks whose free space differs by less than 1 % of the emptiest one's count as equal."""
 
 
 class TopicCreation(NamedTuple):
-    """One topic that somebody wants. `assignments`: partition → brokers, empty when the controller is to choose."""
+    """A topic to be created. `assignments`: partition → brokers; empty if the controller is to
+    choose.
+    """
 
     name: str
     num_partitions: int = DEFAULT
@@ -39,7 +44,7 @@ class TopicCreation(NamedTuple):
 
 
 class CreationDefaults(NamedTuple):
-    """The broker's settings for topics that do not say."""
+    """The broker's settings for topics without their own."""
 
     num_partitions: int = 1
     replication_factor: int = 1
@@ -47,7 +52,7 @@ class CreationDefaults(NamedTuple):
 
 
 class TopicPlan(NamedTuple):
-    """A topic that may be created: partition → assigned replicas, and its configs."""
+    """A topic that may be created: partition → replicas, and its configs."""
 
     name: str
     assignment: dict[int, tuple[int, ...]]
@@ -67,8 +72,11 @@ def plan_topic_creation(
     racks: Mapping[int, str | None] = NO_RACKS,
     closed: Collection[int] = (),
 ) -> TopicPlan:
-    """Decide whether and how to create a topic; `RequestRefused` carries Kafka's code. `first_broker` is where the round of leaders starts. Brokers that are
-    `closed` get replicas only where the assignment names them."""
+    """Decide whether and how to create a topic. Raises RequestRefused with Kafka's code.
+
+    `first_broker` is where the round of leaders starts. Brokers in `closed` get replicas only by
+    name.
+    """
     problem = topic_name_problem(wanted.name)
     if problem is not None:
         raise RequestRefused(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
@@ -80,7 +88,7 @@ def plan_topic_creation(
     config_problem = topic_config_problem(dict(wanted.configs))
     if config_problem is not None:
         raise RequestRefused(ErrorCode.INVALID_CONFIG, config_problem)
-    # Before anything is built for each of them: two thousand million partitions are a request of 60 bytes.
+    # Check before anything is allocated per partition: a request of 60 bytes can ask for two billion.
     _refuse_too_many(wanted_partitions(wanted.num_partitions, len(wanted.assignments), defaults), defaults)
     if wanted.assignments:
         assignment = _checked_assignment(wanted.assignments, live_brokers)
@@ -90,7 +98,7 @@ def plan_topic_creation(
 
 
 def wanted_partitions(num_partitions: int, assigned: int, defaults: CreationDefaults) -> int:
-    """How many partitions a creation asks for; not yet whether it may have them."""
+    """Return how many partitions a creation requests, before any check."""
     return assigned or (defaults.num_partitions if num_partitions == DEFAULT else num_partitions)
 
 
@@ -101,7 +109,10 @@ def _refuse_too_many(partitions: int, defaults: CreationDefaults) -> None:
 
 
 def request_problem(partitions: Iterable[int], defaults: CreationDefaults) -> str | None:
-    """Why topics that want so many new partitions each are too much for one request, or None. What is refused by itself does not count."""
+    """Return why so many new partitions per topic are too much for one request, or None.
+
+    A topic that is refused by itself does not count.
+    """
     total = sum(max(1, each) for each in partitions if each <= defaults.partitions_max)
     if total <= PARTITIONS_PER_REQUEST_MAX:
         return None
@@ -158,7 +169,7 @@ def _chosen_assignment(
 
 
 def _open_brokers(live_brokers: Sequence[int], closed: Collection[int], replicas: int) -> list[int]:
-    """Those that may get new replicas; they must be enough."""
+    """Return the brokers that may get new replicas. Raises RequestRefused if they are too few."""
     brokers = sorted(set(live_brokers) - set(closed))
     if replicas > len(brokers):
         emptied = sorted(set(live_brokers) & set(closed))
@@ -168,7 +179,9 @@ def _open_brokers(live_brokers: Sequence[int], closed: Collection[int], replicas
 
 
 class TopicGrowth(NamedTuple):
-    """More partitions that somebody wants. `partition_count` is how many there are to be in all; `assignments` None: the controller is to choose."""
+    """A topic to get more partitions. `partition_count` is the new total; `assignments` None: the
+    controller chooses.
+    """
 
     name: str
     partition_count: int
@@ -183,7 +196,9 @@ def plan_topic_growth(
     racks: Mapping[int, str | None] = NO_RACKS,
     closed: Collection[int] = (),
 ) -> dict[int, tuple[int, ...]]:
-    """The new partitions and their brokers, for a topic that has `replicas`; `RequestRefused` carries Kafka's code."""
+    """Return the new partitions and their brokers for a topic that has `replicas`. Raises
+    RequestRefused.
+    """
     existing = len(replicas)
     if wanted.partition_count == existing:
         raise RequestRefused(ErrorCode.INVALID_PARTITIONS, f"Topic already has {existing} partitions.")
@@ -218,7 +233,7 @@ def _checked_growth(wanted: TopicGrowth, existing: int, factor: int, live_broker
 
 
 class DiskSpace(NamedTuple):
-    """A disk that can take partitions: its directory's id, its free bytes, how many partitions it holds."""
+    """A disk that can take partitions: directory id, free bytes, count of partitions."""
 
     directory_id: str
     free_bytes: int
@@ -226,8 +241,10 @@ class DiskSpace(NamedTuple):
 
 
 def place_partitions(partitions: Sequence[int], disks: Sequence[DiskSpace]) -> dict[int, str]:
-    """partition → directory id: each goes to the disk with the most free space left, where every partition placed here takes an equal share of
-    the emptiest disk. Disks that are alike within 1 % take turns, fewest partitions first. Raises KAFKA_STORAGE_ERROR without any disk.
+    """Return partition → directory id: each goes to the disk with the most free space left.
+
+    Each partition placed here is charged an equal share of the emptiest disk. Disks within 1 % of
+    each other alternate, fewest partitions first. Raises KAFKA_STORAGE_ERROR without any disk.
     """
     if not disks:
         raise RequestRefused(ErrorCode.KAFKA_STORAGE_ERROR, "no disk of this broker can take a partition now")
@@ -245,16 +262,20 @@ def place_partitions(partitions: Sequence[int], disks: Sequence[DiskSpace]) -> d
 
 
 def first_partition_state(replicas: Sequence[int], live_brokers: Iterable[int], controller_epoch: int) -> PartitionState | None:
-    """The state of a partition that has none yet: led by its first live replica, all live replicas in sync; None while none is live."""
+    """Return the first state of a partition: led by its first live replica, all live replicas in
+    sync; None if none is alive.
+    """
     live = set(live_brokers)
     isr = tuple(replica for replica in replicas if replica in live)
     return PartitionState(isr[0], 0, controller_epoch, isr) if isr else None
 
 
 def elect_leader(state: PartitionState, replicas: Sequence[int], live_brokers: Iterable[int], unclean: bool, controller_epoch: int) -> PartitionState:
-    """The offline election: first live replica in the ISR; else, if `unclean`, any live replica, alone in the ISR and marked as recovering.
+    """Hold the offline election: the first live replica in the in-sync set leads.
 
-    Without a candidate the partition is left without a leader and its ISR stays: who was in sync last is all that can be trusted.
+    Without one and if `unclean`, any live replica leads, alone in the set and marked as recovering.
+    Without a candidate the partition has no leader and its in-sync set stays: only its members are
+    known to have every acknowledged record.
     """
     live = set(live_brokers)
     leader = next((replica for replica in replicas if replica in live and replica in state.isr), None)
@@ -268,6 +289,10 @@ def elect_leader(state: PartitionState, replicas: Sequence[int], live_brokers: I
 
 
 def bump_leader_epoch(state: PartitionState, controller_epoch: int) -> PartitionState:
-    """The same leader under a new epoch: after an unclean boot, offsets that consumers saw must not come back with other content under the old one."""
+    """Return the same leader under a new epoch.
+
+    After an unclean boot, offsets that consumers have read must not return with other content under
+    the old epoch.
+    """
     check(state.leader_epoch >= 0, f"leader epoch {state.leader_epoch} was never given")
     return state._replace(leader_epoch=state.leader_epoch + 1, controller_epoch=controller_epoch)

@@ -1,8 +1,10 @@
-"""Which boxes hold the replicas of new partitions: Kafka's two ways of spreading, with racks and without. Pure.
+"""Choose the boxes for the replicas of new partitions, with Kafka's two algorithms: with racks and
+without. Pure.
 
-Without racks leaders go round the boxes and followers at a distance that grows with each round. With racks the boxes are put in an order in which racks
-take turns, and a partition's replicas lie in as many racks as there are. As in Kafka's tools (`RackAwareMode.Safe`), racks count only when every box has
-one. Weak spot: neither way looks at free space; each box chooses among its own disks only.
+Without racks, leaders go round the boxes, and followers follow at a distance that grows with each
+round. With racks, the boxes are ordered so that racks alternate, and the replicas of a partition
+are in as many racks as exist. As in Kafka's tools (`RackAwareMode.Safe`), racks count only if every
+box has one. Weak: free space is not considered; each box chooses among its own disks only.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ NO_RACKS: Mapping[int, str | None] = MappingProxyType({})
 
 
 def known_racks(brokers: Sequence[int], racks: Mapping[int, str | None]) -> dict[int, str]:
-    """The rack of each of `brokers`, or nothing when one of them has none."""
+    """Return the rack of each of `brokers`, or nothing if one of them has none."""
     known = {broker: rack for broker in brokers if (rack := racks.get(broker)) is not None}
     return known if len(known) == len(set(brokers)) else {}
 
@@ -27,7 +29,9 @@ def spread_replicas(
     first_partition: int = 0,
     racks: Mapping[int, str | None] = NO_RACKS,
 ) -> dict[int, tuple[int, ...]]:
-    """partition → replicas. From `first_partition` on: what is there already is not made again. `first_broker` is where the round of leaders starts."""
+    """Return partition → replicas, from `first_partition` on. `first_broker` is where the round of
+    leaders starts.
+    """
     brokers = sorted(live_brokers)
     known = known_racks(brokers, racks)
     if len(set(known.values())) > 1:
@@ -43,7 +47,7 @@ def spread_replicas(
 
 
 def rack_alternated(racks: Mapping[int, str]) -> list[int]:
-    """The brokers in an order in which racks take turns; within a rack by id."""
+    """Return the brokers ordered so that racks alternate; within a rack by id."""
     waiting: dict[str, list[int]] = {}
     for broker in sorted(racks, reverse=True):
         waiting.setdefault(racks[broker], []).append(broker)
@@ -63,7 +67,7 @@ def _spread_over_racks(racks: dict[int, str], partitions: int, replication_facto
         chosen, racks_used = [ordered[leader]], {racks[ordered[leader]]}
         step = 0
         while len(chosen) < replication_factor:
-            # A box in a rack that has a replica already is passed over while some rack has none; `count - 1` steps see every other box once.
+            # Skip boxes in racks that have a replica while some rack has none; `count - 1` steps reach every other box.
             candidate = ordered[(leader + 1 + (shift + step) % (count - 1)) % count]
             step += 1
             if candidate not in chosen and (racks[candidate] not in racks_used or len(racks_used) == rack_count):

@@ -1,7 +1,9 @@
-"""How well this box's partitions are replicated, under the names that people know from Kafka: what the image wants beside what the rows say. Pure.
+"""Count how well this box's partitions are replicated, under Kafka's names: the image against the
+rows. Pure.
 
-Of a partition its leader's box speaks, so that figures of several boxes may be added. Weak spot: how far a follower outside the ISR is behind no row says; the
-leader's row tells how far the slowest member of the ISR is. Owned by nobody; used by the console and by `millrace status`.
+Used by the console and by `millrace status`. Each partition is counted by its leader's box, so that
+the figures of several boxes may be added. Weak: no row says how far a follower outside the in-sync
+set lags; the leader's row has the lag of the slowest in-sync replica.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, Row
 
 
 class ReplicationFigures(NamedTuple):
-    """Counts of partitions, and records. `offline` is the controller's to tell, and everybody's while there is none."""
+    """Counts of partitions, and records. `offline` is counted by the controller, and by each box
+    while there is none.
+    """
 
     leaders: int = 0
     followers: int = 0
@@ -22,17 +26,17 @@ class ReplicationFigures(NamedTuple):
     under_min_isr: int = 0
     offline: int = 0
     not_preferred: int = 0
-    """Others lead what this box should, as the first of the replicas."""
+    """Led by another box although this one is the preferred leader."""
     unreplicated_records_max: int = 0
-    """Of the led partition with the most records that a member of the ISR has still to fetch."""
+    """The largest lag of an in-sync replica, over all led partitions."""
 
 
 def count_replication(image: MetadataImage, rows: dict[tuple[bytes, int], Row], broker_id: int) -> ReplicationFigures:
-    """`rows` of this box, by topic id and partition."""
-    tells_offline = image.controller_id == broker_id or image.controller_id not in image.brokers
+    """Count. `rows` are this box's, by topic id and partition."""
+    counts_offline = image.controller_id == broker_id or image.controller_id not in image.brokers
     leaders = followers = under_replicated = under_min_isr = offline = not_preferred = behind = 0
     for wanted, row in _partitions(image, rows):
-        offline += tells_offline and wanted.leader < 0
+        offline += counts_offline and wanted.leader < 0
         not_preferred += wanted.replicas[:1] == (broker_id,) and wanted.leader not in (-1, broker_id)
         if row is None:
             continue
@@ -53,10 +57,10 @@ def _partitions(image: MetadataImage, rows: dict[tuple[bytes, int], Row]) -> Ite
 
 
 def is_under_replicated(wanted: PartitionImage, led: Row) -> bool:
-    """As its leader sees it: an assigned replica is not in sync."""
+    """Whether an assigned replica is out of sync, according to the leader."""
     return led.isr_size < len(wanted.replicas)
 
 
 def unreplicated_records(led: Row) -> int:
-    """What consumers do not see yet, because a member of the ISR has not fetched it (or a flush is awaited)."""
+    """Return the records that consumers cannot read yet: an in-sync replica, or a flush, is behind."""
     return max(led.log_end_offset - led.high_watermark, 0)

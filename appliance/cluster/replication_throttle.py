@@ -1,8 +1,10 @@
-"""How fast throttled replicas are copied (KIP-73): a rate over all of them together, and who they are. Pure; times in monotonic ns.
+"""Throttle the copying of replicas (KIP-73): one rate for all throttled replicas together. Pure;
+times in monotonic ns.
 
-Every piece that was copied closes the throttle for the time that the rate allows for it, so the mean is kept and a pause is never longer than one piece takes.
-Replicas that are in sync are not throttled: who serves acks=all must not be slowed by who catches up. The follower's side bounds what a box receives, the
-leader's what it sends. Weak spot: a piece may be as large as an answer, so a small rate comes in bursts.
+Each copied piece closes the throttle for the time that the rate allows for it. So the mean is kept,
+and no pause is longer than one piece takes. Replicas in sync are not throttled: that would slow
+down acks=all. The follower's side limits what a box receives, the leader's what it sends. Weak: a
+piece may be as large as a response, so a small rate comes in bursts.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from appliance.cluster.metadata_image import MetadataImage, TopicImage
 FOLLOWER_REPLICAS: Final = "follower.replication.throttled.replicas"
 LEADER_REPLICAS: Final = "leader.replication.throttled.replicas"
 PIECE_MS: Final = 500
-"""A piece should be no more than the rate allows for so long."""
+"""A piece should be no larger than the rate allows in this time."""
 PIECE_BYTES_MIN: Final = 64 << 10
 
 
 class ReplicationThrottle:
-    """`bytes_per_second` None: no limit. `replicas`: what is throttled here, by topic id and partition."""
+    """`bytes_per_second` None: no limit. `replicas`: the throttled ones here, by topic id and
+    partition.
+    """
 
     __slots__ = ("_is_follower", "_opens_ns", "bytes_per_second", "replicas")
 
@@ -32,7 +36,11 @@ class ReplicationThrottle:
         self._opens_ns = 0
 
     def set_image(self, image: MetadataImage, broker_id: int) -> None:
-        """Take rate and replicas as they are set now. A follower's that are in sync are left out; a leader must look who asks."""
+        """Apply the rate and the replicas of an image.
+
+        A follower's replicas that are in sync are left out; for a leader it depends on the fetching
+        follower.
+        """
         rate = replication_rate(image.box_config, FOLLOWER_RATE if self._is_follower else LEADER_RATE)
         if rate != self.bytes_per_second:
             self._opens_ns = 0
@@ -50,22 +58,22 @@ class ReplicationThrottle:
 
     @property
     def opens_ns(self) -> int:
-        """When it is open again; in the past: it is."""
+        """When the throttle opens; a time in the past means that it is open."""
         return self._opens_ns
 
     def record(self, size_bytes: int, now_ns: int) -> None:
-        """So much of throttled replicas was copied."""
+        """Count so many copied bytes of throttled replicas."""
         if self.bytes_per_second is not None and size_bytes:
             self._opens_ns = max(now_ns, self._opens_ns) + size_bytes * 1_000_000_000 // max(1, self.bytes_per_second)
 
     def piece_bytes(self, most: int) -> int:
-        """How much of a throttled replica to ask for at once."""
+        """Return how many bytes of a throttled replica to request at once."""
         rate = self.bytes_per_second
         return most if rate is None else min(most, max(PIECE_BYTES_MIN, rate * PIECE_MS // 1000))
 
 
 def _listed(topic: TopicImage, name: str, broker_id: int) -> set[int]:
-    """The partitions of a topic whose replica on this broker is throttled."""
+    """Return the partitions of a topic whose replica on this broker is throttled."""
     text = topic.config.get(name, "")
     if text.strip() == "*":
         return set(range(len(topic.partitions)))

@@ -1,8 +1,10 @@
-"""The log that a coordinator keeps its state in: the port between the rules of groups and transactions, and the process that appends and reads.
+"""The log in which a coordinator keeps its state: the port between the rules of groups and
+transactions and the coordinator process.
 
-A state topic (`__consumer_offsets`, `__transaction_state`) is a compacted topic of our own; a group or a transactional id belongs to one of its
-partitions by the hash that Kafka takes. A coordinator's memory follows the log: what a refused append would have said never was. Owned by the
-coordinator process. Weak spot: one batch an append; whoever has many small ones puts them together first.
+A state topic (`__consumer_offsets`, `__transaction_state`) is a compacted topic; a group or a
+transactional id belongs to one of its partitions by Kafka's hash. A coordinator's memory follows
+the log: a refused append changes nothing in memory. Owned by the coordinator process. Weak: one
+batch per append; a caller with many small records collects them first.
 """
 
 from __future__ import annotations
@@ -13,25 +15,31 @@ from typing import NamedTuple, Protocol
 from appliance.base.errors import ErrorCode
 
 OnAppended = Callable[[ErrorCode], None]
-"""NONE when every in-sync replica has the records, else why they were refused. Called once, never from within `append`."""
+"""NONE if every in-sync replica has the records, else the error. Called once, never from within
+`append`.
+"""
 
 
 class StateRecord(NamedTuple):
-    """One record of a state topic; without a value it is a tombstone."""
+    """One record of a state topic; a tombstone if it has no value."""
 
     key: bytes
     value: bytes | None
 
 
 class ProducerIdentity(NamedTuple):
-    """Whose transaction a batch belongs to."""
+    """The producer of a transaction's batch."""
 
     producer_id: int
     producer_epoch: int
 
 
 class LoadedRecord(NamedTuple):
-    """One record as a load reads it back. `is_commit` is None for records, else says what a transaction's marker decided (key and value are empty then)."""
+    """One record as a load reads it.
+
+    `is_commit` is None for records; a transaction's marker has its decision there, and no key and
+    value.
+    """
 
     offset: int
     timestamp_ms: int
@@ -48,12 +56,17 @@ class StateLog(Protocol):
     def append(
         self, partition: int, records: Sequence[StateRecord], on_appended: OnAppended, *, producer: ProducerIdentity | None = None, timeout_ms: int = 5_000
     ) -> None:
-        """One batch, in the order of calls; with `producer` it is part of his transaction. REQUEST_TIMED_OUT after `timeout_ms`: whether it is in the
-        log nobody knows then."""
+        """Append one batch, in the order of calls; with `producer` it belongs to that producer's
+        transaction.
+
+        REQUEST_TIMED_OUT after `timeout_ms`: then it is unknown whether the log has the batch.
+        """
 
 
 def partition_of(name: str, partitions: int) -> int:
-    """Where a group or a transactional id belongs: Java's `String.hashCode`, made positive as Kafka's `Utils.abs` does, modulo the partitions."""
+    """Return the partition of a group or a transactional id: Java's `String.hashCode`, made
+    positive as Kafka's `Utils.abs` does, modulo the partitions.
+    """
     value = 0
     for unit in _utf16_units(name):
         value = (31 * value + unit) & 0xFFFFFFFF

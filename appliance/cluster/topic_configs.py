@@ -1,8 +1,10 @@
-"""Kafka's topic configs as rows: name, type, default, what is valid, and the broker settings they fall back to.
+"""Kafka's topic configs as rows: name, type, default, validity, and the broker settings they fall
+back to.
 
-Pure; used where topics are created and described. Only configs that differ from Kafka's defaults travel (`effective_config`), because
-everybody who reads one knows the defaults. Weak spot: the rows are Kafka 3.9's; configs that this appliance does not act on yet
-(remote storage, throttled replicas) are checked and kept, and have no effect.
+Pure; used where topics are created and described. Only configs that differ from Kafka's defaults
+are sent (`effective_config`), because each reader knows the defaults. Weak: the rows are Kafka
+3.9's; configs that this appliance does not implement yet (remote storage, throttled replicas) are
+checked and kept without effect.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ from appliance.base.config_numbers import parse_double, parse_integer
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
 CONFIG_BYTES_MAX = 32_000
-"""Names and values of one topic together: they travel as strings of at most 32,767 bytes, in every command to a log-writer, and in a ZooKeeper node."""
+"""Names and values of one topic together: they are sent as strings of at most 32,767 bytes, in each
+command to a log-writer, and in a ZooKeeper node.
+"""
 SHOWN_MAX = 200
 _BOOLEANS = ("true", "false")
 
 
 class TopicConfigRow(NamedTuple):
-    """One config. `valid` gives the reason why a value is not, or None."""
+    """One config. `valid` returns why a value is invalid, or None."""
 
     name: str
     type: str
@@ -136,7 +140,7 @@ TOPIC_CONFIG_ROWS: dict[str, TopicConfigRow] = {
 
 
 def topic_config_problem(config: Mapping[str, str | None]) -> str | None:
-    """Why these configs cannot be set on a topic, or None; null values are a problem too (on creation they are)."""
+    """Return why these configs cannot be set on a topic, or None; a null value is a problem, too."""
     if sum(len(name.encode()) + len((value or "").encode()) for name, value in config.items()) > CONFIG_BYTES_MAX:
         return f"the configs of a topic may have at most {CONFIG_BYTES_MAX} bytes"
     nulls = sorted(name for name, value in config.items() if value is None)
@@ -168,8 +172,12 @@ _MS: Mapping[str, int] = {
 
 
 def broker_config(settings: Mapping[str, object]) -> dict[str, str]:
-    """Topic configs as the broker's settings give them, where they differ from Kafka's defaults; a value that no topic may have means unset.
-    Of several settings for one config the first that is set holds."""
+    """Return the topic configs that the broker's settings give, where they differ from Kafka's
+    defaults.
+
+    A value that is invalid for a topic means unset. Of several settings for one config the first
+    that is set counts.
+    """
     config = {}
     for row in TOPIC_CONFIG_ROWS.values():
         for name in row.broker_settings:
@@ -183,10 +191,12 @@ def broker_config(settings: Mapping[str, object]) -> dict[str, str]:
                 config[row.name] = text
             break
     if settings.get("log.flush.policy") == "ack":
-        config["flush.messages"] = "1"  # which is what it says: no record is acknowledged before it was synced
+        config["flush.messages"] = "1"  # no record is acknowledged before it is synced
     return config
 
 
 def effective_config(broker: Mapping[str, str], topic: Mapping[str, str]) -> dict[str, str]:
-    """What holds for a topic, as far as it differs from Kafka's defaults: its own configs before the broker's."""
+    """Return a topic's configs where they differ from Kafka's defaults: its own before the
+    broker's.
+    """
     return {**broker, **topic}

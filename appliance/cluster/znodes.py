@@ -1,8 +1,9 @@
-"""Paths and JSON documents of the ZooKeeper tree: Kafka 3.9's, and the two of our own under `/millrace`.
+"""Paths and JSON documents of the ZooKeeper tree: Kafka 3.9's, and ours under `/millrace`.
 
-Pure: bytes in, values out, and back. Nobody owns it; the controller is its only user in production. Documents are
-written exactly as Kafka 3.9 in ZooKeeper mode writes them, so that its tools can read the tree; read are all
-versions that a reader of 3.9 accepts. Weak spot: unknown keys are dropped when a document is written back, as in Kafka.
+Pure: bytes in, values out, and back. Only the controller uses it in production. Documents are
+written exactly as Kafka 3.9 in ZooKeeper mode writes them, so that its tools can read the tree. All
+versions are read that Kafka 3.9 reads. Weak: unknown keys are lost when a document is written back,
+as in Kafka.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PERSISTENT_PATHS = (
     "/config/brokers",
     "/config/ips",
 )
-"""Created empty by every broker at start, parents included."""
+"""Created empty by every broker at its start, with their parents."""
 
 CLUSTER = "/cluster"
 CLUSTER_ID = "/cluster/id"
@@ -90,7 +91,7 @@ MILLRACE_BROKERS = "/millrace/brokers"
 
 
 def box_path(broker_id: int) -> str:
-    """Which box a broker id belongs to, and its directories."""
+    """The box that owns a broker id, and its directories."""
     return f"{MILLRACE_BROKERS}/{broker_id}"
 
 
@@ -104,7 +105,7 @@ def placement_path(broker_id: int, topic: str) -> str:
 
 
 def parents_first(paths: tuple[str, ...]) -> list[str]:
-    """Every path with all its parents, each once, a parent before its children."""
+    """Return every path with all its parents, each once, a parent before its children."""
     ordered: dict[str, None] = {}
     for path in paths:
         parts = path.strip("/").split("/")
@@ -117,7 +118,7 @@ def parents_first(paths: tuple[str, ...]) -> list[str]:
 
 
 class DocumentUnreadable(MillraceError):
-    """A znode holds what no version of its document looks like."""
+    """A znode's content is no version of its document."""
 
 
 def _load(path: str, data: bytes) -> dict[str, Any]:
@@ -177,7 +178,7 @@ class BrokerRegistration(NamedTuple):
         return cls(broker_id, endpoints, protocols, document.get("rack"), int(document.get("timestamp", -1)))
 
     def client_endpoint(self) -> tuple[str, int] | None:
-        """Host and port of the first plaintext listener, which clients are told."""
+        """Return host and port of the first plaintext listener, for clients."""
         return next(((host, port) for name, host, port in self.endpoints if self.security_protocols.get(name) == "PLAINTEXT"), None)
 
 
@@ -238,7 +239,9 @@ def _by_partition(document: dict[str, list[int]]) -> dict[int, tuple[int, ...]]:
 
 
 class PartitionState(NamedTuple):
-    """`…/partitions/P/state`. The znode's data version is the partition epoch: every update is conditional on it."""
+    """`…/partitions/P/state`. The znode's data version is the partition epoch, on which each update
+    is conditional.
+    """
 
     leader: int
     leader_epoch: int
@@ -275,7 +278,7 @@ def encode_controller(broker_id: int, timestamp_ms: int) -> bytes:
 
 
 def decode_controller(data: bytes) -> int:
-    """The broker id of the controller."""
+    """Return the broker id of the controller."""
     return int(_field(CONTROLLER, _load(CONTROLLER, data), "brokerid"))
 
 
@@ -288,12 +291,15 @@ def decode_config(path: str, data: bytes) -> dict[str, str]:
 
 
 def encode_config_change(entity_path: str) -> bytes:
-    """The notification that the configs of an entity (`topics/T`) have changed."""
+    """Return the notification that the configs of an entity (`topics/T`) have changed."""
     return orjson.dumps({"version": 2, "entity_path": entity_path})
 
 
 def decode_config_change(path: str, data: bytes) -> str:
-    """Whose configs have changed, as a path below `/config`; version 1 named type and name apart."""
+    """Return the entity whose configs have changed, as a path below `/config`.
+
+    Version 1 has type and name apart.
+    """
     document = _load(path, data)
     if document.get("version") == 1:
         return f"{_field(path, document, 'entity_type')}/{_field(path, document, 'entity_name')}"
@@ -301,9 +307,12 @@ def decode_config_change(path: str, data: bytes) -> str:
 
 
 class BoxRecord(NamedTuple):
-    """`/millrace/brokers/N`: the box that owns broker id N, told by its identity file, its directories (id → disk name), and the ids of those that are
-    being emptied and take no new partition. `is_fenced`: nobody elects the box or takes it into an in-sync set, because it is about to stop, or has come
-    up and not told yet what its disks have lost."""
+    """`/millrace/brokers/N`: the identity of the box that owns broker id N, its directories (id →
+    disk name), and the ids of those that are being drained.
+
+    `is_fenced`: no box elects it or adds it to an in-sync set. A box is fenced during its
+    controlled shutdown, and after its start until its disks have reported what they lost.
+    """
 
     box_id: str
     directories: dict[str, str]
@@ -326,15 +335,21 @@ class BoxRecord(NamedTuple):
 
 
 class MoveOrder(NamedTuple):
-    """A partition is to lie in another directory of the same broker. `throttle`: bytes per second that its copy may take, None: as the box's setting says."""
+    """A partition is to be moved to another directory of the same broker.
+
+    `throttle`: bytes per second of its copy, None: the box's setting.
+    """
 
     directory_id: str
     throttle: int | None = None
 
 
 class DirectoryAssignment(NamedTuple):
-    """`/millrace/brokers/N/topics/T`: partition → directory id, on that broker; and where partitions are being moved to. `is_deleted`: the topic was deleted
-    while the box was away, and it is to delete what it has of it."""
+    """`/millrace/brokers/N/topics/T`: partition → directory id on that broker, and the moves
+    ordered.
+
+    `is_deleted`: the topic was deleted while the box was away, and the box is to delete its part.
+    """
 
     topic_id: TopicId
     directories: dict[int, str]

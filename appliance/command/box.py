@@ -14,12 +14,12 @@ import typer
 from appliance.base.clock import SystemClock
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.command.disk_drain import bytes_of
-from appliance.command.ensemble_view import look_at_ensemble
+from appliance.command.ensemble_view import probe_ensemble
 from appliance.command.failures import EXIT_FAILED, UsageProblem
 from appliance.command.kafka import open_cluster
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
 from appliance.command.output import NOTHING, Column, bytes_text, plural, print_table, say
-from appliance.command.topic_reassign import NoWaitOption, PlanOption, ThrottleOption, cancel_all, carry_out, lift_left_over, refuse_homeless
+from appliance.command.topic_reassign import NoWaitOption, PlanOption, ThrottleOption, cancel_all, carry_out, lift_left_over, refuse_unplaced
 
 if TYPE_CHECKING:
     from appliance.client.boxes import BoxDescription
@@ -44,7 +44,7 @@ def list_boxes(bootstrap: BootstrapOption = None, data: DataOption = None, confi
         from appliance.command.cluster_view import look_at_cluster
 
         view = look_at_cluster(cluster, with_ongoing=False)
-    ensemble = look_at_ensemble(bootstrap, data, config)
+    ensemble = probe_ensemble(bootstrap, data, config)
     broker_ids = sorted({*view.boxes, *view.absent_boxes(), *(member.member_id for member in ensemble.members)})
     rows = [_row(view, broker_id) for broker_id in broker_ids]
     columns = [Column("box", is_number=True), Column("address"), Column("rack"), Column("state"), Column("leads", is_number=True),
@@ -148,7 +148,7 @@ def _drain(cluster: ClusterClient, view: ClusterView, box: int, only_plan: bool,
     from appliance.command.reassigning import lift_throttle, set_throttle
 
     made = plan_leaving(view.held(), view.open_rooms(), {box})
-    refuse_homeless(made)
+    refuse_unplaced(made)
     if made.changes:
         reassigning.print_plan(made, throttle)
     partitions = set(view.replicas_on(box))
@@ -169,7 +169,7 @@ def _drain(cluster: ClusterClient, view: ClusterView, box: int, only_plan: bool,
         partitions.update(look.replicas_on(box))
         more = plan_leaving(look.held(), look.open_rooms(), {box})
         if more.changes:
-            refuse_homeless(more)
+            refuse_unplaced(more)
             reassigning.order(cluster, more)
         return bool(look.replicas_on(box))
 

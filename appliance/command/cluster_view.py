@@ -12,7 +12,7 @@ from appliance.base.errors import ErrorCode
 from appliance.client.boxes import BoxDescription, Ongoing, Partition, close_boxes, closed_boxes, describe_boxes, ongoing_reassignments
 from appliance.client.cluster import ClusterClient
 from appliance.client.metadata import PartitionMetadata
-from appliance.cluster.box_balance import BoxCapacity, HeldPartition
+from appliance.cluster.box_balance import BoxCapacity, ReplicatedPartition
 
 
 class ClusterView(NamedTuple):
@@ -36,10 +36,10 @@ class ClusterView(NamedTuple):
         ongoing = self.ongoing.get(partition)
         return tuple(map(int, self.partitions[partition].assigned_replicas)) if ongoing is None else ongoing.target
 
-    def held(self, topics: Collection[str] | None = None) -> list[HeldPartition]:
+    def held(self, topics: Collection[str] | None = None) -> list[ReplicatedPartition]:
         """Every partition (of `topics`) with its target replicas."""
         return [
-            HeldPartition(*key, self.target_of(key), self.size_of(key), tuple(map(int, metadata.isr)))
+            ReplicatedPartition(*key, self.target_of(key), self.size_of(key), tuple(map(int, metadata.isr)))
             for key, metadata in sorted(self.partitions.items())
             if topics is None or key[0] in topics
         ]

@@ -69,9 +69,9 @@ def drain(
     view = drained.look()
     plan = plan_drain(view.unordered, view.rooms)
     print_plan(name, plan, view.moves)
-    if plan.without_room:
-        without = sum(placed.size_bytes for placed in plan.without_room)
-        words = f"{plural(len(plan.without_room), 'partition')} ({bytes_text(without)}) of disk {name} fit on no other disk; add one: millrace disk add PATH"
+    if plan.unplaced:
+        without = sum(placed.size_bytes for placed in plan.unplaced)
+        words = f"{plural(len(plan.unplaced), 'partition')} ({bytes_text(without)}) of disk {name} fit on no other disk; add one: millrace disk add PATH"
         raise RequestRefused(ErrorCode.KAFKA_STORAGE_ERROR, words)
     if dry_run:
         return
@@ -105,7 +105,7 @@ def print_plan(name: str, plan: DrainPlan, moves: tuple[MoveProgress, ...]) -> N
         print(f"{plural(len(plan.moves), 'partition')}, {bytes_text(plan.size_bytes)}, to move from disk {name}{more}")
     if moves:
         print(f"{plural(len(moves), 'move')} from disk {name} under way already")
-    if not plan.moves and not moves and not plan.without_room:
+    if not plan.moves and not moves and not plan.unplaced:
         print(f"disk {name} holds nothing")
 
 

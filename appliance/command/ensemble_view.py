@@ -1,6 +1,7 @@
-"""The members of the boxes' ZooKeeper ensemble, as `box list` and `topic list` show them.
+"""The members of the boxes' ZooKeeper ensemble, for `box list` and `topic list`.
 
-Weak spot: who the members are is in the settings of the box that runs here; a command that was given `--bootstrap` knows none.
+Weak: the members are in the settings of the box that runs here; with `--bootstrap` a command knows
+none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class EnsembleView(NamedTuple):
     missing: list[ZooKeeperMember]
 
     def state_of(self, broker_id: int) -> str:
-        """Of the member that a box runs; nothing for a box that runs none."""
+        """Return the state of the member that a box runs; '' for a box that runs none."""
         if broker_id in {member.member_id for member in self.missing}:
             return "missing"
         return "serving" if broker_id in {member.member_id for member in self.members} else ""
@@ -30,8 +31,8 @@ class EnsembleView(NamedTuple):
         return missing_words(self.missing)
 
 
-def look_at_ensemble(bootstrap: str | None, data: str | None, config: str | None) -> EnsembleView:
-    """Ask the members that the box of these options knows."""
+def probe_ensemble(bootstrap: str | None, data: str | None, config: str | None) -> EnsembleView:
+    """Probe the members that the box of these options knows."""
     texts = find_running_box(data, config).box.get("zookeeper_members", []) if bootstrap is None else []
     if not texts:
         return EnsembleView([], [])

@@ -13,7 +13,7 @@ import typer
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import topic_name_problem
-from appliance.command.ensemble_view import look_at_ensemble
+from appliance.command.ensemble_view import probe_ensemble
 from appliance.command.failures import PartlyDone, UsageProblem
 from appliance.command.kafka import open_cluster, require_topic_name
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option, parse_setting
@@ -128,7 +128,7 @@ def list_topics(bootstrap: BootstrapOption = None, data: DataOption = None, conf
         trouble = ", ".join(text for count, text in ((leaderless, f"{leaderless} without leader"), (behind, f"{behind} under-replicated")) if count)
         rows.append([name, str(len(topic.partitions)), replicas_text(topic), trouble or "ok"])
     print_table([Column("topic"), Column("partitions", is_number=True), Column("replicas", is_number=True), Column("state")], rows)
-    if missing := look_at_ensemble(bootstrap, data, config).words:
+    if missing := probe_ensemble(bootstrap, data, config).words:
         print(missing)
 
 

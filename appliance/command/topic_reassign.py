@@ -156,7 +156,7 @@ def spread_plan(view: ClusterView, topics: Collection[str] | None, boxes: Collec
     changes = [
         PlannedReassignment(*key, held[key].replicas, replicas, held[key].size_bytes) for key, replicas in final.items() if replicas != held[key].replicas
     ]
-    return BalancePlan(tuple(sorted(changes, key=lambda change: (-change.size_bytes, change.topic, change.partition))), left.homeless)
+    return BalancePlan(tuple(sorted(changes, key=lambda change: (-change.size_bytes, change.topic, change.partition))), left.unplaced)
 
 
 def carry_out(
@@ -166,7 +166,7 @@ def carry_out(
     from appliance.command import reassigning
     from appliance.command.reassigning import lift_throttle, set_throttle
 
-    refuse_homeless(plan)
+    refuse_unplaced(plan)
     under_way = {key for key in view.ongoing if topics is None or key[0] in topics}
     if plan.changes:
         reassigning.print_plan(plan, throttle)
@@ -204,12 +204,12 @@ def lift_left_over(cluster: ClusterClient, view: ClusterView, topics: Collection
         print("the throttle of an earlier reassignment is lifted")
 
 
-def refuse_homeless(plan: BalancePlan) -> None:
-    if plan.homeless:
-        names = ", ".join(str(held) for held in plan.homeless[:5]) + (", …" if len(plan.homeless) > 5 else "")
-        size = sum(held.size_bytes for held in plan.homeless)
+def refuse_unplaced(plan: BalancePlan) -> None:
+    if plan.unplaced:
+        names = ", ".join(str(held) for held in plan.unplaced[:5]) + (", …" if len(plan.unplaced) > 5 else "")
+        size = sum(held.size_bytes for held in plan.unplaced)
         words = (
-            f"{plural(len(plan.homeless), 'partition')} ({bytes_text(size)}) fit on no other box: {names}; add a box or a disk, or lower the replication factor"
+            f"{plural(len(plan.unplaced), 'partition')} ({bytes_text(size)}) fit on no other box: {names}; add a box or a disk, or lower the replication factor"
             f" ({SELF_MADE})"
         )
         raise RequestRefused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, words)

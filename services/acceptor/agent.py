@@ -15,7 +15,7 @@ from appliance.client.peers import Peers
 from appliance.client.transaction_peers import TransactionPeers
 from appliance.cluster.image_follower import ImageFollower
 from appliance.cluster.lease_gate import LeaseGate
-from appliance.cluster.metadata_cache import Change, MetadataCache
+from appliance.cluster.metadata_cache import CacheChange, MetadataCache
 from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.coordinator_link import CoordinatorLink
@@ -155,7 +155,7 @@ class AcceptorAgent:
             self._image.load()
             work += 1
         work += self._peers.do_work(now_ns)
-        if self._view.refresh() is Change.PLACES:
+        if self._view.refresh() is CacheChange.PLACES:
             self._peers.refresh(self._view.image.brokers)
             self._inter_broker.refresh(self._view.image.brokers)
             self._fetch.files.keep_only(self._view.rows())

@@ -11,8 +11,8 @@ from appliance.cluster.box_balance import (
     PARTITION_BYTES,
     BalancePlan,
     BoxCapacity,
-    HeldPartition,
     PlannedReassignment,
+    ReplicatedPartition,
     plan_balance,
     plan_leaving,
     plan_replication_factor,
@@ -26,43 +26,43 @@ def box(broker_id: int, rack: str | None = None, free: int = 80 * GIB, total: in
 
 
 def test_a_leaving_box_is_replaced_in_its_place() -> None:
-    plan = plan_leaving([HeldPartition("t", 0, (1, 2), GIB), HeldPartition("t", 1, (2, 3), GIB)], [box(1), box(2), box(3)], {1})
+    plan = plan_leaving([ReplicatedPartition("t", 0, (1, 2), GIB), ReplicatedPartition("t", 1, (2, 3), GIB)], [box(1), box(2), box(3)], {1})
     assert plan == BalancePlan((PlannedReassignment("t", 0, (1, 2), (3, 2), GIB),))
     assert plan.bytes_to() == {3: GIB} and plan.moved_bytes == GIB
 
 
 def test_a_rack_without_a_replica_goes_before_room() -> None:
     boxes = [box(1, "a"), box(2, "b"), box(3, "b", free=90 * GIB), box(4, "a", free=20 * GIB)]
-    assert plan_leaving([HeldPartition("t", 0, (1, 2), GIB)], boxes, {1}).changes[0].replicas == (4, 2)
+    assert plan_leaving([ReplicatedPartition("t", 0, (1, 2), GIB)], boxes, {1}).changes[0].replicas == (4, 2)
     full = [*boxes[:3], box(4, "a", free=5 * GIB)]
-    assert plan_leaving([HeldPartition("t", 0, (1, 2), GIB)], full, {1}).changes[0].replicas == (3, 2), "but not before no room at all"
+    assert plan_leaving([ReplicatedPartition("t", 0, (1, 2), GIB)], full, {1}).changes[0].replicas == (3, 2), "but not before no room at all"
 
 
 def test_what_no_box_can_take_is_said() -> None:
-    held = HeldPartition("t", 0, (1, 2), GIB)
+    held = ReplicatedPartition("t", 0, (1, 2), GIB)
     assert plan_leaving([held], [box(1), box(2)], {1}) == BalancePlan((), (held,))
 
 
 def test_boxes_that_are_alike_take_turns() -> None:
-    plan = plan_leaving([HeldPartition("t", number, (1,), 0) for number in range(6)], [box(1), box(2), box(3), box(4)], {1})
+    plan = plan_leaving([ReplicatedPartition("t", number, (1,), 0) for number in range(6)], [box(1), box(2), box(3), box(4)], {1})
     assert sorted(change.replicas[0] for change in plan.changes) == [2, 2, 3, 3, 4, 4]
 
 
 def test_a_new_box_gets_its_share_with_the_fewest_moves() -> None:
-    held = [HeldPartition("big", 0, (1, 2), 30 * GIB), *(HeldPartition("small", number, (1, 2), GIB) for number in range(30))]
+    held = [ReplicatedPartition("big", 0, (1, 2), 30 * GIB), *(ReplicatedPartition("small", number, (1, 2), GIB) for number in range(30))]
     plan = plan_balance(held, [box(1), box(2), box(3)], {3})
     assert 40 * GIB - 2 * GIB <= plan.moved_bytes <= 40 * GIB + 2 * GIB
     assert plan.changes[0].topic == "big" and len(plan.changes) <= 12
 
 
 def test_a_balanced_cluster_stays_as_it_is() -> None:
-    held = [HeldPartition("t", number, (1 + number % 3, 1 + (number + 1) % 3), GIB) for number in range(9)]
+    held = [ReplicatedPartition("t", number, (1 + number % 3, 1 + (number + 1) % 3), GIB) for number in range(9)]
     assert plan_balance(held, [box(1), box(2), box(3)], {1, 2, 3}) == BalancePlan(())
 
 
 def test_fewer_replicas_keep_the_leader_and_lose_who_is_out_of_sync_first() -> None:
     boxes = [box(1, "a"), box(2, "a"), box(3, "b")]
-    held = HeldPartition("t", 0, (1, 2, 3), GIB, isr=(1, 2))
+    held = ReplicatedPartition("t", 0, (1, 2, 3), GIB, isr=(1, 2))
     assert plan_replication_factor([held], boxes, 2).changes[0].replicas == (1, 2)
     assert plan_replication_factor([held._replace(isr=(1, 2, 3))], boxes, 2).changes[0].replicas == (1, 3), "and then who shares a rack"
     assert plan_replication_factor([held], boxes, 1).changes[0].replicas == (1,)
@@ -70,28 +70,28 @@ def test_fewer_replicas_keep_the_leader_and_lose_who_is_out_of_sync_first() -> N
 
 def test_more_replicas_go_where_racks_and_room_are() -> None:
     boxes = [box(1, "a"), box(2, "a", free=99 * GIB), box(3, "b")]
-    assert plan_replication_factor([HeldPartition("t", 0, (1,), GIB)], boxes, 2).changes[0].replicas == (1, 3)
-    assert plan_replication_factor([HeldPartition("t", 0, (1,), GIB)], boxes, 4).homeless
+    assert plan_replication_factor([ReplicatedPartition("t", 0, (1,), GIB)], boxes, 2).changes[0].replicas == (1, 3)
+    assert plan_replication_factor([ReplicatedPartition("t", 0, (1,), GIB)], boxes, 4).unplaced
 
 
 def test_more_replicas_share_the_leading_among_the_boxes() -> None:
     """A topic that was made on one box is not led by it alone for ever."""
     boxes = [box(1), box(2), box(3)]
-    changes = plan_replication_factor([HeldPartition("t", number, (1,), GIB) for number in range(6)], boxes, 3).changes
+    changes = plan_replication_factor([ReplicatedPartition("t", number, (1,), GIB) for number in range(6)], boxes, 3).changes
     assert Counter(change.replicas[0] for change in changes) == {1: 2, 2: 2, 3: 2}
-    grown = [HeldPartition("t", 0, (1,), GIB), HeldPartition("t", 1, (2, 1), GIB)]
+    grown = [ReplicatedPartition("t", 0, (1,), GIB), ReplicatedPartition("t", 1, (2, 1), GIB)]
     assert plan_replication_factor(grown, boxes, 2).changes[0].replicas[0] == 1, "box 2 leads the other one"
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> tuple[list[HeldPartition], list[BoxCapacity]]:
+def clusters(draw: st.DrawFn) -> tuple[list[ReplicatedPartition], list[BoxCapacity]]:
     count = draw(st.integers(2, 6))
     with_racks = draw(st.booleans())
     boxes = [box(number, draw(st.sampled_from("abc")) if with_racks else None, draw(st.integers(0, 100)) * GIB) for number in range(1, count + 1)]
     held = []
     for number in range(draw(st.integers(0, 25))):
         replicas = draw(st.lists(st.integers(1, count), min_size=1, max_size=count, unique=True))
-        held.append(HeldPartition("t", number, tuple(replicas), draw(st.sampled_from([0, 1, GIB, 7 * GIB, 20 * GIB]))))
+        held.append(ReplicatedPartition("t", number, tuple(replicas), draw(st.sampled_from([0, 1, GIB, 7 * GIB, 20 * GIB]))))
     return held, boxes
 
 
@@ -100,7 +100,7 @@ def racks_of(boxes: list[BoxCapacity], replicas: tuple[int, ...]) -> int:
     return len({racks[replica] for replica in replicas})
 
 
-def check_plan(plan: BalancePlan, held: list[HeldPartition], boxes: list[BoxCapacity]) -> None:
+def check_plan(plan: BalancePlan, held: list[ReplicatedPartition], boxes: list[BoxCapacity]) -> None:
     former = {(each.topic, each.partition): each for each in held}
     free = {each.broker_id: each.usable_bytes for each in boxes}
     for change in plan.changes:
@@ -111,19 +111,19 @@ def check_plan(plan: BalancePlan, held: list[HeldPartition], boxes: list[BoxCapa
 
 
 @given(clusters(), st.data())
-def test_a_drain_empties_the_box_and_keeps_to_the_room(cluster: tuple[list[HeldPartition], list[BoxCapacity]], data: st.DataObject) -> None:
+def test_a_drain_empties_the_box_and_keeps_to_the_room(cluster: tuple[list[ReplicatedPartition], list[BoxCapacity]], data: st.DataObject) -> None:
     held, boxes = cluster
     leaving = data.draw(st.integers(1, len(boxes)))
     plan = plan_leaving(held, boxes, {leaving})
     check_plan(plan, held, boxes)
-    assert len(plan.changes) + len(plan.homeless) == sum(1 for each in held if leaving in each.replicas)
+    assert len(plan.changes) + len(plan.unplaced) == sum(1 for each in held if leaving in each.replicas)
     for change in plan.changes:
         assert leaving in change.former and leaving not in change.replicas and len(change.coming) == 1
         assert change.replicas.index(change.coming[0]) == change.former.index(leaving)
 
 
 @given(clusters(), st.data())
-def test_balancing_brings_every_box_nearer_to_its_share(cluster: tuple[list[HeldPartition], list[BoxCapacity]], data: st.DataObject) -> None:
+def test_balancing_brings_every_box_nearer_to_its_share(cluster: tuple[list[ReplicatedPartition], list[BoxCapacity]], data: st.DataObject) -> None:
     held, boxes = cluster
     onto = data.draw(st.sets(st.integers(1, len(boxes)), min_size=1))
     plan = plan_balance(held, boxes, onto)
@@ -145,12 +145,12 @@ def test_balancing_brings_every_box_nearer_to_its_share(cluster: tuple[list[Held
 
 
 @given(clusters(), st.integers(1, 4))
-def test_every_partition_gets_its_number_of_replicas(cluster: tuple[list[HeldPartition], list[BoxCapacity]], factor: int) -> None:
+def test_every_partition_gets_its_number_of_replicas(cluster: tuple[list[ReplicatedPartition], list[BoxCapacity]], factor: int) -> None:
     held, boxes = cluster
     plan = plan_replication_factor(held, boxes, factor)
     check_plan(plan, held, boxes)
     changed = {change.partition: change.replicas for change in plan.changes}
-    without = {each.partition for each in plan.homeless}
+    without = {each.partition for each in plan.unplaced}
     for each in held:
         replicas = changed.get(each.partition, each.replicas)
         assert len(replicas) == factor or each.partition in without

@@ -10,7 +10,7 @@ import pytest
 
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
-from appliance.cluster.metadata_cache import Change, MetadataCache
+from appliance.cluster.metadata_cache import CacheChange, MetadataCache
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage
 from appliance.shm.partition_table import DISK_OFFLINE, ROLE_FOLLOWER, ROLE_LEADER, PartitionTableReader, PartitionTableWriter, Row
 from lab.scratch_layout import scratch_layout
@@ -53,7 +53,7 @@ def world() -> Iterator[World]:
     with scratch_layout() as layout:
         made = World(layout)
         made.view.set_image(image(1, (1, 2), (1, 2)))
-        assert made.view.refresh() is Change.PLACES and made.view.refresh() is Change.NOTHING
+        assert made.view.refresh() is CacheChange.PLACES and made.view.refresh() is CacheChange.NOTHING
         yield made
         made.close()
 
@@ -63,27 +63,27 @@ def test_a_change_of_roles_leaves_every_placement_where_it_was(world: World) -> 
     before = view.placement("t", 0)
     world.writer.store(index, row(0, ROLE_LEADER)._replace(row_generation=generation))
     world.writer.announce()
-    assert view.refresh() is Change.ROLES and view.placement("t", 0) is before is not None
+    assert view.refresh() is CacheChange.ROLES and view.placement("t", 0) is before is not None
     assert before.read_row().role == ROLE_LEADER
-    assert view.refresh() is Change.NOTHING
+    assert view.refresh() is CacheChange.NOTHING
 
 
 def test_a_row_that_comes_is_placed_and_one_that_goes_is_not_found(world: World) -> None:
     view = world.view
     first = view.placement("t", 0)
     world.writer.add_row(row(2))
-    assert view.refresh() is Change.PLACES and view.placement("t", 2) is not None and view.placement("t", 0) is first
+    assert view.refresh() is CacheChange.PLACES and view.placement("t", 2) is not None and view.placement("t", 0) is first
     world.writer.remove_row(world.rows[0][0])
-    assert view.refresh() is Change.PLACES and view.placement("t", 0) is None and view.placement("t", 1) is not None
+    assert view.refresh() is CacheChange.PLACES and view.placement("t", 0) is None and view.placement("t", 1) is not None
 
 
 def test_rows_of_a_topic_that_the_image_does_not_have_yet_are_placed_when_it_does(world: World) -> None:
     world.writer.add_row(row(0, topic_id=OTHER))
-    assert world.view.refresh() is Change.PLACES and world.view.placement("u", 0) is None
+    assert world.view.refresh() is CacheChange.PLACES and world.view.placement("u", 0) is None
     world.view.set_image(image(2, (1, 2), (1, 2), topics=(("t", TOPIC), ("u", OTHER))))
-    assert world.view.refresh() is Change.PLACES and world.view.placement("u", 0) is not None
+    assert world.view.refresh() is CacheChange.PLACES and world.view.placement("u", 0) is not None
     world.view.set_image(image(3, (1, 2), (1, 2)))
-    assert world.view.refresh() is Change.PLACES and world.view.placement("u", 0) is None
+    assert world.view.refresh() is CacheChange.PLACES and world.view.placement("u", 0) is None
 
 
 def test_a_topic_that_was_made_anew_is_not_found_in_the_rows_of_the_former_one(world: World) -> None:
@@ -96,7 +96,7 @@ def test_a_new_image_changes_what_differs_in_it(world: World) -> None:
     view = world.view
     placements = [view.placement("t", number) for number in range(2)]
     view.set_image(image(2, (1, 2), (1,)))
-    assert view.refresh() is Change.PLACES
+    assert view.refresh() is CacheChange.PLACES
     assert [view.placement("t", number) for number in range(2)] == placements
     assert [placement.isr for placement in placements if placement is not None] == [(1, 2), (1,)]
     config = {"max.message.bytes": "77", "cleanup.policy": "compact,delete"}
@@ -110,7 +110,7 @@ def test_a_table_that_was_opened_again_has_placements_of_its_own(world: World) -
     world.proxy.table = None
     assert view.placement("t", 0) is None
     world.proxy.table = world.attach()
-    assert view.refresh() is Change.PLACES
+    assert view.refresh() is CacheChange.PLACES
     after = view.placement("t", 0)
     assert after is not None and after is not before and after.table is world.proxy.table
 
@@ -118,4 +118,4 @@ def test_a_table_that_was_opened_again_has_placements_of_its_own(world: World) -
 def test_files_of_a_disk_that_goes_offline_are_nobodys_any_more(world: World) -> None:
     assert len(world.view.rows()) == 2
     world.writer.set_disk_state(DISK_OFFLINE)
-    assert world.view.refresh() is Change.PLACES and world.view.rows() == set()
+    assert world.view.refresh() is CacheChange.PLACES and world.view.rows() == set()

@@ -27,7 +27,7 @@ def test_small_partitions_are_shared_out_among_disks_that_are_alike() -> None:
 
 def test_what_fits_nowhere_is_named_and_the_rest_is_planned() -> None:
     plan = plan_drain([PartitionOnDisk("big", 0, 20 * GIB), PartitionOnDisk("small", 0, GIB)], [FreeSpace("d1", 10 * GIB, 1000 * GIB)])
-    assert [placed.topic for placed in plan.without_room] == ["big"]
+    assert [placed.topic for placed in plan.unplaced] == ["big"]
     assert [(move.topic, move.target_disk) for move in plan.moves] == [("small", "d1")]
     assert plan_drain([PartitionOnDisk("small", 0, 0)], []).moves == ()
 
@@ -45,7 +45,7 @@ def test_no_disk_is_given_more_than_it_has_room_for_and_every_partition_is_accou
     rooms = [FreeSpace(f"d{index}", each, 1000 * GIB, promised) for index, (each, promised) in enumerate(free)]
     placed = [PartitionOnDisk("t", number, size) for number, size in enumerate(sizes)]
     plan = plan_drain(placed, rooms)
-    assert sorted([move.partition for move in plan.moves] + [each.partition for each in plan.without_room]) == list(range(len(sizes)))
+    assert sorted([move.partition for move in plan.moves] + [each.partition for each in plan.unplaced]) == list(range(len(sizes)))
     for room in rooms:
         given_bytes = sum(move.size_bytes for move in plan.moves if move.target_disk == room.disk)
         assert given_bytes == 0 or given_bytes + room.promised_bytes + KEPT_FREE_BYTES_MAX <= room.free_bytes

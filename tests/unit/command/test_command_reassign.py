@@ -9,13 +9,13 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import BrokerId, LeaderEpoch
 from appliance.client.boxes import BoxContents, BoxDescription, DiskSize, Ongoing, Partition
 from appliance.client.metadata import PartitionMetadata
-from appliance.cluster.box_balance import BalancePlan, HeldPartition, PlannedReassignment
+from appliance.cluster.box_balance import BalancePlan, PlannedReassignment, ReplicatedPartition
 from appliance.command import topic
 from appliance.command.box import require_known, require_running
 from appliance.command.cluster_view import ClusterView
 from appliance.command.failures import UsageProblem
 from appliance.command.reassigning import FOLLOWERS, LEADERS, ReassignmentBar, print_plan, refuse, throttled_replicas
-from appliance.command.topic_reassign import explicit_plan, parse_ids, refuse_homeless, require_meaning, require_there, spread_plan
+from appliance.command.topic_reassign import explicit_plan, parse_ids, refuse_unplaced, require_meaning, require_there, spread_plan
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -73,7 +73,7 @@ def test_a_spread_leaves_boxes_that_are_not_wanted_and_fills_those_that_are() ->
     assert [(change.partition, change.replicas) for change in plan.changes] == [(1, (3, 1)), (0, (1, 3))]
     assert [change.coming for change in spread_plan(view(), None, None).changes] == [(3,)], "20 MiB to box 3 make it even, 30 would not"
     with pytest.raises(RequestRefused, match="fit on no other box: t-1, t-0"):
-        refuse_homeless(spread_plan(view(), None, [1]))
+        refuse_unplaced(spread_plan(view(), None, [1]))
 
 
 def test_a_box_that_is_emptied_takes_part_in_nothing_unless_it_is_named() -> None:
@@ -85,7 +85,7 @@ def test_a_box_that_is_emptied_takes_part_in_nothing_unless_it_is_named() -> Non
 
 def test_what_is_on_its_way_counts_with_its_target_and_its_room() -> None:
     moving = view({("t", 1): Ongoing((3, 1, 2), (3,), (2,))}, on_3={("t", 1): 5 * MIB})
-    assert moving.held() == [HeldPartition("t", 0, (1, 2), 10 * MIB, (1, 2)), HeldPartition("t", 1, (3, 1), 20 * MIB, (3, 1, 2))]
+    assert moving.held() == [ReplicatedPartition("t", 0, (1, 2), 10 * MIB, (1, 2)), ReplicatedPartition("t", 1, (3, 1), 20 * MIB, (3, 1, 2))]
     rooms = {room.broker_id: room for room in moving.rooms()}
     assert rooms[3].promised_bytes == 15 * MIB and rooms[1].promised_bytes == 0 and rooms[2].total_bytes == 100 * GIB
     assert moving.absent_boxes() == [] and moving.replicas_on(3) == [("t", 1)]
