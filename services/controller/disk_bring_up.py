@@ -15,7 +15,7 @@ from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.disk_operations import bring_up_disk, missing_partitions
 from services.controller.decisions.disk_report import DiskReport
 from services.controller.disk_commands import DiskCommands
-from services.controller.zookeeper.operation import OperationRunner, Outcome
+from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 
 OTHERS_TIME_MS = 10_000
 """After an unclean boot a leader waits so long for another member of its in-sync set that has lost nothing. When all boxes lost power none may come."""
@@ -138,7 +138,7 @@ class DiskBringUp:
             if started:
                 self.waiting.discard(disk)
 
-    def _on_brought_up(self, report: DiskReport, outcome: Outcome) -> None:
+    def _on_brought_up(self, report: DiskReport, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
             return

@@ -24,7 +24,7 @@ from services.controller.decisions.leader_operations import (
     to_withdraw,
     withdraw_replicas,
 )
-from services.controller.zookeeper.operation import OperationRunner, Outcome
+from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 
 OnLeft = Callable[[int], None]
 
@@ -102,7 +102,7 @@ class Failover:
         if partitions:
             self._runner.start("failover", elect_after_deaths(self._cluster, partitions), self._on_elected)
 
-    def _on_elected(self, outcome: Outcome) -> None:
+    def _on_elected(self, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
             return
@@ -130,14 +130,14 @@ class Failover:
         if not self._runner.is_running(name) and (concerned := to_take_up(self._cluster, self._cluster.reports[disk])):
             self._runner.start(name, take_up_replicas(self._cluster, concerned), self._on_written)
 
-    def _on_withdrawn(self, disk: str, outcome: Outcome) -> None:
+    def _on_withdrawn(self, disk: str, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
         elif outcome.value:
             self._withdrawals.add(outcome.value)
             self._log.error(f"disk {disk} cannot serve: {outcome.value} of its replicas are given to other boxes, as leaders or in sync", disk=disk)
 
-    def _on_written(self, outcome: Outcome) -> None:
+    def _on_written(self, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
 
@@ -155,7 +155,7 @@ class Failover:
         elif self._left and not self._runner.is_running("leave"):
             self._runner.start("leave", controlled_shutdown(self._cluster, self._departures.add, self._now_ms), self._on_left)
 
-    def _on_left(self, outcome: Outcome) -> None:
+    def _on_left(self, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
             return

@@ -14,7 +14,7 @@ from appliance.cluster.placement import DiskSpace
 from appliance.shm.counters import Counters
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.hosting_operations import clear_stale_placement, give_up_partitions, host_partitions, leave_topic, to_give_up, to_host
-from services.controller.zookeeper.operation import OperationRunner, Outcome
+from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 from services.controller.zookeeper.requests import ZooKeeperFailed
 from services.controller.zookeeper.topic_registry import TopicState
 
@@ -77,7 +77,7 @@ class Hosting:
     def _start(self, name: str, operation: object, words: str, count: int) -> None:
         self._runner.start(f"topic:{name}", operation, lambda outcome: self._on_deleted(name, words, count, outcome))  # type: ignore[arg-type]
 
-    def _on_hosted(self, name: str, count: int, outcome: Outcome) -> None:
+    def _on_hosted(self, name: str, count: int, outcome: OperationOutcome) -> None:
         if self._has_failed(outcome):
             return
         if outcome.value is ErrorCode.NONE:
@@ -86,12 +86,12 @@ class Hosting:
         else:
             self._log.warning(f"topic {name}: no disk of this box takes its replicas; it is tried again", topic=name)
 
-    def _on_deleted(self, name: str, words: str, count: int, outcome: Outcome) -> None:
+    def _on_deleted(self, name: str, words: str, count: int, outcome: OperationOutcome) -> None:
         if not self._has_failed(outcome) and outcome.value is ErrorCode.NONE:
             self._given_up.add(count)
             self._log.info(f"topic {name} {words}", topic=name)
 
-    def _has_failed(self, outcome: Outcome) -> bool:
+    def _has_failed(self, outcome: OperationOutcome) -> bool:
         if outcome.failure is not None:
             self._on_failure(outcome.failure if isinstance(outcome.failure, ZooKeeperFailed) else ZooKeeperFailed(str(outcome.failure)))
         return outcome.failure is not None

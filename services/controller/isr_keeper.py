@@ -14,7 +14,7 @@ from appliance.shm.counters import Counters
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.disk_report import PartitionKey
 from services.controller.decisions.isr_operations import PendingIsrChange, apply_isr_changes, complete_isr_changes
-from services.controller.zookeeper.operation import OperationRunner, Outcome
+from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 
 
 class IsrKeeper:
@@ -83,13 +83,13 @@ class IsrKeeper:
             work += self._runner.start(f"isr:{disk}", operation, lambda outcome, disk=disk: self._on_carried_out(disk, outcome))  # type: ignore[misc]
         return work
 
-    def _on_settled(self, disk: str, outcome: Outcome) -> None:
+    def _on_settled(self, disk: str, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
             return
         self._written.pop(disk, None)
 
-    def _on_carried_out(self, disk: str, outcome: Outcome) -> None:
+    def _on_carried_out(self, disk: str, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
             return

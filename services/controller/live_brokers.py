@@ -12,7 +12,7 @@ from functools import partial
 from appliance.base.errors import ErrorCode
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.role_operations import send_live_brokers
-from services.controller.zookeeper.operation import OperationRunner, Outcome
+from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 
 RETRY_MS = 500
 
@@ -45,7 +45,7 @@ class LiveBrokers:
                 told += 1
         return told
 
-    def _on_told(self, disk: str, word: tuple[int, frozenset[int]], outcome: Outcome) -> None:
+    def _on_told(self, disk: str, word: tuple[int, frozenset[int]], outcome: OperationOutcome) -> None:
         if outcome.failure is None and outcome.value in (ErrorCode.NONE, ErrorCode.INVALID_REQUEST):  # the latter: of an older release
             self._told[disk] = word
         else:

@@ -11,7 +11,7 @@ from functools import partial
 
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.role_operations import send_roles
-from services.controller.zookeeper.operation import OperationRunner, Outcome
+from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 from services.controller.zookeeper.topic_registry import TopicState
 
 RETRY_MS = 500
@@ -52,7 +52,7 @@ class RoleKeeper:
             self._own_runner.start(f"roles:{disk}", send_roles(cluster, partitions), partial(self._on_told, disk, partitions))
         return len(by_disk)
 
-    def _on_told(self, disk: str, partitions: list[tuple[TopicState, int]], outcome: Outcome) -> None:
+    def _on_told(self, disk: str, partitions: list[tuple[TopicState, int]], outcome: OperationOutcome) -> None:
         if outcome.failure is None and outcome.value:
             self._refused_at_ms[disk] = self._now_ms()
             self._again.setdefault(disk, set()).update((topic.name, number) for topic, number in partitions)

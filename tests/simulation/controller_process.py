@@ -23,8 +23,8 @@ from services.controller.disk_commands import DiskCommands
 from services.controller.failover import Failover
 from services.controller.isr_keeper import IsrKeeper
 from services.controller.role_keeper import RoleKeeper
-from services.controller.zookeeper.operation import ControllerMoved, DiskCommand, OperationRunner, Outcome
-from services.controller.zookeeper.requests import ConnectionLost, Request
+from services.controller.zookeeper.operation import ControllerMoved, DiskCommand, OperationOutcome, OperationRunner
+from services.controller.zookeeper.requests import Request, ZooKeeperConnectionLost
 from services.controller.zookeeper.znode_watcher import ZnodeWatcher
 from services.log_writer.replicas.replication_state import IsrProposal
 from tests.simulation.session import Session
@@ -204,7 +204,7 @@ class ControllerProcess:
         self.cluster.forget()
 
     def _on_failure(self, failure: Exception) -> None:
-        if isinstance(failure, ConnectionLost):
+        if isinstance(failure, ZooKeeperConnectionLost):
             return
         self._world.note(f"box {self.broker_id}: looks at everything anew, because of {failure!r}")
         self._leave()
@@ -254,7 +254,7 @@ class ControllerProcess:
         arrival = Arrival(self.session.session_id, registration, box, "cluster", False, False, self.monotonic_ms(), lambda: TOPIC_ID)
         self._runner.start("arrive", arrive(self.cluster, arrival), self._on_arrived)
 
-    def _on_arrived(self, outcome: Outcome) -> None:
+    def _on_arrived(self, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
             return

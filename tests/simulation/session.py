@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from services.controller.zookeeper.requests import ConnectionLost, Request
+from services.controller.zookeeper.requests import Request, ZooKeeperConnectionLost
 from tests.simulation.world import MS, ZOOKEEPER, World
-from tests.simulation.zookeeper import Reply, ZooKeeper
+from tests.simulation.zookeeper import ZooKeeper, ZooKeeperReply
 
 PING_EVERY = 200 * MS
 LOST_AFTER = 400 * MS
@@ -66,7 +66,7 @@ class Session:
 
     def _refuse(self, on_reply: Callable[[Any], None]) -> None:
         if not self.is_closed:
-            on_reply(Reply(failure=ConnectionLost("not connected")))
+            on_reply(ZooKeeperReply(failure=ZooKeeperConnectionLost("not connected")))
 
     def _flush(self) -> None:
         if not self._outbox or self.is_closed or not self.is_connected:
@@ -96,7 +96,7 @@ class Session:
             return
         self._tell(connection, [(number, self._zookeeper.handle(session_id, request)) for number, request in packet])
 
-    def _tell(self, connection: int, answers: list[tuple[int, Reply]] | str | None) -> None:
+    def _tell(self, connection: int, answers: list[tuple[int, ZooKeeperReply]] | str | None) -> None:
         if self.is_closed or connection != self._connection or self._is_broken:
             return
         if self._world.is_lost(ZOOKEEPER, self._broker_id):
@@ -105,7 +105,7 @@ class Session:
         self._told_until = max(self._told_until, self._world.now + self._world.delay(is_zookeeper=True))
         self._world.after(self._told_until - self._world.now, self._hear, connection, answers)
 
-    def _hear(self, connection: int, answers: list[tuple[int, Reply]] | str | None) -> None:
+    def _hear(self, connection: int, answers: list[tuple[int, ZooKeeperReply]] | str | None) -> None:
         if self.is_closed or connection != self._connection or not self.is_connected:
             return
         self._heard = self._world.now
@@ -164,5 +164,5 @@ class Session:
         self._outbox.clear()
         self._on_lost()
         for on_reply in waiting:
-            on_reply(Reply(failure=ConnectionLost("the connection was lost")))
+            on_reply(ZooKeeperReply(failure=ZooKeeperConnectionLost("the connection was lost")))
         self._connect()

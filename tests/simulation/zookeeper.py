@@ -28,7 +28,7 @@ class _Session:
         """Where watches are told; None while it has no connection."""
 
 
-class Reply(NamedTuple):
+class ZooKeeperReply(NamedTuple):
     value: Any = None
     failure: ZooKeeperFailed | None = None
 
@@ -99,12 +99,12 @@ class ZooKeeper:
 
     # --- requests
 
-    def handle(self, session_id: int, request: Request) -> Reply:
+    def handle(self, session_id: int, request: Request) -> ZooKeeperReply:
         tree = self._tree
         try:
-            reply = Reply(tree.carry_out(request, session_id))
+            reply = ZooKeeperReply(tree.carry_out(request, session_id))
         except ZooKeeperFailed as failure:
-            return Reply(failure=failure)
+            return ZooKeeperReply(failure=failure)
         if isinstance(request, Get | Exists | GetChildren):
             if request.watch:
                 self._watches.setdefault(f"{request.path}/" if isinstance(request, GetChildren) else request.path, set()).add(session_id)

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from services.controller.zookeeper.requests import ConnectionLost, Exists, Get, GetChildren, Request, Write, ZooKeeperFailed
-from services.controller.zookeeper.session import OnReply, Reply, SavedSession, SessionState
+from services.controller.zookeeper.requests import Exists, Get, GetChildren, Request, Write, ZooKeeperConnectionLost, ZooKeeperFailed
+from services.controller.zookeeper.session import OnReply, SavedSession, SessionState, ZooKeeperReply
 from tests.support.memory_tree import MemoryTree
 
 
@@ -154,7 +154,7 @@ class MemorySession:
                     self._server.carry_out(request, self)
                 except ZooKeeperFailed:
                     pass
-            self._hand_over(lambda on_reply=on_reply: on_reply(Reply(None, ConnectionLost("lost"))))  # type: ignore[misc]
+            self._hand_over(lambda on_reply=on_reply: on_reply(ZooKeeperReply(None, ZooKeeperConnectionLost("lost"))))  # type: ignore[misc]
         self._server.forget_watches(self)
         self._hand_over(lambda: self._become(SessionState.SUSPENDED))
 
@@ -185,7 +185,7 @@ class MemorySession:
 
     def submit(self, request: Request, on_reply: OnReply) -> None:
         if self.state is not SessionState.CONNECTED:
-            self._hand_over(lambda: on_reply(Reply(None, ConnectionLost("there is no connection"))))
+            self._hand_over(lambda: on_reply(ZooKeeperReply(None, ZooKeeperConnectionLost("there is no connection"))))
             return
         self._submitted.append((request, on_reply))
         os.eventfd_write(self._doorbell, 1)
@@ -198,9 +198,9 @@ class MemorySession:
         for _ in range(min(self.window, len(self._submitted))):
             request, on_reply = self._submitted.popleft()
             try:
-                reply = Reply(self._server.carry_out(request, self), None)
+                reply = ZooKeeperReply(self._server.carry_out(request, self), None)
             except ZooKeeperFailed as failure:
-                reply = Reply(None, failure)
+                reply = ZooKeeperReply(None, failure)
             self._arrived.append(lambda on_reply=on_reply, reply=reply: on_reply(reply))  # type: ignore[misc]
         handled = 0
         while self._arrived and handled < limit:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from appliance.base.errors import ErrorCode
-from services.controller.zookeeper.operation import DiskCommand, Operation, OperationRunner, Outcome
+from services.controller.zookeeper.operation import DiskCommand, Operation, OperationOutcome, OperationRunner
 from services.controller.zookeeper.requests import Request, ZooKeeperFailed
-from services.controller.zookeeper.session import Reply
+from services.controller.zookeeper.session import ZooKeeperReply
 from tests.support.memory_zookeeper import MemoryZooKeeper
 
 T = TypeVar("T")
@@ -17,14 +17,14 @@ T = TypeVar("T")
 def run(server: MemoryZooKeeper, operation: Operation[T], between: Callable[[Request], None] = lambda _request: None) -> T:
     """The operation's result; raises what it failed with. `between(request)` is called before each request, as somebody else who is quicker."""
     session = server.session("", 0, None, lambda _state: None, lambda _path: None)
-    ended: list[Outcome] = []
+    ended: list[OperationOutcome] = []
 
     def ask(request: Request, on_reply: Callable[[Any], None]) -> None:
         between(request)
         try:
-            reply = Reply(server.carry_out(request, session), None)
+            reply = ZooKeeperReply(server.carry_out(request, session), None)
         except ZooKeeperFailed as failure:
-            reply = Reply(None, failure)
+            reply = ZooKeeperReply(None, failure)
         on_reply(reply)
 
     def command(_command: DiskCommand, on_done: Callable[[Any], None]) -> None:

@@ -15,7 +15,7 @@ from services.controller.admin.topic_administration import Result
 from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, told
 from services.controller.decisions.box_operations import forget_box
 from services.controller.decisions.cluster import Cluster
-from services.controller.zookeeper.operation import OperationRunner, Outcome
+from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 
 UNREGISTER_TIMEOUT_MS = 30_000
 """The request carries none."""
@@ -57,7 +57,7 @@ class BoxRequests:
         elif not self._runner.start(f"forget:{broker_id}", forget_box(self._cluster, broker_id), lambda outcome: self._on_end(waiting, broker_id, outcome)):
             waiting.record(broker_id, Result(ErrorCode.INVALID_REQUEST, f"Box {broker_id} is being taken out at this moment."))
 
-    def _on_end(self, waiting: WaitingRequest, broker_id: int, outcome: Outcome) -> None:
+    def _on_end(self, waiting: WaitingRequest, broker_id: int, outcome: OperationOutcome) -> None:
         if isinstance(outcome.failure, RequestRefused):
             waiting.record(broker_id, Result(outcome.failure.code, outcome.failure.message))
         elif outcome.failure is not None:

@@ -19,7 +19,7 @@ from services.controller.decisions.box_config_operations import alter_box_config
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.config_operations import alter_topic_config
 from services.controller.zookeeper.config_changes import ConfigChange
-from services.controller.zookeeper.operation import OperationRunner, Outcome
+from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 
 
 class Entity(NamedTuple):
@@ -74,7 +74,7 @@ class ConfigAdministration:
         operation = alter(self._cluster, entity.name, alteration.change, alteration.validate_only)
         self._runner.start(run, operation, lambda outcome: self._on_altered(entity, outcome))
 
-    def _on_altered(self, entity: Entity, outcome: Outcome) -> None:
+    def _on_altered(self, entity: Entity, outcome: OperationOutcome) -> None:
         if isinstance(outcome.failure, RequestRefused):
             result = Result(outcome.failure.code, outcome.failure.message)
         elif outcome.failure is not None:

@@ -17,7 +17,7 @@ from appliance.ipc.frames import Frame
 from appliance.runtime.request_server import RequestClient
 from appliance.shm.counters import Counters
 from services.controller.zookeeper import legacy_offsets
-from services.controller.zookeeper.operation import Operation, OperationRunner, Outcome
+from services.controller.zookeeper.operation import Operation, OperationOutcome, OperationRunner
 from services.controller.zookeeper.producer_id_blocks import lease_block
 
 TIMEOUT_MS = 5_000
@@ -100,7 +100,7 @@ class CoordinatorServices:
         self._leased.add()
         return {"first": first, "last": last}
 
-    def _on_end(self, asked: _Asked, outcome: Outcome) -> None:
+    def _on_end(self, asked: _Asked, outcome: OperationOutcome) -> None:
         if outcome.failure is None:
             self._answer(asked, {"error": 0, **outcome.value})
         elif isinstance(outcome.failure, RequestRefused):

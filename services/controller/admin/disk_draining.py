@@ -16,7 +16,7 @@ from appliance.shm.counters import Counters
 from services.controller.admin.topic_administration import OnResult, Result
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.move_operations import mark_draining
-from services.controller.zookeeper.operation import OperationRunner, Outcome
+from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 
 
 class _Change(NamedTuple):
@@ -62,7 +62,7 @@ class DiskDraining:
     def is_draining(self, disk: str) -> bool:
         return any(self._cluster.is_draining(directory_id) for directory_id, name in self._cluster.directory_disks.items() if name == disk)
 
-    def _on_marked(self, outcome: Outcome) -> None:
+    def _on_marked(self, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
             return

@@ -20,7 +20,7 @@ from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.election_operations import hold_elections
 from services.controller.decisions.elections import LedPartition, plan_leadership_return
 from services.controller.decisions.reassignment import Reassignment
-from services.controller.zookeeper.operation import OperationRunner, Outcome
+from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 
 FIRST_CHECK_MS = 5_000
 """After a box has become controller, as in Kafka: those that come up at the same time are there by then."""
@@ -117,7 +117,7 @@ class ElectionAdministration:
             order = self._wanted[0]
             self._runner.start("elections", hold_elections(self._cluster, order.partitions, order.is_unclean), self._on_held)
 
-    def _on_held(self, outcome: Outcome) -> None:
+    def _on_held(self, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
             return

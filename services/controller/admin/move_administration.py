@@ -35,7 +35,7 @@ from services.controller.decisions.move_operations import (
     write_down_moved,
 )
 from services.controller.decisions.moves import MoveFacts, Step, next_step
-from services.controller.zookeeper.operation import DiskCommand, Operation, OperationRunner, Outcome
+from services.controller.zookeeper.operation import DiskCommand, Operation, OperationOutcome, OperationRunner
 from services.controller.zookeeper.topic_registry import TopicState
 
 LOOK_NS = 20_000_000
@@ -177,7 +177,7 @@ class MoveAdministration:
                 self._log.info(f"the copy of {name}-{number} on disk {report.disk} is not wanted any more", topic=name, partition=number, disk=report.disk)
                 self._own_runner.start(f"orphan:{report.disk}:{name}-{number}", _tell_disk(report.disk, DescriptorKind.MOVE_CANCEL, payload), self._on_told)
 
-    def _on_told(self, outcome: Outcome) -> None:
+    def _on_told(self, outcome: OperationOutcome) -> None:
         pass
 
     # --- the duty cycle -----------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class MoveAdministration:
             copies[directory_id] = copies.get(directory_id, 0) + (progress is None or progress.state != FAILED)
         return copies
 
-    def _on_begun(self, move: Move, outcome: Outcome) -> None:
+    def _on_begun(self, move: Move, outcome: OperationOutcome) -> None:
         if outcome.value != ErrorCode.NONE:
             move.begun = None
             move.put_off(self._now_ns())
@@ -323,7 +323,7 @@ class MoveAdministration:
         self._cluster.handing_over.add(topic.name)
         self._own_runner.start(f"move:{move.key}", operations[step](), partial(self._on_handed_over, move, topic, under_way))
 
-    def _on_handed_over(self, move: Move, topic: TopicState, under_way: HandOver, outcome: Outcome) -> None:
+    def _on_handed_over(self, move: Move, topic: TopicState, under_way: HandOver, outcome: OperationOutcome) -> None:
         self._end_hand_over(move.key)
         now_ns = self._now_ns()
         settled = move.key.partition not in topic.moves and self._cluster.topics.get(topic.name) is topic
@@ -369,7 +369,7 @@ class MoveAdministration:
             back = take_back(self._cluster, topic, key.partition, under_way.from_disk, under_way.to_disk)
             self._own_runner.start(f"move:{key}", back, partial(self._on_overdue_ended, key, move))
 
-    def _on_overdue_ended(self, key: MoveKey, move: Move | None, outcome: Outcome) -> None:
+    def _on_overdue_ended(self, key: MoveKey, move: Move | None, outcome: OperationOutcome) -> None:
         self._end_hand_over(key)
         if move is not None:
             self._on_taken_back(move, f"its hand-over took longer than {self._deadline_ms} ms")
@@ -388,7 +388,7 @@ class MoveAdministration:
             self._writing.add(name)
             self._runner.start(f"topic:{name}", write_down_moved(self._cluster, topic, fenced), partial(self._on_written, name))
 
-    def _on_written(self, name: str, outcome: Outcome) -> None:
+    def _on_written(self, name: str, outcome: OperationOutcome) -> None:
         self._writing.discard(name)
         if outcome.failure is not None:
             self._on_failure(outcome.failure)

@@ -16,7 +16,7 @@ from appliance.shm.counters import Counters
 from services.controller.admin.topic_administration import OnResult, Result
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.move_operations import MoveKey, order_moves
-from services.controller.zookeeper.operation import OperationRunner, Outcome
+from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 
 Wanted = dict[int, tuple[MoveOrder | None, list[OnResult]]]
 """partition → where it is to lie (None: where it is), and who wants to know when that is durable."""
@@ -124,7 +124,7 @@ class MoveOrders:
             self._under_way[name] = wanted
             self._runner.start(f"topic:{name}", order_moves(self._cluster, topic, changed), partial(self._on_ordered, name, wanted, changed))
 
-    def _on_ordered(self, name: str, wanted: Wanted, changed: dict[int, MoveOrder | None], outcome: Outcome) -> None:
+    def _on_ordered(self, name: str, wanted: Wanted, changed: dict[int, MoveOrder | None], outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
             return  # it stays under way, and begins anew with the next arrival

@@ -17,7 +17,7 @@ from appliance.shm.counters import Counters
 from services.controller.admin.topic_administration import OnResult, Result
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.topic_operations import WAITS_FOR_BOXES, add_partitions, complete_topic
-from services.controller.zookeeper.operation import OperationRunner, Outcome
+from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 from services.controller.zookeeper.topic_registry import TopicState
 
 
@@ -121,7 +121,7 @@ class PartitionAdministration:
             self._runner.start(f"topic:{name}", operation, lambda outcome: self._on_grown(name, outcome))
             return
 
-    def _on_grown(self, name: str, outcome: Outcome) -> None:
+    def _on_grown(self, name: str, outcome: OperationOutcome) -> None:
         if isinstance(outcome.failure, RequestRefused):
             self._finish(name, Result(outcome.failure.code, outcome.failure.message))
         elif outcome.failure is not None:

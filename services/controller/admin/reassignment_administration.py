@@ -18,7 +18,7 @@ from services.controller.admin.topic_administration import Result
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.reassignment import under_way
 from services.controller.decisions.reassignment_operations import Target, finish_reassignments, order_reassignments, whole_reassignments
-from services.controller.zookeeper.operation import OperationRunner, Outcome
+from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 
 OnPartition = Callable[[int, Result], None]
 
@@ -85,7 +85,7 @@ class ReassignmentAdministration:
             operation = order_reassignments(self._cluster, name, self._wanted[name][0].targets)
             self._runner.start(f"topic:{name}", operation, lambda outcome: self._on_ordered(name, outcome))
 
-    def _on_ordered(self, name: str, outcome: Outcome) -> None:
+    def _on_ordered(self, name: str, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
             return
@@ -105,7 +105,7 @@ class ReassignmentAdministration:
             order.on_result(partition, Result(ErrorCode.NONE))
         self._go_on(name)
 
-    def _on_finished(self, name: str, outcome: Outcome) -> None:
+    def _on_finished(self, name: str, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
             return

@@ -28,7 +28,7 @@ from appliance.cluster.placement import (
 from appliance.shm.counters import Counters
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.topic_operations import WAITS_FOR_BOXES, complete_topic, create_topic, delete_topic
-from services.controller.zookeeper.operation import OperationRunner, Outcome
+from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 from services.controller.zookeeper.requests import ZooKeeperFailed
 from services.controller.zookeeper.topic_registry import TopicState
 
@@ -204,7 +204,7 @@ class TopicAdministration:
         operation = complete_topic(self._cluster, topic, self._spaces, had_their_time)
         self._runner.start(f"topic:{topic.name}", operation, lambda outcome: self._on_created(topic.name, outcome))
 
-    def _on_created(self, name: str, outcome: Outcome) -> None:
+    def _on_created(self, name: str, outcome: OperationOutcome) -> None:
         creation = self.creating.get(name)
         if isinstance(outcome.failure, RequestRefused):
             self._finish_creation(name, Result(outcome.failure.code, outcome.failure.message))
@@ -246,7 +246,7 @@ class TopicAdministration:
         operation = delete_topic(self._cluster, name)
         self._runner.start(f"topic:{name}", operation, lambda outcome: self._on_deleted(name, outcome))
 
-    def _on_deleted(self, name: str, outcome: Outcome) -> None:
+    def _on_deleted(self, name: str, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure if isinstance(outcome.failure, ZooKeeperFailed) else ZooKeeperFailed(str(outcome.failure)))
         elif outcome.value == ErrorCode.NONE:

@@ -17,7 +17,7 @@ from appliance.cluster.znodes import CLUSTER_ID, BoxRecord, BrokerRegistration, 
 from services.controller.decisions.box_config_operations import load_box_configs
 from services.controller.decisions.cluster import Cluster
 from services.controller.zookeeper import broker_registry, change_log, config_notifications, topic_registry
-from services.controller.zookeeper.change_log import Change
+from services.controller.zookeeper.change_log import ClusterChange
 from services.controller.zookeeper.controller_election import become_controller
 from services.controller.zookeeper.operation import Fence, Operation, Publish
 from services.controller.zookeeper.requests import SetData, ZooKeeperFailed
@@ -95,7 +95,7 @@ def _write_topic_ids(broker_id: int, fence: Fence, topics: Iterable[TopicState])
     for topic in topics:
         if topic.assignment.topic_id is None:
             topic.assignment = topic.assignment._replace(topic_id=topic.topic_id)
-            news = change_log.change_write(Change(broker_id, topics=(topic.name,)))
+            news = change_log.change_write(ClusterChange(broker_id, topics=(topic.name,)))
             results = yield from fence.guard((SetData(topic_path(topic.name), topic.assignment.encode(), -1), news))
             topic.document_version = int(results[0])
 
@@ -147,7 +147,7 @@ def follow_changes(cluster: Cluster, new_topic_id: Callable[[], TopicId]) -> Ope
     return news
 
 
-def apply_changes(cluster: Cluster, changes: Iterable[Change], new_topic_id: Callable[[], TopicId]) -> Operation[News]:
+def apply_changes(cluster: Cluster, changes: Iterable[ClusterChange], new_topic_id: Callable[[], TopicId]) -> Operation[News]:
     """Apply what is newer than the known tree. Our own changes are in the log, too, and are known
     already.
     """

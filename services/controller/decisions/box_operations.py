@@ -14,7 +14,7 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.cluster.znodes import box_path, placements_path
 from services.controller.decisions.cluster import Cluster
 from services.controller.zookeeper import broker_registry
-from services.controller.zookeeper.change_log import Change, change_write
+from services.controller.zookeeper.change_log import ClusterChange, change_write
 from services.controller.zookeeper.operation import Operation
 from services.controller.zookeeper.requests import BadVersion, Delete, GetChildren, MultiFailed, NoNode, NotEmpty, Write
 from services.controller.zookeeper.topic_registry import chunks
@@ -51,7 +51,7 @@ def forget_box(cluster: Cluster, broker_id: int) -> Operation[None]:
     try:
         for chunk in chunks([Delete(f"{placements}/{name}") for name in names]):
             yield from fence.guard(chunk)
-        yield from fence.guard((*above, Delete(box_path(broker_id), node.version), change_write(Change(cluster.broker_id, boxes=(broker_id,)))))
+        yield from fence.guard((*above, Delete(box_path(broker_id), node.version), change_write(ClusterChange(cluster.broker_id, boxes=(broker_id,)))))
     except MultiFailed as refused:
         if isinstance(refused.cause, BadVersion | NoNode | NotEmpty):
             raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Box {broker_id} has just registered again.") from refused

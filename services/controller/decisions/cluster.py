@@ -15,12 +15,12 @@ from appliance.cluster.dynamic_broker_configs import closed_brokers
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, TopicImage
 from appliance.cluster.topic_configs import effective_config
 from appliance.cluster.znodes import DEFAULT_BROKER, BoxRecord, BrokerRegistration, DirectoryAssignment, PartitionState, TopicAssignment
-from services.controller.decisions.disk_report import DiskReport, Future, PartitionKey
+from services.controller.decisions.disk_report import DiskReport, FutureReplica, PartitionKey
 from services.controller.zookeeper.broker_registry import BoxesSeen
 from services.controller.zookeeper.operation import Fence, Guard, OwnWrites
 from services.controller.zookeeper.topic_registry import TopicState
 
-__all__ = ["Cluster", "DiskReport", "Future", "topic_id_of"]
+__all__ = ["Cluster", "DiskReport", "FutureReplica", "topic_id_of"]
 
 
 class Cluster:

@@ -16,7 +16,7 @@ PartitionKey = tuple[str, int]
 """Topic and partition."""
 
 
-class Future(NamedTuple):
+class FutureReplica(NamedTuple):
     """A copy that will replace a partition's log.
 
     `complete_at` is the log end offset at which it is complete and durable, None while it is being
@@ -27,7 +27,7 @@ class Future(NamedTuple):
     complete_at: int | None = None
 
 
-class Role(NamedTuple):
+class ReplicaRole(NamedTuple):
     """What a log-writer is to be for a partition: leader or follower (`kind` is the command)."""
 
     kind: DescriptorKind
@@ -39,7 +39,7 @@ class Role(NamedTuple):
     """For leaders only, as is `partition_epoch`: a follower needs neither."""
     partition_epoch: int = -1
 
-    def differs_in_isr_only(self, other: Role) -> bool:
+    def differs_in_isr_only(self, other: ReplicaRole) -> bool:
         return self._replace(isr=other.isr, partition_epoch=other.partition_epoch) == other
 
 
@@ -71,7 +71,7 @@ class DiskReport:
         self.needs_epoch_bump = needs_epoch_bump
         self.partitions = partitions
         """(topic, partition) → topic id as text."""
-        self.futures: dict[PartitionKey, Future] = {}
+        self.futures: dict[PartitionKey, FutureReplica] = {}
         """Copies of partitions that are being moved to this disk."""
         self.is_offline = False
         """The disk could not be read at the greeting: it may hold partitions that are not listed.
@@ -91,9 +91,9 @@ class DiskReport:
         """Numbers of refused AlterPartition requests whose refusal was not sent yet."""
         self.refused = 0
         """Count of partitions whose role the log-writer refused at the last attempt."""
-        self.confirmed: dict[PartitionKey, Role] = {}
+        self.confirmed: dict[PartitionKey, ReplicaRole] = {}
         """Roles that the log-writer has confirmed."""
-        self.sent: dict[PartitionKey, Role] = {}
+        self.sent: dict[PartitionKey, ReplicaRole] = {}
         """Roles that were sent and are not answered yet."""
 
     @classmethod
@@ -103,7 +103,7 @@ class DiskReport:
         report = cls(disk, str(info.get("directory_id") or disk), int(info.get("incarnation", 0)), bool(info.get("needs_epoch_bump", False)), partitions)
         report.is_offline = bool(info.get("offline"))
         report.replaces = frozenset(info.get("replaces", ()))
-        report.futures = {(row[0], int(row[1])): Future(str(row[2]), row[3]) for row in info.get("futures", [])}
+        report.futures = {(row[0], int(row[1])): FutureReplica(str(row[2]), row[3]) for row in info.get("futures", [])}
         report.frozen = {(row[0], int(row[1])): str(row[2]) for row in info.get("frozen", [])}
         return report
 
@@ -125,7 +125,7 @@ class DiskReport:
         self.confirmed.pop(key, None)
         self.sent.pop(key, None)
 
-    def on_answered(self, key: PartitionKey, role: Role, is_taken: bool) -> None:
+    def on_answered(self, key: PartitionKey, role: ReplicaRole, is_taken: bool) -> None:
         """Record the answer to a role, unless another role was sent since."""
         if self.sent.get(key) is not role:
             return

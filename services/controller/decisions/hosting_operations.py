@@ -19,7 +19,7 @@ from appliance.ipc.descriptors import DescriptorKind
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.placement_operations import create_command, place_again, write_placement
 from services.controller.zookeeper import broker_registry
-from services.controller.zookeeper.change_log import Change, change_write
+from services.controller.zookeeper.change_log import ClusterChange, change_write
 from services.controller.zookeeper.operation import DiskCommand, Operation, Publish, all_of
 from services.controller.zookeeper.requests import Delete
 from services.controller.zookeeper.topic_registry import TopicState
@@ -137,7 +137,7 @@ def _remove_placement(cluster: Cluster, name: str) -> Operation[None]:
     path = placement_path(cluster.broker_id, name)
     existing = yield from broker_registry.read(path)
     if existing is not None:
-        news = change_write(Change(cluster.broker_id, placements=((cluster.broker_id, name),)))
+        news = change_write(ClusterChange(cluster.broker_id, placements=((cluster.broker_id, name),)))
         yield from cluster.own_writes().guard((Delete(path, existing.version), news))
 
 

@@ -18,7 +18,7 @@ from appliance.base.errors import ErrorCode
 from appliance.cluster.dynamic_broker_configs import MOVE_RATE, replication_rate
 from appliance.cluster.znodes import BoxRecord, MoveOrder
 from appliance.ipc.descriptors import Completion, DescriptorKind
-from services.controller.decisions.cluster import Cluster, Future
+from services.controller.decisions.cluster import Cluster, FutureReplica
 from services.controller.decisions.leader_operations import raise_leader_epochs
 from services.controller.decisions.placement_operations import write_placement
 from services.controller.decisions.role_operations import role_of, role_payload, send_roles
@@ -156,7 +156,7 @@ def begin_copy(cluster: Cluster, topic: TopicState, partition: int, source_disk:
     code = yield DiskCommand(target_disk, DescriptorKind.MOVE_BEGIN, begin)
     report = cluster.reports.get(target_disk)
     if code == ErrorCode.NONE and report is not None:
-        report.futures[(topic.name, partition)] = Future(str(topic.topic_id))
+        report.futures[(topic.name, partition)] = FutureReplica(str(topic.topic_id))
     return ErrorCode(code)
 
 
@@ -188,7 +188,7 @@ def hand_over(cluster: Cluster, topic: TopicState, partition: int, under_way: Ha
         return HandedOver.TAKEN_BACK
     target = cluster.reports.get(target_disk)
     if target is not None:
-        target.futures[key] = Future(str(topic.topic_id), frozen.log_end_offset)
+        target.futures[key] = FutureReplica(str(topic.topic_id), frozen.log_end_offset)
     under_way.phase = Phase.COMMIT
     code = yield DiskCommand(source_disk, DescriptorKind.MOVE_COMMIT, {**named, "log_end_offset": frozen.log_end_offset})
     if code == ErrorCode.FENCED_LEADER_EPOCH:

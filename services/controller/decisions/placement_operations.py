@@ -12,7 +12,7 @@ from appliance.cluster.znodes import placement_path
 from appliance.ipc.descriptors import DescriptorKind
 from services.controller.decisions.cluster import Cluster
 from services.controller.zookeeper import broker_registry, topic_registry
-from services.controller.zookeeper.change_log import Change, change_write
+from services.controller.zookeeper.change_log import ClusterChange, change_write
 from services.controller.zookeeper.operation import DiskCommand, Operation
 from services.controller.zookeeper.topic_registry import TopicState
 
@@ -31,6 +31,6 @@ def place_again(cluster: Cluster, topic: TopicState, placement: dict[int, str]) 
 def write_placement(cluster: Cluster, topic: TopicState) -> Operation[None]:
     """Write a topic's placement on this broker as memory has it, with a change node."""
     existing = yield from broker_registry.read(placement_path(cluster.broker_id, topic.name))
-    news = change_write(Change(cluster.broker_id, placements=((cluster.broker_id, topic.name),)))
+    news = change_write(ClusterChange(cluster.broker_id, placements=((cluster.broker_id, topic.name),)))
     yield from cluster.own_writes().guard((topic_registry.placement_write(topic, cluster.broker_id, existing is not None), news))
     cluster.roles_to_send.update((topic.name, partition) for partition in topic.placement)

@@ -20,7 +20,7 @@ from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.reassignment import Reassignment, plan_order, plan_state, under_way, with_replicas
 from services.controller.decisions.state_changes import reread
 from services.controller.zookeeper import broker_registry, topic_registry
-from services.controller.zookeeper.change_log import Change, StateRow, change_write
+from services.controller.zookeeper.change_log import ClusterChange, StateRow, change_write
 from services.controller.zookeeper.operation import Operation, Publish
 from services.controller.zookeeper.requests import BadVersion, MultiFailed, NoNode, SetData, Write
 from services.controller.zookeeper.topic_registry import TopicState
@@ -124,7 +124,7 @@ def _write(cluster: Cluster, topic: TopicState, decided: Mapping[int, _Decision]
     rows = tuple(StateRow(topic.name, str(topic.topic_id), partition, state, topic.state_versions[partition] + 1) for partition, state in changed.items())
     writes: list[Write] = [SetData(topic_path(topic.name), document.encode(), topic.document_version)]
     writes += [topic_registry.state_write(topic, partition, state) for partition, state in changed.items()]
-    writes.append(change_write(Change(cluster.broker_id, rows, (topic.name,))))
+    writes.append(change_write(ClusterChange(cluster.broker_id, rows, (topic.name,))))
     try:
         versions = yield from cluster.writes_fenced_by().guard(tuple(writes))
     except MultiFailed as refused:

@@ -14,7 +14,7 @@ from appliance.base.errors import ErrorCode
 from appliance.cluster.znodes import PartitionState
 from appliance.ipc.descriptors import DescriptorKind
 from services.controller.decisions.cluster import Cluster, DiskReport
-from services.controller.decisions.disk_report import PartitionKey, Role
+from services.controller.decisions.disk_report import PartitionKey, ReplicaRole
 from services.controller.zookeeper.operation import DiskCommand, Operation, all_of
 from services.controller.zookeeper.requests import Request
 from services.controller.zookeeper.topic_registry import TopicState
@@ -23,7 +23,7 @@ from services.controller.zookeeper.topic_registry import TopicState
 def send_roles(cluster: Cluster, partitions: Iterable[tuple[TopicState, int]]) -> Operation[int]:
     """Send the roles of those `partitions` that lie on this box; return how many were refused."""
     commands: list[Request | DiskCommand] = []
-    sent: list[tuple[DiskReport, PartitionKey, Role]] = []
+    sent: list[tuple[DiskReport, PartitionKey, ReplicaRole]] = []
     for topic, partition in partitions:
         report = cluster.reports.get(cluster.disk_of_partition(topic, partition) or "")
         role = role_of(cluster, topic, partition)
@@ -54,7 +54,7 @@ def send_live_brokers(disk: str, live: frozenset[int]) -> Operation[int]:
     return code
 
 
-def role_of(cluster: Cluster, topic: TopicState, partition: int) -> Role | None:
+def role_of(cluster: Cluster, topic: TopicState, partition: int) -> ReplicaRole | None:
     """Return this broker's role for a partition, or None if it has none."""
     state = topic.states.get(partition)
     replicas = topic.replicas.get(partition, ())
@@ -62,8 +62,8 @@ def role_of(cluster: Cluster, topic: TopicState, partition: int) -> Role | None:
         return None
     if state.leader == cluster.broker_id:
         isr = state.isr, topic.state_versions[partition]
-        return Role(DescriptorKind.BECOME_LEADER, str(topic.topic_id), state.leader, state.leader_epoch, replicas, *isr)
-    return Role(DescriptorKind.BECOME_FOLLOWER, str(topic.topic_id), state.leader, state.leader_epoch, replicas)
+        return ReplicaRole(DescriptorKind.BECOME_LEADER, str(topic.topic_id), state.leader, state.leader_epoch, replicas, *isr)
+    return ReplicaRole(DescriptorKind.BECOME_FOLLOWER, str(topic.topic_id), state.leader, state.leader_epoch, replicas)
 
 
 def role_payload(cluster: Cluster, topic: TopicState, partition: int, state: PartitionState) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from appliance.cluster.znodes import PartitionState, partition_state_path
 from services.controller.decisions.cluster import Cluster
 from services.controller.zookeeper import topic_registry
-from services.controller.zookeeper.change_log import Change, StateRow, change_write
+from services.controller.zookeeper.change_log import ClusterChange, StateRow, change_write
 from services.controller.zookeeper.operation import WRITES_MAX, Guard, Operation, all_of
 from services.controller.zookeeper.requests import BadVersion, Check, Get, MultiFailed, Node, NoNode, Write
 from services.controller.zookeeper.topic_registry import TopicState
@@ -63,7 +63,7 @@ def change_states(cluster: Cluster, changes: Iterable[StateChange], guard: Guard
         if not batch:
             continue
         try:
-            results = yield from guard.guard((*writes, change_write(Change(cluster.broker_id, states=tuple(written.row for written in batch)))))
+            results = yield from guard.guard((*writes, change_write(ClusterChange(cluster.broker_id, states=tuple(written.row for written in batch)))))
         except MultiFailed as refused:
             if not isinstance(refused.cause, BadVersion | NoNode):
                 raise

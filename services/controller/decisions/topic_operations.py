@@ -32,7 +32,7 @@ from services.controller.decisions.placement_operations import create_command, p
 from services.controller.decisions.role_operations import send_roles
 from services.controller.decisions.state_changes import state_row
 from services.controller.zookeeper import broker_registry, topic_registry
-from services.controller.zookeeper.change_log import Change, change_write
+from services.controller.zookeeper.change_log import ClusterChange, change_write
 from services.controller.zookeeper.operation import DiskCommand, Fence, Operation, Publish, all_of
 from services.controller.zookeeper.requests import Create, Exists, Get, GetChildren, MultiFailed, Node, NodeExists, NoNode, SetData, Write
 from services.controller.zookeeper.topic_registry import TopicState, chunks
@@ -60,7 +60,7 @@ def create_topic(cluster: Cluster, plan: TopicPlan, topic_id: TopicId, spaces: S
     placement = yield from broker_registry.read(placement_path(cluster.broker_id, plan.name))
     topic.config_version = config.version + 1 if config is not None else 0
     writes = topic_registry.creation_writes(topic, cluster.broker_id, config is not None, placement is not None)
-    news = change_write(Change(cluster.broker_id, topics=(plan.name,)))
+    news = change_write(ClusterChange(cluster.broker_id, topics=(plan.name,)))
     try:
         yield from cluster.writes_fenced_by().guard((*writes, news))
     except MultiFailed as refused:
@@ -159,7 +159,7 @@ def _write_first_states(cluster: Cluster, fence: Fence, topic: TopicState, state
     rows = {partition: state_row(topic, partition, state, 0) for partition, state in states.items()}
     for chunk in chunks(topic_registry.first_state_writes(topic, states, existing)):
         written = tuple(rows[partition] for partition in topic_registry.partitions_written(topic.name, chunk))
-        yield from fence.guard((*chunk, change_write(Change(cluster.broker_id, states=written))))
+        yield from fence.guard((*chunk, change_write(ClusterChange(cluster.broker_id, states=written))))
     for partition, state in states.items():
         cluster.put_state(topic, partition, state, 0)
 
@@ -177,7 +177,7 @@ def add_partitions(cluster: Cluster, topic: TopicState, added: dict[int, tuple[i
     assignment = topic.assignment._replace(topic_id=topic.topic_id, partitions={**topic.replicas, **added})
     placement = {**topic.placement, **new_placement}
     writes = topic_registry.growth_writes(topic, cluster.broker_id, assignment, placement, existing is not None)
-    results = yield from cluster.writes_fenced_by().guard((*writes, change_write(Change(cluster.broker_id, topics=(topic.name,)))))
+    results = yield from cluster.writes_fenced_by().guard((*writes, change_write(ClusterChange(cluster.broker_id, topics=(topic.name,)))))
     topic.assignment, topic.document_version = assignment, int(results[0])
     topic.placement = {**topic.placement, **new_placement}  # a move may have ended meanwhile
     result = yield from complete_topic(cluster, topic, spaces)
@@ -197,7 +197,7 @@ def delete_topic(cluster: Cluster, name: str) -> Operation[ErrorCode]:
     fence = cluster.writes_fenced_by()
     if name not in cluster.deleting:
         try:
-            yield from fence.guard((Create(delete_topic_path(name)), change_write(Change(cluster.broker_id, topics=(name,)))))
+            yield from fence.guard((Create(delete_topic_path(name)), change_write(ClusterChange(cluster.broker_id, topics=(name,)))))
         except MultiFailed as refused:
             if not isinstance(refused.cause, NodeExists):
                 raise

@@ -33,7 +33,7 @@ from appliance.cluster.znodes import (
     parents_first,
     placements_path,
 )
-from services.controller.zookeeper.change_log import CHANGES, Change, change_write
+from services.controller.zookeeper.change_log import CHANGES, ClusterChange, change_write
 from services.controller.zookeeper.operation import Operation, all_of
 from services.controller.zookeeper.requests import (
     BadVersion,
@@ -160,12 +160,15 @@ def register_broker(registration: BrokerRegistration, box: BoxRecord, session_id
         raise
     if existing is not None and existing.owner == session_id:
         if not _same_content(existing.data, registration):
-            yield Multi((SetData(path, registration.encode(), -1), change_write(Change(broker_id, boxes=(broker_id,)))))
+            yield Multi((SetData(path, registration.encode(), -1), change_write(ClusterChange(broker_id, boxes=(broker_id,)))))
         return existing.czxid
     ours = box if former is None or former.box_id != box.box_id else _merged(former, box)
     ours = ours._replace(is_fenced=box.is_fenced and bool(seen.records.keys() - {broker_id}))
     writes: list[Write] = [Create(path, b"", ephemeral=True), SetData(path, registration.encode(), 0)]
-    writes += [SetData(box_path(broker_id), ours.encode(), record.version if record is not None else -1), change_write(Change(broker_id, boxes=(broker_id,)))]
+    writes += [
+        SetData(box_path(broker_id), ours.encode(), record.version if record is not None else -1),
+        change_write(ClusterChange(broker_id, boxes=(broker_id,))),
+    ]
     try:
         yield Multi(tuple(writes))
     except MultiFailed as refused:
@@ -257,7 +260,7 @@ def record_directories(broker_id: int, box: BoxRecord) -> Operation[tuple[BoxRec
 
 def write_record(broker_id: int, record: BoxRecord, version: int) -> Operation[int]:
     """Write this box's record if it has `version`, with a change node; return the new version."""
-    results = yield Multi((SetData(box_path(broker_id), record.encode(), version), change_write(Change(broker_id, boxes=(broker_id,)))))
+    results = yield Multi((SetData(box_path(broker_id), record.encode(), version), change_write(ClusterChange(broker_id, boxes=(broker_id,)))))
     return int(results[0])
 
 

@@ -41,7 +41,7 @@ class StateRow(NamedTuple):
     version: int
 
 
-class Change(NamedTuple):
+class ClusterChange(NamedTuple):
     """What one transaction changed.
 
     `topics`: their documents, or orders to delete them; `placements`: (broker, topic); `boxes`:
@@ -64,7 +64,7 @@ class Change(NamedTuple):
         return orjson.dumps(document)
 
     @classmethod
-    def decode(cls, path: str, data: bytes) -> Change:
+    def decode(cls, path: str, data: bytes) -> ClusterChange:
         """Raises DocumentUnreadable."""
         try:
             document: Any = orjson.loads(data)
@@ -103,7 +103,7 @@ def _decode_row(row: list[Any]) -> StateRow:
 # --- writing -----------------------------------------------------------------------------------------------------------
 
 
-def change_write(change: Change) -> Create:
+def change_write(change: ClusterChange) -> Create:
     """Return the change node's creation, to be a part of the transaction that it describes."""
     return Create(f"{CHANGES}/{CHANGE_PREFIX}", change.encode(), sequence=True)
 
@@ -133,7 +133,7 @@ def is_complete_since(names: list[str], known: int) -> bool:
     return not newer or known < 0 or newer[0] == known + 1
 
 
-def read_changes(names: Iterable[str]) -> Operation[list[Change] | None]:
+def read_changes(names: Iterable[str]) -> Operation[list[ClusterChange] | None]:
     """Read these nodes in order; None if one is gone or of a later release: then everything is to
     be reloaded.
     """
@@ -146,7 +146,7 @@ def read_changes(names: Iterable[str]) -> Operation[list[Change] | None]:
         if not isinstance(node, Node):
             raise node
         try:
-            changes.append(Change.decode(path, node.data))
+            changes.append(ClusterChange.decode(path, node.data))
         except DocumentUnreadable:
             return None
     return changes

@@ -29,8 +29,8 @@ from services.controller.zookeeper.admission import Admission, Refusal
 from services.controller.zookeeper.box_session import BoxSession
 from services.controller.zookeeper.broker_registry import RegistrationLost
 from services.controller.zookeeper.lease_keeper import LeaseKeeper
-from services.controller.zookeeper.operation import ControllerMoved, OperationRunner, Outcome
-from services.controller.zookeeper.requests import ConnectionLost
+from services.controller.zookeeper.operation import ControllerMoved, OperationOutcome, OperationRunner
+from services.controller.zookeeper.requests import ZooKeeperConnectionLost
 from services.controller.zookeeper.session import SessionState
 
 BOX_ID_FILE = "box.id"
@@ -116,7 +116,7 @@ class ClusterMembership:
 
     def on_failure(self, failure: Exception) -> None:
         """Handle an operation's failure: leave, and arrive again."""
-        if isinstance(failure, ConnectionLost):
+        if isinstance(failure, ZooKeeperConnectionLost):
             return  # the session reports it as well, and that starts the next arrival
         if isinstance(failure, RegistrationLost):
             self._on_registration_lost(failure)
@@ -171,7 +171,7 @@ class ClusterMembership:
         has_been_member = bool(self._joined_cluster)
         return Arrival(self._session.zookeeper.session_id, registration, record, cluster_id, bool(known), has_been_member, now_ms, self._new_topic_id)
 
-    def _on_loaded(self, outcome: Outcome) -> None:
+    def _on_loaded(self, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
             self.on_failure(outcome.failure)
             return

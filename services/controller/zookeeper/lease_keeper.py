@@ -17,7 +17,7 @@ from appliance.base.layout import BoxLayout
 from appliance.cluster.znodes import broker_path
 from appliance.shm.lease import LeaseWriter
 from services.controller.zookeeper.requests import Exists, Request
-from services.controller.zookeeper.session import OnReply, Reply
+from services.controller.zookeeper.session import OnReply, ZooKeeperReply
 
 _MS: Final = 1_000_000
 REQUESTS_PER_TIMEOUT: Final = 4
@@ -62,7 +62,7 @@ class LeaseKeeper:
         self._submit(Exists(self._path), lambda reply: self._on_reply(reply, sent_ns, session_id))
         return 1
 
-    def _on_reply(self, reply: Reply, sent_ns: int, session_id: int) -> None:
+    def _on_reply(self, reply: ZooKeeperReply, sent_ns: int, session_id: int) -> None:
         self._is_in_flight = False
         if self._writer is None or reply.failure is not None or session_id != self._session_id():
             return

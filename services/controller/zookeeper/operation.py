@@ -68,7 +68,7 @@ STEPS_MAX = 500
 """Steps in one `Together`: bounds the memory of the replies."""
 
 
-class Outcome(NamedTuple):
+class OperationOutcome(NamedTuple):
     """The end of an operation: `failure` is None if `value` is its result."""
 
     value: Any
@@ -149,7 +149,7 @@ class _Run(Generic[T]):
 
     __slots__ = ("_runner", "name", "on_end", "operation")
 
-    def __init__(self, runner: OperationRunner, name: str, operation: Operation[T], on_end: Callable[[Outcome], None]) -> None:
+    def __init__(self, runner: OperationRunner, name: str, operation: Operation[T], on_end: Callable[[OperationOutcome], None]) -> None:
         self._runner = runner
         self.name = name
         self.operation: Operation[T] | None = operation
@@ -162,10 +162,10 @@ class _Run(Generic[T]):
         try:
             step = operation.send(value) if failure is None else operation.throw(failure)
         except StopIteration as finished:
-            self._end(Outcome(finished.value, None))
+            self._end(OperationOutcome(finished.value, None))
             return
         except (ZooKeeperFailed, RequestRefused) as failed:
-            self._end(Outcome(None, failed))
+            self._end(OperationOutcome(None, failed))
             return
         if isinstance(step, Together):
             _Gathering(self, len(step.steps)).start(self._runner, step)
@@ -178,7 +178,7 @@ class _Run(Generic[T]):
         else:
             self._runner.ask(step, lambda reply: self.resume(reply.value, reply.failure))
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: OperationOutcome) -> None:
         self.operation = None
         self._runner.forget(self)
         self.on_end(outcome)
@@ -229,7 +229,7 @@ class OperationRunner:
         self.pause = pause
         self._runs: dict[str, _Run[Any]] = {}
 
-    def start(self, name: str, operation: Operation[T], on_end: Callable[[Outcome], None]) -> bool:
+    def start(self, name: str, operation: Operation[T], on_end: Callable[[OperationOutcome], None]) -> bool:
         """Start the operation unless one of that name is running. `on_end` is called once, unless
         the operation is dropped.
         """

@@ -2,7 +2,7 @@
 sends them.
 
 As values they can be counted, replayed and refused by a test, and an operation can be stopped
-before any of them. Weak: `ConnectionLost` does not say whether a write took place, so each
+before any of them. Weak: `ZooKeeperConnectionLost` does not say whether a write took place, so each
 operation must be safe to restart from its beginning.
 """
 
@@ -132,7 +132,7 @@ class NotEmpty(ZooKeeperFailed):
     pass
 
 
-class ConnectionLost(ZooKeeperFailed):
+class ZooKeeperConnectionLost(ZooKeeperFailed):
     """No reply came, or the session is over: a write may or may not have taken place."""
 
 

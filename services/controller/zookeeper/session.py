@@ -40,7 +40,6 @@ from services.controller.zookeeper.digest_md5 import DigestMd5, SaslFailed
 from services.controller.zookeeper.requests import (
     BadVersion,
     Check,
-    ConnectionLost,
     Create,
     Delete,
     Exists,
@@ -58,6 +57,7 @@ from services.controller.zookeeper.requests import (
     SetAcl,
     SetData,
     Write,
+    ZooKeeperConnectionLost,
     ZooKeeperFailed,
 )
 
@@ -107,14 +107,14 @@ class SavedSession(NamedTuple):
             return None
 
 
-class Reply(NamedTuple):
+class ZooKeeperReply(NamedTuple):
     """The result of a request: `failure` is None if `value` is valid."""
 
     value: Any
     failure: ZooKeeperFailed | None
 
 
-OnReply = Callable[[Reply], None]
+OnReply = Callable[[ZooKeeperReply], None]
 
 
 class _ProbingHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
@@ -279,10 +279,10 @@ class ZooKeeperSession:
     def submit(self, request: Request, on_reply: OnReply) -> None:
         """Send a request; `on_reply` is called exactly once, from a later `drain`.
 
-        Without a connection the reply is `ConnectionLost`.
+        Without a connection the reply is `ZooKeeperConnectionLost`.
         """
         if self.state is not SessionState.CONNECTED:
-            self._hand_over(lambda: on_reply(Reply(None, ConnectionLost("there is no connection to ZooKeeper"))))
+            self._hand_over(lambda: on_reply(ZooKeeperReply(None, ZooKeeperConnectionLost("there is no connection to ZooKeeper"))))
             return
         self._waiting.append((request, on_reply))
         self._send_waiting()
@@ -303,7 +303,7 @@ class ZooKeeperSession:
         self._in_flight -= 1
         failure = result.exception
         if failure is not None:
-            on_reply(Reply(None, _failure_of(request, failure)))
+            on_reply(ZooKeeperReply(None, _failure_of(request, failure)))
         else:
             on_reply(_reply_of(request, result.value))
         self._send_waiting()
@@ -368,7 +368,7 @@ class ZooKeeperSession:
     def _refuse_waiting(self) -> None:
         refused, self._waiting = self._waiting, deque()
         for _request, on_reply in refused:
-            on_reply(Reply(None, ConnectionLost("the connection to ZooKeeper was lost")))
+            on_reply(ZooKeeperReply(None, ZooKeeperConnectionLost("the connection to ZooKeeper was lost")))
 
     # --- the end -----------------------------------------------------------------------------------------------------------
 
@@ -420,9 +420,9 @@ _FAILURES: tuple[tuple[type[Exception], type[ZooKeeperFailed]], ...] = (
     (kazoo_exceptions.NodeExistsError, NodeExists),
     (kazoo_exceptions.BadVersionError, BadVersion),
     (kazoo_exceptions.NotEmptyError, NotEmpty),
-    (kazoo_exceptions.ConnectionLoss, ConnectionLost),
-    (kazoo_exceptions.SessionExpiredError, ConnectionLost),
-    (kazoo_exceptions.ConnectionClosedError, ConnectionLost),
+    (kazoo_exceptions.ConnectionLoss, ZooKeeperConnectionLost),
+    (kazoo_exceptions.SessionExpiredError, ZooKeeperConnectionLost),
+    (kazoo_exceptions.ConnectionClosedError, ZooKeeperConnectionLost),
 )
 
 
@@ -435,31 +435,31 @@ def _failure_of(request: Request, failure: Exception) -> ZooKeeperFailed:
     return RequestRejected(text)
 
 
-def _reply_of(request: Request, value: Any) -> Reply:
+def _reply_of(request: Request, value: Any) -> ZooKeeperReply:
     if isinstance(request, Multi):
         return _reply_of_multi(request, value)
     if isinstance(request, Get):
         data, stat = value
-        return Reply(_node(data, stat), None)
+        return ZooKeeperReply(_node(data, stat), None)
     if isinstance(request, Exists):
-        return Reply(None if value is None else _node(b"", value), None)
+        return ZooKeeperReply(None if value is None else _node(b"", value), None)
     if isinstance(request, GetAcl):
-        return Reply(tuple(AclEntry(entry.perms, entry.id.scheme, entry.id.id) for entry in value[0]), None)
+        return ZooKeeperReply(tuple(AclEntry(entry.perms, entry.id.scheme, entry.id.id) for entry in value[0]), None)
     if isinstance(request, SetAcl):
-        return Reply(None, None)
+        return ZooKeeperReply(None, None)
     if isinstance(request, GetChildren):
-        return Reply(tuple(sorted(value)), None)
-    return Reply(value.version if isinstance(request, SetData) else value, None)
+        return ZooKeeperReply(tuple(sorted(value)), None)
+    return ZooKeeperReply(value.version if isinstance(request, SetData) else value, None)
 
 
-def _reply_of_multi(request: Multi, results: list[Any]) -> Reply:
+def _reply_of_multi(request: Multi, results: list[Any]) -> ZooKeeperReply:
     """Return the results, or the failure: in a refused transaction RolledBack precedes the failed
     write, RuntimeInconsistency follows it.
     """
     for index, (write, result) in enumerate(zip(request.writes, results, strict=True)):
         if isinstance(result, Exception) and not isinstance(result, kazoo_exceptions.RolledBackError):
-            return Reply(None, MultiFailed(index, write, _failure_of(_alone(write), result)))
-    return Reply(tuple(result.version if isinstance(write, SetData) else result for write, result in zip(request.writes, results, strict=True)), None)
+            return ZooKeeperReply(None, MultiFailed(index, write, _failure_of(_alone(write), result)))
+    return ZooKeeperReply(tuple(result.version if isinstance(write, SetData) else result for write, result in zip(request.writes, results, strict=True)), None)
 
 
 def _alone(write: Write) -> Request:

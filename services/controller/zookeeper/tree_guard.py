@@ -12,8 +12,8 @@ from pathlib import Path
 from appliance.base.logging import Logger
 from appliance.base.settings import Box
 from appliance.base.zookeeper_access import ZooKeeperAccess, open_tree_mark
-from services.controller.zookeeper.operation import OperationRunner, Outcome
-from services.controller.zookeeper.requests import ConnectionLost
+from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
+from services.controller.zookeeper.requests import ZooKeeperConnectionLost
 from services.controller.zookeeper.tree_protection import forget_protection, protect_tree
 
 
@@ -39,11 +39,11 @@ class TreeGuard:
         else:
             self._runner.start("protect-tree", forget_protection(self._box.broker_id), self._on_forgotten)
 
-    def _on_forgotten(self, outcome: Outcome) -> None:
+    def _on_forgotten(self, outcome: OperationOutcome) -> None:
         self._is_done = outcome.failure is None
 
-    def _on_protected(self, outcome: Outcome) -> None:
-        if isinstance(outcome.failure, ConnectionLost):
+    def _on_protected(self, outcome: OperationOutcome) -> None:
+        if isinstance(outcome.failure, ZooKeeperConnectionLost):
             return  # the next arrival begins again
         self._is_done = True
         if outcome.failure is not None:

@@ -22,7 +22,7 @@ from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.config_operations import reload_topic_config
 from services.controller.zookeeper import broker_registry, config_notifications, topic_registry
 from services.controller.zookeeper.change_log import CHANGES
-from services.controller.zookeeper.operation import Operation, OperationRunner, Outcome, Publish
+from services.controller.zookeeper.operation import Operation, OperationOutcome, OperationRunner, Publish
 from services.controller.zookeeper.requests import GetChildren
 
 
@@ -84,7 +84,7 @@ class ZnodeWatcher:
         elif path in self._reloads and not self._runner.start(f"reload:{path}", self._reloads[path](), lambda outcome: self._on_reloaded(path, outcome)):
             self._changed_again.add(path)  # a watch fires once, so a change during a reload needs another reload
 
-    def _on_reloaded(self, path: str, outcome: Outcome) -> None:
+    def _on_reloaded(self, path: str, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
             return

@@ -18,12 +18,12 @@ from lab.scratch_layout import scratch_layout
 from services.controller.admin.coordinator_services import TIMEOUT_MS, CoordinatorServices
 from services.controller.zookeeper.operation import OperationRunner
 from services.controller.zookeeper.producer_id_blocks import PRODUCER_ID_BLOCK, decode_block
-from services.controller.zookeeper.requests import BadVersion, ConnectionLost, Create, Get, Node, NodeExists, NoNode, SetData
+from services.controller.zookeeper.requests import BadVersion, Create, Get, Node, NodeExists, NoNode, SetData, ZooKeeperConnectionLost
 
 CLIENT = cast(RequestClient, object())
 
 
-class Reply(NamedTuple):
+class ZooKeeperReply(NamedTuple):
     value: Any
     failure: Any = None
 
@@ -50,26 +50,26 @@ class World:
         if self.is_slow:
             self.asked.append((request, on_reply))
         elif self.failures:
-            on_reply(Reply(None, self.failures.pop(0)))
+            on_reply(ZooKeeperReply(None, self.failures.pop(0)))
         else:
             on_reply(self._carry_out(request))
 
-    def _carry_out(self, request: Any) -> Reply:
+    def _carry_out(self, request: Any) -> ZooKeeperReply:
         known = self.tree.get(request.path)
         if isinstance(request, Create):
             if known is not None:
-                return Reply(None, NodeExists())
+                return ZooKeeperReply(None, NodeExists())
             self.tree[request.path] = (request.data, 0)
-            return Reply(request.path)
+            return ZooKeeperReply(request.path)
         if known is None:
-            return Reply(None, NoNode())
+            return ZooKeeperReply(None, NoNode())
         if isinstance(request, Get):
-            return Reply(Node(*known, 1, 0))
+            return ZooKeeperReply(Node(*known, 1, 0))
         assert isinstance(request, SetData)
         if request.version not in (-1, known[1]):
-            return Reply(None, BadVersion())
+            return ZooKeeperReply(None, BadVersion())
         self.tree[request.path] = (request.data, known[1] + 1)
-        return Reply(known[1] + 1)
+        return ZooKeeperReply(known[1] + 1)
 
     def send(self, kind: int, document: Any = None) -> None:
         self.services.on_frame(CLIENT, Frame(kind, 5, orjson.dumps(document or {}), ()))
@@ -165,7 +165,7 @@ def test_a_request_waits_for_zookeeper_until_its_deadline(world: World) -> None:
 
 
 def test_a_request_whose_connection_broke_is_tried_again(world: World) -> None:
-    world.failures = [ConnectionLost()]
+    world.failures = [ZooKeeperConnectionLost()]
     world.send(LEASE_PRODUCER_IDS)
     assert world.answers == []
     world.services.do_work()

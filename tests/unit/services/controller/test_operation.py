@@ -9,11 +9,34 @@ import pytest
 
 from appliance.base.errors import ErrorCode
 from appliance.ipc.descriptors import DescriptorKind
-from services.controller.zookeeper.operation import ControllerMoved, DiskCommand, Fence, Operation, OperationRunner, Outcome, Pause, Publish, Together, all_of
-from services.controller.zookeeper.requests import BadVersion, Check, ConnectionLost, Create, Get, GetChildren, Multi, MultiFailed, NodeExists, NoNode, Request
+from services.controller.zookeeper.operation import (
+    ControllerMoved,
+    DiskCommand,
+    Fence,
+    Operation,
+    OperationOutcome,
+    OperationRunner,
+    Pause,
+    Publish,
+    Together,
+    all_of,
+)
+from services.controller.zookeeper.requests import (
+    BadVersion,
+    Check,
+    Create,
+    Get,
+    GetChildren,
+    Multi,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    Request,
+    ZooKeeperConnectionLost,
+)
 
 
-class Reply(NamedTuple):
+class ZooKeeperReply(NamedTuple):
     value: Any
     failure: Any = None
 
@@ -23,7 +46,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, Callable[[Any], None]]] = []
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[OperationOutcome] = []
         self.runner = OperationRunner(self._ask, self._ask, lambda done: self.asked.append((Publish(), done)), self._pause)
 
     def _ask(self, step: Any, on_reply: Callable[[Any], None]) -> None:
@@ -54,11 +77,11 @@ def test_steps_are_asked_one_after_another_and_the_value_comes_back() -> None:
 
     desk = Desk()
     desk.start(operation())
-    assert desk.answer(Reply("node")) == Get("/a")
+    assert desk.answer(ZooKeeperReply("node")) == Get("/a")
     assert desk.answer(ErrorCode.NONE) == COMMAND
     assert desk.answer(None) == Publish()
     assert desk.answer(None) == Pause(7)
-    assert desk.outcomes == [Outcome(("node", 0), None)] and len(desk.runner) == 0
+    assert desk.outcomes == [OperationOutcome(("node", 0), None)] and len(desk.runner) == 0
 
 
 def test_a_failure_is_raised_inside_and_may_be_handled_there() -> None:
@@ -75,9 +98,9 @@ def test_a_failure_is_raised_inside_and_may_be_handled_there() -> None:
     desk = Desk()
     desk.start(handled(), "handled")
     desk.start(unhandled(), "unhandled")
-    desk.answer(Reply(None, NoNode("a")))
-    desk.answer(Reply(None, NoNode("a")))
-    assert desk.outcomes[0] == Outcome("none", None) and isinstance(desk.outcomes[1].failure, NoNode)
+    desk.answer(ZooKeeperReply(None, NoNode("a")))
+    desk.answer(ZooKeeperReply(None, NoNode("a")))
+    assert desk.outcomes[0] == OperationOutcome("none", None) and isinstance(desk.outcomes[1].failure, NoNode)
 
 
 def test_steps_together_may_be_answered_in_any_order_and_keep_theirs() -> None:
@@ -87,8 +110,8 @@ def test_steps_together_may_be_answered_in_any_order_and_keep_theirs() -> None:
 
     desk = Desk()
     desk.start(operation())
-    desk.answer(Reply(None, NoNode("b")), 2)
-    desk.answer(Reply("a"), 0)
+    desk.answer(ZooKeeperReply(None, NoNode("b")), 2)
+    desk.answer(ZooKeeperReply("a"), 0)
     assert desk.outcomes == []
     desk.answer(7)
     (outcome,) = desk.outcomes
@@ -96,9 +119,9 @@ def test_steps_together_may_be_answered_in_any_order_and_keep_theirs() -> None:
 
 
 def test_steps_that_are_answered_at_once_do_not_confuse_the_runner() -> None:
-    outcomes: list[Outcome] = []
+    outcomes: list[OperationOutcome] = []
     runner = OperationRunner(
-        lambda request, done: done(Reply(request.path)),  # type: ignore[union-attr]
+        lambda request, done: done(ZooKeeperReply(request.path)),  # type: ignore[union-attr]
         lambda command, done: done(56),
         lambda done: done(None),
         lambda _ms, done: done(None),
@@ -112,13 +135,13 @@ def test_steps_that_are_answered_at_once_do_not_confuse_the_runner() -> None:
         return collected
 
     runner.start("one", operation(), outcomes.append)
-    assert outcomes == [Outcome(["/a", 56, 56, "/c"], None)]
+    assert outcomes == [OperationOutcome(["/a", 56, 56, "/c"], None)]
 
 
 def test_no_steps_together_are_no_wait() -> None:
     desk = Desk()
     desk.start(all_of([]))
-    assert desk.outcomes == [Outcome([], None)]
+    assert desk.outcomes == [OperationOutcome([], None)]
 
 
 def test_one_operation_of_a_name_runs_at_a_time() -> None:
@@ -127,7 +150,7 @@ def test_one_operation_of_a_name_runs_at_a_time() -> None:
 
     desk = Desk()
     assert desk.start(operation()) and not desk.start(operation())
-    desk.answer(Reply(None))
+    desk.answer(ZooKeeperReply(None))
     assert desk.start(operation())
 
 
@@ -142,7 +165,7 @@ def test_a_dropped_operation_hears_nothing_more(step: Get | Pause) -> None:
     desk = Desk()
     desk.start(operation())
     desk.runner.drop_all()
-    desk.answer(Reply("late"))
+    desk.answer(ZooKeeperReply("late"))
     assert went_on == [] and desk.outcomes == [] and not desk.runner.is_running("one")
 
 
@@ -154,13 +177,13 @@ def test_our_own_mistakes_go_up() -> None:
     desk = Desk()
     desk.start(operation())
     with pytest.raises(KeyError):
-        desk.answer(Reply(None))
+        desk.answer(ZooKeeperReply(None))
 
 
-def guarded(failure: Exception | None) -> tuple[Request, Outcome]:
+def guarded(failure: Exception | None) -> tuple[Request, OperationOutcome]:
     desk = Desk()
     desk.start(Fence(7, 3).guard((Create("/a"), Create("/b"))))
-    step = desk.answer(Reply((True, "/a", "/b"), failure))
+    step = desk.answer(ZooKeeperReply((True, "/a", "/b"), failure))
     return step, desk.outcomes[0]
 
 
@@ -178,4 +201,4 @@ def test_a_failed_check_means_that_another_is_controller() -> None:
 def test_a_failed_write_is_counted_from_the_first_write() -> None:
     failure = guarded(MultiFailed(2, Create("/b"), NodeExists("b")))[1].failure
     assert isinstance(failure, MultiFailed) and (failure.index, failure.write) == (1, Create("/b"))
-    assert isinstance(guarded(ConnectionLost("gone"))[1].failure, ConnectionLost)
+    assert isinstance(guarded(ZooKeeperConnectionLost("gone"))[1].failure, ZooKeeperConnectionLost)

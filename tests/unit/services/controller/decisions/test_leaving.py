@@ -13,9 +13,9 @@ from services.controller.decisions.cluster import Cluster, DiskReport
 from services.controller.decisions.leader_operations import HANDED_OVER_AT_ONCE, LEAVING_MS, OTHERS_NEED, PAUSE_MS_MAX, PAUSES_MS_MAX, controlled_shutdown
 from services.controller.decisions.role_operations import role_of
 from services.controller.zookeeper.change_log import CHANGES
-from services.controller.zookeeper.operation import DiskCommand, OperationRunner, Outcome
+from services.controller.zookeeper.operation import DiskCommand, OperationOutcome, OperationRunner
 from services.controller.zookeeper.requests import Create, Multi, Request, SetData
-from services.controller.zookeeper.session import Reply
+from services.controller.zookeeper.session import ZooKeeperReply
 from services.controller.zookeeper.topic_registry import TopicState
 from tests.support.memory_zookeeper import MemoryZooKeeper
 
@@ -46,7 +46,7 @@ class Leaving:
         self.steps: list[tuple[str, list[int]]] = []
         self.commands: list[Callable[[Any], None]] = []
         self.given_away: list[int] = []
-        self.ended: list[Outcome] = []
+        self.ended: list[OperationOutcome] = []
         self._session = self.server.session("", 0, None, lambda _state: None, lambda _path: None)
         self.now_ms = 0
         self.pauses: list[tuple[int, Callable[[None], None]]] = []
@@ -58,7 +58,7 @@ class Leaving:
             numbers = [int(write.path.split("/")[-2]) for write in request.writes if write.path.endswith("/state")]
             if numbers:
                 self.steps.append(("written", numbers))
-        on_reply(Reply(self.server.carry_out(request, self._session), None))
+        on_reply(ZooKeeperReply(self.server.carry_out(request, self._session), None))
 
     def _command(self, command: DiskCommand, on_done: Callable[[Any], None]) -> None:
         assert command.kind == DescriptorKind.BECOME_FOLLOWER

@@ -28,7 +28,7 @@ from services.controller.decisions.election_operations import hold_elections
 from services.controller.decisions.reassignment import Reassignment
 from services.controller.decisions.reassignment_operations import finish_reassignments, order_reassignments, whole_reassignments
 from services.controller.zookeeper import topic_registry
-from services.controller.zookeeper.change_log import CHANGES, Change
+from services.controller.zookeeper.change_log import CHANGES, ClusterChange
 from services.controller.zookeeper.operation import Fence
 from services.controller.zookeeper.requests import Multi
 from tests.support.played_tree import Killed, PlayedTree
@@ -73,8 +73,8 @@ def write_isr(tree: PlayedTree, partition: int, *isr: int) -> None:
     tree.put(partition_state_path("t", partition), state(tree, partition)._replace(isr=isr).encode())
 
 
-def news(tree: PlayedTree) -> list[Change]:
-    return [Change.decode(path, tree.data(path)) for path in tree.paths() if path.startswith(f"{CHANGES}/")]
+def news(tree: PlayedTree) -> list[ClusterChange]:
+    return [ClusterChange.decode(path, tree.data(path)) for path in tree.paths() if path.startswith(f"{CHANGES}/")]
 
 
 def codes(results: dict[Any, Any]) -> dict[Any, ErrorCode]:
@@ -86,7 +86,7 @@ def test_an_order_and_its_end_are_a_transaction_each_and_everybody_is_told() -> 
     cluster = new_controller(tree)
     assert codes(tree.run(order_reassignments(cluster, "t", {0: (3, 2), 1: (1, 2)}))) == {0: ErrorCode.NONE, 1: ErrorCode.NONE}
     assert replicas(tree, 0) == Reassignment((3, 2, 1), (3,), (1,)) and replicas(tree, 1) == Reassignment((1, 2))
-    assert news(tree) == [Change(1, topics=("t",))] and state(tree, 0) == PartitionState(1, 0, 1, (1, 2))
+    assert news(tree) == [ClusterChange(1, topics=("t",))] and state(tree, 0) == PartitionState(1, 0, 1, (1, 2))
     assert whole_reassignments(cluster, cluster.topics["t"]) == []
     write_isr(tree, 0, 1, 2, 3)
     successor = new_controller(tree, broker_id=2)

@@ -10,7 +10,7 @@ from appliance.base.model import TopicId
 from appliance.cluster.znodes import PartitionState, TopicAssignment, parents_first, partition_state_path
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.state_changes import ATTEMPTS_MAX, StateChange, change_states
-from services.controller.zookeeper.change_log import CHANGES, Change
+from services.controller.zookeeper.change_log import CHANGES, ClusterChange
 from services.controller.zookeeper.operation import WRITES_MAX, OwnWrites
 from services.controller.zookeeper.requests import Check, Create, Multi, Request, SetData
 from services.controller.zookeeper.topic_registry import TopicState
@@ -41,8 +41,8 @@ def stored(server: MemoryZooKeeper, number: int) -> PartitionState:
     return PartitionState.decode("p", server.data(partition_state_path("t", number)))
 
 
-def changes_in(server: MemoryZooKeeper) -> list[Change]:
-    return [Change.decode(path, server.data(path)) for path in server.paths() if path.startswith(f"{CHANGES}/")]
+def changes_in(server: MemoryZooKeeper) -> list[ClusterChange]:
+    return [ClusterChange.decode(path, server.data(path)) for path in server.paths() if path.startswith(f"{CHANGES}/")]
 
 
 def test_many_states_are_a_few_transactions_each_with_its_news() -> None:
