@@ -1,7 +1,9 @@
-"""What every process is made of: an `Agent` with a duty cycle, and the `ServiceContext` it is given.
+"""The interface of a process's work (`Agent`, a duty cycle) and what it is given
+(`ServiceContext`).
 
-The agent owns the process's state; the runner (`appliance.runtime.runner`) owns its time. Nothing here waits. Weak spot: an agent whose
-turn is long delays its heartbeat, and the supervisor kills it after `watchdog.timeout.ms`; long work belongs into slices.
+The agent owns the state of the process, the runner (`appliance.runtime.runner`) its time. Nothing
+here waits. Weak: an agent with a long turn delays its heartbeat, and the supervisor kills it after
+`watchdog.timeout.ms`; long work has to be sliced.
 """
 
 from __future__ import annotations
@@ -18,48 +20,50 @@ from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 
 PARK_MS_MAX = 100
-"""Backstop of every wait: a lost wake-up costs at most this."""
+"""Longest wait in milliseconds: a lost wake-up costs at most this."""
 
 
 class Agent(Protocol):
-    """One process kind's work, in turns."""
+    """The work of one kind of process, in turns."""
 
     def do_work(self) -> int:
-        """One short, bounded turn that never waits; returns how much it did."""
+        """Run one short, bounded turn that never waits; returns how much it did."""
 
     def may_park(self) -> bool:
-        """Publish the sleeping word, fence, look again. False: there is work after all, and the word is cleared."""
+        """Prepare a wait: set the sleeping flags, fence, and check for work again. If there is
+        work, clear the flags and return False."""
 
     def unpark(self) -> None:
-        """Clear the sleeping word after a wait."""
+        """Clear the sleeping flags after a wait."""
 
     def park_ms(self) -> int:
-        """How long the next wait may be, at most `PARK_MS_MAX`."""
+        """Return how long the next wait may be, at most `PARK_MS_MAX`."""
 
     def begin_stop(self) -> None:
-        """Take nothing new; finish what is under way in the following turns."""
+        """Accept no new work; finish what is in flight in the following turns."""
 
     def stopped(self) -> bool:
-        """Whether everything under way is finished, after `begin_stop`."""
+        """Return whether everything in flight is finished, after `begin_stop`."""
 
     def close(self) -> None:
-        """Let go of everything, in order; called once."""
+        """Release all resources in order; called once."""
 
     def status_line(self) -> str:
-        """One line for people about what it does now."""
+        """Return one line for an operator about what the agent does now."""
 
 
 class Notifier(Protocol):
-    """Tells who started the process how it is doing; the same words reach the counters' state."""
+    """Reports the state of the process to its parent. The same text is stored in the counters."""
 
     def ready(self) -> None:
-        """It serves. Every agent says so exactly once a life, when its users can be served."""
+        """Report that the process serves. Each agent calls it once per incarnation, when its
+        clients can be served."""
 
     def status(self, text: str) -> None: ...
 
 
 class ServiceContext:
-    """What a process has before its agent exists. Made by `service_main`, or by a test."""
+    """What a process has before its agent exists; created by `service_main`, or by a test."""
 
     __slots__ = ("box", "clock", "counters", "incarnation", "instance", "layout", "listen_sockets", "log", "notifier", "poller", "process_name")
 

@@ -1,10 +1,14 @@
-"""A daemon thread whose start never waits for ever: it runs, or `ThreadRefused` is raised.
+"""A daemon thread whose start never blocks for ever: either it runs, or `ThreadRefused` is raised.
 
-`threading.Thread.start` waits for the new thread without a deadline. If that dies before it can run any Python (there was memory for its stack, but none for
-the interpreter's), the wait never ends, and the watchdog kills the process. Here the kernel's refusal and such a death are one answer, which the caller
-treats as a failure that may heal. How the death is seen: the new thread alone holds an object, and the callback of its weak reference is a C function, which
-needs no memory of the dead thread's. Owned by whoever starts it. Weak spot: of a machine that does not schedule the new thread within `START_SECONDS` it is
-believed that it never will.
+`threading.Thread.start` waits for the new thread without a deadline. If the thread dies before it
+runs any Python (there was memory for its stack, but none for the interpreter's), the wait never
+ends, and the watchdog kills the process. Here, a refusal by the kernel and such a death raise the
+same exception, which the caller treats as a temporary failure. The death is detected by a weak
+reference to an object that only the new thread holds; its callback is a C function and needs no
+memory.
+
+Owned by its creator. Weak: if the machine does not schedule the new thread within `START_SECONDS`,
+the start counts as failed.
 """
 
 from __future__ import annotations
@@ -25,66 +29,69 @@ class ThreadRefused(RuntimeError):
 
 
 class Refusals:
-    """How often that happened in this process, and which thread it was last. Read by the runner, which counts and logs it."""
+    """Counts refused threads of this process and keeps the latest reason. The runner counts and
+    logs them."""
 
     def __init__(self) -> None:
         self.count = 0
         self.latest = ""
 
-    def add(self, words: str) -> None:
+    def add(self, reason: str) -> None:
         self.count += 1
-        self.latest = words
+        self.latest = reason
 
 
 REFUSALS = Refusals()
 
 
-class _Life:
-    """Held by the new thread alone."""
+class _RunningMark:
+    """An object that only the new thread holds."""
 
     __slots__ = ("__weakref__",)
 
 
 class BackgroundThread:
-    """`start` it once. What `target` raises goes to `threading.excepthook`, as with any thread."""
+    """A daemon thread; call `start` once. Exceptions of `target` go to `threading.excepthook`, as
+    with any thread."""
 
     def __init__(self, target: Callable[..., object], name: str, args: tuple[Any, ...] = ()) -> None:
         self.name = name
         self._target = target
         self._args = args
         self._events: queue.SimpleQueue[object] = queue.SimpleQueue()
-        """Filled when the thread runs, and when it has ended."""
+        """Receives an item when the thread runs, and one when it has ended."""
         self._turn = _thread.allocate_lock()
-        """Taken once: by the thread, which then runs, or by the starter, which has given up."""
-        self._life: weakref.ref[_Life] | None = None
+        """Acquired once: by the thread, which then runs, or by its creator, which has then given
+        up."""
+        self._mark: weakref.ref[_RunningMark] | None = None
 
     def start(self) -> None:
-        """Returns when the thread runs. Raises ThreadRefused, and then it never will."""
-        life = _Life()
-        reference = self._life = weakref.ref(life, self._events.put)
+        """Return when the thread runs. Raises ThreadRefused if it will never run."""
+        mark = _RunningMark()
+        reference = self._mark = weakref.ref(mark, self._events.put)
         try:
-            _thread.start_new_thread(self._run, (life,))
+            _thread.start_new_thread(self._run, (mark,))
         except (RuntimeError, MemoryError) as error:
             raise self._refused(str(error) or "no memory") from error
-        del life
+        del mark
         try:
             event: object = self._events.get(timeout=START_SECONDS)
         except queue.Empty:
             event = reference
         if event is reference:
             if self._turn.acquire(blocking=False):
-                words = "it ended before it could run, for want of memory" if reference() is None else f"it did not run within {START_SECONDS:g} s"
+                words = "it ended before it could run, for lack of memory" if reference() is None else f"it did not run within {START_SECONDS:g} s"
                 raise self._refused(words)
-            self._events.get()  # it has begun at the last moment
+            self._events.get()  # it started just before the deadline
 
     def _refused(self, reason: str) -> ThreadRefused:
         refusal = ThreadRefused(f"could not start thread {self.name}: {reason}")
         REFUSALS.add(str(refusal))
-        self._life = None
+        self._mark = None
         return refusal
 
-    def _run(self, life: _Life) -> None:
-        del life  # the interpreter holds it until this returns; a traceback would hold it for longer
+    def _run(self, mark: _RunningMark) -> None:
+        del mark  # the interpreter keeps it until this returns; a traceback would keep it longer
         self._events.put(None)
         if not self._turn.acquire(blocking=False):
             return
@@ -97,14 +104,14 @@ class BackgroundThread:
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
 
     def is_alive(self) -> bool:
-        """Whether it runs; false before its start."""
-        return self._life is not None and self._life() is not None
+        """Return whether the thread runs; False before its start."""
+        return self._mark is not None and self._mark() is not None
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended, or for so many seconds; see `is_alive`."""
+        """Wait until the thread has ended, or for `timeout` seconds; see `is_alive`."""
         if not self.is_alive():
             return
         try:
-            self._events.put(self._events.get(timeout=timeout))  # for the next one that waits
+            self._events.put(self._events.get(timeout=timeout))  # for the next caller
         except queue.Empty:
             pass

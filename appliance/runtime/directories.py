@@ -1,7 +1,7 @@
-"""What may be wrong with the directories a box is given, found without changing them: shape, rights, who else uses them, whose they are.
+"""Checks of the directories of a box that change nothing: paths, permissions, locks, ownership.
 
-Pure looks; nothing is created, no lock is kept. Weak spot: between the look and the use somebody may come; the locks that the owners
-take (state: supervisor, log directory: log-writer) are what protects, this is what explains.
+Weak: another program may use a directory between check and use. The locks of the owners
+(supervisor, log-writer) protect it; these checks explain the problem.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DISK_TROUBLE = frozenset({errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, e
 
 
 def shape_problems(data: list[str], state: str, real_path: Callable[[str], str] = os.path.realpath) -> list[str]:
-    """Duplicates, and directories inside one another, as the file system sees them (links resolved by `real_path`)."""
+    """Return duplicates and nested directories, with links resolved by `real_path`."""
     problems = []
     real_state = real_path(state)
     seen: dict[str, str] = {}
@@ -28,7 +28,7 @@ def shape_problems(data: list[str], state: str, real_path: Callable[[str], str] 
         real = real_path(path)
         if real in seen:
             problems.append(f"--data {path} is given twice ({seen[real]} is the same directory); give each disk's directory once")
-            continue  # whatever else is wrong with it was said then
+            continue  # its other problems were reported with the first one
         for other_real, other in seen.items():
             if real != other_real and (_is_inside(real, other_real) or _is_inside(other_real, real)):
                 problems.append(f"--data {path} and --data {other} lie inside one another; give separate directories")
@@ -47,7 +47,7 @@ def _is_inside(path: str, directory: str) -> bool:
 
 
 def writable_problem(path: str, option: str) -> str | None:
-    """Why `path` cannot be made and written to, or None. What is tried leaves nothing."""
+    """Return why `path` cannot be created and written to, or None. The attempt leaves no file."""
     place = path
     while not os.path.lexists(place):
         place = os.path.dirname(place)
@@ -63,7 +63,8 @@ def writable_problem(path: str, option: str) -> str | None:
 
 
 def has_disk_trouble(path: str) -> bool:
-    """Whether the disk itself says no (failed, read-only, full): its log-writer then waits for it, and the other disks are served."""
+    """Return whether the disk itself failed (I/O error, read-only, full). Its log-writer retries;
+    the other disks are served."""
     place = path
     while not os.path.lexists(place) and place != "/":
         place = os.path.dirname(place)
@@ -77,7 +78,7 @@ def has_disk_trouble(path: str) -> bool:
 
 
 def make_directory(path: str, option: str) -> str | None:
-    """Create `path` with its parents; the problem if that fails."""
+    """Create `path` with its parents; returns the problem if that fails."""
     try:
         os.makedirs(path, mode=0o750, exist_ok=True)
     except OSError as error:
@@ -86,7 +87,7 @@ def make_directory(path: str, option: str) -> str | None:
 
 
 def make_runtime_directory(path: str, option: str) -> str | None:
-    """Create a box's runtime directory and the one that it lies in, for this user alone; the problem if that fails."""
+    """Create a runtime directory and its parent with mode 0700; returns the problem if that fails."""
     root = os.path.dirname(path)
     try:
         os.makedirs(os.path.dirname(root), mode=0o700, exist_ok=True)
@@ -100,7 +101,8 @@ def make_runtime_directory(path: str, option: str) -> str | None:
 
 
 def lock_holder(directory: str) -> int | None:
-    """Pid of who holds the directory's lock (0 if it cannot be told), None if nobody does. Sees both flock and POSIX locks (Kafka's)."""
+    """Return the pid that locks the directory (0 if unknown), or None. Sees flock and POSIX locks
+    (Kafka uses POSIX locks)."""
     try:
         descriptor = os.open(f"{directory}/{LOCK_FILE}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -127,13 +129,13 @@ def _holder_in_proc(descriptor: int) -> int | None:
         return None
     for line in lines:
         fields = line.split()
-        if wanted in fields and "->" not in fields:  # "->" waits for the lock, it does not hold it
+        if wanted in fields and "->" not in fields:  # "->" marks a process that waits for the lock
             return max(0, int(fields[fields.index(wanted) - 1]))
     return None
 
 
 def in_use_problem(directory: str, option: str) -> str | None:
-    """Who uses this directory now, as a problem; None if nobody does."""
+    """Return which process uses this directory, as a problem, or None."""
     supervisor = running_supervisor(directory)
     holder = lock_holder(directory)
     if supervisor is not None:
@@ -145,7 +147,11 @@ def in_use_problem(directory: str, option: str) -> str | None:
 
 
 def running_supervisor(directory: str, state: str = "") -> int | None:
-    """Pid of the living supervisor whose box has this directory. Runtime directories are read, not disks. `state`: as `known_boxes` takes it."""
+    """Return the pid of the running supervisor of this directory, or None. Reads runtime
+    directories, not disks.
+
+    `state` is passed on to `known_boxes`.
+    """
     for layout in known_boxes(state):
         try:
             box = layout.read_box()
@@ -159,23 +165,26 @@ def running_supervisor(directory: str, state: str = "") -> int | None:
 
 
 def known_boxes(state: str = "") -> list[BoxLayout]:
-    """Every box of this machine that has, or had, a runtime directory that this user trusts. `state`: a state directory that may hold one, too."""
+    """Return each box of this machine that has a runtime directory this user trusts. `state`: a
+    state directory that may contain one."""
     return [BoxLayout(f"{root}/{name}") for root in runtime_roots(state) for name in own_directories(root)]
 
 
 def boxes_of_state(state: str) -> list[BoxLayout]:
-    """What is known of the box of this state directory; more than one where it was started in different environments."""
+    """Return the boxes of this state directory: several if it was started in different
+    environments."""
     return [layout for layout in known_boxes(state) if layout.box == box_name(state) and os.path.exists(layout.box_file)]
 
 
 def is_supervisor(pid: int, layout: BoxLayout) -> bool:
-    """Whether `pid` lives and holds the state lock of the box: a pid alone may have been given to somebody else, also to another user."""
+    """Return whether `pid` runs and holds the state lock of the box. The pid alone may have been
+    reused, also by another user."""
     try:
         state_directory = layout.read_box()["state_directory"]
         os.kill(pid, 0)
     except PermissionError:
         if not _may_look_at_lock(state_directory):
-            return True  # another user's box, most likely
+            return True  # probably a box of another user
     except (OSError, ValueError, KeyError):
         return False
     return lock_holder(state_directory) in (pid, 0)
@@ -187,12 +196,12 @@ def _may_look_at_lock(directory: str) -> bool:
     except PermissionError:
         return False
     except OSError:
-        pass  # no lock file: nobody holds it
+        pass  # without a lock file no process holds the lock
     return True
 
 
 def read_meta_properties(directory: str) -> dict[str, str] | None:
-    """Kafka's `meta.properties` of a log directory; None if it has none."""
+    """Return Kafka's `meta.properties` of a log directory; None if it has none."""
     try:
         with open(f"{directory}/{META_PROPERTIES}", encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()

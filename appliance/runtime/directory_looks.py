@@ -1,8 +1,9 @@
-"""A look at each directory of a box before it starts, by a child for each, with a deadline: whoever touches a disk that hangs hangs with it.
+"""Checks each directory of a box before the start, in a child process with a deadline, because a
+disk that hangs blocks the process that touches it.
 
-A child looks, writes what it saw into a pipe and ends. One that does not answer in time is killed and left to its disk; its directory
-counts as one that does not answer. Owned by the preflight, which alone waits. Weak spot: a disk that takes longer than the deadline to spin
-up is started without, and joins when its log-writer gets an answer.
+A child checks, writes the result into a pipe and ends. If it does not answer in time it is killed,
+and its directory counts as unanswered. Owned by the preflight, the only one that waits. Weak: a
+disk that takes longer than the deadline to spin up joins only when its log-writer gets an answer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ _ANSWER_BYTES_MAX = 1 << 20
 
 
 class DirectoryCheck(NamedTuple):
-    """`is_troubled`: the disk itself says no. `problem`: why it cannot be made and written to; `user`: who else has it; `owner`: its meta.properties."""
+    """The result of a check.
+
+    `is_troubled`: the disk itself fails. `problem`: why the directory cannot be created and written
+    to. `user`: which process uses it. `owner`: its meta.properties.
+    """
 
     real_path: str
     is_troubled: bool = False
@@ -31,33 +36,35 @@ class DirectoryCheck(NamedTuple):
 
 
 class DirectoryChecks(NamedTuple):
-    """By path. Of what does not answer there is the pid of the child that waits for it."""
+    """Results by path. For an unanswered directory, the pid of the child that still waits for its
+    disk."""
 
     answers: dict[str, DirectoryCheck]
     unanswered: dict[str, int]
 
     def real_path(self, path: str) -> str:
-        """With links resolved, where that could be done."""
+        """Return the path with links resolved, as far as that was possible."""
         look = self.answers.get(path)
         return look.real_path if look is not None else os.path.abspath(path)
 
 
 def look_at(path: str, option: str) -> DirectoryCheck:
-    """Changes nothing; may never return."""
+    """Check a directory without changing it; blocks as long as its disk hangs."""
     return DirectoryCheck(
         os.path.realpath(path), has_disk_trouble(path), writable_problem(path, option), in_use_problem(path, option), read_meta_properties(path)
     )
 
 
 def make_and_look(path: str, option: str) -> DirectoryCheck:
-    """Create the directory, unless its disk says no; `problem` is why that failed. May never return."""
+    """Create the directory unless its disk fails; `problem` is why that failed. Blocks as long as
+    its disk hangs."""
     if has_disk_trouble(path):
         return DirectoryCheck(path, True)
     return DirectoryCheck(path, False, make_directory(path, option))
 
 
 def ask_each(wanted: Iterable[tuple[str, str]], makes: bool, deadline_ms: int, clock: Clock) -> DirectoryChecks:
-    """Look at directories, given as (path, option), all at once; `makes`: create them, too."""
+    """Check the directories, given as (path, option), in parallel; create them if `makes`."""
     asked = {path: _ask(path, option, makes) for path, option in wanted}
     until_ms = clock.monotonic_ms() + deadline_ms
     looks = DirectoryChecks({}, {})
@@ -69,18 +76,18 @@ def ask_each(wanted: Iterable[tuple[str, str]], makes: bool, deadline_ms: int, c
             looks.unanswered[path] = pid
             continue
         os.waitpid(pid, 0)
-        looks.answers[path] = DirectoryCheck(**json.loads(answer)) if answer else DirectoryCheck(os.path.abspath(path), problem=f"the look at {path} failed")
+        looks.answers[path] = DirectoryCheck(**json.loads(answer)) if answer else DirectoryCheck(os.path.abspath(path), problem=f"the check of {path} failed")
     return looks
 
 
 def _ask(path: str, option: str, makes: bool) -> tuple[int, int]:
-    """Pid of the child, and where its answer comes from."""
+    """Fork a child; returns its pid and the pipe with its answer."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid:
         os.close(writing)
         return pid, reading
-    os.closerange(0, writing)  # a child that is left behind keeps nobody's socket, lock or pipe
+    os.closerange(0, writing)  # a child that outlives its parent must keep no socket, lock or pipe of it
     os.closerange(writing + 1, 1 << 16)
     try:
         looked = make_and_look(path, option) if makes else look_at(path, option)
@@ -92,7 +99,7 @@ def _ask(path: str, option: str, makes: bool) -> tuple[int, int]:
 
 
 def _answer(pipe: int, until_ms: int, clock: Clock) -> bytes | None:
-    """All that the child wrote; None when it has not ended by then."""
+    """Return all that the child wrote; None if it has not ended by `until_ms`."""
     received = b""
     ready = select.poll()
     ready.register(pipe, select.POLLIN)

@@ -1,8 +1,10 @@
-"""What `millrace disk add | remove | replace` asks of the supervisor, decided purely; and `STATE/disks.json`, by which the next start knows of it.
+"""Decides disk orders (`millrace disk add | remove | replace`), and keeps their result in
+`STATE/disks.json` for the next start.
 
-A disk keeps its name when its path changes: processes and counters are called after it. What was ordered holds as long as the box is started with the
-same directories (--data, [box] data); whoever changes those says what he wants, and the orders are forgotten. Owned by the supervisor, which never touches a
-log disk itself: the command has looked at the directory. Weak spot: a directory may change between that look and the order; its log-writer sees it then.
+A disk keeps its name when its path changes: processes and counters are named after it. Orders are
+kept as long as the box is started with the same directories (--data, [box] data); if those change,
+the orders are dropped. The supervisor never touches a log disk: the command has checked the
+directory. Weak: the directory may change after that check; its log-writer then reports it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _FILE_BYTES_MAX = 1 << 20
 
 
 def changed_disks(disks: list[Disk], verb: str, name: str, path: str) -> tuple[list[Disk], Disk]:
-    """The box's disks after the order, and the one that it is about. Raises RequestRefused."""
+    """Return the disks after the order, and the disk that it is about. Raises RequestRefused."""
     if verb == ADD:
         if any(disk.path == path for disk in disks):
             raise RequestRefused(ErrorCode.INVALID_REQUEST, f"{path} is a disk of this box already")
@@ -42,12 +44,12 @@ def changed_disks(disks: list[Disk], verb: str, name: str, path: str) -> tuple[l
 
 
 def disk_processes(disk: str) -> tuple[str, str]:
-    """The processes that a disk has to itself."""
+    """Return the names of the two processes of a disk."""
     return f"log-writer@{disk}", f"log-reader@{disk}"
 
 
 def free_name(disks: list[Disk], path: str) -> str:
-    """The last component of the path, with a number behind it where another disk is called so."""
+    """Return the last component of the path, with a number if another disk has that name."""
     taken = {disk.name for disk in disks}
     stem = os.path.basename(path.rstrip("/")) or "root"
     name, number = stem, 2
@@ -61,7 +63,7 @@ def _file(state: str) -> str:
 
 
 def keep_disks(state: str, given: list[str], disks: list[Disk]) -> None:
-    """Write down which disks the box has, and which directories it was started with. Raises OSError."""
+    """Store the disks of the box and the directories it was started with. Raises OSError."""
     document = {"given": given, "disks": [disk._asdict() for disk in disks]}
     descriptor = os.open(f"{_file(state)}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_SYNC | os.O_CLOEXEC, 0o600)
     try:
@@ -72,7 +74,8 @@ def keep_disks(state: str, given: list[str], disks: list[Disk]) -> None:
 
 
 def kept_disks(state: str, given: list[str]) -> list[Disk] | None:
-    """The disks as they were ordered, if the box was started with `given` then as now. Also root reads what the box's user wrote here."""
+    """Return the ordered disks if the box was started with `given` both then and now. Root also
+    reads this file of the box's user."""
     try:
         document = json.loads(read_file(_file(state), _FILE_BYTES_MAX))
         disks = [Disk(**disk) for disk in document["disks"]] if document["given"] == given else None
@@ -82,6 +85,7 @@ def kept_disks(state: str, given: list[str]) -> list[Disk] | None:
 
 
 def with_kept_disks(options: ResolvedOptions) -> tuple[ResolvedOptions, list[Disk] | None]:
-    """Options whose directories are those of the disks that were ordered, and these disks; None: nothing was ordered."""
+    """Return the options with the directories of the ordered disks, and those disks; None if
+    nothing was ordered."""
     disks = kept_disks(options.state, options.data)
     return (options, None) if disks is None else (options._replace(data=[disk.path for disk in disks]), disks)

@@ -1,9 +1,11 @@
-"""The core, and the place in a disk's queue, of the processes that serve it: taken by the process itself at its start, as the box's settings say.
+"""CPU core and I/O priority of the processes of a disk. Each process sets them itself at its start,
+from the settings.
 
-systemd could give both, but has no arithmetic for "the n-th disk has the n-th core"; and `millrace run` needs it as well. The rule: the log-writer of the n-th
-disk (in the order of the settings) runs on the n-th core that this process may use, round and round where there are more disks than cores. On four cores or
-fewer nobody is bound to one: there the kernel spreads the few processes better than a rule. Weak spot: a disk that is added does not move the others,
-but one that is removed does, at their next start.
+The log-writer of the n-th disk (in the order of the settings) runs on the n-th core that this
+process may use, modulo the number of cores. On four cores or fewer no process is bound: there the
+kernel distributes the few processes better. systemd cannot express "the n-th disk has the n-th
+core", and `millrace run` needs it as well. Weak: a removed disk moves the others at their next
+start.
 """
 
 from __future__ import annotations
@@ -18,18 +20,19 @@ CORES_WITHOUT_PINNING = 4
 
 
 def core_of_disk(place: int, cores: list[int]) -> int | None:
-    """The core for the disk in this place of the settings; None: any."""
+    """Return the core for the disk at this place of the settings; None for any core."""
     return None if len(cores) <= CORES_WITHOUT_PINNING else cores[place % len(cores)]
 
 
 def io_priority_of(box: Box, process_kind: str, disk: str) -> int | None:
-    """As the kernel counts it."""
+    """Return the I/O priority of a process in the kernel's encoding; None to leave it unchanged."""
     own = (classes_of_disks(box.text("disk.io.classes")) or {}).get(disk)
     return io_priority(own or box.text("log.writer.io.class" if process_kind == "log-writer" else "log.reader.io.class"))
 
 
 def take_disk_priority(box: Box, process_kind: str, disk: str) -> None:
-    """For the calling process and all that it starts from now on. What the machine refuses is not had."""
+    """Set core and I/O priority of the calling process and of its later children. What the machine
+    refuses is skipped."""
     priority = io_priority_of(box, process_kind, disk)
     if priority is not None:
         take_io_priority(priority)
@@ -41,4 +44,4 @@ def take_disk_priority(box: Box, process_kind: str, disk: str) -> None:
         try:
             os.sched_setaffinity(0, {core})
         except OSError:
-            pass  # a core that went away just now
+            pass  # the core was taken offline a moment ago

@@ -1,6 +1,8 @@
-"""What is looked at before a box takes part in an ensemble of the boxes' own: ports of its member, and addresses that its peers could not use.
+"""Checks before a box joins an ensemble of the boxes: the ports of its member, and addresses that
+its peers cannot use.
 
-Binds for a moment; nothing stays open. Weak spot: whether the other boxes reach these ports (a firewall between them) is seen only once all have started.
+Binds each port for a moment. Weak: whether the other boxes reach these ports (firewalls) shows only
+when all have started.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ WILDCARDS = ("0.0.0.0", "::", "*", "")
 
 
 def member_problems(member: ZooKeeperMember, is_running: bool = False) -> list[str]:
-    """Why this machine cannot run `member`; of one that runs already, whose ports are its own, only whether the address is this machine's."""
+    """Return why this machine cannot run `member`. If it `is_running`, check only whether the
+    address belongs to this machine."""
     name = f"--zookeeper-members says that this box, {member.member_id}, is {member.plain_host}"
     try:
         family, _, _, _, address = socket.getaddrinfo(member.plain_host, None, type=socket.SOCK_STREAM)[0]
@@ -32,27 +35,28 @@ def member_problems(member: ZooKeeperMember, is_running: bool = False) -> list[s
                 if error.errno == errno.EADDRNOTAVAIL:
                     return [f"{name}, which is no address of this machine; correct it, or --broker-id, which says which box this is"]
                 reason = "which is taken" if error.errno == errno.EADDRINUSE else f"which cannot be used: {error.strerror}"
-                problems.append(f"{name}, with port {port} for {purpose}, {reason}; stop who has it, or give the member other ports, on all boxes")
+                problems.append(f"{name}, with port {port} for {purpose}, {reason}; stop its owner, or give the member other ports, on all boxes")
     return problems
 
 
 def peer_warnings(members: Sequence[ZooKeeperMember], broker_id: int, listen: str, advertise: str) -> list[str]:
-    """What keeps the other boxes of the ensemble from using this one. Boxes that are all on loopback (in a test) are no trouble."""
+    """Return what keeps the other boxes of the ensemble from using this one. If all are on loopback
+    (tests), nothing does."""
     others = [member for member in members if member.member_id != broker_id]
     if not others or all(is_loopback(member.plain_host) for member in others):
         return []
     warnings = []
     if listen not in WILDCARDS and is_loopback(listen):
         warnings.append(
-            f"--listen is {listen}, where the other boxes cannot reach this one: it gets no replica and gives none; listen on an address of the network"
+            f"--listen is {listen}, where the other boxes cannot reach this one: it can neither replicate nor be replicated; use an address of the network"
         )
     if is_loopback(advertise):
-        warnings.append(f"--advertise is {advertise}: the other boxes and clients are told to connect to themselves; name this machine as they see it")
+        warnings.append(f"--advertise is {advertise}: the other boxes and clients would connect to themselves; name this machine as they see it")
     return warnings
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address means the machine itself; a name that does not resolve means nothing."""
+    """Return whether a host name or address is loopback; False if it does not resolve."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:

@@ -1,8 +1,10 @@
-"""Who a box is: its state directory with the lock, broker id, cluster id and the port of its ZooKeeper.
+"""The identity of a box: lock of the state directory, broker id, cluster id, and the port of its
+ZooKeeper.
 
-`STATE/identity.json` is written once and replaced whole; the lock on `STATE/.lock` is held by the supervisor for its life. `STATE/cluster.id` is written by
-the controller, when the box has become part of a cluster: from its next start on it is no other's. Weak spot: in the first life of a box whose ZooKeeper is
-not its own alone, the cluster's id is known only to the controller; it is '' here.
+`STATE/identity.json` is written once and replaced atomically. The supervisor holds the lock on
+`STATE/.lock`. The controller writes `STATE/cluster.id` when the box has joined a cluster: from the
+next start on it can join no other one. Weak: in the first incarnation of a box with a shared
+ZooKeeper, only the controller knows the cluster id; it is '' here.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _CLUSTER_FILE = "cluster.id"
 
 
 class Identity(NamedTuple):
-    """`cluster_id` may be '' (see the module); `zookeeper_port` is 0 while none was chosen."""
+    """`cluster_id` may be '' (see the module); `zookeeper_port` is 0 before one was chosen."""
 
     broker_id: int
     cluster_id: str = ""
@@ -31,7 +33,8 @@ class Identity(NamedTuple):
 
 
 def read_identity(state: str) -> Identity | None:
-    """The identity kept in a state directory, None in a new one. ConfigurationProblems if it cannot be understood."""
+    """Return the identity in a state directory; None in a new one. Raises ConfigurationProblems if
+    it is damaged."""
     try:
         with open(f"{state}/{_FILE}", "rb") as file:
             return Identity(**json.load(file))
@@ -42,12 +45,12 @@ def read_identity(state: str) -> Identity | None:
 
 
 def write_identity(state: str, identity: Identity) -> None:
-    """Replace the identity."""
+    """Replace the identity atomically."""
     _write_through(f"{state}/{_FILE}", json.dumps(identity._asdict()))
 
 
 def read_joined_cluster(state: str) -> str:
-    """The cluster that the box of this state directory has been part of; '' for one that was part of none."""
+    """Return the cluster that this box has joined; '' for none."""
     try:
         with open(f"{state}/{_CLUSTER_FILE}") as file:
             return file.read().strip()
@@ -61,7 +64,8 @@ def write_joined_cluster(state: str, cluster_id: str) -> None:
 
 
 def _write_through(path: str, text: str) -> None:
-    """With O_SYNC: a lost identity would make the box's own disks look foreign after a power cut."""
+    """Replace a file with O_SYNC. After a power cut, a lost identity would make the disks of the
+    box look foreign."""
     descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_SYNC | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, text.encode() + b"\n")
@@ -71,8 +75,10 @@ def _write_through(path: str, text: str) -> None:
 
 
 def plan_identity(state: str, owners: dict[str, dict[str, str]], broker_id: int | None, embedded: bool) -> tuple[Identity, list[str]]:
-    """Which broker of which cluster this is, from its state and what its log directories say (`owners`: their meta.properties by path); and every
-    contradiction."""
+    """Return which broker of which cluster this box is, and each contradiction.
+
+    `owners`: the meta.properties of the log directories, by path.
+    """
     try:
         kept = read_identity(state)
     except ConfigurationProblems as error:
@@ -120,7 +126,8 @@ def _owner_problems(path: str, properties: dict[str, str], identity: Identity) -
 
 
 def new_cluster_id() -> str:
-    """A random id in Kafka's form: 22 characters of base64url that do not begin with a dash, which command lines take for an option."""
+    """Return a random id in Kafka's form: 22 characters of base64url. It does not begin with a
+    dash, which starts an option."""
     while True:
         text = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
         if not text.startswith("-"):
@@ -128,7 +135,8 @@ def new_cluster_id() -> str:
 
 
 def lock_state(state: str) -> int:
-    """Take the state directory for this process's life; returns the descriptor to keep. ConfigurationProblems if somebody has it."""
+    """Lock the state directory until the process ends; returns the descriptor. Raises
+    ConfigurationProblems if another process has it."""
     descriptor = os.open(f"{state}/{LOCK_FILE}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,7 +149,8 @@ def lock_state(state: str) -> int:
 
 
 def choose_zookeeper_port(kept: int) -> int:
-    """The loopback port of the embedded ZooKeeper: the one it had, if it is free, else any free one."""
+    """Return the loopback port of the embedded ZooKeeper: `kept` if that is free, otherwise any
+    free port."""
     for port in (kept, 0):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

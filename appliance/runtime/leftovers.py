@@ -1,8 +1,10 @@
-"""What dead boxes leave behind, and who clears it: shared-memory objects, sockets, runtime directories.
+"""Removes what dead boxes leave behind: shared-memory objects, sockets, runtime directories.
 
-A box that stopped cleanly leaves nothing. After `kill -9` of the supervisor its next life clears what nobody will read again; the rest is
-cleared by its owners, because it says what had happened: a log-writer reads its predecessor's table, an ingest drains its old
-channels, everybody adopts its counters. Weak spot: a box that was killed and never started again stays until its state directory is gone.
+A box that stops cleanly leaves nothing. If the supervisor was killed, its next incarnation removes
+what no process will read again. The rest is removed by its owners, which read it first: a
+log-writer reads the table of its predecessor, ingest drains its old channels, each process adopts
+its counters. Weak: a box that was killed and never restarted stays until its state directory is
+deleted.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from appliance.shm.mapping import list_names, unlink
 DYING_MS_MAX = 5_000
 
 PURPOSES_OF_OWNERS = frozenset({"table", "channel", "counters"})
-"""Objects of a dead life that their owners' next life reads first and then removes."""
+"""Purposes of objects that the next incarnation of their owner reads before it removes them."""
 
 
 def await_previous_life(state: str, clock: Clock) -> list[int]:
-    """Wait for processes of a supervisor that was killed just now: the kernel kills them, but not in no time. Returns who is still there."""
+    """Wait up to 5 s for the processes of a supervisor that was killed; the kernel kills them soon
+    after. Returns the pids that still run."""
     layouts = boxes_of_state(state) if running_supervisor(state, state) is None else []
     deadline_ms = clock.monotonic_ms() + DYING_MS_MAX
     while alive := [pid for layout in layouts for pid in living_processes(layout)]:
@@ -36,12 +39,13 @@ def await_previous_life(state: str, clock: Clock) -> list[int]:
 
 
 def living_processes(layout: BoxLayout) -> list[int]:
-    """Pids of processes of this box that live, by their counters."""
+    """Return the pids of the running processes of this box, from their counters."""
     return [pid for name in list_counters(layout) if (pid := living_pid(layout, name))]
 
 
 def living_pid(layout: BoxLayout, process_name: str) -> int:
-    """Pid of this process if it lives, else 0; a pid that was given to somebody else has another name."""
+    """Return the pid of this process if it runs, otherwise 0. A reused pid has another process
+    name."""
     pid = pid_in_counters(layout, process_name)
     try:
         with open(f"/proc/{pid}/comm") as file:
@@ -60,7 +64,8 @@ def _is_zombie(pid: int) -> bool:
 
 
 def clear_previous_life(layout: BoxLayout) -> int:
-    """Before the first child of a new life starts: unlink what none of them will read. Returns how many objects."""
+    """Unlink the objects that no process will read, before the first child starts. Returns how
+    many."""
     prefix = layout.shared_memory_prefix
     names = [name for name in list_names(prefix) if name[len(prefix) :].partition(".")[0] not in PURPOSES_OF_OWNERS]
     for name in names:
@@ -69,12 +74,14 @@ def clear_previous_life(layout: BoxLayout) -> int:
 
 
 def clear_dead_life(state: str) -> int:
-    """As `clear_previous_life`, for the box of this state directory if it is dead: before /dev/shm is found too small for what it still holds."""
+    """Like `clear_previous_life`, for the box of this state directory if it is dead. Runs before
+    /dev/shm is checked for free space."""
     return sum(clear_previous_life(layout) for layout in boxes_of_state(state) if running_supervisor(state, state) is None)
 
 
 def clear_vanished_boxes() -> list[str]:
-    """Remove what is left of dead boxes whose state directory is gone: they cannot come back. Returns their names."""
+    """Remove the rest of dead boxes whose state directory was deleted, because they cannot restart.
+    Returns their names."""
     cleared = []
     for layout in known_boxes():
         try:
@@ -88,8 +95,11 @@ def clear_vanished_boxes() -> list[str]:
 
 
 def clear_box(layout: BoxLayout) -> bool:
-    """The last act of a box: no shared memory, no socket, no runtime directory. Every process is gone by now. False, and nothing is changed, if the runtime
-    directory is another user's."""
+    """Remove all shared memory, sockets and the runtime directory of a box whose processes have
+    ended.
+
+    Returns False and changes nothing if the runtime directory belongs to another user.
+    """
     try:
         descriptor = open_directory(layout.runtime_directory, owners={os.geteuid()})
     except FileNotFoundError:
@@ -105,7 +115,8 @@ def clear_box(layout: BoxLayout) -> bool:
 
 
 def _empty(descriptor: int) -> None:
-    """Remove what is in the directory, and close it. No link is followed, whatever becomes of the paths meanwhile."""
+    """Remove the content of the directory and close it. Links are not followed, even if paths
+    change meanwhile."""
     try:
         for name in os.listdir(descriptor):
             try:
@@ -114,9 +125,9 @@ def _empty(descriptor: int) -> None:
                 _empty(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor))
                 _remove_directory(name, descriptor)
             except FileNotFoundError:
-                pass  # its process was faster
+                pass  # its process removed it first
     except OSError:
-        pass  # a process still works in it; the next start clears what is left
+        pass  # a process still uses it; the next start removes the rest
     finally:
         os.close(descriptor)
 
@@ -125,4 +136,4 @@ def _remove_directory(path: str, dir_fd: int | None = None) -> None:
     try:
         os.rmdir(path, dir_fd=dir_fd)
     except OSError:
-        pass  # a process still writes in it; the next start clears it
+        pass  # a process still writes to it; the next start removes it

@@ -1,7 +1,8 @@
-"""What libraries say by Python's `logging` becomes events of the process that uses them: kazoo in the controller, uvicorn in the console.
+"""Forwards messages of libraries that use Python's `logging` (kazoo, uvicorn) to the log of the
+process.
 
-Imported only by processes that have `logging` anyway. Weak spot: a library's words are its own; from its severity follows nothing for an
-operator, so it is never more than a warning.
+Only processes that import `logging` anyway load this module. Weak: the severity of a library says
+nothing about what an operator must do, so it is never above warning.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from appliance.base.logging import Logger, Severity
 
 
 class LibraryLines(logging.Handler):
-    """Hands records on, a stack as part of its event."""
+    """A handler that logs each record; a stack trace is part of its event."""
 
     def __init__(self, log: Logger) -> None:
         super().__init__(logging.WARNING)
@@ -21,13 +22,13 @@ class LibraryLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
-        except Exception as error:  # its format and its arguments do not fit
+        except Exception as error:  # its format does not fit its arguments
             text = f"{record.msg!r} ({error})"
         self._log.log(Severity.WARNING, f"{record.name}: {text}")
 
 
 def forward_library_logging(log: Logger) -> None:
-    """From now on; what is less than a warning is not even formatted."""
+    """Forward warnings and above from now on; lower levels are not even formatted."""
     root = logging.getLogger()
     root.handlers[:] = [LibraryLines(log)]
     root.setLevel(logging.WARNING)

@@ -1,6 +1,8 @@
-"""The listening sockets of a box: opened by the supervisor, handed to the processes that serve them, so that no restart refuses a connection.
+"""The listening sockets of a box. The supervisor opens them and passes them on, so that no restart
+of a process refuses a connection.
 
-Weak spot: UDP datagrams that arrive while ingest restarts wait in the socket's receive buffer, which has an end.
+Weak: UDP datagrams that arrive while ingest restarts wait in the receive buffer of the socket,
+which is limited.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ HTTP_BACKLOG = 128
 INGEST_BACKLOG = 1024
 UDP_RECEIVE_BYTES = 16 << 20
 NO_ROOM_TO_ACCEPT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-"""Of `accept`: who goes on at once, spins."""
+"""Errors of `accept` after which retrying at once would spin."""
 _SO_RCVBUFFORCE = 33  # asm-generic/socket.h; the socket module does not name it
 _FREE_PORT_TRIES = 20
 
 
 class ListenSockets(NamedTuple):
-    """Open sockets by their LISTEN_FDNAMES names, and the ports they have."""
+    """Open sockets by their LISTEN_FDNAMES names, and their ports."""
 
     sockets: dict[str, socket.socket]
     kafka_port: int
@@ -32,7 +34,7 @@ class ListenSockets(NamedTuple):
     http_port: int
     ingest_port: int = 0
     senders: tuple[SenderSocket, ...] = ()
-    """Those of the ingest table, with the ports they have."""
+    """The sockets of the ingest table, with their ports."""
 
     def close(self) -> None:
         for sock in self.sockets.values():
@@ -42,7 +44,8 @@ class ListenSockets(NamedTuple):
 def open_listen_sockets(
     host: str, kafka_port: int, syslog_port: int, http_port: int, ingest_port: int, senders: Sequence[SenderSocket] = ()
 ) -> tuple[ListenSockets, list[str]]:
-    """Open everything, and say what cannot be opened. On problems the caller closes what there is."""
+    """Open all sockets; returns them and the problems. If there are problems, the caller closes the
+    sockets."""
     sockets: dict[str, socket.socket] = {}
     try:
         family, address = _resolve(host)
@@ -72,7 +75,8 @@ def open_listen_sockets(
         else:
             opened.append(sender._replace(port=sockets[sender.name].getsockname()[1]))
     kafka, syslog, http, ingest = (sockets[name].getsockname()[1] if name in sockets else 0 for name in ("kafka", "syslog-tcp", "http", "ingest-http"))
-    return ListenSockets(sockets, kafka, syslog, http, ingest, tuple(opened)), list(dict.fromkeys(problems))  # a wrong address is wrong for every port
+    # a wrong address is wrong for each port
+    return ListenSockets(sockets, kafka, syslog, http, ingest, tuple(opened)), list(dict.fromkeys(problems))
 
 
 def _resolve(host: str) -> tuple[int, str]:
@@ -93,7 +97,7 @@ def _open_tcp(family: int, address: str, port: int, backlog: int) -> socket.sock
 
 
 def _open_sender(sender: SenderSocket, family: int, address: str) -> socket.socket:
-    """A socket of the table, at its own address or the box's. Raises OSError."""
+    """Open a socket of the ingest table, at its own address or that of the box. Raises OSError."""
     if sender.address:
         family, address = _resolve(sender.address)
     if not sender.is_datagram:
@@ -109,7 +113,7 @@ def _open_sender(sender: SenderSocket, family: int, address: str) -> socket.sock
 
 
 def _open_syslog(family: int, address: str, port: int) -> tuple[socket.socket, socket.socket]:
-    """One port number for both transports; with port 0 a number is tried until both have it."""
+    """Open one port number for both transports. With port 0, retry until a number is free for both."""
     for attempt in range(_FREE_PORT_TRIES if port == 0 else 1):
         tcp = _open_tcp(family, address, port, SYSLOG_BACKLOG)
         udp = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -127,7 +131,7 @@ def _open_syslog(family: int, address: str, port: int) -> tuple[socket.socket, s
 
 
 def _enlarge_receive_buffer(udp: socket.socket) -> None:
-    """As root beyond net.core.rmem_max, else as far as that allows."""
+    """As root, set the size beyond net.core.rmem_max; otherwise up to that."""
     try:
         udp.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, UDP_RECEIVE_BYTES)
     except OSError:
@@ -141,7 +145,7 @@ def _sender_problem(sender: SenderSocket, error: OSError) -> str:
     what = f"{what} port {sender.port} ({transport}): {error.strerror}"
     if isinstance(error, PermissionError):
         return f"{what}; ports below 1024 need root, choose another"
-    return f"{what}; see who has it with `ss -lntup 'sport = :{sender.port}'`, stop it, or choose another port"
+    return f"{what}; see its owner with `ss -lntup 'sport = :{sender.port}'`, stop it, or choose another port"
 
 
 def _bind_problem(host: str, port: int, transport: str, option: str, error: OSError) -> str:
@@ -150,4 +154,4 @@ def _bind_problem(host: str, port: int, transport: str, option: str, error: OSEr
     what = f"cannot listen on {host} port {port} ({transport}): {error.strerror}"
     if isinstance(error, PermissionError):
         return f"{what}; ports below 1024 need root, choose another with {option}"
-    return f"{what}; see who has it with `ss -lntup 'sport = :{port}'`, stop it, or choose another port with {option} (0: any free one)"
+    return f"{what}; see its owner with `ss -lntup 'sport = :{port}'`, stop it, or choose another port with {option} (0: any free one)"

@@ -1,10 +1,14 @@
-"""What speaks against a directory as a new disk of the box: a path that does not exist, the root file system, a shared device, other files.
+"""Checks a directory before it becomes a disk of the box: a missing path, the root file system, a
+shared device, other files.
 
-One rule for `millrace disk add`, `millrace disk replace` and `install.sh --disks` (`python -m appliance.runtime.new_disk_checks`, with the machine's own
-Python and the standard library alone). A typo must not create a directory on the system's disk that goes online and receives new partitions. Each problem
-has a reason by name, and `--force REASON` accepts that reason and no other. Devices are taken from the kernel's list of mounts: the other disks of the box
-are not touched, so one that hangs holds nobody. Changes nothing. Weak spots: of stacked devices (LVM, RAID) the device is the uppermost one; two
-directories of one btrfs or NFS server may look like two devices.
+`millrace disk add`, `millrace disk replace` and `install.sh --disks` use the same rules (`python -m
+appliance.runtime.new_disk_checks`, with the system's Python and the standard library alone). A typo
+must not create a directory on the system disk that goes online and receives partitions. Each
+problem has a named reason; `--force REASON` accepts that reason only. Devices are read from the
+kernel's list of mounts, so that a hanging disk of the box blocks nothing. Nothing is changed.
+
+Weak: of stacked devices (LVM, RAID) the device is the uppermost one; two directories of one btrfs
+or NFS server may look like two devices.
 """
 
 from __future__ import annotations
@@ -26,19 +30,19 @@ REASONS = (MISSING, ROOT_FILE_SYSTEM, SAME_DEVICE, OTHER_FILES)
 
 MOUNTS = "/proc/self/mountinfo"
 OF_MKFS = frozenset({"lost+found"})
-"""What a new file system has in it."""
+"""Entries of a new file system."""
 _SHOWN_FILES_MAX = 3
 
 
 class NewDiskProblem(NamedTuple):
-    """`reason` is one of `REASONS`; `words` say what is wrong and what to do."""
+    """`reason` is one of `REASONS`; `words` state the problem and what to do."""
 
     reason: str
     words: str
 
 
 class Directory(NamedTuple):
-    """A directory that the box uses already; `name` is what it is, for people."""
+    """A directory that the box already uses; `name` says for what."""
 
     name: str
     path: str
@@ -54,7 +58,8 @@ class Mounts:
 
     def __init__(self, text: str, whole_device: Callable[[str], str]) -> None:
         lines = [line.split() for line in text.splitlines()]
-        self._mounts = {_unescaped(fields[4]): fields[2] for fields in lines}  # of several at one place the last one is what is seen
+        # of several mounts at one point, the last one is visible
+        self._mounts = {_unescaped(fields[4]): fields[2] for fields in lines}
         self._whole_device = whole_device
 
     @classmethod
@@ -63,7 +68,8 @@ class Mounts:
             return cls(file.read(), whole_device)
 
     def under(self, path: str) -> Mount:
-        """What a directory at `path` (absolute, links resolved) lies on, or would lie on."""
+        """Return the mount of a directory at `path` (absolute, links resolved), also if it does not
+        exist."""
         point = max((point for point in self._mounts if f"{path}/".startswith(f"{point.rstrip('/')}/")), key=len)
         return Mount(self._mounts[point], point)
 
@@ -72,7 +78,7 @@ class Mounts:
 
 
 def whole_device(device: str) -> str:
-    """Of a partition (MAJOR:MINOR) the device that it is a part of; any other device as it is."""
+    """Return the device that a partition (MAJOR:MINOR) is part of; any other device unchanged."""
     entry = os.path.realpath(f"/sys/dev/block/{device}")
     if not os.path.exists(f"{entry}/partition"):
         return device
@@ -81,7 +87,7 @@ def whole_device(device: str) -> str:
 
 
 def new_disk_problems(path: str, used: Iterable[Directory], mounts: Mounts) -> list[NewDiskProblem]:
-    """Everything that speaks against the log directory `path`, beside those that the box uses."""
+    """Return all problems of `path` as a log directory beside those that the box uses."""
     real = os.path.realpath(path)
     mount = mounts.under(real)
     problems = []
@@ -114,12 +120,13 @@ def new_disk_problems(path: str, used: Iterable[Directory], mounts: Mounts) -> l
 
 
 def unforced(problems: Iterable[NewDiskProblem], force: Collection[str]) -> list[str]:
-    """The problems whose reason is not accepted, each with the option that accepts it."""
+    """Return the problems whose reason is not accepted, each with the option that accepts it."""
     return [f"{problem.words}; to use it all the same: --force {problem.reason}" for problem in problems if problem.reason not in force]
 
 
 def forced_reasons(values: Iterable[str]) -> frozenset[str]:
-    """The reasons that `--force` names, each time one or several separated by commas. Raises ValueError for one that there is not."""
+    """Return the reasons that `--force` names, each value one or several separated by commas.
+    Raises ValueError for an unknown one."""
     reasons = frozenset(reason.strip() for value in values for reason in value.split(",") if reason.strip())
     if unknown := sorted(reasons.difference(REASONS)):
         raise ValueError(f"--force {unknown[0]}: there is no such reason; there are {', '.join(REASONS)}")
@@ -127,11 +134,11 @@ def forced_reasons(values: Iterable[str]) -> frozenset[str]:
 
 
 def _other_files(path: str) -> list[str]:
-    """Sorted; none of a log directory, whose files are its own."""
+    """Return the other files, sorted; none if it is a log directory, whose files are its own."""
     try:
         names = sorted(set(os.listdir(path)) - OF_MKFS)
     except OSError:
-        return []  # a missing or unreadable directory is reported by another check
+        return []  # another check reports a missing or unreadable directory
     return [] if META_PROPERTIES in names else names
 
 
@@ -140,7 +147,8 @@ def _unescaped(text: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """For install.sh: a line for each problem of the directories that were chosen. Exit code 2 for a wrong option."""
+    """Print one line per problem of the chosen directories, for install.sh. Exit code 2 for a wrong
+    option."""
     parser = argparse.ArgumentParser(prog="new_disk_checks", description=__doc__)
     parser.add_argument("--state", required=True)
     parser.add_argument("--force", action="append", default=[])

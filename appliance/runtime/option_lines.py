@@ -1,10 +1,12 @@
-"""A settings file as lines for shell scripts: `python -m appliance.runtime.option_lines FILE`, before anything is installed.
+"""Prints a settings file as lines for shell scripts: `python -m appliance.runtime.option_lines
+FILE`, before anything is installed.
 
-A line is NAME, a tab, a value: the options of `[box]` with their defaults filled in, `data` once a directory, `disk` once a directory that the box has in
-fact (by `millrace disk add | remove | replace`; as `data` where nothing was ordered), `zookeeper_member` once a member of the boxes' ensemble, `broker_id`
-and `rack` where they are said, and `problem` once for everything that is wrong with the file. It needs the standard library alone, so that install.sh can
-ask the machine's own Python. Nothing of the machine is looked at but the names of directories and the state's list of disks. Weak spot: a value with a line
-feed would be two lines; names of directories with one are refused by install.sh.
+A line is NAME, a tab and a value: the options of `[box]` with their defaults; `data` per configured
+directory; `disk` per directory that the box has after its disk orders; `zookeeper_member` per
+member of the ensemble; `broker_id` and `rack` if set; `problem` per error of the file. It needs the
+standard library alone, so that install.sh can use the system's Python. Of the machine it reads only
+names of directories and the kept disk orders. Weak: a value with a line feed would be two lines;
+install.sh refuses such directories.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from appliance.runtime.run_options import RunOptions, resolve_options
 
 
 def option_lines(path: str, cores: int) -> list[str]:
-    """Everything that `millrace run --config PATH` would take from the file, and everything that it would say against it."""
+    """Return all that `millrace run --config PATH` takes from the file, and all its problems with
+    it."""
     options, problems = resolve_options(RunOptions(config=path), cores)
     problems += shape_problems(options.data, options.state)
     lines = [f"data\t{directory}" for directory in options.data]

@@ -1,8 +1,9 @@
-"""The one place where a process waits: epoll, and a callback for each descriptor.
+"""The only place where a process waits: epoll with a callback per descriptor.
 
-Owned by the process's runner; agents register their sockets, eventfds and pidfds. Level-triggered, so a callback may take a bounded
-bite and come back. Weak spot: an event that was fetched before its descriptor was closed and reused in the same turn reaches the new
-owner's callback; callbacks therefore use non-blocking descriptors and treat EAGAIN as nothing.
+Owned by the runner of the process; agents register sockets, eventfds and pidfds. Level-triggered,
+so that a callback may read a bounded amount and is called again. Weak: an event that was fetched
+before its descriptor was closed and reused in the same turn reaches the callback of the new owner.
+Callbacks therefore use non-blocking descriptors and ignore EAGAIN.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ EventCallback = Callable[[int], None]
 
 
 class Poller:
-    """epoll with callbacks. `callback(events)` gets the epoll mask, which always may have HUP and ERR in it."""
+    """epoll with callbacks. `callback(events)` receives the epoll mask, which may always contain
+    HUP and ERR."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._callbacks: dict[int, EventCallback] = {}
 
     def fileno(self) -> int:
-        """Readable when `poll` would find something: for a process whose own loop waits (the console)."""
+        """Return the epoll descriptor, which is readable if `poll` would find an event. For a
+        process with its own event loop (the console)."""
         return self._epoll.fileno()
 
     def register(self, descriptor: int, events: int, callback: EventCallback) -> None:
@@ -38,15 +41,17 @@ class Poller:
         self._epoll.modify(descriptor, events)
 
     def unregister(self, descriptor: int) -> None:
-        """Forget a descriptor; call it before closing. Unknown or already closed ones are no error: teardown may come from two sides."""
+        """Remove a descriptor; call it before closing. Unknown or closed ones are ignored, because
+        two sides may clean up."""
         if self._callbacks.pop(descriptor, None) is not None:
             try:
                 self._epoll.unregister(descriptor)
             except (OSError, ValueError):
-                pass  # closed before: the kernel has forgotten it already
+                pass  # the kernel removed it when it was closed
 
     def poll(self, timeout_ms: float) -> int:
-        """Wait at most `timeout_ms` (0: not at all) and run the callbacks of what is ready; returns how many events there were."""
+        """Wait at most `timeout_ms` (0: not at all) and run the callbacks of ready descriptors;
+        returns the number of events."""
         events = self._epoll.poll(timeout_ms / 1000 if timeout_ms else 0, EVENTS_A_TURN)
         callbacks = self._callbacks
         for descriptor, mask in events:

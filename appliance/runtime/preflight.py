@@ -1,9 +1,11 @@
-"""Everything that can be wrong before a box starts, found at once; and, if nothing is, the box made ready to start.
+"""Checks everything before a box starts, reports all problems at once, and prepares the box if
+there are none.
 
-`prepare_box` returns a `PreparedBox` (locks, sockets, directories, box.json) or raises ConfigurationProblems with one line per problem, each
-saying what to do; in that case nothing is left behind. Directories are looked at by children with a deadline: a disk that hangs, or says no, costs a
-warning, and its log-writer waits for it. Weak spot: checks that need heavy libraries (`ExternalCheck`) are asked in a
-throw-away child, so a crash there is reported as one problem without detail.
+`prepare_box` returns a `PreparedBox` (locks, sockets, directories, box.json), or raises
+ConfigurationProblems with one line per problem and leaves nothing behind. Children check the
+directories with a deadline: a disk that hangs or fails is a warning, and its log-writer retries.
+Weak: checks that need large libraries (`ExternalCheck`) run in a short-lived child, whose crash is
+reported without detail.
 """
 
 from __future__ import annotations
@@ -42,22 +44,22 @@ _NEW_BOX_FILE = f"{BOX_FILE}.new"
 _SOCKET_NAME_SPARE_BYTES = 32  # "/log-writer@.sock" and the pid of the temporary name
 
 ExternalCheck = Callable[[], list[str]]
-"""Asked only when the embedded ZooKeeper is wanted; returns problems."""
+"""Called only if the embedded ZooKeeper is used; returns problems."""
 
 
 class PreparedBox(NamedTuple):
-    """What the supervisor starts from. It owns the lock descriptor and the sockets."""
+    """What the supervisor starts with. It owns the lock descriptor and the sockets."""
 
     box: Box
     layout: BoxLayout
     listening: ListenSockets
     state_lock: int
     given: list[str]
-    """The log directories as options and settings say, whatever was ordered since."""
+    """The log directories of options and settings, before disk orders."""
     unanswered: dict[str, int]
-    """Directories whose disk did not answer, and the pid of the child that still asks."""
+    """Directories whose disk did not answer, and the pid of the child that still waits."""
     left_out: dict[str, str]
-    """Directories that the box starts without, and why; only where systemd runs it."""
+    """Directories that the box starts without, and why; only under systemd."""
 
 
 def prepare_box(
@@ -65,8 +67,9 @@ def prepare_box(
 ) -> PreparedBox:
     """Check everything, then take what the box needs. Raises ConfigurationProblems.
 
-    `unit_runtime`: systemd runs the processes and holds the sockets, and this is the runtime directory that it tells them. Then a directory that cannot be
-    used (its disk is not mounted, say) is left out, as long as there is another: a box that starts in the night has nobody to ask.
+    `unit_runtime`: the runtime directory that systemd gives to the units; systemd then holds the
+    sockets. In that case a directory that cannot be used (its disk is not mounted, for example) is
+    left out as long as there is another one: a box that starts unattended should serve.
     """
     given, problems = resolve_options(options, os.cpu_count() or 1)
     resolved, ordered = with_kept_disks(given)
@@ -108,25 +111,25 @@ def _own_sockets(options: ResolvedOptions, senders: SenderTable) -> tuple[Listen
 
 
 def _no_sockets(options: ResolvedOptions, senders: SenderTable) -> tuple[ListenSockets, list[str]]:
-    """systemd holds them."""
+    """Return no sockets: systemd holds them."""
     return ListenSockets({}, options.kafka_port, options.syslog_port, options.http_port, options.ingest_port, senders.sockets), []
 
 
 def _left_out(options: ResolvedOptions, looks: DirectoryChecks) -> dict[str, str]:
-    """Directories that cannot be used now, unless that is all of them."""
+    """Return the directories that cannot be used now, unless all of them cannot."""
     reasons = {path: look.problem or look.user for path in options.data if (look := looks.answers.get(path)) is not None and (look.problem or look.user)}
     return {path: reason or "" for path, reason in reasons.items()} if len(reasons) < len(set(options.data)) else {}
 
 
 def _unit_problems(options: ResolvedOptions, runtime_directory: str) -> list[str]:
-    """Whether the units were written for a box with this state directory."""
+    """Return a problem if the units were written for a box with another state directory."""
     if os.path.basename(runtime_directory) == box_name(options.state):
         return []
-    return [f"the units were written for another state directory than {options.state}: say `millrace units apply`, then start again"]
+    return [f"the units were written for another state directory than {options.state}: run `millrace units apply`, then start again"]
 
 
 def _access_shape(options: ResolvedOptions, broker_id: int) -> Box:
-    """A box as far as its ZooKeeper credentials go."""
+    """Return a box with the fields that its ZooKeeper credentials depend on."""
     members = [member.text for member in options.zookeeper_members]
     embedded = options.runs_zookeeper
     shape = Box("", broker_id, [], options.state, "", "", 0, 0, 0, embedded_zookeeper=embedded, zookeeper_members=members)
@@ -134,7 +137,7 @@ def _access_shape(options: ResolvedOptions, broker_id: int) -> Box:
 
 
 def machine_problems(options: ResolvedOptions) -> list[str]:
-    """What this machine cannot do."""
+    """Return what this machine lacks."""
     problems = []
     machine = os.uname().machine
     if machine != SUPPORTED_MACHINE:
@@ -148,7 +151,7 @@ def machine_problems(options: ResolvedOptions) -> list[str]:
 
 
 def need_of(options: ResolvedOptions) -> SharedMemoryNeed:
-    """What a box with these options takes of /dev/shm."""
+    """Return what a box with these options needs of /dev/shm."""
     disks = name_disks(list(dict.fromkeys(options.data)))
     embedded = options.runs_zookeeper
     shape = Box("", 0, disks, "", "", "", 0, 0, 0, options.acceptors, options.ingests, embedded_zookeeper=embedded, settings=options.settings)
@@ -161,12 +164,12 @@ def _free_shared_memory() -> int:
 
 
 def shared_memory_problem(need: SharedMemoryNeed, free_bytes: int) -> str | None:
-    """Why the box does not fit into what is free of /dev/shm, or None."""
+    """Return why the box does not fit into the free space of /dev/shm, or None."""
     if free_bytes >= need.total:
         return None
     return (
         f"/dev/shm has {free_bytes >> 20} MiB free, this box needs {_mib(need.total)} MiB ({_mib(need.arenas)} for arenas, {_mib(need.restart)} for a"
-        f" process that is started again, {_mib(need.others)} for tables, rings and counters); make it larger (mount -o remount,size=2g /dev/shm;"
+        f" process that restarts, {_mib(need.others)} for tables, rings and counters); make it larger (mount -o remount,size=2g /dev/shm;"
         " in Docker --shm-size=2g), or set acceptor.arena.bytes and ingest.arena.bytes lower"
     )
 
@@ -179,7 +182,7 @@ def _directory_problems(options: ResolvedOptions, looks: DirectoryChecks, deadli
     problems = shape_problems(options.data, options.state, looks.real_path)
     away = {path for path in options.data if path in left_out or path in looks.unanswered or looks.answers[path].is_troubled}
     if len(away) == len(set(options.data)):
-        away.clear()  # a box without any disk serves nobody: say what is wrong instead
+        away.clear()  # without any disk the box serves no partition: report the problems
     for option, path in [("--state", options.state), *(("--data", path) for path in dict.fromkeys(options.data))]:
         look = looks.answers.get(path)
         if look is not None:
@@ -194,7 +197,8 @@ def _directory_problems(options: ResolvedOptions, looks: DirectoryChecks, deadli
 
 
 def plan_runtime_directory(options: ResolvedOptions) -> tuple[str, list[str]]:
-    """Where sockets and box.json go: the first of this user's places that no other user can write to and whose socket names are short enough."""
+    """Choose the directory of sockets and box.json: the first that no other user can write to and
+    whose socket names are short enough."""
     name = box_name(options.state)
     longest = max(len(disk.name) for disk in name_disks(options.data))
     reasons = []
@@ -207,17 +211,19 @@ def plan_runtime_directory(options: ResolvedOptions) -> tuple[str, list[str]]:
         if problem is None:
             return directory, []
         reasons.append(problem)
-    words = "; set XDG_RUNTIME_DIR to a directory of your own with a short name (mkdir -m 700), or leave it unset and give a shorter --state"
-    return "", ["no place for the runtime directory: " + "; ".join(reasons) + words]
+    advice = "; set XDG_RUNTIME_DIR to a directory of your own with a short name (mkdir -m 700), or leave it unset and give a shorter --state"
+    return "", ["there is no usable runtime directory: " + "; ".join(reasons) + advice]
 
 
 def root_problem(root: str) -> str | None:
-    """Why runtime directories in `root` could be exchanged by another user, or None; also where that could be done with `root` itself."""
+    """Return why another user could replace runtime directories in `root`, or `root` itself; None
+    if none can."""
     return directory_problem(os.path.dirname(root)) or directory_problem(root)
 
 
 def _ask_in_a_child(check: ExternalCheck, failed: str) -> list[str]:
-    """Run `check` in a child that ends with it: what it imports must not stay in the supervisor. `failed`: what to say if it dies."""
+    """Run `check` in a child, because its imports must not stay in the supervisor. `failed` is the
+    problem if the child dies."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -252,7 +258,8 @@ def _take(
     left_out: dict[str, str],
     managed_by: str,
 ) -> PreparedBox:
-    """Directories, lock, identity, box.json: the steps that change something, when nothing speaks against them."""
+    """Create what the box needs: directories, lock, identity, box.json. Called when no check has
+    failed."""
     deadline_ms = int(options.settings["log.disk.deadline.ms"])
     made = ask_each([(path, "--data") for path in options.data if path in looks.answers and path not in left_out], True, deadline_ms, clock)
     problems = [look.problem for look in made.answers.values() if look.problem is not None]
@@ -291,7 +298,7 @@ def _take(
         managed_by=managed_by,
         settings=options.settings,
     )
-    zookeeper_access(box)  # makes the secret of a box alone, before a process needs it
+    zookeeper_access(box)  # creates the secret of a single box before a process needs it
     write_box(layout, box)
     return PreparedBox(box, layout, listening, state_lock, given, {**looks.unanswered, **made.unanswered}, left_out)
 
@@ -303,7 +310,8 @@ def _connect_string(options: ResolvedOptions, identity: Identity) -> str:
 
 
 def _registry_problem(state: str, runtime_directory: str) -> str | None:
-    """Note where the runtime directory is, if that is the state directory; why that cannot be done, or None."""
+    """Register the runtime directory if it is in the state directory; returns why that failed, or
+    None."""
     root, box = os.path.split(runtime_directory)
     if root != f"{state}/run":
         return None
@@ -315,14 +323,14 @@ def _registry_problem(state: str, runtime_directory: str) -> str | None:
 
 
 def write_box(layout: BoxLayout, box: Box) -> None:
-    """Write box.json, for this user alone: it holds the tokens of senders."""
+    """Write box.json with mode 0600: it contains the tokens of senders."""
     directory = open_directory(layout.runtime_directory)
     try:
         os.fchmod(directory, 0o700)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(_NEW_BOX_FILE, flags, 0o600, dir_fd=directory)
         with open(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o600)  # one that was left behind keeps its mode otherwise
+            os.fchmod(descriptor, 0o600)  # an existing file keeps its mode otherwise
             file.write(box.to_json())
         os.rename(_NEW_BOX_FILE, BOX_FILE, src_dir_fd=directory, dst_dir_fd=directory)
     finally:

@@ -1,7 +1,9 @@
-"""What a process costs, by /proc: processor time, resident memory, and its proportional share of what is shared (PSS). Owns nothing.
+"""CPU time and memory of a process from /proc: resident memory, and its proportional share of
+shared pages (PSS).
 
-Every process of a box maps the same arenas and libraries, so PSS is what says whose memory it is. Weak spot: PSS takes the kernel some milliseconds for a
-large process, it walks the page tables under a lock that a thread may hold while it waits for a hung disk, and only its own user, or root, may ask.
+The processes of a box map the same arenas and libraries, so only PSS attributes memory. Weak: PSS
+takes the kernel milliseconds for a large process; it walks the page tables under a lock that a
+thread may hold while it waits for a hung disk; and only its own user or root may read it.
 """
 
 from __future__ import annotations
@@ -15,23 +17,25 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessCost(NamedTuple):
-    """Of the process's present life; resident memory counts what is shared in full."""
+    """Cost of the present incarnation; resident memory counts shared pages in full."""
 
     cpu_seconds: float
     resident_bytes: int
 
 
 def read_cost(pid: int) -> ProcessCost | None:
-    """None when there is no such process. Takes no lock of its memory."""
+    """Return the cost of a process; None if it does not exist. Takes no lock of its memory."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()  # the name before it may hold blanks and parentheses
+        # the name before it may contain blanks and parentheses
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
     return ProcessCost((int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND, int(fields[21]) * _PAGE_BYTES)
 
 
 def read_pss_bytes(pid: int) -> int | None:
-    """None when there is no such process, or the kernel refuses. May wait as long as the process is held by its disk."""
+    """Return the PSS; None if the process does not exist or the kernel refuses. May block while a
+    disk blocks the process."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:

@@ -1,8 +1,10 @@
-"""A Unix socket on which processes and commands of the same box ask: frames in, answers and news out.
+"""A Unix socket for requests of processes and commands of the same box: frames in, answers and
+notifications out.
 
-Owned by the controller (`controller.sock`) and by the coordinator (`coordinator.sock`). A client that hangs up, or sends what is no frame of ours, is
-dropped; what it asked for goes on, and its answer is thrown away. Weak spot: a client that does not read has its answers kept in memory, up to
-`UNSENT_FRAMES_MAX`, then it is dropped.
+Owned by the controller (`controller.sock`) and the coordinator (`coordinator.sock`). A client that
+disconnects or sends an invalid frame is dropped; its request continues, and the answer is
+discarded. Weak: answers to a client that does not read stay in memory, up to `UNSENT_FRAMES_MAX`,
+then it is dropped.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ OnFrame = Callable[[RequestClient, Frame], None]
 
 
 class RequestServer:
-    """Listens, reads frames, sends frames; never waits."""
+    """Accepts connections, reads and sends frames; never waits."""
 
     def __init__(self, path: str, poller: Poller, on_frame: OnFrame, greeting: Callable[[], tuple[int, bytes]] | None = None) -> None:
-        """`greeting` gives kind and payload of what everybody is told who connects."""
+        """`greeting` returns kind and payload of the first frame to each new client."""
         self._poller = poller
         self._on_frame = on_frame
         self._greeting = greeting
@@ -68,7 +70,7 @@ class RequestServer:
                 self._on_frame(client, frame)
 
     def send(self, client: RequestClient, kind: int, token: int, payload: bytes) -> None:
-        """Send or queue; a client that is gone loses its answer."""
+        """Send or queue an answer; it is discarded if the client is gone."""
         if not client.is_open:
             return
         try:
@@ -86,12 +88,12 @@ class RequestServer:
         self._poller.modify(client.socket.fileno(), READABLE | WRITABLE if client.socket.wants_write else READABLE)
 
     def tell(self, kind: int, payload: bytes) -> None:
-        """Push news to everybody."""
+        """Send a notification to all clients."""
         for client in list(self._clients.values()):
             self.send(client, kind, 0, payload)
 
     def drop_peer(self, client: RequestClient) -> None:
-        """It sent something that is not ours."""
+        """Close the connection of a client that broke the protocol."""
         self._drop(client)
 
     def _drop(self, client: RequestClient) -> None:

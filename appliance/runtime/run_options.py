@@ -1,7 +1,8 @@
-"""What `millrace run` was asked for: options of the command line over those of the settings file over defaults.
+"""The options of `millrace run`: the command line over the settings file over defaults.
 
-The command parses options (with heavy libraries) and then *becomes* the supervisor by `exec_supervisor`, so that the process which
-lives for months holds none of them. Nothing here looks at the machine, except for the names of directories; that is `preflight`'s.
+The command parses the options with large libraries and then *becomes* the supervisor
+(`exec_supervisor`), so that the process that runs for months holds none of them. Apart from names
+of directories nothing of the machine is read; that is the task of `preflight`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _HOST = re.compile(r"[A-Za-z0-9.\-_:%]+\Z")
 
 
 class RunOptions(NamedTuple):
-    """Options as given; None is "not said here". A port of 0 means any free one."""
+    """Options as given; None means not given here. Port 0 means any free port."""
 
     data: list[str] | None = None
     state: str | None = None
@@ -48,7 +49,7 @@ class RunOptions(NamedTuple):
     rack: str | None = None
     config: str | None = None
     problems: list[str] | None = None
-    """What the command line said that could not be understood: it is told together with everything else that is wrong."""
+    """Errors of the command line, reported together with all other problems."""
 
     def to_json(self) -> str:
         return json.dumps({name: value for name, value in self._asdict().items() if value is not None})
@@ -59,8 +60,9 @@ class RunOptions(NamedTuple):
 
 
 class ResolvedOptions(NamedTuple):
-    """Every option with its value. Directories are absolute; `zookeeper` is None for the embedded one; `broker_id` None: what the state says, else 1.
-    `zookeeper_members`: the ensemble that the boxes run together, if they do."""
+    """Each option with its value. Directories are absolute. `zookeeper` is None for an embedded
+    server; `broker_id` is None for the one in the state directory, or 1. `zookeeper_members`: the
+    ensemble that the boxes run together, if any."""
 
     data: list[str]
     state: str
@@ -79,17 +81,17 @@ class ResolvedOptions(NamedTuple):
 
     @property
     def own_member(self) -> ZooKeeperMember | None:
-        """The member of the boxes' ensemble that this box runs."""
+        """The member of the boxes' ensemble that this box runs; None without one."""
         return next((member for member in self.zookeeper_members if member.member_id == self.broker_id), None)
 
     @property
     def runs_zookeeper(self) -> bool:
-        """Whether a server runs on this box: one of its own, or its member of the ensemble."""
+        """Whether this box runs a ZooKeeper server: its own, or a member of the ensemble."""
         return self.zookeeper is None and (not self.zookeeper_members or self.own_member is not None)
 
     @property
     def is_alone(self) -> bool:
-        """Whether the box has a ZooKeeper that no other box knows of."""
+        """Whether no other box uses the ZooKeeper of this box."""
         return self.zookeeper is None and not self.zookeeper_members
 
 
@@ -121,7 +123,8 @@ _BOUNDS = {
 
 
 def resolve_options(options: RunOptions, cores: int) -> tuple[ResolvedOptions, list[str]]:
-    """Options with nothing left open, and every problem with them. On problems the values are defaults where they were wrong."""
+    """Return the resolved options and all problems with them. Where there are problems, values are
+    defaults."""
     file = read_settings_file(options.config) if options.config else SettingsFile({}, {}, [])
     problems = [*(options.problems or []), *file.problems]
     chosen = _options_of_file(file.box, options.config or "", problems)
@@ -130,7 +133,7 @@ def resolve_options(options: RunOptions, cores: int) -> tuple[ResolvedOptions, l
         if name in chosen and not low <= chosen[name] <= high:
             problems.append(f"{option_name(name)} is {chosen[name]}; it must be from {low} to {high}")
             if name.endswith("_port"):
-                chosen[name] = 0  # the default's being taken would be no problem of who wanted another
+                chosen[name] = 0  # do not report a conflict with a default that the user did not choose
             else:
                 del chosen[name]
     settings, setting_problems = resolve_settings(file.settings, options.config or "settings")
@@ -185,7 +188,8 @@ def _text_problems(options: ResolvedOptions) -> list[str]:
         problems.append(f"--listen is {options.listen!r}; it must be a host name or an address, without a port, or * for all addresses")
     if options.advertise in WILDCARD_HOSTS:
         problems.append(f"--advertise is {options.advertise!r}, which no client can connect to; name this machine as clients see it")
-    elif not _HOST.match(options.advertise) and (listens_well or options.advertise != options.listen):  # what follows from --listen is said there
+    # what follows from --listen was reported there
+    elif not _HOST.match(options.advertise) and (listens_well or options.advertise != options.listen):
         problems.append(f"--advertise is {options.advertise!r}; it must be a host name or an address, without a port")
     ports = [(option_name(field), getattr(options, field)) for field in ("kafka_port", "http_port", "syslog_port", "ingest_port")]
     for index, (name, port) in enumerate(ports):
@@ -196,7 +200,7 @@ def _text_problems(options: ResolvedOptions) -> list[str]:
 
 
 def _ensemble_problems(options: ResolvedOptions) -> list[str]:
-    """What is wrong with the boxes' own ensemble beside the rest."""
+    """Return the problems of the options of the boxes' own ensemble."""
     members = options.zookeeper_members
     if not members:
         return []
@@ -214,7 +218,7 @@ def option_name(field: str) -> str:
 
 
 def exec_supervisor(options: RunOptions) -> NoReturn:
-    """Replace this process by the supervisor. Whoever waits for the command waits for the box."""
+    """Replace this process by the supervisor, so that the command runs as long as the box."""
     environment = dict(os.environ)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -223,8 +227,11 @@ def exec_supervisor(options: RunOptions) -> NoReturn:
 
 
 def python_arguments(module: str, environment: dict[str, str]) -> list[str]:
-    """Arguments that run one of our modules with this interpreter. The working directory must not shadow our packages (-P), and
-    where they are not installed but lie in a checkout, `environment` is told so."""
+    """Return arguments that run one of our modules with this interpreter.
+
+    -P keeps the working directory from shadowing our packages. In a checkout, `environment` gets
+    the path of the packages.
+    """
     import appliance
 
     root = os.path.dirname(os.path.dirname(os.path.abspath(appliance.__file__)))

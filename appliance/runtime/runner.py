@@ -1,7 +1,9 @@
-"""Runs one agent: a turn, then a wait if there was nothing to do, with a heartbeat each turn; and a stop that has an end.
+"""Runs one agent: turns, waits when there is no work, a heartbeat per turn, and a stop with a
+deadline.
 
-Owned by `service_main`; one per process. Garbage is collected only when the agent has been idle for a while (DESIGN §2), and each
-collection is counted with its time. Weak spot: an agent that is never idle never collects cycles; connections must not make any.
+Owned by `service_main`; one per process. Garbage is collected only when the agent has been idle for
+a while, and each collection is counted with its duration. Weak: an agent that is never idle never
+collects cycles, so connections must not create any.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from appliance.runtime.shared_memory_watch import SharedMemoryWatch
 from appliance.runtime.unit_heart import UnitHeart
 
 STOP_MS = 10_000
-"""A stop that takes longer is cut off: what is not finished by then is waiting for somebody who is gone."""
+"""A stop is cut off after this time: the clients of unfinished requests have timed out by then."""
 
 IDLE_NS_BEFORE_COLLECTING = 2_000_000_000
 TOLD_NS = 10_000_000_000
-"""Not more often is it logged that threads could not be started."""
+"""Minimum interval between two log messages about refused threads."""
 
 
 class Runner:
@@ -33,7 +35,8 @@ class Runner:
         heart: UnitHeart | None = None,
         may_stop: Callable[[], bool] | None = None,
     ) -> None:
-        """`heart` and `may_stop` (whether those that need this process are gone) are for a process that systemd runs."""
+        """`heart` and `may_stop` (True when no process needs this one) are set for units of
+        systemd."""
         self._agent = agent
         self._context = context
         self._clock = context.clock
@@ -54,11 +57,12 @@ class Runner:
         self._collection_time = context.counters.counter("runtime.gc_pause_us")
 
     def request_stop(self) -> None:
-        """Safe in a signal handler: the loop sees it at its next turn, at most a park away (`service_main` ends that wait)."""
+        """Request a stop; safe in a signal handler. The loop sees it at its next turn
+        (`service_main` ends a wait)."""
         self._stop_requested = True
 
     def run(self) -> None:
-        """Run until a stop is requested and carried out. The agent is closed on every way out."""
+        """Run until a stop was requested and completed. The agent is closed in every case."""
         try:
             while not self._stop_requested:
                 self.turn()
@@ -73,7 +77,7 @@ class Runner:
             self._agent.close()
 
     def turn(self) -> int:
-        """One turn; returns the work done. Tests step agents with it."""
+        """Run one turn; returns the work done. Tests step agents with it."""
         agent = self._agent
         now_ns = self._clock.monotonic_ns()
         self._counters.beat(now_ns)

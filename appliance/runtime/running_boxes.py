@@ -1,7 +1,8 @@
-"""Which boxes of this machine run, for those who look from outside (commands, Spark).
+"""Finds the running boxes of this machine, for commands and Spark.
 
-Reads runtime directories and shared memory only: paths are compared as text, no log disk is touched, so a disk that hangs cannot hang who asks.
-Weak spot: a box counts as running as long as one of its processes lives, also when that one alone is left and about to end.
+Reads runtime directories and shared memory only. Paths are compared as text: no log disk is
+touched, so a disk that hangs blocks no command. Weak: a box counts as running while one of its
+processes runs, even if that is about to end.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from appliance.runtime.leftovers import living_processes
 
 
 class KnownBox(NamedTuple):
-    """A box that has a runtime directory, and what its box.json says (see `appliance.base.settings.Box`)."""
+    """A box with a runtime directory, and the content of its box.json
+    (`appliance.base.settings.Box`)."""
 
     layout: BoxLayout
     box: dict[str, Any]
@@ -27,24 +29,27 @@ class KnownBox(NamedTuple):
 
     @property
     def is_running(self) -> bool:
-        """Whether any of its processes lives: what a killed box left behind looks like a box until it is started again or cleared."""
+        """Whether any of its processes runs. The files of a killed box stay until it restarts or
+        they are removed."""
         return bool(living_processes(self.layout))
 
     def has(self, directory: str) -> bool:
-        """Whether this is one of its data directories, or the directory that they lie in."""
+        """Return whether this is one of its data directories, or their parent."""
         wanted = os.path.abspath(directory)
         return any(wanted in (path, os.path.dirname(path)) for path in self.data_directories)
 
 
 def boxes_with(data_directory: str | None) -> list[KnownBox]:
-    """The running boxes that have this directory (all running ones if None). A directory that only dead boxes have finds those: what they left still tells."""
+    """Return the running boxes with this directory (None: all running ones), or the dead ones if
+    only those have it."""
     known = [box for box in _readable_boxes() if data_directory is None or box.has(data_directory)]
     running = [box for box in known if box.is_running]
     return running if running or data_directory is None else known
 
 
 def find_box(data_directory: str | None) -> BoxLayout | None:
-    """The box that has this directory (the only running one if None); None if there is no such box, or nobody said which of several."""
+    """Return the box with this directory (None: the only running one); None if there is none, or
+    several match."""
     found = boxes_with(data_directory)
     return found[0].layout if len(found) == 1 or (found and data_directory) else None
 

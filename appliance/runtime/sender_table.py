@@ -1,7 +1,8 @@
-"""What a start needs to know of the ingest table: its text, its sockets, and what is wrong with it.
+"""What the start of a box needs of the ingest table: its text, its sockets and its problems.
 
-Values only. Who parses it stands above this package (`ingest`), so it is handed to who starts a box as a function, `ReadSenders`. Weak: whether
-certificates and keys fit each other is asked in a throw-away child (`certificate_check`), because OpenSSL must not stay in who lives as long as the box.
+Plain values. The parser is above this package, so the entry points pass it as a function
+(`ReadSenders`). Weak: whether certificates match their keys is checked in a short-lived child
+(`certificate_check`), to keep OpenSSL out of the supervisor.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from appliance.runtime.run_options import ResolvedOptions
 
 
 class SenderTable(NamedTuple):
-    """`problems` are FILE:LINE: what, what to do."""
+    """`problems` are lines FILE:LINE: problem; what to do."""
 
     text: str = ""
     sockets: tuple[SenderSocket, ...] = ()
@@ -26,5 +27,5 @@ ReadSenders = Callable[[ResolvedOptions], SenderTable]
 
 
 def no_senders(_options: ResolvedOptions) -> SenderTable:
-    """For a box whose settings name no table."""
+    """Return the table of a box whose settings name none."""
     return SenderTable()

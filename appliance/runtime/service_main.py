@@ -1,8 +1,10 @@
-"""What every `services/*.py` main does: from the environment to a running agent, and from its end to an exit code.
+"""The common main function of `services/*`: from the environment to a running agent, and from its
+end to an exit code.
 
-`MILLRACE_RUNTIME` names the runtime directory, argv[1] the instance ("0", "d0"). Exit codes: 0 stopped on request, 1 died of
-an exception, 70 found its own state inconsistent, 75 wants to begin anew, 78 met objects or settings of another release (not restarted). Weak spot: what an
-agent does in its constructor happens before the first heartbeat; long recoveries belong into turns.
+`MILLRACE_RUNTIME` names the runtime directory, argv[1] the instance ("0", "d0"). Exit codes: 0
+stopped on request, 1 an exception, 70 an invariant violation, 75 requests a restart, 78 shared
+memory or settings of another release (no restart). Weak: an agent's constructor runs before the
+first heartbeat; long recoveries belong in turns.
 """
 
 from __future__ import annotations
@@ -44,14 +46,16 @@ EXIT_STEPS_DOWN = 75
 EXIT_OTHER_RELEASE = 78
 
 FELT_BY_USERS = frozenset({"acceptor", "log-writer"})
-"""Process kinds whose pauses users feel: they collect garbage when idle (DESIGN §2) and run as soon as they are woken."""
+"""Kinds of process whose pauses clients notice: they collect garbage when idle and request short
+time slices."""
 
 OF_A_DISK = frozenset({"log-writer", "log-reader"})
-"""Process kinds whose instance is a disk: every line of theirs is about it."""
+"""Kinds of process whose instance is a disk, which all their log messages carry."""
 
 
 class StopRequest:
-    """Set by SIGTERM and SIGINT; `on_request` is called once, in the signal handler, by whoever can act on it sooner than by looking."""
+    """Set by SIGTERM and SIGINT. The signal handler calls `on_request` once, so that an agent need
+    not poll the flag."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -67,7 +71,7 @@ ServiceBody = Callable[[ServiceContext, StopRequest], None]
 
 
 def service_main(process_kind: str, agent_factory: AgentFactory) -> int:
-    """Run one agent by the common runner; returns the exit code."""
+    """Run one agent with the common runner; returns the exit code."""
 
     def body(context: ServiceContext, stop: StopRequest) -> None:
         runner = Runner(agent_factory(context), context, process_kind in FELT_BY_USERS, heart_of(context), stop_turn_of(context))
@@ -89,7 +93,8 @@ def service_main(process_kind: str, agent_factory: AgentFactory) -> int:
 
 
 def wait_ender(poller: Poller) -> Callable[[], None]:
-    """What ends the wait of this poller at once, also when a signal handler calls it: by itself a wait goes on after a signal."""
+    """Return a function that ends the current or next wait of this poller. By itself, a wait
+    continues after a signal."""
     descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def on_end(_events: int) -> None:
@@ -100,7 +105,8 @@ def wait_ender(poller: Poller) -> Callable[[], None]:
 
 
 def run_service(process_kind: str, body: ServiceBody) -> int:
-    """Everything around `body`, which is the process's life: for a process that brings its own loop (the console)."""
+    """Run `body`, which is the work of the process, with the common setup and exit codes. For
+    processes with their own loop."""
     instance = sys.argv[1] if len(sys.argv) > 1 else ""
     process_name = f"{process_kind}@{instance}" if instance else process_kind
     log = logger_from_environment(process_name)
@@ -109,14 +115,14 @@ def run_service(process_kind: str, body: ServiceBody) -> int:
     if not bind_to_parent():
         return EXIT_FAILED
     if not os.environ.get(RUNTIME_VARIABLE):
-        log.error(f"{RUNTIME_VARIABLE} is not set: this process is started by `millrace run` or by its systemd unit, not by hand")
+        log.error(f"{RUNTIME_VARIABLE} is not set: start this process with `millrace run` or its systemd unit, not by hand")
         return EXIT_USAGE
     name_process(process_name)
     _raise_descriptor_limit()
     stop = StopRequest()
     _install_signals(stop)
     install_excepthooks(log)
-    if "logging" in sys.modules:  # one of the few processes whose libraries bring it
+    if "logging" in sys.modules:  # only processes whose libraries use it
         from appliance.runtime.library_logging import forward_library_logging
 
         forward_library_logging(log)
@@ -131,19 +137,19 @@ def run_service(process_kind: str, body: ServiceBody) -> int:
         log.warning(str(error))
         return EXIT_FAILED
     except LayoutMismatch as error:
-        log.critical(f"met shared memory of another release, and ends: {error}")
+        log.critical(f"found shared memory of another release: {error}; stopping")
         return EXIT_OTHER_RELEASE
     except SharedObjectTaken as error:
         log.critical(f"cannot start: {error}")
         return EXIT_FAILED
     except InvariantViolation as error:
-        log.critical(f"found its own state inconsistent, and dies: {error}\n{traceback.format_exc()}")
+        log.critical(f"invariant violation: {error}; stopping\n{traceback.format_exc()}")
         return EXIT_INCONSISTENT
     except StepsDown as reason:
-        log.warning(f"ends, to be started again: {reason}")
+        log.warning(f"restarting: {reason}")
         return EXIT_STEPS_DOWN
     except Exception as error:
-        log.error(f"died of {type(error).__name__}: {error}\n{traceback.format_exc()}")
+        log.error(f"failed with {type(error).__name__}: {error}\n{traceback.format_exc()}")
         return EXIT_FAILED
     finally:
         log.close()
@@ -151,14 +157,16 @@ def run_service(process_kind: str, body: ServiceBody) -> int:
 
 
 def install_excepthooks(log: Logger) -> None:
-    """What would be printed line by line becomes one event: an exception that ends a thread, and one that nobody can catch (in `__del__`)."""
+    """Log uncaught exceptions as one event each: those that end a thread, and those that cannot
+    propagate (in `__del__`)."""
 
-    def tell(where: str, error: BaseException | None) -> None:
-        log.error(f"{where} died of {type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}")
+    def report(where: str, error: BaseException | None) -> None:
+        log.error(f"{where} failed with {type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}")
 
-    sys.unraisablehook = lambda stray: tell(f"{stray.object!r}", stray.exc_value)
-    if (threading := sys.modules.get("threading")) is not None:  # who has no threads need not have the module
-        threading.excepthook = lambda stray: tell(f"thread {stray.thread.name if stray.thread else ''}", stray.exc_value)  # type: ignore[attr-defined]
+    sys.unraisablehook = lambda stray: report(f"{stray.object!r}", stray.exc_value)
+    # a process without threads need not import the module
+    if (threading := sys.modules.get("threading")) is not None:
+        threading.excepthook = lambda stray: report(f"thread {stray.thread.name if stray.thread else ''}", stray.exc_value)  # type: ignore[attr-defined]
 
 
 def _make_context(process_name: str, instance: str, log: Logger) -> ServiceContext:
@@ -168,7 +176,9 @@ def _make_context(process_name: str, instance: str, log: Logger) -> ServiceConte
         box = load_box(layout)
     except TypeError as error:
         raise LayoutMismatch(f"{layout.box_file} is of another release: {error}") from error
-    incarnation = clock.monotonic_ns()  # no two lives of a process in one boot share it; shared memory does not outlive the boot
+    # no two incarnations of a process in one boot share it, and shared memory does not survive a
+    # boot
+    incarnation = clock.monotonic_ns()
     counters = Counters.create_or_adopt(layout, process_name, incarnation, clock.wall_ms())
     counters.beat(incarnation)
     counters.counter("runtime.starts").add()
@@ -189,7 +199,8 @@ def _make_context(process_name: str, instance: str, log: Logger) -> ServiceConte
 
 
 def _install_signals(stop: StopRequest) -> None:
-    """SIGTERM stops. SIGINT too, unless a parent orders the stop: Ctrl-C reaches the whole terminal. SIGUSR1 prints where we are."""
+    """Install the handlers. SIGTERM stops. SIGINT does too, unless a parent stops the process
+    (Ctrl-C reaches the whole terminal). SIGUSR1 prints the stack."""
     signal.signal(signal.SIGTERM, lambda _number, _frame: stop.request())
     if os.environ.get(PARENT_VARIABLE):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -200,7 +211,7 @@ def _install_signals(stop: StopRequest) -> None:
 
 
 def name_process(process_name: str) -> None:
-    """Show the process's name in `ps` and `top` (the kernel keeps 15 bytes)."""
+    """Set the name of the process in `ps` and `top` (the kernel keeps 15 bytes)."""
     try:
         with open("/proc/self/comm", "w") as file:
             file.write(process_name[:15])
@@ -209,13 +220,14 @@ def name_process(process_name: str) -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """Connections, segments and senders are descriptors: take all that the hard limit allows."""
+    """Raise the limit of descriptors to the hard limit: connections, segments and senders all need
+    one."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _settle_memory(process_kind: str) -> None:
-    """What exists now lives as long as the process: take it out of the collector's sight."""
+    """Exclude existing objects from garbage collection: they live as long as the process."""
     gc.collect()
     gc.freeze()
     if process_kind in FELT_BY_USERS:

@@ -1,8 +1,10 @@
-"""How much of /dev/shm a box takes, counted before it starts: a process that finds it full later starts again and again, and the box is never ready.
+"""Calculates how much of /dev/shm a box needs, before it starts. Without this check a process that
+finds it full would restart for ever.
 
-Counted is what the box can hold at its worst moment in ordinary life: everything that it makes at its start, and beside that what the next life of one
-process makes while others still map the dead one's: an arena with its rings, and a table for each disk (all log-writers may start anew
-at once). Pure; sizes are those of `appliance/shm`. Weak spot: other programs may fill /dev/shm after the look.
+The sum covers all objects of a start, and those that the next incarnation of one process creates
+while others still map the old ones: an arena with its rings, and a table per disk (all log-writers
+may restart at once). Pure; the sizes are those of `appliance/shm`. Weak: other programs may fill
+/dev/shm after the check.
 """
 
 from __future__ import annotations
@@ -20,18 +22,18 @@ from appliance.shm.ring_pair import RINGS_POSITION
 
 CONTROLLER_ARENA_BYTES = 1 << 20
 CONTROLLER_RING_ENTRIES = 256
-"""As `services/controller/disk_commands.py` makes them; a test holds them together."""
+"""The same values as in `services/controller/disk_commands.py`; a test compares them."""
 
 
 class SharedMemoryNeed(NamedTuple):
-    """Bytes."""
+    """Need in bytes."""
 
     arenas: int
-    """What the settings choose, with their rounding."""
+    """Arenas: chosen by the settings, rounded up."""
     restart: int
-    """Head-room for a process that is started again."""
+    """Reserve for a process that restarts."""
     others: int
-    """Tables, counters, rings, the controller's arena."""
+    """Tables, counters, rings and the controller's arena."""
 
     @property
     def total(self) -> int:
@@ -39,7 +41,7 @@ class SharedMemoryNeed(NamedTuple):
 
 
 def shared_memory_need(box: Box) -> SharedMemoryNeed:
-    """What a box with these settings, disks and processes takes."""
+    """Return the need of a box with these settings, disks and processes."""
     disks = len(box.disks)
     entries = box.integer("channel.ring.entries")
     reader = _pages(piece_memory.size_bytes_of(box.integer("log.reader.arena.bytes")))
@@ -59,13 +61,14 @@ def shared_memory_need(box: Box) -> SharedMemoryNeed:
 
 
 def held_bytes(prefix: str) -> int:
-    """What objects with this prefix hold already: the dead life's, whose owners' next lives take them over or remove them."""
+    """Return the bytes of objects with this prefix: a dead incarnation's, which the next one adopts
+    or removes."""
     held = 0
     for name in list_names(prefix):
         try:
             held += os.stat(f"/dev/shm{name}").st_blocks * 512
         except OSError:
-            continue  # it went just now
+            continue  # it was deleted a moment ago
     return held
 
 

@@ -1,10 +1,14 @@
-"""Notices that another program deleted this process's objects in /dev/shm, and has the processes of the box restart for it, one after the other.
+"""Detects that another program deleted objects of this process in /dev/shm, and restarts the
+affected processes one after the other.
 
-Maps of a deleted object stay usable, so nothing stops at once. But no process can attach it any more: counters cannot be read, and after
-the next restart of a peer no ring, arena or table is found. A process that has lost an object steps down in its turn, and its next life creates the
-object anew. Turns are kept in a file of the runtime directory, so that they hold under systemd, too: the next process may go when the one before
-serves again. Log-writers go first: without their partition tables no ingest and no coordinator can serve again. Owned by the process's
-runner. Weak spot: the file knows one process; one that never serves again holds up the others for `PATIENCE_MS`.
+Mappings of a deleted object remain usable, so nothing stops at once. But no process can attach it
+any more: its counters cannot be read, and a restarted peer finds no ring, arena or table. A process
+that lost an object stops in its turn, and its next incarnation creates the object. A file of the
+runtime directory stores whose turn it is, also under systemd; the next process may stop when the
+previous one serves. Log-writers go first: without partition tables ingest and coordinator cannot
+serve. Owned by the runner.
+
+Weak: the file stores one process; if that never serves again, the others wait for `PATIENCE_MS`.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ SERVING = "serving"
 
 
 class RestartTurn(NamedTuple):
-    """What the file says: which process restarts now, its pid before, and since when. `is_counted`: its next life knows."""
+    """Content of the file: which process restarts, its pid before, and since when. `is_counted`:
+    its next incarnation has counted it."""
 
     process: str
     pid: int
@@ -37,12 +42,12 @@ class RestartTurn(NamedTuple):
 
 
 class SharedMemoryWatch:
-    """`turn` once a turn; it looks once a second."""
+    """Call `turn` in each turn; it checks once a second."""
 
     def __init__(
         self, layout: BoxLayout, process: str, log_writers: Sequence[str], clock: Clock, counters: Counters, log: Logger, pid: int | None = None
     ) -> None:
-        """`log_writers`: the names of the box's log-writers, which restart before the others."""
+        """`log_writers`: names of the log-writers of the box, which restart first."""
         self._layout = layout
         self._log_writers = () if process in log_writers else tuple(log_writers)
         self._process = process
@@ -53,25 +58,25 @@ class SharedMemoryWatch:
         self._next_ns = 0
         self._lost: list[str] = []
         self._lost_ms = 0
-        """Since when."""
+        """When the loss was detected, monotonic."""
         self._losses = counters.counter("runtime.shared_memory_losses")
         self._count_former_loss()
 
     def turn(self, now_ns: int) -> None:
-        """Raises StepsDown when objects are lost and it is this process's turn to restart."""
+        """Raise StepsDown if objects are lost and it is the turn of this process to restart."""
         if now_ns < self._next_ns:
             return
         self._next_ns = now_ns + LOOK_NS
         lost = lost_objects(self._layout.shared_memory_prefix)
         if not lost:
             return
-        words = f"another program deleted {len(lost)} shared-memory objects of this process in /dev/shm ({', '.join(lost[:3])}{', …' if len(lost) > 3 else ''})"
+        loss = f"another program deleted {len(lost)} shared-memory objects of this process in /dev/shm ({', '.join(lost[:3])}{', …' if len(lost) > 3 else ''})"
         if lost != self._lost:
             self._lost_ms = self._lost_ms or self._clock.monotonic_ms()
             self._lost = lost
-            self._log.error(f"{words}; it restarts when no other process does, keep other programs away from /dev/shm", reason="shared-memory")
+            self._log.error(f"{loss}; it restarts when no other process does; keep other programs away from /dev/shm", reason="shared-memory")
         if self._take_turn():
-            raise StepsDown(words)
+            raise StepsDown(loss)
 
     def _take_turn(self) -> bool:
         waits = self._clock.monotonic_ms() - self._lost_ms < PATIENCE_MS
@@ -92,7 +97,8 @@ class SharedMemoryWatch:
         return snapshot is not None and snapshot.pid != turn.pid and snapshot.state == SERVING
 
     def _count_former_loss(self) -> None:
-        """The counters of the life that stepped down were among what was deleted."""
+        """Count the loss for the previous incarnation, whose counters may be among the deleted
+        objects."""
         if not os.path.exists(self._path):
             return
 
@@ -105,7 +111,8 @@ class SharedMemoryWatch:
             self._losses.add()
 
     def _change(self, change: Callable[[RestartTurn | None], RestartTurn | None]) -> bool:
-        """Read and write the file under its lock. False: nothing was changed, or another process has the lock, or the file cannot be written."""
+        """Change the file under its lock. False if nothing changed, another process has the lock,
+        or the file cannot be written."""
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:

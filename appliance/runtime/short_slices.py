@@ -1,8 +1,10 @@
-"""Lets a process that was woken run at once, instead of after whoever has the core has used up his time slice.
+"""Requests short time slices, so that a woken process runs at once instead of after the running
+one's slice.
 
-Linux >= 6.12 grants slices on request (`sched_setattr`): who asks for short ones gets the core sooner and for less time at once; his share of the
-machine stays the same. Measured on two full cores, from wake-up to running, nine of ten times: a log-writer within 0.15 ms instead of 0.5. Needs no
-privilege; an older kernel takes the wish and ignores it. Weak spot: the number of the system call is known for two kinds of machine.
+Linux >= 6.12 grants them on request (`sched_setattr`): the process runs sooner and shorter, with
+the same share of the CPU. Measured on two busy cores, 90 % of the delays from wake-up to running of
+a log-writer are below 0.15 ms instead of 0.5 ms. No privilege is needed; older kernels ignore the
+request. Weak: the number of the system call is known for two architectures.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import os
 import struct
 
 SLICE_NS = 100_000
-"""The shortest that the kernel grants."""
+"""The shortest slice that the kernel grants."""
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 _ATTRIBUTES = struct.Struct("=IIQiIQQQII")
 """size, policy, flags, nice, priority, runtime (the slice), deadline, period, two clamps"""
@@ -20,7 +22,8 @@ _RESET_ON_FORK = 1
 
 
 def take_short_slices(inherits: bool = False) -> bool:
-    """For the calling thread, from now on; `inherits`: for threads and children that it starts, too. False: the machine refuses."""
+    """Request short slices for the calling thread; `inherits`: also for its later threads and
+    children. False if refused."""
     number = _SCHED_SETATTR.get(os.uname().machine)
     if number is None:
         return False

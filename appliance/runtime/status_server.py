@@ -1,6 +1,7 @@
-"""`supervisor.sock`: tells whoever asks which processes the box has and how they are, and takes orders about disks. Frames with JSON.
+"""`supervisor.sock`: answers requests for the state of the processes, and accepts disk orders.
+Frames with JSON.
 
-Owned by the supervisor. Weak spot: a client that does not read its answers is cut off at a bound.
+Owned by the supervisor. Weak: a client that does not read its answers is disconnected at a limit.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from appliance.ipc.frames import FrameSocket, PeerGone, accept, listen_unix
 from appliance.runtime.poller import READABLE, WRITABLE, Poller
 
 STATUS = 1
-"""Frame kind of question and answer."""
+"""Frame kind of a status request and its answer."""
 DISK_ORDER = 2
-"""Frame kind of an order about disks (JSON: verb, name, path) and of its answer (JSON: disk, or error)."""
+"""Frame kind of a disk order (JSON: verb, name, path) and its answer (JSON: disk, or error)."""
 
 CLIENTS_MAX = 64
 
 
 class StatusServer:
-    """Answers every STATUS frame with what `describe` returns."""
+    """Answers each STATUS frame with the result of `describe`."""
 
     def __init__(
         self, path: str, poller: Poller, describe: Callable[[], dict[str, Any]], order: Callable[[dict[str, str]], dict[str, str]] | None = None
@@ -59,7 +60,7 @@ class StatusServer:
                         client.send(DISK_ORDER, frame.token, json.dumps(self._order(_order_of(frame.payload))).encode())
                         continue
                     if frame.kind != STATUS or client.wants_write:
-                        raise PeerGone("it asks for what there is not, or does not read its answers")
+                        raise PeerGone("it sent an unknown request, or does not read its answers")
                     client.send(STATUS, frame.token, json.dumps(self._describe()).encode())
             self._poller.modify(descriptor, READABLE | WRITABLE if client.wants_write else READABLE)
         except PeerGone:
@@ -81,7 +82,7 @@ class StatusServer:
 
 
 def _order_of(payload: bytes) -> dict[str, str]:
-    """Texts by name. Raises PeerGone for anything else."""
+    """Return the fields of an order. Raises PeerGone if they are not texts."""
     try:
         document = json.loads(payload)
     except ValueError as error:

@@ -1,7 +1,8 @@
-"""The two conventions by which a process talks to whoever started it: LISTEN_FDS and NOTIFY_SOCKET.
+"""The two conventions between a process and its parent: LISTEN_FDS and NOTIFY_SOCKET.
 
-systemd and `millrace run` use the same ones, so there is one code path (sd_listen_fds(3), sd_notify(3)); no library is needed.
-Weak spot: notifications are datagrams; one that cannot be delivered at once is dropped, because a process never waits for its parent.
+systemd and `millrace run` use the same ones (sd_listen_fds(3), sd_notify(3)); no library is needed.
+Weak: notifications are datagrams. One that cannot be delivered at once is dropped, because a
+process never waits for its parent.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from appliance.shm.counters import Counters
 FIRST_LISTEN_DESCRIPTOR = 3
 REFUSED = "X_MILLRACE_REFUSED"
 FAILED_STARTS = "runtime.failed_starts"
-"""Lives in a row that ended before they served."""
+"""Incarnations in a row that ended before they served."""
 
 
 def notify(message: str) -> bool:
-    """Send one sd_notify message; False where nobody listens."""
+    """Send an sd_notify message; returns False if no parent listens."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return False
@@ -33,13 +34,13 @@ def notify(message: str) -> bool:
 
 
 def notify_refused(reason: str) -> None:
-    """The box cannot be what it was started as, and waiting has not helped. `millrace run` ends a start then; systemd does not know the word, and the
-    process waits on."""
+    """Report that the cluster keeps refusing this box. `millrace run` then ends a start; systemd
+    ignores the message, and the process keeps waiting."""
     notify(f"{REFUSED}={reason}".replace("\n", " "))
 
 
 class SystemdNotifier:
-    """Readiness and status, to the parent and to the process's own counters."""
+    """Reports readiness and status to the parent and in the counters of the process."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
@@ -56,7 +57,8 @@ class SystemdNotifier:
 
 
 def take_listen_sockets() -> dict[str, socket.socket]:
-    """The sockets that were handed over, by name; non-blocking and closed on exec. The variables are removed, so children do not see them."""
+    """Take the passed sockets, by name; non-blocking and close-on-exec. The variables are removed,
+    so that children do not see them."""
     count = int(os.environ.pop("LISTEN_FDS", "0") or "0")
     names = os.environ.pop("LISTEN_FDNAMES", "").split(":")
     pid = os.environ.pop("LISTEN_PID", "")

@@ -1,8 +1,10 @@
-"""Deadlines of a coordinator: sessions, rebalances, transactions, clean-ups. A heap in which most deadlines are moved, not fired.
+"""Deadlines of a coordinator (sessions, rebalances, transactions, clean-ups), in a heap in which
+most deadlines move and few fire.
 
-A session timer moves at every heartbeat, so a move to a later time costs nothing: the entry in the heap stays where it is and is put back when it
-surfaces. Owned by one coordinator; time is an argument. Weak spot: a timer that moves later is looked at once more at each of its old deadlines; and a
-timer that moves earlier leaves a stale entry behind, so the heap is made anew when most of it is stale.
+A session timer moves at each heartbeat. Moving to a later time costs nothing: the heap entry stays,
+and is pushed again when it reaches the top. Owned by one coordinator; time is an argument. Weak: a
+timer that moves later is checked once more at each old deadline; one that moves earlier leaves a
+stale entry, so the heap is rebuilt when most entries are stale.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from typing import Final
 from appliance.base.invariants import check
 
 OnDue = Callable[[int], None]
-"""Called once with the time at which it was found to be due."""
+"""Called once with the time at which the timer was found due, in monotonic milliseconds."""
 
 STALE_ENTRIES_MIN: Final = 64
-"""Fewer stale entries than this are not worth a new heap."""
+"""The heap is not rebuilt for fewer stale entries than this."""
 
 
 class Timer:
@@ -47,14 +49,14 @@ class Timers:
         return self._live
 
     def schedule(self, deadline_ms: int, on_due: OnDue) -> Timer:
-        """A new timer, live until it fires or is cancelled."""
+        """Return a new timer, live until it fires or is cancelled."""
         timer = Timer(deadline_ms, on_due)
         self._live += 1
         self._push(timer)
         return timer
 
     def move(self, timer: Timer, deadline_ms: int) -> None:
-        """Another deadline for a live timer."""
+        """Change the deadline of a live timer."""
         check(timer.is_live, f"a timer of {timer.deadline_ms} ms that has fired or was cancelled is moved")
         earlier = deadline_ms < timer.deadline_ms
         timer.deadline_ms = deadline_ms
@@ -63,19 +65,19 @@ class Timers:
             self._maybe_rebuild()
 
     def cancel(self, timer: Timer | None) -> None:
-        """It never fires. Cancelling nothing, or again, is nothing."""
+        """Cancel a timer; None and a cancelled one are ignored."""
         if timer is not None and timer.is_live:
             timer._on_due = None
             self._live -= 1
             self._maybe_rebuild()
 
     def next_deadline_ms(self) -> int | None:
-        """When `fire_due` has something to do; None without timers."""
+        """Return when `fire_due` has work; None without timers."""
         self._settle()
         return self._heap[0][0] if self._heap else None
 
     def fire_due(self, now_ms: int, limit: int) -> int:
-        """Fire what is due, at most `limit` timers; returns how many."""
+        """Fire due timers, at most `limit`; returns how many."""
         fired = 0
         while fired < limit:
             self._settle()
@@ -98,7 +100,7 @@ class Timers:
         heapq.heappush(self._heap, (timer.deadline_ms, self._entries, timer))
 
     def _settle(self) -> None:
-        """Bring a live entry with its true deadline to the top."""
+        """Bring a live entry with its current deadline to the top."""
         heap = self._heap
         while heap:
             deadline_ms, entry, timer = heap[0]

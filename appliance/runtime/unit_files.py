@@ -1,8 +1,10 @@
-"""Which systemd units a box needs, and what of each follows from its settings: drop-ins `UNIT.d/20-settings.conf`, decided purely.
+"""Plans the systemd units of a box and their drop-ins `UNIT.d/20-settings.conf`, which follow from
+its settings. Pure.
 
-The units themselves (`systemd/` in the tree) are the same on every box; systemd has no arithmetic and does not read our settings, so `millrace units apply`
-writes what these say: addresses, disks with their mounts, how many processes of a kind. Rejected: a generator, which systemd runs before /var
-and /opt are mounted. Weak spot: after an edit of the settings `millrace units apply` has to be said; the supervisor warns where it was not.
+The units themselves (`systemd/`) are the same on each box. systemd does not read our settings, so
+`millrace units apply` writes what follows from them: addresses, disks with their mounts, numbers of
+processes. Rejected: a generator, which systemd runs before /var and /opt are mounted. Weak: after a
+change of the settings, `millrace units apply` has to be run; the supervisor warns until then.
 """
 
 from __future__ import annotations
@@ -25,34 +27,39 @@ from appliance.runtime.sender_table import SenderTable
 
 DROP_IN = "20-settings.conf"
 COMMON_DROP_IN = "millrace-.service.d/10-box.conf"
-"""Holds for every service whose name begins so. A name of its own: of drop-ins with one name, systemd takes only that of the longest prefix."""
+"""Prefix for drop-ins that apply to all our services. The name is unique: of drop-ins with the same
+name, systemd uses only that of the longest prefix."""
 TARGET = "millrace.target"
 SETTINGS_MARK_VARIABLE = "MILLRACE_UNITS_FOR"
-"""What the units were written for, as `settings_mark` says it."""
+"""The settings that the units were written for, as `settings_mark` encodes them."""
 SOCKET_UNITS = ("millrace-kafka.socket", "millrace-http.socket", "millrace-syslog-tcp.socket", "millrace-syslog-udp.socket", "millrace-ingest-http.socket")
 INGEST_BACKLOG = 1024
 JVM_OVERHEAD_MIB = 256
-"""What a Java machine takes beside its heap, at most, with the Python process that watches it."""
+"""Largest memory of a JVM beside its heap, including the Python process that watches it."""
 _FITS_UNIT_NAME = re.compile(r"[A-Za-z0-9_.:][A-Za-z0-9_.:\-]*\Z")
 UNIT_NAME_BYTES_MAX = 255
 
 
 class UnitPlan(NamedTuple):
-    """`drop_ins`: content by path below /etc/systemd/system, with the socket units of the ingest table; `units`: every service of this box."""
+    """`drop_ins`: content by path below /etc/systemd/system, with the socket units of the ingest
+    table. `units`: all services of this box."""
 
     drop_ins: dict[str, str]
     units: list[str]
 
 
 def unit_name(process_name: str) -> str:
-    """`log-writer@d0` → `millrace-log-writer@d0.service`"""
+    """Return `millrace-log-writer@d0.service` for `log-writer@d0`."""
     return f"millrace-{process_name}.service"
 
 
 def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
-    """Everything that follows from a box's settings; `mount_points`: where each disk's path, and the state directory's, is mounted ("/": nowhere of its
-    own). `box.listen` is an address. Raises ConfigurationProblems for a value that would add a line or name another file: systemd does as root what units
-    say."""
+    """Plan all that follows from the settings of a box.
+
+    `mount_points`: where the path of each disk and of the state directory is mounted ("/" for no
+    mount of its own). `box.listen` is a numeric address. Raises ConfigurationProblems for a value
+    that would add a line or name another file, because systemd executes units as root.
+    """
     names = [*(disk.name for disk in box.disks), *(sender.name for sender in box.sender_sockets), box.box]
     if problems := [problem for name in names if (problem := unit_name_problem(name)) is not None]:
         raise ConfigurationProblems(problems)
@@ -93,8 +100,8 @@ def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
 
 
 def _allowed_addresses(box: Box) -> list[str]:
-    """Who may reach this box's ZooKeeper beside the box itself. systemd takes addresses alone: where a member goes by a name, whose address may
-    change, nothing is refused."""
+    """Return the addresses that may reach the ZooKeeper of this box. systemd accepts addresses
+    only: if a member has a host name, nothing is refused."""
     if not box.zookeeper_members:
         return []
     hosts = [member.plain_host for member in box.ensemble]
@@ -107,18 +114,18 @@ HEAD = "# Written by `millrace units apply` from the settings; put changes of yo
 
 
 def sender_unit(sender: SenderSocket) -> str:
-    """`ingest-dmz` → `millrace-ingest-dmz.socket`"""
+    """Return `millrace-ingest-dmz.socket` for `ingest-dmz`."""
     return f"millrace-{sender.name}.socket"
 
 
 def _sender_unit_text(sender: SenderSocket, listen: str) -> str:
-    """A whole unit: which listeners there are, the settings alone know."""
+    """Return a whole unit, because only the settings know the listeners."""
     name = sender.name.removeprefix("ingest-")
     unit = [f"Description=Millrace: senders to {name}", "StopPropagatedFrom=millrace.target", "StartLimitIntervalSec=0"]
     kind = "ListenDatagram" if sender.is_datagram else "ListenStream"
     address = numeric_address(sender.address) if sender.address else listen
-    room = "ReceiveBuffer=64M" if sender.is_datagram else f"Backlog={INGEST_BACKLOG}"
-    given = [f"FileDescriptorName={sender.name}", "Service=millrace-ingest@0.service", room]
+    receive_buffer = "ReceiveBuffer=64M" if sender.is_datagram else f"Backlog={INGEST_BACKLOG}"
+    given = [f"FileDescriptorName={sender.name}", "Service=millrace-ingest@0.service", receive_buffer]
     return _section("Unit", unit) + _listens(kind, address, sender.port) + _lines(given)
 
 
@@ -139,7 +146,8 @@ def _listens(kind: str, host: str, port: int) -> str:
 
 
 def _mount_lines(path: str, mount_point: str) -> list[str]:
-    """A disk that is not mounted has no processes, and nothing is written into the directory below its mount point."""
+    """Bind the processes of a disk to its mount. If it is not mounted they do not run, and nothing
+    is written below the mount point."""
     if mount_point == "/":
         return [f"RequiresMountsFor={path}"]
     mount = f"{escaped_path(mount_point)}.mount"
@@ -147,7 +155,7 @@ def _mount_lines(path: str, mount_point: str) -> list[str]:
 
 
 def escaped_path(path: str) -> str:
-    """As `systemd-escape --path`: /srv/log-1 → srv-log\\x2d1."""
+    """Return what `systemd-escape --path` returns: /srv/log-1 → srv-log\x2d1."""
     escaped = ""
     for index, character in enumerate(path.strip("/")):
         if character == "/":
@@ -160,7 +168,7 @@ def escaped_path(path: str) -> str:
 
 
 def settings_mark(box: Box) -> str:
-    """What of the settings is written into the units, in a word that changes with it."""
+    """Return a checksum of the settings that the units contain."""
     told: list[object] = [box.listen, box.kafka_port, box.syslog_port, box.http_port, box.acceptors, box.ingests, box.embedded_zookeeper, box.state_directory]
     disks = sorted((disk.name, disk.path) for disk in box.disks)
     told += [box.ingest_port, [sender[:4] for sender in box.sender_sockets]]
@@ -170,7 +178,7 @@ def settings_mark(box: Box) -> str:
 
 
 def planned_box(options: ResolvedOptions, box_id: str, disks: list[Disk], senders: SenderTable) -> Box:
-    """The box of these options as far as its units go. Its address is a number."""
+    """Return the box of these options as far as its units need it, with a numeric address."""
     return Box(
         box=box_id,
         broker_id=0,
@@ -193,7 +201,8 @@ def planned_box(options: ResolvedOptions, box_id: str, disks: list[Disk], sender
 
 
 def numeric_address(host: str) -> str:
-    """What systemd wants in a socket unit: no name. One that is not known stays as it is; `unit_problems` says so."""
+    """Return the numeric address that socket units require. An unknown name stays; `unit_problems`
+    reports it."""
     try:
         return str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4][0])
     except OSError:
@@ -201,7 +210,8 @@ def numeric_address(host: str) -> str:
 
 
 def unit_problems(options: ResolvedOptions, named: Mapping[str, object], disks: list[Disk]) -> list[str]:
-    """What units need to be told, though `millrace run` has a default for it; `named` is the table [box] of the settings file."""
+    """Return options that units need but `millrace run` has defaults for. `named` is the table
+    [box] of the settings file."""
     problems = [f"[box] {key} is not set; a box that systemd runs must say where its {what} is" for key, what in _NEEDED.items() if key not in named]
     directories = named.get("data")
     for path in [*(directories if isinstance(directories, list) else [directories]), named.get("state")]:
@@ -217,7 +227,7 @@ def unit_problems(options: ResolvedOptions, named: Mapping[str, object], disks: 
 
 
 def disk_problems(path: str, name: str) -> list[str]:
-    """Why no unit can be called after this disk, or name its directory."""
+    """Return why the name of this disk or its path cannot be used in a unit."""
     problem = unit_name_problem(name)
     problems = [] if problem is None else [f"{path}: {problem}; use letters, digits, '.', '_' and '-' in the directory's last name"]
     if re.search(r"[\s%\"'\\]", path) or not path.isprintable():
@@ -228,9 +238,9 @@ def disk_problems(path: str, name: str) -> list[str]:
 
 
 def unit_name_problem(name: str) -> str | None:
-    """Why no unit can be called after `name`, or None."""
+    """Return why `name` cannot be part of a unit name, or None."""
     fits = _FITS_UNIT_NAME.match(name) is not None and name.strip(".") != "" and len(name) <= UNIT_NAME_BYTES_MAX - len(unit_name("log-writer@"))
-    return None if fits else f"a unit cannot be called after {name!r}"
+    return None if fits else f"{name!r} cannot be part of a unit name"
 
 
 _NEEDED = {"data": "data", "state": "state directory"}

@@ -1,8 +1,10 @@
-"""What a process tells systemd from its duty cycle: that it turns, and a line for people (`systemctl status`).
+"""Sends the watchdog heartbeat and a status line (`systemctl status`) to systemd, from the duty
+cycle.
 
-Turning feeds the watchdog; while the process starts, it asks for more time instead, so that a long recovery is no failure and a start that hangs is one. Owned
-by the process's runner. How long a heart may stand still is the setting watchdog.timeout.ms, as under `millrace run`. Weak spot: rates are of the last
-few seconds, and stand still while nobody turns.
+While the process starts, a turn requests more time instead, so that a long recovery is no failure
+and a start that hangs is one. The timeout is watchdog.timeout.ms, as under `millrace run`. Owned by
+the runner. Weak: rates cover the last few seconds and are not updated while the process makes no
+turns.
 """
 
 from __future__ import annotations
@@ -17,21 +19,26 @@ from appliance.shm.counters import Counters
 TELL_NS_MAX = 5_000_000_000
 STOP_EXTENSION_US = 15_000_000
 CLOSE_EXTENSION_US = 45_000_000
-"""Time that a process asks for while it stops and turns, and for its last step, in which everything goes to the disk. One that does not ask hangs: systemd
-waits for it as long as the unit says, and everybody who stops with it waits for that."""
+"""Time requested while the process stops and makes turns, and for its last step, which writes
+everything to disk.
+
+A process that requests none hangs: systemd waits for it as long as the unit says, and processes
+that stop with it wait as well.
+"""
 START_FACTOR = 10
-"""A process that is still starting (a recovery, perhaps) may be silent for this many watchdog periods."""
+"""While a process starts (it may recover logs), its heartbeat may be this many watchdog periods
+old."""
 
 RATES: dict[str, tuple[tuple[str, str], ...]] = {
     "acceptor": (("fetch.sendfile_bytes", "B/s out"),),
     "log-writer": (("log_writer.records", "records/s"), ("log_writer.bytes", "B/s in")),
     "ingest": (("ingest.received", "lines/s"),),
 }
-"""Kind of process → the counters whose rise a person wants to see, and their unit."""
+"""Counters by kind of process whose rates the status line shows, with their units."""
 
 
 class UnitHeart:
-    """`beat` once a turn."""
+    """Call `beat` once per turn."""
 
     def __init__(self, process_kind: str, watchdog_ms: int, notifier: SystemdNotifier, counters: Counters, send: Callable[[str], object]) -> None:
         self._rates = RATES.get(process_kind, ())
@@ -54,7 +61,7 @@ class UnitHeart:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the process has said that it serves."""
+        """Whether the process has reported that it serves."""
         return self._notifier.is_ready
 
     def stopping(self) -> None:
@@ -62,7 +69,7 @@ class UnitHeart:
         self._send(f"STOPPING=1\nWATCHDOG=1\nEXTEND_TIMEOUT_USEC={STOP_EXTENSION_US}\nSTATUS=stopping")
 
     def closing(self) -> None:
-        """The agent lets go of everything; no turn follows."""
+        """Report that the agent is being closed; no turn follows."""
         self._send(f"WATCHDOG=1\nEXTEND_TIMEOUT_USEC={CLOSE_EXTENSION_US}")
 
     def _tell(self, now_ns: int, status_line: Callable[[], str]) -> None:
@@ -79,7 +86,7 @@ class UnitHeart:
         self._send("\n".join(lines))
 
     def _measure(self, now_ns: int) -> str:
-        """As in "1,203 records/s, 4.2 MB/s in"; "" before there is anything to compare with."""
+        """Return rates such as "1,203 records/s, 4.2 MB/s in"; "" before the second measurement."""
         seconds = (now_ns - self._seen_ns) / 1e9
         words = []
         for counter, unit in self._rates:
@@ -103,7 +110,7 @@ def rate_text(rate: float, unit: str) -> str:
 
 
 def heart_of(context: ServiceContext) -> UnitHeart | None:
-    """The heart of a process that systemd runs; None for one that `millrace run` does."""
+    """Return the heart of a process under systemd; None under `millrace run`."""
     notifier = context.notifier
     if not is_unit() or not isinstance(notifier, SystemdNotifier):
         return None

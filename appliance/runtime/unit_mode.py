@@ -1,9 +1,11 @@
-"""Whether systemd manages this process (each one a unit) or `millrace run` does, and what all processes of a box know of a stop of the whole box.
+"""Whether systemd or `millrace run` manages this process, and the order in which units stop.
 
-systemd orders starts and stops by the same edges, reversed. Ours are not: all processes start at once, so that a disk that is slow to come keeps nobody
-waiting, and stop one kind after the other. So when the whole box stops, systemd tells everybody at once, and each process goes on until those that still
-need it are gone. `millrace-stop-order.service` leaves the mark that tells a stop of the whole box from that of one process. One that its disk
-holds is waited for `HELD_NS`, not longer: it needs nobody any more. Weak spot: one that hangs for another reason is waited for `GROUP_STOP_MS`.
+systemd orders starts and stops by the same dependencies. Here all processes start at once, so that
+a slow disk delays no other, and stop one kind after the other. So systemd signals all units of a
+stop at once, and each continues until the processes that need it have ended.
+`millrace-stop-order.service` creates the file that marks a stop of the whole box. A process that
+its disk blocks is waited for during `HELD_NS` only. Weak: one that hangs for another reason is
+waited for during `GROUP_STOP_MS`.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ MANAGER_VARIABLE = "MILLRACE_MANAGER"
 SYSTEMD = "systemd"
 MILLRACE_RUN = "millrace run"
 GROUP_STOP_MS = 14_000
-"""A little more than a unit of the group before has (TimeoutStopSec)."""
+"""A little more than TimeoutStopSec of the units in the previous group."""
 LOOK_NS = 20_000_000
 HELD_NS = 5_000_000_000
-"""Who is in the kernel, and has not turned for so long, waits for a disk."""
+"""A process in an uninterruptible wait without a heartbeat for this long is blocked by its disk."""
 
 
 def is_unit() -> bool:
@@ -35,7 +37,7 @@ def is_unit() -> bool:
 
 
 class StopTurn:
-    """Whether a process that was told to stop may do so now."""
+    """Decides when a process that received a stop request may stop."""
 
     def __init__(self, layout: BoxLayout, process_name: str, process_names: list[str], clock: Clock) -> None:
         self._layout = layout
@@ -50,7 +52,7 @@ class StopTurn:
         self._next_held_look_ns = 0
 
     def has_come(self) -> bool:
-        """Cheap to ask each turn."""
+        """Return whether the process may stop now; cheap enough for each turn."""
         now_ns = self._clock.monotonic_ns()
         if now_ns < self._next_look_ns:
             return False
@@ -73,7 +75,8 @@ class StopTurn:
 
 
 def stop_turn_of(context: ServiceContext) -> Callable[[], bool] | None:
-    """Whether a process may stop when it is told to; None: at once, as `millrace run` tells it when its turn has come."""
+    """Return whether a process may stop after a stop request; None for at once, as under `millrace
+    run`, which orders the stops."""
     if not is_unit():
         return None
     return StopTurn(context.layout, context.process_name, context.box.process_names(), context.clock).has_come

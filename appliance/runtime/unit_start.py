@@ -1,8 +1,10 @@
-"""What a process does first where systemd starts it: look whether there is a box for it, and wait longer each time its lives end early.
+"""The first steps of a process under systemd: check that the box is prepared, and wait longer after
+each failed start.
 
-systemd starts again what ends, after a fixed time and for ever: a disk must not be given up because nobody looked for an hour. So the process itself takes
-its time when the lives before this one never served. Under `millrace run`, which does both itself, nothing of this happens. Weak spot: what dies before it
-gets here (an installation that is damaged) is started again several times a second.
+systemd restarts units after a fixed time and without a limit, because a disk must not be given up
+after some attempts. So the process itself waits if previous incarnations never served. `millrace
+run` does both itself. Weak: a process that dies before this point (a damaged installation) is
+restarted several times a second.
 """
 
 from __future__ import annotations
@@ -23,17 +25,19 @@ LOOK_MS = 20
 
 
 class BoxNotPrepared(MillraceError):
-    """There is no box.json: the supervisor has not come so far."""
+    """There is no box.json: the supervisor has not prepared the box yet."""
 
 
 def require_box() -> None:
-    """The supervisor prepares the box before any unit is started, and clears it after the last has stopped. Raises BoxNotPrepared."""
+    """Raise BoxNotPrepared if there is no box.json. The supervisor creates it before the first unit
+    starts."""
     if is_unit() and not os.path.exists(BoxLayout.from_environment().box_file):
-        raise BoxNotPrepared("the box is not prepared, see `systemctl status millrace-supervisor`")
+        raise BoxNotPrepared("the box is not prepared; see `systemctl status millrace-supervisor`")
 
 
 def await_turn_to_start(context: ServiceContext, stops: Callable[[], bool]) -> None:
-    """0.1 s, 0.2 s, … up to 5 s after lives that never served, as `millrace run` does it. Raises LayoutMismatch for a process that the box has not got."""
+    """Wait 0.1 s, 0.2 s, … up to 5 s after incarnations that never served. Raises LayoutMismatch
+    for a process that the box does not have."""
     if not is_unit():
         return
     if context.process_name not in context.box.process_names():

@@ -1,13 +1,19 @@
-"""Asks the ZooKeeper that this box runs whether it serves (`srvr`), without waiting, and keeps for it the counters that a JVM cannot.
+"""Polls the ZooKeeper server of this box (`srvr`) without blocking, and maintains the counters for
+its JVM.
 
-Owned by the supervisor, whose poller carries the connections. While it does not serve it is asked every 50 ms, afterwards twice in a watchdog period. A
-member of an ensemble that has no quorum answers, and says that it does not serve: it lives, and waits. Then the other members are asked too, once a second,
-so that people can be told who is missing. Others that serve without it for longer than a member may take to join them have left it behind: it is to be
-started again. (Its connections to them are from before a cut, and TCP tries those again the later the longer the cut was; new ones find the others at once.)
-That time counts from the first answer of the JVM, so a machine that is busy may take as long as it needs to start one, and doubles with each such restart
-until the member has served. A server that serves is ready once its files are synced (`StateSync`): ZooKeeper does not sync the snapshot that it writes first.
-Weak spots: `srvr` says nothing about a disk that hangs under its transaction log until a session needs it; a name of a member is looked up here, and while
-a name server does not answer nothing else is done (addresses cost nothing).
+Owned by the supervisor (under systemd by the ZooKeeper service), whose poller holds the
+connections. A server that does not serve is polled every 50 ms, later twice per watchdog period. A
+member of an ensemble without a quorum answers that it does not serve; then the other members are
+polled as well, once a second, to report which ones are missing. If the others serve for longer than
+a member may take to join them, ours is restarted: its connections are from before a network cut,
+and TCP retries them rarely, while new ones reach the others at once. That time starts with the
+first answer of the JVM, so a busy machine may take longer to start it, and doubles with each such
+restart until the member serves. A server that serves is ready when its files are synced
+(`StateSync`), because ZooKeeper does not sync its first snapshot.
+
+Weak: `srvr` does not show a disk that hangs under the transaction log until a session writes. Host
+names of members are resolved here; a name server that does not answer blocks the process (addresses
+do not).
 """
 
 from __future__ import annotations
@@ -32,11 +38,12 @@ ASK_MS_WHILE_WAITING = 250
 ASK_OTHERS_MS = 1_000
 ANSWER_MS_MAX = 1_000
 LEFT_BEHIND_DOUBLINGS_MAX = 5
-"""A member that is left behind again and again has this many times the double of the first allowance (10 s as shipped, so 320 s)."""
+"""The time before a restart doubles up to this factor (10 s as shipped, so 320 s)."""
 
 
 class ServerQuestion:
-    """`srvr` to one server, one question at a time; `on_answer(None)` where there is none within `ANSWER_MS_MAX`, whenever that is noticed."""
+    """Sends `srvr` to one server, one request at a time. `on_answer(None)` if there is no answer
+    within `ANSWER_MS_MAX`."""
 
     def __init__(self, address: str, poller: Poller, on_answer: Callable[[bytes | None], None]) -> None:
         host, _, port = address.rpartition(":")
@@ -49,7 +56,8 @@ class ServerQuestion:
         self._asked_ms = 0
 
     def ask(self, now_ms: int) -> None:
-        """Ask, unless a question is under way; one without an answer for too long is given up."""
+        """Send a request unless one is in flight; a request without an answer for too long is given
+        up."""
         if self._socket is not None:
             if now_ms - self._asked_ms < ANSWER_MS_MAX:
                 return
@@ -93,9 +101,10 @@ class ServerQuestion:
 
 
 class StateSync:
-    """Syncs the server's files in a child process: a disk that hangs holds the child, and not the process that watches everything.
+    """Syncs the server's files in a child process, so that a disk that hangs blocks the child only.
 
-    Weak spot: a child that a hung disk holds stays until the disk answers; after `abandon` it is reaped when its parent ends.
+    Weak: such a child stays until the disk answers; after `abandon` it is reaped when its parent
+    ends.
     """
 
     def __init__(self, sync: Callable[[str], None], state: str) -> None:
@@ -104,10 +113,10 @@ class StateSync:
         self._pid = 0
         self.is_done = False
         self.problem = ""
-        """Why it failed; nothing for one that is under way or done."""
+        """Why the sync failed; '' while it runs and when it is done."""
 
     def turn(self) -> None:
-        """Begin it, or see whether it has ended."""
+        """Start the sync, or check whether it has ended."""
         if self.is_done or self.problem:
             return
         if not self._pid:
@@ -123,7 +132,8 @@ class StateSync:
             self.problem = os.strerror(code) if code > 0 else f"signal {-code}"
 
     def abandon(self) -> None:
-        """The server is gone, or this process ends: what the next one writes is to be synced anew."""
+        """Forget the sync, because the server or this process ends: what the next server writes is
+        synced again."""
         if self._pid:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, os.WNOHANG)
@@ -137,8 +147,8 @@ class StateSync:
             return pid
         code = errno.EIO
         try:
-            signal.set_wakeup_fd(-1)  # its other end is the parent's
-            os.closerange(3, 1 << 16)  # a child that a disk holds must not keep sockets and locks
+            signal.set_wakeup_fd(-1)  # the parent's pipe
+            os.closerange(3, 1 << 16)  # a child that a disk blocks must not keep sockets and locks
             self._sync(self._state)
             code = 0
         except OSError as error:
@@ -148,9 +158,11 @@ class StateSync:
 
 
 class ZooKeeperWatch:
-    """`serves` is what the last answer said; `heard_ms` when there was one; `words` is why it does not serve, where that is known.
+    """`serves`: the last answer. `heard_ms`: when it was received. `words`: why the server
+    does not serve, if known.
 
-    `sync` makes the server's files below a state directory durable; it is called in a child process once the server serves.
+    `sync` makes the server's files below a state directory durable; it runs in a child process once
+    the server serves.
     """
 
     def __init__(self, layout: BoxLayout, box: Box, poller: Poller, clock: Clock, sync: Callable[[str], None]) -> None:
@@ -164,23 +176,23 @@ class ZooKeeperWatch:
             if member.member_id != box.broker_id
         }
         self._is_there: dict[int, bool] = {}
-        """Whether each other member answers, as far as it was asked since ours last served."""
+        """Whether each other member answered, if polled since ours last served."""
         self._ask_others_ms = 0
         self._join_ms_max = box.integer("zookeeper.init.limit") * box.integer("zookeeper.tick.ms")
         self._serving_others: set[int] = set()
         self._without_us_since_ms = 0
-        """When others began to serve without ours; counts while there are any."""
+        """When other members began to serve without ours; reset when none does."""
         self._answers_since_ms = 0
         """When this JVM first answered; 0 before that."""
         self._left_behind_count = 0
-        """Restarts of a member that was left behind, since it last served."""
+        """Restarts because the member could not rejoin, since it last served."""
         self._state_sync = StateSync(sync, box.state_directory)
         self._now_ms = 0
         self.serves = False
         self.heard_ms = 0
 
     def on_started(self, pid: int, now_ms: int) -> None:
-        """A new JVM has this pid."""
+        """Start to watch a new JVM."""
         self._own.hang_up()
         self.serves = False
         self._serving_others.clear()
@@ -191,7 +203,7 @@ class ZooKeeperWatch:
         self._counters.close()
         self._counters = Counters.create_or_adopt(self._layout, NAME, self._clock.monotonic_ns(), self._clock.wall_ms())
         shared = SharedObject.attach(self._layout.shared_memory_name("counters", NAME), PURPOSE, writable=True)
-        shared.words[PID_WORD] = pid  # the object says who made it; its readers want the process it speaks of
+        shared.words[PID_WORD] = pid  # readers of the counters want the pid of the JVM
         shared.close()
         self._counters.beat(self._clock.monotonic_ns())
 
@@ -200,7 +212,7 @@ class ZooKeeperWatch:
 
     @property
     def words(self) -> str:
-        """What is to be said of a server that does not serve; nothing of one that does, or of which nothing is known yet."""
+        """Return why the server does not serve; '' if it serves or nothing is known yet."""
         if self.serves or len(self._is_there) < len(self._others) or not self._others:
             return ""
         missing = sorted(member for member, is_there in self._is_there.items() if not is_there)
@@ -212,19 +224,20 @@ class ZooKeeperWatch:
         return f"waits for {in_words(missing)} of the ZooKeeper ensemble{enough}"
 
     def is_left_behind(self, now_ms: int) -> bool:
-        """Our member answers and the others serve without it, for too long."""
+        """Return whether our member answers but others have served without it for too long."""
         if not self._serving_others or not self._answers_since_ms:
             return False
         since_ms = max(self._without_us_since_ms, self._answers_since_ms)
         return now_ms - since_ms > self._join_ms_max << min(self._left_behind_count, LEFT_BEHIND_DOUBLINGS_MAX)
 
     def on_left_behind(self) -> None:
-        """Our member is restarted because it was left behind."""
+        """Record a restart of our member because it cannot rejoin."""
         self._left_behind_count += 1
 
     @property
     def is_ready(self) -> bool:
-        """It serves, and its files are synced; `sync_problem` says why they cannot be. Asking for it moves the sync on."""
+        """Whether the server serves and its files are synced. Reading it drives the sync; see
+        `sync_problem`."""
         if self.serves:
             self._state_sync.turn()
         return self.serves and self._state_sync.is_done
@@ -234,13 +247,13 @@ class ZooKeeperWatch:
         return self._state_sync.problem
 
     def next_ask_ms(self, now_ms: int, rest_ms: int) -> int:
-        """When to ask again; `rest_ms` is how long a server that serves alone may be left in peace."""
+        """Return when to poll next; `rest_ms` is the interval for a server that serves alone."""
         if self.serves:
             return now_ms + (min(rest_ms, ASK_OTHERS_MS) if self._others else rest_ms)
         return now_ms + (ASK_MS_WHILE_WAITING if self.words else ASK_MS_WHILE_STARTING)
 
     def ask(self, now_ms: int) -> None:
-        """Ask our own server, and the others while it waits for them."""
+        """Poll our server, and the others while it waits for them."""
         self._now_ms = now_ms
         self._own.ask(now_ms)
         if self._others and not self.serves and now_ms >= self._ask_others_ms:
@@ -250,7 +263,7 @@ class ZooKeeperWatch:
 
     def _on_answer(self, answer: bytes | None) -> None:
         if answer is None:
-            return  # a JVM that starts, or hangs: silence tells which
+            return  # the JVM starts or hangs; the watchdog handles it
         self.serves = b"\nMode: " in answer
         self._answers_since_ms = self._answers_since_ms or self._now_ms
         if self.serves:

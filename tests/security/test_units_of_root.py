@@ -57,8 +57,8 @@ def test_no_value_adds_a_line_to_a_unit_or_names_another_file(changes: dict[str,
 @pytest.mark.parametrize(
     ("disk", "words"),
     [
-        (Disk("../../../../tmp/elsewhere", "/srv/d9"), "a unit cannot be called after"),
-        (Disk("..", "/srv/d9"), "a unit cannot be called after"),
+        (Disk("../../../../tmp/elsewhere", "/srv/d9"), "cannot be part of a unit name"),
+        (Disk("..", "/srv/d9"), "cannot be part of a unit name"),
         (Disk("d9", f"/srv/d9\n{ORDER}"), "control characters"),
         (Disk("d9", "/srv/d9\x07"), "control characters"),
         (Disk("d9", "/srv/../etc"), "without .. in it"),

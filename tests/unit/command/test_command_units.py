@@ -84,7 +84,7 @@ def test_mistakes_are_told_all_at_once_and_nothing_is_written(tmp_path: Path) ->
     with pytest.raises(ConfigurationProblems) as problems:
         plan_of_settings(str(file), str(tmp_path / "root"))
     text = str(problems.value)
-    assert all(words in text for words in ("num.partitions", "nonsense", "http-port is 0", "given twice", "a unit cannot be called after", "[box] c: "))
+    assert all(words in text for words in ("num.partitions", "nonsense", "http-port is 0", "given twice", "cannot be part of a unit name", "[box] c: "))
 
 
 def test_the_deepest_mount_counts() -> None:

@@ -51,7 +51,7 @@ for slack in range(1 << 20, (1 << 20) + (96 << 10), 4096):
     print(outcome)
 assert start() == "ran"
 """)
-    assert said >= {"ran", "could not start thread tried: it ended before it could run, for want of memory"}
+    assert said >= {"ran", "could not start thread tried: it ended before it could run, for lack of memory"}
 
 
 def test_a_thread_beyond_the_limit_of_tasks_is_refused_and_started_when_there_are_some() -> None:

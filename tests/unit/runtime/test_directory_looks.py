@@ -48,4 +48,4 @@ def test_a_directory_that_never_answers_is_left_to_its_child_and_the_others_are_
 def test_a_look_that_dies_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory_looks, "look_at", lambda path, option: os._exit(1))
     looks = ask_each([("/srv/d0", "--data")], False, LONG_MS, SystemClock())
-    assert looks.answers["/srv/d0"].problem == "the look at /srv/d0 failed"
+    assert looks.answers["/srv/d0"].problem == "the check of /srv/d0 failed"

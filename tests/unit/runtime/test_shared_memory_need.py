@@ -79,4 +79,4 @@ def test_every_further_process_and_disk_needs_more() -> None:
 def test_what_is_needed_is_said_in_parts() -> None:
     problem = shared_memory_problem(SharedMemoryNeed(192 * MIB, 128 * MIB, 5 * MIB - 1), 100 * MIB)
     assert problem is not None
-    assert "needs 325 MiB (192 for arenas, 128 for a process that is started again, 5 for tables, rings and counters)" in problem
+    assert "needs 325 MiB (192 for arenas, 128 for a process that restarts, 5 for tables, rings and counters)" in problem
