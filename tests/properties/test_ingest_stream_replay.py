@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from services.ingest.replay.frame_streams import FrameStreams
 from services.ingest.replay.identity import digest_of
-from services.ingest.replay.journal_findings import JournalFindings
-from services.ingest.replay.journal_records import Begun, Forgotten, Frames, JournalledBatch, JournalRecord, decode_all, encode
+from services.ingest.replay.journal_records import Begun, Forgotten, Frames, JournalFindings, JournalledBatch, JournalRecord, decode_all, encode
 from services.ingest.replay.replay_memory import ReplayMemory
 from services.ingest.replay.stream_replay import HOLD_MS, StreamReplay
 

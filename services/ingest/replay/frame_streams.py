@@ -1,20 +1,146 @@
-"""All streams of an ingest: those of open sessions, and broken ones, among which a new session may
-find its own.
+"""Streams of frames: the remembered frames of each sender, and among broken streams the one that a
+new session continues.
 
-Pure; one for each ingest. Weak: a host with more than `BROKEN_OF_HOST_MAX` broken streams loses the
-oldest; its repeats are stored twice.
+Pure; one `FrameStreams` for each ingest. Digests of `DIGEST_BYTES` are concatenated. Weak: two
+frames whose digests have the same 8 bytes are taken for one (2^-64 by chance). The memory of a
+stream grows with what its sender has in flight, which the window of its connection bounds. A host
+with more than `BROKEN_OF_HOST_MAX` broken streams loses the oldest; its repeats are stored twice.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from itertools import islice
-from typing import Final, Protocol
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, islice
+from typing import Final, NamedTuple, Protocol
 
-from services.ingest.replay.alignment import FramePosition, begin_of_replay, places_of, split
-from services.ingest.replay.frame_stream import FrameStream, StreamKey
 from services.ingest.replay.identity import identity_of
 from services.ingest.replay.replay_memory import ReplayMemory
+
+DIGEST_BYTES: Final = 8
+PLACES_MAX: Final = 2048
+
+
+class FramePosition(NamedTuple):
+    """The session's first frame is the remembered one at index `first`. `is_whole`: everything
+    remembered from there on has arrived."""
+
+    first: int
+    is_whole: bool
+
+
+def places_of(remembered: bytes, frames: bytes) -> list[FramePosition]:
+    """Return every position that agrees with the frames so far, the last position first."""
+    found: list[FramePosition] = []
+    first = frames[:DIGEST_BYTES]
+    position = len(remembered)
+    while first and len(found) < PLACES_MAX:
+        position = remembered.rfind(first, 0, position + DIGEST_BYTES - 1 if position < len(remembered) else position)
+        if position < 0:
+            break
+        if position % DIGEST_BYTES == 0:
+            rest = len(remembered) - position
+            if rest <= len(frames):
+                if remembered.endswith(frames[:rest]):
+                    found.append(FramePosition(position // DIGEST_BYTES, True))
+            elif remembered.startswith(frames, position):
+                found.append(FramePosition(position // DIGEST_BYTES, False))
+    return found
+
+
+def begin_of_replay(
+    remembered: bytes, frames: bytes, places: Sequence[FramePosition], answered_end: int, is_late: bool, counts: Mapping[bytes, int]
+) -> int | None:
+    """Return the index at which the session begins; None if its frames are all new. `counts`: how
+    often each digest was seen.
+
+    `answered_end`: frames from this index on were not answered, so their sender must repeat them,
+    and all after them. A position beyond it is therefore impossible, and so is a session that
+    repeats nothing. `is_late`: no more frames are awaited, so positions whose rest has not arrived
+    count, too.
+
+    The choice is the position with the fewest repeats. An earlier position is chosen only if a
+    frame that would count as new otherwise was sent exactly once before: storing it again would be
+    a certain duplicate. A line that may be new is always stored.
+    """
+    end, came = len(remembered) // DIGEST_BYTES, len(frames) // DIGEST_BYTES
+    candidates = [place.first for place in places if place.is_whole or is_late]
+    begin = next((index for index in ([end] if answered_end >= end else []) + candidates if index <= answered_end), end)
+    seen_once = list(accumulate((counts.get(digest, 0) == 1 for digest in split(remembered)), initial=0))
+    for index in candidates:
+        if index < begin:
+            first_doubted, doubted_end = index + end - begin, min(end, index + came)
+            if first_doubted < doubted_end and seen_once[doubted_end] > seen_once[first_doubted]:
+                begin = index
+    return begin if begin < end else None
+
+
+def split(digests: bytes) -> list[bytes]:
+    return [digests[position : position + DIGEST_BYTES] for position in range(0, len(digests), DIGEST_BYTES)]
+
+
+REMEMBERED_FRAMES: Final = 1024
+
+StreamKey = tuple[str, bytes]
+"""(listener, host)"""
+
+
+class FrameHolder(Protocol):
+    """A session whose frames go into a stream."""
+
+    is_closed: bool
+    """No more of its frames may be taken."""
+
+
+class FrameStream:
+    """The frames of one sender: `digests` (the first bytes of each) of serials `base` to `end`. The
+    session that continues the stream changes it."""
+
+    __slots__ = ("answered_end", "base", "broke_ms", "digests", "holder", "identity", "in_flight", "is_over", "journalled_end", "key")
+
+    def __init__(self, key: StreamKey, identity: bytes, base: int = 0, digests: bytes = b"") -> None:
+        self.key = key
+        self.identity = identity
+        self.base = base
+        self.digests = bytearray(digests)
+        self.answered_end: int | None = base
+        """No frame from this serial on was answered: its sender will repeat them. None (a stream of
+        a previous incarnation): as far as its frames are stored."""
+        self.in_flight = 0
+        """Frames taken whose ack groups have not completed."""
+        self.journalled_end = base
+        """Frames below it are in the journal."""
+        self.broke_ms = 0
+        self.holder: FrameHolder | None = None
+        """The session that continues it; None after that has ended."""
+        self.is_over = False
+        """Forgotten as soon as none of its frames is in flight."""
+
+    @property
+    def end(self) -> int:
+        return self.base + len(self.digests) // DIGEST_BYTES
+
+    def append(self, digests: Sequence[bytes]) -> int:
+        """Append frames; return the serial of the first."""
+        serial = self.end
+        self.digests += b"".join([digest[:DIGEST_BYTES] for digest in digests])
+        if len(self.digests) > 2 * REMEMBERED_FRAMES * DIGEST_BYTES:
+            self._trim()
+        return serial
+
+    def take_unjournalled(self) -> tuple[int, bytes]:
+        """Return the first serial and the digests that the journal lacks, and mark them as written."""
+        first_serial = max(self.base, self.journalled_end)
+        self.journalled_end = self.end
+        return first_serial, bytes(self.digests[(first_serial - self.base) * DIGEST_BYTES :])
+
+    def _trim(self) -> None:
+        """Drop frames far before the end that have completed: they cannot be repeated."""
+        surplus = min(self.end - self.base - REMEMBERED_FRAMES, self.end - self.base - self.in_flight)
+        if surplus > 0:
+            del self.digests[: surplus * DIGEST_BYTES]
+            self.base += surplus
+
 
 BROKEN_OF_HOST_MAX: Final = 16
 LOOKED_AT_MAX: Final = 100
@@ -28,7 +154,7 @@ class Holding(Protocol):
 
 
 class FrameStreams:
-    """`make` a stream, or `find` the one that a session continues."""
+    """All streams of an ingest: those of open sessions, and broken ones."""
 
     def __init__(self, memory: ReplayMemory, keep_ms: int, salt: bytes) -> None:
         self._memory = memory

@@ -29,10 +29,8 @@ from appliance.base.clock import Clock
 from appliance.base.logging import Logger
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.shm.counters import Counters
-from services.ingest.replay.frame_stream import FrameStream
-from services.ingest.replay.frame_streams import FrameStreams
-from services.ingest.replay.journal_findings import JournalFindings
-from services.ingest.replay.journal_records import Done, Forgotten, Frames, JournalledBatch, JournalRecord, Stored
+from services.ingest.replay.frame_streams import FrameStream, FrameStreams
+from services.ingest.replay.journal_records import Done, Forgotten, Frames, JournalFindings, JournalledBatch, JournalRecord, Stored
 from services.ingest.replay.journalled_batches import JournalledBatches, SequenceRequester
 from services.ingest.replay.replay_journal import ReplayJournal
 from services.ingest.replay.replay_memory import Part, ReplayMemory

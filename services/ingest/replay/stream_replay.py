@@ -33,9 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from services.ingest.replay.alignment import DIGEST_BYTES
-from services.ingest.replay.frame_stream import FrameStream, StreamKey
-from services.ingest.replay.frame_streams import FrameStreams
+from services.ingest.replay.frame_streams import DIGEST_BYTES, FrameStream, FrameStreams, StreamKey
 
 HOLD_MS: Final = 1000
 

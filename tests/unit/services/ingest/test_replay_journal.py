@@ -12,8 +12,19 @@ from hypothesis import strategies as st
 
 from appliance.storage import file_io
 from services.ingest.replay.identity import digest_of
-from services.ingest.replay.journal_findings import JournalFindings
-from services.ingest.replay.journal_records import Begun, Damaged, Done, Forgotten, Frames, JournalledBatch, JournalRecord, Stored, decode_all, encode
+from services.ingest.replay.journal_records import (
+    Begun,
+    Damaged,
+    Done,
+    Forgotten,
+    Frames,
+    JournalFindings,
+    JournalledBatch,
+    JournalRecord,
+    Stored,
+    decode_all,
+    encode,
+)
 from services.ingest.replay.replay_memory import ReplayMemory
 from tests.support.ingest_state import IngestState, fail_all
 

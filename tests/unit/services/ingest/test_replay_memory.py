@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.ingest.replay.identity import digest_of, identity_of
-from services.ingest.replay.ordinals import NUMBERS_MAX, Ordinals
-from services.ingest.replay.replay_memory import Known, ReplayMemory
+from services.ingest.replay.replay_memory import NUMBERS_MAX, Known, Ordinals, ReplayMemory
 
 CHUNK, OTHER = digest_of(b"chunk"), digest_of(b"other")
 
