@@ -130,7 +130,7 @@ class IngestAgent:
         if self._disks.refresh(now_ns):
             self._sender.set_dead_disks(self._disks.dead)
             work += 1
-        self._topics.ask(now_ns)
+        self._topics.request_missing(now_ns)
         work += self._peers.do_work(now_ns)
         work += self._previous.turn(now_ns, self._view.image, self._sender)
         work += self._sender.do_work(now_ns)
@@ -201,7 +201,7 @@ class IngestAgent:
         self._datagrams.close()
         self._connections.close()
         self._topics.close_all()
-        lost = self._sender.give_up() + self._acknowledger.on_abandoned(self._topics.give_up())
+        lost = self._sender.give_up() + self._acknowledger.on_abandoned(self._topics.take_backlogs())
         if lost:
             words = f"{lost} records are lost that nobody took before the stop; counted as shutdown"
             self._context.log.error(words, reason=str(LossReason.SHUTDOWN))
@@ -248,7 +248,7 @@ class IngestAgent:
         self._next_sweep_ns = now_ns + SWEEP_NS
         self._datagrams.look()
         self._connections.look()
-        self._senders.look()
+        self._senders.write_changes()
         self._lease.look_for()
         self._oldest_waiting.set(self._sender.queues.oldest_waiting_ms(now_ns))
         self._update_in_flight()
@@ -284,11 +284,11 @@ class IngestAgent:
 
     def _on_blocks(self, topic: str) -> None:
         """Places went over their budget, or are below it again; or disks died, or came back."""
-        self._topics.on_blocks(topic)
+        self._topics.on_blocked_changed(topic)
         self._blocks_changed = True
 
     def _apply_blocks(self) -> None:
         self._blocks_changed = False
         if self._ready and not self._drained:
             self._datagrams.read(not self._topics.of(self._topic).is_blocked)
-        self._connections.resume(self._topics.still_blocks)
+        self._connections.resume(self._topics.is_partition_blocked)

@@ -134,7 +134,7 @@ def test_records_that_are_batched_together_make_the_batches_that_they_make_one_b
     for batcher in (one, other):
         for _ in range(before):
             batcher.append(ProducerRecord(NOW_MS, None, b"before" * 60, NO_HEADERS), NOW_MS, nobody)
-        batcher.block(frozenset(blocked))
+        batcher.set_blocked(frozenset(blocked))
     outcomes = [
         one.append(ProducerRecord(at[number], own[number], texts[number], NO_HEADERS), NOW_MS, unit, can_wait, identity, 7 + number)
         for number in range(len(run))
@@ -143,7 +143,7 @@ def test_records_that_are_batched_together_make_the_batches_that_they_make_one_b
     odd = other.append_all(at, texts, own, NO_HEADERS, NOW_MS, unit, can_wait, identity, 7)
     assert [(number, outcome) for number, outcome in odd if outcome > 1] == [(number, outcome) for number, outcome in enumerate(outcomes) if outcome > 1]
     assert any(outcome == 1 for _, outcome in odd) == (1 in outcomes)
-    assert unit.pending == pending and (one.slowed_by < 0) == (other.slowed_by < 0)
+    assert unit.pending == pending and (one.blocked_partition < 0) == (other.blocked_partition < 0)
     for batcher in (one, other):
         batcher.close_all()
     assert seen(one) == seen(other)

@@ -29,13 +29,13 @@ class RoomIntake(RecordingIntake):
     def __init__(self, clock: ManualClock) -> None:
         super().__init__()
         self._clock = clock
-        self.slowed_by: tuple[str, int] | None = None
+        self.blocked_partition: tuple[str, int] | None = None
         self.meets: tuple[str, int] | None = None
         """A partition that takes no more."""
 
     def _add(self, unit: Any, what: Any) -> None:
         super()._add(unit, what)
-        self.slowed_by = self.meets
+        self.blocked_partition = self.meets
 
     def monotonic_ms(self) -> int:
         return self._clock.monotonic_ms()

@@ -45,17 +45,17 @@ _BROKEN = select.EPOLLHUP | select.EPOLLERR
 Partition = tuple[str, int]
 
 
-class SlowingInput(Intake, Protocol):
+class BlockingIntake(Intake, Protocol):
     """The intake as the room sees it."""
 
-    slowed_by: Partition | None
+    blocked_partition: Partition | None
     """The partition that takes no more, which a record met since this was last set to None."""
 
 
 class SenderConnections:
     """All streams of one ingest, over all its listeners."""
 
-    def __init__(self, layout: BoxLayout, index: int, poller: Poller, clock: Clock, intake: SlowingInput, box: Box, counters: Counters, log: Logger) -> None:
+    def __init__(self, layout: BoxLayout, index: int, poller: Poller, clock: Clock, intake: BlockingIntake, box: Box, counters: Counters, log: Logger) -> None:
         """Of ingest number `index`."""
         self._poller = poller
         self._clock = clock
@@ -228,7 +228,7 @@ class SenderConnections:
             self._on_end(connection, is_reset)
             return False
         connection.door.input_bytes.add(len(received))
-        self._intake.slowed_by = None
+        self._intake.blocked_partition = None
         try:
             connection.take(received)
         except StreamError as error:
@@ -254,16 +254,16 @@ class SenderConnections:
         if session.unacknowledged_bytes > self._window_bytes:
             connection.is_windowed = True
             self._windowed[connection] = None
-        if self._intake.slowed_by is not None:
-            connection.blocked_by = self._intake.slowed_by
+        if self._intake.blocked_partition is not None:
+            connection.blocked_by = self._intake.blocked_partition
             self._blocked[connection] = None
             self._pauses.add()
         connection.is_crowded = self._unfinished.look(connection)
         return connection.is_stopped or connection.is_crowded
 
-    def resume(self, still_blocks: Callable[[Partition], bool]) -> None:
+    def resume(self, is_partition_blocked: Callable[[Partition], bool]) -> None:
         """What is blocked has changed: go on reading those whose partition takes records again."""
-        for connection in [each for each in self._blocked if each.blocked_by is None or not still_blocks(each.blocked_by)]:
+        for connection in [each for each in self._blocked if each.blocked_by is None or not is_partition_blocked(each.blocked_by)]:
             del self._blocked[connection]
             connection.blocked_by = None
             self._changed[connection] = None

@@ -1,9 +1,14 @@
-"""The documented event of every agent's record: what a Fluent entry, an OTLP log record, a line of `_bulk` or of Loki becomes.
+"""Build the stored event of an agent's record: a Fluent entry, an OTLP LogRecord, a document of
+`_bulk`, a line of Loki.
 
-Pure functions, no protocol's own. The document has the fields of a syslog event first, always (null where nobody knows), then what there is of `tag`,
-`labels`, `resource`, `scope` …, `fields` (the sender's own, nested as they came), `trace_id`, `span_id`, `event_time_ns`. A field that becomes one
-of the first is taken out of `fields`; one that had to be translated (`level: "warn"`) stays there, too. docs/senders.md has the table.
-Weak: a record of a thousand fields costs what a thousand fields cost; nothing is shortened here, the topic's limit refuses what is too large.
+Pure functions, for all protocols. The document always has the fields of a syslog event first (null
+if unknown), then those that exist of `tag`, `labels`, `resource`, `scope` …, `fields` (the sender's
+own, nested as received), `trace_id`, `span_id`, `event_time_ns`. A field that becomes one of the
+first is removed from `fields`; one that was translated (`level: "warn"`) stays there, too.
+docs/senders.md has the table.
+
+Weak: the cost of a record grows with its number of fields. Nothing is shortened here; the topic's
+limit refuses what is too large.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ _EMPTY: Final[dict[str, Any]] = {
     "structured_data": {},
     "message": None,
 }
-_TEXT, _SEVERITY, _TIME = FieldKind.TEXT, FieldKind.SEVERITY, FieldKind.TIME  # reading a member costs 60 ns
+_TEXT, _SEVERITY, _TIME = FieldKind.TEXT, FieldKind.SEVERITY, FieldKind.TIME  # reading an enum member costs 60 ns
 _FACILITY, _NUMBER_OR_TEXT = FieldKind.FACILITY, FieldKind.NUMBER_OR_TEXT
 
 
@@ -45,13 +50,21 @@ def agent_record(
     is_cut: bool = False,
     careful: bool = False,
 ) -> IngestRecord:
-    """The record of one event of an agent.
+    """Return the record of one event.
 
-    `fields`: the sender's, as they came; names that are no text must have been made text (`document.key_text`).
-    `known`: what the protocol itself says, by the document's names. What is in it (even None) is not looked for in `fields`; other names (tag, labels,
-    resource …) are put behind the syslog fields. A message that is no text becomes its JSON.
-    `time_ns`, `time_text`: the protocol's own time; without one it is looked for in `fields`. A text that is no time is kept as `time_text`.
-    `raw`: the sender's own bytes, the value where the listener says `raw=yes`; else the JSON of `fields` is.
+    `fields`: the sender's, as received; names that are not text were made text
+    (`document.key_text`).
+
+    `known`: what the protocol itself defines, by the document's names. A part that is in it, even
+    as None, is not looked up in `fields`; other names (tag, labels, resource …) follow the syslog
+    fields. A message that is not text becomes its JSON.
+
+    `time_ns`, `time_text`: the protocol's own time; without one, `fields` are searched. A text that
+    is not a time is kept as `time_text`.
+
+    `raw`: the sender's own bytes, the value if the listener has `raw=yes`; "" stands for the JSON
+    of `fields`.
+
     `careful`: a value may be NaN or infinite.
     """
     document = _EMPTY.copy()
@@ -77,7 +90,7 @@ def agent_record(
             document[part] = value
         elif kind is _SEVERITY:
             document[part] = severity_of(value)
-            continue  # what was translated stays where it is
+            continue  # a translated value stays in `fields`
         elif kind is _TIME:
             if time_ns is not None:
                 continue
@@ -117,7 +130,7 @@ def agent_record(
 
 
 def unparsed_record(raw: bytes, problem: str, listener: Listener, known: Mapping[str, Any] = NOTHING) -> IngestRecord:
-    """The record of bytes that are no event of their protocol: what came is kept as a text."""
+    """Return the record of bytes that are no event of their protocol; they are kept as text."""
     if listener.raw:
         value = raw
     else:
@@ -150,7 +163,8 @@ def _put_time_text(document: dict[str, Any], text: str, listener: Listener) -> i
 
 
 def _find_time(document: dict[str, Any], value: object, listener: Listener) -> tuple[int | None, bool]:
-    """(milliseconds, whether the text is the document's own now) of what may be a time."""
+    """Return (milliseconds, True if the text equals the document's own form) of a value that may be
+    a time."""
     if type(value) is str:
         data = value.encode("utf-8", "replace")
         instant = time_reader(listener.time_zone).read_rfc3339(data) if data else None
@@ -166,8 +180,9 @@ def _find_time(document: dict[str, Any], value: object, listener: Listener) -> t
 
 
 def epoch_ns(value: float) -> int | None:
-    """Nanoseconds of a time that is a number of seconds, or by its size of milli-, micro- or nanoseconds. None for what is no time."""
-    if not 0 < value < 1 << 63:  # NaN, too
+    """Return the nanoseconds of a time in seconds or, by its size, in milli-, micro- or
+    nanoseconds; None for no time."""
+    if not 0 < value < 1 << 63:  # also excludes NaN
         return None
     scale = 1_000_000_000 if value < 1e11 else 1_000_000 if value < 1e14 else 1_000 if value < 1e17 else 1
     if type(value) is int:
@@ -177,9 +192,9 @@ def epoch_ns(value: float) -> int | None:
 
 @lru_cache(maxsize=64)
 def time_reader(time_zone: str) -> TimestampReader:
-    """For texts; one for each zone."""
+    """Return the reader of time texts, one for each zone."""
     if time_zone == "UTC":
         return TimestampReader(UTC)
-    import zoneinfo  # 1 MB that only who needs another zone should pay for
+    import zoneinfo  # imported on demand: 1 MB
 
     return TimestampReader(zoneinfo.ZoneInfo(time_zone))

@@ -1,9 +1,14 @@
-"""Events of agents that came together, written together: the same as `agent_event.agent_record` for each of them, at half the cost.
+"""Build the events of agents that arrived together, by columns: the same as `agent_record` for
+each, at half the cost.
 
-Pure functions. A sender repeats himself: most records of a chunk have the same names, their texts the same type. So each question is asked once for a column
-and not once for a record: which role a name has, whether every value fits it. Records of different names are put into groups. Whatever is not alike in a
-column (a host here, none there), is no text where one should be, or cannot be written by orjson, goes to `agent_record`, one by one, which knows all cases and
-is what this has to agree with. Weak: a chunk of which every record has other names gains nothing.
+Pure functions. Most records of a chunk have the same names, and their values the same types. So
+each question is answered once for a column instead of once for a record: which role a name has,
+whether every value fits it. Records with different names form groups. A column whose values differ
+in kind (a host here, none there), that has no text where text is expected, or that orjson cannot
+encode goes to `agent_record`, record by record. That function handles all cases and defines the
+result.
+
+Weak: a chunk in which every record has other names gains nothing.
 """
 
 from __future__ import annotations
@@ -24,10 +29,10 @@ from services.ingest.records.severity import facility_of, severity_of, severity_
 
 _NS_A_MS: Final = 1_000_000
 ALIKE_MIN: Final = 4
-"""Fewer records of the same names are written one by one."""
+"""Fewer records with the same names are built one by one."""
 _HEAD: Final = ("host", "app", "proc_id", "msg_id", "severity", "facility")
 _BEFORE: Final = frozenset((*_HEAD, "message"))
-"""What of `known` does not stand behind the message."""
+"""Names of `known` that are not after the message."""
 _BEHIND: Final = ("trace_id", "span_id")
 _NUMBER_OR_TEXT: Final = frozenset((int, str))
 _TEXT_OR_NONE: Final = frozenset((str, type(None)))
@@ -36,30 +41,29 @@ _MOVED_KINDS: Final = (FieldKind.TEXT, FieldKind.NUMBER_OR_TEXT)
 
 
 class Common(NamedTuple):
-    """What the protocol says of all of them."""
+    """What the protocol defines for all records of a chunk."""
 
     known: dict[str, Any]
-    """As `agent_record` wants it."""
+    """As `agent_record` expects it."""
     behind: dict[str, Any]
-    """What of it stands behind the message; objects are JSON already."""
+    """The part after the message; objects are encoded already."""
 
 
 def common_of(known: dict[str, Any]) -> Common:
-    """For any number of records."""
     return Common(known, {name: _written(value) for name, value in known.items() if name not in _BEFORE})
 
 
 def _written(value: Any) -> Any:
     if type(value) is dict:
         try:
-            return orjson.Fragment(orjson.dumps([value])[1:-1])  # as deep as it stands in the event
+            return orjson.Fragment(orjson.dumps([value])[1:-1])  # one level deeper, as in the event
         except TypeError:
             pass
     return value
 
 
 class _Unlike(Exception):
-    """Not the same for all."""
+    """The values of a column differ in kind."""
 
 
 def agent_records(
@@ -69,24 +73,27 @@ def agent_records(
     times_ns: Sequence[int | None] | None = None,
     said: Mapping[str, Column] | None = None,
 ) -> Sequence[IngestRecord]:
-    """The records of `fields` (which are changed), in order. `times_ns`: the protocol's own. `said`: what the protocol says of each, by the names of `known`;
-    None where it says nothing."""
+    """Return the records of `fields` (which are changed), in order.
+
+    `times_ns`: the protocol's own times. `said`: what the protocol defines for each record, by the
+    names of `known`; None where it defines nothing.
+    """
     shapes = list(map(tuple, fields))
     if listener.raw or len(fields) < ALIKE_MIN:
         return _one_by_one(fields, listener, common, times_ns, said)
     if shapes.count(shapes[0]) == len(shapes):
         return _alike(shapes[0], fields, listener, common, times_ns, said)
-    places: dict[tuple[str, ...], list[int]] = {}
-    for place, shape in enumerate(shapes):
-        places.setdefault(shape, []).append(place)
-    if len(places) * ALIKE_MIN > len(shapes):
+    indices: dict[tuple[str, ...], list[int]] = {}
+    for index, shape in enumerate(shapes):
+        indices.setdefault(shape, []).append(index)
+    if len(indices) * ALIKE_MIN > len(shapes):
         return _one_by_one(fields, listener, common, times_ns, said)
     records: list[Any] = [None] * len(shapes)
-    for shape, group in places.items():
-        group_said = said and {name: [column[place] for place in group] for name, column in said.items()}
-        group_times = times_ns and [times_ns[place] for place in group]
-        for place, record in zip(group, _alike(shape, [fields[place] for place in group], listener, common, group_times, group_said), strict=True):
-            records[place] = record
+    for shape, group in indices.items():
+        group_said = said and {name: [column[index] for index in group] for name, column in said.items()}
+        group_times = times_ns and [times_ns[index] for index in group]
+        for index, record in zip(group, _alike(shape, [fields[index] for index in group], listener, common, group_times, group_said), strict=True):
+            records[index] = record
     return records
 
 
@@ -94,11 +101,11 @@ def _one_by_one(
     fields: Sequence[dict[str, Any]], listener: Listener, common: Common, times_ns: Sequence[int | None] | None, said: Mapping[str, Column] | None
 ) -> list[IngestRecord]:
     records = []
-    for place, each in enumerate(fields):
+    for index, each in enumerate(fields):
         known = common.known
         if said:
-            known = {**known, **{name: column[place] for name, column in said.items() if column[place] is not None}}
-        records.append(agent_record(each, listener, known, None if times_ns is None else times_ns[place]))
+            known = {**known, **{name: column[index] for name, column in said.items() if column[index] is not None}}
+        records.append(agent_record(each, listener, known, None if times_ns is None else times_ns[index]))
     return records
 
 
@@ -110,7 +117,7 @@ def _alike(
     times_ns: Sequence[int | None] | None,
     said: Mapping[str, Column] | None,
 ) -> Sequence[IngestRecord]:
-    """Records of the same names."""
+    """Build records with the same names."""
     moved: list[tuple[str, Column]] = []
     try:
         parts, behind = _said(shape, common, said or {}, len(fields))
@@ -137,7 +144,7 @@ def _alike(
 
 
 def _said(shape: tuple[str, ...], common: Common, said: Mapping[str, Column], count: int) -> tuple[dict[str, Column], dict[str, Column]]:
-    """Columns of what the protocol says: of what stands up to the message, and behind it."""
+    """Return the columns that the protocol defines: those up to the message, and those after it."""
     parts: dict[str, Column] = {name: (value,) * count for name, value in common.known.items() if name in _BEFORE}
     behind: dict[str, Column] = {}
     for name, column in said.items():
@@ -154,7 +161,8 @@ def _said(shape: tuple[str, ...], common: Common, said: Mapping[str, Column], co
 
 
 def _given_times(times_ns: Sequence[int | None] | None, count: int) -> tuple[Sequence[bytes], Sequence[int | None], Sequence[int]]:
-    """How each event begins, its milliseconds, and its nanoseconds where it is finer (else 0)."""
+    """Return the start of each event, its milliseconds, and its nanoseconds if it is finer (else
+    0)."""
     if times_ns is None:
         return (NO_TIME,) * count, (None,) * count, ()
     if None in times_ns:
@@ -169,7 +177,7 @@ def _given_times(times_ns: Sequence[int | None] | None, count: int) -> tuple[Seq
 
 
 def _read_times(role: FieldRole, fields: Sequence[dict[str, Any]], listener: Listener) -> tuple[list[bytes], list[int | None], bool] | None:
-    """The same of texts; and whether they are the event's own now."""
+    """Do the same for texts; also return whether the texts are in the event's own form."""
     column = [each[role.name] for each in fields]
     kinds = set(map(type, column))
     if kinds != {str}:
@@ -219,7 +227,6 @@ def _numbers_or_texts(role: FieldRole, fields: Sequence[dict[str, Any]]) -> Colu
 
 
 def _codes(role: FieldRole, fields: Sequence[dict[str, Any]]) -> Column | None:
-    """Severities and facilities."""
     column, read = _values(role, fields), _CODE_READERS[role.kind]
     codes: Sequence[int | None]
     if set(map(type, column)) == {str}:
@@ -241,7 +248,7 @@ _CODE_READERS: Final[dict[FieldKind, Callable[[object], int | None]]] = {
     FieldKind.FACILITY: facility_of,
 }
 _FITTING: Final = {FieldKind.TEXT: _texts, FieldKind.NUMBER_OR_TEXT: _numbers_or_texts, **dict.fromkeys(_CODE_READERS, _codes)}
-"""What every record has of a role; None if none has anything that fits."""
+"""The values of a role; None if no record has a fitting one."""
 
 
 # -- writing

@@ -1,8 +1,12 @@
-"""Collects records per partition into batches that are closed by size or by age, and remembers whose records are in them.
+"""Collect the records of one topic in a batch per partition; close batches by size or age.
 
-Owned by the ingest agent, one for each topic. A batch is closed before the record that would take it beyond `batch_bytes`, because a batch of 64 KiB fits
-an arena slot of 64 KiB and one byte more costs twice that; a record larger than that makes a batch of its own. Time is an argument. Weak: an open batch lives
-in this process's heap, so a crash loses up to `batch_age_ms` of lines that nobody acknowledged (they are booked as `crash`).
+Owned by the ingest agent, one for each topic. A batch is closed before the record that would exceed
+`batch_bytes`: a batch of 64 KiB fits an arena slot of 64 KiB, and one more byte costs a slot of
+twice the size. A larger record makes a batch of its own. Shares remember which ack groups have
+records in a batch. Time is an argument.
+
+Weak: an open batch is in the heap of this process, so a crash loses up to `batch_age_ms` of
+unacknowledged lines (they are counted as `crash`).
 """
 
 from __future__ import annotations
@@ -22,22 +26,23 @@ DEFAULT_BATCH_AGE_MS = 10
 
 
 class Acceptance(IntEnum):
-    """What became of a record that was offered to `append`."""
+    """The result of `append`."""
 
     TAKEN = 0
-    TAKEN_BEYOND = 1
-    """Taken, but its partition takes no more: the sender is to be slowed down. `Batcher.slowed_by` is the partition."""
+    TAKEN_BUT_BLOCKED = 1
+    """Taken, but its partition is blocked: slow the sender down. `Batcher.blocked_partition` is the
+    partition."""
     TOO_LARGE = 2
-    """Not taken: no batch may hold so large a record (`max.message.bytes`)."""
+    """Not taken: larger than the topic allows (`max.message.bytes`)."""
     OVERFLOW = 3
-    """Not taken: its partition takes no more, and the sender cannot be slowed down."""
+    """Not taken: its partition is blocked, and the sender cannot be slowed down."""
 
 
-_TAKEN = Acceptance.TAKEN  # looking a member up costs 60 ns in Python 3.11
+_TAKEN = Acceptance.TAKEN  # reading an enum member costs 60 ns in Python 3.11
 
 
 class ReadyBatch(NamedTuple):
-    """One closed batch, ready to be appended to `partition`."""
+    """One closed batch for `partition`."""
 
     partition: int
     data: bytes
@@ -46,7 +51,7 @@ class ReadyBatch(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Records of one partition, by columns; `numbers` are theirs among those that came together."""
+    """Records of one partition, by columns; `numbers` are their numbers in the call."""
 
     timestamps_ms: Sequence[int]
     values: Sequence[bytes]
@@ -55,7 +60,7 @@ class _Run(NamedTuple):
 
 
 class Batcher:
-    """Open batches of one topic."""
+    """The open batches of one topic."""
 
     def __init__(
         self,
@@ -70,15 +75,15 @@ class Batcher:
         self._batch_age_ms = batch_age_ms
         self.max_batch_bytes = max_batch_bytes
         self._blocked: frozenset[int] = frozenset()
-        self.slowed_by = -1
+        self.blocked_partition = -1
         self._builders = [BatchBuilder() for _ in range(partition_count)]
         self._shares: list[list[Share]] = [[] for _ in range(partition_count)]
         self._last_groups: list[AckGroup | None] = [None] * partition_count
         self._share_begins = [0] * partition_count
-        self._opened_ms: dict[int, int] = {}  # partition → when its open batch got its first record; oldest first
+        self._opened_ms: dict[int, int] = {}  # partition → time of the first record of its open batch; oldest first
         self._ready: list[ReadyBatch] = []
         self.has_awaited = False
-        """Whether a sender waits for something in an open batch."""
+        """True if a sender waits for records of an open batch."""
 
     @property
     def partition_count(self) -> int:
@@ -86,7 +91,7 @@ class Batcher:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether no partition takes anything."""
+        """True if every partition is blocked."""
         return len(self._blocked) == self.partition_count
 
     @property
@@ -96,22 +101,25 @@ class Batcher:
     def append(
         self, event: ProducerRecord, now_ms: int, group: AckGroup, can_wait: bool = True, identity: bytes | None = None, ordinal: int = 0, is_copy: bool = False
     ) -> Acceptance:
-        """Add a record of `group`; what that closes is fetched with `take_ready`. `can_wait`: whether its sender can be slowed down. A record with an
-        identity and without a key goes where the identity says, so that a replay meets the first copy's partition."""
+        """Append a record of `group`; batches that this closes are returned by `take_ready`.
+
+        `can_wait`: the sender can be slowed down. A record with an identity and without a key goes
+        to the partition of its identity, so that a repeat reaches the partition of the first copy.
+        """
         timestamp_ms, key, value, headers = event
-        partition = self._partitioner.choose(key) if key is not None or identity is None else self._partitioner.place(identity)
+        partition = self._partitioner.choose(key) if key is not None or identity is None else self._partitioner.partition_of_identity(identity)
         outcome = _TAKEN
         if partition in self._blocked:
             if not can_wait:
                 return Acceptance.OVERFLOW
-            self.slowed_by = partition
-            outcome = Acceptance.TAKEN_BEYOND
+            self.blocked_partition = partition
+            outcome = Acceptance.TAKEN_BUT_BLOCKED
         builder = self._builders[partition]
         size_bytes_max = len(value) + len(headers) + RECORD_OVERHEAD_BYTES_MAX
         if key is not None:
             size_bytes_max += len(key)
         if not builder.count or builder.size_bytes + size_bytes_max > self._batch_bytes:
-            partition = self._make_room(partition, key is None and identity is None, size_bytes_max, now_ms)
+            partition = self._partition_with_space(partition, key is None and identity is None, size_bytes_max, now_ms)
             if partition < 0:
                 return Acceptance.TOO_LARGE
             builder = self._builders[partition]
@@ -138,14 +146,21 @@ class Batcher:
         identity: bytes | None = None,
         first_ordinal: int = 0,
     ) -> list[tuple[int, Acceptance]]:
-        """The same as `append` for records of `group` that have headers and identity in common, and whose ordinals go up by one. What was not plainly taken:
-        (its number here, what became of it); TAKEN_BEYOND is told once for each batch. Records keep their order in each partition."""
+        """Append records of `group` that share headers and identity and whose ordinals go up by
+        one.
+
+        Return (number in this call, result) of each record that was not plainly taken;
+        TAKEN_BUT_BLOCKED once for each batch. Records keep their order in each partition. The
+        result is the same as `append` for each record.
+        """
         different = set(keys)
         if len(different) == 1:
             run = _Run(timestamps_ms, values, keys, range(len(values)))
             return self._append_run(run, headers, now_ms, group, can_wait, identity, first_ordinal)
         choose = self._partitioner.choose
-        where = {key: choose(key) if key is not None else self._partitioner.place(identity) if identity is not None else -1 for key in different}
+        where = {
+            key: choose(key) if key is not None else self._partitioner.partition_of_identity(identity) if identity is not None else -1 for key in different
+        }
         numbers: dict[int, list[int]] = {}
         for number, key in enumerate(keys):
             numbers.setdefault(where[key], []).append(number)
@@ -158,48 +173,51 @@ class Batcher:
     def _append_run(
         self, run: _Run, headers: bytes, now_ms: int, group: AckGroup, can_wait: bool, identity: bytes | None, first_ordinal: int
     ) -> list[tuple[int, Acceptance]]:
-        """Records of one partition, or without keys."""
+        """Append records of one partition, or without keys."""
         timestamps_ms, values, keys, numbers = run
         odd: list[tuple[int, Acceptance]] = []
-        place = 0
-        while place < len(values):
-            key = keys[place]
-            partition = self._partitioner.choose(key) if key is not None or identity is None else self._partitioner.place(identity)
-            is_beyond = partition in self._blocked
-            if is_beyond:
+        index = 0
+        while index < len(values):
+            key = keys[index]
+            partition = self._partitioner.choose(key) if key is not None or identity is None else self._partitioner.partition_of_identity(identity)
+            is_blocked = partition in self._blocked
+            if is_blocked:
                 if not can_wait:
-                    odd.append((numbers[place], Acceptance.OVERFLOW))
-                    place += 1
+                    odd.append((numbers[index], Acceptance.OVERFLOW))
+                    index += 1
                     continue
-                self.slowed_by = partition
+                self.blocked_partition = partition
             builder = self._builders[partition]
-            size_bytes_max = len(values[place]) + len(headers) + RECORD_OVERHEAD_BYTES_MAX + (len(key) if key is not None else 0)
+            size_bytes_max = len(values[index]) + len(headers) + RECORD_OVERHEAD_BYTES_MAX + (len(key) if key is not None else 0)
             if not builder.count or builder.size_bytes + size_bytes_max > self._batch_bytes:
-                partition = self._make_room(partition, key is None and identity is None, size_bytes_max, now_ms)
+                partition = self._partition_with_space(partition, key is None and identity is None, size_bytes_max, now_ms)
                 if partition < 0:
-                    odd.append((numbers[place], Acceptance.TOO_LARGE))
-                    place += 1
+                    odd.append((numbers[index], Acceptance.TOO_LARGE))
+                    index += 1
                     continue
                 builder = self._builders[partition]
-            if is_beyond:
-                odd.append((numbers[place], Acceptance.TAKEN_BEYOND))
+            if is_blocked:
+                odd.append((numbers[index], Acceptance.TAKEN_BUT_BLOCKED))
             if self._last_groups[partition] is not group:
                 self._add_share(partition, group)
-            end = builder.append_run(timestamps_ms, values, keys, headers, place, self._batch_bytes)
+            end = builder.append_run(timestamps_ms, values, keys, headers, index, self._batch_bytes)
             if identity is not None:
-                self._add_parts(partition, identity, first_ordinal, numbers[place:end])
-            place = end
+                self._add_parts(partition, identity, first_ordinal, numbers[index:end])
+            index = end
             if builder.size_bytes >= self._batch_bytes:
                 self._close(partition)
         return odd
 
-    def _make_room(self, partition: int, may_turn: bool, size_bytes_max: int, now_ms: int) -> int:
-        """For a record that begins a batch, or does not fit into the open one: the partition that has room now, another one if it `may_turn` to it; -1: no
-        batch may hold the record."""
+    def _partition_with_space(self, partition: int, may_switch: bool, size_bytes_max: int, now_ms: int) -> int:
+        """Return a partition with space for a record that starts a batch or does not fit into the
+        open one.
+
+        Another partition if `may_switch`; -1 if no batch may hold the record.
+        """
         builder = self._builders[partition]
         while builder.count and builder.size_bytes + size_bytes_max > self._batch_bytes:
             self._close(partition)
-            if may_turn:
+            if may_switch:
                 partition = self._partitioner.choose(None)
                 builder = self._builders[partition]
         if not builder.count:
@@ -217,7 +235,9 @@ class Batcher:
                 share.add_part(identity, first_ordinal + number)
 
     def _add_share(self, partition: int, group: AckGroup) -> None:
-        """Units take turns on a partition: one that is back after another has a second share. What it holds is counted when the next one begins."""
+        """Start the share of the next group. Groups alternate on a partition; one that returns
+        after another gets a second share. The records of a share are counted when the next one
+        starts."""
         self._end_share(partition)
         share = Share(group)
         self._shares[partition].append(share)
@@ -233,12 +253,13 @@ class Batcher:
             share.count = self._builders[partition].count - self._share_begins[partition] - share.copies
 
     def close_due(self, now_ms: int) -> None:
-        """Close every batch that has reached its age."""
+        """Close each batch that has reached its age."""
         for partition in [partition for partition, opened_ms in self._opened_ms.items() if now_ms - opened_ms >= self._batch_age_ms]:
             self._close(partition)
 
     def close_awaited(self, is_wanted: Callable[[int], bool]) -> None:
-        """Close batches for which a sender waits that sends no more before it is answered, where `is_wanted(partition)`."""
+        """Close batches whose sender sends nothing more before it is answered, if
+        `is_wanted(partition)`."""
         for partition in list(self._opened_ms):
             if is_wanted(partition) and any(share.group.is_closed and share.is_awaited for share in self._shares[partition]):
                 self._close(partition)
@@ -249,30 +270,31 @@ class Batcher:
             self._close(partition)
 
     def take_ready(self) -> list[ReadyBatch]:
-        """Closed batches in the order in which they were closed; they are the caller's now."""
+        """Return the closed batches in the order in which they were closed; the caller owns them."""
         ready, self._ready = self._ready, []
         return ready
 
     def wait_ms(self, now_ms: int) -> int | None:
-        """How long until `close_due` has something to do; None when nothing is open."""
+        """Return the time until `close_due` has work; None if no batch is open."""
         opened_ms = next(iter(self._opened_ms.values()), None)
         return None if opened_ms is None else max(0, opened_ms + self._batch_age_ms - now_ms)
 
-    def block(self, partitions: frozenset[int]) -> None:
-        """These partitions take no more for now."""
+    def set_blocked(self, partitions: frozenset[int]) -> None:
+        """Set the partitions that are over their budget."""
         self._blocked = self._partitioner.blocked = partitions
 
-    def avoid(self, partitions: frozenset[int]) -> None:
-        """The disks of these partitions are dead: others take their lines. Open batches stay, whoever sends them knows where to."""
-        self._partitioner.avoid(partitions)
+    def set_dead(self, partitions: frozenset[int]) -> None:
+        """Set the partitions on dead disks: others take their lines. Open batches stay;
+        `PartitionQueues.add` redirects them."""
+        self._partitioner.set_dead(partitions)
 
     def limit(self, max_batch_bytes: int) -> None:
-        """The topic's `max.message.bytes` has changed."""
+        """The topic's `max.message.bytes` changed."""
         self.max_batch_bytes = max_batch_bytes
         self._batch_bytes = min(self._batch_bytes_wanted, max_batch_bytes)
 
     def resize(self, partition_count: int) -> None:
-        """The topic has more partitions now. Open batches stay where they are."""
+        """The topic has more partitions. Open batches stay where they are."""
         self._partitioner.resize(partition_count)
         more = partition_count - len(self._builders)
         self._builders += [BatchBuilder() for _ in range(more)]
@@ -288,4 +310,4 @@ class Batcher:
         self._shares[partition] = []
         self._last_groups[partition] = None
         del self._opened_ms[partition]
-        self._partitioner.turn(partition)
+        self._partitioner.on_batch_closed(partition)

@@ -1,7 +1,12 @@
-"""Records that can never be stored where they belong: counted, told to their sender, and kept as dead letters if the table names a topic for them.
+"""Reject records that can never be stored in their topic: count them, and store a dead letter if
+the table names a topic.
 
-Owned by the intake. A dead letter is the record's own value, cut to what its topic takes, with headers that say why, and where it should have gone. Who sends
-such is slowed down like others. Weak: it is a copy in the books; one whose own topic is too small, or cannot be made, is counted and gone.
+Owned by the router. A dead letter is the record's value, cut to the limit of its topic, with
+headers for the reason and the topic that refused it. Senders of rejected records are slowed down
+like others.
+
+Weak: a dead letter counts as a copy. One whose own topic is too small or cannot be created is
+counted and lost.
 """
 
 from __future__ import annotations
@@ -18,30 +23,32 @@ from services.ingest.records.ingest_ledger import IngestLedger
 from services.ingest.records.ingest_topics import IngestTopics
 
 OVERHEAD_BYTES = 1024
-"""Of a batch and the headers of a dead letter."""
+"""Overhead of a batch and of the headers of a dead letter."""
 CUT_BYTES = 1 << 20
-"""While the topic is not there, and its limit not known."""
+"""The limit while the topic does not exist."""
 
 
 class DeadLetters:
-    """`topic` is "" where the table names none. `on_slowed(topic, partition)`: that takes no more."""
+    """`topic` is "" without a dead letter topic. `on_blocked(topic, partition)`: that partition is
+    blocked."""
 
-    def __init__(self, topic: str, topics: IngestTopics, ledger: IngestLedger, clock: Clock, on_slowed: Callable[[str, int], None]) -> None:
+    def __init__(self, topic: str, topics: IngestTopics, ledger: IngestLedger, clock: Clock, on_blocked: Callable[[str, int], None]) -> None:
         self._topic = topic
         self._topics = topics
         self._ledger = ledger
         self._clock = clock
-        self._on_slowed = on_slowed
+        self._on_blocked = on_blocked
 
     def reject(self, group: AckGroup, number: int, reason: LossReason, topic: str, event: ProducerRecord) -> None:
-        """A record of the unit that `topic` cannot have."""
+        """Count a record of the group that `topic` can never hold, and add it to the negative part
+        of the answer."""
         self._ledger.on_counted(group, reason, 1)
         if group.on_completed is not None:
             group.rejected.append((number, str(reason)))
         if self._topic:
-            self._bury(group, reason, topic, event)
+            self._store(group, reason, topic, event)
 
-    def _bury(self, group: AckGroup, reason: LossReason, topic: str, event: ProducerRecord) -> None:
+    def _store(self, group: AckGroup, reason: LossReason, topic: str, event: ProducerRecord) -> None:
         collector = self._topics.of(self._topic).collector
         limit, can_wait = CUT_BYTES, False
         if isinstance(collector, Batcher):
@@ -52,5 +59,5 @@ class DeadLetters:
         if len(event.value) > limit:
             headers.append(("truncated", b"true"))
         letter = ProducerRecord(event.timestamp_ms, event.key, event.value[: max(0, limit)], encode_headers(headers))
-        if collector.append(letter, self._clock.monotonic_ms(), group, can_wait, None, 0, True) is Acceptance.TAKEN_BEYOND and can_wait:
-            self._on_slowed(self._topic, collector.slowed_by)
+        if collector.append(letter, self._clock.monotonic_ms(), group, can_wait, None, 0, True) is Acceptance.TAKEN_BUT_BLOCKED and can_wait:
+            self._on_blocked(self._topic, collector.blocked_partition)

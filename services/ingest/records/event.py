@@ -1,11 +1,12 @@
-"""Turns a parsed syslog message into a record: JSON value, key, timestamp and headers.
+"""Build records from syslog messages: JSON value, key, timestamp and headers.
 
-Owned by the ingest agent. The value is one JSON object whose fields are always there (null when the sender left them out):
-time, host, app, proc_id, msg_id, severity, severity_name, facility, facility_name, structured_data ({id: {name: value, or a list of
-values where a name is repeated}}), message. A message that could not be parsed also has "parsed": false, "parse_error" and "raw".
-Bytes that are not UTF-8 become U+FFFD in the texts, and "raw_base64" then carries what was received.
+Owned by the ingest agent. The value is one JSON object with fixed fields (null if the sender
+omitted them): time, host, app, proc_id, msg_id, severity, severity_name, facility, facility_name,
+structured_data ({id: {name: value, or a list of values if a name is repeated}}), message. A message
+that could not be parsed also has "parsed": false, "parse_error" and "raw". Bytes that are not UTF-8
+become U+FFFD in the texts, and "raw_base64" has the received bytes.
 
-Weak: the record's timestamp believes the sender's clock within a day ahead and ten years back.
+Weak: the record's timestamp follows the sender's clock within one day ahead and ten years back.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ HEADER_CACHE_ENTRIES_MAX = 4096
 
 
 class EventSource(NamedTuple):
-    """Where a message came from: the peer's address as text with its port, the same without, the transport, and what a proxy header claimed."""
+    """The origin of a message: the peer's address with port, the same without, the transport, and
+    the address that a PROXY header claimed."""
 
     address: bytes
     host: bytes
@@ -39,7 +41,7 @@ class EventSource(NamedTuple):
 
 
 class ProducerRecord(NamedTuple):
-    """One record to be appended; `headers` is encoded, as `BatchBuilder.append` takes it."""
+    """A record before its append; `headers` are encoded as for `BatchBuilder.append`."""
 
     timestamp_ms: int
     key: bytes | None
@@ -48,10 +50,11 @@ class ProducerRecord(NamedTuple):
 
 
 class EventBuilder:
-    """`build` with the choice of key and a cache of header sections: of one source only the time of arrival changes."""
+    """Builds records of one listener; caches header sections, of which only the time of arrival
+    changes for a source."""
 
     def __init__(self, key: str = "host", listener: bytes = b"", is_raw: bool = False) -> None:
-        """`listener` is named in the headers, if it is given; `is_raw`: the value is what the sender wrote."""
+        """`listener`: name for the headers, if any; `is_raw`: the value is what the sender wrote."""
         if key not in KEYS:
             raise ValueError(f"a syslog record's key is one of {', '.join(KEYS)}, not {key!r}")
         self.is_keyed_by_host = key == "host"
@@ -64,20 +67,21 @@ class EventBuilder:
         self._arrival = b""
 
     def build(self, message: SyslogMessage, source: EventSource, arrival_ms: int) -> ProducerRecord:
-        """The record of one message that arrived from `source` at `arrival_ms`."""
+        """Return the record of a message that arrived from `source` at `arrival_ms`."""
         timestamp_ms = arrival_ms
         if message.instant is not None:
             time_ms = message.instant[0]
             if arrival_ms - PAST_MS_MAX <= time_ms <= arrival_ms + FUTURE_MS_MAX and time_ms >= 0:
                 timestamp_ms = time_ms
         if self.is_keyed_by_host:
-            key = message.host or source.host  # a device that does not name itself still keeps its order
+            key = message.host or source.host  # a device that omits its name still keeps its order
         else:
             key = message.app if self.is_keyed_by_app else None  # type: ignore[assignment]
         return ProducerRecord(timestamp_ms, key, self._value_of(message), self.headers(source, arrival_ms, type(message.raw) is CutMessage))
 
     def headers(self, source: EventSource, arrival_ms: int, is_cut: bool) -> bytes:
-        """source, transport, arrival_ms; also truncated and proxied_source where they apply."""
+        """Return the headers source, transport and arrival_ms; also truncated and proxied_source if
+        they apply."""
         if arrival_ms != self._arrival_ms:
             self._arrival_ms = arrival_ms
             digits = b"%d" % arrival_ms
@@ -90,7 +94,8 @@ class EventBuilder:
         return around[0] + self._arrival + around[1]
 
     def _headers_around_arrival(self, source: EventSource, is_cut: bool) -> tuple[bytes, bytes]:
-        """What stands before the time of arrival, and behind it: that is all that changes."""
+        """Return the encoded headers before and after the value of arrival_ms, the only part that
+        changes."""
         behind = [("truncated", b"true")] if is_cut else []
         if source.proxied_source is not None:
             behind.append(("proxied_source", source.proxied_source))
@@ -103,17 +108,18 @@ class EventBuilder:
 
 
 def timestamp_of(time_ms: int, arrival_ms: int) -> int:
-    """A record's timestamp: the sender's time, if it lies between ten years back and one day ahead of the arrival."""
+    """Return the record's timestamp: the sender's time if it is between ten years before and one
+    day after the arrival."""
     return time_ms if arrival_ms - PAST_MS_MAX <= time_ms <= arrival_ms + FUTURE_MS_MAX and time_ms >= 0 else arrival_ms
 
 
 def raw_of(message: SyslogMessage) -> bytes:
-    """What the sender wrote."""
+    """Return what the sender wrote."""
     return message.raw
 
 
 def value_of(message: SyslogMessage) -> bytes:
-    """The JSON of a message."""
+    """Return the JSON of a message."""
     try:
         return orjson.dumps(_document(message, "strict"))
     except UnicodeDecodeError:

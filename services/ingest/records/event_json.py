@@ -1,8 +1,11 @@
-"""How the JSON of an event begins, written once for what senders repeat: the seconds of a time, and all that says from whom a record is.
+"""Cache the start of an event's JSON: the second of its time, and the fields that identify the
+sender.
 
-Owned by the process; what was written is forgotten all at once when it is too much. The fields of the first table of docs/senders.md are
-always there and always first, in one order, so an event is `{"time":…` + `,"host":…,"structured_data":{},` + `"message":…}`. Weak: a sender who has
-a new process id for each record pays for writing and remembering it.
+Owned by the process; a full cache is cleared at once. The fields of the first table of
+docs/senders.md are always there and in one order, so an event is `{"time":…` +
+`,"host":…,"structured_data":{},` + `"message":…}`.
+
+Weak: a sender with a new process id for each record gains nothing and fills the cache.
 """
 
 from __future__ import annotations
@@ -16,19 +19,21 @@ from services.ingest.protocols.syslog.syslog_timestamp import rfc3339_text
 
 KEPT_MAX: Final = 4096
 HEAD_BYTES_MAX: Final = 1024
-"""A longer one is not kept: 4,096 long names would be too much."""
+"""A longer one is not cached: 4,096 long names would take too much memory."""
 NO_TIME: Final = b'{"time":null'
 _YEAR_10000: Final = 253_402_300_800
 MILLISECONDS: Final = tuple(b'.%03dZ"' % number for number in range(1000))
 
 seconds_written: Final[dict[int, bytes]] = {}
-"""`{"time":"2026-11-22T12:00:00` by its second; for loops that cannot afford a call. `write_second` has what is not in it."""
+"""`{"time":"2026-11-22T12:00:00` by its second, for loops that cannot afford a call; `write_second`
+adds to it."""
 heads_written: Final[dict[tuple[Any, ...], bytes]] = {}
-"""By (host, app, proc_id, msg_id, severity, facility); `write_head` has what is not in it."""
+"""By (host, app, proc_id, msg_id, severity, facility); `write_head` adds to it."""
 
 
 def write_second(seconds: int) -> bytes:
-    """The beginning of an event of this second; b"" for one that has no text (before 1970, after 9999)."""
+    """Return the start of an event of this second; b"" for a second without a text (before 1970,
+    after 9999)."""
     if not 0 <= seconds < _YEAR_10000:
         return b""
     if len(seconds_written) >= KEPT_MAX:
@@ -38,9 +43,10 @@ def write_second(seconds: int) -> bytes:
 
 
 def write_head(head: tuple[Any, ...]) -> bytes:
-    """What stands between time and message, to be written again and again. Raises TypeError for texts that JSON cannot hold."""
+    """Return what is between time and message, and cache it. Raises TypeError for texts that JSON
+    cannot hold."""
     written = head_json(head)
-    is_plain = all(text is None or type(text) is str for text in head[:4])  # what is no text may be equal to something that is written otherwise
+    is_plain = all(text is None or type(text) is str for text in head[:4])  # a value that is not text may equal one that is encoded differently (1 and True)
     if is_plain and len(written) <= HEAD_BYTES_MAX:
         if len(heads_written) >= KEPT_MAX:
             heads_written.clear()
@@ -49,7 +55,7 @@ def write_head(head: tuple[Any, ...]) -> bytes:
 
 
 def head_json(head: tuple[Any, ...]) -> bytes:
-    """The same, once."""
+    """Return the same without caching it."""
     host, app, proc_id, msg_id, severity, facility = head
     words = {
         "host": host,

@@ -1,9 +1,13 @@
-"""Which of a sender's field names mean what: `level` is a severity, `hostname` the host, `log` the message.
+"""Find out which field of a sender has which meaning: `level` is a severity, `hostname` the host,
+`log` the message.
 
-One table, first name first; `name>inner` looks into an object (`kubernetes>host`), whose value stays where it is. A value may be a text, a
-number, anything: whether it fits is for `agent_event` to see. What a record of given names has is worked out once (senders repeat their names), unless
-they are very many or very long: nobody's names are kept beyond `PLAN_BYTES_MAX`.
-Weak: names are guesses about strangers; whatever they are wrong about is still in the event, in one place or the other.
+One table, first name first; `name>inner` reads a field of an object (`kubernetes>host`), whose
+value stays where it is. `agent_event` checks whether the value fits. The roles of a set of names
+are computed once, because senders repeat their names; sets beyond `PLAN_NAMES_MAX` or
+`PLAN_BYTES_MAX` are not cached, so that no sender fills the memory.
+
+Weak: the names are guesses. A field with a wrong role is still in the event, in one place or the
+other.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ class FieldKind(IntEnum):
 
 
 class FieldRole(NamedTuple):
-    """`fields[name]`, or `fields[name][inner]`, may be the event's `part`."""
+    """`fields[name]` or `fields[name][inner]` may be the event's `part`."""
 
     kind: FieldKind
     part: str
@@ -67,7 +71,8 @@ _plans: dict[tuple[str, ...], tuple[FieldRole, ...]] = {}
 
 
 def roles_of(names: tuple[str, ...]) -> tuple[FieldRole, ...]:
-    """The roles that fields of these names may have: part by part, the best name of each first."""
+    """Return the roles that fields of these names may have: part by part, the best name of each
+    first."""
     try:
         return _plans[names]
     except KeyError:

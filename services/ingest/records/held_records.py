@@ -1,9 +1,12 @@
-"""What of units is held back until it is known whether it is stored, and how much of that there may be over all connections together.
+"""Records that are held until it is known whether they are stored, and the bound of all of them.
 
-Owned by `identified_records`. Beyond the limit nothing more is held: who brings more is told to come again, or a leader that is away and senders that bring
-their chunks anew over one connection after the other would take all memory. What a connection that is gone has left stays until it is known: its sender may
-not come back. Weak: a cost is an estimate, the bytes of a record and as much again for its fields; and what a unit that began below the limit brings is held
-whole, so memory may go beyond the limit by one unit.
+Owned by `identified_records`. Beyond `ingest.held.bytes` a new group that would have to wait is
+refused for now. Otherwise an absent leader, and senders that repeat their chunks over one
+connection after another, would use up the memory. Held records of a closed connection stay until
+they are resolved, because their sender may not return.
+
+Weak: the cost of a record is an estimate: its bytes, and as much again for its fields. A group that
+began below the limit is held whole, so memory may exceed the limit by one group.
 """
 
 from __future__ import annotations
@@ -19,14 +22,14 @@ from services.ingest.records.record_columns import ColumnarRecords
 from services.ingest.replay.replay_memory import Known
 
 RECORD_COST_BYTES: Final = 1_000
-"""Of the objects around a record with a few fields; of a syslog message a tenth of that."""
+"""The objects around a record with a few fields; of a syslog message a tenth of that."""
 MESSAGE_COST_BYTES: Final = 100
 
 Records = Sequence[IngestRecord | bytes]
 
 
 class HeldRecords:
-    """`add` what is held back, `remove` what is known."""
+    """Counts the cost of held records."""
 
     def __init__(self, limit_bytes: int, counters: Counters) -> None:
         self._limit_bytes = limit_bytes
@@ -49,7 +52,7 @@ class HeldRecords:
 
 
 def cost_of(records: Records) -> int:
-    """What records take in memory, about; the same at each call."""
+    """Return the estimated memory of records; the same result at each call."""
     if isinstance(records, ColumnarRecords):
         return 2 * sum(map(len, records.values)) + RECORD_COST_BYTES * len(records)
     cost = 0
@@ -59,7 +62,7 @@ def cost_of(records: Records) -> int:
 
 
 class GroupMemory:
-    """What is known of one unit's identities, and what of it is held back meanwhile."""
+    """What is known about one group's identities, and its held records."""
 
     __slots__ = ("begun", "held", "is_refused", "may_be_stored", "serials", "taken", "uncertain_below", "verdict")
 
@@ -67,21 +70,21 @@ class GroupMemory:
         self.taken = 0
         """Records seen so far."""
         self.verdict: Known | None = None
-        """Of the one identity."""
+        """The state of its one identity."""
         self.begun: dict[bytes, None] = {}
-        """Identities that are under way by this unit."""
+        """Identities that this group has in flight."""
         self.may_be_stored = False
         """Some of its records may be stored."""
         self.uncertain_below = 0
-        """The same for a stream: those with serials below."""
+        """The same for a stream: frames with serials below may be stored."""
         self.held: list[tuple[Records, range]] = []
         self.serials: list[tuple[int, int]] = []
         self.is_refused = False
-        """Its sender will bring all of it again."""
+        """Its sender will repeat all of it."""
 
 
 class HeldRun(NamedTuple):
-    """Records that wait for the head of their line, by their numbers in the unit."""
+    """Records that wait for an earlier group of their connection, by their numbers in their group."""
 
     group: AckGroup
     memory: GroupMemory
@@ -90,7 +93,8 @@ class HeldRun(NamedTuple):
 
 
 class HeldConnection:
-    """What came on a connection behind a unit of which it is not known what a previous life has stored."""
+    """What arrived on a connection after a group of which it is not known what a previous
+    incarnation has stored."""
 
     __slots__ = ("behind", "head", "is_closed")
 
@@ -98,4 +102,4 @@ class HeldConnection:
         self.head = head
         self.behind: deque[HeldRun] = deque()
         self.is_closed = False
-        """Something was refused: what follows must not overtake it when it comes again."""
+        """A group was refused: later ones must not overtake its repeat."""

@@ -1,10 +1,17 @@
-"""Records whose sender can be recognised when it sends them again: what was stored is not stored twice, what is under way is waited for, the rest is new.
+"""Take records whose repeats can be recognised: skip what is stored, wait for what is in flight,
+store the rest.
 
-Owned by the intake. A unit has one identity, or one for each record, or its records are the next ones of a stream (`replay_memory` says what an
-address is). What replay memory cannot answer yet is held back, with its unit, until it can; and behind a unit of which a previous life may have stored a part
-what follows on its connection, so that a sender's order holds over a death. It counts as received when it is known. Beyond the bound of what is held
-(`held_records`) a new unit that would have to wait is refused, and what follows on its connection with it. Weak: items with an identity each (`_bulk`) wait
-each for itself.
+Owned by the router. A group has one identity, or one for each record, or its records continue a
+stream (`replay_memory` defines addresses). A record whose state is unknown is held, with its group,
+until the state is known. Behind a group of which a previous incarnation may have stored a part, the
+rest of the connection is held too, so that the order of a sender survives a crash. Held records
+count as received when their state is known.
+
+Beyond the bound of held records (`held_records`) a new group that would have to wait is refused,
+and all that follows on its connection with it: what follows must not be stored before the repeat of
+the refused group.
+
+Weak: items with an identity each (`_bulk`) wait each for itself.
 """
 
 from __future__ import annotations
@@ -37,15 +44,15 @@ class AddressRun(NamedTuple):
 
 
 Addresses = AddressRun | list[tuple[bytes, int]]
-"""Of records, in their order: identity and ordinal each."""
+"""Addresses of records, in order: identity and ordinal each."""
 Store = Callable[[AckGroup, Records, Sequence[int], Addresses | None], None]
 Frames = tuple[AckGroup, Records]
-"""Of a stream, held back until it is known where they belong."""
+"""Frames of a stream, held until their position is known."""
 _PENDING = (Known.IN_FLIGHT, Known.UNRESOLVED)
 
 
 class ReplayLookup(Protocol):
-    """`replays`."""
+    """`replay.replays.Replays`, as far as it is needed."""
 
     @property
     def memory(self) -> ReplayMemory: ...
@@ -58,7 +65,7 @@ class ReplayLookup(Protocol):
 
 
 class IdentifiedRecords:
-    """`store` routes and batches."""
+    """`store` routes and batches records."""
 
     def __init__(self, replays: ReplayLookup, ledger: IngestLedger, acknowledger: Acknowledger, store: Store, held: HeldRecords, clock: Clock) -> None:
         self._replays = replays
@@ -69,9 +76,10 @@ class IdentifiedRecords:
         self._held = held
         self._clock = clock
         self._held_connections: dict[bytes, HeldConnection] = {}
-        """By the address of the peer."""
+        """Held connections by the address of their peer."""
         self._refused: dict[bytes, AckGroup] = {}
-        """By the address of the peer: the first unit that was refused and whose session was not told yet. What follows must not overtake it."""
+        """By the address of the peer: the first refused group whose session was not notified yet.
+        What follows must not overtake its repeat."""
 
     def open_stream(self, listener: Listener, source: EventSource) -> ReplayedStream:
         return self._replays.open_stream(listener, source, self._on_aligned, self._on_dropped)
@@ -80,7 +88,7 @@ class IdentifiedRecords:
         self._replays.forget(identity)
 
     def take(self, group: AckGroup, records: Records) -> None:
-        """Records of a unit with identities."""
+        """Take records of a group with identities."""
         memory: GroupMemory = group.replay or GroupMemory()
         group.replay = memory
         numbers = range(memory.taken, memory.taken + len(records))
@@ -105,7 +113,8 @@ class IdentifiedRecords:
     # -- the bound of what is held
 
     def _has_to_come_again(self, group: AckGroup, memory: GroupMemory, numbers: range, line: HeldConnection | None) -> bool:
-        """Whether something before it has to, or it would have to wait, and no more may. A unit that waits already brings all that it has."""
+        """True if an earlier group was refused, or the group would have to wait and no more may. A
+        group that waits already may add all its records."""
         if memory.is_refused or (line is not None and line.is_closed) or (self._refused and group.source.address in self._refused):
             return True
         if not self._held.is_full:
@@ -119,7 +128,7 @@ class IdentifiedRecords:
         return any(lookup(identity) in _PENDING for identity in (identities if len(identities) == 1 else identities[numbers.start : numbers.stop]))
 
     def _refuse(self, group: AckGroup, memory: GroupMemory) -> None:
-        """All of it will come again."""
+        """Refuse the group: its sender repeats all of it."""
         if not memory.is_refused:
             memory.is_refused = True
             group.outcome = AckOutcome.REFUSED
@@ -129,14 +138,14 @@ class IdentifiedRecords:
     # -- what is known, and what waits for it
 
     def _take_known(self, group: AckGroup, memory: GroupMemory, records: Records, numbers: range) -> None:
-        """Of one identity, or of one for each."""
+        """Take records whose group has one identity, or one for each record."""
         if len(group.identities or ()) == 1:
             self._take_one(group, memory, records, numbers)
         else:
             self._take_each(group, memory, records, numbers)
 
     def _continue_connection(self, group: AckGroup) -> None:
-        """What waited behind it, up to the next one whose past is not known."""
+        """Take what waited behind the group, up to the next group whose past is unknown."""
         address = group.source.address
         line = self._held_connections.get(address)
         if line is None or line.head is not group:
@@ -152,12 +161,13 @@ class IdentifiedRecords:
             self._held_connections[address].is_closed = line.is_closed
 
     def may_be_stored(self, group: AckGroup, first_ordinal: int) -> bool:
-        """Whether any of these records, which go up from the first, may have been stored before."""
+        """True if any of these records, from this ordinal on, may have been stored before."""
         memory: GroupMemory = group.replay
         return memory.may_be_stored or first_ordinal < memory.uncertain_below
 
     def is_stored(self, group: AckGroup, identity: bytes, ordinal: int, topic: str, is_copy: bool) -> bool:
-        """Whether a record was stored in the topic before; counted, if this is where it counts."""
+        """True if the record was stored in the topic before; counts it as a duplicate unless it is
+        a copy."""
         if not self.may_be_stored(group, ordinal) or not self._memory.has(identity, topic, ordinal):
             return False
         if not is_copy:
@@ -165,7 +175,7 @@ class IdentifiedRecords:
         return True
 
     def on_completed(self, group: AckGroup) -> None:
-        """Its session is told next."""
+        """The group has completed; its session is notified next."""
         memory: GroupMemory | None = group.replay
         if memory is None:
             return
@@ -190,7 +200,7 @@ class IdentifiedRecords:
     # -- streams
 
     def _take_frames(self, group: AckGroup, stream: ReplayedStream, memory: GroupMemory, records: Records, numbers: range) -> None:
-        """The next ones of its stream; behind one that was refused nothing of the session is taken."""
+        """Take the next frames of a stream; nothing behind a refused frame of the session is taken."""
         if stream.is_closed or (stream.is_holding and self._held.is_full):
             stream.is_closed = True
             self._refuse(group, memory)
@@ -203,11 +213,11 @@ class IdentifiedRecords:
             self._take_serials(group, memory, records, serial)
 
     def _on_dropped(self, token: Frames) -> None:
-        """The session ended before it was known where these belong."""
+        """The session ended before the position of these frames was known."""
         self._held.remove(token[1])
 
     def _on_aligned(self, token: Frames, serial: int) -> None:
-        """It is known now where held frames belong."""
+        """The position of held frames is known."""
         group, records = token
         self._held.remove(records)
         self._take_serials(group, group.replay, records, serial)
@@ -275,21 +285,21 @@ class IdentifiedRecords:
         assert group.identities is not None
         chosen: list[int] = []
         duplicates = 0
-        for place, number in enumerate(numbers):
+        for index, number in enumerate(numbers):
             identity = group.identities[number]
             verdict = self._memory.lookup(identity)
             if verdict is Known.STORED or identity in memory.begun:
                 duplicates += 1
             elif verdict in _PENDING:
-                self._hold_one(group, memory, records[place : place + 1], number)
+                self._hold_one(group, memory, records[index : index + 1], number)
             else:
                 self._begin(memory, identity, verdict)
-                chosen.append(place)
+                chosen.append(index)
         self._receive(group, len(chosen) + duplicates)
         if duplicates:
             self._ledger.on_duplicate(group, duplicates)
-        taken: Records = [records[place] for place in chosen]
-        self._store(group, taken, [numbers[place] for place in chosen], [(group.identities[numbers[place]], 0) for place in chosen])
+        taken: Records = [records[index] for index in chosen]
+        self._store(group, taken, [numbers[index] for index in chosen], [(group.identities[numbers[index]], 0) for index in chosen])
 
     def _hold_one(self, group: AckGroup, memory: GroupMemory, record: Records, number: int) -> None:
         assert group.identities is not None
@@ -304,7 +314,8 @@ class IdentifiedRecords:
 
 
 def _rejected_identities(group: AckGroup) -> Collection[bytes]:
-    """Of what can never be stored: who brings it again, because the answer was lost, hears the same again."""
+    """Return the identities of records that can never be stored. They are not remembered as stored,
+    so a sender whose answer was lost receives the same refusal again."""
     if not group.rejected or group.identities is None:
         return ()
     if len(group.identities) == 1:

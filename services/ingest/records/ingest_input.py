@@ -1,6 +1,7 @@
-"""What an intake keeps for one listener: its routes, its parser, and how its events are made.
+"""The input of one listener: its routes, its parser, and the builder of its records.
 
-Owned by the intake. Weak: answers of routes are remembered by facility, severity, host and app, and forgotten all at once when there are too many.
+Owned by the router. Weak: answers of routes are cached by facility, severity, host and app; a full
+cache is cleared at once.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from services.ingest.protocols.syslog.syslog_message import SyslogMessage, Syslo
 from services.ingest.records.event import KEYS, EventBuilder
 
 KEPT_NAMES_BYTES_MAX = 512
-"""Of host and app: who sends longer ones has routes asked each time."""
+"""Bytes of host and app; answers for longer names are not cached."""
 
 
 class SyslogRecord:
-    """A syslog message as routes and keys see it."""
+    """A syslog message as routes and keys read it."""
 
     __slots__ = ("_message",)
 
@@ -54,12 +55,12 @@ class SyslogRecord:
 
 
 class IngestInput:
-    """One listener's."""
+    """The input of one listener."""
 
     def __init__(self, listener: Listener, router: Router) -> None:
         self.listener = listener
         self.can_wait = not listener.is_datagram
-        """Whether its senders can be slowed down."""
+        """True if its senders can be slowed down."""
         self.parser = SyslogParser(time_zone_of(listener.time_zone))
         key = listener.key.kind.value if listener.key.kind.value in KEYS else "none"
         self.events = EventBuilder(key, b"" if listener.name in (SYSLOG_TCP, SYSLOG_UDP) else listener.name.encode(), listener.raw)
@@ -67,9 +68,10 @@ class IngestInput:
         self._routes = router.of(listener)
         self.constant = self._routes.constant
         self.topic = self._routes.fallback[0].topic
-        """Where its records go if no route takes them: what `blocked_by` looks at."""
+        """The topic of records that no route takes; `blocked_by` checks it."""
         self.plain_topic = self._plain_topic()
-        """The one topic of all its records, whose key the event builder makes; "" where it is not as plain as that."""
+        """The topic of all its records if there is only one and `EventBuilder` makes the key;
+        otherwise ""."""
         self.is_keyed_by_host = listener.key.kind is KeyKind.HOST
         self.is_keyed_by_app = listener.key.kind is KeyKind.APP
         self._answers: dict[tuple[Any, ...], Destinations] = {}
@@ -83,7 +85,7 @@ class IngestInput:
         return topic if is_plain else ""
 
     def direct(self, topic: str) -> Destinations:
-        """Where records go whose sender names the topic."""
+        """Return the destinations of records whose sender names the topic."""
         destinations = self._direct.get(topic)
         if destinations is None:
             if len(self._direct) >= ANSWERS_KEPT_MAX:
@@ -92,11 +94,11 @@ class IngestInput:
         return destinations
 
     def route(self, record: Any) -> Destinations:
-        """Where a record goes."""
+        """Return the destinations of a record."""
         return self._routes.route(record) if self.constant is None else self.constant
 
     def route_syslog(self, message: SyslogMessage) -> Destinations:
-        """The same for a syslog message."""
+        """Return the destinations of a syslog message."""
         if self.constant is not None:
             return self.constant
         if not self._routes.looks_at_header_only:
@@ -114,10 +116,11 @@ class IngestInput:
 
 
 def time_zone_of(name: str) -> tzinfo:
-    """The zone of times that name none. Raises ValueError for a zone that this machine does not know."""
+    """Return the zone for times without one. Raises ValueError for a zone that this machine does
+    not know."""
     if name == "UTC":
         return UTC
-    import zoneinfo  # 1 MB that only who needs another zone should pay for
+    import zoneinfo  # imported on demand: 1 MB
 
     try:
         return zoneinfo.ZoneInfo(name)

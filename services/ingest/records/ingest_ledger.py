@@ -1,6 +1,11 @@
-"""The books of an ingest: every record by listener and by sender, from the moment it is received to the moment it is stored, known before, or counted.
+"""The ledger of an ingest: each record by listener and by sender, from received to stored,
+duplicate or lost.
 
-Owned by one ingest agent. Weak: of a record that goes to several topics the first is the one that counts; what became of a copy is `ingest.copies` alone.
+Owned by one ingest agent. Invariant for each listener, also over a restart: received = stored +
+duplicate + counted + in flight. `received` is counted before anything else is done with a record,
+so that the sums hold wherever the process is killed.
+
+Weak: if a record goes to several topics, only the first counts; copies are only in `ingest.copies`.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from services.ingest.records.sender_ledgers import SenderLedgers
 
 
 class IngestLedger:
-    """One entry for each event, two books each."""
+    """Each event is counted for the listener and for the sender."""
 
     def __init__(self, listeners: Iterable[Listener], senders: SenderLedgers, counters: Counters) -> None:
         self._counters = counters
@@ -26,7 +31,8 @@ class IngestLedger:
         self._senders = senders
 
     def of(self, listener: Listener) -> ListenerLedgers:
-        """Also of a listener that the table has no more, whose records are in the spool."""
+        """Return the counters of a listener, also of one that was removed from the table and whose
+        records are in the spool."""
         ledger = self._listeners.get(listener.name)
         if ledger is None:
             ledger = self._listeners[listener.name] = ListenerLedgers(self._counters, listener.name, listener.is_datagram)
@@ -35,7 +41,7 @@ class IngestLedger:
     # -- records
 
     def on_received(self, group: AckGroup, count: int, now_ms: int) -> None:
-        """Counted before anything else is done with them, so that the books balance wherever the process is killed."""
+        """Count records before anything else is done with them."""
         self.of(group.listener).received.add(count)
         book = self._sender(group)
         book.received += count
@@ -49,18 +55,18 @@ class IngestLedger:
         self._sender(group).stored += count
 
     def on_duplicate(self, group: AckGroup, count: int) -> None:
-        """Stored before, or under way already."""
+        """Count records that were stored before or are in flight already."""
         group.duplicate_count += count
         self.of(group.listener).duplicate.add(count)
         self._sender(group).duplicate += count
 
     def on_counted(self, group: AckGroup, reason: LossReason, count: int) -> None:
-        """Received, and not stored."""
+        """Count records that were received and are not stored."""
         self.of(group.listener).counted(reason).add(count)
         self._sender(group).refuse(str(reason), count)
 
     def on_acknowledged(self, group: AckGroup) -> None:
-        """Its sender is told so now."""
+        """The sender of the group is being answered."""
         self.of(group.listener).acknowledged.add(group.record_count - len(group.rejected))
 
     def _sender(self, group: AckGroup) -> SenderLedger:

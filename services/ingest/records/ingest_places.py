@@ -1,8 +1,12 @@
-"""Who leads each partition that an ingest writes to, whose budget its batches are charged to, and which partitions take no lines now.
+"""The leader of each partition that an ingest writes to, the memory budget of each leader's
+location, and blocked partitions.
 
-Owned by the outlet; from the metadata image, the dead disks and what is charged. A place is a disk of this box, or another box; one beyond its budget
-blocks its partitions, and no others. A partition whose disk is dead is stood in for by the next one that lives, if it has no replica on another box: then its
-leader moves in a moment, and its lines wait for that. Weak: "dead" is this box's opinion; lines that a dead disk may have taken are stored again elsewhere.
+Owned by `BatchSender`; computed from the metadata image, the dead disks and the charged memory. A
+location is a disk of this box or another box. A location above its budget blocks its own partitions
+and no others. Lines of a partition on a dead disk go to the next live partition, unless it has a
+replica on another box: then its leader moves within seconds, and its lines wait for that.
+
+Weak: "dead" is this box's view. Lines that a dead disk may have written are stored again elsewhere.
 """
 
 from __future__ import annotations
@@ -19,18 +23,19 @@ if TYPE_CHECKING:
     from services.ingest.producer.partition_queues import LeaderLocation, PartitionQueue
 
 UNBLOCK_SHARE = 0.75
-"""A blocked place takes lines again when it is down to this share of its budget, so that senders are not stopped and started with every batch."""
+"""A blocked location takes lines again below this share of its budget, so that senders are not
+stopped and started with every batch."""
 Key = tuple[str, int]
 
 
 class PartitionLeaders:
-    """`blocked` and `dead` by topic; `on_changed(topic)` tells when they are others."""
+    """`blocked` and `dead` by topic; `on_changed(topic)` is called when they change."""
 
     def __init__(self, broker_id: int, budget_bytes: int, counters: Counters, can_spool: Callable[[Key], bool], on_changed: Callable[[str], None]) -> None:
         self._broker_id = broker_id
         self._budget_bytes = budget_bytes
         self._can_spool = can_spool
-        """Whether a partition whose budget is used up may go on, because its batches can wait on disk."""
+        """True if a partition above its budget may continue because its batches go to the spool."""
         self._on_changed = on_changed
         self._partitions: dict[str, Sequence[PartitionImage]] = {}
         self.topic_ids: dict[str, bytes] = {}
@@ -38,7 +43,7 @@ class PartitionLeaders:
         self._charged: dict[LeaderLocation, int] = {}
         self._over_budget: set[LeaderLocation] = set()
         self.dead: dict[str, frozenset[int]] = {}
-        """Partitions that others stand in for."""
+        """Partitions whose lines go to the next live one."""
         self.blocked: dict[str, frozenset[int]] = {}
         self._blockings = counters.counter("ingest.disk_over_budget")
         self._led = counters.gauge("ingest.partitions_led")
@@ -46,7 +51,7 @@ class PartitionLeaders:
     # -- what is where
 
     def set_topic(self, topic: str, image: TopicImage | None) -> None:
-        """A topic as the metadata image has it now; None: it is gone."""
+        """Set a topic from the metadata image; None if it was deleted."""
         if image is not None and image.partitions:
             self._partitions[topic] = image.partitions
             self.topic_ids[topic] = image.topic_id
@@ -59,10 +64,10 @@ class PartitionLeaders:
         self._dead_disks = disks
 
     def refresh(self) -> None:
-        """Something is elsewhere, or dead, or lives again."""
+        """Recompute which partitions are dead and blocked."""
         for topic, images in self._partitions.items():
             dead = frozenset(number for number, image in enumerate(images) if self._is_dead(image))
-            self.dead[topic] = dead if len(dead) < len(images) else frozenset()  # nobody to stand in: lines wait, as for one that is slow
+            self.dead[topic] = dead if len(dead) < len(images) else frozenset()  # all are dead: lines wait, as for a slow disk
         for topic in [topic for topic in self.dead if topic not in self._partitions]:
             del self.dead[topic]
         self.update_blocked()
@@ -71,7 +76,7 @@ class PartitionLeaders:
         return image.disk in self._dead_disks and len(image.replicas) < 2 and image.leader in (NO_LEADER, self._broker_id)
 
     def leader_and_location(self, key: Key) -> tuple[int, LeaderLocation]:
-        """The broker that leads, and who is charged."""
+        """Return the leader and the location that is charged."""
         topic, partition = key
         images = self._partitions.get(topic, ())
         if partition >= len(images):
@@ -85,7 +90,7 @@ class PartitionLeaders:
         return len(self._partitions.get(topic, ()))
 
     def live_partition(self, key: Key) -> int:
-        """The partition that takes this one's batches."""
+        """Return the partition that takes this one's batches."""
         topic, partition = key
         count = self.partition_count(topic)
         if not count:
@@ -93,7 +98,7 @@ class PartitionLeaders:
         return next_live_partition(partition % count, count, self.dead.get(topic, frozenset()))
 
     def relocate(self, queue: PartitionQueue) -> None:
-        """Leader and place of a lane as they are now; what it holds is charged there."""
+        """Update leader and location of a queue, and move its charge."""
         leader, location = self.leader_and_location((queue.topic, queue.partition))
         queue.leader = leader
         if location != queue.location:

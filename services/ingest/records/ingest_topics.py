@@ -1,7 +1,12 @@
-"""The topics that an ingest writes to: a batcher for each that is there, a backlog for each that is being made.
+"""The topics that an ingest writes to: a batcher for each existing topic, a backlog for each that
+is being created.
 
-Owned by one ingest agent. A topic is asked of the controller when a record needs it, and again every second until the image has it; a topic that was made
-anew under its name begins with a new batcher. Weak: a name that the controller refuses is asked for again and again; the table's names are checked at start.
+Owned by one ingest agent. If a record needs a missing topic, the controller is asked to create it,
+and again every second until the image has it. A topic that was deleted and created anew starts with
+a new batcher.
+
+Weak: a name that the controller refuses is requested again and again; the table's names are checked
+at start.
 """
 
 from __future__ import annotations
@@ -21,37 +26,38 @@ from services.ingest.producer.batch_sender import BatchSender
 from services.ingest.records.batcher import Acceptance, Batcher
 from services.ingest.records.topic_backlog import BackloggedRecord, Collector, TopicBacklog
 
-ASK_AGAIN_NS = 1_000_000_000
+REQUEST_AGAIN_NS = 1_000_000_000
 CREATE_TIMEOUT_MS = 5_000
 _THERE = (0, 36)
 """No error, and TOPIC_ALREADY_EXISTS."""
 
 
 class IngestTopic:
-    """One of them. `collector` changes: ask for it at each use."""
+    """One topic. `collector` changes: read it at each use."""
 
-    __slots__ = ("ask_at_ns", "collector", "name", "topic_id")
+    __slots__ = ("collector", "name", "request_at_ns", "topic_id")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.collector: Collector = TopicBacklog()
         self.topic_id: TopicId | None = None
-        """None: it is not there."""
-        self.ask_at_ns = 0
+        """None while the topic does not exist."""
+        self.request_at_ns = 0
 
     @property
     def is_blocked(self) -> bool:
-        """None of its partitions takes anything."""
+        """True if none of its partitions takes records."""
         return self.collector.is_blocked
 
 
 class IngestTopics:
-    """All of one ingest. `on_too_large`: a record of a backlog that no batch may hold; `on_batched`: every one that was in a backlog."""
+    """All topics of one ingest. `on_too_large`: a backlogged record that no batch may hold;
+    `on_batched`: every record that left a backlog."""
 
     def __init__(
         self, box: Box, default: str, sender: BatchSender, controller: ControllerLink, clock: Clock, log: Logger, on_stale: Callable[[], None]
     ) -> None:
-        """`default` is needed always: nothing is read before it is there."""
+        """`default` is always needed: no sender is read before it exists."""
         self._box = box
         self._default = default
         self._sender = sender
@@ -62,8 +68,8 @@ class IngestTopics:
         self._image = MetadataImage.empty()
         self._topics: dict[str, IngestTopic] = {}
         self._missing: dict[str, IngestTopic] = {}
-        self.on_too_large: Callable[[BackloggedRecord], None] = lambda _delayed: None
-        self.on_batched: Callable[[BackloggedRecord], None] = lambda _delayed: None
+        self.on_too_large: Callable[[BackloggedRecord], None] = lambda _backlogged: None
+        self.on_batched: Callable[[BackloggedRecord], None] = lambda _backlogged: None
 
     def of(self, name: str) -> IngestTopic:
         topic = self._topics.get(name)
@@ -74,17 +80,17 @@ class IngestTopics:
         return topic
 
     def is_there(self, name: str) -> bool:
-        """Whether the image has it."""
+        """True if the image has the topic."""
         return name in self._image.topics
 
     def set_image(self, image: MetadataImage) -> None:
-        """All topics as they are now."""
+        """Update all topics."""
         self._image = image
         for topic in self._topics.values():
             self._on_image(topic, image.topics.get(topic.name))
 
     def _on_image(self, topic: IngestTopic, image: TopicImage | None) -> None:
-        """It came, changed, went, or was made anew."""
+        """The topic was created, changed, deleted, or created anew."""
         partitions = image.partitions if image is not None else ()
         self._sender.leaders.set_topic(topic.name, image)
         if image is None or not partitions:
@@ -102,14 +108,14 @@ class IngestTopics:
         collector.limit(int(image.config.get("max.message.bytes", self._box.integer("message.max.bytes"))))
 
     def _end(self, topic: IngestTopic) -> None:
-        """It is gone: what is open goes to the outlet, what comes waits until it is made again."""
+        """The topic was deleted: send open batches; new records wait until it is created again."""
         if isinstance(topic.collector, Batcher):
             topic.collector.close_all()
             self._sender.put(topic.name, topic.collector.take_ready())
             topic.collector = TopicBacklog()
 
     def _begin(self, topic: IngestTopic, partition_count: int) -> Batcher:
-        """A new batcher; what the old one or the backlog holds goes on."""
+        """Start a new batcher; batches of the old one are sent, backlogged records are appended."""
         box, old = self._box, topic.collector
         fresh = Batcher(partition_count, box.integer("ingest.batch.bytes"), box.integer("ingest.batch.ms"), box.integer("message.max.bytes"))
         topic.collector = fresh
@@ -118,23 +124,24 @@ class IngestTopics:
             self._sender.put(topic.name, old.take_ready())
             return fresh
         now_ms = self._clock.monotonic_ms()
-        for delayed in old.take():
-            if fresh.append(delayed.event, now_ms, delayed.group, True, delayed.identity, delayed.ordinal, delayed.is_copy) is Acceptance.TOO_LARGE:
-                self.on_too_large(delayed)
-            self.on_batched(delayed)
+        for record in old.take():
+            outcome = fresh.append(record.event, now_ms, record.group, True, record.identity, record.ordinal, record.is_copy)
+            if outcome is Acceptance.TOO_LARGE:
+                self.on_too_large(record)
+            self.on_batched(record)
         return fresh
 
-    def on_blocks(self, name: str) -> None:
-        """Other partitions of it are blocked, or stood in for, than before."""
+    def on_blocked_changed(self, name: str) -> None:
+        """The set of blocked or redirected partitions of the topic changed."""
         topic = self._topics.get(name)
         if topic is None or not isinstance(topic.collector, Batcher):
             return
         blocked = self._sender.leaders.blocked.get(name, frozenset())
-        topic.collector.block(blocked)
-        topic.collector.avoid(self._sender.leaders.dead.get(name, frozenset()))
+        topic.collector.set_blocked(blocked)
+        topic.collector.set_dead(self._sender.leaders.dead.get(name, frozenset()))
 
-    def still_blocks(self, key: tuple[str, int]) -> bool:
-        """Whether a partition that slowed a sender down still takes no more."""
+    def is_partition_blocked(self, key: tuple[str, int]) -> bool:
+        """True if a partition that stopped a sender is still blocked."""
         topic = self._topics[key[0]]
         if isinstance(topic.collector, TopicBacklog):
             return topic.collector.is_blocked
@@ -143,7 +150,7 @@ class IngestTopics:
     # -- in turns
 
     def close_batches(self, now_ns: int) -> int:
-        """Give the outlet what is full, due, or awaited; how many batches."""
+        """Send batches that are full, due, or awaited by a sender; return their number."""
         now_ms = now_ns // 1_000_000
         closed = 0
         for topic in self._topics.values():
@@ -159,18 +166,18 @@ class IngestTopics:
         return closed
 
     def close_all(self) -> None:
-        """The process ends: nothing stays open."""
+        """Stop: send all open batches."""
         for topic in self._topics.values():
             if isinstance(topic.collector, Batcher):
                 topic.collector.close_all()
                 self._sender.put(topic.name, topic.collector.take_ready())
 
-    def give_up(self) -> list[BackloggedRecord]:
-        """The process ends: what waits for topics that never came."""
-        return [delayed for topic in self._topics.values() if isinstance(topic.collector, TopicBacklog) for delayed in topic.collector.take()]
+    def take_backlogs(self) -> list[BackloggedRecord]:
+        """Stop: return the records whose topic was never created."""
+        return [backlogged for topic in self._topics.values() if isinstance(topic.collector, TopicBacklog) for backlogged in topic.collector.take()]
 
     def wait_ms(self, now_ns: int, limit_ms: int) -> int:
-        """How long until a batch is due, at most `limit_ms`."""
+        """Return the time until a batch is due, at most `limit_ms`."""
         for topic in self._topics.values():
             if isinstance(topic.collector, Batcher):
                 wait_ms = topic.collector.wait_ms(now_ns // 1_000_000)
@@ -178,20 +185,21 @@ class IngestTopics:
                     limit_ms = wait_ms
         return limit_ms
 
-    def ask(self, now_ns: int) -> None:
-        """Ask the controller for topics that are not there."""
+    def request_missing(self, now_ns: int) -> None:
+        """Ask the controller to create missing topics."""
         if self._image.generation == 0:
             return
-        due = [topic for topic in self._missing.values() if now_ns >= topic.ask_at_ns and self._is_needed(topic)]
+        due = [topic for topic in self._missing.values() if now_ns >= topic.request_at_ns and self._is_needed(topic)]
         if due:
             for topic in due:
-                topic.ask_at_ns = now_ns + ASK_AGAIN_NS
+                topic.request_at_ns = now_ns + REQUEST_AGAIN_NS
             partitions = self._box.integer("ingest.syslog.partitions")
             payload = orjson.dumps({"topics": {topic.name: partitions for topic in due}})
             self._controller.request(AUTO_CREATE, payload, CREATE_TIMEOUT_MS, lambda answer: self._on_answer([topic.name for topic in due], answer))
 
     def _is_needed(self, topic: IngestTopic) -> bool:
-        """Who deletes a topic that nobody writes to does not get it back."""
+        """True if a record needs the topic. A deleted topic that no sender writes to is not created
+        again."""
         has_backlog = isinstance(topic.collector, TopicBacklog) and len(topic.collector) > 0
         return topic.name == self._default or has_backlog or self._sender.has_batches_of(topic.name)
 
@@ -200,5 +208,5 @@ class IngestTopics:
         errors = orjson.loads(answer)["errors"] if answer else {}
         for name in names:
             if errors.get(name, 0) not in _THERE:
-                words = f"topic {name} was not created by the controller (Kafka error {errors[name]}); it is asked again"
-                self._log.warning(words, topic=name, peer="controller")
+                message = f"the controller did not create topic {name}: Kafka error {errors[name]}; retrying"
+                self._log.warning(message, topic=name, peer="controller")

@@ -1,7 +1,8 @@
-"""What is counted for one listener, in the shared counters of its ingest: they outlive the process, and its next life goes on with them.
+"""The counters of one listener, in the shared counters of its ingest: they survive the process.
 
-Owned by one ingest agent. Received = stored + duplicate + counted + in flight for each listener (`senders/accounting.py`). Weak: reasons have
-their counter from the first time on, so whoever scrapes sees a new reason appear.
+Owned by one ingest agent. Received = stored + duplicate + counted + in flight for each listener
+(`senders/accounting.py`). Weak: a reason has a counter only after its first use, so a scrape sees
+new reasons appear.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from services.ingest.records.intake import Oddity
 
 
 class ListenerLedgers:
-    """One listener's counters."""
+    """The counters of one listener."""
 
     __slots__ = (
         "_counted",
@@ -48,11 +49,11 @@ class ListenerLedgers:
         self.received = counters.counter(RECEIVED_COUNTER.format(listener=listener))
         self.stored = counters.counter(STORED_COUNTER.format(listener=listener))
         self.acknowledged = counters.counter(ACKNOWLEDGED_COUNTER.format(listener=listener))
-        """Records whose sender was told that they are stored."""
+        """Records whose sender received a positive acknowledgement."""
         self.duplicate = counters.counter(DUPLICATE_COUNTER.format(listener=listener))
         self.input_bytes = counters.counter(INPUT_BYTES_COUNTER.format(listener=listener))
         self.copies = counters.counter(COPIES_COUNTER.format(listener=listener))
-        """Records stored in a further topic, dead letters too."""
+        """Records stored in a further topic, including dead letters."""
         self.kernel_drops: Counter | None = counters.counter(KERNEL_DROPS_COUNTER.format(listener=listener)) if is_datagram else None
         self.odd = {
             Oddity.TRUNCATED: counters.counter(TRUNCATED_COUNTER.format(listener=listener)),
@@ -63,14 +64,15 @@ class ListenerLedgers:
         self._refused: dict[str, Counter] = {}
 
     def counted(self, reason: str) -> Counter:
-        """Received and not stored, for a `LossReason`."""
+        """Return the counter of records that were received and not stored, for a `LossReason`."""
         counter = self._counted.get(reason)
         if counter is None:
             counter = self._counted[reason] = self._counters.counter(COUNTED_COUNTER.format(listener=self.listener, reason=str(reason)))
         return counter
 
     def refused(self, reason: str) -> Counter:
-        """Refused before it was a record, for a `RefusedReason`."""
+        """Return the counter of input that was refused before it became a record, for a
+        `RefusedReason`."""
         counter = self._refused.get(reason)
         if counter is None:
             counter = self._refused[reason] = self._counters.counter(REFUSED_COUNTER.format(listener=self.listener, reason=str(reason)))

@@ -1,7 +1,8 @@
-"""Which partition a record goes to: by its key where any Kafka producer would put it, else by turns; and, while a disk is dead, past its partitions.
+"""Choose the partition of a record: by its key like any Kafka producer, otherwise sticky; dead
+disks are skipped.
 
-Values only. Weak: hashing is pure Python, hence the cache of keys seen, as far as they are short, and a key of more than a mebibyte goes where its first
-mebibyte would; the partition that stands in for a dead one gets the lines of both.
+Values only. Weak: hashing is pure Python, therefore short keys are cached. Only the first mebibyte
+of a key is hashed. The partition that stands in for a dead one gets the lines of both.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from appliance.records.key_hash import partition_of_key
 
 CACHED_KEYS_MAX = 65536
 CACHED_KEY_BYTES_MAX = 256
-"""A sender may call itself anything, of any length, and each time something else."""
+"""Longer keys are not cached: a sender chooses its own name, of any length."""
 HASHED_BYTES_MAX = 1 << 20
-"""65 ms."""
+"""Takes 65 ms."""
 
 
 def next_live_partition(partition: int, partition_count: int, dead: frozenset[int]) -> int:
-    """The partition that takes the lines of `partition`: itself; while its disk is dead, the next one whose disk lives; itself if none does."""
+    """Return `partition`, or the next one on a live disk if its disk is dead; itself if all are
+    dead."""
     for step in range(partition_count):
         other = (partition + step) % partition_count
         if other not in dead:
@@ -26,13 +28,13 @@ def next_live_partition(partition: int, partition_count: int, dead: frozenset[in
 
 
 class Partitioner:
-    """`choose` a partition. Records without a key stay with one partition until `turn` (a batch was closed), then go to the next."""
+    """Records without a key stay with one partition until its batch is closed, then go to the next."""
 
     def __init__(self, partition_count: int) -> None:
         check(partition_count > 0, f"a topic has at least one partition, not {partition_count}")
         self.partition_count = partition_count
         self.blocked: frozenset[int] = frozenset()
-        """Partitions that cannot take more now: records without a key avoid them while there is another."""
+        """Partitions above their budget: records without a key avoid them if there is another."""
         self._dead: frozenset[int] = frozenset()
         self._by_key: dict[bytes, int] = {}
         self._sticky_partition = 0
@@ -40,7 +42,7 @@ class Partitioner:
     def choose(self, key: bytes | None) -> int:
         if key is None:
             if self._sticky_partition in self.blocked or self._sticky_partition in self._dead:
-                self.turn(self._sticky_partition)
+                self.on_batch_closed(self._sticky_partition)
             return self._sticky_partition
         partition = self._by_key.get(key)
         if partition is None:
@@ -51,12 +53,13 @@ class Partitioner:
                 self._by_key[key] = partition
         return partition
 
-    def place(self, identity: bytes) -> int:
-        """The partition of a record without a key that belongs to something with an identity: the same one when it comes again."""
+    def partition_of_identity(self, identity: bytes) -> int:
+        """Return the partition of a record without a key but with an identity: the same for its
+        repeat."""
         return next_live_partition(int.from_bytes(identity[:8], "big") % self.partition_count, self.partition_count, self._dead)
 
-    def turn(self, closed_partition: int) -> None:
-        """A batch of `closed_partition` was closed: records without a key move on if they were there."""
+    def on_batch_closed(self, closed_partition: int) -> None:
+        """A batch was closed: records without a key move on if they were in this partition."""
         if closed_partition != self._sticky_partition:
             return
         for step in range(1, self.partition_count + 1):
@@ -65,14 +68,14 @@ class Partitioner:
                 return
         self._sticky_partition = next_live_partition((closed_partition + 1) % self.partition_count, self.partition_count, self._dead)
 
-    def avoid(self, dead: frozenset[int]) -> None:
-        """The disks of these partitions are dead, of all others they live: keys move to the next living partition, and back."""
+    def set_dead(self, dead: frozenset[int]) -> None:
+        """Set the partitions on dead disks: keys move to the next live partition, and back."""
         if dead != self._dead:
             self._dead = dead
             self._by_key.clear()
 
     def resize(self, partition_count: int) -> None:
-        """The topic has grown: keys move, as they do for every producer."""
+        """The topic has more partitions: keys move, as for every producer."""
         check(partition_count >= self.partition_count, "partitions are never taken away from a topic")
         self.partition_count = partition_count
         self._by_key.clear()

@@ -1,7 +1,7 @@
-"""A record before it is routed: what the parsers of all protocols but syslog's make of one message of a sender.
+"""`IngestRecord`: a parsed record before it is routed, of all protocols except syslog.
 
-Values only. Routes look at `host` … `fields`; what is stored is `value`. Syslog messages go to the intake as their bytes (`Intake.take_syslog`) and never
-become one of these, unless routes ask.
+Values only. Routes read `host` … `fields`; `value` is stored. Syslog messages go to the router as
+bytes (`Intake.take_syslog`) and become a record only if routes read them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 
 class IngestRecord(NamedTuple):
-    """`value` is a JSON document, or what the sender wrote where the listener says `raw=yes`."""
+    """`value` is a JSON document, or what the sender wrote if the listener has `raw=yes`."""
 
     value: bytes
     time_ms: int | None = None
-    """The sender's; the record's timestamp if it lies between ten years back and one day ahead."""
+    """The sender's time; the record's timestamp if it is between ten years back and one day ahead.
+    """
     host: str | None = None
     app: str | None = None
     tag: str | None = None
@@ -25,6 +26,6 @@ class IngestRecord(NamedTuple):
     """0-23"""
     labels: Mapping[str, Any] | None = None
     fields: Mapping[str, Any] | None = None
-    """What `field.X` in routes and keys looks into."""
+    """Read by `field.X` in routes and keys."""
     is_cut: bool = False
     """Its end is missing: header `truncated`."""

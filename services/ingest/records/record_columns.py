@@ -16,7 +16,8 @@ Column = Sequence[Any]
 
 
 class ColumnarRecords(Sequence[IngestRecord]):
-    """Columns have one value for each record. `moved`: names and columns of what was taken out of `fields`."""
+    """Columns have one value for each record. `moved`: names and columns that were removed from
+    `fields`."""
 
     __slots__ = ("_columns", "_fields", "_labels", "_moved", "_tag", "apps", "hosts", "times_ms", "values")
 
@@ -47,39 +48,39 @@ class ColumnarRecords(Sequence[IngestRecord]):
         return len(self.values)
 
     @overload
-    def __getitem__(self, place: int) -> IngestRecord: ...
+    def __getitem__(self, index: int) -> IngestRecord: ...
 
     @overload
-    def __getitem__(self, place: slice) -> list[IngestRecord]: ...
+    def __getitem__(self, index: slice) -> list[IngestRecord]: ...
 
-    def __getitem__(self, place: int | slice) -> IngestRecord | list[IngestRecord]:
-        if isinstance(place, slice):
-            return [self._record(number) for number in range(*place.indices(len(self.values)))]
-        return self._record(place)
+    def __getitem__(self, index: int | slice) -> IngestRecord | list[IngestRecord]:
+        if isinstance(index, slice):
+            return [self._record(number) for number in range(*index.indices(len(self.values)))]
+        return self._record(index)
 
     def __iter__(self) -> Iterator[IngestRecord]:
         return map(self._record, range(len(self.values)))
 
-    def _record(self, place: int) -> IngestRecord:
-        fields = self._fields[place]
+    def _record(self, index: int) -> IngestRecord:
+        fields = self._fields[index]
         if self._moved:
-            fields = {**fields, **{name: column[place] for name, column in self._moved}}
+            fields = {**fields, **{name: column[index] for name, column in self._moved}}
         severities, facilities = self._columns
-        named = self.hosts[place], self.apps[place], self._tag, severities[place], facilities[place]
-        return IngestRecord(self.values[place], self.times_ms[place], *named, self._labels, fields)
+        named = self.hosts[index], self.apps[index], self._tag, severities[index], facilities[index]
+        return IngestRecord(self.values[index], self.times_ms[index], *named, self._labels, fields)
 
 
 class PlainColumns(NamedTuple):
-    """What the plain way to the batches wants to know."""
+    """The columns that the path without routes needs."""
 
     values: Sequence[bytes]
     times_ms: Sequence[int | None]
     names: Sequence[str | None]
-    """Of which each record's key is made."""
+    """The host or app of each record, from which its key is made."""
 
 
 def columns_of(records: Sequence[IngestRecord], by_host: bool, by_app: bool) -> PlainColumns:
-    """The columns of records that came one by one, or together."""
+    """Return the columns of records that arrived one by one or together."""
     if isinstance(records, ColumnarRecords):
         names = records.hosts if by_host else records.apps if by_app else (None,) * len(records)
         return PlainColumns(records.values, records.times_ms, names)

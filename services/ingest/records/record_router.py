@@ -1,16 +1,21 @@
-"""The intake: every record of every protocol passes here, from its session into the batch of its partition. Implements `services.ingest.records.intake.Intake`.
+"""The router: takes each record of each protocol from its session to the batch of its partition.
+Implements `Intake`.
 
-Owned by one ingest agent; the hot loop of the process. `received` is counted before anything else is done with a record, so that the books balance wherever the
-process is killed. What has an identity goes through `identified_records` first; plain syslog takes the short way, with nothing per line that is not needed.
-What came together goes on together (`syslog_lines`, `record_columns`, `Batcher.append_all`); what routes or memory are asked of goes one by one.
-Weak: it is pure Python, 2-8 µs a record with its parser; that is what bounds the process.
+Owned by one ingest agent; the hot loop of the process. `received` is counted before anything else
+is done with a record, so that the ledger holds wherever the process is killed. Records with
+identities go through `identified_records` first. Plain syslog takes the short path with nothing per
+line that is not needed. Records that arrived together stay together (`syslog_lines`,
+`record_columns`, `Batcher.append_all`); records that routes or the replay memory must see go one by
+one.
+
+Weak: pure Python, 2-8 µs a record with its parser; that bounds the throughput of the process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from appliance.base.clock import Clock
 from appliance.senders.accounting import LossReason
@@ -36,8 +41,18 @@ _TOO_LARGE = Acceptance.TOO_LARGE
 _NO_ADDRESS: Final[tuple[None, int]] = (None, 0)
 
 
+class _PlainRun(NamedTuple):
+    """Records for one topic, by columns. `other_headers`: those of records, by index, that differ from `headers`."""
+
+    timestamps_ms: Sequence[int]
+    values: Sequence[bytes]
+    keys: Sequence[bytes | None]
+    headers: bytes
+    other_headers: Mapping[int, bytes]
+
+
 class RecordRouter:
-    """One process's."""
+    """One for each ingest."""
 
     def __init__(
         self,
@@ -56,13 +71,13 @@ class RecordRouter:
         self._ledger = ledger
         self._acknowledger = acknowledger
         self._clock = clock
-        self._dead_letters = DeadLetters(router.dead_letter, topics, ledger, clock, self._on_slowed)
+        self._dead_letters = DeadLetters(router.dead_letter, topics, ledger, clock, self._on_blocked)
         self._identified = IdentifiedRecords(replays, self._ledger, acknowledger, self._store, held, clock)
         acknowledger.on_completed = self._identified.on_completed
         topics.on_too_large = self._on_late_too_large
         topics.on_batched = self._on_batched
-        self.slowed_by: tuple[str, int] | None = None
-        """The partition that a record met which takes no more; whoever looks sets it back."""
+        self.blocked_partition: tuple[str, int] | None = None
+        """The blocked partition that a record reached since the reader last reset it."""
 
     # -- Intake
 
@@ -118,76 +133,76 @@ class RecordRouter:
         self._ledger.on_received(group, count, self._clock.wall_ms())
 
     def _take_plain(self, source: IngestInput, group: AckGroup, messages: Sequence[bytes]) -> None:
-        """One topic, a key that the event builder makes, nobody who recognises a replay: most of all lines."""
+        """Take messages of one topic, with a key that the builder makes and without identities:
+        most syslog lines."""
         self._receive(group, len(messages))
         self._store_lines(source, group, messages, None, None)
 
     def _store_lines(
         self, source: IngestInput, group: AckGroup, messages: Sequence[bytes], numbers: Sequence[int] | None, addresses: AddressRun | None
     ) -> None:
-        """Syslog messages of which no route and no memory is asked."""
+        """Store syslog messages that neither routes nor the replay memory must see."""
         arrival_ms = self._clock.wall_ms()
         lines = source.lines.read(messages, group.source, arrival_ms)
         if lines.unparsed:
             self._ledger.on_odd(group.listener, group.source.host, Oddity.UNPARSED, lines.unparsed)
         whole = source.events.headers(group.source, arrival_ms, False)
-        self._append_plain(source, group, lines.timestamps_ms, lines.values, lines.keys, whole, lines.headers, numbers, addresses)
+        run = _PlainRun(lines.timestamps_ms, lines.values, lines.keys, whole, lines.headers)
+        self._append_plain(source, group, run, numbers, addresses)
 
     def _store_records(
         self, source: IngestInput, group: AckGroup, records: Sequence[IngestRecord], numbers: Sequence[int], addresses: Addresses | None
     ) -> None:
-        """The same for records of all other protocols."""
+        """Store records of other protocols that neither routes nor the replay memory must see."""
         arrival_ms = self._clock.wall_ms()
         values, times_ms, names = columns_of(records, source.is_keyed_by_host, source.is_keyed_by_app)
         earliest_ms, latest_ms = max(0, arrival_ms - PAST_MS_MAX), arrival_ms + FUTURE_MS_MAX
         timestamps_ms = [arrival_ms if time_ms is None or not earliest_ms <= time_ms <= latest_ms else time_ms for time_ms in times_ms]
-        nobody = group.source.host if source.is_keyed_by_host else None
-        written = {name: name.encode("utf-8", "replace") if name else nobody for name in set(names)}
+        without_name = group.source.host if source.is_keyed_by_host else None
+        written = {name: name.encode("utf-8", "replace") if name else without_name for name in set(names)}
         keys = [written[name] for name in names]
         whole = source.events.headers(group.source, arrival_ms, False)
         headers: dict[int, bytes] = {}
         if not isinstance(records, ColumnarRecords):
-            headers = {place: source.events.headers(group.source, arrival_ms, True) for place, record in enumerate(records) if record.is_cut}
-        self._append_plain(source, group, timestamps_ms, values, keys, whole, headers, numbers, addresses)
+            headers = {index: source.events.headers(group.source, arrival_ms, True) for index, record in enumerate(records) if record.is_cut}
+        self._append_plain(source, group, _PlainRun(timestamps_ms, values, keys, whole, headers), numbers, addresses)
 
     def _append_plain(
         self,
         source: IngestInput,
         group: AckGroup,
-        timestamps_ms: Sequence[int],
-        values: Sequence[bytes],
-        keys: Sequence[bytes | None],
-        whole: bytes,
-        headers: Mapping[int, bytes],
+        run: _PlainRun,
         numbers: Sequence[int] | None,
         addresses: Addresses | None,
     ) -> None:
-        """Into batches of the one topic, together if they may. `headers`: of those that have others than `whole`."""
+        """Append records to batches of the listener's one topic, together if possible."""
+        timestamps_ms, values, keys, headers, other_headers = run
         collector = self._topics.of(source.plain_topic).collector
         now_ms = self._clock.monotonic_ms()
-        if isinstance(collector, Batcher) and not headers and not isinstance(addresses, list):
+        if isinstance(collector, Batcher) and not other_headers and not isinstance(addresses, list):
             identity, ordinal = (None, 0) if addresses is None else addresses[:2]
-            for place, outcome in collector.append_all(timestamps_ms, values, keys, whole, now_ms, group, source.can_wait, identity, ordinal):
-                event = ProducerRecord(timestamps_ms[place], keys[place], values[place], whole)
-                self._on_odd_outcome(outcome, collector, group, -1 if numbers is None else numbers[place], source.plain_topic, event)
+            for index, outcome in collector.append_all(timestamps_ms, values, keys, headers, now_ms, group, source.can_wait, identity, ordinal):
+                event = ProducerRecord(timestamps_ms[index], keys[index], values[index], headers)
+                self._on_odd_outcome(outcome, collector, group, -1 if numbers is None else numbers[index], source.plain_topic, event)
             return
         address_of = repeat(_NO_ADDRESS) if addresses is None else addresses.pairs if isinstance(addresses, AddressRun) else addresses
-        for place, (identity, ordinal) in zip(range(len(values)), address_of, strict=False):
-            event = ProducerRecord(timestamps_ms[place], keys[place], values[place], headers.get(place, whole))
+        for index, (identity, ordinal) in zip(range(len(values)), address_of, strict=False):
+            event = ProducerRecord(timestamps_ms[index], keys[index], values[index], other_headers.get(index, headers))
             outcome = collector.append(event, now_ms, group, source.can_wait, identity, ordinal)
             if outcome:
-                self._on_odd_outcome(outcome, collector, group, -1 if numbers is None else numbers[place], source.plain_topic, event)
+                self._on_odd_outcome(outcome, collector, group, -1 if numbers is None else numbers[index], source.plain_topic, event)
 
     def _on_odd_outcome(self, outcome: Acceptance, collector: Collector, group: AckGroup, number: int, topic: str, event: ProducerRecord) -> None:
-        if outcome is Acceptance.TAKEN_BEYOND:
-            self.slowed_by = (topic, collector.slowed_by)
+        if outcome is Acceptance.TAKEN_BUT_BLOCKED:
+            self.blocked_partition = (topic, collector.blocked_partition)
         elif outcome is _TOO_LARGE:
             self._dead_letters.reject(group, number, LossReason.TOO_LARGE, topic, event)
         else:
             self._ledger.on_counted(group, LossReason.OVERFLOW, 1)
 
     def _store(self, group: AckGroup, records: Sequence[IngestRecord | bytes], numbers: Sequence[int], addresses: Addresses | None) -> None:
-        """Route and batch received records of a unit; `numbers` are theirs in it, `addresses` where replay memory looks for them."""
+        """Route and batch received records of a group; `numbers` are their numbers in it,
+        `addresses` those in the replay memory."""
         if not records:
             return
         source = self._inputs[group.listener.name]
@@ -217,7 +232,7 @@ class RecordRouter:
             self._ledger.on_odd(group.listener, group.source.host, Oddity.UNPARSED, unparsed)
 
     def _may_go_plainly(self, source: IngestInput, group: AckGroup, addresses: Addresses | None) -> bool:
-        """Whether the topic is there, and no record has to be looked for in it."""
+        """True if the topic exists and no record may be stored in it already."""
         if not isinstance(self._topics.of(source.plain_topic).collector, Batcher):
             return False
         if addresses is None:
@@ -256,7 +271,7 @@ class RecordRouter:
         identity: bytes | None,
         ordinal: int,
     ) -> None:
-        """To each of its topics, under the key that it has there."""
+        """Append the record to each of its topics, with the key that it has there."""
         is_copy = False
         for destination in destinations:
             key = key_of(destination.key, record, group.source.host)
@@ -284,21 +299,21 @@ class RecordRouter:
             outcome = collector.delay(BackloggedRecord(event, group, identity, ordinal, is_copy, number), source.can_wait)
         else:
             outcome = collector.append(event, now_ms, group, source.can_wait, identity, ordinal, is_copy)
-        if outcome is Acceptance.TAKEN_BEYOND:
-            self.slowed_by = (topic, collector.slowed_by)
+        if outcome is Acceptance.TAKEN_BUT_BLOCKED:
+            self.blocked_partition = (topic, collector.blocked_partition)
         elif outcome is _TOO_LARGE and not is_copy:
             self._dead_letters.reject(group, number, LossReason.TOO_LARGE, topic, event)
         elif outcome is Acceptance.OVERFLOW and not is_copy:
             self._ledger.on_counted(group, LossReason.OVERFLOW, 1)
 
-    def _on_late_too_large(self, delayed: BackloggedRecord) -> None:
-        """Its topic is there now, and does not take it."""
-        if not delayed.is_copy:
-            self._dead_letters.reject(delayed.group, delayed.number, LossReason.TOO_LARGE, "", delayed.event)
+    def _on_late_too_large(self, backlogged: BackloggedRecord) -> None:
+        """The topic of a backlogged record exists now and refuses it."""
+        if not backlogged.is_copy:
+            self._dead_letters.reject(backlogged.group, backlogged.number, LossReason.TOO_LARGE, "", backlogged.event)
 
-    def _on_slowed(self, topic: str, partition: int) -> None:
-        """A dead letter met a partition that takes no more."""
-        self.slowed_by = (topic, partition)
+    def _on_blocked(self, topic: str, partition: int) -> None:
+        """A dead letter reached a blocked partition."""
+        self.blocked_partition = (topic, partition)
 
-    def _on_batched(self, delayed: BackloggedRecord) -> None:
-        self._acknowledger.release(delayed.group)
+    def _on_batched(self, backlogged: BackloggedRecord) -> None:
+        self._acknowledger.release(backlogged.group)

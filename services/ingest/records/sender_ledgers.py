@@ -1,7 +1,10 @@
-"""The accounts of an ingest's senders, kept in the process and written into `RUN/ingest@K/senders.json` once a second if there is news.
+"""The accounts of an ingest's senders, in memory and, once a second, in
+`RUN/ingest@K/senders.json`.
 
-Owned by one ingest agent; its next life begins with what the file says, and commands read it. Weak: a kill -9 loses what was counted since the last writing, a
-second at most; and what was under way then stays in a sender's `received` alone (the listener's ledger books it).
+Owned by one ingest agent; its next incarnation continues from the file, and commands read it.
+
+Weak: a `kill -9` loses what was counted since the last write, a second at most. What was in flight
+then is only in a sender's `received` (the listener's ledger accounts for it).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from appliance.senders.senders_file import read_senders, senders_file, write_sen
 
 
 class SenderLedgers:
-    """`of` gives an account, `look` (once a second) writes."""
+    """`of` returns an account; `write_changes` is called once a second."""
 
     def __init__(self, layout: BoxLayout, process_name: str, clock: Clock) -> None:
         self._path = senders_file(layout, process_name)
@@ -25,15 +28,15 @@ class SenderLedgers:
         return len(self._accounts)
 
     def of(self, host: bytes, listener: str = "") -> SenderLedger:
-        """The account of an address; to be held as long as its connection."""
+        """Return the account of an address; the caller keeps it as long as its connection."""
         book = self._accounts.of(host.decode("ascii", "replace"))
         book.seen(self._clock.wall_ms())
         if listener:
             book.listeners.add(listener)
         return book
 
-    def look(self) -> bool:
-        """Write what changed; whether anything did."""
+    def write_changes(self) -> bool:
+        """Write the accounts that changed; return True if there are any."""
         mark = self._accounts.news_mark()
         if mark == self._written:
             return False
@@ -41,8 +44,8 @@ class SenderLedgers:
         try:
             write_senders(self._path, self._accounts.figures())
         except OSError:
-            self._written = 0  # the runtime directory is going, or full: the next look tries again
+            self._written = 0  # the runtime directory is being removed or is full: retry in a second
         return True
 
     def close(self) -> None:
-        self.look()
+        self.write_changes()

@@ -1,8 +1,12 @@
-"""Severities and facilities of syslog for what agents write in their stead: words, letters, numbers of several schools.
+"""Translate severities and facilities of agents to those of syslog: words, letters, numbers of
+several conventions.
 
-Pure functions. Numbers: 0-7 are syslog's; 10, 20, … 60 are those of bunyan, pino and their kind (trace to fatal); OpenTelemetry's and Python's have
-functions of their own, because the same number means something else. Weak: a number says nothing about its school; a sender who means another gets what
-stands here, and the original stays in the event's fields.
+Pure functions. 0-7 are syslog's numbers; 10, 20, … 60 are those of bunyan and pino (trace to
+fatal). OpenTelemetry and Python have functions of their own, because they use the same numbers with
+other meanings.
+
+Weak: a number does not name its convention. If the guess is wrong, the original is still in the
+event's fields.
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ _WORDS = SEVERITIES | {
 _TENS = {10: 7, 20: 7, 30: 6, 40: 4, 50: 3, 60: 2}
 _PYTHON = (7, 7, 6, 4, 3, 2)
 _OTEL = (7, 7, 7, 7, 7, 7, 7, 7, 6, 5, 5, 5, 4, 4, 4, 4, 3, 2, 1, 1, 0, 0, 0, 0)
-"""By number - 1, the other way round from appendix B of its log data model: INFO2 is notice, ERROR2 critical, ERROR3 alert, FATAL emergency."""
+"""By number - 1, the reverse of appendix B of its log data model: INFO2 is notice, ERROR2 critical,
+ERROR3 alert, FATAL emergency."""
 assert len(_OTEL) == 24
 
 _seen: dict[str, int | None] = {}
@@ -30,7 +35,7 @@ _SEEN_MAX = 1024
 
 
 def severity_of(value: object) -> int | None:
-    """0-7; None for what is no severity."""
+    """Return 0-7; None for a value that is no severity."""
     if type(value) is str:
         try:
             return _seen[value]
@@ -54,17 +59,19 @@ def _severity_of_text(text: str) -> int | None:
 
 
 def severity_of_otel(number: int) -> int | None:
-    """Of OpenTelemetry's SeverityNumber; None for 0 (unspecified) and what is out of range."""
+    """Translate OpenTelemetry's SeverityNumber; None for 0 (unspecified) and for numbers out of
+    range."""
     return _OTEL[number - 1] if 1 <= number <= len(_OTEL) else None
 
 
 def severity_of_python(value: object) -> int | None:
-    """Of the `levelno` of Python's logging: 10 debug, 20 info, 30 warning, 40 error, 50 critical, and those between."""
+    """Translate `levelno` of Python's logging: 10 debug, 20 info, 30 warning, 40 error, 50
+    critical, and those between."""
     return _PYTHON[min(max(value, 0), 50) // 10] if type(value) is int else None
 
 
 def facility_of(value: object) -> int | None:
-    """0-23; None for what is no facility."""
+    """Return 0-23; None for a value that is no facility."""
     if type(value) is str:
         text = value.strip().lower()
         return facility_of(int(text)) if text.isdecimal() and len(text) < 3 else FACILITIES.get(text)

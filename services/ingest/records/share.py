@@ -1,7 +1,9 @@
-"""A share: what one unit has in one batch. Batches are stored or refused whole; shares carry that back to the units.
+"""The share of one ack group in one batch. Batches are stored or refused whole; shares pass the
+result to the groups.
 
-Made by the batcher, settled by whoever settles batches. `parts` are the addresses of its records, as replay memory knows them: runs of (identity, first
-ordinal, count) in the order of the records; a record whose replay nobody could recognise has none.
+Made by the batcher, completed by the acknowledger. `parts` are the addresses of its records in the
+replay memory: runs of (identity, first ordinal, count) in the order of the records. A record whose
+repeat cannot be recognised has none.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ Part = tuple[bytes, int, int]
 
 
 class Share:
-    """`count` records for which this is the place where they are stored, and `copies` of others that are stored elsewhere, too."""
+    """`count` records that count as stored by this batch, and `copies` of records that count
+    elsewhere."""
 
     __slots__ = ("copies", "count", "group", "is_completed", "parts")
 
@@ -25,16 +28,16 @@ class Share:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether its unit is settled only when this batch is stored."""
+        """True if its group completes only after this batch is stored."""
         return self.group.on_completed is not None and self.group.listener.acks != 0
 
     @property
     def wants_all(self) -> bool:
-        """Whether it is stored only when all in-sync replicas have it."""
+        """True if it is stored only when all in-sync replicas have it."""
         return self.group.listener.acks == -1
 
     def add_part(self, identity: bytes, ordinal: int, count: int = 1) -> None:
-        """The addresses of the records that were added last."""
+        """Add the addresses of the records that were appended last."""
         if self.parts:
             last, first, counted = self.parts[-1]
             if last == identity and first + counted == ordinal:

@@ -126,21 +126,21 @@ def test_a_topic_that_allows_less_makes_batches_smaller() -> None:
 def test_a_blocked_partition_slows_those_who_can_wait_and_overflows_for_others() -> None:
     batcher = Batcher(4)
     partition = partition_of_key(b"foobar", 4)
-    batcher.block(frozenset({partition}))
+    batcher.set_blocked(frozenset({partition}))
     assert batcher.append(event(b"x", b"foobar"), NOW_MS, NOBODY, can_wait=False) is Acceptance.OVERFLOW
     assert batcher.open_records == 0
-    assert batcher.append(event(b"x", b"foobar"), NOW_MS, NOBODY) is Acceptance.TAKEN_BEYOND
-    assert batcher.slowed_by == partition
-    batcher.block(frozenset())
+    assert batcher.append(event(b"x", b"foobar"), NOW_MS, NOBODY) is Acceptance.TAKEN_BUT_BLOCKED
+    assert batcher.blocked_partition == partition
+    batcher.set_blocked(frozenset())
     assert batcher.append(event(b"x", b"foobar"), NOW_MS, NOBODY, can_wait=False) is Acceptance.TAKEN
 
 
 def test_records_without_key_avoid_blocked_partitions_while_there_is_another() -> None:
     batcher = Batcher(3, batch_bytes=1024)
-    batcher.block(frozenset({0, 2}))
+    batcher.set_blocked(frozenset({0, 2}))
     for _ in range(4):
         assert batcher.append(event(b"x" * 900), NOW_MS, NOBODY, can_wait=False) is Acceptance.TAKEN
     batcher.close_all()
     assert {batch.partition for batch in batcher.take_ready()} == {1}
-    batcher.block(frozenset({0, 1, 2}))
+    batcher.set_blocked(frozenset({0, 1, 2}))
     assert batcher.append(event(b"x"), NOW_MS, NOBODY, can_wait=False) is Acceptance.OVERFLOW

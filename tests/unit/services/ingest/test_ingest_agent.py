@@ -239,7 +239,7 @@ def test_datagrams_for_a_slow_disk_stay_in_the_kernel_when_no_partition_takes_an
 
 def test_datagrams_for_a_blocked_partition_are_counted_as_overflow_and_others_are_stored(box: SteppedIngest) -> None:
     blocked_host, other_host = (next(f"h{n}" for n in range(99) if partition_of_key(b"h%d" % n, 2) == partition) for partition in (0, 1))
-    box.agent._topics.of("syslog").collector.block(frozenset({0}))  # type: ignore[union-attr]
+    box.agent._topics.of("syslog").collector.set_blocked(frozenset({0}))  # type: ignore[union-attr]
     box.send_datagrams(line(0, blocked_host), line(1, other_host))
     box.run_until(lambda: box.ledger().received == 2 and box.ledger().balances)
     assert box.messages() == ["line 1"]

@@ -237,7 +237,7 @@ def test_a_sender_of_dead_letters_is_slowed_down_like_others(make: Callable[...,
     box = make(table="route app=sshd -> syslog key=field.user key-required=yes\ndead-letter -> dead\n")
     box.create_other("dead")
     box.step()
-    box.agent._topics.of("dead").collector.block(frozenset({0}))  # type: ignore[union-attr]
+    box.agent._topics.of("dead").collector.set_blocked(frozenset({0}))  # type: ignore[union-attr]
     sender = box.connect()
     sender.sendall(NO_KEY)
     box.run_until(lambda: box.ledger().received == 1)
@@ -248,14 +248,14 @@ def test_who_names_a_topic_is_blocked_by_that_one(box: SteppedIngest) -> None:
     intake, listener = box.agent._intake, listener_of(box)
     box.create_other("other")
     box.step()
-    box.agent._topics.of("other").collector.block(frozenset({0}))  # type: ignore[union-attr]
+    box.agent._topics.of("other").collector.set_blocked(frozenset({0}))  # type: ignore[union-attr]
     assert intake.blocked_by(listener, "other") and not intake.blocked_by(listener) and not intake.blocked_by(listener, "nobody's")
 
 
 @pytest.mark.parametrize("is_full", [True, False], ids=["full", "gone while it was blocked"])
 def test_senders_are_told_to_come_later_while_a_topic_that_is_gone_has_no_room_and_no_longer(box: SteppedIngest, is_full: bool) -> None:
     intake, listener = box.agent._intake, listener_of(box)
-    box.agent._topics.of("syslog").collector.block(frozenset({0}))  # type: ignore[union-attr]
+    box.agent._topics.of("syslog").collector.set_blocked(frozenset({0}))  # type: ignore[union-attr]
     assert intake.blocked_by(listener)
     box.publish(0)
     box.step()

@@ -33,13 +33,13 @@ def test_records_without_key_stay_until_a_batch_is_closed_and_take_turns() -> No
     for _ in range(6):
         assert partitioner.choose(None) == partitioner.choose(None)
         chosen.append(partitioner.choose(None))
-        partitioner.turn(chosen[-1])
+        partitioner.on_batch_closed(chosen[-1])
     assert chosen == [0, 1, 2, 0, 1, 2]
 
 
 def test_a_batch_closed_elsewhere_is_not_their_turn() -> None:
     partitioner = Partitioner(3)
-    partitioner.turn(2)
+    partitioner.on_batch_closed(2)
     assert partitioner.choose(None) == 0
 
 
@@ -66,19 +66,19 @@ def test_keys_of_a_dead_partition_go_to_the_next_living_one_and_come_back() -> N
     partitioner = Partitioner(4)
     keys = [b"host-%d" % number for number in range(100)]
     home = {key: partitioner.choose(key) for key in keys}
-    partitioner.avoid(frozenset({1, 2}))
+    partitioner.set_dead(frozenset({1, 2}))
     assert all(partitioner.choose(key) == (3 if home[key] in (1, 2) else home[key]) for key in keys)
-    partitioner.avoid(frozenset())
+    partitioner.set_dead(frozenset())
     assert all(partitioner.choose(key) == home[key] for key in keys)
 
 
 def test_records_without_key_pass_by_a_dead_partition() -> None:
     partitioner = Partitioner(3)
-    partitioner.avoid(frozenset({0}))
+    partitioner.set_dead(frozenset({0}))
     chosen = []
     for _ in range(4):
         chosen.append(partitioner.choose(None))
-        partitioner.turn(chosen[-1])
+        partitioner.on_batch_closed(chosen[-1])
     assert chosen == [1, 2, 1, 2]
     partitioner.blocked = frozenset({1, 2})
     assert partitioner.choose(None) != 0
