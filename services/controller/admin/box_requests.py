@@ -1,6 +1,6 @@
-"""UnregisterBroker, from the body of a request to the body of its answer.
+"""Handle UnregisterBroker. Owned by the controller process.
 
-Owned by the controller process. What is asked for is forgotten with the process, or with ZooKeeper: the client asks again. Weak spot: as of
+A request under way is forgotten with the process or with ZooKeeper; the client retries. Weak: as of
 `waiting_request`.
 """
 
@@ -12,17 +12,17 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.logging import Logger
 from appliance.protocol.cluster_apis import UNREGISTER_BROKER_REQUEST, UNREGISTER_BROKER_RESPONSE, UnregisterBrokerResponse
 from services.controller.admin.topic_administration import Result
-from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, told
+from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, truncated
 from services.controller.decisions.box_operations import forget_box
 from services.controller.decisions.cluster import Cluster
 from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 
 UNREGISTER_TIMEOUT_MS = 30_000
-"""The request carries none."""
+"""The request has no time-out of its own."""
 
 
 class BoxRequests:
-    """Requests to forget boxes. `on_failure` gets what ZooKeeper refused or lost."""
+    """Requests to remove boxes. `on_failure` gets what ZooKeeper refused or lost."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class BoxRequests:
 
         def finish(results: dict[Key, Result]) -> None:
             result = results[broker_id]
-            self._answer(request, UNREGISTER_BROKER_RESPONSE.encode(request.version, UnregisterBrokerResponse(0, result.code, told(result.message))))
+            self._answer(request, UNREGISTER_BROKER_RESPONSE.encode(request.version, UnregisterBrokerResponse(0, result.code, truncated(result.message))))
 
         self._wait(WaitingRequest([broker_id], self._now_ms() + UNREGISTER_TIMEOUT_MS, lambda waiting: self._begin(waiting, broker_id), finish))
 
@@ -55,14 +55,14 @@ class BoxRequests:
         if self._cluster.fence is None:
             waiting.record(broker_id, NOT_CONTROLLER)
         elif not self._runner.start(f"forget:{broker_id}", forget_box(self._cluster, broker_id), lambda outcome: self._on_end(waiting, broker_id, outcome)):
-            waiting.record(broker_id, Result(ErrorCode.INVALID_REQUEST, f"Box {broker_id} is being taken out at this moment."))
+            waiting.record(broker_id, Result(ErrorCode.INVALID_REQUEST, f"Box {broker_id} is already being removed."))
 
     def _on_end(self, waiting: WaitingRequest, broker_id: int, outcome: OperationOutcome) -> None:
         if isinstance(outcome.failure, RequestRefused):
             waiting.record(broker_id, Result(outcome.failure.code, outcome.failure.message))
         elif outcome.failure is not None:
-            waiting.record(broker_id, Result(ErrorCode.REQUEST_TIMED_OUT, f"ZooKeeper did not take it: {outcome.failure}"))
+            waiting.record(broker_id, Result(ErrorCode.REQUEST_TIMED_OUT, f"ZooKeeper failed: {outcome.failure}"))
             self._on_failure(outcome.failure)
         else:
-            self._log.info(f"box {broker_id} is taken out: nothing is recorded of it any more")
+            self._log.info(f"removed box {broker_id}: its record and placements are deleted")
             waiting.record(broker_id, Result(ErrorCode.NONE))

@@ -1,8 +1,9 @@
-"""What admin requests and the controller's own care set in motion about topics, over all boxes: each looked at again while it is not done.
+"""All changes of topics that admin requests or the controller itself have ordered, over all boxes.
 
-Owned by the controller agent. Every part runs its operations one after the other under the controller's fence, and begins anew after an arrival. What was
-ordered in one term as controller is carried out in that term or never: another box may have done it since, or the opposite, and what it names may be something
-else by now (a topic made anew). Weak: all are looked at twice a second, whether there is something or not.
+Owned by the controller agent. Each part runs its operations under the controller's fence, and
+starts again after an arrival. An order is carried out in the term in which it was received, or
+never: meanwhile another controller may have done it, or the opposite, and its name may be another
+topic's by now. Weak: all parts are checked twice a second, whether or not they have work.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from services.controller.zookeeper.operation import OperationRunner
 
 
 class ClusterAdministration:
-    """`reconsider` while this box has arrived."""
+    """Call `reconsider` while this box has arrived."""
 
     def __init__(
         self,
@@ -43,7 +44,9 @@ class ClusterAdministration:
         box, counters, log, now_ms = context.box, context.counters, context.log, context.clock.monotonic_ms
         self._cluster = cluster
         self._term: int | None = None
-        """The controller epoch in which orders were taken; None: another box is controller."""
+        """The controller epoch in which orders were received; None while another box is the
+        controller.
+        """
         defaults = CreationDefaults(box.integer("num.partitions"), box.integer("default.replication.factor"))
         self.topics = TopicAdministration(
             cluster,
@@ -72,11 +75,11 @@ class ClusterAdministration:
         self._copies = TopicCopies(cluster, _copies_wanted(box), self.reassignments, elections, now_ms, log)
 
     def on_arrived(self) -> None:
-        """Everything was loaded anew, and who is controller is known again."""
+        """The tree was loaded; whether this box is the controller is known again."""
         self._forget_former_terms()
 
     def reconsider(self) -> None:
-        """Whatever is not done: may it go on?"""
+        """Continue whatever is not done."""
         self._forget_former_terms()
         self.topics.reconsider()
         self.partitions.reconsider()
@@ -87,7 +90,9 @@ class ClusterAdministration:
         self.draining.reconsider()
 
     def _forget_former_terms(self) -> None:
-        """A term that follows ours at once is ours, too: nobody was controller in between."""
+        """Refuse the orders of a former term. A term that directly follows ours is ours, too: no
+        box was controller in between.
+        """
         former, fence = self._term, self._cluster.fence
         self._term = fence.controller_epoch if fence is not None else None
         if self._term is None or (former is not None and self._term > former + 1):
@@ -98,6 +103,8 @@ class ClusterAdministration:
 
 
 def _copies_wanted(box: Box) -> dict[str, int]:
-    """Of the topics that boxes make by themselves; those that ingest's table names are of that kind."""
+    """Return the replicas for the topics that boxes create by themselves, including those in
+    ingest's table.
+    """
     own = dict.fromkeys(table_of(box).router().topics, box.integer("ingest.topic.replication.factor"))
     return own | copies_wanted(box)

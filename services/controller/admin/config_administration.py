@@ -1,8 +1,10 @@
-"""Changes of configs that are wanted, one topic's (or broker's) after another, and the operations that carry them out.
+"""Carry out changes of configs, per topic or broker one after another.
 
-Owned by the controller process. A change is a function of what is set (`metadata.config_changes`), applied to what ZooKeeper holds when its turn
-comes; doing one twice does no harm, so what a lost connection cut off is begun again, but not for a client that was told of a time-out meanwhile: he may
-have had the opposite done by another box. Weak spot: what waits is forgotten with the process; the client hears nothing and asks again.
+Owned by the controller process. A change is a function of the current configs (`ConfigChange`),
+applied to what ZooKeeper holds when its turn comes. Applying it twice does no harm, so a change
+that a lost connection interrupted starts again. It does not if its client has received a time-out
+meanwhile, because that client may have had the opposite done by another box. Weak: pending changes
+are forgotten with the process; the client gets no answer and retries.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ from services.controller.zookeeper.operation import OperationOutcome, OperationR
 
 
 class Entity(NamedTuple):
-    """A topic, or the place where this broker's configs are (its id, or `<default>`)."""
+    """A topic, or a broker's configs (its id, or `<default>`)."""
 
     is_broker: bool
     name: str
 
 
 class Alteration(NamedTuple):
-    """A change that is wanted for as long as somebody waits for it."""
+    """A change that is pending while `is_awaited()` returns true: its client still waits."""
 
     change: ConfigChange
     validate_only: bool
@@ -50,12 +52,14 @@ class ConfigAdministration:
         self._altered = counters.counter("controller.configs_altered")
 
     def alter(self, entity: Entity, alteration: Alteration) -> None:
-        """`on_result` is called when the change is refused, or written and known to log-writers and image."""
+        """Order a change. `on_result` is called when it is refused, or written and sent to
+        log-writers and image.
+        """
         self._wanted.setdefault(entity, deque()).append(alteration)
         self._go_on(entity)
 
     def reconsider(self) -> None:
-        """Start whatever is wanted and not under way."""
+        """Start what is due and not running."""
         for entity in sorted(self._wanted):
             self._go_on(entity)
 

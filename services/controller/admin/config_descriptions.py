@@ -1,6 +1,8 @@
-"""Configs of topics and brokers as DescribeConfigs tells them: values, sources, synonyms in order of precedence, types, texts.
+"""Configs of topics and brokers for DescribeConfigs: values, sources, synonyms in order of
+precedence, types, texts.
 
-Pure; used by the controller process. Weak spot: a value that stands in the settings file as the default is told as a default.
+Pure; used by the controller process. Weak: a value that the settings file has and that equals the
+default is reported as a default.
 """
 
 from __future__ import annotations
@@ -16,19 +18,23 @@ from services.controller.admin.topic_config_texts import topic_config_documentat
 
 PASSWORD = "password"
 POLICY_BEFORE = {"flush.messages": "log.flush.policy"}
-"""A setting of our own that gives a topic config its value, before those that Kafka has for it."""
+"""Settings of ours that give a topic config its value, before those that Kafka has for it."""
 
 
 class BrokerSide(NamedTuple):
-    """What a topic has from its broker. `values`: what the settings give for topics where that differs from Kafka's defaults, by the topic
-    configs' names and in their units. `configs`: the broker's own configs, as they are described themselves."""
+    """The values that a topic inherits from its broker.
+
+    `values`: what the settings give for topics where that differs from Kafka's defaults, by the
+    topic configs' names and in their units. `configs`: the broker's own configs, as they are
+    described themselves.
+    """
 
     values: Mapping[str, str]
     configs: Mapping[str, BrokerConfig]
 
 
 def describe_topic(topic: Mapping[str, str], broker: BrokerSide, with_synonyms: bool, with_documentation: bool) -> list[DescribedConfig]:
-    """Every topic config. `topic`: what is set on it."""
+    """Return every topic config. `topic`: the configs that are set on it."""
     return [_topic_config(row, topic, broker, with_synonyms, with_documentation) for row in TOPIC_CONFIG_ROWS.values()]
 
 
@@ -47,8 +53,11 @@ def _topic_config(row: TopicConfigRow, topic: Mapping[str, str], broker: BrokerS
 
 
 def _topic_synonyms(row: TopicConfigRow, topic: Mapping[str, str], broker: BrokerSide) -> tuple[ConfigSynonym, ...]:
-    """The topic's own value under its name, then the broker's configs by their names and in their units: what is set, then the defaults. They are
-    what describing the broker tells, so that the two never contradict each other."""
+    """Return the topic's own value, then the broker's configs by their names and in their units:
+    set ones, then defaults.
+
+    They equal what describing the broker returns, so that the two never contradict each other.
+    """
     synonyms = [ConfigSynonym(row.name, topic[row.name], ConfigSource.TOPIC)] if row.name in topic else []
     names = [POLICY_BEFORE[row.name], *row.broker_settings] if row.name in POLICY_BEFORE and row.name in broker.values else row.broker_settings
     known = [broker.configs[name] for name in names if name in broker.configs]
@@ -67,7 +76,11 @@ def describe_dynamic(
     with_documentation: bool,
     only_set: bool = False,
 ) -> list[DescribedConfig]:
-    """What can be set on this broker while it runs: its own before what is set on all, and before `settings`; with `only_set` what is set."""
+    """Return the configs that can be set while this broker runs: its own value, then that of all
+    brokers, then `settings`.
+
+    With `only_set` only those that are set.
+    """
     described = []
     for config in DYNAMIC_BROKER_CONFIGS.values():
         synonyms = [ConfigSynonym(config.name, own[config.name], ConfigSource.DYNAMIC_BROKER)] if config.name in own else []
@@ -94,7 +107,7 @@ def describe_dynamic(
 
 
 def describe_broker(configs: Mapping[str, BrokerConfig], with_synonyms: bool, with_documentation: bool) -> list[DescribedConfig]:
-    """Every config of this broker that is read at the start."""
+    """Return every config of this broker that is read at its start."""
     return [_broker_config(config, with_synonyms, with_documentation) for config in configs.values()]
 
 

@@ -1,8 +1,10 @@
-"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs, from the body of a request to the body of its answer.
+"""Handle DescribeConfigs, AlterConfigs and IncrementalAlterConfigs.
 
-Owned by the controller process of each box: Kafka's clients ask any broker to alter a topic's configs. Topics can be altered; of a broker's configs the
-throttles (`cluster/dynamic_broker_configs.py`). A box reads its settings at the start, and says so when others are to be altered.
-Weak spot: as of `waiting_request`; what is described is the controller's copy, which a change by other tools reaches by a notification.
+Owned by the controller process of each box: Kafka's clients ask any broker to alter a topic's
+configs. Of a broker's configs, only the throttles can be altered (`DYNAMIC_BROKER_CONFIGS`); all
+others are read at the start, and a request to alter them is refused with that reason. Weak: as of
+`waiting_request`; descriptions come from the controller's copy, which changes by other tools reach
+by a notification.
 """
 
 from __future__ import annotations
@@ -34,16 +36,18 @@ from appliance.protocol.schema import Message
 from services.controller.admin.config_administration import Alteration, ConfigAdministration, Entity
 from services.controller.admin.config_descriptions import BrokerSide, describe_broker, describe_dynamic, describe_topic
 from services.controller.admin.topic_administration import Result
-from services.controller.admin.waiting_request import Answer, ControllerRequest, Key, Wait, WaitingRequest, told
+from services.controller.admin.waiting_request import Answer, ControllerRequest, Key, Wait, WaitingRequest, truncated
 from services.controller.decisions.cluster import Cluster
 from services.controller.zookeeper.config_changes import SET, ConfigChange, ConfigOperation, altered, refuse_bad_names_and_nulls, replaced
 
 CONFIG_TIMEOUT_MS = 30_000
-"""These requests carry no time-out of their own."""
+"""These requests have no time-out of their own."""
 ROWS_MAX = 150_000
 ANSWER_BYTES_MAX = 48 << 20
-"""Of one answer (6 KB a topic with all texts): it is made in one turn of the duty cycle and crosses to the acceptor in one frame."""
-TOO_MANY = "Too much is asked for at once; describe fewer resources."
+"""Limit of one response (6 KB per topic with all texts): it is built in one turn of the duty cycle
+and sent to the acceptor in one frame.
+"""
+TOO_MANY = "The request describes too many configs at once; describe fewer resources."
 
 Resource = ResourceToReplace | ResourceToAlter
 
@@ -70,7 +74,7 @@ class ConfigRequests:
     # --- describing ---------------------------------------------------------------------------------------------------------
 
     def on_describe(self, request: ControllerRequest) -> None:
-        """Brokers are described at once; topics when they are known."""
+        """Describe brokers at once, topics when the tree is loaded."""
         decoded = config_apis.DESCRIBE_CONFIGS_REQUEST.decode(request.body, 0, len(request.body), request.version)
 
         def finish(results: dict[Key, Result]) -> None:
@@ -103,7 +107,7 @@ class ConfigRequests:
             _refuse_twice(resource, counts)
             configs = self._configs_of(kind, name, request, result)
         except RequestRefused as refused:
-            return DescribedResource(refused.code, told(refused.message), kind, name)
+            return DescribedResource(refused.code, truncated(refused.message), kind, name)
         keys = frozenset(resource.configuration_keys or ())
         return DescribedResource(0, None, kind, name, tuple(config for config in configs if not keys or config.name in keys))
 
@@ -136,7 +140,7 @@ class ConfigRequests:
     # --- altering -----------------------------------------------------------------------------------------------------------
 
     def on_replace(self, request: ControllerRequest) -> None:
-        """AlterConfigs: what is not named goes back to its default."""
+        """AlterConfigs: configs that are not named return to their defaults."""
         decoded = config_apis.ALTER_CONFIGS_REQUEST.decode(request.body, 0, len(request.body), request.version)
         self._alter(request, config_apis.ALTER_CONFIGS_RESPONSE, decoded.resources, decoded.validate_only)
 
@@ -154,7 +158,7 @@ class ConfigRequests:
 
         def finish(results: dict[Key, Result]) -> None:
             done = tuple(
-                AlteredResource(results[index].code, told(results[index].message), resource.resource_type, resource.resource_name)
+                AlteredResource(results[index].code, truncated(results[index].message), resource.resource_type, resource.resource_name)
                 for index, resource in enumerate(resources)
             )
             self._answer(request, message.encode(request.version, AlteredResources(0, done)))
@@ -202,7 +206,7 @@ class ConfigRequests:
 
 
 def _broker_refusal(names: Sequence[str]) -> str:
-    """Why a broker's configs are not altered, and where they can be: only what the settings file knows is sent there."""
+    """Return why a broker's configs cannot be altered, and where to change them."""
     reason = f"Cannot update these configs dynamically: {', '.join(names)}."
     if settable := [name for name in names if name in SETTING_ROWS]:
         reason += f" A broker reads its settings at the start: change {', '.join(settable)} in its settings file (millrace run --config) and start it again."
@@ -216,7 +220,9 @@ def _counts(resources: Sequence[Resource | ResourceToDescribe]) -> Counter[tuple
 
 
 def _refuse_twice(resource: Resource | ResourceToDescribe, counts: Counter[tuple[int, str]]) -> None:
-    """Kafka describes what is named twice twice; an answer far longer than its request is nothing that anybody needs."""
+    """Refuse duplicates. Kafka describes a duplicate twice; here no response is much longer than
+    its request.
+    """
     if counts[(resource.resource_type, resource.resource_name)] > 1:
         raise RequestRefused(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
 

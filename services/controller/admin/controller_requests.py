@@ -1,9 +1,10 @@
-"""Requests on `controller.sock`: Kafka's admin requests and automatic creation, decoded, waited for, answered.
+"""Handle the requests on `controller.sock`: Kafka's admin requests and automatic creation.
 
-CreateTopics, DeleteTopics and automatic creation are here, the others in `partition_requests`, `config_requests`, `reassignment_requests` and
-`election_requests`. Owned by the controller
-process. Requests wait here while ZooKeeper is away: those that have begun until their deadline, the others for `UNREACHED_MS`; then they are refused, with the
-reason, and nothing was done. Weak spot: an answer is encoded when the last topic of a request is done or its deadline has passed; there is no partial answer.
+CreateTopics, DeleteTopics and automatic creation are here, the others in their own modules. Owned
+by the controller process. While ZooKeeper is away, requests that have begun wait until their
+deadline, the others for `UNREACHED_MS`; then they are refused with the reason, and nothing was
+changed. Weak: a response is encoded when the last topic of a request is done or its deadline has
+passed; there is no partial response.
 """
 
 from __future__ import annotations
@@ -46,19 +47,24 @@ from services.controller.admin.move_requests import MoveRequests
 from services.controller.admin.partition_requests import PartitionRequests
 from services.controller.admin.reassignment_requests import ReassignmentRequests
 from services.controller.admin.topic_administration import Result
-from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, told
+from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, truncated
 from services.controller.decisions.cluster import Cluster
 
 AUTO_CREATE_TIMEOUT_MS = 30_000
 UNREACHED_MS = 5_000
-"""An ensemble elects a leader in one; who is away for longer may stay away, and somebody waits at a prompt."""
+"""An ensemble elects a leader within one second. If it is away longer, it may stay away, and an
+operator is waiting at a prompt.
+"""
 
 Respond = Callable[[RequestClient, int, int, bytes], None]
 
 
 class ControllerRequests:
-    """`can_begin()` says whether ZooKeeper has been loaded; `unreached()` names the servers to which there was a connection and is none; `respond(client, kind,
-    token, payload)` sends an answer."""
+    """Decode, wait, respond.
+
+    `can_begin()` returns whether the tree is loaded; `unreached()` names ZooKeeper servers whose
+    connection is lost; `respond(client, kind, token, payload)` sends a response.
+    """
 
     def __init__(
         self,
@@ -105,7 +111,9 @@ class ControllerRequests:
         self._timed_out = counters.counter("controller.requests_timed_out")
 
     def on_frame(self, client: RequestClient, frame: Frame) -> None:
-        """Take a frame in. One that we cannot read is answered with nothing, which makes the acceptor close its client's connection."""
+        """Handle a frame. An unreadable request gets an empty response, so that the acceptor closes
+        its client's connection.
+        """
         self._received.add()
         if frame.kind == AUTO_CREATE:
             self._on_auto_create(client, frame)
@@ -143,7 +151,9 @@ class ControllerRequests:
         self.do_work()
 
     def do_work(self) -> int:
-        """Begin what can begin, answer what is done or whose time is over; returns how many were answered."""
+        """Begin requests, answer those that are done or have timed out; return how many were
+        answered.
+        """
         servers = self._unreached()
         if not servers:
             self._unreached_since_ms = None
@@ -161,7 +171,7 @@ class ControllerRequests:
                 waiting.begin(waiting)
             if not waiting.begun and away_ms >= UNREACHED_MS:
                 seconds = away_ms // 1_000
-                waiting.time_out(f"ZooKeeper ({servers}) has not been reached for {seconds} s, so nothing was changed. Are most of its servers there?")
+                waiting.time_out(f"ZooKeeper ({servers}) has been unreachable for {seconds} s, so nothing was changed. Check that most of its servers run.")
             elif not waiting.is_done and now_ms >= waiting.deadline_ms:
                 waiting.time_out()
                 self._timed_out.add()
@@ -204,7 +214,7 @@ class ControllerRequests:
     def _created(self, topic: CreatableTopic, results: dict[Key, Result]) -> CreatedTopic:
         result = results[topic.name]
         if result.code is not ErrorCode.NONE or result.plan is None:
-            return CreatedTopic(topic.name, NO_TOPIC_ID, result.code, told(result.message))
+            return CreatedTopic(topic.name, NO_TOPIC_ID, result.code, truncated(result.message))
         plan = result.plan
         configs = tuple(self._described_configs(plan.config))
         return CreatedTopic(topic.name, result.topic_id or NO_TOPIC_ID, 0, None, len(plan.assignment), plan.replication_factor, configs)
@@ -275,7 +285,9 @@ class ControllerRequests:
         affordable = self._topics.affordable(topics)
 
         def record(name: str, result: Result) -> None:
-            """Who did not ask a controller asks again, whoever is one."""
+            """Ask the client to retry: automatic creation is no request to a controller, so
+            NOT_CONTROLLER would mislead it.
+            """
             waiting.record(name, Result(ErrorCode.LEADER_NOT_AVAILABLE) if result.code is ErrorCode.NOT_CONTROLLER else result)
 
         for name, partitions in topics.items():
@@ -292,7 +304,7 @@ def _errors_document(results: dict[Key, Result]) -> bytes:
 
 
 def _once(topics: tuple[CreatableTopic, ...]) -> list[CreatableTopic]:
-    """Each name once; what is named twice is refused under its one name, as in Kafka."""
+    """Return each name once; Kafka refuses duplicates once, under their name."""
     return list({topic.name: topic for topic in topics}.values())
 
 
@@ -307,7 +319,7 @@ def _wanted(topic: CreatableTopic) -> TopicCreation:
 
 
 def _deleted_body(version: int, topics: tuple[TopicToDelete, ...], named: dict[int, tuple[str, TopicId]], results: dict[Key, Result]) -> bytes:
-    """Name and id of every topic that was known, whichever of them was asked by."""
+    """Encode name and id of every topic that was found, whichever of them the request had."""
     deleted = tuple(
         DeletedTopic(*named.get(index, (topic.name, topic.topic_id)), results[index].code, results[index].message) for index, topic in enumerate(topics)
     )

@@ -1,7 +1,9 @@
-"""What the coordinator asks of the controller, because it alone speaks to ZooKeeper: blocks of producer ids, offsets of the oldest consumers.
+"""Serve the coordinator's requests that need ZooKeeper: blocks of producer ids, and offsets of the
+oldest consumers.
 
-Owned by the controller process. Each request is an operation of its own and is answered when that ends; while ZooKeeper is away it waits, up to its
-deadline. Weak spot: an operation that is dropped with the session leaves its request to the deadline.
+Owned by the controller process. Each request is an operation of its own and is answered at its end;
+while ZooKeeper is away it waits up to its deadline. Weak: a request whose operation was dropped
+with the session is answered only at its deadline, or after the next arrival.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ KINDS = frozenset({LEASE_PRODUCER_IDS, COMMIT_LEGACY_OFFSETS, FETCH_LEGACY_OFFSE
 Respond = Callable[[RequestClient, int, int, bytes], None]
 
 
-class _Asked(NamedTuple):
+class _PendingRequest(NamedTuple):
     client: RequestClient
     frame: Frame
     deadline_ms: int
@@ -34,7 +36,7 @@ class _Asked(NamedTuple):
 
 
 class CoordinatorServices:
-    """Requests of coordinators. `can_begin()`: ZooKeeper has been loaded."""
+    """Requests of coordinators. `can_begin()`: the tree is loaded."""
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class CoordinatorServices:
         self._can_begin = can_begin
         self._respond = respond
         self._now_ms = now_ms
-        self._asked: dict[str, _Asked] = {}
+        self._pending: dict[str, _PendingRequest] = {}
         self._count = 0
         self._leased = counters.counter("controller.producer_id_blocks")
         self._refused = counters.counter("controller.coordinator_requests_refused")
@@ -60,29 +62,29 @@ class CoordinatorServices:
     def on_frame(self, client: RequestClient, frame: Frame) -> None:
         self._count += 1
         name = f"coordinator:{self._count}"
-        self._asked[name] = _Asked(client, frame, self._now_ms() + TIMEOUT_MS, name)
+        self._pending[name] = _PendingRequest(client, frame, self._now_ms() + TIMEOUT_MS, name)
         self.do_work()
 
     def do_work(self) -> int:
-        """Begin what can begin, end what has waited too long."""
+        """Begin requests, end those that have timed out."""
         work = 0
-        for asked in list(self._asked.values()):
-            if self._now_ms() >= asked.deadline_ms:
-                self._runner.drop(asked.name)
-                self._answer(asked, {"error": ErrorCode.COORDINATOR_NOT_AVAILABLE})
+        for pending in list(self._pending.values()):
+            if self._now_ms() >= pending.deadline_ms:
+                self._runner.drop(pending.name)
+                self._answer(pending, {"error": ErrorCode.COORDINATOR_NOT_AVAILABLE})
                 work += 1
-            elif self._can_begin() and not self._runner.is_running(asked.name):
-                self._begin(asked)
+            elif self._can_begin() and not self._runner.is_running(pending.name):
+                self._begin(pending)
                 work += 1
         return work
 
-    def _begin(self, asked: _Asked) -> None:
+    def _begin(self, pending: _PendingRequest) -> None:
         try:
-            operation = self._operation(asked.frame)
+            operation = self._operation(pending.frame)
         except (ValueError, KeyError, TypeError):
-            self._answer(asked, {"error": ErrorCode.INVALID_REQUEST})
+            self._answer(pending, {"error": ErrorCode.INVALID_REQUEST})
             return
-        self._runner.start(asked.name, operation, lambda outcome: self._on_end(asked, outcome))
+        self._runner.start(pending.name, operation, lambda outcome: self._on_end(pending, outcome))
 
     def _operation(self, frame: Frame) -> Operation[dict[str, Any]]:
         if frame.kind == LEASE_PRODUCER_IDS:
@@ -100,19 +102,19 @@ class CoordinatorServices:
         self._leased.add()
         return {"first": first, "last": last}
 
-    def _on_end(self, asked: _Asked, outcome: OperationOutcome) -> None:
+    def _on_end(self, pending: _PendingRequest, outcome: OperationOutcome) -> None:
         if outcome.failure is None:
-            self._answer(asked, {"error": 0, **outcome.value})
+            self._answer(pending, {"error": 0, **outcome.value})
         elif isinstance(outcome.failure, RequestRefused):
-            self._answer(asked, {"error": outcome.failure.code})
-        # What ZooKeeper refused or lost is tried again until the deadline.
+            self._answer(pending, {"error": outcome.failure.code})
+        # After a failure of ZooKeeper the request is retried until its deadline.
 
-    def _answer(self, asked: _Asked, document: dict[str, Any]) -> None:
-        if self._asked.pop(asked.name, None) is None:
+    def _answer(self, pending: _PendingRequest, document: dict[str, Any]) -> None:
+        if self._pending.pop(pending.name, None) is None:
             return
         if document["error"]:
             self._refused.add()
-        self._respond(asked.client, COORDINATOR_ANSWER, asked.frame.token, orjson.dumps(document))
+        self._respond(pending.client, COORDINATOR_ANSWER, pending.frame.token, orjson.dumps(document))
 
 
 def _commit(group_id: str, offsets: dict[legacy_offsets.Key, int]) -> Operation[dict[str, Any]]:

@@ -1,8 +1,10 @@
-"""Topics that our clients or processes need and that another box's controller has to make: CreateTopics to that box.
+"""Request topics from the controller on another box: CreateTopics for clients or processes of this
+box.
 
-Only the cluster's controller makes topics. Clients that order one find it by themselves; a topic that is made automatically is asked for at whatever box a
-client talks to. Owned by the controller process of a box that has not that role. Weak spot: while there is no controller nothing is made, and clients
-ask again.
+Only the cluster's controller creates topics. Clients that create one explicitly find it by
+themselves; an automatic creation starts at any box that a client uses. Owned by the controller
+process of a box that is not the controller. Weak: without a controller nothing is created, and
+clients retry.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from services.controller.admin.topic_administration import OnResult, Result
 
 TIMEOUT_MS = 10_000
 _VERSION_MIN = 4
-"""From here on −1 asks for the defaults."""
+"""From this version on, −1 means the defaults."""
 
 
 class CreationElsewhere:
-    """`internal_topic(name)`: what a coordinator's topic is made with."""
+    """`internal_topic(name)` returns how to create a coordinator's topic."""
 
     def __init__(self, peers: Peers, image: Callable[[], MetadataImage], internal_topic: Callable[[str], TopicCreation | None]) -> None:
         self._peers = peers
@@ -32,7 +34,7 @@ class CreationElsewhere:
         self._refreshed = MetadataImage.empty()
 
     def ensure(self, name: str, num_partitions: int, on_result: OnResult) -> None:
-        """As `TopicAdministration.ensure`: a topic that is there is as good as a new one."""
+        """As `TopicAdministration.ensure`: an existing topic is as good as a new one."""
         wanted = self._internal_topic(name) if name in INTERNAL_TOPICS else TopicCreation(name, num_partitions)
         if wanted is None:
             on_result(Result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic '{name}' is not created automatically."))
@@ -42,7 +44,7 @@ class CreationElsewhere:
 
         def on_answer(response: CreateTopicsResponse | None) -> None:
             if response is None or not response.topics:
-                on_result(Result(ErrorCode.LEADER_NOT_AVAILABLE, "The controller's box did not answer."))
+                on_result(Result(ErrorCode.LEADER_NOT_AVAILABLE, "The controller did not answer."))
                 return
             code = known_error(response.topics[0].error_code)
             on_result(Result(ErrorCode.NONE if code is ErrorCode.TOPIC_ALREADY_EXISTS else code, response.topics[0].error_message))

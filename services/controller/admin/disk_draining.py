@@ -1,7 +1,8 @@
-"""Which directories of this box are being emptied: a mark in ZooKeeper, under which nothing new is placed on them.
+"""Mark directories of this box as being drained: nothing new is placed on them.
 
-Owned by the controller process. The mark stays until it is taken back, or the disk is no disk of the box any more. Weak spot: a partition that was placed at
-the moment of the mark may still be created there; the command that drains looks again, and orders its move.
+Owned by the controller process. A mark in ZooKeeper stays until it is removed, or until the disk is
+no longer a disk of the box. Weak: a partition that is being placed at the moment of the mark may
+still be created there; the command that drains checks again, and orders its move.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class _Change(NamedTuple):
 
 
 class DiskDraining:
-    """Marks that are wanted, one after the other."""
+    """Marks to be written, one after the other."""
 
     def __init__(self, cluster: Cluster, runner: OperationRunner, counters: Counters, log: Logger, on_failure: Callable[[Exception], None]) -> None:
         self._cluster = cluster
@@ -37,16 +38,16 @@ class DiskDraining:
         self._wanted: deque[_Change] = deque()
 
     def mark(self, disk: str, is_draining: bool, on_result: OnResult) -> None:
-        """Mark a disk, or take the mark back."""
+        """Mark a disk, or remove its mark."""
         ids = tuple(directory_id for directory_id, name in self._cluster.directory_disks.items() if name == disk)
         if not ids:
-            on_result(Result(ErrorCode.LOG_DIR_NOT_FOUND, f"There is no disk {disk}, or it has not been seen yet."))
+            on_result(Result(ErrorCode.LOG_DIR_NOT_FOUND, f"There is no disk {disk}, or its log-writer has not reported yet."))
             return
         self._wanted.append(_Change(ids, is_draining, on_result))
         self.reconsider()
 
     def reconsider(self) -> None:
-        """Start what is wanted, and let go of marks of directories that are not of this box any more."""
+        """Start what is due, and remove marks of directories that are no longer on this box."""
         cluster = self._cluster
         for disk in cluster.disks:
             self._counters.gauge(f'controller.disk_draining{{disk="{disk}"}}').set(int(self.is_draining(disk)))

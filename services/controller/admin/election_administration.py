@@ -1,9 +1,11 @@
-"""Elections that somebody ordered, and leadership that returns by itself to the boxes that should have it.
+"""Elections on request, and the periodic return to preferred leaders.
 
-Owned by the controller process of the box that is the cluster's controller. An order that has not been carried out is forgotten with the process, or when
-another box is controller (an unclean election that nobody wants any more loses records), and the client asks again. The return of leadership is looked at
-every `leader.imbalance.check.interval.seconds`, first a few seconds after this box has become controller. Weak spot: elections are one operation after
-another, all partitions of an order in one.
+Owned by the controller process of the box that is the cluster's controller. A pending order is
+forgotten with the process, or when another box becomes controller: an unclean election that is no
+longer wanted would lose records. The client retries. The return to preferred leaders is checked
+every `leader.imbalance.check.interval.seconds`, first a few seconds after this box has become
+controller. Weak: orders are carried out one after another, all partitions of an order in one
+operation.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from services.controller.decisions.reassignment import Reassignment
 from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 
 FIRST_CHECK_MS = 5_000
-"""After a box has become controller, as in Kafka: those that come up at the same time are there by then."""
+"""Delay after a box has become controller, as in Kafka: boxes that start at the same time are
+registered by then.
+"""
 
 OnElected = Callable[[tuple[str, int], Result], None]
 
@@ -37,7 +41,7 @@ class ElectionOrder(NamedTuple):
 
 
 class LeadershipReturn(NamedTuple):
-    """Whether, how often and from which imbalance on leadership returns."""
+    """Whether, how often, and above which imbalance preferred leaders return."""
 
     is_enabled: bool = True
     interval_ms: int = 300_000
@@ -69,12 +73,14 @@ class ElectionAdministration:
         self._returned = counters.counter("controller.leaderships_returned")
 
     def elect(self, partitions: Sequence[tuple[str, int]], is_unclean: bool, on_result: OnElected) -> None:
-        """`on_result` is called for every partition: refused, or written and known to the image."""
+        """Order elections. `on_result` is called for each partition: refused, or written and
+        published.
+        """
         self._wanted.append(ElectionOrder(tuple(partitions), is_unclean, on_result))
         self._go_on()
 
     def forget_orders(self, result: Result) -> None:
-        """Another box is controller, or was: who waits is told `result`."""
+        """Answer pending orders with `result`: another box is, or was, the controller."""
         if self._runner.is_running("elections"):
             return
         orders, self._wanted = self._wanted, deque()
@@ -83,7 +89,7 @@ class ElectionAdministration:
                 order.on_result(partition, result)
 
     def reconsider(self) -> None:
-        """Start what is wanted and not under way, and look after leadership from time to time."""
+        """Start what is due, and check the preferred leaders from time to time."""
         if self._cluster.fence is None:
             self._check_at_ms = None
             return
@@ -105,7 +111,7 @@ class ElectionAdministration:
         )
         partitions = plan_leadership_return(led, self._cluster.eligible_brokers(), self._return.imbalance_percentage_max)
         if partitions:
-            self._log.info(f"{len(partitions)} partitions are led by their preferred leaders again")
+            self._log.info(f"returning {len(partitions)} partitions to their preferred leaders")
             self.elect(partitions, False, self._on_returned)
 
     def _on_returned(self, _partition: tuple[str, int], result: Result) -> None:
@@ -127,6 +133,6 @@ class ElectionAdministration:
                 self._held.add()
                 if order.is_unclean:
                     name, number = partition
-                    self._log.warning(f"{name}-{number} was given a leader by an operator, in sync or not", topic=name)
+                    self._log.warning(f"{name}-{number}: an operator ordered an unclean election; acknowledged records may be lost", topic=name)
             order.on_result(partition, Result(ErrorCode.NONE) if refused is None else Result(refused.code, refused.message))
         self._go_on()

@@ -1,4 +1,4 @@
-"""ElectLeaders, from the body of a request to the body of its answer. Owned by the controller process. Weak spot: as of `waiting_request`."""
+"""Handle ElectLeaders. Owned by the controller process. Weak: as of `waiting_request`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from appliance.protocol.reassignment_apis import (
 )
 from services.controller.admin.election_administration import ElectionAdministration
 from services.controller.admin.topic_administration import Result
-from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, told
+from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, truncated
 from services.controller.decisions.cluster import Cluster
 
 _ALL = "all"
-"""Stands for a request that names no partitions until it is known which there are."""
+"""The key of a request for all partitions, until these are known."""
 
 
 class ElectionRequests:
-    """Requests to have partitions led by another of their replicas."""
+    """Requests to elect other leaders."""
 
     def __init__(self, cluster: Cluster, administration: ElectionAdministration, wait: Wait, answer: Answer, now_ms: Callable[[], int]) -> None:
         self._cluster = cluster
@@ -73,14 +73,18 @@ def _named(decoded: ElectLeadersRequest) -> list[tuple[str, int]]:
 
 
 def _body(version: int, decoded: ElectLeadersRequest, partitions: list[tuple[str, int]], results: dict[Key, Result]) -> bytes:
-    """Asked about all partitions, Kafka leaves out those that need no election. Where the answer has a code for all, it says "not controller" there, too."""
+    """Encode the response.
+
+    If all partitions were requested, those that need no election are left out, as in Kafka. "Not
+    controller" goes into the response's own error code, too.
+    """
     if _ALL in results:
         return ELECT_LEADERS_RESPONSE.encode(version, ElectLeadersResponse(0, results[_ALL].code))
     topics: dict[str, list[ElectedPartition]] = {}
     for key, (name, partition) in enumerate(partitions):
         result = results[key]
         if decoded.topic_partitions is not None or result.code is not ErrorCode.ELECTION_NOT_NEEDED:
-            topics.setdefault(name, []).append(ElectedPartition(partition, result.code, told(result.message)))
+            topics.setdefault(name, []).append(ElectedPartition(partition, result.code, truncated(result.message)))
     not_controller = bool(results) and all(result.code is ErrorCode.NOT_CONTROLLER for result in results.values())
     answers = tuple(ElectedTopic(name, tuple(elected)) for name, elected in topics.items())
     return ELECT_LEADERS_RESPONSE.encode(version, ElectLeadersResponse(0, ErrorCode.NOT_CONTROLLER if not_controller else 0, answers))

@@ -1,10 +1,11 @@
-"""Moves of partitions between the disks of this box that stand in ZooKeeper, each brought one step forward.
+"""Move partitions between the disks of this box: carry each order in ZooKeeper one step forward.
 
-Owned by the controller process. What is ordered (`move_orders`) is durable; from then on every life of the controller goes on with it, choosing
-each step from what the log-writers say (`services/controller/decisions/moves.py`). Copying and handing over need no ZooKeeper and are not dropped
-with it. At most one
-partition of a source disk is frozen at a time, for no longer than the disk's deadline. Weak spot: how far a copy is comes from a file that is
-written about once a second, so a partition that has caught up may be a moment behind again when it is frozen.
+Owned by the controller process. An order (`move_orders`) is durable; each incarnation of the
+controller continues it and chooses each step from the log-writers' reports
+(`services/controller/decisions/moves.py`). Copying and handing over need no ZooKeeper and are not
+dropped with it. At most one partition of a source disk is frozen at a time, for no longer than the
+disk's deadline. Weak: the progress of a copy comes from a file that is written about once a second,
+so a partition that has caught up may lag again when it is frozen.
 """
 
 from __future__ import annotations
@@ -38,32 +39,32 @@ from services.controller.decisions.moves import MoveFacts, Step, next_step
 from services.controller.zookeeper.operation import DiskCommand, Operation, OperationOutcome, OperationRunner
 from services.controller.zookeeper.topic_registry import TopicState
 
-LOOK_NS = 20_000_000
-"""Between two looks at what has caught up."""
-FULL_LOOK_NS = 250_000_000
-"""Between two looks at all moves that can go on."""
-THOROUGH_LOOK_NS = 1_000_000_000
-"""Between two looks at all moves, for each thousand of them."""
+POLL_NS = 20_000_000
+"""Between two polls of the copies that have caught up."""
+FULL_POLL_NS = 250_000_000
+"""Between two polls of all moves that can continue."""
+THOROUGH_POLL_NS = 1_000_000_000
+"""Between two polls of all moves, per thousand of them."""
 BEGUN_MAX = 16
-"""Copies that a target disk is told of at a time; it makes them one after the other."""
+"""Copies that are ordered from a target disk at a time; it makes them one after the other."""
 RETRY_NS_FIRST = 500_000_000
 RETRY_NS_MAX = 30_000_000_000
 
 
 class Move:
-    """A move that stands in ZooKeeper, as this life of the controller knows it."""
+    """A move in ZooKeeper, as this incarnation of the controller knows it."""
 
-    __slots__ = ("attempts", "begun", "key", "not_before_ns", "order", "topic_id", "was_told_lost")
+    __slots__ = ("attempts", "begun", "is_reported_lost", "key", "not_before_ns", "order", "topic_id")
 
     def __init__(self, key: MoveKey, topic_id: str, order: MoveOrder) -> None:
         self.key = key
         self.topic_id = topic_id
         self.order = order
         self.begun: tuple[int, int] | None = None
-        """The lives of source's and target's log-writers that were told of it."""
+        """The incarnations of the source's and the target's log-writers that know of it."""
         self.attempts = 0
         self.not_before_ns = 0
-        self.was_told_lost = False
+        self.is_reported_lost = False
 
     def put_off(self, now_ns: int) -> None:
         self.not_before_ns = now_ns + min(RETRY_NS_MAX, RETRY_NS_FIRST << min(self.attempts, 16))
@@ -71,8 +72,10 @@ class Move:
 
 
 class MoveAdministration:
-    """`runner` is dropped when ZooKeeper is lost, `own_runner` is not. `is_online(disk)`: its log-writer is there and its disk works; `publish` has the
-    image written."""
+    """`runner` is dropped when ZooKeeper is lost, `own_runner` is not.
+
+    `is_online(disk)`: its log-writer is connected and the disk works. `publish` writes the image.
+    """
 
     def __init__(
         self,
@@ -104,15 +107,19 @@ class MoveAdministration:
         self._moves: dict[MoveKey, Move] = {}
         self._handing_over: dict[MoveKey, HandOver] = {}
         self._to_write: dict[str, set[int]] = {}
-        """Topics whose partitions lie elsewhere than ZooKeeper says; of them those that wait for a larger leader epoch."""
+        """Topics whose partitions moved and whose placement in ZooKeeper is old; for each, the
+        partitions that need a larger leader epoch.
+        """
         self._writing: set[str] = set()
-        """Topics for which that is being told to ZooKeeper."""
-        self._next_look_ns = 0
-        self._next_full_look_ns = 0
-        self._next_thorough_look_ns = 0
+        """Topics whose placement is being written."""
+        self._next_poll_ns = 0
+        self._next_full_poll_ns = 0
+        self._next_thorough_poll_ns = 0
         self._target_ids: set[str] = set()
         self._copies: dict[str, int] = {}
-        """By target directory: copies that it was told of and that may end soon, at the last look at all moves."""
+        """Target directory → copies that were ordered from it and have not failed, at the last poll
+        of all moves.
+        """
         self._standing = counters.gauge("controller.moves")
         self._done = counters.counter("controller.moves_done")
         self._taken_back = counters.counter("controller.hand_overs_taken_back")
@@ -121,19 +128,23 @@ class MoveAdministration:
     # --- what stands --------------------------------------------------------------------------------------------------------
 
     def on_arrived(self) -> None:
-        """Everything was loaded anew: what memory had ahead of ZooKeeper is found again from the disks."""
+        """The tree was loaded: moves that memory had completed and ZooKeeper has not are found
+        again from the disks' reports.
+        """
         self.orders.on_arrived()
         self._to_write.clear()
         self._writing.clear()
         self._collect()
-        self._next_look_ns = self._next_full_look_ns = self._next_thorough_look_ns = 0
+        self._next_poll_ns = self._next_full_poll_ns = self._next_thorough_poll_ns = 0
 
     def _on_ordered(self) -> None:
         self._collect()
-        self._next_full_look_ns = 0
+        self._next_full_poll_ns = 0
 
     def on_disk_connected(self, report: DiskReport) -> None:
-        """A log-writer has come. What it holds back for a hand-over of ours that is over leads again at once, with or without ZooKeeper."""
+        """A log-writer has connected. Partitions that it still has frozen for an ended hand-over
+        lead again at once, with or without ZooKeeper.
+        """
         for move in self._moves.values():
             move.not_before_ns = 0
             topic = self._cluster.topics.get(move.key.topic)
@@ -142,12 +153,12 @@ class MoveAdministration:
                 move.begun = None
         for name, number in report.frozen:
             payload = {"topic": name, "partition": number, "topic_id": report.frozen[(name, number)], "keeps_mark": True}
-            self._own_runner.start(f"thaw:{name}-{number}", _tell_disk(report.disk, DescriptorKind.MOVE_CANCEL, payload), self._on_told)
+            self._own_runner.start(f"thaw:{name}-{number}", _disk_command(report.disk, DescriptorKind.MOVE_CANCEL, payload), self._ignore)
         report.frozen.clear()
-        self._next_full_look_ns = self._next_thorough_look_ns = 0
+        self._next_full_poll_ns = self._next_thorough_poll_ns = 0
 
     def _collect(self) -> None:
-        """`_moves` as the topics say."""
+        """Set `_moves` from the topics."""
         found: dict[MoveKey, Move] = {}
         for name, topic in self._cluster.topics.items():
             if not topic.moves or name in self._cluster.deleting:
@@ -163,7 +174,9 @@ class MoveAdministration:
         self._standing.set(len(found))
 
     def _drop_orphans(self) -> None:
-        """Copies that no order names: of a topic that was deleted, or an order that was taken back, while the target was away."""
+        """Cancel copies without an order: the topic was deleted, or the order cancelled, while the
+        target was away.
+        """
         for report in self._cluster.reports.values():
             if not report.futures or not self._is_online(report.disk):
                 continue
@@ -174,26 +187,26 @@ class MoveAdministration:
                     continue
                 del report.futures[(name, number)]
                 payload = {"topic": name, "partition": number, "topic_id": future.topic_id}
-                self._log.info(f"the copy of {name}-{number} on disk {report.disk} is not wanted any more", topic=name, partition=number, disk=report.disk)
-                self._own_runner.start(f"orphan:{report.disk}:{name}-{number}", _tell_disk(report.disk, DescriptorKind.MOVE_CANCEL, payload), self._on_told)
+                self._log.info(f"deleting the copy of {name}-{number} on disk {report.disk}: no order names it", topic=name, partition=number, disk=report.disk)
+                self._own_runner.start(f"orphan:{report.disk}:{name}-{number}", _disk_command(report.disk, DescriptorKind.MOVE_CANCEL, payload), self._ignore)
 
-    def _on_told(self, outcome: OperationOutcome) -> None:
+    def _ignore(self, outcome: OperationOutcome) -> None:
         pass
 
     # --- the duty cycle -----------------------------------------------------------------------------------------------------
 
     def do_work(self, now_ns: int, has_arrived: bool) -> int:
-        """Bring moves forward; bounded by the moves that stand."""
+        """Carry moves forward; bounded by their number."""
         if self._handing_over:
             self._end_overdue(now_ns)
         self.orders.start()
         if self._to_write:
-            self._write_down()
-        if now_ns < self._next_look_ns:
+            self._write_placements()
+        if now_ns < self._next_poll_ns:
             return 0
-        self._next_look_ns = now_ns + LOOK_NS
-        if now_ns >= self._next_full_look_ns:
-            self._next_full_look_ns = now_ns + FULL_LOOK_NS
+        self._next_poll_ns = now_ns + POLL_NS
+        if now_ns >= self._next_full_poll_ns:
+            self._next_full_poll_ns = now_ns + FULL_POLL_NS
             if has_arrived:
                 self._collect()
                 self._drop_orphans()
@@ -207,10 +220,12 @@ class MoveAdministration:
         return work
 
     def _consider_all(self, now_ns: int) -> int:
-        """Moves whose target has copies enough to make are passed over but once in a while: there may be thousands."""
-        is_thorough = now_ns >= self._next_thorough_look_ns
+        """Consider all moves. Those whose target has enough copies are skipped most of the time:
+        there may be thousands.
+        """
+        is_thorough = now_ns >= self._next_thorough_poll_ns
         if is_thorough:
-            self._next_thorough_look_ns = now_ns + max(THOROUGH_LOOK_NS, len(self._moves) * THOROUGH_LOOK_NS // 1000)
+            self._next_thorough_poll_ns = now_ns + max(THOROUGH_POLL_NS, len(self._moves) * THOROUGH_POLL_NS // 1000)
         self._copies = self._count_copies()
         work = 0
         for move in list(self._moves.values()):
@@ -219,7 +234,7 @@ class MoveAdministration:
         return work
 
     def is_busy(self) -> bool:
-        """Whether somebody should look again soon."""
+        """Whether the next poll should be soon."""
         return bool(self._moves or self._handing_over or self.orders.is_busy)
 
     def _targets(self) -> set[str]:
@@ -235,13 +250,13 @@ class MoveAdministration:
         if step is Step.WAIT:
             return 0
         if step is Step.LOST:
-            self._tell_lost(move, source, target)
+            self._report_lost(move, source, target)
         elif step is Step.DROP:
-            self._log.warning(f"{move.key} stays where it is: the disk that it was to move to is no disk of this box any more", **move.key._asdict())
+            self._log.warning(f"cancelled the move of {move.key}: its target is no longer a disk of this box", **move.key._asdict())
             self.orders.cancel(topic.name, number, lambda _result: None)
         elif step is Step.BEGIN:
             assert source is not None and target is not None
-            move.begun = self._lives(source, target)
+            move.begun = self._incarnations(source, target)
             self._copies[move.order.directory_id] = self._copies.get(move.order.directory_id, 0) + 1
             operation = begin_copy(self._cluster, topic, number, source, f"{self._path(source)}/{move.key}", target)
             self._own_runner.start(f"move:{move.key}", operation, partial(self._on_begun, move))
@@ -255,7 +270,7 @@ class MoveAdministration:
     def _path(self, disk: str) -> str:
         return next((known.path for known in self._disks if known.name == disk), "")
 
-    def _lives(self, source: str, target: str) -> tuple[int, int] | None:
+    def _incarnations(self, source: str, target: str) -> tuple[int, int] | None:
         reports = self._cluster.reports
         return (reports[source].incarnation, reports[target].incarnation) if source in reports and target in reports else None
 
@@ -264,7 +279,7 @@ class MoveAdministration:
         source_report, target_report = reports.get(source or ""), reports.get(target or "")
         was_given_up = any(topic.placement.get(number) in report.replaces for report in reports.values())
         progress = self._files.progress(target, move.key) if target is not None else None
-        lives = self._lives(source, target) if source is not None and target is not None else None
+        incarnations = self._incarnations(source, target) if source is not None and target is not None else None
         return MoveFacts(
             source_is_there=was_given_up or (source_report is not None and self._is_online(str(source))),
             source_holds=not was_given_up and source_report is not None and source_report.holds(topic, number),
@@ -272,7 +287,7 @@ class MoveAdministration:
             target_is_there=target_report is not None and self._is_online(str(target)),
             target_holds=target_report is not None and target_report.holds(topic, number),
             target_is_complete=target_report is not None and target_report.has_complete(topic, number),
-            has_begun=move.begun is not None and move.begun == lives,
+            has_begun=move.begun is not None and move.begun == incarnations,
             may_begin=self._copies.get(move.order.directory_id, 0) < BEGUN_MAX,
             has_caught_up=progress is not None and progress.state == CAUGHT_UP and progress.topic_id == move.topic_id,
             may_freeze=all(other.from_disk != source for other in self._handing_over.values()),
@@ -293,21 +308,23 @@ class MoveAdministration:
         if outcome.value != ErrorCode.NONE:
             move.begun = None
             move.put_off(self._now_ns())
-            self._log.warning(f"{move.key} could not begin to move ({ErrorCode(outcome.value).name}); it is tried again", **move.key._asdict())
+            self._log.warning(f"could not begin to move {move.key}: {ErrorCode(outcome.value).name}; retrying", **move.key._asdict())
 
-    def _tell_lost(self, move: Move, source: str | None, target: str | None) -> None:
-        if not move.was_told_lost:
-            move.was_told_lost = True
+    def _report_lost(self, move: Move, source: str | None, target: str | None) -> None:
+        if not move.is_reported_lost:
+            move.is_reported_lost = True
             self._log.error(
-                f"{move.key} was to move from disk {source} to disk {target}, and not exactly one of them has it whole;"
-                " nothing is done with it. Look for its directories, or delete the topic",
+                f"cannot continue to move {move.key} from disk {source} to disk {target}: not exactly one of them has it"
+                " complete; restore its directory, or delete the topic",
                 **move.key._asdict(),
             )
 
     # --- handing over -------------------------------------------------------------------------------------------------------
 
     def _may_hand_over(self, topic: TopicState) -> bool:
-        """What others do to a topic comes first; that is only held up by writing down where its partitions lie, which this does not disturb."""
+        """Whether no other operation runs on the topic. Writing its placement is an exception: a
+        hand-over does not disturb it.
+        """
         name, cluster = topic.name, self._cluster
         busy = self._runner.is_running(f"topic:{name}") and name not in self._writing
         return not (busy or name in cluster.handing_over or name in cluster.deleting or name in cluster.to_delete or self.orders.waits_for(name))
@@ -336,14 +353,14 @@ class MoveAdministration:
                 self._pauses.record(now_ns - under_way.started_ns)
             self._done.add()
             pause_ms = (now_ns - under_way.started_ns) // 1_000_000
-            self._log.info(f"{move.key} lies on disk {under_way.to_disk} now; it had no leader for {pause_ms} ms", **move.key._asdict(), disk=under_way.to_disk)
+            self._log.info(f"moved {move.key} to disk {under_way.to_disk}; it had no leader for {pause_ms} ms", **move.key._asdict(), disk=under_way.to_disk)
             fenced = self._to_write.setdefault(move.key.topic, set())
             if outcome.value is not HandedOver.DONE:
                 fenced.add(move.key.partition)
             self._moves.pop(move.key, None)
             self._publish(lambda _none: None)
-            self._write_down()
-        self._next_look_ns = self._next_full_look_ns = 0
+            self._write_placements()
+        self._next_poll_ns = self._next_full_poll_ns = 0
 
     def _end_hand_over(self, key: MoveKey) -> None:
         self._handing_over.pop(key, None)
@@ -351,12 +368,12 @@ class MoveAdministration:
 
     def _on_taken_back(self, move: Move, why: str) -> None:
         self._taken_back.add()
-        move.begun = None  # the target is told anew: it may have thought that it was complete
+        move.begun = None  # order the copy again: the target may believe that it is complete
         move.put_off(self._now_ns())
-        self._log.warning(f"{move.key} leads where it was: {why}; it is tried again", **move.key._asdict())
+        self._log.warning(f"cancelled the hand-over of {move.key}, which its source leads again: {why}; retrying", **move.key._asdict())
 
     def _end_overdue(self, now_ns: int) -> None:
-        """A hand-over that has not come to its commit in time is taken back."""
+        """Cancel a hand-over that has not reached its commit in time."""
         for key, under_way in list(self._handing_over.items()):
             if under_way.phase not in (Phase.FREEZE, Phase.FINISH) or now_ns - under_way.started_ns < self._deadline_ms * 1_000_000:
                 continue
@@ -374,8 +391,8 @@ class MoveAdministration:
         if move is not None:
             self._on_taken_back(move, f"its hand-over took longer than {self._deadline_ms} ms")
 
-    def _write_down(self) -> None:
-        """Tell ZooKeeper where partitions lie now."""
+    def _write_placements(self) -> None:
+        """Write the new placements to ZooKeeper."""
         if not self._cluster.has_arrived:
             return
         for name in list(self._to_write):
@@ -394,5 +411,5 @@ class MoveAdministration:
             self._on_failure(outcome.failure)
 
 
-def _tell_disk(disk: str, kind: DescriptorKind, payload: dict[str, object]) -> Operation[None]:
+def _disk_command(disk: str, kind: DescriptorKind, payload: dict[str, object]) -> Operation[None]:
     yield DiskCommand(disk, kind, payload)

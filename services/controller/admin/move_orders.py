@@ -1,7 +1,8 @@
-"""Orders to move partitions: what is wanted, whether it may be, and the operations that write it down.
+"""Orders to move partitions between disks: check them, and write them to ZooKeeper.
 
-Owned by the controller process. What is wanted survives a loss of ZooKeeper: operations are dropped and started again. One topic's orders are one write.
-Weak spot: what is wanted is forgotten with the process; only what ZooKeeper has accepted is carried out by the next one.
+Owned by the controller process. A pending order survives a loss of ZooKeeper: its operation is
+dropped and started again. All pending orders of a topic are one write. Weak: a pending order is
+forgotten with the process; the next one carries out only what ZooKeeper has.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from services.controller.decisions.move_operations import MoveKey, order_moves
 from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 
 Wanted = dict[int, tuple[MoveOrder | None, list[OnResult]]]
-"""partition → where it is to lie (None: where it is), and who wants to know when that is durable."""
+"""partition → its target (None: no move), and the callbacks for when that is durable"""
 
 
 class MoveOrders:
-    """Orders by topic. `is_online(disk)`: its log-writer is there and its disk works. `on_ordered` hears when some are durable, `on_failure` gets what
-    ZooKeeper refused or lost."""
+    """Orders by topic.
+
+    `is_online(disk)`: its log-writer is connected and the disk works. `on_ordered` is called when
+    some are durable, `on_failure` gets what ZooKeeper refused or lost.
+    """
 
     def __init__(
         self,
@@ -40,7 +44,7 @@ class MoveOrders:
         self._runner = runner
         self._is_online = is_online
         self._log = log
-        self._tell_ordered = on_ordered
+        self._notify_ordered = on_ordered
         self._on_failure = on_failure
         self._wanted: dict[str, Wanted] = {}
         self._under_way: dict[str, Wanted] = {}
@@ -52,17 +56,19 @@ class MoveOrders:
         return bool(self._wanted or self._under_way)
 
     def waits_for(self, name: str) -> bool:
-        """Whether something is to be changed about a topic's moves."""
+        """Whether a change of a topic's moves is pending."""
         return name in self._wanted
 
     def on_arrived(self) -> None:
-        """What was under way when ZooKeeper was lost begins anew."""
+        """Restart what was under way when ZooKeeper was lost."""
         for name, wanted in self._under_way.items():
             self._wanted[name] = {**wanted, **self._wanted.get(name, {})}
         self._under_way.clear()
 
     def order(self, name: str, partition: int, disk: str | None, throttle: int | None, on_result: OnResult) -> None:
-        """Move a partition to `disk` (None: a directory that this box does not have); to where it is already: stop moving it."""
+        """Move a partition to `disk` (None: a directory that this box does not have); its current
+        disk cancels its move.
+        """
         refused = self._refusal(name, partition, disk)
         if refused is not None:
             on_result(refused)
@@ -89,7 +95,7 @@ class MoveOrders:
         if topic is None or name in self._cluster.deleting or partition not in topic.replicas:
             return Result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
         if partition not in topic.placement or partition not in topic.states:
-            return Result(ErrorCode.REPLICA_NOT_AVAILABLE, "The partition does not lie on this broker.")
+            return Result(ErrorCode.REPLICA_NOT_AVAILABLE, "The partition has no replica on this broker.")
         source = self._cluster.disk_of_partition(topic, partition)
         if source is None or source not in self._cluster.reports or not self._is_online(source):
             return Result(ErrorCode.KAFKA_STORAGE_ERROR, "The partition's disk is offline.")
@@ -98,12 +104,12 @@ class MoveOrders:
         return None
 
     def moves_from(self, disk: str) -> list[MoveKey]:
-        """The moves that take a partition away from `disk`."""
+        """Return the moves whose source is `disk`."""
         topics = self._cluster.topics
         return [MoveKey(name, number) for name, topic in topics.items() for number in topic.moves if self._cluster.disk_of_partition(topic, number) == disk]
 
     def start(self) -> None:
-        """Begin with what is wanted and not under way."""
+        """Start what is pending and not running."""
         if not self._cluster.has_arrived:
             return
         for name in list(self._wanted):
@@ -113,13 +119,13 @@ class MoveOrders:
             topic = self._cluster.topics.get(name)
             listeners = [on_result for _, each in wanted.values() for on_result in each]
             if topic is None or name in self._cluster.deleting:
-                _tell(listeners, Result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+                _answer(listeners, Result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
                 continue
-            # What has arrived since it was asked for needs no order.
+            # A partition that has reached its target meanwhile needs no order.
             orders = {partition: None if order and topic.placement.get(partition) == order.directory_id else order for partition, (order, _) in wanted.items()}
             changed = {partition: order for partition, order in orders.items() if topic.moves.get(partition) != order}
             if not changed:
-                _tell(listeners, Result(ErrorCode.NONE))
+                _answer(listeners, Result(ErrorCode.NONE))
                 continue
             self._under_way[name] = wanted
             self._runner.start(f"topic:{name}", order_moves(self._cluster, topic, changed), partial(self._on_ordered, name, wanted, changed))
@@ -127,16 +133,16 @@ class MoveOrders:
     def _on_ordered(self, name: str, wanted: Wanted, changed: dict[int, MoveOrder | None], outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
-            return  # it stays under way, and begins anew with the next arrival
+            return  # it stays under way, and restarts with the next arrival
         del self._under_way[name]
         for partition, order in sorted(changed.items()):
             (self._ordered if order is not None else self._cancelled).add()
-            words = f"is to move to disk {self._cluster.disk_of(order.directory_id)}" if order is not None else "stays where it is"
-            self._log.info(f"{name}-{partition} {words}", topic=name, partition=partition)
-        self._tell_ordered()
-        _tell([on_result for _, listeners in wanted.values() for on_result in listeners], Result(ErrorCode.NONE))
+            target = f"ordered to disk {self._cluster.disk_of(order.directory_id)}" if order is not None else "cancelled"
+            self._log.info(f"move of {name}-{partition} {target}", topic=name, partition=partition)
+        self._notify_ordered()
+        _answer([on_result for _, listeners in wanted.values() for on_result in listeners], Result(ErrorCode.NONE))
 
 
-def _tell(listeners: list[OnResult], result: Result) -> None:
+def _answer(listeners: list[OnResult], result: Result) -> None:
     for on_result in listeners:
         on_result(result)

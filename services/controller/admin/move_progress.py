@@ -1,6 +1,7 @@
-"""How far copies are, from the files that the log-writers of the target disks write.
+"""The progress of copies, from the files that the log-writers of the target disks write.
 
-Owned by one process that watches moves. A file is read when its time has changed; on tmpfs, so nobody waits for a disk. Weak spot: as of `ipc/move_report.py`.
+Owned by one process that watches moves. A file on tmpfs, read when its time has changed, so no disk
+delays the reader. Weak: as of `ipc/move_report.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from appliance.ipc.move_report import MoveProgress, moves_file, read_moves
 
 
 class MoveProgressFiles:
-    """What was read last, by target disk."""
+    """The last content of each file, by target disk."""
 
     def __init__(self, layout: BoxLayout) -> None:
         self._layout = layout
@@ -21,7 +22,7 @@ class MoveProgressFiles:
         self._moves: dict[str, dict[tuple[str, int], MoveProgress]] = {}
 
     def look(self, disk: str) -> bool:
-        """Whether the file of a disk was another one than last time."""
+        """Read the file of a disk if it has changed; return whether it has."""
         path = moves_file(self._layout, disk)
         try:
             status = os.stat(path)
@@ -35,7 +36,7 @@ class MoveProgressFiles:
         return True
 
     def changed(self, disks: Iterable[str]) -> list[MoveProgress]:
-        """All moves of those disks whose file has changed."""
+        """Return all moves of those disks whose file has changed."""
         return [move for disk in disks if self.look(disk) for move in self._moves[disk].values()]
 
     def progress(self, disk: str, key: tuple[str, int]) -> MoveProgress | None:

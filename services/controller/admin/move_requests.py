@@ -1,6 +1,6 @@
-"""AlterReplicaLogDirs, and what `millrace disk drain` asks for: from the request to orders, and from their results to the answer.
+"""Handle AlterReplicaLogDirs, and the orders of `millrace disk drain`.
 
-Owned by the controller process. Weak spot: as of `waiting_request`.
+Owned by the controller process. Weak: as of `waiting_request`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from services.controller.admin.topic_administration import Result
 from services.controller.admin.waiting_request import Answer, ControllerRequest, Key, Wait, WaitingRequest
 
 ORDER_TIMEOUT_MS = 30_000
-"""The requests carry none."""
+"""These requests have no time-out of their own."""
 
 
 class MoveRequests:
@@ -75,7 +75,7 @@ class MoveRequests:
     # --- a drain ------------------------------------------------------------------------------------------------------------
 
     def on_orders(self, payload: bytes, respond: Callable[[bytes], None]) -> None:
-        """Raises ValueError for what is no order."""
+        """Handle a frame of `millrace disk drain`. Raises ValueError if it cannot be read."""
         orders = DrainOrders.decode(payload)
         keys: list[Key] = ["draining"] if orders.draining is not None else []
         self._wait(

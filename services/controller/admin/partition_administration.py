@@ -1,8 +1,9 @@
-"""CreatePartitions: growths that are wanted, one topic's after another, and the operations that carry them out.
+"""CreatePartitions: carry out growths of topics, per topic one after another.
 
-Owned by the controller process. As with creations, what is wanted survives a loss of ZooKeeper, and not that another box is controller. A growth
-that ZooKeeper has accepted is finished by whoever is controller then (`TopicAdministration.reconsider`). Weak spot: when every disk refuses the new
-partitions, the topic keeps them in ZooKeeper and the disks are asked again and again; clients see the old ones only.
+Owned by the controller process. As with creations, a pending growth survives a loss of ZooKeeper,
+but not another controller. A growth that ZooKeeper has accepted is completed by the controller of
+that time (`TopicAdministration.reconsider`). Weak: if every disk refuses the new partitions, the
+topic keeps them in ZooKeeper and the disks are asked again; clients see only the old ones.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from services.controller.zookeeper.topic_registry import TopicState
 
 
 class Growth:
-    """A growth that is wanted. It is planned when its turn comes, once: a repeated attempt knows its own partitions again."""
+    """A pending growth. It is planned once, when its turn comes, so that a retry recognises its own
+    partitions.
+    """
 
     __slots__ = ("added", "on_result", "wanted")
 
@@ -55,13 +58,15 @@ class PartitionAdministration:
         self._created = counters.counter("controller.partitions_created")
 
     def request_problem(self, wanted: Iterable[tuple[str, int]]) -> str | None:
-        """Why topics with these new numbers of partitions are too much for one request, or None."""
+        """Return why these new numbers of partitions are too much for one request, or None."""
         there = {name: len(topic.replicas) for name, topic in self._cluster.topics.items()}
         added = (count - there[name] for name, count in wanted if name in there and count <= self._defaults.partitions_max)
         return request_problem(added, self._defaults)
 
     def grow(self, wanted: TopicGrowth, validate_only: bool, on_result: OnResult) -> None:
-        """Plan, and unless `validate_only` create; `on_result` is called at once for what is refused, else when the partitions are led."""
+        """Plan, and unless `validate_only` create. `on_result` is called when the partitions are
+        led, or at once if refused.
+        """
         try:
             self._plan(wanted)
         except RequestRefused as refused:
@@ -95,7 +100,7 @@ class PartitionAdministration:
         return topic
 
     def reconsider(self) -> None:
-        """Start whatever is wanted and not under way."""
+        """Start what is due and not running."""
         for name in sorted(self._growing):
             self._go_on(name)
 

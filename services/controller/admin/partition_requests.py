@@ -1,4 +1,4 @@
-"""CreatePartitions, from the body of the request to the body of the answer. Owned by the controller process. Weak spot: as of `waiting_request`."""
+"""Handle CreatePartitions. Owned by the controller process. Weak: as of `waiting_request`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from appliance.protocol.topic_apis import (
 )
 from services.controller.admin.partition_administration import PartitionAdministration
 from services.controller.admin.topic_administration import Result
-from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, told
+from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, truncated
 from services.controller.decisions.cluster import Cluster
 
 
@@ -63,5 +63,5 @@ def _wanted(topic: TopicToGrow) -> TopicGrowth:
 
 
 def _body(version: int, counts: Counter[str], results: dict[Key, Result]) -> bytes:
-    grown = tuple(GrownTopic(name, results[name].code, told(results[name].message)) for name in counts)
+    grown = tuple(GrownTopic(name, results[name].code, truncated(results[name].message)) for name in counts)
     return CREATE_PARTITIONS_RESPONSE.encode(version, CreatePartitionsResponse(0, grown))

@@ -1,8 +1,10 @@
-"""Partitions that go to other boxes: orders that are wanted, one topic's after another, and the end of those under way.
+"""Reassignments of partitions to other boxes: carry out orders, per topic one after another, and
+complete those under way.
 
-Owned by the controller process of the box that is the cluster's controller. What is under way stands in the topic documents, so a new controller goes on
-with it; an order that has not been written is forgotten with the process, or when another box is controller, and the client asks again. Weak spot:
-documents of all topics are looked through when something changed, and twice a second (1 ms for 2,000 topics).
+Owned by the controller process of the box that is the cluster's controller. What is under way is in
+the topic documents, so a new controller continues it. A pending order is forgotten with the
+process, or when another box becomes controller, and the client retries. Weak: the documents of all
+topics are checked after each change, and twice a second (1 ms for 2,000 topics).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ OnPartition = Callable[[int, Result], None]
 
 
 class Order(NamedTuple):
-    """Targets of partitions of one topic. `is_quiet`: whoever orders it says so himself, in fewer lines."""
+    """Targets of partitions of one topic. `is_quiet`: the caller logs it itself, in fewer lines."""
 
     targets: Mapping[int, Target]
     on_result: OnPartition
@@ -45,11 +47,11 @@ class ReassignmentAdministration:
         self._finished = counters.counter("controller.reassignments_finished")
 
     def is_busy(self) -> bool:
-        """Whether orders are being written, or wait for that."""
+        """Whether orders are pending or being written."""
         return bool(self._wanted)
 
     def order(self, name: str, targets: Mapping[int, Target], on_result: OnPartition, is_quiet: bool = False) -> None:
-        """`on_result` is called for every partition: refused, or written in ZooKeeper and on its way."""
+        """Order. `on_result` is called for each partition: refused, or written to ZooKeeper."""
         self._wanted.setdefault(name, deque()).append(Order(targets, on_result, is_quiet))
         if is_quiet:
             self._quiet.add(name)
@@ -58,14 +60,14 @@ class ReassignmentAdministration:
         self._go_on(name)
 
     def forget_orders(self, result: Result) -> None:
-        """Another box is controller, or was: what was not written is not written any more, and who waits is told `result`."""
+        """Answer pending orders with `result`: another box is, or was, the controller."""
         for name in [name for name in self._wanted if not self._runner.is_running(f"topic:{name}")]:
             for order in self._wanted.pop(name):
                 for partition in order.targets:
                     order.on_result(partition, result)
 
     def reconsider(self) -> None:
-        """Start whatever is wanted and not under way, and end what is whole."""
+        """Start pending orders, and complete reassignments whose targets are in sync."""
         if self._cluster.fence is None:
             self._under_way_gauge.set(0)
             return

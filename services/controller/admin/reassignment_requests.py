@@ -1,6 +1,6 @@
-"""AlterPartitionReassignments and ListPartitionReassignments, from the body of a request to the body of its answer.
+"""Handle AlterPartitionReassignments and ListPartitionReassignments.
 
-Owned by the controller process. Weak spot: as of `waiting_request`.
+Owned by the controller process. Weak: as of `waiting_request`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from appliance.protocol.reassignment_apis import (
 )
 from services.controller.admin.reassignment_administration import ReassignmentAdministration
 from services.controller.admin.topic_administration import Result
-from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, told
+from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, truncated
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.reassignment import under_way
 from services.controller.zookeeper.topic_registry import TopicState
 
 _LISTED = 0
-"""The one part of a request to list."""
+"""The only key of a request to list."""
 
 
 class ReassignmentRequests:
-    """Requests to give partitions to other boxes."""
+    """Requests to reassign partitions to other boxes."""
 
     def __init__(self, cluster: Cluster, administration: ReassignmentAdministration, wait: Wait, answer: Answer, now_ms: Callable[[], int]) -> None:
         self._cluster = cluster
@@ -87,7 +87,7 @@ class ReassignmentRequests:
 
     def _listed_body(self, version: int, decoded: ListPartitionReassignmentsRequest, result: Result) -> bytes:
         if result.code is not ErrorCode.NONE:
-            refused = ListPartitionReassignmentsResponse(0, result.code, told(result.message))
+            refused = ListPartitionReassignmentsResponse(0, result.code, truncated(result.message))
             return reassignment_apis.LIST_PARTITION_REASSIGNMENTS_RESPONSE.encode(version, refused)
         wanted = None if decoded.topics is None else {topic.name: frozenset(topic.partition_indexes) for topic in decoded.topics}
         topics = []
@@ -111,7 +111,7 @@ def _ongoing(topic: TopicState, wanted: frozenset[int] | None) -> tuple[OngoingR
 
 
 def _altered_body(version: int, decoded: AlterPartitionReassignmentsRequest, results: dict[Key, Result]) -> bytes:
-    """Kafka tells that it is not the controller once, for all."""
+    """Encode the response; Kafka reports "not controller" once, for all partitions."""
     if results and all(result.code is ErrorCode.NOT_CONTROLLER for result in results.values()):
         refused = AlterPartitionReassignmentsResponse(0, ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER.message)
         return reassignment_apis.ALTER_PARTITION_REASSIGNMENTS_RESPONSE.encode(version, refused)
@@ -120,7 +120,7 @@ def _altered_body(version: int, decoded: AlterPartitionReassignmentsRequest, res
     for topic in decoded.topics:
         partitions = []
         for each in topic.partitions:
-            partitions.append(ReassignedPartition(each.partition_index, results[key].code, told(results[key].message)))
+            partitions.append(ReassignedPartition(each.partition_index, results[key].code, truncated(results[key].message)))
             key += 1
         topics.append(ReassignedTopic(topic.name, tuple(partitions)))
     return reassignment_apis.ALTER_PARTITION_REASSIGNMENTS_RESPONSE.encode(version, AlterPartitionReassignmentsResponse(responses=tuple(topics)))

@@ -1,10 +1,12 @@
-"""CreateTopics, DeleteTopics, automatic creation: from a request to the operations that carry it out, and to its answer.
+"""CreateTopics, DeleteTopics, automatic creation: carry out creations and deletions.
 
-Owned by the controller process. What is wanted (`creating`, `deletions`) survives a loss of ZooKeeper: operations are dropped and started again
-until ZooKeeper and the disks have done their part, whether or not anybody still waits for the answer. A request that has not been started
-by its deadline is forgotten; a started one is answered REQUEST_TIMED_OUT and goes on. Once another box is controller what is wanted is forgotten here: what
-ZooKeeper has accepted is finished by that one, and the name may be another topic's by the time this box has the role again. Weak spot: what is wanted is
-forgotten with the process, too; the client hears nothing and asks again.
+Owned by the controller process. A pending creation or deletion survives a loss of ZooKeeper: its
+operation is dropped and started again until ZooKeeper and the disks have done their part, whether
+or not a client still waits. A request that has not started by its deadline is forgotten; a started
+one is answered REQUEST_TIMED_OUT and continues. When another box becomes controller, pending orders
+are forgotten: that controller completes what ZooKeeper has accepted, and the name may be another
+topic's before this box is controller again. Weak: pending orders are forgotten with the process,
+too; the client gets no answer and retries.
 """
 
 from __future__ import annotations
@@ -33,13 +35,19 @@ from services.controller.zookeeper.requests import ZooKeeperFailed
 from services.controller.zookeeper.topic_registry import TopicState
 
 BOXES_TIME_MS, PARTITION_TIME_MS = 2_000, 20
-"""Other boxes have so long to make the directories of a new topic's replicas, and so much longer for each partition; who is later begins out of sync, and
-leads nothing at first. A box makes a directory in 2 ms; this is ten times as long, for the logs of a topic of 2,000 partitions that three boxes on one small
-machine make at once."""
+"""How long other boxes have to create the directories of a new topic, and how much longer per
+partition.
+
+A later box starts out of sync and leads nothing at first. A box creates a directory in 2 ms; this
+is ten times as long, for a topic of 2,000 partitions that three boxes on one small machine create
+at once.
+"""
 
 
 class Result(NamedTuple):
-    """What became of one topic of a request; `plan` and `topic_id` where it is (or would be) created."""
+    """The outcome for one part of a request; `plan` and `topic_id` for a created (or validated)
+    topic.
+    """
 
     code: ErrorCode
     message: str | None = None
@@ -51,7 +59,7 @@ OnResult = Callable[[Result], None]
 
 
 class Creation:
-    """A topic that is wanted. Its id is chosen once, so that a repeated attempt knows its own topic again."""
+    """A pending creation. Its id is chosen once, so that a retry recognises its own topic."""
 
     __slots__ = ("listeners", "plan", "topic_id")
 
@@ -62,7 +70,9 @@ class Creation:
 
 
 class TopicAdministration:
-    """Wanted creations and deletions, and the operations under way for them. `on_failure` gets what ZooKeeper refused or lost."""
+    """Pending creations and deletions, and their operations. `on_failure` gets what ZooKeeper
+    refused or lost.
+    """
 
     def __init__(
         self,
@@ -83,7 +93,7 @@ class TopicAdministration:
         self._spaces = spaces
         self._now_ms = now_ms
         self._incomplete_since_ms: dict[str, int] = {}
-        """Topics that wait for other boxes to make their directories."""
+        """Topics that wait for other boxes to create their directories."""
         self._new_topic_id = new_topic_id
         self._defaults = defaults
         self.deletion_enabled = deletion_enabled
@@ -98,11 +108,15 @@ class TopicAdministration:
     # --- what is wanted -----------------------------------------------------------------------------------------------------
 
     def request_problem(self, counts: Iterable[tuple[int, int]]) -> str | None:
-        """Why topics with so many partitions, or so many assigned ones, are too much for one request, or None."""
+        """Return why so many partitions, default or assigned, are too much for one request, or
+        None.
+        """
         return request_problem((wanted_partitions(partitions, assigned, self._defaults) for partitions, assigned in counts), self._defaults)
 
     def affordable(self, topics: Mapping[str, int]) -> set[str]:
-        """Of topics to be created automatically those that one turn can plan; the others are asked for again."""
+        """Return those of the topics to create automatically that one turn can plan; clients retry
+        the others.
+        """
         left, chosen = PARTITIONS_PER_REQUEST_MAX, set()
         for name, num_partitions in topics.items():
             cost = 0 if name in self._cluster.topics else wanted_partitions(num_partitions, 0, self._defaults)
@@ -112,7 +126,9 @@ class TopicAdministration:
         return chosen
 
     def create(self, wanted: TopicCreation, validate_only: bool, on_result: OnResult) -> None:
-        """Plan, and unless `validate_only` create; `on_result` is called at once for what is refused, else when the topic is complete."""
+        """Plan, and unless `validate_only` create. `on_result` is called when the topic is
+        complete, or at once if refused.
+        """
         try:
             cluster = self._cluster
             plan = plan_topic_creation(
@@ -130,7 +146,7 @@ class TopicAdministration:
         self._start_creation(wanted.name)
 
     def ensure(self, name: str, num_partitions: int, on_result: OnResult) -> None:
-        """Automatic creation: a topic that is there, or on its way, is as good as a new one."""
+        """Create automatically: an existing topic, or one being created, is as good as a new one."""
         creation = self.creating.get(name)
         topic = self._cluster.topics.get(name)
         if creation is not None:
@@ -156,7 +172,9 @@ class TopicAdministration:
         self._start_deletion(name)
 
     def forget_orders(self, result: Result) -> None:
-        """Another box is controller, or was: nothing that was ordered before is begun any more. Who waits is told `result`, or that it is done."""
+        """Answer pending orders with `result`, or with success if they are done: another box is, or
+        was, the controller.
+        """
         topics = self._cluster.topics
         for name in [name for name in self.creating if not self._runner.is_running(f"topic:{name}")]:
             creation, topic = self.creating[name], topics.get(name)
@@ -173,7 +191,7 @@ class TopicAdministration:
     # --- carrying it out ----------------------------------------------------------------------------------------------------
 
     def reconsider(self) -> None:
-        """Start whatever is wanted and not under way: after an arrival, when a disk has come, and from time to time."""
+        """Start what is due: after an arrival, when a disk has connected, and from time to time."""
         if self._cluster.fence is None:
             return
         for name in sorted(self.deletions.keys() | self._cluster.deleting):
@@ -200,8 +218,8 @@ class TopicAdministration:
 
     def _start_completion(self, topic: TopicState) -> None:
         since_ms = self._incomplete_since_ms.setdefault(topic.name, self._now_ms())
-        had_their_time = self._now_ms() - since_ms >= BOXES_TIME_MS + PARTITION_TIME_MS * len(topic.partitions_without_state())
-        operation = complete_topic(self._cluster, topic, self._spaces, had_their_time)
+        is_overdue = self._now_ms() - since_ms >= BOXES_TIME_MS + PARTITION_TIME_MS * len(topic.partitions_without_state())
+        operation = complete_topic(self._cluster, topic, self._spaces, is_overdue)
         self._runner.start(f"topic:{topic.name}", operation, lambda outcome: self._on_created(topic.name, outcome))
 
     def _on_created(self, name: str, outcome: OperationOutcome) -> None:
@@ -217,12 +235,14 @@ class TopicAdministration:
             if creation is not None:
                 self._finish_creation(name, Result(ErrorCode.NONE, None, creation.plan, creation.topic_id))
         elif outcome.value != WAITS_FOR_BOXES and creation is not None and self._was_refused(name):
-            self._log.warning(f"topic {name} could not be created: no disk took it; what there is of it is deleted", topic=name)
+            self._log.warning(f"could not create topic {name}: no disk accepted it; deleting its parts", topic=name)
             self._finish_creation(name, Result(ErrorCode.KAFKA_STORAGE_ERROR, "no disk of this broker took the partitions"))
             self.delete(name, lambda _result: None)
 
     def _was_refused(self, name: str) -> bool:
-        """Whether all disks that the topic needs are there, and no other box has some of it: then asking again would not help."""
+        """Whether all disks that the topic needs have refused it, and no other box has a part of
+        it: then a retry would not help.
+        """
         topic = self._cluster.topics.get(name)
         if topic is None or any(set(replicas) != {self._cluster.broker_id} for replicas in topic.replicas.values()):
             return False

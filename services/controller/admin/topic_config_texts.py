@@ -1,6 +1,7 @@
-"""What each topic config means, as DescribeConfigs tells it to clients, and which of them this appliance acts on today.
+"""The meaning of each topic config for DescribeConfigs, and which of them this appliance
+implements.
 
-Owned by nobody. Weak spot: kept by hand beside `topic_configs`; a test holds the names together.
+Weak: maintained by hand beside `topic_configs`; a test compares the names.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 _TEXTS: Final[dict[str, str]] = {
-    "cleanup.policy": "What becomes of old segments: they are deleted, compacted by key, or both.",
+    "cleanup.policy": "How old segments are treated: deleted, compacted by key, or both.",
     "compression.gzip.level": "The level for gzip where the broker compresses.",
     "compression.lz4.level": "The level for lz4 where the broker compresses.",
     "compression.type": "The codec in which batches are stored; 'producer' keeps the one in which they were sent.",
@@ -29,7 +30,7 @@ _TEXTS: Final[dict[str, str]] = {
     "message.timestamp.after.max.ms": "How far a record's time may lie after the broker's when it arrives.",
     "message.timestamp.before.max.ms": "How far a record's time may lie before the broker's when it arrives.",
     "message.timestamp.difference.max.ms": "How far a record's time and the broker's may differ; deprecated.",
-    "message.timestamp.type": "Whose clock stamps records: the producer's (CreateTime) or the broker's (LogAppendTime).",
+    "message.timestamp.type": "Which clock stamps records: the producer's (CreateTime) or the broker's (LogAppendTime).",
     "min.cleanable.dirty.ratio": "Which share of a log must be uncompacted before it is compacted.",
     "min.compaction.lag.ms": "The shortest time a record stays uncompacted.",
     "min.insync.replicas": "How many replicas must be in sync for a produce with acks=all.",
@@ -70,7 +71,7 @@ EFFECTIVE: Final = frozenset(
         "unclean.leader.election.enable",
     }
 )
-"""Configs that something here acts on; the others are checked and kept."""
+"""Configs that are implemented; the others are checked and stored."""
 
 
 def topic_config_documentation(name: str) -> str:

@@ -1,10 +1,12 @@
-"""Sees to it that the topics that boxes make by themselves get their replicas when there are boxes for them.
+"""Raise the replication factor of the topics that boxes create by themselves, once there are boxes
+for it.
 
-Owned by the controller process of the box that is the cluster's controller. Looks once the same boxes have been there for a while, orders a reassignment of
-one topic at a time, never beside one that is under way (but one that waits for a box that is away holds up nobody), and lets the first replicas lead when all
-is in sync. Never takes a replica away. What is under way stands in the topic's document, as any reassignment; a new controller goes on with it. Weak spot: an
-operator who takes replicas away gets them back, unless the setting that asks for them says less; and `min.insync.replicas` of `__transaction_state` stays as it
-was made.
+Owned by the controller process of the box that is the cluster's controller. It acts once the same
+boxes have been registered for a while: it orders a reassignment of one topic at a time, and none
+beside another reassignment, except one that waits for an absent box. When all replicas are in sync,
+the first ones become leaders. It never removes a replica. What is under way is in the topic's
+document, as for any reassignment. Weak: if an operator removes replicas, they return, unless the
+setting asks for fewer; and `min.insync.replicas` of `__transaction_state` keeps its first value.
 """
 
 from __future__ import annotations
@@ -22,11 +24,15 @@ from services.controller.decisions.replication_factor_plan import plan_copies
 from services.controller.zookeeper.topic_registry import TopicState
 
 SETTLED_MS = 5_000
-"""How long the same boxes must have been there: those that come up together are all counted, and one that comes and goes moves nothing."""
+"""How long the same boxes must be registered: boxes that start together all count, and one that
+comes and goes moves nothing.
+"""
 
 
 class TopicCopies:
-    """`wanted`: topic → replicas. `elects`: whether first replicas lead afterwards."""
+    """`wanted`: topic → replicas. `electing`: holds the elections of the first replicas; None if
+    they are not to lead.
+    """
 
     def __init__(
         self,
@@ -48,7 +54,7 @@ class TopicCopies:
         self._growing: str | None = None
 
     def reconsider(self) -> None:
-        """Start what is to be done, if nothing is under way."""
+        """Start what is due, if no reassignment is under way."""
         cluster = self._cluster
         if cluster.fence is None:
             self._boxes = []
@@ -69,7 +75,7 @@ class TopicCopies:
                 return
 
     def _grow(self, topic: TopicState, factor: int) -> bool:
-        """Whether that was begun."""
+        """Order a reassignment if the topic needs one; return whether it was ordered."""
         if topic.name in self._cluster.deleting or not topic.is_complete:
             return False
         planned = plan_copies(topic.replicas, self._boxes, self._cluster.racks(), factor)
@@ -90,7 +96,7 @@ class TopicCopies:
             self._settled_at_ms = self._now_ms() + SETTLED_MS
 
     def _on_grown(self, name: str) -> None:
-        """Let those lead that stand first now, once everything is in sync."""
+        """Elect the first replicas once all are in sync."""
         topic = self._cluster.topics.get(name)
         if topic is not None and under_way(topic.assignment):
             if self._waits_for_absent(topic):
@@ -104,5 +110,5 @@ class TopicCopies:
             self._electing.elect(astray, False, lambda _partition, _result: None)
 
     def _waits_for_absent(self, topic: TopicState) -> bool:
-        """Whether a reassignment is under way that cannot end before some box is back, which may be never."""
+        """Whether a reassignment under way needs an absent box, which may never return."""
         return any(not set(adding) <= set(self._cluster.live_brokers()) for adding in topic.assignment.adding_replicas.values())

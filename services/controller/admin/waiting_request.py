@@ -1,6 +1,6 @@
-"""A request to the controller, and its wait for what its parts become.
+"""A request to the controller, waiting for the results of its parts.
 
-Owned by the controller process. Weak spot: one part that is late holds up the answer for all of them.
+Owned by the controller process. Weak: one late part delays the response for all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Key: TypeAlias = str | int
 
 
 class ControllerRequest(NamedTuple):
-    """A Kafka request that an acceptor handed on: where the answer goes, and what is asked."""
+    """A Kafka request that an acceptor forwarded, and where its response goes."""
 
     client: RequestClient
     token: int
@@ -25,7 +25,7 @@ class ControllerRequest(NamedTuple):
 
 
 class WaitingRequest:
-    """A request whose parts are under way, or not even begun."""
+    """A request whose parts are under way or not started yet."""
 
     __slots__ = ("begin", "begun", "deadline_ms", "finish", "keys", "results")
 
@@ -55,8 +55,8 @@ Answer: TypeAlias = Callable[[ControllerRequest, bytes], None]
 MESSAGE_MAX = 1000
 
 
-def told(message: str | None) -> str | None:
-    """A message as it is sent: what it quotes may be longer than a string on the wire can be."""
+def truncated(message: str | None) -> str | None:
+    """Return a message that fits into a string of the protocol: what it quotes may be longer."""
     return message if message is None else message[:MESSAGE_MAX]
 
 
