@@ -1,12 +1,14 @@
-"""The controller: the box's ZooKeeper session, its registration, topics, the metadata image, and orders to the log-writers.
+"""The controller: the box's ZooKeeper session, its registration, topics, the metadata image, and
+commands to the log-writers.
 
-One process per box; on one box of the cluster it is also the controller of the cluster. It owns nothing on a log disk: killed at any moment, its
-next life resumes the session (id and password are kept in the runtime directory), loads the tree and finishes what was begun. While it or
-ZooKeeper is away, produce and fetch go on.
+One process per box; on one box of the cluster it is also the controller of the cluster. It owns
+nothing on a log disk. If it is killed, the next incarnation resumes the session (id and password
+are in the runtime directory), loads the tree and completes what was begun. While the process or
+ZooKeeper is away, produce and fetch continue.
 
-No box gives another one orders: each follows the tree, tells its own log-writers what they are, and writes for its own replicas; one of them, the
-controller of the cluster, writes for boxes that are gone and about topics. Weak spot: kazoo's threads share this process's interpreter lock
-with the duty cycle.
+No box commands another one. Each follows the tree, sends roles to its own log-writers, and writes
+for its own replicas. The controller of the cluster also writes for dead boxes and about topics.
+Weak: kazoo's threads share this process's interpreter lock with the duty cycle.
 """
 
 from __future__ import annotations
@@ -52,14 +54,14 @@ def new_topic_id() -> TopicId:
 
 
 class ControllerAgent:
-    """The duty cycle, and who tells whom: of the session, of an arrival, of disks, of the image."""
+    """The duty cycle, and the connections between session, arrival, disks and image."""
 
     def __init__(self, context: ServiceContext, make_session: MakeSession = ZooKeeperSession) -> None:
         box, layout, counters, log = context.box, context.layout, context.counters, context.log
         self._context = context
         self._clock = context.clock
         self._reconsider_at_ms = 0
-        self._ready_told = False
+        self._is_ready = False
         self._stop_deadline_ms: int | None = None
         self._make_counters()
         deadline_ms = box.integer("log.disk.deadline.ms")
@@ -67,7 +69,7 @@ class ControllerAgent:
         box_disks = BoxDisks(layout, box)
         self.cluster = Cluster(box.broker_id, broker_config(box.settings), disks)
         self._publisher = ImagePublisher(layout.image_file, self._make_image, self._on_published)
-        # Who hears of disks and of the session is made below; nobody calls before the first turn.
+        # These callbacks use components that are created below; none is called before the first turn.
         self._disks = DiskCommands(
             layout,
             context.incarnation,
@@ -78,7 +80,7 @@ class ControllerAgent:
             lambda disk: self._reports.on_gone(disk),
             log,
             deadline_ms,
-            lambda disk, wishes: self._replicas.isr.on_wishes(disk, wishes),
+            lambda disk, requests: self._replicas.isr.on_requests(disk, requests),
         )
         box_session = BoxSession(context, make_session, lambda state: self._membership.on_state(state), self._on_change)
         self.session = box_session.zookeeper
@@ -129,8 +131,8 @@ class ControllerAgent:
             self.cluster, box_disks, self._disks, self._replicas.bring_up, self._replicas.isr, self._moves, log, self._reconsider_at_once
         )
         self._tree_guard = TreeGuard(box_session.access, box, self._runner, log)
-        self._departure = ControlledShutdown(layout, self.cluster, self._membership, self._replicas.failover, log)
-        self._door = ControllerServer(context, self.cluster, self._runner, box_session, self._membership, self._administration, self._moves, self._publisher)
+        self._controlled_shutdown = ControlledShutdown(layout, self.cluster, self._membership, self._replicas.failover, log)
+        self._server = ControllerServer(context, self.cluster, self._runner, box_session, self._membership, self._administration, self._moves, self._publisher)
         self.session.start()
 
     def _make_counters(self) -> None:
@@ -147,7 +149,7 @@ class ControllerAgent:
         now_ms = self._clock.monotonic_ms()
         now_ns = self._clock.monotonic_ns()
         self._reports.look(now_ns)
-        self._departure.look(now_ms)
+        self._controlled_shutdown.poll(now_ms)
         work = self.session.drain()
         work += self._disks.do_work(now_ns)
         work += self._pauses.do_work(now_ms)
@@ -163,9 +165,9 @@ class ControllerAgent:
             self.cluster.is_image_due = False
             self._publisher.publish(lambda _: None)
         work += self._publisher.do_work(now_ns)
-        work += self._door.do_work(now_ns)
+        work += self._server.do_work(now_ns)
         self._disks.flush()
-        if not self._ready_told:
+        if not self._is_ready:
             self._maybe_ready(now_ms)
         return work
 
@@ -183,15 +185,20 @@ class ControllerAgent:
         self._stop_deadline_ms = self._clock.monotonic_ms() + STOP_MS
 
     def stopped(self) -> bool:
-        """Operations may be cut off at every step, so the stop waits for them only for a moment."""
+        """Whether the process may exit. Operations may be dropped at any step, so the stop waits
+        for them only `STOP_MS`.
+        """
         return not len(self._runner) or self._stop_deadline_ms is None or self._clock.monotonic_ms() >= self._stop_deadline_ms
 
     def close(self) -> None:
-        """End the session: other boxes learn at once that this one is gone. If it is not, and only this process ends, the next life goes on with it."""
-        self._door.close()
+        """End the session, so that other boxes learn at once that this box is gone.
+
+        If only this process ends, leave the session to the next incarnation.
+        """
+        self._server.close()
         self._runner.drop_all()
         self._own_runner.drop_all()
-        self._membership.close(self._replicas.failover.is_leaving or not self.cluster.has_other_boxes)
+        self._membership.close(self._replicas.failover.is_shutting_down or not self.cluster.has_other_boxes)
         self._disks.close()
 
     def status_line(self) -> str:
@@ -200,20 +207,22 @@ class ControllerAgent:
         return f"waits: {self._membership.refusal}; {line}" if self._membership.refusal else line
 
     def _maybe_ready(self, now_ms: int) -> None:
-        """Ready once the tree is loaded and the disks lead what is theirs, or have not come within two seconds."""
+        """Report readiness once the tree is loaded and the disks lead their partitions, or are 2 s
+        late.
+        """
         if not self._membership.has_arrived:
             return
         if self._replicas.bring_up.all_brought_up() or not self._spaces.are_waited_for(now_ms):
-            self._ready_told = True
+            self._is_ready = True
             self._context.notifier.ready()
 
     def _may_give_up(self) -> bool:
-        return not self._ready_told and len(self.cluster.reports) == len(self.cluster.disks)
+        return not self._is_ready and len(self.cluster.reports) == len(self.cluster.disks)
 
     # --- the box arrives and leaves, the tree changes -----------------------------------------------------------------------
 
     def _on_arrived(self) -> None:
-        """Everything was loaded anew."""
+        """The tree was loaded."""
         self._spaces.on_arrived()
         self._leads_gauge.set(int(self.cluster.fence is not None))
         self._count_term()
@@ -225,7 +234,7 @@ class ControllerAgent:
         self._reconsider_at_once()
 
     def _count_term(self) -> None:
-        """A role that was kept over a look at everything is no new one."""
+        """Count a new term as controller. Reloading the tree does not start one."""
         fence = self.cluster.fence
         if fence is not None and fence.controller_epoch != self._last_term:
             self._last_term = fence.controller_epoch
@@ -237,12 +246,14 @@ class ControllerAgent:
         self._leads_gauge.set(0)
 
     def _on_change(self, path: str) -> None:
-        """Somebody changed something that we watch: look at it again. Our own writes come along here too, and find nothing new."""
+        """A watch fired: reload the path. Our own writes fire watches, too."""
         self._membership.on_change(path)
         self._watcher.on_change(path)
 
     def _on_cluster_changed(self) -> None:
-        """Others have changed something: whoever may have to act on it looks at it in this turn or the next."""
+        """Another box has changed something: let all components reconsider in this turn or the
+        next.
+        """
         self._leads_gauge.set(int(self.cluster.fence is not None))
         self._reconsider_at_once()
 
@@ -257,4 +268,4 @@ class ControllerAgent:
     def _on_published(self, generation: int) -> None:
         self._generation_gauge.set(generation)
         self._topics_gauge.set(len(self._publisher.image.topics))
-        self._door.tell_news()
+        self._server.on_published()

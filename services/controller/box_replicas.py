@@ -1,9 +1,11 @@
-"""What the controller process of a box does for the replicas on its own disks, whoever is controller of the cluster.
+"""What the controller process of a box does for the replicas on its own disks, whether or not it is
+the controller of the cluster.
 
-Disks are brought up when their log-writers come, told what they are, and heard when they wish for another in-sync set; what this box is assigned is made
-here, what it is not to have any more is deleted; and when a box or a disk dies, or this box stops, others take over. Each is a part with its own memory,
-looked at while there is something to do; the order in which they look is here. Weak spot: while ZooKeeper is away log-writers are told what is known, and
-all else waits.
+It brings up disks whose log-writers connect, sends roles, carries out AlterPartition requests,
+creates assigned replicas and deletes those no longer assigned. It hands leaderships over when a
+disk dies or the box shuts down, and elects for dead boxes. Each part is a component with its own
+state; this one has their order. Weak: without ZooKeeper, known roles are sent and everything else
+waits.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from services.controller.zookeeper.operation import OperationRunner
 
 
 class BoxReplicas:
-    """`runner` is dropped when the box leaves, `own_runner` is not."""
+    """`runner` is dropped when the box leaves the cluster, `own_runner` is not."""
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class BoxReplicas:
         self.bring_up = bring_up = DiskBringUp(cluster, runner, disks, self.isr.is_settled, deadline_ms, now_ms, counters, log, on_failure)
         self._roles = RoleKeeper(cluster, own_runner, bring_up.is_brought_up, now_ms)
         self._live_brokers = LiveBrokers(cluster, own_runner, now_ms)
-        self._hosting = Hosting(cluster, runner, spaces.available, bring_up.all_told, counters, log, on_failure)
+        self._hosting = Hosting(cluster, runner, spaces.available, bring_up.all_reported, counters, log, on_failure)
         self.failover = Failover(
             cluster,
             runner,
@@ -56,19 +58,21 @@ class BoxReplicas:
         )
 
     def is_fenced(self) -> bool:
-        """Whether nobody is to elect this box: it has not told yet what its disks have lost, or is about to stop."""
-        return self.failover.is_leaving or not self.bring_up.all_settled()
+        """True while no box may elect this one: some disk has not reported its losses yet, or the
+        box is shutting down.
+        """
+        return self.failover.is_shutting_down or not self.bring_up.all_settled()
 
     def on_arrived(self) -> None:
         self.bring_up.on_arrived()
         self.failover.on_arrived()
 
     def reconsider(self) -> None:
-        """While the box has arrived: start what is to be done and not under way."""
+        """While the box has arrived: start what is due and not running."""
         self.bring_up.reconsider()
         self.failover.reconsider()
         self._hosting.reconsider()
 
     def do_work(self) -> int:
-        """Carry out wishes that came, tell what has changed."""
+        """Carry out AlterPartition requests, and send changed roles."""
         return self.isr.do_work() + self._roles.do_work() + self._live_brokers.do_work()

@@ -1,7 +1,9 @@
-"""Where the controller is asked: `controller.sock`, what answers there, and the news that everybody hears who listens.
+"""The controller's server on `controller.sock`: it passes requests to their handlers and notifies
+all clients of new images.
 
-Owned by the controller process. Admin requests and automatic creation are for `controller_requests`, those of the coordinator for `coordinator_services`;
-what only another box's controller can make is asked for there (`creation_elsewhere`). Weak spot: as of `request_server`.
+Owned by the controller process. `controller_requests` handles admin requests and automatic
+creation, `coordinator_services` the coordinator's requests. A topic that only another box's
+controller may create is requested there (`creation_elsewhere`). Weak: as of `request_server`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from services.controller.zookeeper.operation import OperationRunner
 
 
 class ControllerServer:
-    """`session` says which servers are not reached, `membership` whether what is asked for can begin."""
+    """`session` names unreachable ZooKeeper servers; `membership` knows whether requests can begin."""
 
     def __init__(
         self,
@@ -44,7 +46,7 @@ class ControllerServer:
     ) -> None:
         box, counters, now_ms = context.box, context.counters, context.clock.monotonic_ms
         self._publisher = publisher
-        self._server = RequestServer(context.layout.controller_socket, context.poller, self._on_frame, self._news)
+        self._server = RequestServer(context.layout.controller_socket, context.poller, self._on_frame, self._notification)
         self._elsewhere = CreationElsewhere(
             Peers(f"controller of broker {box.broker_id}", context.poller, context.clock),
             lambda: publisher.image,
@@ -73,16 +75,16 @@ class ControllerServer:
         else:
             self._requests.on_frame(client, frame)
 
-    def _news(self) -> tuple[int, bytes]:
-        """What whoever listens is told: which image there is."""
+    def _notification(self) -> tuple[int, bytes]:
+        """Return the notification that clients receive: the generation of the image."""
         return IMAGE_CHANGED, GENERATION.pack(self._publisher.generation)
 
-    def tell_news(self) -> None:
-        """There is another image."""
-        self._server.tell(*self._news())
+    def on_published(self) -> None:
+        """Notify all clients of a new image."""
+        self._server.tell(*self._notification())
 
     def do_work(self, now_ns: int) -> int:
-        """Begin what can begin, answer what is done or has waited too long."""
+        """Begin requests, answer those that are done or have timed out."""
         return self._requests.do_work() + self._coordinator_services.do_work() + self._elsewhere.do_work(now_ns)
 
     def close(self) -> None:

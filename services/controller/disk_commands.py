@@ -1,7 +1,9 @@
-"""The controller's commands to the log-writers of its box: a line per disk in front of the ring, so that nothing is refused for want of room.
+"""The controller's commands to the log-writers of its box, with a queue per disk in front of the
+ring, so that a full ring refuses nothing.
 
-Owned by the controller process. A command whose log-writer is away, or dies first, ends with KAFKA_STORAGE_ERROR; who sent it decides
-what then. Weak spot: a hung log-writer's line grows with what is asked of that disk (bounded by the topics of the box, not by time).
+Owned by the controller process. If the log-writer is away, or dies before it answers, the command
+ends with KAFKA_STORAGE_ERROR. Weak: the queue of a hung log-writer grows with the commands to that
+disk (bounded by the topics of the box, not by time).
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ LOST = Completion(0, 0, ErrorCode.KAFKA_STORAGE_ERROR, 0, 0, -1, -1, -1, -1, -1,
 
 
 class DiskCommands:
-    """Commands by disk, in order. `on_connected(disk)` and `on_gone(disk)` tell of log-writers that come and go."""
+    """Commands by disk, in order.
+
+    `on_connected(disk)` and `on_gone(disk)` report log-writers that connect and disconnect.
+    """
 
     def __init__(
         self,
@@ -47,7 +52,7 @@ class DiskCommands:
         on_isr_wishes: Callable[[str, list[dict[str, Any]]], None] = lambda _disk, _wishes: None,
     ) -> None:
         self._source = Source(layout, "controller", incarnation, ARENA_BYTES, RING_ENTRIES)
-        self._lines: dict[str, deque[tuple[DiskCommand, OnDone]]] = {disk: deque() for disk in disks}
+        self._queues: dict[str, deque[tuple[DiskCommand, OnDone]]] = {disk: deque() for disk in disks}
         self._gone_callback = on_gone
         self._sent = counters.counter("controller.disk_commands")
         self._refused = counters.counter("controller.disk_commands_refused")
@@ -60,27 +65,32 @@ class DiskCommands:
         self._health = DiskHealth(self._proxies.by_disk.values(), deadline_ms, self._on_hung, lambda _disk: None)
 
     def _on_hung(self, disk: str, operation: str) -> None:
-        """It publishes nothing more; what it was told ends when its process does, and what it is told from now on is refused at once."""
-        self._log.error(f"disk {disk} hangs ({operation}): log-writer@{disk} is fenced and starts anew when the disk answers", disk=disk)
+        """Fence the log-writer: it publishes nothing more.
+
+        Commands under way end with its process; new ones are refused at once.
+        """
+        self._log.error(f"disk {disk} hangs ({operation}): fenced log-writer@{disk}, which restarts when the disk answers", disk=disk)
         fence_life(self._proxies.writer_info(disk)["table"])
 
     def add_disk(self, disk: str) -> None:
-        self._lines[disk] = deque()
+        self._queues[disk] = deque()
         self._proxies.add_disk(disk)
 
     def remove_disk(self, disk: str) -> None:
-        """What it was told ends as at a death."""
-        self._proxies.remove_disk(disk, self._on_set_aside)
-        self._end_line(disk)
-        del self._lines[disk]
+        """Remove a disk; its commands end as if the log-writer had died."""
+        self._proxies.remove_disk(disk, self._on_detached)
+        self._end_queue(disk)
+        del self._queues[disk]
 
     def replace_disk(self, disk: str) -> None:
-        """The same, and what comes is for the process that serves the disk now."""
-        self._proxies.replace_disk(disk, self._on_set_aside)
-        self._end_line(disk)
+        """Replace a disk; its commands end, and later ones go to the new log-writer."""
+        self._proxies.replace_disk(disk, self._on_detached)
+        self._end_queue(disk)
 
-    def _on_set_aside(self, command: Command) -> None:
-        """Whoever waits for it waits no longer; its place in the arena stays the old log-writer's until that is gone."""
+    def _on_detached(self, command: Command) -> None:
+        """End the command of a detached log-writer; its arena slot stays reserved until that
+        process is gone.
+        """
         on_done, command.context = command.context, None
         on_done(LOST)
 
@@ -90,43 +100,47 @@ class DiskCommands:
         else:
             self._lost.append(command)
 
-    def _end_line(self, disk: str) -> None:
-        """For a log-writer that was not there, which nobody called gone."""
-        line, self._lines[disk] = self._lines[disk], deque()
-        for _command, on_done in line:
+    def _end_queue(self, disk: str) -> None:
+        """End the queued commands of a log-writer that never connected, so that no disconnect ends
+        them.
+        """
+        queue, self._queues[disk] = self._queues[disk], deque()
+        for _command, on_done in queue:
             on_done(LOST)
 
     def command(self, command: DiskCommand, on_result: Callable[[Any], None]) -> None:
-        """Send; `on_result(error code)`, or `on_result(completion)` if the command wants that, may be called at once."""
+        """Queue a command. `on_result(error code)`, or `on_result(completion)` with
+        `wants_completion`, may be called at once.
+        """
 
         def on_done(completion: Completion) -> None:
             on_result(completion if command.wants_completion else completion.error_code)
 
-        if command.disk not in self._lines or not self._proxies.connected(command.disk) or self._proxies.by_disk[command.disk].is_hung:
+        if command.disk not in self._queues or not self._proxies.connected(command.disk) or self._proxies.by_disk[command.disk].is_hung:
             self._refused.add()
             on_done(LOST)
             return
-        self._lines[command.disk].append((command, on_done))
+        self._queues[command.disk].append((command, on_done))
         self._send(command.disk)
 
     def _send(self, disk: str) -> int:
-        line = self._lines[disk]
+        queue = self._queues[disk]
         sent = 0
-        while line:
-            command, on_done = line[0]
+        while queue:
+            command, on_done = queue[0]
             if not self._proxies.offer_command(disk, command.kind, command.payload, on_done):
                 break
-            line.popleft()
+            queue.popleft()
             self._sent.add()
             sent += 1
         return sent
 
     def do_work(self, now_ns: int) -> int:
-        """Take completions, notice deaths, send what waits, ring. Bounded."""
+        """Handle completions, detect deaths, send queued commands, ring the doorbells. Bounded."""
         work = self._proxies.do_work(now_ns)
         work += self._health.look(now_ns)
-        for disk, line in self._lines.items():
-            if line:
+        for disk, queue in self._queues.items():
+            if queue:
                 work += self._send(disk)
         self._proxies.flush()
         return work
@@ -140,14 +154,16 @@ class DiskCommands:
         on_done(completion)
 
     def _on_gone(self, disk: str) -> None:
-        """First that it is gone, then what was lost with it: who hears of a loss must see that asking again can help."""
-        line, self._lines[disk] = self._lines[disk], deque()
+        """Report the disconnect first, then end the lost commands: their callbacks must see that
+        the disk is away.
+        """
+        queue, self._queues[disk] = self._queues[disk], deque()
         lost = self._lost[:]
         self._lost.clear()
         self._gone_callback(disk)
         for outstanding in lost:
             self._give_back(outstanding)
-        for _command, on_done in line:
+        for _command, on_done in queue:
             on_done(LOST)
 
     def connected(self, disk: str) -> bool:
@@ -157,11 +173,13 @@ class DiskCommands:
         return self._proxies.writer_info(disk)
 
     def is_offline(self, disk: str) -> bool:
-        """Whether it takes no orders now: failed, hung, or away."""
+        """Whether it accepts no commands now: failed, hung, or away."""
         return self._proxies.is_offline(disk) or self._proxies.by_disk[disk].is_hung
 
     def may_park(self) -> bool:
-        """Set the sleeping word, fence, look again."""
+        """Set the doorbell's sleeping word, then check for completions once more, so that none is
+        missed.
+        """
         self._source.doorbell.prepare_to_sleep()
         if self._proxies.has_completions():
             self._source.doorbell.wake()

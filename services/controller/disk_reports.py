@@ -1,7 +1,9 @@
-"""What is known of the box's disks: which it has, and what the log-writers that are there have said of theirs.
+"""Keep `Cluster.disks` and `Cluster.reports`: which disks the box has, and what their log-writers
+reported.
 
-Owned by the controller process; keeps `Cluster.disks` and `Cluster.reports`, and passes on who came and who went. A report belongs to one life of a
-log-writer and goes with it. Disks come and go while the box runs, too (`ipc/box_disks.py`). Weak spot: as there.
+Owned by the controller process; it notifies the other components of connects and disconnects. A
+report belongs to one incarnation of a log-writer and is dropped with it. Disks are also added and
+removed while the box runs (`ipc/box_disks.py`). Weak: as there.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from services.controller.isr_keeper import IsrKeeper
 
 
 class DiskReports:
-    """`on_news` is called when something may be possible now that was not."""
+    """`on_news` is called when something may have become possible."""
 
     def __init__(
         self,
@@ -41,24 +43,25 @@ class DiskReports:
         self._on_news = on_news
 
     def on_connected(self, disk: str) -> None:
-        """Its log-writer is there, and has said what it holds."""
+        """A log-writer has connected and reported its disk's contents."""
         report = DiskReport.from_writer_info(disk, self._disks.writer_info(disk))
         self._cluster.add_report(report)
-        bump = ", leader epochs must be raised first" if report.needs_epoch_bump else ""
-        self._log.info(f"log-writer@{disk} is there with {len(report.partitions)} partitions{bump}", disk=disk, peer=f"log-writer@{disk}")
+        bump = "; raising their leader epochs first" if report.needs_epoch_bump else ""
+        self._log.info(f"log-writer@{disk} connected with {len(report.partitions)} partitions{bump}", disk=disk, peer=f"log-writer@{disk}")
         self._moves.on_disk_connected(report)
         self._bring_up.on_connected(report)
         self._on_news()
 
     def on_gone(self, disk: str) -> None:
-        """Its log-writer has died, or was told to end."""
+        """A log-writer has died or was stopped."""
         self._cluster.reports.pop(disk, None)
         self._bring_up.on_gone(disk)
         self._isr.on_disk_gone(disk)
-        self._log.info(f"log-writer@{disk} is gone; those of its partitions that no other box has wait until it is back", disk=disk, peer=f"log-writer@{disk}")
+        message = f"log-writer@{disk} disconnected; its partitions without a replica on another box wait for its return"
+        self._log.info(message, disk=disk, peer=f"log-writer@{disk}")
 
     def look(self, now_ns: int) -> None:
-        """Disks that were added, removed or replaced while we run."""
+        """Apply disks that were added, removed or replaced while the box runs."""
         came, went, replaced = self._box_disks.look(now_ns)
         for disk in came:
             self._bring_up.on_added(disk.name)

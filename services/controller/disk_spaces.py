@@ -1,7 +1,7 @@
-"""Which disks of the box can take a partition now, and how much is free on each, as their log-writers count it.
+"""Which disks of the box can take a partition, and their free space, as their log-writers count it.
 
-Owned by the controller process; who places partitions asks it. Weak spot: log-writers count it once in two seconds, so partitions that are made in between
-all see the same free space.
+Owned by the controller process. Weak: log-writers count the space every two seconds, so partitions
+that are created in between see the same free space.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from services.controller.disk_commands import DiskCommands
 
 FREE_BYTES_LABEL = "disk.free_bytes"
 WITHOUT_DISKS_MS = 2000
-"""After an arrival so long is waited for log-writers that are still to come."""
+"""How long to wait after an arrival for log-writers that are not connected yet."""
 
 
 class DiskSpaces:
-    """Of the disks of one box."""
+    """The free space of one box's disks."""
 
     def __init__(self, context: ServiceContext, cluster: Cluster, disks: DiskCommands) -> None:
         self._layout = context.layout
@@ -32,12 +32,16 @@ class DiskSpaces:
         self._arrived_ms = self._clock.monotonic_ms()
 
     def are_waited_for(self, now_ms: int) -> bool:
-        """Whether disks that are not there may come in a moment."""
+        """Whether disks that are not connected may still connect soon."""
         return now_ms - self._arrived_ms < WITHOUT_DISKS_MS
 
     def available(self) -> list[DiskSpace]:
-        """The disks that can take a partition now (none that is being drained), with the free space that their log-writers count. None for a moment after an
-        arrival, while log-writers are still to come: the first topics of a box shall not crowd the disk that was quickest."""
+        """Return the disks that can take a partition now and are not being drained, with their free
+        space.
+
+        Empty for a moment after an arrival while log-writers are still to connect: otherwise the
+        first topics of a box would all go to the disk that was fastest.
+        """
         cluster = self._cluster
         if len(cluster.reports) < len(self._box.disks) and self.are_waited_for(self._clock.monotonic_ms()):
             return []
@@ -48,6 +52,8 @@ class DiskSpaces:
         return spaces
 
     def _free_bytes(self, disk: str) -> int:
-        """0 before the log-writer has counted: then the disks with the fewest partitions come first."""
+        """Return 0 before the log-writer's first count: then the disks with the fewest partitions
+        come first.
+        """
         snapshot = read_counters(self._layout, f"log-writer@{disk}")
         return snapshot.values.get(FREE_BYTES_LABEL, 0) if snapshot is not None else 0

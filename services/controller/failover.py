@@ -1,8 +1,10 @@
-"""Elections when somebody dies, and this box's own misfortunes: disks that are dead, hung or long away, and the stop of the box.
+"""Elect for dead boxes, and react to this box's own failures: disks that are dead, hung or long
+away, and its shutdown.
 
-Owned by the controller process of each box. As controller of the cluster it elects for boxes that are gone; for this box's replicas it writes by
-itself, whoever is controller. What is to be done is found in what is known, never remembered. Weak spot: a disk's partitions that have no other replica stay
-as they are; clients of them get KAFKA_STORAGE_ERROR.
+Owned by the controller process of each box. As controller of the cluster it elects for dead boxes;
+for this box's own replicas it writes itself, controller or not. Work is derived from the known
+state in each turn and never stored, so nothing is lost with the process. Weak: a dead disk's
+partitions without another replica stay as they are; their clients get KAFKA_STORAGE_ERROR.
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ from services.controller.decisions.leader_operations import (
 )
 from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 
-OnLeft = Callable[[int], None]
+OnHandedOver = Callable[[int], None]
 
 
 class Failover:
-    """`is_dead(disk)`: it failed, hangs, or its log-writer has been away for longer than the deadline. `is_brought_up(disk)`: its log-writer is there and
-    its leader epochs are settled. `patience_ms()`: after an arrival, how long boxes are awaited that are not registered."""
+    """`is_dead(disk)`: it failed, hangs, or its log-writer has been away longer than the deadline.
+
+    `is_brought_up(disk)`: its log-writer is connected and its leader epochs are settled.
+    `patience_ms()`: how long after an arrival to wait for unregistered boxes.
+    """
 
     def __init__(
         self,
@@ -54,23 +59,25 @@ class Failover:
         self._is_brought_up = is_brought_up
         self._log = log
         self._on_failure = on_failure
-        self.is_leaving = False
-        self._left: list[OnLeft] = []
-        self._has_left = False
+        self.is_shutting_down = False
+        self._on_done: list[OnHandedOver] = []
+        self._is_handed_over = False
         self._elections = counters.counter('controller.elections{reason="death"}')
         self._withdrawals = counters.counter('controller.elections{reason="disk"}')
-        self._departures = counters.counter(GIVEN_AWAY)
+        self._handed_over = counters.counter(GIVEN_AWAY)
         self._unclean = counters.counter("controller.unclean_elections")
         self._offline = counters.gauge("controller.offline_partitions")
 
     def on_arrived(self) -> None:
-        """Everything was loaded anew. Who is not registered may have lost its session when we lost ours, or be starting as we are."""
-        self._has_left = False
+        """The tree was loaded. An unregistered box may have lost its session when this one did, or
+        may be starting, too.
+        """
+        self._is_handed_over = False
         self._awaited_until_ms = self._now_ms() + self._patience_ms()
         self._cluster.awaited = self._cluster.box_records.keys() - self._cluster.brokers.keys()
 
     def reconsider(self) -> None:
-        """Start what is to be done and not under way."""
+        """Start what is due and not running."""
         cluster = self._cluster
         if cluster.awaited and self._now_ms() >= self._awaited_until_ms:
             cluster.awaited = set()
@@ -81,10 +88,10 @@ class Failover:
         for disk in list(cluster.disks):
             if self._is_dead(disk):
                 self._maybe_withdraw(disk)
-            elif disk in cluster.reports and self._is_brought_up(disk) and not self.is_leaving:
+            elif disk in cluster.reports and self._is_brought_up(disk) and not self.is_shutting_down:
                 self._maybe_take_up(disk)
-        if self.is_leaving:
-            self._maybe_leave()
+        if self.is_shutting_down:
+            self._maybe_shut_down()
         elif cluster.is_fenced(cluster.broker_id) and self._all_settled() and not self._runner.is_running("fence"):
             self._runner.start("fence", fence_box(cluster, False), self._on_written)
 
@@ -111,11 +118,11 @@ class Failover:
             return
         self._elections.add(elections.elected)
         self._unclean.add(elections.unclean)
-        living = ", ".join(map(str, self._cluster.live_brokers()))
-        words = f"{elections.elected} partitions have another leader, {elections.without_leader} have none, {elections.shrunk} have fewer replicas in sync"
-        self._log.warning(f"brokers {living} live: {words}")
+        live = ", ".join(map(str, self._cluster.live_brokers()))
+        counts = f"{elections.elected} with a new leader, {elections.without_leader} without a leader, {elections.shrunk} with fewer in-sync replicas"
+        self._log.warning(f"held elections after a box died; live brokers are {live}; partitions: {counts}")
         if elections.unclean:
-            self._log.critical(f"{elections.unclean} partitions are led by a replica that was not in sync: acknowledged records may be lost")
+            self._log.critical(f"{elections.unclean} partitions were elected a leader that was not in sync: acknowledged records may be lost")
 
     # --- disks of this box
 
@@ -125,7 +132,9 @@ class Failover:
             self._runner.start(name, withdraw_replicas(self._cluster, concerned), lambda outcome: self._on_withdrawn(disk, outcome))
 
     def _maybe_take_up(self, disk: str) -> None:
-        """What this box leads again by itself: somebody else withdrew when nobody could take over."""
+        """Lead what has no leader and is in sync on this disk: no replica could take over when the
+        leader withdrew.
+        """
         name = f"disk-leads:{disk}"
         if not self._runner.is_running(name) and (concerned := to_take_up(self._cluster, self._cluster.reports[disk])):
             self._runner.start(name, take_up_replicas(self._cluster, concerned), self._on_written)
@@ -135,7 +144,8 @@ class Failover:
             self._on_failure(outcome.failure)
         elif outcome.value:
             self._withdrawals.add(outcome.value)
-            self._log.error(f"disk {disk} cannot serve: {outcome.value} of its replicas are given to other boxes, as leaders or in sync", disk=disk)
+            message = f"disk {disk} cannot serve: handed {outcome.value} of its replicas over to other boxes"
+            self._log.error(message, disk=disk)
 
     def _on_written(self, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
@@ -143,26 +153,28 @@ class Failover:
 
     # --- the stop of the box
 
-    def leave(self, on_left: OnLeft) -> None:
-        """The box is about to stop: `on_left(partitions moved)` is called when it leads nothing that another box can lead."""
-        self.is_leaving = True
-        self._left.append(on_left)
-        self._maybe_leave()
+    def shut_down(self, on_handed_over: OnHandedOver) -> None:
+        """Begin the controlled shutdown. `on_handed_over(partitions moved)` is called when no other box
+        can take over more.
+        """
+        self.is_shutting_down = True
+        self._on_done.append(on_handed_over)
+        self._maybe_shut_down()
 
-    def _maybe_leave(self) -> None:
-        if self._has_left:
-            self._tell_left(0)
-        elif self._left and not self._runner.is_running("leave"):
-            self._runner.start("leave", controlled_shutdown(self._cluster, self._departures.add, self._now_ms), self._on_left)
+    def _maybe_shut_down(self) -> None:
+        if self._is_handed_over:
+            self._report_handed_over(0)
+        elif self._on_done and not self._runner.is_running("controlled shutdown"):
+            self._runner.start("controlled shutdown", controlled_shutdown(self._cluster, self._handed_over.add, self._now_ms), self._on_handed_over)
 
-    def _on_left(self, outcome: OperationOutcome) -> None:
+    def _on_handed_over(self, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
             return
-        self._has_left = True
-        self._tell_left(outcome.value)
+        self._is_handed_over = True
+        self._report_handed_over(outcome.value)
 
-    def _tell_left(self, moved: int) -> None:
-        left, self._left = self._left, []
-        for on_left in left:
-            on_left(moved)
+    def _report_handed_over(self, moved: int) -> None:
+        callbacks, self._on_done = self._on_done, []
+        for on_handed_over in callbacks:
+            on_handed_over(moved)

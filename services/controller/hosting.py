@@ -1,7 +1,9 @@
-"""What this box hosts: it makes what it is assigned, deletes what it is not to have any more, whoever is controller of the cluster.
+"""Create the replicas that are assigned to this box, and delete those that are no longer assigned,
+on every box.
 
-Owned by the controller process of each box. Wishes are found in what is known of the tree, never remembered, so nothing is lost with the process. Weak spot:
-all topics are looked through whenever something has changed, and once a second (1 ms for a thousand partitions).
+Owned by the controller process of each box. Work is derived from the known tree and never stored,
+so nothing is lost with the process. Weak: all topics are checked whenever something has changed,
+and once a second (1 ms for a thousand partitions).
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from services.controller.zookeeper.topic_registry import TopicState
 
 
 class Hosting:
-    """`may_host()`: all disks of the box have told what they hold, so that what no disk has was never here. `spaces()`: disks that can take partitions."""
+    """`may_host()`: all disks have reported, so a partition that no disk has was never here.
+    `spaces()`: disks that can take partitions.
+    """
 
     def __init__(
         self,
@@ -42,17 +46,17 @@ class Hosting:
         self._given_up = counters.counter("controller.replicas_given_up")
 
     def reconsider(self) -> None:
-        """Start what is to be done and not under way. One thing at a time is done about a topic."""
+        """Start what is due and not running; at most one operation per topic."""
         cluster = self._cluster
         may_host = self._may_host() and bool(self._spaces())
         for name, placement in list(cluster.stale_placements.items()):
             count = len(placement.directories)
-            self._start(name, clear_stale_placement(cluster, name, placement), "was deleted while this box was away, and is deleted here now", count)
+            self._start(name, clear_stale_placement(cluster, name, placement), "was deleted while this box was away; deleted its replicas here", count)
         for name, topic in cluster.topics.items():
             if name in cluster.deleting:
                 self._maybe_leave(topic)
             elif not self._is_busy(name) and name not in cluster.stale_placements:
-                self._look_at(topic, may_host)
+                self._maybe_change(topic, may_host)
 
     def _is_busy(self, name: str) -> bool:
         return self._runner.is_running(f"topic:{name}") or name in self._cluster.handing_over
@@ -61,35 +65,35 @@ class Hosting:
         cluster, name = self._cluster, topic.name
         has_some = topic.placement or any(key[0] == name and report.holds(topic, key[1]) for report in cluster.reports.values() for key in report.partitions)
         if cluster.fence is None and has_some and not self._is_busy(name):
-            self._start(name, leave_topic(cluster, topic), "is deleted here", len(topic.placement))
+            self._start(name, leave_topic(cluster, topic), "is being deleted; deleted its replicas here", len(topic.placement))
 
-    def _look_at(self, topic: TopicState, may_host: bool) -> None:
+    def _maybe_change(self, topic: TopicState, may_host: bool) -> None:
         gone = to_give_up(self._cluster, topic)
         if gone:
             operation = give_up_partitions(self._cluster, topic, gone)
-            self._start(topic.name, operation, f"gave up partitions {_listed(gone)}, which lie on other boxes now", len(gone))
+            self._start(topic.name, operation, f"is no longer assigned to this box for partitions {_listed(gone)}; deleted their replicas here", len(gone))
             return
         wanted = to_host(self._cluster, topic) if may_host else []
         if wanted:
             operation = host_partitions(self._cluster, topic, wanted, self._spaces)
             self._runner.start(f"topic:{topic.name}", operation, lambda outcome: self._on_hosted(topic.name, len(wanted), outcome))
 
-    def _start(self, name: str, operation: object, words: str, count: int) -> None:
-        self._runner.start(f"topic:{name}", operation, lambda outcome: self._on_deleted(name, words, count, outcome))  # type: ignore[arg-type]
+    def _start(self, name: str, operation: object, what: str, count: int) -> None:
+        self._runner.start(f"topic:{name}", operation, lambda outcome: self._on_deleted(name, what, count, outcome))  # type: ignore[arg-type]
 
     def _on_hosted(self, name: str, count: int, outcome: OperationOutcome) -> None:
         if self._has_failed(outcome):
             return
         if outcome.value is ErrorCode.NONE:
             self._hosted.add(count)
-            self._log.info(f"topic {name} has {count} replicas on this box now", topic=name)
+            self._log.info(f"topic {name}: created {count} replicas on this box", topic=name)
         else:
-            self._log.warning(f"topic {name}: no disk of this box takes its replicas; it is tried again", topic=name)
+            self._log.warning(f"topic {name}: no disk of this box can take its replicas; retrying", topic=name)
 
-    def _on_deleted(self, name: str, words: str, count: int, outcome: OperationOutcome) -> None:
+    def _on_deleted(self, name: str, what: str, count: int, outcome: OperationOutcome) -> None:
         if not self._has_failed(outcome) and outcome.value is ErrorCode.NONE:
             self._given_up.add(count)
-            self._log.info(f"topic {name} {words}", topic=name)
+            self._log.info(f"topic {name} {what}", topic=name)
 
     def _has_failed(self, outcome: OperationOutcome) -> bool:
         if outcome.failure is not None:

@@ -1,8 +1,9 @@
-"""Writes the metadata image and tells that it has changed; changes within 20 ms are one.
+"""Write the metadata image and report its change; changes within 20 ms are written together.
 
-Owned by the controller process, the image file's only writer. The generation goes on from the file that the previous life left, so it never
-goes back while the box runs, and an image with the same content keeps its generation. Weak spot: an unreadable file of a previous release
-starts the generation again at 1; processes of two releases never share a box.
+Owned by the controller process, the image file's only writer. The generation continues from the
+file of the previous incarnation, so it never goes back while the box runs. An image with the same
+content keeps its generation. Weak: with an unreadable file of an earlier release the generation
+restarts at 1; processes of two releases never share a box.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ COALESCE_NS = 20_000_000
 
 
 class ImagePublisher:
-    """`make_image(generation)` gives the image as it should be; `on_published(generation)` tells whoever listens."""
+    """`make_image(generation)` builds the image; `on_published(generation)` is called for each new
+    one.
+    """
 
     def __init__(self, path: str, make_image: Callable[[int], MetadataImage], on_published: Callable[[int], None]) -> None:
         self._path = path
@@ -38,15 +41,15 @@ class ImagePublisher:
         return bool(self._waiting)
 
     def publish(self, on_done: Callable[[None], None]) -> None:
-        """Have the image written in one of the next turns; `on_done` is called when it is."""
+        """Write the image in one of the next turns, then call `on_done`."""
         self._waiting.append(on_done)
 
     def forget_waiting(self) -> None:
-        """The operations that waited were dropped. The next arrival publishes."""
+        """Forget waiting operations, which were dropped. The next arrival publishes."""
         self._waiting.clear()
 
     def do_work(self, now_ns: int) -> int:
-        """Write if somebody wants it and the last write is 20 ms ago."""
+        """Write if an operation waits and the last write was at least 20 ms ago."""
         if not self._waiting or now_ns - self._last_write_ns < COALESCE_NS:
             return 0
         waiting, self._waiting = self._waiting, []

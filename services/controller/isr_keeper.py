@@ -1,8 +1,9 @@
-"""Wishes of this box's log-writers for in-sync sets: collected, carried out a disk at a time, answered.
+"""Collect AlterPartition requests of this box's log-writers, and carry them out disk by disk.
 
-Owned by the controller process of each box. One operation a disk; what comes meanwhile waits, the newest wish of each partition. A wish of a life of a
-log-writer that is over is dropped unless it is being written; the next life is told nothing before that is settled. While ZooKeeper is away wishes
-wait, and the larger set counts for their leaders. Weak spot: none known.
+Owned by the controller process of each box. One operation runs per disk; meanwhile the newest
+request of each partition waits. Requests of an ended incarnation of a log-writer are dropped unless
+they are being written; its next incarnation receives no role before their outcome is known. While
+ZooKeeper is away requests wait, and their leaders count with the larger of both sets.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from services.controller.zookeeper.operation import OperationOutcome, OperationR
 
 
 class IsrKeeper:
-    """Wishes by disk. `runner` is dropped when ZooKeeper is lost; `on_failure` gets what it refused or lost."""
+    """Requests by disk. `runner` is dropped when ZooKeeper is lost; `on_failure` gets its failures."""
 
     def __init__(
         self,
@@ -34,32 +35,32 @@ class IsrKeeper:
         self._on_failure = on_failure
         self._waiting: dict[str, dict[PartitionKey, PendingIsrChange]] = {}
         self._written: dict[str, set[PartitionKey]] = {}
-        """By disk: partitions whose wish is being written, or was when the connection was lost."""
+        """Disk → partitions whose request is being written, or was when the connection was lost."""
         self._expands = counters.counter("controller.isr_expands")
         self._shrinks = counters.counter("controller.isr_shrinks")
         self._refused = counters.counter("controller.isr_wishes_refused")
 
-    def on_wishes(self, disk: str, documents: list[dict[str, Any]]) -> None:
-        """From a log-writer."""
+    def on_requests(self, disk: str, documents: list[dict[str, Any]]) -> None:
+        """Add requests of a log-writer."""
         waiting = self._waiting.setdefault(disk, {})
         for document in documents:
             try:
-                wish = PendingIsrChange.from_document(document)
+                request = PendingIsrChange.from_document(document)
             except (KeyError, TypeError, ValueError, AttributeError):
                 self._refused.add()
                 continue
-            waiting.pop(wish.key, None)
-            waiting[wish.key] = wish
+            waiting.pop(request.key, None)
+            waiting[request.key] = request
 
     def on_disk_gone(self, disk: str) -> None:
         self._waiting.pop(disk, None)
 
     def is_settled(self, disk: str) -> bool:
-        """Whether nothing is under way that this disk's log-writers wished for."""
+        """Whether no request of this disk's log-writers is being written or has an unknown outcome."""
         return disk not in self._written
 
     def do_work(self) -> int:
-        """Begin what can begin."""
+        """Start what can be started."""
         if not (self._waiting or self._written) or not self._can_begin():
             return 0
         work = 0
@@ -70,17 +71,17 @@ class IsrKeeper:
                     complete_isr_changes(self._cluster, set(keys)),
                     lambda outcome, disk=disk: self._on_settled(disk, outcome),  # type: ignore[misc]
                 )
-        for disk, wishes in list(self._waiting.items()):
+        for disk, requests in list(self._waiting.items()):
             report = self._cluster.reports.get(disk)
-            if not wishes or report is None:
+            if not requests or report is None:
                 del self._waiting[disk]
                 continue
             if disk in self._written:
                 continue
             del self._waiting[disk]
-            self._written[disk] = set(wishes)
-            operation = apply_isr_changes(self._cluster, report, list(wishes.values()))
-            work += self._runner.start(f"isr:{disk}", operation, lambda outcome, disk=disk: self._on_carried_out(disk, outcome))  # type: ignore[misc]
+            self._written[disk] = set(requests)
+            operation = apply_isr_changes(self._cluster, report, list(requests.values()))
+            work += self._runner.start(f"isr:{disk}", operation, lambda outcome, disk=disk: self._on_applied(disk, outcome))  # type: ignore[misc]
         return work
 
     def _on_settled(self, disk: str, outcome: OperationOutcome) -> None:
@@ -89,7 +90,7 @@ class IsrKeeper:
             return
         self._written.pop(disk, None)
 
-    def _on_carried_out(self, disk: str, outcome: OperationOutcome) -> None:
+    def _on_applied(self, disk: str, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
             return

@@ -1,7 +1,8 @@
-"""Tells log-writers which boxes live, whenever that has changed: for what may not wait for a box that is gone.
+"""Send the set of live brokers to log-writers whenever it changes, for acknowledgements that must
+not wait for a dead box.
 
-Owned by the controller process of each box. A box that was never one of several says nothing. Weak spot: a box that is cut off counts as alive until its
-session is over.
+Owned by the controller process of each box. Does nothing on a box that never had neighbours. Weak:
+a box that is cut off counts as alive until its session ends.
 """
 
 from __future__ import annotations
@@ -24,29 +25,29 @@ class LiveBrokers:
         self._cluster = cluster
         self._runner = runner
         self._now_ms = now_ms
-        self._told: dict[str, tuple[int, frozenset[int]]] = {}
-        """Disk → life of its log-writer, and what it was told."""
-        self._again_ms: dict[str, int] = {}
+        self._sent: dict[str, tuple[int, frozenset[int]]] = {}
+        """Disk → incarnation of its log-writer, and the brokers sent to it."""
+        self._retry_at_ms: dict[str, int] = {}
 
     def do_work(self) -> int:
-        """Tell what is to be told."""
+        """Send what has changed."""
         cluster = self._cluster
         if not cluster.has_other_boxes:
             return 0
         live = frozenset(cluster.brokers)
-        told = 0
+        count = 0
         for disk, report in cluster.reports.items():
-            word = (report.incarnation, live)
-            if self._told.get(disk) == word or self._now_ms() < self._again_ms.get(disk, 0):
+            wanted = (report.incarnation, live)
+            if self._sent.get(disk) == wanted or self._now_ms() < self._retry_at_ms.get(disk, 0):
                 continue
             name = f"live brokers:{disk}"
             if not self._runner.is_running(name):
-                self._runner.start(name, send_live_brokers(disk, live), partial(self._on_told, disk, word))
-                told += 1
-        return told
+                self._runner.start(name, send_live_brokers(disk, live), partial(self._on_sent, disk, wanted))
+                count += 1
+        return count
 
-    def _on_told(self, disk: str, word: tuple[int, frozenset[int]], outcome: OperationOutcome) -> None:
+    def _on_sent(self, disk: str, wanted: tuple[int, frozenset[int]], outcome: OperationOutcome) -> None:
         if outcome.failure is None and outcome.value in (ErrorCode.NONE, ErrorCode.INVALID_REQUEST):  # the latter: of an older release
-            self._told[disk] = word
+            self._sent[disk] = wanted
         else:
-            self._again_ms[disk] = self._now_ms() + RETRY_MS
+            self._retry_at_ms[disk] = self._now_ms() + RETRY_MS

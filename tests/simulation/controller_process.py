@@ -156,7 +156,7 @@ class ControllerProcess:
 
     def _take_wish(self, writer: Writer, document: dict[str, Any]) -> None:
         if self.is_alive and writer is self._writer:
-            self._isr.on_wishes(DISK, [document])
+            self._isr.on_requests(DISK, [document])
             self._turn_soon()
 
     def _command(self, command: DiskCommand, on_done: Callable[[Any], None]) -> None:

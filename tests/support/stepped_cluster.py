@@ -182,4 +182,4 @@ class SteppedCluster:
             "wish": 1,
             "broker_epochs": {str(member): agent.cluster.broker_epochs.get(member, -1) for member in isr},
         }
-        agent._replicas.isr.on_wishes(disk, [{**document, **(changed or {})}])
+        agent._replicas.isr.on_requests(disk, [{**document, **(changed or {})}])

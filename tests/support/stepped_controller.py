@@ -150,7 +150,7 @@ class SteppedBox:
         for writer in self.writers.values():
             writer.turn()
         agent.session.abandon()
-        agent._door.close()
+        agent._server.close()
         agent._disks.close()
         self._poller.close()
         self.agent = None

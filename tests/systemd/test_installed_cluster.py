@@ -91,7 +91,7 @@ def test_a_box_that_is_stopped_gives_away_what_it_leads_before_its_processes_sto
         pause = load.pause(began)
         print(f"a box is stopped: {pause:.2f} s without acks=all")
         assert pause < STOP_PAUSE_SECONDS
-        assert "were given to other boxes" in machine.box.journal("-u", "millrace-controller")
+        assert "partitions over to other boxes" in machine.box.journal("-u", "millrace-controller")
         machine.box.run("systemctl start millrace.target")
         cluster.await_ready(READY_SECONDS)
         load.await_in_sync()

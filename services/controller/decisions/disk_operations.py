@@ -19,7 +19,7 @@ from services.controller.zookeeper.operation import Operation, Publish, all_of
 from services.controller.zookeeper.topic_registry import TopicState
 
 
-def bring_up_disk(cluster: Cluster, report: DiskReport, others_had_their_time: bool = True) -> Operation[int]:
+def bring_up_disk(cluster: Cluster, report: DiskReport, others_are_overdue: bool = True) -> Operation[int]:
     """Settle leader epochs after an unclean boot, then send the roles.
 
     Returns how many partitions have not accepted their role, or wait for other boxes.
@@ -39,7 +39,7 @@ def bring_up_disk(cluster: Cluster, report: DiskReport, others_had_their_time: b
     present = [(topic, partition) for topic, partition in placed if report.holds(topic, partition)]
     missing = [(topic, partition) for topic, partition in placed if _is_missing(cluster, report, topic, partition)]
     report.missing = len(missing)
-    waiting = yield from settle_unclean_boot(cluster, report, present, others_had_their_time)
+    waiting = yield from settle_unclean_boot(cluster, report, present, others_are_overdue)
     yield from withdraw_replicas(cluster, missing)
     if cluster.fence is not None and not cluster.has_other_boxes:
         yield from elect_after_deaths(cluster, present)

@@ -180,7 +180,7 @@ def take_up_replicas(cluster: Cluster, partitions: Partitions) -> Operation[None
         yield Publish()
 
 
-def settle_unclean_boot(cluster: Cluster, report: DiskReport, partitions: list[tuple[TopicState, int]], others_had_their_time: bool) -> Operation[int]:
+def settle_unclean_boot(cluster: Cluster, report: DiskReport, partitions: list[tuple[TopicState, int]], others_are_overdue: bool) -> Operation[int]:
     """After an unclean boot the logs of a disk may have lost their ends: another in-sync replica
     leads, or the leader epoch grows.
 
@@ -196,7 +196,7 @@ def settle_unclean_boot(cluster: Cluster, report: DiskReport, partitions: list[t
         state = topic.states[number]
         others = set(state.isr) - {cluster.broker_id}
         may_wait = state.leader == cluster.broker_id and others and not others & eligible
-        if (topic.name, number) in report.unbumped and (others_had_their_time or not may_wait):
+        if (topic.name, number) in report.unbumped and (others_are_overdue or not may_wait):
             settled.append((topic, number))
 
     def decide(topic: TopicState, number: int, state: PartitionState) -> PartitionState | None:
