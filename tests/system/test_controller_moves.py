@@ -394,7 +394,8 @@ def test_what_is_no_order_gets_no_answer_and_harms_nobody(box: SteppedBox) -> No
         box.send(MOVE_ORDERS, payload)
         for _ in range(3):
             box.turn()
-    assert order(box, disk="nowhere", draining=True) == [["draining", ErrorCode.LOG_DIR_NOT_FOUND, "There is no disk nowhere, or its log-writer has not reported yet."]]
+    message = "There is no disk nowhere, or its log-writer has not reported yet."
+    assert order(box, disk="nowhere", draining=True) == [["draining", ErrorCode.LOG_DIR_NOT_FOUND, message]]
 
 
 def test_an_order_that_is_under_way_when_the_session_is_lost_is_given_again(box: SteppedBox, tree: KazooClient) -> None:
