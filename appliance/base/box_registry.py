@@ -1,8 +1,10 @@
-"""Where boxes are whose runtime directory lies in their state directory: `$XDG_STATE_HOME/millrace/boxes` (default ~/.local/state) has a link for each.
+"""Finds boxes whose runtime directory is in their state directory, by links in
+`$XDG_STATE_HOME/millrace/boxes` (default ~/.local/state).
 
-Without XDG_RUNTIME_DIR a box of a user other than root keeps its runtime directory in `STATE/run`; by these links the commands find it. The directory has
-mode 0700 and one owner; what a link names is checked like every other runtime directory. Written by the supervisor. Weak spot: a box that was killed
-and never started again keeps its link until the user starts another one.
+Without XDG_RUNTIME_DIR, a box of a user other than root has its runtime directory in `STATE/run`;
+commands find it by these links. The registry has mode 0700 and one owner; the target of a link is
+checked like each other runtime directory. Written by the supervisor. Weak: a box that was killed
+and never restarted keeps its link until the user starts another box.
 """
 
 from __future__ import annotations
@@ -13,12 +15,13 @@ from appliance.base.trusted_files import open_directory
 
 
 def registry_directory() -> str:
+    """Return the directory of the links."""
     base = os.environ.get("XDG_STATE_HOME", "")
     return f"{base if base.startswith('/') else os.path.expanduser('~/.local/state')}/millrace/boxes"
 
 
 def registered_roots() -> list[str]:
-    """What the links name, in the order of their names."""
+    """Return the targets of the links, in the order of their names."""
     try:
         descriptor = open_directory(registry_directory(), owners={os.geteuid()})
     except OSError:
@@ -30,7 +33,8 @@ def registered_roots() -> list[str]:
 
 
 def register_box(box: str, root: str) -> None:
-    """Link to `root`, in which the box's runtime directory is; links to what is gone are removed. Raises OSError."""
+    """Link to `root`, the parent of the box's runtime directory; remove links whose target is gone.
+    Raises OSError."""
     directory = registry_directory()
     os.makedirs(os.path.dirname(directory), exist_ok=True)
     try:
@@ -48,7 +52,7 @@ def register_box(box: str, root: str) -> None:
 
 
 def forget_box(box: str) -> None:
-    """Remove the link, if there is one."""
+    """Remove the link of the box, if it exists."""
     try:
         descriptor = open_directory(registry_directory(), owners={os.geteuid()})
     except OSError:
@@ -62,7 +66,7 @@ def forget_box(box: str) -> None:
 
 
 def _target(name: str, descriptor: int) -> str:
-    """'' for what is no link."""
+    """Return the target of a link; '' if it is no link."""
     try:
         return os.readlink(name, dir_fd=descriptor)
     except OSError:

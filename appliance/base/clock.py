@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the rest of the project may ask of time."""
+    """The clocks that all other modules use."""
 
     def monotonic_ns(self) -> int: ...
 
@@ -16,7 +16,7 @@ class Clock(Protocol):
     def wall_ms(self) -> int: ...
 
     def boottime_ns(self) -> int:
-        """As `monotonic_ns`, but it runs on while the machine sleeps."""
+        """Return monotonic nanoseconds that include the time in which the machine sleeps."""
 
 
 class SystemClock:

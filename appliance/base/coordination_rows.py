@@ -1,7 +1,9 @@
-"""The settings of groups and transactions, as rows like those of `setting_rows`, which lists them. Names and defaults are Kafka's, but for
-`group.initial.rebalance.delay.ms`: it runs twice as a rule, and with Kafka's 3 s a group of 100 would not settle within 5 s.
+"""The settings of groups and transactions; `setting_rows` lists them. Names and defaults are
+Kafka's.
 
-Owned by nobody. Weak spot: what a state topic was made with (its number of partitions) stays, whatever is set later.
+The exception is `group.initial.rebalance.delay.ms`: it usually runs twice, and with Kafka's 3 s a
+group of 100 would not settle within 5 s. Weak: what a state topic was created with (its number of
+partitions) stays, whatever is set later.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ GROUP_ROWS = (
     SettingRow(
         "group.consumer.session.timeout.ms", 45 * SECOND, "ms", "session timeout of members of the new protocol (KIP-848)", "dead members stay longer", 1
     ),
-    SettingRow("group.consumer.heartbeat.interval.ms", 5 * SECOND, "ms", "how often members of the new protocol are told to ask", "slower rebalances", 1),
+    SettingRow(
+        "group.consumer.heartbeat.interval.ms", 5 * SECOND, "ms", "heartbeat interval that members of the new protocol are given", "slower rebalances", 1
+    ),
     SettingRow("group.consumer.max.size", INT32_MAX, "members", "most members of one group of the new protocol", "memory, longer rebalances", 1),
     SettingRow(
         "group.consumer.migration.policy",

@@ -1,9 +1,9 @@
-"""Kafka's error codes, and the exceptions that stand for the four kinds of trouble (STYLE.md, habit 11).
+"""Kafka's error codes, and the exceptions for the four kinds of failure (STYLE.md, habit 11).
 
-`RequestRefused`   asked for the impossible: becomes an error code in a reply.
-`ProtocolViolation` the peer broke the protocol: its connection is closed and counted.
-`StorageFailed`    the world failed: a log directory goes offline (`DiskFull` and `OutOfDescriptors` are the two that heal).
-`InvariantViolation` (appliance.base.invariants) we are wrong: the process dies loudly.
+`RequestRefused`     an impossible request: becomes an error code in the reply.
+`ProtocolViolation`  the peer broke the protocol: its connection is closed and counted.
+`StorageFailed`      a disk failed: its log directory goes offline. `DiskFull` and `OutOfDescriptors` can heal.
+`InvariantViolation` (appliance.base.invariants) a defect of Millrace: the process ends.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class ErrorCode(IntEnum):
 
 
 def known_error(code: int) -> ErrorCode:
-    """A code that came over the wire, as far as we know it."""
+    """Return the error code received from the wire; UNKNOWN_SERVER_ERROR for one that is not known."""
     try:
         return ErrorCode(code)
     except ValueError:
@@ -119,11 +119,11 @@ def known_error(code: int) -> ErrorCode:
 
 
 class MillraceError(Exception):
-    """Base of every exception this project raises on purpose."""
+    """Base class of all exceptions that Millrace raises on purpose."""
 
 
 class RequestRefused(MillraceError):
-    """A request that cannot be carried out; `code` is what the client is told, the text is for people."""
+    """A request that cannot be executed. `code` goes to the client; the text is for people."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -132,7 +132,7 @@ class RequestRefused(MillraceError):
 
 
 class ProtocolViolation(MillraceError):
-    """A peer sent what the protocol does not allow; its connection is closed. `reason` is a counter label."""
+    """A peer violated the protocol; its connection is closed. `reason` is a counter label."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -140,27 +140,27 @@ class ProtocolViolation(MillraceError):
 
 
 class StorageFailed(MillraceError):
-    """The disk under a log directory failed (EIO, EROFS, …); the directory goes offline."""
+    """The disk of a log directory failed (EIO, EROFS, …); the directory goes offline."""
 
 
 class DiskFull(StorageFailed):
-    """ENOSPC or EDQUOT: writes are refused, reads go on, and it heals when space is back."""
+    """ENOSPC or EDQUOT: writes are refused, reads continue; it heals when space is free again."""
 
 
 class OutOfDescriptors(StorageFailed):
-    """EMFILE or ENFILE: what was asked for cannot be done now. It says nothing about the disk, which stays as it is."""
+    """EMFILE or ENFILE: the operation failed, but the disk is not affected."""
 
 
 class OutOfThreads(OutOfDescriptors):
-    """No thread could be started for what was to be done with the disk. As with descriptors it is tried again, and says nothing about the disk."""
+    """No thread could be started for work on a disk. The work is retried; the disk is not affected."""
 
 
 class StepsDown(MillraceError):
-    """This life of a process ends so that the next one begins anew: nothing is wrong with the process itself."""
+    """The process ends so that its next incarnation starts fresh; the process itself is not faulty."""
 
 
 class ConfigurationProblems(MillraceError):
-    """Everything that is wrong with what the user asked for, at once; each line says what to do."""
+    """All problems of a configuration; each line says what to do."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))

@@ -1,4 +1,5 @@
-"""`check`: an assertion that `python -O` cannot remove, for our own state. Outside input is refused elsewhere, not checked here."""
+"""`check`: an assertion about our own state that `python -O` does not remove. Outside input is
+rejected elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from appliance.base.errors import MillraceError
 
 
 class InvariantViolation(MillraceError):
-    """We are wrong. The process dies loudly and is restarted (DESIGN §2); nobody catches this to go on."""
+    """A defect of Millrace. The process ends and is restarted; no code catches this exception to
+    continue."""
 
 
 def check(condition: object, message: str) -> None:

@@ -1,6 +1,8 @@
-"""A place in a disk's queue as a text of the settings: `best-effort:2`, `idle`, `realtime:0`; and as the number that the kernel takes (ioprio_set(2)).
+"""I/O classes in settings (`best-effort:2`, `idle`, `realtime:0`), and as the number of
+ioprio_set(2).
 
-Pure. Weak spot: whether a class is granted is the kernel's to say (realtime needs CAP_SYS_NICE), and it means something under bfq and mq-deadline only.
+Pure. Weak: the kernel decides whether a class is granted (realtime needs CAP_SYS_NICE), and only
+bfq and mq-deadline use it.
 """
 
 from __future__ import annotations
@@ -9,11 +11,11 @@ _CLASSES = {"realtime": 1, "best-effort": 2, "idle": 3}
 _CLASS_SHIFT = 13
 _LEVEL_DEFAULT = 4
 NONE = "none"
-"""In `disk.io.classes`: no disk has one of its own."""
+"""Value of `disk.io.classes` if no disk has its own class."""
 
 
 def io_priority(text: str) -> int | None:
-    """The kernel's number; None if the text is no class. The level is 0 (first) to 7 (last)."""
+    """Return the kernel's number; None for an unknown class. The level is 0 (first) to 7 (last)."""
     name, _, level = text.strip().partition(":")
     number = _CLASSES.get(name)
     if number is None or (name == "idle" and level) or level not in ("", *map(str, range(8))):
@@ -22,7 +24,7 @@ def io_priority(text: str) -> int | None:
 
 
 def classes_of_disks(text: str) -> dict[str, str] | None:
-    """`d0=idle,d3=best-effort:7` by disk; None if it cannot be understood."""
+    """Return the classes in `d0=idle,d3=best-effort:7` by disk; None if the text is invalid."""
     if text == NONE:
         return {}
     pairs = [entry.strip().partition("=") for entry in text.split(",")]
@@ -32,7 +34,7 @@ def classes_of_disks(text: str) -> dict[str, str] | None:
 
 
 def io_class_problems(settings: dict[str, str | int | bool]) -> list[str]:
-    """What is wrong with the three settings of this kind."""
+    """Return the problems of the three settings with I/O classes."""
     allowed = "allowed is realtime:0-7, best-effort:0-7 or idle"
     problems = [
         f"{name} is {settings[name]!r}; {allowed}" for name in ("log.writer.io.class", "log.reader.io.class") if io_priority(str(settings[name])) is None

@@ -1,8 +1,10 @@
-"""journald's native protocol: one datagram, one event with fields (systemd.io/JOURNAL_NATIVE_PROTOCOL).
+"""journald's native protocol: one datagram per event, with fields
+(systemd.io/JOURNAL_NATIVE_PROTOCOL).
 
-By hand, because it is forty lines; `systemd-python` brings `logging` (2.6 MB PSS in each of a dozen processes, this 0.4), needs a compiler where it is
-installed, and waits in the kernel while journald hangs. Owned by one `Logger`. Nothing here waits: what journald does not take
-at once is refused, which the logger counts. Weak spot: a refused datagram is not kept, as an event loop has no place for a queue of words.
+Implemented here because `systemd-python` imports `logging` (2.6 MB PSS in each of a dozen
+processes, this 0.4 MB), needs a compiler, and blocks while journald hangs. Owned by one `Logger`.
+Nothing here waits: an entry that journald does not accept at once is dropped, and the logger counts
+it. Weak: dropped entries are not queued.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ _NOBODY = (errno.ENOENT, errno.ECONNREFUSED, errno.EACCES, errno.EPERM)
 
 
 class JournalAbsent(Exception):
-    """Nobody has the socket: there is no journald, or it may not be spoken to."""
+    """The socket of journald does not exist, or this process may not use it."""
 
 
 def is_journal(descriptor: int) -> bool:
-    """Whether the descriptor is the stream that systemd connected to journald: JOURNAL_STREAM names its device and inode (systemd.exec(5))."""
+    """Return whether the descriptor is the stream that systemd connected to journald:
+    JOURNAL_STREAM has its device and inode (systemd.exec(5))."""
     device, _, inode = os.environ.get(STREAM_VARIABLE, "").partition(":")
     if not (device.isdigit() and inode.isdigit()):
         return False
@@ -37,7 +40,8 @@ def is_journal(descriptor: int) -> bool:
 
 
 def encode_entry(fields: Mapping[str, str]) -> bytes:
-    """`NAME=value` a line, or, where the value has line ends, `NAME`, its length in 64 bits, the value."""
+    """Encode `NAME=value` per line; a value with line ends as `NAME`, its length in 64 bits, and
+    the value."""
     pieces: list[bytes] = []
     for name, value in fields.items():
         encoded = value.encode("utf-8", "backslashreplace")
@@ -49,14 +53,14 @@ def encode_entry(fields: Mapping[str, str]) -> bytes:
 
 
 class Journal:
-    """The way to journald."""
+    """The connection to journald."""
 
     def __init__(self, path: str = SOCKET_PATH) -> None:
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
 
     def send(self, entry: bytes) -> bool:
-        """False: journald does not take it now. Raises JournalAbsent."""
+        """Send an entry. Returns False if journald does not accept it now. Raises JournalAbsent."""
         try:
             self._socket.sendto(entry, self._path)
         except OSError as error:
@@ -66,7 +70,8 @@ class Journal:
         return True
 
     def _send_in_memory(self, entry: bytes) -> bool:
-        """What no datagram can carry goes as a sealed file in memory; journald reads only what nobody can change any more."""
+        """Send an entry larger than a datagram as a sealed file in memory; journald reads only
+        files that cannot change."""
         try:
             descriptor = os.memfd_create("millrace-log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError:

@@ -1,9 +1,10 @@
-"""Where a box keeps what is not a log: its runtime directory, socket paths and shared-memory names.
+"""Paths and names that the processes of a box share: runtime directory, sockets, shared memory.
 
-The runtime directory lives on tmpfs (`/run/millrace/BOX` for root, `$XDG_RUNTIME_DIR/millrace/BOX`), else in the state directory (`STATE/run/BOX`), never
-on a log disk, so that every command can find its box while a disk hangs; never in /tmp, where any user can make it first. `box.json` in it is written by
-the supervisor (or by install.sh) before any process starts and is the one place from which a process learns its settings. Weak spot: Unix socket paths
-end at 107 bytes, hence the short directory names.
+The runtime directory is on tmpfs (`/run/millrace/BOX` for root, `$XDG_RUNTIME_DIR/millrace/BOX`),
+or in the state directory (`STATE/run/BOX`). It is never on a log disk, so that commands find their
+box while a disk hangs, and never in /tmp, where any user can create it first. The supervisor (or
+install.sh) writes its `box.json` before any process starts; processes read their settings only
+there. Weak: paths of Unix sockets have at most 107 bytes, hence the short names.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ BOX_FILE_BYTES_MAX = 16 << 20
 
 
 class Disk(NamedTuple):
-    """One log directory: `name` is what processes and counters are called after, `path` its absolute path. `replacements`: how often another directory has
-    taken the place of the one before, for those who still know a process that served that."""
+    """One log directory. `name` appears in the names of processes and counters; `path` is absolute.
+    `replacements` counts how often another directory has replaced the one before, so that clients
+    of the old process notice."""
 
     name: str
     path: str
@@ -33,14 +35,16 @@ class Disk(NamedTuple):
 
 
 def box_name(state_directory: str) -> str:
-    """A short name for the box, from its state directory's absolute path: stable over restarts, distinct on one machine."""
-    import hashlib  # OpenSSL, 2 MB: only those who name a box need it, and they are short-lived or few
+    """Return a short name of a box, from the absolute path of its state directory: stable over
+    restarts, unique on a machine."""
+    import hashlib  # loads OpenSSL (2 MB), so only functions that need it import it
 
     return hashlib.blake2b(os.path.abspath(state_directory).encode(), digest_size=5).hexdigest()
 
 
 def name_disks(directories: list[str]) -> list[Disk]:
-    """Name each directory after its last component, longer where two would be alike: /srv/d0 → d0; /a/log, /b/log → a-log, b-log."""
+    """Name each directory by its last component, with more components if two are equal: /srv/d0 →
+    d0; /a/log, /b/log → a-log, b-log."""
     paths = [os.path.abspath(directory) for directory in directories]
     depth = 1
     names = [_tail_name(path, depth) for path in paths]
@@ -55,25 +59,27 @@ def _tail_name(path: str, depth: int) -> str:
 
 
 def preferred_roots(state: str) -> list[str]:
-    """Directories that a box of this user takes for its runtime directory, the first that can be used."""
+    """Return the parents of a runtime directory for a box of this user, in the order of preference."""
     own = _session_roots() or [f"{state}/run"]
     return [SYSTEM_ROOT, *own] if os.geteuid() == 0 else own
 
 
 def runtime_roots(state: str = "") -> list[str]:
-    """Directories that may hold runtime directories of boxes, the preferred ones for this user first. `state`: a state directory to look in, too."""
+    """Return directories that may contain runtime directories, the preferred ones of this user
+    first. `state`: a further state directory."""
     own = [*_session_roots(), *([f"{state}/run"] if state else []), *registered_roots()]
     return list(dict.fromkeys([SYSTEM_ROOT, *own] if os.geteuid() == 0 else [*own, SYSTEM_ROOT]))
 
 
 def _session_roots() -> list[str]:
-    """A path that is not absolute is to be ignored (XDG Base Directory Specification)."""
+    """Return the roots in XDG_RUNTIME_DIR. A relative path is ignored (XDG Base Directory
+    Specification)."""
     session = os.environ.get("XDG_RUNTIME_DIR", "")
     return [f"{session}/millrace"] if session.startswith("/") else []
 
 
 class BoxLayout:
-    """Names of everything that the processes of one box share. Holds no open resource."""
+    """Names of all that the processes of one box share. Holds no open resource."""
 
     def __init__(self, runtime_directory: str) -> None:
         self.runtime_directory = runtime_directory
@@ -81,6 +87,7 @@ class BoxLayout:
 
     @classmethod
     def from_environment(cls) -> BoxLayout:
+        """Return the layout of the runtime directory in `MILLRACE_RUNTIME`."""
         return cls(os.environ[RUNTIME_VARIABLE])
 
     @property
@@ -89,7 +96,7 @@ class BoxLayout:
 
     @property
     def image_file(self) -> str:
-        """The metadata image, replaced whole by the controller."""
+        """The metadata image, which the controller replaces atomically."""
         return f"{self.runtime_directory}/image"
 
     @property
@@ -106,26 +113,30 @@ class BoxLayout:
 
     @property
     def stopping_file(self) -> str:
-        """There while the whole box stops."""
+        """Exists while the whole box stops."""
         return f"{self.runtime_directory}/stopping"
 
     @property
     def left_file(self) -> str:
-        """There once a box that stops leads nothing any more that another box can lead; the controller makes it."""
+        """Exists when a stopping box leads no partition that another box can lead; created by the
+        controller."""
         return f"{self.runtime_directory}/left"
 
     def log_writer_socket(self, disk: str) -> str:
+        """Return the path of the socket of a disk's log-writer."""
         return f"{self.runtime_directory}/log-writer@{disk}.sock"
 
     def log_reader_socket(self, disk: str) -> str:
+        """Return the path of the socket of a disk's log-reader."""
         return f"{self.runtime_directory}/log-reader@{disk}.sock"
 
     def senders_socket(self, index: int) -> str:
-        """Where an ingest takes connections that another one has accepted."""
+        """Return the socket on which an ingest receives connections that another one has accepted."""
         return f"{self.runtime_directory}/senders@{index}.sock"
 
     def shared_memory_name(self, purpose: str, owner: str, incarnation: int | None = None) -> str:
-        """`/millrace.BOX.purpose.owner[.incarnation]`; counters alone have no incarnation, their next life adopts them."""
+        """Return `/millrace.BOX.purpose.owner[.incarnation]`. Counters have no incarnation: the
+        next one adopts them."""
         name = f"{self.shared_memory_prefix}{purpose}.{owner}"
         return name if incarnation is None else f"{name}.{incarnation:x}"
 
@@ -134,7 +145,8 @@ class BoxLayout:
         return f"/millrace.{self.box}."
 
     def read_box(self) -> dict[str, Any]:
-        """The content of `box.json` (see `appliance.base.settings.Box`). Raises OSError, also if another user could have written it, or ValueError."""
+        """Return the content of `box.json` (see `appliance.base.settings.Box`). Raises ValueError,
+        or OSError, also if another user could have written it."""
         directory = open_directory(self.runtime_directory)
         try:
             loaded: dict[str, Any] = json.loads(read_file(BOX_FILE, BOX_FILE_BYTES_MAX, directory))
@@ -144,5 +156,6 @@ class BoxLayout:
 
 
 def boot_id() -> bytes:
-    """The kernel's id of this boot, 16 bytes: shared memory and page cache of another boot are gone."""
+    """Return the kernel's id of this boot, 16 bytes. Shared memory and page cache of another boot
+    do not exist any more."""
     return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))

@@ -1,7 +1,9 @@
-"""The fields that a log line may carry beside its text, and what they mean. One list: journald gets them as `MILLRACE_…`, docs/messages.md has it.
+"""The fields of a log message beside its text. journald receives them as `MILLRACE_…`;
+docs/messages.md lists them.
 
-Owned by nobody. A field is for programs and filters (`journalctl MILLRACE_DISK=d0`); what a person needs stands in the text as well. Weak spot: journald
-indexes every value that it meets, so what differs in each line (an offset, a duration) belongs into the text alone.
+Fields are for programs and filters (`journalctl MILLRACE_DISK=d0`); the text contains all that a
+person needs. Weak: journald indexes each distinct value, so what differs in each message (an
+offset, a duration) belongs only in the text.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ LOG_FIELDS: dict[str, str] = {
     "reason": "one word for why or which: a label as counters have it (reason, policy, kind), or an alarm's name",
     "lines_untold": "how many lines like this one were left out",
 }
-"""Name as in a call, `log.warning(…, disk="d0")` → meaning."""
+"""Meaning by name as in a call: `log.warning(…, disk="d0")`."""
 
 STANDARD_FIELDS: dict[str, str] = {
     "MESSAGE": "the text, which is complete without any field; a stack is part of it",
@@ -28,4 +30,4 @@ STANDARD_FIELDS: dict[str, str] = {
     "SYSLOG_IDENTIFIER": "`millrace-` and the process, which is its unit's name: `journalctl -t millrace-log-writer@d0`",
     "CODE_FILE, CODE_LINE, CODE_FUNC": "the place in the code",
 }
-"""What each line has of journald's own fields."""
+"""journald's own fields in each message."""

@@ -1,9 +1,11 @@
-"""What a process tells its operator: one event a call, to journald with fields, or as plain lines `LEVEL process: text` on stderr.
+"""Logs one event per call: to journald with fields, or as plain lines `LEVEL process: text` on
+stderr.
 
-Owned by no one: every process has one `Logger`, made in `service_main`. The standard library's logging is not used, because it costs 2 MB in each
-of a dozen processes and takes locks. Which severity means what, and which fields there are, stands in docs/messages.md. Weak spot: an event is dropped, and
-counted, when nobody takes it at once (journald hangs, a terminal is stopped with Ctrl-S, a pipe is full): an event loop must never wait for somebody who
-reads a log.
+Each process has one `Logger`, created in `service_main`. The standard library's logging is not
+used, because it costs 2 MB in each of a dozen processes and takes locks. Severities and fields are
+listed in docs/messages.md. Weak: an event is dropped and counted if it is not accepted at once
+(journald hangs, a terminal is stopped with Ctrl-S, a pipe is full), because an event loop must not
+wait for the reader of a log.
 """
 
 from __future__ import annotations
@@ -17,17 +19,17 @@ from typing import NamedTuple, Protocol
 from appliance.base.clock import SystemClock
 from appliance.base.journal import Journal, JournalAbsent, encode_entry, is_journal
 from appliance.base.log_fields import PREFIX
-from appliance.base.log_repeats import LogRepeats, Untold
+from appliance.base.log_repeats import LogRepeats, Suppressed
 
 LEVEL_VARIABLE = "MILLRACE_LOG_LEVEL"
 DROPPED_COUNTER = "log.lines_dropped"
 IDENTIFIER = "millrace-"
 PIPE_BYTES = 4096
-"""A pipe that polls as writable takes so much without waiting (PIPE_BUF)."""
+"""A writable pipe accepts this many bytes without blocking (PIPE_BUF)."""
 
 
 class Severity(IntEnum):
-    """Syslog's numbers; `SEVERITY_MEANINGS` says what each is for."""
+    """The numbers of syslog; `SEVERITY_MEANINGS` defines their use."""
 
     CRITICAL = 2
     ERROR = 3
@@ -48,7 +50,7 @@ SEVERITY_MEANINGS: dict[Severity, str] = {
 
 
 class Tally(Protocol):
-    """Where dropped lines are counted; a shared counter in a process of a box."""
+    """Counts dropped lines; in a process of a box, a shared counter."""
 
     def add(self, amount: int = 1) -> None: ...
 
@@ -62,11 +64,11 @@ class _Event(NamedTuple):
     text: str
     fields: dict[str, object]
     place: tuple[str, int, str]
-    """File, line and function."""
+    """File, line and function of the call."""
 
 
 class Logger:
-    """Tells events of at least the chosen severity. `journal` None: plain lines on `descriptor`."""
+    """Logs events of at least the chosen severity. `journal` None: plain lines on `descriptor`."""
 
     def __init__(
         self, process_name: str, level: Severity = Severity.INFO, descriptor: int = 2, clock: MonotonicClock | None = None, journal: Journal | None = None
@@ -76,79 +78,81 @@ class Logger:
         self.lines_dropped = 0
         self.dropped_counter: Tally | None = None
         self.common_fields: dict[str, object] = {}
-        """What every line of this process has: its disk, if it serves one."""
+        """Fields of each event of this process: its disk, if it serves one."""
         self._clock = SystemClock() if clock is None else clock
         self._repeats: LogRepeats[_Event] = LogRepeats()
-        self._untold_drops = 0
+        self._unreported_drops = 0
         self._journal = journal
         self._is_stream_of_journal = journal is not None
         self._descriptor = descriptor
         self._writable = select.poll()
         self._writable.register(descriptor, select.POLLOUT)
 
-    # --- what callers use
+    # --- for callers
 
     def log(self, severity: Severity, text: str, **fields: object) -> None:
-        self._tell(severity, text, fields)
+        """Log an event. `fields` are those of `log_fields`."""
+        self._emit(severity, text, fields)
 
     def critical(self, text: str, **fields: object) -> None:
-        self._tell(Severity.CRITICAL, text, fields)
+        self._emit(Severity.CRITICAL, text, fields)
 
     def error(self, text: str, **fields: object) -> None:
-        self._tell(Severity.ERROR, text, fields)
+        self._emit(Severity.ERROR, text, fields)
 
     def warning(self, text: str, **fields: object) -> None:
-        self._tell(Severity.WARNING, text, fields)
+        self._emit(Severity.WARNING, text, fields)
 
     def notice(self, text: str, **fields: object) -> None:
-        self._tell(Severity.NOTICE, text, fields)
+        self._emit(Severity.NOTICE, text, fields)
 
     def info(self, text: str, **fields: object) -> None:
-        self._tell(Severity.INFO, text, fields)
+        self._emit(Severity.INFO, text, fields)
 
     def debug(self, text: str, **fields: object) -> None:
-        self._tell(Severity.DEBUG, text, fields)
+        self._emit(Severity.DEBUG, text, fields)
 
     def sweep(self, now_ns: int) -> None:
-        """Tell how many lines were held back, when their time is over. To be called once in a while; it costs a comparison."""
-        for untold in self._repeats.take_untold(now_ns):
-            self._write_untold(untold)
+        """Write how many events were suppressed, when their period is over. Call it regularly; it
+        costs a comparison."""
+        for suppressed in self._repeats.take_suppressed(now_ns):
+            self._write_suppressed(suppressed)
 
     def close(self) -> None:
-        """Tell what was held back: the process ends."""
-        for untold in self._repeats.take_all():
-            self._write_untold(untold)
+        """Write the suppressed events, because the process ends."""
+        for suppressed in self._repeats.take_all():
+            self._write_suppressed(suppressed)
 
-    # --- the way out
+    # --- output
 
-    def _tell(self, severity: Severity, text: str, fields: dict[str, object]) -> None:
+    def _emit(self, severity: Severity, text: str, fields: dict[str, object]) -> None:
         if severity > self.level:
             return
         caller = sys._getframe(2)
         event = _Event(severity, text, fields, (caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_qualname))
         now_ns = self._clock.monotonic_ns()
         self.sweep(now_ns)
-        if self._repeats.may_tell(event.place[:2], event, now_ns):
+        if self._repeats.may_log(event.place[:2], event, now_ns):
             self._write(event)
 
-    def _write_untold(self, untold: Untold[_Event]) -> None:
-        last = untold.last
+    def _write_suppressed(self, suppressed: Suppressed[_Event]) -> None:
+        last = suppressed.last
         first_line = last.text.partition("\n")[0]
-        if untold.lines > 1:
-            first_line += f" (… and {untold.lines - 1} more like this one)"
-        self._write(last._replace(text=first_line, fields=last.fields | {"lines_untold": untold.lines - 1}))
+        if suppressed.lines > 1:
+            first_line += f" (… and {suppressed.lines - 1} more like this one)"
+        self._write(last._replace(text=first_line, fields=last.fields | {"lines_untold": suppressed.lines - 1}))
 
     def _write(self, event: _Event) -> None:
-        if self._untold_drops and not self._put(_lost(self._untold_drops)):
+        if self._unreported_drops and not self._put(_lost(self._unreported_drops)):
             self._drop()
             return
-        self._untold_drops = 0
+        self._unreported_drops = 0
         if not self._put(event):
             self._drop()
 
     def _drop(self) -> None:
         self.lines_dropped += 1
-        self._untold_drops += 1
+        self._unreported_drops += 1
         if self.dropped_counter is not None:
             self.dropped_counter.add()
 
@@ -157,7 +161,7 @@ class Logger:
             try:
                 return self._journal.send(encode_entry(self._entry(event)))
             except JournalAbsent:
-                pass  # stderr leads there by another way
+                pass  # stderr also leads to journald
         return self._put_lines(event)
 
     def _entry(self, event: _Event) -> dict[str, str]:
@@ -167,7 +171,8 @@ class Logger:
         return entry | {PREFIX + name.upper(): str(value) for name, value in (self.common_fields | event.fields).items()}
 
     def _put_lines(self, event: _Event) -> bool:
-        """A prefix `<3>` is for journald, which takes it off; a person at a terminal gets the word."""
+        """Write plain lines. journald removes a prefix `<3>`; a person at a terminal gets the name
+        of the severity."""
         prefix = f"<{int(event.severity)}>" if self._is_stream_of_journal else f"{event.severity.name} {self.process_name}: "
         lines = event.text.splitlines() or [""]
         data = "".join(f"{prefix}{line}\n" for line in lines).encode("utf-8", "backslashreplace")
@@ -177,18 +182,18 @@ class Logger:
                     return False
                 os.write(self._descriptor, data[start : start + PIPE_BYTES])
         except OSError:
-            return False  # nobody is there to be told
+            return False  # no process reads the other end
         return True
 
 
 def _lost(count: int) -> _Event:
-    text = f"{count} {'line was' if count == 1 else 'lines were'} lost before this one: nobody took them in time"
+    text = f"{count} {'line was' if count == 1 else 'lines were'} lost before this one: the log did not accept them in time"
     return _Event(Severity.WARNING, text, {"lines_untold": count}, (__file__, 0, "_lost"))
 
 
 def logger_from_environment(process_name: str) -> Logger:
-    """A logger whose severity is what `MILLRACE_LOG_LEVEL` names (critical, error, warning, notice, info, debug; info when it names none), to journald
-    if that is where stderr leads."""
+    """Return a logger with the severity in `MILLRACE_LOG_LEVEL` (critical, error, warning, notice,
+    info, debug; default info), to journald if stderr leads there."""
     name = os.environ.get(LEVEL_VARIABLE, "").upper()
     level = Severity[name] if name in Severity.__members__ else Severity.INFO
     return Logger(process_name, level, journal=Journal() if is_journal(2) else None)

@@ -1,6 +1,6 @@
-"""The words every other package speaks: identifiers and the kinds of number that must not be mixed up.
+"""The identifiers and kinds of number that all other packages use.
 
-Owned by nobody; values only. Weak spot: NewTypes cost nothing at run time, so only mypy keeps them apart.
+Values only. Weak: NewTypes exist only for mypy.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple, NewType
 
 Offset = NewType("Offset", int)
-"""A record's place in its partition (inclusive unless a name says `end` or `watermark`)."""
+"""Position of a record in its partition (inclusive, unless the name has `end` or `watermark`)."""
 
 Position = NewType("Position", int)
 """Bytes from the start of a segment file."""
@@ -30,7 +30,7 @@ INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__sha
 
 
 class TopicPartition(NamedTuple):
-    """One partition by name, printed as its directory is named: `syslog-3`."""
+    """One partition by name; its text is the name of its directory: `syslog-3`."""
 
     topic: str
     partition: int
@@ -40,7 +40,7 @@ class TopicPartition(NamedTuple):
 
 
 class TopicId(bytes):
-    """A topic's 16-byte id (KIP-516); its text form is base64url without padding, 22 characters."""
+    """The 16-byte id of a topic (KIP-516); its text is base64url without padding, 22 characters."""
 
     def __new__(cls, value: bytes) -> TopicId:
         if len(value) != 16:
@@ -49,6 +49,7 @@ class TopicId(bytes):
 
     @classmethod
     def from_text(cls, text: str) -> TopicId:
+        """Return the topic id with this text. Raises ValueError."""
         return cls(base64.urlsafe_b64decode(text + "=="))
 
     def __str__(self) -> str:
@@ -59,7 +60,7 @@ NO_TOPIC_ID = TopicId(bytes(16))
 
 
 def topic_name_problem(name: str) -> str | None:
-    """Why `name` cannot be a topic's name, or None. The rules are Kafka's."""
+    """Return why `name` cannot be the name of a topic, or None. The rules are Kafka's."""
     if not name:
         return "a topic name must not be empty"
     if name in (".", ".."):
@@ -72,5 +73,6 @@ def topic_name_problem(name: str) -> str | None:
 
 
 def topic_names_collide(one: str, other: str) -> bool:
-    """Kafka keeps apart names that differ only in '.' and '_': metric names cannot tell them apart."""
+    """Return whether two names differ only in '.' and '_', which Kafka refuses because metric names
+    cannot distinguish them."""
     return one.replace(".", "_") == other.replace(".", "_")

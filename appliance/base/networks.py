@@ -14,9 +14,10 @@ Network = tuple[int, bytes]
 
 
 def packed_address(text: str) -> bytes:
-    """Return the 4 or 16 bytes of an address, without a scope; an IPv4-mapped one is the IPv4 address.
+    """Return the 4 or 16 bytes of an address, without a scope; an IPv4-mapped one as the IPv4
+    address.
 
-    Empty for what is no address.
+    Empty if `text` is no address.
     """
     number = text.partition("%")[0]
     try:

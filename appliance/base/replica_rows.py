@@ -1,6 +1,8 @@
-"""The settings of the replica-fetcher, as rows like those of `setting_rows`, which lists them. Names and defaults are Kafka's, but for the arena.
+"""The settings of the replica-fetcher; `setting_rows` lists them. Names and defaults are Kafka's,
+except for the arena.
 
-Owned by nobody. Weak spot: a batch larger than the arena can never be copied; where requests are large, `Box.replica_arena_bytes` is more than the setting.
+Weak: a batch larger than the arena could never be copied, so `Box.replica_arena_bytes` may exceed
+the setting.
 """
 
 from __future__ import annotations

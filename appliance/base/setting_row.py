@@ -1,4 +1,4 @@
-"""One setting of a broker, and the units that its bounds are written in. The rows themselves are in `setting_rows`."""
+"""One setting of a broker, and the units of its bounds. The rows themselves are in `setting_rows`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ INT64_MAX = 2**63 - 1
 
 
 class SettingRow(NamedTuple):
-    """One setting. Numbers have `low` and `high` (inclusive), texts have `choices` or, if empty, any non-empty text."""
+    """One setting. Numbers have `low` and `high` (inclusive); texts have `choices`, or any
+    non-empty text if that is empty."""
 
     name: str
     default: SettingValue
@@ -29,7 +30,7 @@ class SettingRow(NamedTuple):
 
     @property
     def allowed(self) -> str:
-        """The allowed values, for people."""
+        """The allowed values as text for people."""
         if isinstance(self.default, bool):
             return "true or false"
         if isinstance(self.default, int):

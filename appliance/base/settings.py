@@ -1,8 +1,9 @@
-"""What a box was told: the settings file, the resolved settings, and `Box`, the content of `box.json`.
+"""The settings file, the resolved settings, and `Box`, the content of `box.json`.
 
-`box.json` is written once, by the supervisor, before any other process starts; everybody else only reads it. Problems are
-collected, never raised one at a time: each names its path, the value and what is allowed. `Box` is a NamedTuple read with the standard
-library's json, because msgspec would cost 4 MB in every process. Weak spot: a setting changed in the file is seen at the next start only.
+The supervisor writes `box.json` before any other process starts; the others only read it. Problems
+are collected, not raised one at a time; each names its path, the value and what is allowed. `Box`
+is a NamedTuple read with the standard library's json, because msgspec would cost 4 MB in each
+process. Weak: a change of the file takes effect at the next start.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ TOML_HINT = 'write names in quotes where one continues another, as in "max.conne
 
 
 class SenderSocket(NamedTuple):
-    """A listening socket of the ingest table: its name among LISTEN_FDNAMES, where it listens ("": as the box), and who says so (FILE:LINE)."""
+    """A listening socket of the ingest table: its name in LISTEN_FDNAMES, its address ("" for that
+    of the box), and the line FILE:LINE that defines it."""
 
     name: str
     is_datagram: bool
@@ -49,40 +51,44 @@ class Box(NamedTuple):
     ingests: int = 1
     zookeeper: str = ""
     embedded_zookeeper: bool = True
-    """Whether this box runs a server: one of its own, or its member of the ensemble."""
+    """Whether this box runs a ZooKeeper server: its own, or its member of the ensemble."""
     zookeeper_members: list[str] = []  # noqa: RUF012  never changed
-    """The ensemble that the boxes run together; empty where this box's server is its own, or ZooKeeper is elsewhere."""
+    """The ensemble that the boxes run together; empty if the server of this box is its own, or
+    ZooKeeper is elsewhere."""
     cluster_id: str = ""
-    """The cluster's id where it is known before ZooKeeper is asked: always with the embedded one, else ''."""
+    """The cluster id if known without ZooKeeper: always with an embedded server, otherwise ''."""
     pid: int = 0
     started_wall_ms: int = 0
     ingest_port: int = 0
     ingest_table: str = ""
-    """The lines of the file that `ingest.table.file` names, as they were when the box started."""
+    """The lines of the file in `ingest.table.file` at the start of the box."""
     sender_sockets: list[SenderSocket] = []  # noqa: RUF012  never changed
-    """The sockets of that table."""
+    """The sockets of the ingest table."""
     managed_by: str = "millrace run"
-    """Who starts and stops the processes: `millrace run`, or systemd."""
+    """What starts and stops the processes: `millrace run`, or systemd."""
     settings: dict[str, SettingValue] = {}  # noqa: RUF012  never changed; `setting` falls back to the row's default
 
     def setting(self, name: str) -> SettingValue:
-        """The value of a setting; a name that no row has is our own mistake (KeyError)."""
+        """Return the value of a setting. KeyError for an unknown name is a defect."""
         value = self.settings.get(name)
         return SETTING_ROWS[name].default if value is None else value
 
     def integer(self, name: str) -> int:
+        """Return the value of a setting with a number."""
         value = self.setting(name)
         if not isinstance(value, int):
             raise TypeError(f"setting {name} is {value!r}, not a number")
         return value
 
     def text(self, name: str) -> str:
+        """Return the value of a setting with a text."""
         value = self.setting(name)
         if not isinstance(value, str):
             raise TypeError(f"setting {name} is {value!r}, not a text")
         return value
 
     def flag(self, name: str) -> bool:
+        """Return the value of a setting that is true or false."""
         value = self.setting(name)
         if not isinstance(value, bool):
             raise TypeError(f"setting {name} is {value!r}, not true or false")
@@ -90,7 +96,7 @@ class Box(NamedTuple):
 
     @property
     def rack(self) -> str | None:
-        """Where the box stands, as the setting broker.rack says; None if it does not."""
+        """The rack of the box, from the setting broker.rack; None if it is not set."""
         return self.text("broker.rack") or None
 
     @property
@@ -104,19 +110,22 @@ class Box(NamedTuple):
 
     @property
     def may_have_neighbours(self) -> bool:
-        """Whether there can be other boxes in its cluster: a ZooKeeper of its own alone is known to nobody else."""
+        """Whether the cluster can have other boxes: not if the ZooKeeper server of this box is its
+        own."""
         return not self.embedded_zookeeper or bool(self.zookeeper_members)
 
     @property
     def replica_arena_bytes(self) -> int:
-        """Of the replica-fetcher. What a client could produce must fit, or its partition could never be copied."""
+        """Arena of the replica-fetcher in bytes. It must hold the largest batch that a client can
+        produce."""
         return max(self.integer("replica.fetcher.arena.bytes"), 2 * self.integer("socket.request.max.bytes"))
 
     def disk(self, name: str) -> Disk:
         return next(disk for disk in self.disks if disk.name == name)
 
     def process_names(self) -> list[str]:
-        """Every process that belongs to this box, in the order in which people think of them (the supervisor apart)."""
+        """Return the names of all processes of this box except the supervisor, in the usual order
+        of display."""
         names = ["zookeeper"] if self.embedded_zookeeper else []
         names += ["controller", "coordinator", "replica-fetcher"]
         names += [f"log-writer@{disk.name}" for disk in self.disks]
@@ -131,13 +140,14 @@ class Box(NamedTuple):
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Box:
-        """Inverse of `to_json`; a field of another release is a TypeError, because one release runs on a box at a time."""
+        """Inverse of `to_json`. Raises TypeError for a field of another release: one release runs
+        on a box at a time."""
         sockets = [SenderSocket(**sock) for sock in document.get("sender_sockets", [])]
         return cls(**{**document, "disks": [Disk(**disk) for disk in document["disks"]], "sender_sockets": sockets})
 
 
 def load_box(layout: BoxLayout) -> Box:
-    """The box whose runtime directory `layout` names."""
+    """Return the box of a runtime directory. Raises OSError, ValueError or TypeError."""
     return Box.from_document(layout.read_box())
 
 
@@ -146,7 +156,7 @@ def default_settings() -> dict[str, SettingValue]:
 
 
 def setting_problem(row: SettingRow, value: object) -> str | None:
-    """Why `value` cannot be the value of `row`, or None."""
+    """Return why `value` is not allowed for `row`, or None."""
     default = row.default
     fits = type(value) is type(default)
     if fits and isinstance(value, int) and not isinstance(value, bool):
@@ -157,7 +167,7 @@ def setting_problem(row: SettingRow, value: object) -> str | None:
 
 
 def relation_problems(settings: dict[str, SettingValue]) -> list[str]:
-    """What is wrong between settings that are each fine alone."""
+    """Return the problems between settings that are valid one by one."""
     problems = []
 
     def number(name: str) -> int:
@@ -218,7 +228,8 @@ def _is_share(text: str) -> bool:
 
 
 def resolve_settings(chosen: dict[str, object], source: str) -> tuple[dict[str, SettingValue], list[str]]:
-    """All settings with `chosen` ones in place of defaults, and every problem with them; `source` says where they were read."""
+    """Return all settings, the `chosen` ones in place of defaults, and all problems; `source` says
+    where they were read."""
     settings = default_settings()
     problems = []
     for name, value in chosen.items():
@@ -242,7 +253,8 @@ def _nearest(name: str) -> str:
 
 
 class SettingsFile(NamedTuple):
-    """A settings file as read: options of the box (table `[box]`), settings by their dotted names, and what was wrong."""
+    """A settings file as read: options of the box (table `[box]`), settings by their dotted names,
+    and problems."""
 
     box: dict[str, object]
     settings: dict[str, object]
@@ -250,8 +262,9 @@ class SettingsFile(NamedTuple):
 
 
 def read_settings_file(path: str) -> SettingsFile:
-    """Read a TOML settings file: a table `[box]` (data, state, listen, advertise, kafka-port, …) and broker settings by their dotted names."""
-    import tomllib  # 1 MB that only who reads the file should pay for
+    """Read a TOML settings file: a table `[box]` (data, state, listen, advertise, kafka-port, …)
+    and broker settings by their dotted names."""
+    import tomllib  # 1 MB, so only imported where a file is read
 
     try:
         with open(path, "rb") as file:
@@ -267,11 +280,12 @@ def read_settings_file(path: str) -> SettingsFile:
 
 
 def _flatten(document: dict[str, object], prefix: str) -> dict[str, object]:
-    """`log.segment.bytes = 1` is a table in a table for TOML, and one name for us."""
+    """Flatten nested tables: `log.segment.bytes = 1` is a table in a table for TOML, and one name
+    here."""
     flat: dict[str, object] = {}
     for key, value in document.items():
         if value == {} and not any(name.startswith(f"{prefix}{key}.") for name in SETTING_ROWS):
-            flat[f"{prefix}{key}"] = value  # so that a table that nobody knows is complained of even when it is empty
+            flat[f"{prefix}{key}"] = value  # an unknown table is reported even if it is empty
         elif isinstance(value, dict):
             flat.update(_flatten(value, f"{prefix}{key}."))
         else:

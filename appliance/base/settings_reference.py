@@ -1,6 +1,8 @@
-"""The reference page of all settings, made from their rows (STYLE.md, habit 12). `docs/settings.md` is its output; a test holds them together.
+"""Generates the reference page of all settings from their rows (STYLE.md, habit 12).
+`docs/settings.md` is its output; a test compares them.
 
-Pure. Weak spot: of options that are no settings (table `[box]`) it says the names only; they are explained in docs/install.md.
+Pure. Weak: of options that are no settings (table `[box]`) it has the names only; docs/install.md
+explains them.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ advertise = "logs.example.org"
 
 
 def reference_page() -> str:
-    """Markdown, a table for each group of rows."""
+    """Return the page as Markdown, with a table for each group of rows."""
     return _HEAD + "".join(_group(title, rows) for title, rows in GROUPS.items())
 
 

@@ -1,7 +1,9 @@
-"""Opens directories and files only if no other user could have written them. Every look at a runtime directory goes through here.
+"""Opens directories and files only if no other user could have written them. All access to runtime
+directories uses this module.
 
-A process trusts its own user and root; root also trusts the user of the installed box. Everything is opened without following a link and checked
-on the descriptor, so that a path that changes afterwards changes nothing. Weak spot: the directories above the opened one are not checked.
+A process trusts its own user and root; root also trusts the user of the installed box. Files are
+opened without following links and checked by descriptor, so that a later change of the path has no
+effect. Weak: the parents of an opened directory are not checked.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ _ONLY_THERE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def own_users() -> frozenset[int]:
-    """User ids whose boxes are this process's to look after: its own; for root also that of the installed box."""
+    """Return the user ids whose boxes this process may remove: its own; for root also that of the
+    installed box."""
     return _own_users(os.geteuid())
 
 
 def trusted_users() -> frozenset[int]:
-    """User ids whose files this process believes."""
+    """Return the user ids whose files this process trusts."""
     return own_users() | {0}
 
 
@@ -39,7 +42,8 @@ def _own_users(user: int) -> frozenset[int]:
 
 
 def open_directory(path: str, dir_fd: int | None = None, owners: Collection[int] | None = None) -> int:
-    """A descriptor of the directory, which belongs to one of `owners` (default: `trusted_users`) and is writable by its owner alone. Raises OSError."""
+    """Return a descriptor of the directory, which must belong to one of `owners` (default:
+    `trusted_users`) and be writable by its owner alone. Raises OSError."""
     descriptor = os.open(path, _ONLY_THERE | os.O_DIRECTORY, dir_fd=dir_fd)
     try:
         _check(os.fstat(descriptor), path, trusted_users() if owners is None else owners)
@@ -50,7 +54,7 @@ def open_directory(path: str, dir_fd: int | None = None, owners: Collection[int]
 
 
 def directory_problem(path: str) -> str | None:
-    """Why the directory cannot be trusted, or None; one that does not exist can."""
+    """Return why the directory cannot be trusted, or None, also if it does not exist."""
     try:
         os.close(open_directory(path))
     except FileNotFoundError:
@@ -63,7 +67,7 @@ def directory_problem(path: str) -> str | None:
 
 
 def own_directories(path: str) -> list[str]:
-    """Names of the directories in `path` that can be trusted, sorted; none if `path` cannot be."""
+    """Return the names of the trusted directories in `path`, sorted; none if `path` is not trusted."""
     try:
         descriptor = open_directory(path)
     except OSError:
@@ -83,7 +87,8 @@ def _is_trusted_directory(name: str, dir_fd: int) -> bool:
 
 
 def read_file(path: str, size_bytes_max: int, dir_fd: int | None = None) -> bytes:
-    """The content of a regular file that only trusted users can have written. Raises OSError; never waits, as a FIFO would make it."""
+    """Return the content of a regular file that only trusted users can have written. Raises
+    OSError; does not block on a FIFO."""
     descriptor = os.open(path, _ONLY_THERE, dir_fd=dir_fd)
     try:
         status = os.fstat(descriptor)

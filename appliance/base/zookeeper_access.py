@@ -24,16 +24,15 @@ from appliance.base.settings import Box
 SECRET_FILE = "zookeeper.secret"
 USER = "millrace"
 CONSUMER_USER = "consumer"
-"""What high-level consumers of Kafka 0.8 to 0.10 are called when they log in by SASL."""
+"""User name of high-level consumers of Kafka 0.8 to 0.10 that log in by SASL."""
 SECRET_BYTES = 32
 SECRET_LENGTH_MIN = 16
 _FILE_BYTES_MAX = 4096
 
 
 class ZooKeeperAccess(NamedTuple):
-    """`guards`: nodes are created with ACLs (`zookeeper.auth.required`); `is_own`: the servers are
-    the boxes' own and know the consumers' user.
-    """
+    """`guards`: nodes are created with ACLs (`zookeeper.auth.required`). `is_own`: the servers are
+    the boxes' own and know the consumers' user."""
 
     user: str
     password: str
@@ -49,22 +48,25 @@ def secret_path(state_directory: str) -> str:
 
 
 def open_tree_mark(state_directory: str) -> str:
-    """A file that says that the box's server has run open since the tree was protected. Made when the server starts, removed by the controller."""
+    """Return a file that exists if the server of the box has run without a secret since the tree
+    was protected.
+
+    Created when the server starts, removed by the controller.
+    """
     return f"{os.path.abspath(state_directory)}/zookeeper/ran-open"
 
 
 def digest_id(user: str, password: str) -> str:
-    """The id of a user in ZooKeeper's digest scheme: `user:base64(sha1(user:password))`."""
-    import base64  # here: OpenSSL is more than the supervisor shall hold
+    """Return the id of a user in ZooKeeper's digest scheme: `user:base64(sha1(user:password))`."""
+    import base64  # loads OpenSSL, which the supervisor must not hold
     import hashlib
 
     return f"{user}:{base64.b64encode(hashlib.sha1(f'{user}:{password}'.encode()).digest()).decode()}"
 
 
 def consumer_password(secret: str) -> str:
-    """The password of the old consumers' user. It follows from the secret, so that every member
-    knows it, and does not give the secret away.
-    """
+    """Return the password of the old consumers' user. It is derived from the secret, so that each
+    member knows it, and does not reveal it."""
     import hashlib
     import hmac
 
@@ -72,7 +74,7 @@ def consumer_password(secret: str) -> str:
 
 
 def secret_problem(secret: str) -> str | None:
-    """Why a text cannot be the secret, or None."""
+    """Return why a text cannot be the secret, or None."""
     if len(secret) < SECRET_LENGTH_MIN:
         return f"has {len(secret)} characters; a secret needs at least {SECRET_LENGTH_MIN}"
     if not secret.isascii() or any(character in '"\\' or not "!" <= character <= "~" for character in secret):
@@ -81,8 +83,9 @@ def secret_problem(secret: str) -> str | None:
 
 
 def read_secret(path: str) -> str | None:
-    """The one line of a secret file; None if there is no such file. ConfigurationProblems if it
-    cannot be used, or if other users may read it.
+    """Return the secret in a file of one line; None if the file does not exist.
+
+    Raises ConfigurationProblems if the file is invalid or other users may read it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -95,7 +98,7 @@ def read_secret(path: str) -> str | None:
         if not stat.S_ISREG(state.st_mode):
             raise ConfigurationProblems([f"{path}: the ZooKeeper secret must be a regular file"])
         if state.st_mode & 0o077:
-            raise ConfigurationProblems([f"{path}: other users may read the ZooKeeper secret (mode {state.st_mode & 0o777:04o}); say chmod 600 {path}"])
+            raise ConfigurationProblems([f"{path}: other users may read the ZooKeeper secret (mode {state.st_mode & 0o777:04o}); run chmod 600 {path}"])
         text = file.read(_FILE_BYTES_MAX).decode(errors="replace").strip()
     return text
 
@@ -108,9 +111,8 @@ def _checked_secret(path: str) -> str | None:
 
 
 def ensure_secret(state_directory: str) -> str:
-    """The secret of a state directory; a random one is made where there is none. Of two processes
-    that make one at once both get the same.
-    """
+    """Return the secret of a state directory; a random one is created if there is none. Two
+    processes that create it at once get the same."""
     path = secret_path(state_directory)
     secret = _checked_secret(path)
     if secret is not None:
@@ -128,7 +130,7 @@ def ensure_secret(state_directory: str) -> str:
 
 
 def replace_secret(state_directory: str, secret: str) -> None:
-    """Put a secret into a state directory; the file belongs to the owner of the directory."""
+    """Store a secret in a state directory; the file belongs to the owner of the directory."""
     path = secret_path(state_directory)
     made = _write(path, secret)
     owner = os.stat(os.path.dirname(path))
@@ -142,7 +144,7 @@ def new_secret() -> str:
 
 
 def _write(path: str, secret: str) -> str:
-    """A file beside `path` with the secret, on the disk; its path."""
+    """Write a synced file beside `path` with the secret; returns its path."""
     made = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
     descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_SYNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -153,9 +155,10 @@ def _write(path: str, secret: str) -> str:
 
 
 def server_secret(box: Box) -> str | None:
-    """The secret of the servers that the boxes run; a box whose server no other box shares makes
-    its own. None where there is none and `zookeeper.auth.required` is false; ConfigurationProblems
-    where there must be one.
+    """Return the secret of the servers that the boxes run; a box with its own server creates one.
+
+    None if there is none and `zookeeper.auth.required` is false. Raises ConfigurationProblems if
+    there must be one.
     """
     secret = _checked_secret(secret_path(box.state_directory))
     if secret is not None or not box.flag("zookeeper.auth.required"):
@@ -166,7 +169,7 @@ def server_secret(box: Box) -> str | None:
 
 
 def makes_own_secret(members: list[str], broker_id: int) -> bool:
-    """Whether no other box has a member that must know the secret."""
+    """Return whether no other box runs a member, which would have to know the secret."""
     return not members or (len(members) == 1 and members[0].partition("=")[0] == str(broker_id))
 
 
@@ -180,7 +183,8 @@ def missing_secret_problem(state_directory: str) -> str:
 
 
 def zookeeper_access(box: Box) -> ZooKeeperAccess | None:
-    """The credentials of this box; None if it has none, and ZooKeeper is open to everyone who reaches it."""
+    """Return the credentials of this box; None if it has none, and ZooKeeper is open to all
+    clients."""
     is_own = box.embedded_zookeeper or bool(box.zookeeper_members)
     guards = box.flag("zookeeper.auth.required")
     if is_own:
@@ -190,7 +194,7 @@ def zookeeper_access(box: Box) -> ZooKeeperAccess | None:
 
 
 def access_problems(box: Box) -> list[str]:
-    """Why the credentials of this box cannot be used; nothing is made. For the checks before a start."""
+    """Return why the credentials of this box cannot be used, before a start. Creates nothing."""
     secret = secret_path(box.state_directory)
     is_own = box.embedded_zookeeper or bool(box.zookeeper_members)
     try:
@@ -204,9 +208,8 @@ def access_problems(box: Box) -> list[str]:
 
 
 def external_access(path: str) -> ZooKeeperAccess | None:
-    """What `zookeeper.digest.file` says, one line: USER:PASSWORD, or a password alone. None without
-    a file.
-    """
+    """Return the credentials in `zookeeper.digest.file`, one line: USER:PASSWORD, or a password.
+    None without a file."""
     if not path:
         return None
     text = read_secret(path)

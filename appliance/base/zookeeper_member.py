@@ -1,8 +1,10 @@
-"""A member of the ZooKeeper ensemble that several boxes run together: how it is written in settings, and in a connect string.
+"""A member of the ZooKeeper ensemble that several boxes run together, as settings and connect
+strings write it.
 
-`ID=HOST`, or with ports `ID=HOST:CLIENT` and `ID=HOST:CLIENT:PEER:ELECTION`; an IPv6 address stands in brackets. The id is the broker id of the box
-that runs the member, so that every box of a cluster can have the same lines. Pure. Weak spot: that all boxes were told the same members
-is not seen here; those that were told others never find together.
+`ID=HOST`, or with ports `ID=HOST:CLIENT` and `ID=HOST:CLIENT:PEER:ELECTION`; an IPv6 address is in
+brackets. The id is the broker id of the box that runs the member, so that all boxes of a cluster
+can have the same lines. Pure. Weak: whether all boxes have the same members is not checked; those
+that differ do not form a quorum.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ CLIENT_PORT = 2181
 PEER_PORT = 2888
 ELECTION_PORT = 3888
 MEMBER_ID_MAX = 255
-"""ZooKeeper's bound."""
+"""Limit of ZooKeeper."""
 COUNTS = "1, 3, 5 or 7"
 _MEMBER = re.compile(r"(\d{1,10})=(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9.\-_]+)(?::(\d{1,5})(?::(\d{1,5}):(\d{1,5}))?)?\Z")
 
 
 class ZooKeeperMember(NamedTuple):
-    """One member. `host` is as the other boxes reach it, an IPv6 address in brackets."""
+    """One member. `host` is its address for the other boxes; an IPv6 address is in brackets."""
 
     member_id: int
     host: str
@@ -31,7 +33,7 @@ class ZooKeeperMember(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As settings have it, without ports where they are the usual ones."""
+        """The member as in settings, without the default ports."""
         usual = (self.client_port, self.peer_port, self.election_port) == (CLIENT_PORT, PEER_PORT, ELECTION_PORT)
         return f"{self.member_id}={self.host}" + ("" if usual else f":{self.client_port}:{self.peer_port}:{self.election_port}")
 
@@ -46,12 +48,12 @@ class ZooKeeperMember(NamedTuple):
 
     @property
     def ports(self) -> tuple[tuple[int, str], ...]:
-        """Every port and what it is for."""
+        """Return each port and its purpose."""
         return ((self.client_port, "clients"), (self.peer_port, "the other members"), (self.election_port, "elections"))
 
 
 def parse_member(text: str) -> ZooKeeperMember:
-    """Inverse of `text`; for what was checked before."""
+    """Inverse of `text`, for texts that were checked before. Raises ValueError."""
     found = _MEMBER.match(text)
     if found is None:
         raise ValueError(f"{text!r} is no member of a ZooKeeper ensemble")
@@ -60,7 +62,7 @@ def parse_member(text: str) -> ZooKeeperMember:
 
 
 def read_members(texts: Sequence[str]) -> tuple[list[ZooKeeperMember], list[str]]:
-    """The members of an ensemble by their ids, and everything that is wrong with them, without the option's name."""
+    """Return the members of an ensemble by id, and all problems, without the name of the option."""
     members, problems = [], []
     for text in texts:
         if _MEMBER.match(text) is None:
@@ -88,13 +90,14 @@ def _problems_between(members: Sequence[ZooKeeperMember]) -> list[str]:
 
 
 def split_networks(text: str) -> list[str]:
-    """The parts of `zookeeper.allowed.addresses`."""
+    """Return the parts of `zookeeper.allowed.addresses`."""
     return [part for part in text.replace(",", " ").split(" ") if part]
 
 
 def is_network(text: str) -> bool:
-    """Whether a text is an address, or a network as in 10.0.0.0/24, that systemd can filter by."""
-    import ipaddress  # here: few boxes have an ensemble
+    """Return whether a text is an address or a network such as 10.0.0.0/24 that systemd can filter
+    by."""
+    import ipaddress  # few boxes have an ensemble
 
     try:
         ipaddress.ip_network(text, strict=False)
@@ -104,11 +107,12 @@ def is_network(text: str) -> bool:
 
 
 def connect_string(members: Sequence[ZooKeeperMember], own_id: int) -> str:
-    """Where clients on box `own_id` find the ensemble: its own member first, if it has one."""
+    """Return the connect string of the ensemble for clients on box `own_id`: its own member first,
+    if it has one."""
     return ",".join(member.client_address for member in sorted(members, key=lambda member: (member.member_id != own_id, member.member_id)))
 
 
 def in_words(member_ids: Sequence[int]) -> str:
-    """`member 2`, `members 2 and 3`, `members 2, 3 and 4`"""
+    """Return `member 2`, `members 2 and 3` or `members 2, 3 and 4`."""
     texts = [str(member_id) for member_id in member_ids]
     return f"member {texts[0]}" if len(texts) == 1 else f"members {', '.join(texts[:-1])} and {texts[-1]}"

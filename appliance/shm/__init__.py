@@ -1,1 +1,2 @@
-"""Shared memory: the only package that maps it. Layouts, their drawings and the memory-order argument: README.md here."""
+"""Shared memory; no other package maps it. Layouts and the memory-order argument: README.md in this
+folder."""

@@ -1,8 +1,10 @@
-"""An arena: one source's bytes, read (and stamped) by log-writers. Power-of-two slots, freed in any order.
+"""An arena: the memory of one source, from which log-writers read batches and stamp offsets. Slots
+are powers of two, freed in any order.
 
-The owner allocates and frees; its lists live in its own heap, because a new life makes a new arena. Free slots of one size are a
-stack, so that the hottest memory is used again first. Buddies are merged only when an allocation fails (180 ns otherwise).
-Weak spot: rounding to a power of two wastes up to half of a slot; budgets are charged with the rounded size.
+The owner allocates and frees; its lists are in its own heap, because a new incarnation creates a
+new arena. Free slots of one size are a stack, so that memory in the CPU cache is reused first.
+Buddies are merged only when an allocation fails (180 ns otherwise). Weak: rounding wastes up to
+half of a slot; budgets are charged with the rounded size.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ PURPOSE = b"MLRarena"
 
 # Control words after the header, on their own cache lines.
 SLEEPING_WORD = HEADER_BYTES // WORD_BYTES
-"""1 while the arena's owner sleeps (its doorbell's word)."""
+"""1 while the owner of the arena sleeps (the sleeping flag of its doorbell)."""
 WATCHING_WORD = SLEEPING_WORD + 8
-"""1 while the owner waits for partition rows to change (parked acks=all produces and long polls)."""
+"""1 while the owner waits for changes of partition rows (parked acks=all produces and long polls).
+"""
 
 DATA_POSITION = 4096
 MIN_ORDER = 10
@@ -25,7 +28,8 @@ MIN_ORDER = 10
 
 
 class Arena:
-    """The owner's side: `allocate` and `free` slots, `memory` to fill them. Positions count from the object's start."""
+    """The owner's side: `allocate` and `free` slots, `memory` to fill them. Positions are bytes
+    from the start of the object."""
 
     def __init__(self, shared: SharedObject, data_bytes: int) -> None:
         check(data_bytes & (data_bytes - 1) == 0, f"an arena's size is a power of two, not {data_bytes}")
@@ -41,17 +45,17 @@ class Arena:
 
     @classmethod
     def create(cls, name: str, data_bytes: int, incarnation: int) -> Arena:
-        """A new arena of `data_bytes`, rounded up to a power of two of at least 64 KiB."""
+        """Create an arena of `data_bytes`, rounded up to a power of two of at least 64 KiB."""
         rounded = 1 << max(16, (data_bytes - 1).bit_length())
         return cls(SharedObject.create(name, PURPOSE, DATA_POSITION + rounded, incarnation), rounded)
 
     @staticmethod
     def rounded_size(size_bytes: int) -> int:
-        """What a slot for `size_bytes` is charged with."""
+        """Return the bytes that a slot for `size_bytes` occupies."""
         return 1 << max(MIN_ORDER, (size_bytes - 1).bit_length())
 
     def allocate(self, size_bytes: int) -> int:
-        """The position of a slot of at least `size_bytes`, or -1 when there is none now."""
+        """Return the position of a slot of at least `size_bytes`; -1 if there is none now."""
         order = (size_bytes - 1).bit_length()
         if order < MIN_ORDER:
             order = MIN_ORDER
@@ -69,10 +73,10 @@ class Arena:
         return position
 
     def free(self, position: int) -> None:
-        """Give a slot back; out of order is fine, twice is an invariant's violation."""
+        """Free a slot; in any order. Freeing it twice is an InvariantViolation."""
         order = self._orders.pop(position, -1)
-        if order < 0:  # not `check`: its message would be made on every call
-            raise InvariantViolation(f"arena slot at {position} was freed twice or never given out")
+        if order < 0:  # not `check`, which would format its message on each call
+            raise InvariantViolation(f"arena slot at {position} was freed twice or never allocated")
         self._free[order].append(position)
         self.free_bytes += 1 << order
         self._frees_since_merge += 1
@@ -123,5 +127,5 @@ class Arena:
 
 
 def attach_arena(name: str) -> SharedObject:
-    """A log-writer's map of a source's arena, writable because offsets are stamped in place."""
+    """Map the arena of a source in a log-writer, writable because offsets are stamped in place."""
     return SharedObject.attach(name, PURPOSE, writable=True)

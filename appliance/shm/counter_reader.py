@@ -1,7 +1,9 @@
-"""The counters of one process, looked at again and again: the object stays mapped, and its labels are read once.
+"""Reads the counters of one process repeatedly: the object stays mapped, and each label is decoded
+once.
 
-`read_counters` maps and decodes everything each time (0.5 ms for 300 labels); this costs 20 µs, and what is new. Owned by one reader, which never writes.
-Weak spot: an object that was made anew under the same name is seen by its inode, with the next look.
+`read_counters` maps and decodes everything each time (0.5 ms for 300 labels); this costs 20 µs plus
+new labels. Owned by one reader. Weak: an object that was created again under the same name is
+detected by its inode, at the next read.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _FIRST_VALUE = VALUES_POSITION // WORD_BYTES
 
 
 class CounterReader:
-    """`read` gives what `read_counters` would."""
+    """A cached reader; `read` returns what `read_counters` would."""
 
     def __init__(self, layout: BoxLayout, process_name: str) -> None:
         self.process_name = process_name
@@ -42,7 +44,7 @@ class CounterReader:
         self._histogram_labels: list[str] = []
 
     def read(self) -> CounterSnapshot | None:
-        """None if the process never had any, or they are another release's."""
+        """Return the counters; None if the process never had any, or they are of another release."""
         shared = self._attached()
         if shared is None:
             return None

@@ -1,9 +1,11 @@
-"""Counters that outlive their process: one object per process name, adopted by its next life, read by anybody.
+"""Counters that outlive their process: one object per process name, adopted by its next
+incarnation, readable by all.
 
-The owner alone writes. Readers (console, CLI, supervisor) map read-only and never ask the process. An increment is a load and
-a store of one word (60 ns). Beside the slots lie places for latency histograms (`shm/histogram.py`).
-Weak spot: 1,000 slots and 16 histograms a process, fixed; a label beyond them lands in the slot `counters.overflow`. Labels end
-at 120 bytes: longer ones that begin alike share a slot.
+Only the owner writes. Readers (console, commands, supervisor) map read-only. An increment is a load
+and a store of one word (60 ns). Latency histograms (`shm/histogram.py`) follow the slots.
+
+Weak: 1,000 slots and 16 histograms per process; further labels share the slot `counters.overflow`.
+Labels are cut at 120 bytes: longer ones with the same beginning share a slot.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _OVERFLOW_LABEL = "counters.overflow"
 
 
 class Counter:
-    """One slot. Not shared between threads."""
+    """One slot; not shared between threads."""
 
     __slots__ = ("_index", "_words")
 
@@ -76,7 +78,8 @@ class Counters:
 
     @classmethod
     def create_or_adopt(cls, layout: BoxLayout, process_name: str, incarnation: int, wall_ms: int = 0) -> Counters:
-        """The process's counters: those of its previous life with their values, or new ones at zero."""
+        """Return the counters of the process: those of its previous incarnation with their values,
+        or new ones at zero."""
         name = layout.shared_memory_name("counters", process_name)
         try:
             shared = SharedObject.attach(name, PURPOSE, writable=True)
@@ -94,14 +97,16 @@ class Counters:
         return made
 
     def counter(self, label: str) -> Counter:
-        """The slot of `label`, e.g. `ingest.received{transport="udp"}`; made at its first use."""
+        """Return the slot of `label`, such as `ingest.received{transport="udp"}`; created at its
+        first use."""
         found = self._slots.get(label)
         if found is None:
             found = self._add_slot(label)
         return found
 
     def gauge(self, label: str) -> Counter:
-        """The slot of `label`, at zero when this life asks for it first: what is the case now, not what was when the last life was killed."""
+        """Return the slot of `label`, set to zero at its first use in this incarnation: a gauge
+        describes the present."""
         found = self._gauges.get(label)
         if found is None:
             found = self._gauges[label] = self.counter(label)
@@ -114,7 +119,9 @@ class Counters:
         text = _label_bytes(label)
         kept = text.decode()
         if kept != label:
-            return self.counter(kept)  # as the next life will read it, or it would get another slot there
+            # use the label that the next incarnation will read, otherwise it would allocate another
+            # slot
+            return self.counter(kept)
         if used >= SLOTS - 1 and label != _OVERFLOW_LABEL:
             return self.counter(_OVERFLOW_LABEL)
         position = LABELS_POSITION + used * LABEL_BYTES
@@ -126,7 +133,8 @@ class Counters:
         return counter
 
     def histogram(self, label: str) -> Histogram:
-        """The histogram of `label`, e.g. `produce.latency_us`; made at its first use. One beyond the last place shares that with others."""
+        """Return the histogram of `label`, such as `produce.latency_us`; created at its first use.
+        Those beyond the last slot share it."""
         label = _label_bytes(label).decode()
         found = self._histograms.get(label)
         return self._add_histogram(label) if found is None else found
@@ -145,11 +153,11 @@ class Counters:
         return list(self._slots)
 
     def beat(self, now_ns: int) -> None:
-        """Say that the duty cycle turns (the watchdog's word)."""
+        """Store the heartbeat of the duty cycle, which the watchdog reads. `now_ns` is monotonic."""
         self._words[HEARTBEAT_WORD] = now_ns
 
     def set_state(self, state: str) -> None:
-        """`starting`, `recovering`, `serving`, `stopping`: at most 24 ASCII bytes."""
+        """Store the state: `starting`, `recovering`, `serving`, `stopping`; at most 24 ASCII bytes."""
         self._shared.memory[_STATE_POSITION : _STATE_POSITION + STATE_BYTES] = state.encode()[:STATE_BYTES].ljust(STATE_BYTES, b"\0")
 
     def close(self) -> None:
@@ -157,7 +165,7 @@ class Counters:
 
 
 class CounterSnapshot(NamedTuple):
-    """What a reader saw."""
+    """The counters of a process at the time of reading."""
 
     process_name: str
     pid: int
@@ -169,11 +177,11 @@ class CounterSnapshot(NamedTuple):
 
 
 def read_counters(layout: BoxLayout, process_name: str) -> CounterSnapshot | None:
-    """The counters of one process, alive or dead; None if it never had any."""
+    """Return the counters of a process, running or dead; None if it never had any."""
     try:
         shared = SharedObject.attach(layout.shared_memory_name("counters", process_name), PURPOSE, writable=False)
     except (SharedObjectAbsent, LayoutMismatch):
-        return None  # another release's counters say nothing that we could read
+        return None  # counters of another release cannot be decoded
     words, memory = shared.words, shared.memory
     used = min(words[USED_WORD], SLOTS)
     first = VALUES_POSITION // WORD_BYTES
@@ -188,7 +196,8 @@ def read_counters(layout: BoxLayout, process_name: str) -> CounterSnapshot | Non
 
 
 def pid_in_counters(layout: BoxLayout, process_name: str) -> int:
-    """Who keeps these counters, or kept them last; 0 if nobody ever did."""
+    """Return the pid of the process that writes, or last wrote, these counters; 0 if there are
+    none."""
     try:
         shared = SharedObject.attach(layout.shared_memory_name("counters", process_name), PURPOSE, writable=False)
     except (SharedObjectAbsent, LayoutMismatch):
@@ -199,19 +208,19 @@ def pid_in_counters(layout: BoxLayout, process_name: str) -> int:
 
 
 def list_counters(layout: BoxLayout) -> list[str]:
-    """Names of the processes of this box that have counters."""
+    """Return the names of the processes of this box that have counters."""
     prefix = layout.shared_memory_name("counters", "")
     return [name[len(prefix) :] for name in list_names(prefix)]
 
 
 def unlink_all(layout: BoxLayout) -> None:
-    """Remove every shared-memory object of the box (its supervisor's last act)."""
+    """Remove all shared-memory objects of the box, at the end of its supervisor."""
     for name in list_names(layout.shared_memory_prefix):
         unlink(name)
 
 
 def _label_bytes(label: str) -> bytes:
-    """What of a label fits its place, cut between characters."""
+    """Return the bytes of a label that fit its slot, cut between characters."""
     return label.encode()[:LABEL_BYTES].decode(errors="ignore").encode()
 
 
@@ -221,7 +230,7 @@ def histogram_words(words: memoryview, index: int) -> memoryview:
 
 
 def read_state(memory: memoryview) -> str:
-    """What the process says of itself, in a word."""
+    """Return the state that the process stored."""
     return bytes(memory[_STATE_POSITION : _STATE_POSITION + STATE_BYTES]).rstrip(b"\0").decode("ascii", "replace")
 
 

@@ -1,8 +1,9 @@
-"""What the header words of a partition table say of its disk, and what others store there: overdue, fenced, given up.
+"""The header words of a partition table that describe its disk: overdue operations, fence, suspect.
 
-The log-writer stores since when it waits for its disk; whoever needs the disk compares that with the time. The controller fences a life whose disk is
-overdue, the supervisor gives one up whose disk is taken out of the box. Weak spot: a fence is seen when the disk lets the log-writer
-go, not before; who must be sure that it does nothing more kills it, and keeps its memory until it is gone.
+The log-writer stores since when it waits for its disk; other processes compare that with the time.
+The controller fences an incarnation whose disk is overdue, the supervisor one whose disk is
+removed. Weak: the log-writer sees the fence only when the disk returns control to it. To be sure
+that it does nothing more, kill it and keep its memory until it has ended.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from appliance.shm.mapping import LayoutMismatch, SharedObject, SharedObjectAbse
 from appliance.shm.partition_table import APPEND_SINCE_WORD, FENCE_WORD, FLUSH_SINCE_WORD, PROBE_SINCE_WORD, PURPOSE, SUSPECT_WORD
 
 FLUSH_FACTOR = 20
-"""A slice of a flush round may have hundreds of megabytes to write: so many deadlines are given to it."""
+"""A slice of a flush round may write hundreds of megabytes, so it has this many deadlines."""
 
 
 def overdue_operation(words: memoryview, now_ns: int, deadline_ns: int) -> str:
-    """What the disk has kept waiting for longer than it may: "append", "probe", "flush"; empty when nothing."""
+    """Return the operation that waits longer than its deadline: "append", "probe" or "flush"; empty
+    if none does."""
     for name, word, allowed_ns in (
         ("append", APPEND_SINCE_WORD, deadline_ns),
         ("probe", PROBE_SINCE_WORD, deadline_ns),
@@ -28,7 +30,8 @@ def overdue_operation(words: memoryview, now_ns: int, deadline_ns: int) -> str:
 
 
 def is_held_by_disk(tables_prefix: str, pid: int, now_ns: int, deadline_ns: int) -> bool:
-    """Whether the life `pid` of a log-writer was fenced, or is overdue. `tables_prefix`: what the names of its disk's tables begin with."""
+    """Return whether the incarnation `pid` of a log-writer was fenced or is overdue.
+    `tables_prefix`: the start of the names of its disk's tables."""
     for name in _tables(tables_prefix):
         shared = _attach(name, writable=False)
         if shared is not None:
@@ -40,7 +43,8 @@ def is_held_by_disk(tables_prefix: str, pid: int, now_ns: int, deadline_ns: int)
 
 
 def fence_life(table_name: str) -> None:
-    """Tell the life of a log-writer that made this table to publish nothing more. For good. One that is gone needs none."""
+    """Fence the log-writer that created this table for good: it publishes nothing more. A table
+    that is gone is ignored."""
     shared = _attach(table_name, writable=True)
     if shared is not None:
         shared.words[FENCE_WORD] = 1
@@ -48,7 +52,8 @@ def fence_life(table_name: str) -> None:
 
 
 def give_up_lives(tables_prefix: str) -> None:
-    """The directory behind these tables is given up: their makers publish nothing more, and no next life believes their rows."""
+    """Fence all log-writers of these tables and mark them as suspect: no later incarnation trusts
+    their rows."""
     for name in _tables(tables_prefix):
         shared = _attach(name, writable=True)
         if shared is not None:
@@ -58,7 +63,8 @@ def give_up_lives(tables_prefix: str) -> None:
 
 
 def _tables(prefix: str) -> list[str]:
-    """A disk may be called as another one and a dot: what has a second dot behind the prefix belongs to that one."""
+    """Return the tables of a disk. Another disk may have its name plus a dot, whose tables have a
+    second dot after the prefix."""
     return [name for name in list_names(prefix) if "." not in name[len(prefix) :]]
 
 

@@ -1,9 +1,10 @@
-"""Doorbells: how a process that sleeps learns that a ring or a row has changed.
+"""Doorbells: wake a process that sleeps when a ring or a row has changed.
 
-An eventfd belongs to the consumer; producers get a duplicate over a Unix socket. A producer rings only when the consumer's
-sleeping word is set, and both sides put a full fence between their store and their load (README.md): the producer publishes, fences,
-looks at the sleeping word; the consumer sets the word, fences, looks at the rings once more, then waits with a bounded time-out.
-Weak spot: an eventfd never tells that its other side died; the control socket of the channel does.
+The consumer owns an eventfd; producers receive a duplicate over a Unix socket. A producer rings
+only if the sleeping flag of the consumer is set. Both sides have a full fence between their store
+and their load (README.md): the producer publishes, fences, reads the flag; the consumer sets the
+flag, fences, checks the rings again, then waits with a time-out. Weak: an eventfd does not report
+the death of its other side; the control socket of the channel does.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from appliance.shm.atomic import fence
 
 
 class Doorbell:
-    """The consumer's side: the eventfd to wait on and the sleeping word in memory that its producers map."""
+    """The consumer's side: the eventfd to wait on, and the sleeping flag in memory that its
+    producers map."""
 
     def __init__(self, words: memoryview, sleeping_index: int) -> None:
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -25,16 +27,16 @@ class Doorbell:
         return self.descriptor
 
     def prepare_to_sleep(self) -> None:
-        """Set the sleeping word, then fence: the caller must look at its rings once more before it waits."""
+        """Set the sleeping flag and fence. The caller must check its rings again before it waits."""
         self._words[self._sleeping_index] = 1
         fence()
 
     def wake(self) -> None:
-        """Clear the sleeping word."""
+        """Clear the sleeping flag."""
         self._words[self._sleeping_index] = 0
 
     def drain(self, _events: int = 0) -> None:
-        """Take the rings that have come (a callback for the poller)."""
+        """Reset the eventfd (a callback of the poller)."""
         try:
             os.eventfd_read(self.descriptor)
         except BlockingIOError:
@@ -45,7 +47,7 @@ class Doorbell:
 
 
 class DoorbellButton:
-    """A producer's side of somebody else's doorbell."""
+    """A producer's side of the doorbell of another process."""
 
     __slots__ = ("_sleeping_index", "_words", "descriptor", "rings")
 
@@ -56,14 +58,14 @@ class DoorbellButton:
         self.rings = 0
 
     def ring_if_sleeping(self) -> bool:
-        """To be called after publishing. Fences, then rings if the consumer sleeps."""
+        """Ring if the consumer sleeps; call it after publishing. Returns whether it rang."""
         fence()
         if self._words[self._sleeping_index]:
             self.rings += 1
             try:
                 os.eventfd_write(self.descriptor, 1)
             except BlockingIOError:
-                pass  # the counter is full: it has been rung already
+                pass  # the eventfd counter is at its maximum: it was rung before
             return True
         return False
 

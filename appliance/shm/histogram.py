@@ -1,14 +1,17 @@
-"""How long things took: a histogram of fixed size in the shared counters, written by one process, read by anybody.
+"""Latency histograms of fixed size in the shared counters, written by one process and readable by
+all.
 
-Log-linear buckets, as HdrHistogram and Prometheus's native histograms have them: four for each power of two of microseconds, so a percentile is
-off by at most 12.5 %, from 1 us to two minutes in 104 words. A sample is one look-up and one increment (80 ns).
+Log-linear buckets like HdrHistogram and Prometheus's native histograms: four per power of two of
+microseconds. A percentile is off by at most 12.5 %, from 1 µs to two minutes, in 104 words. A
+sample costs one look-up and one increment (80 ns).
 
     microseconds   0  1  2  3 | 4  5  6  7 | 8-9  10-11  12-13  14-15 | 16-19  20-23  24-27  28-31 | …
     bucket         0  1  2  3 | 4  5  6  7 | 8    9      10     11    | 12     13     14     15    | …
 
-Counts only ever rise, so two readings some time apart give the percentiles and the rate of the time in between (`since`). No sum, no number of samples and no
-largest value is kept: readers derive them, because each would cost every sample another 40 ns, and a largest value could not be told of an
-interval. Weak spot: what takes longer than two minutes is counted as two minutes; a reader may see a sample of a burst and miss the next.
+Counts only rise, so the difference of two readings gives percentiles and rate of an interval
+(`since`). No sum, number of samples or maximum is stored: readers derive them, because each would
+cost another 40 ns per sample, and a maximum has no value for an interval. Weak: longer durations
+count as two minutes; a reader may see only a part of a burst.
 """
 
 from __future__ import annotations
@@ -20,30 +23,31 @@ from typing import NamedTuple
 SUB_BUCKETS_BITS = 2
 SUB_BUCKETS = 1 << SUB_BUCKETS_BITS
 MICROSECONDS_BITS = 27
-"""Durations of this many bits have their own buckets (134 s)."""
+"""Durations of up to this many bits have their own buckets (134 s)."""
 BUCKETS = SUB_BUCKETS * (MICROSECONDS_BITS - SUB_BUCKETS_BITS + 1)
 ERROR_MAX = 1 / (2 * SUB_BUCKETS)
-"""Of a percentile, as a share of its value."""
+"""Largest error of a percentile, as a share of its value."""
 assert BUCKETS == 104
 
 _LAST_US = (1 << MICROSECONDS_BITS) - 1
 
 
 def bucket_of(microseconds: int) -> int:
-    """The bucket of a duration by its definition; `record` looks it up."""
+    """Return the bucket of a duration by its definition; `record` uses a table."""
     microseconds = min(microseconds, _LAST_US)
     exponent = max(microseconds.bit_length() - SUB_BUCKETS_BITS - 1, 0)
     return SUB_BUCKETS * exponent + (microseconds >> exponent)
 
 
 def bucket_bounds_us(bucket: int) -> tuple[int, int]:
-    """First and last whole microsecond of a bucket."""
+    """Return the first and last whole microsecond of a bucket."""
     exponent = max(bucket // SUB_BUCKETS - 1, 0)
     low = (bucket - SUB_BUCKETS * exponent) << exponent
     return low, low + (1 << exponent) - 1
 
 
-# Ten bits further up the same pattern comes again, forty buckets later: 4 KiB of table serve all durations up to 4 s.
+# The pattern repeats ten bits further up, forty buckets later: a table of 4 KiB covers all
+# durations up to 4 s.
 _TABLE_BITS = 12
 _STEP_BITS = 10
 _STEP_BUCKETS = SUB_BUCKETS * _STEP_BITS
@@ -62,7 +66,7 @@ class Histogram:
         self._buckets = buckets
 
     def record(self, elapsed_ns: int) -> None:
-        """Count one duration. It is never negative: a monotonic clock measured it."""
+        """Count one duration in nanoseconds of a monotonic clock (never negative)."""
         microseconds = elapsed_ns // 1000
         if microseconds < _TABLE_END:
             self._buckets[_TABLE[microseconds]] += 1
@@ -76,7 +80,7 @@ class Histogram:
 
 
 class HistogramReading(NamedTuple):
-    """Counts at one moment, or (by `since`) of the time between two."""
+    """Counts at one moment, or (by `since`) of an interval."""
 
     buckets: tuple[int, ...]
 
@@ -85,13 +89,15 @@ class HistogramReading(NamedTuple):
         return sum(self.buckets)
 
     def since(self, earlier: HistogramReading | None) -> HistogramReading:
-        """What came after `earlier` (None: everything). Counts that fell were made anew by another life: they are taken whole."""
+        """Return the samples after `earlier` (None: all). If counts fell, another incarnation
+        created the object: all samples count."""
         if earlier is None or any(now < before for now, before in zip(self.buckets, earlier.buckets, strict=True)):
             return self
         return HistogramReading(tuple(now - before for now, before in zip(self.buckets, earlier.buckets, strict=True)))
 
     def percentile_us(self, percent: float) -> float | None:
-        """The duration that `percent` of the samples did not exceed (nearest rank), within ERROR_MAX; None without samples. 100 is the largest."""
+        """Return the duration in µs that `percent` of the samples do not exceed (nearest rank),
+        within ERROR_MAX; None without samples."""
         return self._percentile_us(percent) if any(self.buckets) else None
 
     def _percentile_us(self, percent: float) -> float:
@@ -109,6 +115,6 @@ def bucket_center_us(bucket: int) -> float:
 
 
 def add_readings(readings: Iterable[HistogramReading]) -> HistogramReading:
-    """Several processes' samples as one."""
+    """Return the samples of several processes as one reading."""
     columns: Sequence[tuple[int, ...]] = [reading.buckets for reading in readings]
     return HistogramReading(tuple(map(sum, zip(*columns, strict=True)))) if columns else EMPTY_READING

@@ -1,7 +1,9 @@
-"""What the rows of a partition table are, kept up for who follows a table: partitions by row, which seldom change, apart from roles, which change in bursts.
+"""Caches which partition is in which row of a partition table. Partitions rarely change; roles
+change in bursts.
 
-A look after a change of the table's generation costs some 20 ns a row, and 3 µs for each row that came. Owned by the process that looks. Weak spot: a row whose
-writer was interrupted in it is not there until a later look has found it whole.
+After a change of the table's generation a refresh costs about 20 ns per row, and 3 µs per new row.
+Owned by the reading process. Weak: a row whose writer is interrupted is missing until a later
+refresh reads it whole.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ NEVER = -1
 
 
 class KnownRows:
-    """Lists by row index: `keys` (None where no row is), `row_generations` (0 there)."""
+    """Lists by row index: `keys` (None for an unused row) and `row_generations` (0 there)."""
 
     def __init__(self, table: PartitionTableReader) -> None:
         self.table = table
@@ -26,13 +28,13 @@ class KnownRows:
 
     @property
     def is_old(self) -> bool:
-        """Whether rows have come, gone, or changed their role since the last look, or could not be read then."""
+        """Return whether the table changed since the last `look`, or rows could not be read then."""
         return self._generation != self.table.generation
 
     def look(self) -> bool:
-        """Whether a row has come or gone since the last look."""
+        """Refresh the lists; returns whether a row was added or removed."""
         table = self.table
-        self._generation = table.generation  # before the rest: what changes after it is seen by the next look
+        self._generation = table.generation  # read before the rows: a later change is seen by the next call
         identities = table.identities()
         if identities == self._identities:
             return False

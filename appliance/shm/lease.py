@@ -1,10 +1,14 @@
-"""How long this box's registration in the cluster surely stands: one word, written by the controller process, read by whoever leads partitions.
+"""Until when the registration of this box in the cluster is certainly valid: one word, written by
+the controller, read by all processes that lead partitions.
 
-CLOCK_BOOTTIME in ns, because a machine that slept must find its lease over. The writer may say: the time at which it sent a request that ZooKeeper has
-answered, and the session's time-out on top. Until then no other box can have been told that we are gone. Safety does not rest on it (the in-sync set
-does that); it keeps a leader that was cut off from taking what would be lost (acks=0 and 1) and from giving what is old, and only where others hold
-replicas. The object outlives its writer: a controller that is started again finds its word. Owned by the controller process.
-Weak spot: an object that was never made holds nobody back: no controller of this boot has kept a lease.
+In ns of CLOCK_BOOTTIME, because a machine that slept must find its lease expired. The writer stores
+the time at which it sent a request that ZooKeeper answered, plus the session time-out: before that,
+no other box can have seen this one leave. Safety does not depend on the lease (the in-sync set
+provides it). It keeps a leader that was cut off from accepting records that would be lost (acks=0
+and 1) and from serving stale ones, where other boxes have replicas. The object outlives the
+controller; its next incarnation adopts it.
+
+Weak: without the object no process is restricted: no controller of this boot has stored a lease.
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ def _name(layout: BoxLayout) -> str:
 
 
 class LeaseWriter:
-    """The controller's side. A new life goes on where the last one of the same boot was; it knows nothing of another boot."""
+    """The controller's side. A new incarnation continues the lease of the same boot, never of
+    another one."""
 
     def __init__(self, layout: BoxLayout, incarnation: int) -> None:
         try:
@@ -42,20 +47,20 @@ class LeaseWriter:
         return self._shared.words[_UNTIL_WORD]
 
     def extend(self, until_ns: int) -> None:
-        """Our registration stands until then at least. An answer that comes late takes nothing back."""
+        """Extend the lease to `until_ns`. A late answer never shortens it."""
         self._shared.words[_UNTIL_WORD] = max(until_ns, self._shared.words[_UNTIL_WORD])
 
     def end(self) -> None:
-        """The session is over, or the box leaves."""
+        """End the lease: the session has expired, or the box leaves the cluster."""
         self._shared.words[_UNTIL_WORD] = 0
 
     def close(self) -> None:
-        """The word stays: what was told holds."""
+        """Unmap the object; the stored lease stays valid."""
         self._shared.close()
 
 
 class LeaseReader:
-    """Everybody else's side."""
+    """The reader's side."""
 
     def __init__(self, layout: BoxLayout) -> None:
         self._name = _name(layout)
@@ -63,7 +68,7 @@ class LeaseReader:
         self.look_for()
 
     def look_for(self) -> None:
-        """Find the object, if it was made since; now and then."""
+        """Attach the object if it was created since; call it regularly."""
         if self._shared is None:
             try:
                 self._shared = SharedObject.attach(self._name, PURPOSE, writable=False)
@@ -71,7 +76,7 @@ class LeaseReader:
                 pass
 
     def holds(self, now_ns: int) -> bool:
-        """Whether it is not over; `now_ns` of the clock that runs on while the machine sleeps."""
+        """Return whether the lease is valid; `now_ns` is CLOCK_BOOTTIME."""
         shared = self._shared
         return shared is None or now_ns < shared.words[_UNTIL_WORD]
 
@@ -82,7 +87,7 @@ class LeaseReader:
 
 
 def lease_holds(layout: BoxLayout, now_ns: int) -> bool:
-    """For one look: whether a controller of this boot has kept a lease, and it is not over."""
+    """Return, without a reader, whether a controller of this boot has stored a lease that is valid."""
     try:
         shared = SharedObject.attach(_name(layout), PURPOSE, writable=False)
     except (SharedObjectAbsent, LayoutMismatch):

@@ -1,6 +1,8 @@
-"""Which partition table of a disk is the one that counts: of several (one life has just ended) the one whose maker lives, else the youngest.
+"""Finds the current partition table of a disk: of several (a log-writer has just ended) that of the
+running process, otherwise the youngest.
 
-For those who look from outside (console, command); sources are told by WELCOME. Weak spot: a pid that was given to another process looks alive.
+For observers (console, commands); sources get the name in WELCOME. Weak: a reused pid counts as
+running.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ from appliance.shm.partition_table import PartitionTableReader
 
 
 def table_names(layout: BoxLayout, disk: str) -> list[str]:
-    """Names of the tables of all lives of a disk's log-writer. A disk may be called as another one and a dot: its tables have a second dot."""
+    """Return the names of all tables of a disk. Another disk may have its name plus a dot; its
+    tables have a second dot."""
     prefix = layout.shared_memory_name("table", disk) + "."
     return [name for name in list_names(prefix) if "." not in name[len(prefix) :]]
 
 
 def attach_table(layout: BoxLayout, disk: str) -> PartitionTableReader | None:
-    """The partition table of a disk's log-writer, mapped read-only; None when there is none. Raises LayoutMismatch."""
+    """Map the partition table of a disk read-only; None if there is none. Raises LayoutMismatch."""
     best: tuple[bool, int, PartitionTableReader] | None = None
     for name in table_names(layout, disk):
         try:
@@ -37,4 +40,5 @@ def attach_table(layout: BoxLayout, disk: str) -> PartitionTableReader | None:
 
 
 def is_alive(pid: int) -> bool:
+    """Return whether a process with this pid exists."""
     return pid > 0 and os.path.exists(f"/proc/{pid}")

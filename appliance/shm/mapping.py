@@ -1,9 +1,10 @@
-"""One POSIX shared-memory object: its header, who made it, who may map it.
+"""One POSIX shared-memory object: its header, its creator, and which users may map it.
 
-The creator writes every header word and the magic last, so that an object whose creator died in the middle is recognised as
-unfinished. Objects are allocated for real (`posix_fallocate`): a full /dev/shm is an error here, not a SIGBUS later.
-Any user may make any name in /dev/shm: only objects that no other user could have written are mapped, listed and removed. Weak spot: a name says
-nothing about its owner being alive (liveness is told by the hang-up of a socket), and one that another user has taken keeps a process from starting.
+The creator writes the magic last, so that an object is recognised as unfinished if its creator
+died. Memory is allocated at once (`posix_fallocate`): a full /dev/shm is an error here, not a
+SIGBUS later. Any user can create any name in /dev/shm, so only objects that no other user could
+have written are mapped, listed and removed. Weak: a name does not show whether its owner runs (the
+hang-up of a socket does); a name that another user has taken keeps a process from starting.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from appliance.base.trusted_files import own_users
 from appliance.shm.atomic import WORD_BYTES
 
 LAYOUT_VERSION = 5
-"""Raised with every change of any layout in this package; a mismatch ends the process with exit code 78."""
+"""Increased with each change of a layout in this package; a mismatch ends the process with exit
+code 78."""
 
-# Header: eight words, then the purpose's own layout from HEADER_BYTES on.
+# Header: eight words; the layout of the purpose follows at HEADER_BYTES.
 MAGIC_WORD, VERSION_WORD, LENGTH_WORD, INCARNATION_WORD, BOOT_WORD_HIGH, BOOT_WORD_LOW, PID_WORD = range(7)
 
 HEADER_BYTES = 8 * WORD_BYTES
 
 _SHARED_MEMORY_DIRECTORY = "/dev/shm"
 _OWN: dict[str, int] = {}
-"""Inode by name of every object that this process owns, and that has its name for as long as no other program deletes it."""
+"""Inode by name of each object that this process owns, as long as no other program deletes it."""
 
 
 class LayoutMismatch(MillraceError):
@@ -38,19 +40,20 @@ class LayoutMismatch(MillraceError):
 
 
 class SharedObjectAbsent(MillraceError):
-    """No finished object of that name and purpose exists (or none that we may open)."""
+    """There is no finished object of that name and purpose, or this process may not open it."""
 
 
 class SharedMemoryFull(MillraceError):
-    """/dev/shm has no room for a new object."""
+    """/dev/shm has no free space for a new object."""
 
 
 class SharedObjectTaken(MillraceError):
-    """An object of another user has the name, and only that user or root can remove it."""
+    """An object of another user has the name; only that user or root can remove it."""
 
 
 class SharedObject:
-    """A mapped object. `words` is the whole object as 64-bit words, `memory` as bytes (read-only if attached so)."""
+    """A mapped object. `words` is the whole object as 64-bit words, `memory` as bytes (read-only if
+    attached so)."""
 
     def __init__(self, name: str, mapped: mmap.mmap, writable: bool) -> None:
         self.name = name
@@ -61,14 +64,18 @@ class SharedObject:
         self._is_own = False
 
     def own(self) -> None:
-        """This process owns the object, which a former life created: see `lost_objects`."""
+        """Register an object that a previous incarnation created as owned by this process (see
+        `lost_objects`)."""
         _OWN[self.name] = inode_of(self.name)
         self._is_own = True
 
     @classmethod
     def create(cls, name: str, purpose: bytes, size_bytes: int, incarnation: int, allocated_bytes: int | None = None) -> SharedObject:
-        """Make a new object, replacing a leftover of the same name. `purpose`: 8 ASCII bytes. `allocated_bytes`: so much is allocated at once, and
-        no code touches the rest before `allocate`. Raises SharedMemoryFull, SharedObjectTaken."""
+        """Create an object, replacing one of the same name.
+
+        `purpose`: 8 ASCII bytes. `allocated_bytes`: only so much is allocated now; the caller
+        allocates the rest before using it (`allocate`). Raises SharedMemoryFull, SharedObjectTaken.
+        """
         unlink(name)
         page = mmap.PAGESIZE
         size_bytes = (size_bytes + page - 1) // page * page
@@ -139,7 +146,8 @@ class SharedObject:
         return self.words[PID_WORD]
 
     def allocate(self, position: int, size_bytes: int) -> bool:
-        """Give memory to a part of an object that was created without. False: /dev/shm is full, or the object is not there any more."""
+        """Allocate memory for a part of an object. False if /dev/shm is full, or the object was
+        deleted."""
         try:
             shared = posix_ipc.SharedMemory(self.name, 0)
         except posix_ipc.Error:
@@ -153,30 +161,31 @@ class SharedObject:
         return True
 
     def give_back(self, position: int, size_bytes: int) -> None:
-        """Return the memory of a part that nobody uses; `allocate` it before it is used again."""
+        """Free the memory of an unused part; `allocate` it before using it again."""
         self._mapped.madvise(mmap.MADV_REMOVE, position, size_bytes)
 
     def is_of_this_boot(self) -> bool:
+        """Return whether the object was created in this boot of the machine."""
         boot = boot_id()
         words = self.words
         return words[BOOT_WORD_HIGH] == int.from_bytes(boot[:8], "little") and words[BOOT_WORD_LOW] == int.from_bytes(boot[8:], "little")
 
     def close(self) -> None:
-        """Unmap. A view that somebody still holds keeps the memory mapped until it goes, harmlessly."""
+        """Unmap the object. A view that is still in use keeps the mapping."""
         if self._is_own:
             _OWN.pop(self.name, None)
         for let_go in (self.words.release, self.memory.release, self._mapped.close):
             try:
                 let_go()
             except BufferError:
-                pass  # an owner of a derived view outlives us; the map goes with it
+                pass  # a derived view outlives this object; the mapping goes with it
 
     def unlink(self) -> None:
         unlink(self.name)
 
 
 def unlink(name: str) -> None:
-    """Remove a name; maps of it stay usable. Nothing happens when it is not there. Raises SharedObjectTaken."""
+    """Remove a name, if it exists; existing mappings stay usable. Raises SharedObjectTaken."""
     _OWN.pop(name, None)
     try:
         posix_ipc.unlink_shared_memory(name)
@@ -195,12 +204,13 @@ def _taken(name: str) -> str:
 
 
 def _is_private(status: os.stat_result, owners: Collection[int]) -> bool:
-    """Whether only `owners` could have written the object."""
+    """Return whether only `owners` could have written the object."""
     return status.st_uid in owners and stat.S_ISREG(status.st_mode) and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
 
 
 def inode_of(name: str) -> int:
-    """Tells an object from another one that was made under the same name later; 0: there is none."""
+    """Return the inode of an object, which distinguishes it from a later one of the same name; 0 if
+    there is none."""
     try:
         return os.stat(_SHARED_MEMORY_DIRECTORY + name).st_ino
     except OSError:
@@ -208,17 +218,20 @@ def inode_of(name: str) -> int:
 
 
 def lost_objects(prefix: str) -> list[str]:
-    """Names of this process's open objects that begin with `prefix` and are not there any more, or are another object's: another program deleted them."""
+    """Return the names of this process's objects with this prefix that another program deleted or
+    replaced."""
     return [name for name, inode in _OWN.items() if name.startswith(prefix) and inode_of(name) != inode]
 
 
 def list_names(prefix: str) -> list[str]:
-    """Names (with their leading slash) that start with `prefix`, of objects that are this user's to read and remove."""
+    """Return the names (with leading slash) of objects with this prefix that this user may read and
+    remove."""
     return [name for name, owner in _owners(prefix) if owner in own_users()]
 
 
 def taken_problems(prefix: str) -> list[str]:
-    """What of a box's names another user has taken, a line each; this user could not remove it."""
+    """Return a problem for each name of a box that another user has taken; this user cannot remove
+    it."""
     return [_taken(name) for name, owner in _owners(prefix) if owner not in own_users() and os.geteuid()]
 
 
@@ -229,5 +242,5 @@ def _owners(prefix: str) -> list[tuple[str, int]]:
             try:
                 found.append((f"/{name}", os.stat(f"{_SHARED_MEMORY_DIRECTORY}/{name}", follow_symlinks=False).st_uid))
             except FileNotFoundError:
-                continue  # its process was faster
+                continue  # its process removed it meanwhile
     return found

@@ -1,9 +1,12 @@
-"""The partition table: what a log-writer applies, published for everyone on the box. One writer, any number of readers.
+"""The partition table: the state of each partition of a disk as its log-writer has applied it. One
+writer, any number of readers.
 
-10,000 rows are reserved and never resized. A row begins and ends with its sequence: the writer stores the trailing copy, then the
-fields, then the leading copy; a reader copies the whole row at once and takes it when both agree. Row 0..n are found by scanning
-when the table's generation changes. A compact array of the sequences, beside the rows, tells in 0.2 µs per 1,000 rows what moved.
-Weak spot: a writer that dies inside a row leaves it torn for good; readers give up after bounded retries, the next life makes a new table.
+It has 10,000 rows and is never resized. A row starts and ends with its sequence: the writer stores
+the trailing copy, then the fields, then the leading copy; a reader copies the whole row and accepts
+it if both are equal. Rows are found by a scan when the generation of the table changes. A compact
+array of the sequences shows in 0.2 µs per 1,000 rows what changed. Weak: a writer that dies within
+a row leaves it torn; readers give up after a number of retries, and the next incarnation creates a
+new table.
 """
 
 from __future__ import annotations
@@ -24,24 +27,25 @@ ROW_BYTES = ROW_WORDS * WORD_BYTES
 
 # Control words after the header, each on its own cache line where another process polls it.
 GENERATION_WORD = HEADER_BYTES // WORD_BYTES
-"""Changes whenever a row is added, removed or changes its role: readers scan again."""
+"""Changes when a row is added, removed or changes its role; readers then scan again."""
 SLEEPING_WORD = GENERATION_WORD + 8
 FENCE_WORD = GENERATION_WORD + 16
-"""1: this life publishes nothing more. Stored by the controller when the disk is overdue, by the supervisor when it is given up; the writer looks whenever
-the disk lets it go."""
+"""1: this incarnation publishes nothing more. Stored by the controller when the disk is overdue, by
+the supervisor when it is removed; the writer checks it whenever the disk returns control."""
 DISK_STATE_WORD = GENERATION_WORD + 24
 ROWS_USED_WORD = GENERATION_WORD + 25
 RECOVERY_DONE_WORD = GENERATION_WORD + 26
 RECOVERY_TOTAL_WORD = GENERATION_WORD + 27
 APPEND_SINCE_WORD = GENERATION_WORD + 32
-"""Since when the loop has been in one call for its disk, monotonic ns; 0: it is not."""
+"""Start of the current call that waits for the disk, monotonic ns; 0 outside of one."""
 FLUSH_SINCE_WORD = GENERATION_WORD + 33
-"""The same for the slice of a flush round that is under way."""
+"""The same for the current slice of a flush round."""
 PROBE_SINCE_WORD = GENERATION_WORD + 34
 PROBED_WORD = GENERATION_WORD + 35
-"""When the disk answered a probe for the last time, monotonic ns."""
+"""Time of the last probe that the disk answered, monotonic ns."""
 SUSPECT_WORD = GENERATION_WORD + 36
-"""1: the disk failed in this life, so what the page cache says may not be on it: the next life believes neither these rows nor older ones."""
+"""1: the disk failed, so the page cache may differ from it; the next incarnation trusts neither
+these rows nor older ones."""
 
 SEQUENCES_POSITION = 512
 ROWS_POSITION = (SEQUENCES_POSITION + ROWS * WORD_BYTES + 127) // 128 * 128
@@ -84,15 +88,16 @@ _HALF = (1 << 32) - 1
 
 
 class TableFull(MillraceError):
-    """10,000 partitions on one disk are the limit."""
+    """A disk holds at most 10,000 partitions."""
 
 
 class TornRow(MillraceError):
-    """A row stayed torn through every retry: its writer died in it, or is being rewritten; retriable."""
+    """A row stayed torn through all retries: its writer died in it, or is rewriting it. Retriable."""
 
 
 class Row(NamedTuple):
-    """One partition as its log-writer sees it. Offsets as Kafka names them; positions are bytes in a segment file."""
+    """One partition as its log-writer sees it. Offsets have Kafka's names; positions are bytes in a
+    segment file."""
 
     topic_id: bytes
     partition: int
@@ -114,7 +119,7 @@ class Row(NamedTuple):
 
 
 def row_of(words: tuple[int, ...]) -> Row:
-    """Sixteen words with names."""
+    """Return the row with these sixteen words (a RowSnapshot)."""
     partition_and_generation = words[PARTITION_AND_GENERATION]
     role_and_epoch = words[ROLE_AND_EPOCH]
     isr_and_config = words[ISR_AND_CONFIG]
@@ -141,7 +146,7 @@ def row_of(words: tuple[int, ...]) -> Row:
 
 
 def _to_words(row: Row) -> tuple[int, ...]:
-    """The fourteen words between the two sequences."""
+    """Return the fourteen words between the two sequences."""
     return (
         int.from_bytes(row.topic_id[:8], "big"),
         int.from_bytes(row.topic_id[8:], "big"),
@@ -175,11 +180,11 @@ class PartitionTableWriter:
 
     @property
     def free_rows(self) -> int:
-        """How many more `add_row` takes."""
+        """Return how many rows `add_row` still accepts."""
         return len(self._free) + ROWS - self._words[ROWS_USED_WORD]
 
     def add_row(self, row: Row) -> tuple[int, int]:
-        """Publish a new row; returns (its index, its row generation). Raises TableFull."""
+        """Publish a new row; returns its index and its row generation. Raises TableFull."""
         words = self._words
         if self._free:
             index = self._free.pop()
@@ -197,7 +202,8 @@ class PartitionTableWriter:
     def store(self, index: int, row: Row) -> None:
         """Rewrite a whole row."""
         fields = _to_words(row)
-        if min(fields) < 0 or max(fields) > MAX_WORD:  # before the first store: an exception in the middle tears the row
+        # before the first store: an exception within the row would tear it
+        if min(fields) < 0 or max(fields) > MAX_WORD:
             raise InvariantViolation(f"a row cannot hold {row}")
         words = self._words
         base = ROWS_POSITION // WORD_BYTES + index * ROW_WORDS
@@ -209,7 +215,8 @@ class PartitionTableWriter:
         words[SEQUENCES_POSITION // WORD_BYTES + index] = sequence
 
     def store_progress(self, index: int, log_end_offset: int, high_watermark: int, active_position: int) -> None:
-        """The hot path: an append to the active segment that advanced the high watermark to the segment's end (sole replica), no transaction being open."""
+        """Publish an append to the active segment that advanced the high watermark to the log end
+        (sole replica, no open transaction). Hot path."""
         words = self._words
         base = ROWS_POSITION // WORD_BYTES + index * ROW_WORDS
         sequence = words[base] + 1
@@ -223,19 +230,21 @@ class PartitionTableWriter:
         words[SEQUENCES_POSITION // WORD_BYTES + index] = sequence
 
     def store_sealed_bytes(self, index: int, size_bytes: int) -> None:
-        """The size of a row's log without its active segment."""
+        """Store the size in bytes of a row's log without its active segment."""
         self._words[SEALED_BYTES_POSITION // WORD_BYTES + index] = size_bytes
 
     def store_aborted_end(self, index: int, offset: int) -> None:
-        """Behind the newest marker of an aborted transaction in a row's log; before the row that lets anyone read that far."""
+        """Store the end of the newest abort marker in a row's log, before the row that lets
+        consumers read that far."""
         self._words[ABORTED_END_POSITION // WORD_BYTES + index] = offset
 
     def store_led_since(self, index: int, leader_epoch: int) -> None:
-        """The leader epoch under which a row's leader began to lead; before the row that says so."""
+        """Store the leader epoch in which the leader of a row began to lead, before the row that
+        publishes it."""
         self._words[LED_SINCE_POSITION // WORD_BYTES + index] = leader_epoch
 
     def remove_row(self, index: int) -> None:
-        """Take a row out; its index may be used again under another row generation."""
+        """Remove a row; its index may be reused under another row generation."""
         words = self._words
         base = ROWS_POSITION // WORD_BYTES + index * ROW_WORDS
         check(words[base + PARTITION_AND_GENERATION] & _HALF, f"row {index} was removed twice or never added")
@@ -249,7 +258,7 @@ class PartitionTableWriter:
         self.announce()
 
     def announce(self) -> None:
-        """Rows came, went or changed their role: readers scan again."""
+        """Announce that rows were added, removed or changed their role, so that readers scan again."""
         self._words[GENERATION_WORD] += 1
 
     def set_disk_state(self, state: int) -> None:
@@ -257,7 +266,7 @@ class PartitionTableWriter:
         self.announce()
 
     def set_suspect(self) -> None:
-        """The disk failed: whoever comes next must read it again."""
+        """Mark the disk as failed: the next incarnation must read it again."""
         self._words[SUSPECT_WORD] = 1
 
     def set_recovery_progress(self, done_bytes: int, total_bytes: int) -> None:
@@ -270,7 +279,7 @@ class PartitionTableWriter:
 
 
 class PartitionTableReader:
-    """Everybody else's side: a read-only map."""
+    """The readers' side: a read-only mapping."""
 
     def __init__(self, shared: SharedObject) -> None:
         self.shared = shared
@@ -278,7 +287,7 @@ class PartitionTableReader:
         self._memory = shared.memory
         self._unpack = _ROW.unpack_from
         self.torn_rows = 0
-        """How many rows the last `rows()` left out as torn: of a living writer (it was interrupted in them), so scan again."""
+        """Number of torn rows that the last `rows()` skipped. If the writer runs, scan again."""
 
     @classmethod
     def attach(cls, name: str) -> PartitionTableReader:
@@ -303,12 +312,13 @@ class PartitionTableReader:
 
     @property
     def is_recovered(self) -> bool:
-        """Whether its writer had opened every log of its disk."""
+        """Whether the writer has opened all logs of its disk."""
         done, total = self.recovery_progress
         return self.disk_state != DISK_STARTING and done == total
 
     def read_words(self, index: int) -> tuple[int, ...]:
-        """A row's sixteen words, whole. Raises TornRow after bounded retries."""
+        """Return the sixteen words of a row as one consistent snapshot. Raises TornRow after
+        bounded retries."""
         position = ROWS_POSITION + index * ROW_BYTES
         for _ in range(READ_RETRIES):
             words = self._unpack(self._memory, position)
@@ -317,23 +327,27 @@ class PartitionTableReader:
         raise TornRow(f"row {index} of {self.shared.name} stays torn")
 
     def read(self, index: int) -> Row:
-        """A row, whole. Raises TornRow after bounded retries."""
+        """Return a consistent row. Raises TornRow after bounded retries."""
         return row_of(self.read_words(index))
 
     def sealed_bytes(self, index: int) -> int:
-        """The size of a row's log without its active segment. With the row's `active_position` it is the whole log, give or take a roll."""
+        """Return the bytes of a row's log without its active segment. Add the row's
+        `active_position` for the whole log, except during a roll."""
         return self.words[SEALED_BYTES_POSITION // WORD_BYTES + index]
 
     def aborted_end(self, index: int) -> int:
-        """Behind the newest marker of an aborted transaction in a row's log, 0 without any: at least as new as a row that was read before."""
+        """Return the end of the newest abort marker of a row's log, 0 without one; at least as new
+        as a row that was read before."""
         return self.words[ABORTED_END_POSITION // WORD_BYTES + index]
 
     def led_since(self, index: int) -> int:
-        """Of a row that says LEADER and was read before: from this leader epoch to the row's it led without a break, so that nothing was cut."""
+        """Return since which leader epoch the leader of a row has led without a break and so has
+        truncated nothing. For a row with role LEADER that was read before."""
         return self.words[LED_SINCE_POSITION // WORD_BYTES + index]
 
     def rows(self) -> list[tuple[int, Row]]:
-        """Every row in use, with its index; torn (see `torn_rows`) and removed rows are left out."""
+        """Return the used rows with their indexes; torn (see `torn_rows`) and removed rows are
+        skipped."""
         found = []
         self.torn_rows = 0
         for index in range(self.words[ROWS_USED_WORD]):
@@ -347,12 +361,15 @@ class PartitionTableReader:
         return found
 
     def identities(self) -> list[int]:
-        """Partition and row generation of each row in use, 0 where it was removed. No two rows of a table's life have the same, so where nothing differs from
-        an earlier answer no row came or went. 20 ns a row; look at `generation` first."""
+        """Return partition and row generation of each used row, 0 for a removed one.
+
+        No two rows of an incarnation have the same value, so equal answers mean that no row was
+        added or removed. 20 ns per row; check `generation` first.
+        """
         return self._column(PARTITION_AND_GENERATION)
 
     def roles_and_epochs(self) -> list[int]:
-        """Role and leader epoch of each row in use, as one word each."""
+        """Return role and leader epoch of each used row, as one word each."""
         return self._column(ROLE_AND_EPOCH)
 
     def _column(self, word: int) -> list[int]:
@@ -360,7 +377,8 @@ class PartitionTableReader:
         return self.words[first : first + self.words[ROWS_USED_WORD] * ROW_WORDS : ROW_WORDS].tolist()
 
     def sequences(self) -> bytes:
-        """The sequences of all rows in use: compare with the previous answer to see whether anything moved."""
+        """Return the sequences of all used rows; compare with the previous answer to detect
+        changes."""
         end = SEQUENCES_POSITION + self.words[ROWS_USED_WORD] * WORD_BYTES
         return bytes(self._memory[SEQUENCES_POSITION:end])
 
@@ -369,5 +387,5 @@ class PartitionTableReader:
 
 
 def topic_id_words(topic_id: TopicId) -> tuple[int, int]:
-    """A topic id as the two words that a row holds."""
+    """Return a topic id as the two words of a row."""
     return int.from_bytes(topic_id[:8], "big"), int.from_bytes(topic_id[8:], "big")

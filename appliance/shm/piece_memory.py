@@ -1,8 +1,10 @@
-"""The memory from which a log-reader's pieces of segments are sent: equal slots, filled by it, read by acceptors.
+"""The memory of a log-reader for pieces of segments: equal slots, filled by it, sent from by
+acceptors.
 
-Unlike a source's arena it is allocated slot by slot, when a slot is first used, and given back when nobody has read anything cold for a while: a box
-whose consumers keep up has none of it. Owned by one life of a log-reader; who holds which slot is known in its heap (`services/log_reader/cold_pieces.py`).
-Weak spot: /dev/shm may be full when a slot is wanted; then there is one slot fewer, which is an answer and not a death.
+Unlike an arena it is allocated slot by slot at first use, and freed when no cold data was read for
+a while: a box whose consumers keep up uses none. Owned by one incarnation of a log-reader; its heap
+knows the users of each slot (`services/log_reader/cold_pieces.py`). Weak: if /dev/shm is full,
+there is one slot fewer.
 """
 
 from __future__ import annotations
@@ -13,18 +15,18 @@ from appliance.shm.mapping import SharedObject
 
 PURPOSE = b"MLRpiece"
 DATA_POSITION = 4096
-"""Slots begin here; direct reads want their buffer aligned."""
+"""Start of the slots; direct reads require an aligned buffer."""
 PIECE_BYTES = 1 << 20
 assert DATA_POSITION % mmap.PAGESIZE == 0 and PIECE_BYTES % mmap.PAGESIZE == 0
 
 
 def size_bytes_of(arena_bytes: int) -> int:
-    """Bytes of the object for a setting of `arena_bytes`."""
+    """Return the size of the object for a setting of `arena_bytes`."""
     return DATA_POSITION + arena_bytes // PIECE_BYTES * PIECE_BYTES
 
 
 class PieceMemory:
-    """The owner's side: `view` to fill a slot. Positions count from the object's start."""
+    """The owner's side: `view` to fill a slot. Positions are bytes from the start of the object."""
 
     def __init__(self, shared: SharedObject, slots: int) -> None:
         self.shared = shared
@@ -41,7 +43,7 @@ class PieceMemory:
         return DATA_POSITION + slot * PIECE_BYTES
 
     def allocate(self, slot: int) -> bool:
-        """Have memory behind a slot. False: /dev/shm is full."""
+        """Allocate the memory of a slot. False if /dev/shm is full."""
         if not self._allocated[slot]:
             self._allocated[slot] = self.shared.allocate(self.position(slot), PIECE_BYTES)
         return bool(self._allocated[slot])
@@ -51,7 +53,7 @@ class PieceMemory:
         return self.shared.memory[position : position + size_bytes]
 
     def give_back(self, slot: int) -> None:
-        """Nobody holds the slot: its memory is free for others."""
+        """Free the memory of an unused slot."""
         if self._allocated[slot]:
             self.shared.give_back(self.position(slot), PIECE_BYTES)
             self._allocated[slot] = 0
@@ -66,5 +68,5 @@ class PieceMemory:
 
 
 def attach_pieces(name: str) -> SharedObject:
-    """An acceptor's map, read-only. Raises SharedObjectAbsent, LayoutMismatch."""
+    """Map the memory read-only in an acceptor. Raises SharedObjectAbsent, LayoutMismatch."""
     return SharedObject.attach(name, PURPOSE, writable=False)

@@ -1,8 +1,10 @@
-"""A ring of fixed 64-byte entries with one producer and one consumer, each in its own process.
+"""A ring of fixed 64-byte entries with one producer and one consumer in two processes.
 
-Tail and head only grow; an entry's place is their value modulo the capacity. The producer writes entries, then publishes the tail
-with one 8-byte store; the consumer copies entries, then publishes the head. A full ring is an answer (`offer` returns False), never a spin.
-Weak spot: it trusts that there is one producer and one consumer; `appliance.ipc.channel` makes a new pair for every pair of lives.
+Tail and head only grow; the index of an entry is their value modulo the capacity. The producer
+writes entries, then publishes the tail with one 8-byte store; the consumer copies entries, then
+publishes the head. A full ring is an answer (`offer` returns False), never a spin. Weak: the single
+producer and consumer are not enforced; `appliance.ipc.channel` creates a new pair of rings for each
+pair of incarnations.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ ENTRY_BYTES = 64
 
 
 class RingProducer:
-    """The side that offers. `base` is the byte position of the first entry, `*_index` are word indexes."""
+    """The producer's side. `base` is the byte position of the first entry; `*_index` are word
+    indexes."""
 
     __slots__ = ("_base", "_head_index", "_known_head", "_mask", "_memory", "_pack_into", "_tail", "_tail_index", "_words", "capacity")
 
@@ -36,7 +39,7 @@ class RingProducer:
         self.capacity = capacity
 
     def offer(self, *fields: Any) -> bool:
-        """Publish one entry. False when the ring is full."""
+        """Publish one entry. False if the ring is full."""
         tail = self._tail
         if tail - self._known_head > self._mask:
             self._known_head = self._words[self._head_index]
@@ -48,8 +51,9 @@ class RingProducer:
         return True
 
     def offer_all(self, entries: list[tuple[Any, ...]]) -> None:
-        """Publish a burst with one store of the tail. The caller knows that there is room (see `free_entries`)."""
-        check(len(entries) <= self.free_entries(), "a burst must fit the ring")
+        """Publish several entries with one store of the tail. The caller has checked
+        `free_entries`."""
+        check(len(entries) <= self.free_entries(), "the entries must fit the ring")
         tail, mask, base, memory, pack_into = self._tail, self._mask, self._base, self._memory, self._pack_into
         for fields in entries:
             pack_into(memory, base + (tail & mask) * ENTRY_BYTES, *fields)
@@ -58,12 +62,13 @@ class RingProducer:
         self._words[self._tail_index] = tail
 
     def free_entries(self) -> int:
+        """Return how many entries can be offered."""
         self._known_head = self._words[self._head_index]
         return self.capacity - (self._tail - self._known_head)
 
 
 class RingConsumer:
-    """The side that polls."""
+    """The consumer's side."""
 
     __slots__ = ("_base", "_head", "_head_index", "_iter_unpack", "_mask", "_memory", "_tail_index", "_words", "capacity")
 
@@ -83,12 +88,12 @@ class RingConsumer:
         return bool(self._words[self._tail_index] != self._head)
 
     def poll(self, limit: int) -> list[tuple[Any, ...]]:
-        """Up to `limit` entries, copied out of shared memory before the head is published."""
+        """Return up to `limit` entries, copied out of shared memory before the head is published."""
         head = self._head
         count = self._words[self._tail_index] - head
         if count == 0:
             return []
-        if not 0 < count <= self.capacity:  # not `check`: its message would be made on every call
+        if not 0 < count <= self.capacity:  # not `check`, which would format its message on each call
             raise InvariantViolation(f"ring tail is {count} ahead of its head, capacity {self.capacity}")
         if count > limit:
             count = limit

@@ -1,8 +1,10 @@
-"""The memory of a channel: a descriptor ring and a completion ring between one life of a source and one life of a log-writer.
+"""The memory of a channel: a descriptor ring and a completion ring between one incarnation of a
+source and one of a log-writer.
 
-Made by the source, mapped by both. A source that died may have left completions here: its next life reads them (`completions`), once the
-log-writer has set the retired word or is itself of another life. Weak spot: the name outlives its source by design, so whoever keeps
-names must sweep them (`appliance.ipc.channel`).
+Created by the source, mapped by both. A source that died may have unread completions here: its next
+incarnation reads them (`completions`), once the log-writer has set the retired flag or has itself
+been replaced. Weak: the name outlives its source by design, so old names have to be removed
+(`appliance.ipc.channel`).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ assert (RETIRED_WORD + 1) * WORD_BYTES <= RINGS_POSITION
 
 
 class RingPair:
-    """Both rings; which side one is on decides which of the four ends one takes."""
+    """Both rings; each side uses two of the four ends."""
 
     def __init__(self, shared: SharedObject) -> None:
         self.shared = shared
@@ -37,7 +39,7 @@ class RingPair:
 
     @classmethod
     def create(cls, name: str, capacity: int, incarnation: int) -> RingPair:
-        """New, empty rings of `capacity` entries each (a power of two)."""
+        """Create empty rings of `capacity` entries each (a power of two)."""
         shared = SharedObject.create(name, PURPOSE, RINGS_POSITION + 2 * capacity * ENTRY_BYTES, incarnation)
         shared.words[CAPACITY_WORD] = capacity
         return cls(shared)
@@ -69,11 +71,11 @@ class RingPair:
         return self.shared.words[WRITER_INCARNATION_WORD]
 
     def claim(self, writer_incarnation: int) -> None:
-        """The log-writer's mark: completions here are of this life of it."""
+        """Store the incarnation of the log-writer that publishes completions here."""
         self.shared.words[WRITER_INCARNATION_WORD] = writer_incarnation
 
     def retire(self) -> None:
-        """The log-writer's last word: it publishes nothing more here."""
+        """Mark that the log-writer publishes nothing more here."""
         self.shared.words[RETIRED_WORD] = 1
 
     @property

@@ -51,7 +51,7 @@ PROCESSES = (
     counter("process_gc_pause_seconds", "runtime.gc_pause_us", "Time spent in them.", scale=MICROSECONDS),
     counter("process_threads_refused", "runtime.threads_refused", "Threads that could not be started for lack of memory or tasks; their work is retried."),
     counter("process_shared_memory_losses", "runtime.shared_memory_losses", "Restarts because another program deleted its objects in /dev/shm."),
-    counter("process_dropped_log_lines", "log.lines_dropped", "Lines of the log that were dropped because nobody took them."),
+    counter("process_dropped_log_lines", "log.lines_dropped", "Lines of the log that were dropped because the log did not accept them in time."),
     gauge("process_counters_overflowed", "counters.overflow", "Sum of what found no place of its own in the process's counters; 0 or absent is well."),
 )
 

@@ -68,7 +68,7 @@ def test_a_reader_that_does_not_read_costs_lines_and_no_time_and_is_told_how_man
     assert tally.value == log.lines_dropped == 2
     assert len(lines(reading)) == told - 1
     log.info("at last")
-    assert lines(reading) == ["WARNING acceptor@0: 2 lines were lost before this one: nobody took them in time", "INFO acceptor@0: at last"]
+    assert lines(reading) == ["WARNING acceptor@0: 2 lines were lost before this one: the log did not accept them in time", "INFO acceptor@0: at last"]
     os.close(reading)
     log.info("to nobody")  # no exception either
     assert tally.value == 3
