@@ -1,13 +1,15 @@
-"""The record batch, magic 2: its header, what makes one acceptable from a producer, and the stamps that a leader puts on it.
+"""The record batch, magic 2: its header, the checks of a produced batch, and the leader's stamps.
 
-Owned by nobody; pure functions over bytes. `batch_problem` runs in the acceptor for every produced batch, the stamps in the
-log-writer, both among the hottest code of the product: they read fields by position and build no object for a good batch.
-Weak spot: maxTimestamp is believed as the producer wrote it; to check it, the batch would have to be opened.
+Pure functions over bytes. `batch_problem` runs in the acceptor for every produced batch, the stamps
+run in the log-writer. Both are among the hottest code of the product: they read fields by position
+and build no object for a good batch. Weak spot: maxTimestamp is taken from the producer; checking it
+would mean opening the batch.
 
     0 baseOffset  8 batchLength  12 partitionLeaderEpoch  16 magic  17 crc  21 attributes  23 lastOffsetDelta
     27 baseTimestamp  35 maxTimestamp  43 producerId  51 producerEpoch  53 baseSequence  57 recordsCount  61 records
-The CRC covers everything from 21 on: offset and leader epoch may be stamped without touching it. Source: Kafka's
-DefaultRecordBatch, KIP-98.
+
+The CRC covers everything from 21 on, so offset and leader epoch are stamped without touching it.
+Source: Kafka's DefaultRecordBatch, KIP-98.
 """
 
 from __future__ import annotations
@@ -211,7 +213,7 @@ def stamp_log_append_time(buffer: bytearray | memoryview, position: int, size_by
 
 
 def stamp_producer(buffer: bytearray | memoryview, producer_id: int, producer_epoch: int, base_sequence: int, is_transactional: bool) -> None:
-    """Say in place who sends the one batch in `buffer`, under which sequence; the CRC is set anew."""
+    """Write producer id, epoch and sequence into the one batch in `buffer`, and its new CRC."""
     (attributes,) = _ATTRIBUTES.unpack_from(buffer, ATTRIBUTES_AT)
     _ATTRIBUTES.pack_into(buffer, ATTRIBUTES_AT, attributes | TRANSACTIONAL_FLAG if is_transactional else attributes & ~TRANSACTIONAL_FLAG)
     _PRODUCER.pack_into(buffer, PRODUCER_ID_AT, producer_id, producer_epoch, base_sequence)

@@ -1,7 +1,8 @@
-"""A run of batches in memory that may lie in several parts: where its last whole batch ends, and which offset follows.
+"""A run of batches in memory: where its last whole batch ends, and the offset that follows.
 
-Pure; used by a log-reader on what it read for an acceptor, so that a backfill comes back exactly where a batch begins. Weak spot: one step of Python
-for each batch, 0.2 µs: a MiB of batches with one tiny record each takes 3 ms.
+Pure. The log-reader uses it on what it read for an acceptor, possibly in several parts, so that the
+next read starts exactly at a batch. Weak spot: one Python step of 0.2 µs for each batch; a MiB of
+batches with one tiny record each takes 3 ms.
 """
 
 from __future__ import annotations

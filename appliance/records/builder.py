@@ -1,8 +1,9 @@
-"""Builds record batches as a producer sends them: base offset 0, no leader epoch; without a producer id, unless it is part of a transaction.
+"""Build record batches as a producer sends them: base offset 0, no leader epoch.
 
-Owned by whoever fills it (ingest, the command line, tests); hot in ingest. A builder is used again after `build()`. Header sections that
-repeat can be encoded once with `encode_headers` and handed to `append` as bytes. Weak spot: `size_bytes` is the size before
-compression, so compressed batches close earlier than their limit would allow.
+A batch has a producer id only if it is part of a transaction. Hot in ingest. A builder is used
+again after `build()`. Header sections that repeat can be encoded once with `encode_headers` and
+passed to `append` as bytes. Weak spot: `size_bytes` is the size before compression, so compressed
+batches are closed earlier than their limit requires.
 """
 
 from __future__ import annotations
@@ -117,8 +118,10 @@ class BatchBuilder:
         return number
 
     def build(self, producer_id: int = -1, producer_epoch: int = -1) -> bytes:
-        """The batch; the builder is empty afterwards. At least one record must have been appended. With a producer id it is part of his transaction
-        as a coordinator writes it: without a sequence that anybody checks (Kafka's base sequence 0)."""
+        """Return the batch, and empty the builder. At least one record must have been appended.
+
+        With a producer id the batch is transactional, in the form in which a coordinator writes its own
+        records: base sequence 0, which no log checks."""
         if not self.count:
             raise ValueError("a batch without records cannot be built")
         body = b"".join(self._pieces)

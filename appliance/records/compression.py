@@ -1,14 +1,16 @@
-"""The four codecs of Kafka batches, with the framings that other clients accept and a guard against bombs.
+"""The four codecs of Kafka batches, with all framings that clients use and a limit on expansion.
 
-Owned by nobody; pure functions over bytes. `cramjam` is imported at the first use: acceptor and log-writer store batches as they
-came and must not pay for codecs. Weak spots: the size of a decompressed zstd or lz4 stream is not known beforehand, so
-decompression tries with growing buffers (at most a third more work than knowing). The wrong header checksum that lz4 has in magic 0
-is the business of `lz4_frame.py`.
+Pure functions over bytes. `cramjam` is imported at the first use: acceptor and log-writer store
+batches as they arrive and should not pay for codecs. Weak spot: the size of a decompressed zstd or
+lz4 stream is not known beforehand, so decompression tries growing buffers (at most a third more
+work). `lz4_frame.py` handles the wrong header checksum that lz4 has in magic 0.
 
 * gzip: a plain gzip stream, one or more members.
-* snappy: xerial framing (16 bytes of header, then int32 length and a raw block for every 32 KiB); a bare raw block is accepted too.
-* lz4: a frame of *independent* 64 KiB blocks without checksums, byte for byte the header that Kafka's own clients write. cramjam's
-  frame compressor links its blocks, which Java's reader refuses; so frames are put together here.
+* snappy: xerial framing (16 bytes of header, then int32 length and a raw block for every 32 KiB); a
+  bare raw block is accepted too.
+* lz4: a frame of *independent* 64 KiB blocks without checksums, with exactly the header that Kafka's
+  own clients write. cramjam's frame compressor links its blocks, which Java's reader refuses, so
+  frames are assembled here.
 * zstd: plain frames.
 """
 
@@ -74,8 +76,9 @@ def compress(codec: Codec, data: Buffer) -> bytes:
 
 
 def decompress(codec: Codec, data: Buffer, limit_bytes: int, guess_bytes: int = 0) -> Buffer:
-    """The content of a stream. Raises `CorruptBatch` for a broken stream or one that holds more than `limit_bytes`. Who knows about how much it holds
-    says so by `guess_bytes`, which saves tries."""
+    """Return the content of a stream. `guess_bytes`, its approximate size, saves attempts.
+
+    Raises `CorruptBatch` if the stream is broken or holds more than `limit_bytes`."""
     if codec is Codec.NONE:
         return data
     return _DECOMPRESSORS[codec](data, limit_bytes, guess_bytes)
@@ -112,7 +115,7 @@ def _decompress_gzip(data: Buffer, limit_bytes: int, _guess_bytes: int) -> Buffe
                 if position == len(view):
                     raise CorruptBatch("a gzip stream ends too early")
                 piece = view[position : position + piece_bytes]
-                # one byte more than allowed tells "too large" from "just fits"
+                # one byte more than allowed distinguishes "too large" from "just fits"
                 plain = member.decompress(piece, room + 1)
                 room -= len(plain)
                 if room < 0:

@@ -1,8 +1,9 @@
 """Control batches: the end of a transaction in a partition, as its coordinator writes it.
 
-Pure functions over bytes. A control batch holds one record; its key is int16 version, int16 type (0 abort, 1 commit; others are KRaft's and are passed over),
-the value of an end marker int16 version, int32 coordinator epoch. Higher versions are read as version 0. Source: Kafka's `ControlRecordType`,
-`EndTransactionMarker`, KIP-98. Weak spot: what is written is version 0 only.
+Pure functions over bytes. A control batch holds one record. Its key is int16 version and int16 type
+(0 abort, 1 commit; other types are KRaft's and are skipped). The value of an end marker is int16
+version and int32 coordinator epoch. Higher versions are read as version 0; only version 0 is
+written. Source: Kafka's `ControlRecordType`, `EndTransactionMarker`, KIP-98.
 """
 
 from __future__ import annotations

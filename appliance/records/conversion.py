@@ -1,13 +1,16 @@
-"""Records between the formats: message sets of old producers become one batch of magic 2, stored batches become message sets for old consumers.
+"""Convert message sets of old producers to one batch of magic 2, and stored batches back.
 
-Pure; the acceptor calls it (`services/acceptor/fetch/message_sets.py`), for clients older than Kafka 0.11 only. Everything here costs Python work
-for each record,
-3 to 4 µs, so both directions are bounded: up by `RECORDS_MAX` messages a set and the guard against bombs, down by the caller's bytes and
-`DOWN_RECORDS_MAX` records, after which the consumer simply asks for the next offset. Weak spots: a large batch that is read in several such pieces is
-opened anew for each, and passing its first records costs 2 µs each (0.2 s for the last piece of the largest that is taken); a batch of more than
-`RECORDS_MAX` records cannot be read by old clients.
+Pure. The acceptor calls it (`services/acceptor/fetch/message_sets.py`), only for clients older than
+Kafka 0.11. Each record costs 3 to 4 µs of Python, so both directions are bounded: up by
+`RECORDS_MAX` messages in a set and by the limit on decompressed size; down by the caller's bytes and
+`DOWN_RECORDS_MAX` records, after which the consumer asks for the next offset.
 
-Up: Kafka's LogValidator.convertAndAssignOffsets. Down: Kafka's RecordsUtil.downConvert; control batches are dropped, headers are lost.
+Weak spots: a large batch that is read in several parts is opened again for each, and skipping its
+first records costs 2 µs each (0.2 s for the last part of the largest that is accepted). Old clients
+cannot read a batch of more than `RECORDS_MAX` records.
+
+Up: Kafka's LogValidator.convertAndAssignOffsets. Down: Kafka's RecordsUtil.downConvert; control
+batches are dropped, headers are lost.
 """
 
 from __future__ import annotations

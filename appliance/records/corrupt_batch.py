@@ -1,5 +1,8 @@
-"""The exception for bytes that are not what the batch format says. Whoever reads decides what it means: a refused produce,
-the end of a recovered log, a disk to scrub. Weak spot: it carries text for people only, no position."""
+"""The exception for bytes that do not follow the batch format.
+
+The caller decides what it means: a refused produce, the end of a recovered log, a disk to scrub.
+Weak spot: it carries a text, and no position.
+"""
 
 from __future__ import annotations
 

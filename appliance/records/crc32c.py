@@ -1,8 +1,9 @@
-"""CRC-32C (Castagnoli), as batches, producer snapshots and the metadata image use it.
+"""CRC-32C (Castagnoli) of batches, producer snapshots and the metadata image.
 
-The package `crc32c` computes it in hardware and takes memoryviews without copying, but its `__init__` imports argparse and
-importlib.metadata: 7 MB in every process, for a command line that nobody here calls. So its extension module is loaded alone.
-Weak spot: this relies on the name of that extension; if it ever changes, the plain import below serves and only memory is lost.
+The package `crc32c` computes it in hardware and takes memoryviews without copying. Its `__init__`
+imports argparse and importlib.metadata for a command line that is not used here: 7 MB in every
+process. So only its extension module is loaded. Weak spot: this relies on the name of that module;
+if it changes, the plain import below works and costs only memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Where a keyed record goes: Kafka's murmur2, so that a key lands in the same partition whether it came by syslog, by us or by a Java producer.
+"""Kafka's murmur2: a key has the same partition whether syslog or a Java producer sent it.
 
-Values only. The hash is that of org.apache.kafka.common.utils.Utils.murmur2. Weak spot: pure Python, 1-3 µs a key, hence callers cache.
+The hash is that of org.apache.kafka.common.utils.Utils.murmur2. Weak spot: pure Python, 1-3 µs a
+key, so callers cache.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whether every record of a produced batch has a key: what a compacted topic asks of it.
+"""Check that every record of a produced batch has a key, as a compacted topic requires.
 
-Pure; used by the acceptor, for compacted topics only, because the batch has to be opened. Guarded against bombs: a stranger's batch is opened up to
-`opened_batch_limit`. Weak spot: about 2 µs a record, and none of it is kept for anybody.
+Pure. The acceptor uses it for compacted topics only, because the batch has to be opened, up to
+`opened_batch_limit`. Weak spot: about 2 µs a record, and the opened records are not kept.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from appliance.records.corrupt_batch import CorruptBatch
 from appliance.records.retained_batch import open_records, slice_records
 
 NAMED_MAX: Final = 10_000
-"""Keyless records of one batch that are named: as many as librdkafka puts into a batch, and no more for a stranger who sends millions."""
+"""Keyless records of one batch that a response names: as many as librdkafka puts into a batch.
+A client may send millions."""
 
 
 class KeylessProblem(NamedTuple):

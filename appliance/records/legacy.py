@@ -1,11 +1,14 @@
-"""Message sets of magic 0 and 1, as clients older than Kafka 0.11 send and read them: taken apart, and put together.
+"""Message sets of magic 0 and 1, as clients older than Kafka 0.11 send and read them.
 
-Owned by nobody; pure functions over bytes, called by `records/conversion.py`. A set is entries one behind the other; a compressed set is one
-entry, the wrapper, whose value is a set again. Weak spot: one Python object a message, about 2 µs each, so whoever calls this bounds how many.
+Pure functions over bytes, used by `records/conversion.py`. A set is a sequence of entries; a
+compressed set is one entry, the wrapper, whose value is a set again. Weak spot: one Python object a
+message, about 2 µs each, so callers bound how many.
 
     0 offset  8 size  12 crc  16 magic  17 attributes  18 [timestamp, magic 1]  key length, key, value length, value
-The CRC is CRC-32 (IEEE) over everything from 16 on. In a wrapper of magic 0 inner offsets are absolute, in one of magic 1 they count from 0;
-a wrapper's own offset is that of its last message. Source: Kafka's LegacyRecord, KIP-31, KIP-32.
+
+The CRC is CRC-32 (IEEE) over everything from 16 on. In a wrapper of magic 0 inner offsets are
+absolute, in one of magic 1 they count from 0; a wrapper's own offset is that of its last message.
+Source: Kafka's LegacyRecord, KIP-31, KIP-32.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ CODEC_MASK = 0x07
 LOG_APPEND_TIME_FLAG = 0x08
 NO_TIMESTAMP = -1
 RECORDS_MAX = 100_000
-"""Messages in one set: more would keep an acceptor from everybody else for longer than half a second."""
+"""Messages in one set: with more, the acceptor would serve no other client for over 0.5 s."""
 
 _ENTRY = Struct(">qiIBB")
 _OFFSET_AND_SIZE = Struct(">qi")
@@ -179,7 +182,7 @@ def read_message_set(buffer: Buffer, position: int, limit: int, entry_bytes_max:
 
 
 def build_message(offset: int, magic: int, attributes: int, timestamp: int, key: bytes | None, value: bytes | None) -> bytes:
-    """One entry; magic 0 has no room for the timestamp."""
+    """Return one entry; magic 0 has no field for the timestamp."""
     body = b"".join(
         (
             _HEAD[1].pack(1, attributes, timestamp) if magic else _HEAD[0].pack(0, attributes),

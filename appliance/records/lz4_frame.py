@@ -1,9 +1,10 @@
-"""The header checksum of an lz4 frame, and the wrong one that message sets of magic 0 carry.
+"""The header checksum of an lz4 frame, and the wrong one that message sets of magic 0 have.
 
-Kafka's first lz4 writer took the checksum over the frame's magic and descriptor where the format says the descriptor alone. Clients of magic 0
-write and expect that; lz4 libraries refuse it. So it is set right before a frame of magic 0 is opened, and set wrong behind one that was made.
-Owned by nobody; pure. Source: lz4's frame format 1.6, KIP-57. Weak spot: a frame whose descriptor is broken otherwise too is left as it is; whoever
-opens it will say so.
+Pure. Kafka's first lz4 writer computed the checksum over the frame's magic and descriptor, where the
+format says the descriptor alone. Clients of magic 0 write and expect that; lz4 libraries refuse it.
+So it is corrected before such a frame is opened, and made wrong in one that was built. A frame whose
+descriptor is broken otherwise is left as it is: opening it fails. Source: lz4's frame format 1.6,
+KIP-57.
 """
 
 from __future__ import annotations

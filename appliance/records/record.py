@@ -1,7 +1,7 @@
-"""Records out of a stored batch.
+"""Records of a stored batch.
 
-Owned by nobody. Used where batches are opened at all: look-ups by time, dumps, the command line, tests; never between a produce and
-a fetch. Weak spot: one Python object per record, so about 2 µs each.
+Used wherever batches are opened: look-ups by time, dumps, commands, tests; never between a produce
+and a fetch. Weak spot: one Python object per record, about 2 µs each.
 """
 
 from __future__ import annotations

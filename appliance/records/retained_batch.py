@@ -1,9 +1,10 @@
-"""A stored batch with some of its records taken out: how a compacted log is rewritten.
+"""Remove records from a stored batch: how a compacted log is rewritten.
 
-Pure functions over bytes; used by the cleaning run. What stays is copied as it lies (offset deltas are relative to the base offset, which never changes);
-base offset, last offset delta, producer id, epoch and sequence are kept, so offsets and sequences mean what they meant. Setting the delete
-horizon moves the base timestamp and rewrites the deltas, so that absolute timestamps stay (Kafka's `DefaultRecordBatch`, KIP-534).
-Weak spot: one tuple per record, about 2 µs.
+Pure functions over bytes, used by the cleaning run. Records that stay are copied unchanged: offset
+deltas are relative to the base offset, which never changes. Base offset, last offset delta, producer
+id, epoch and sequence are kept, so offsets and sequences keep their meaning. Setting the delete
+horizon moves the base timestamp and rewrites the deltas, so that absolute timestamps stay (Kafka's
+`DefaultRecordBatch`, KIP-534). Weak spot: one tuple per record, about 2 µs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Zig-zag base-128 integers, as records use them (Protocol Buffers' sint32 and sint64).
 
-Owned by nobody; pure functions. Encoding looks small numbers up in a table: lengths, deltas and counts almost always are small.
+Pure functions. Small numbers are encoded by a table: lengths, deltas and counts are nearly always
+small.
 """
 
 from __future__ import annotations

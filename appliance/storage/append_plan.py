@@ -1,12 +1,14 @@
-"""Decides what an append does: offsets, stamps, rolls and index entries. Touches no file; the log carries the plan out.
+"""Plan an append: offsets, stamps, rolls and index entries. Touches no file.
 
-The loop in `plan_append` is the hottest of the log-writer, hence its local variables. It stamps base offset and leader epoch into
-the batches where they lie (the acceptor's arena), because nobody else may read them before they are complete. Weak spot: a plan
-that is not carried out leaves its stamps; they are overwritten when the batch is offered again.
+The loop in `plan_append` is the hottest of the log-writer, hence its local variables. It stamps base
+offset and leader epoch into the batches in the source's arena: no process reads them before they
+are complete, and a copy would cost as much as the write. A plan that is not carried out leaves its
+stamps, which the next attempt overwrites.
 
-Rules are Kafka's (`LogSegment.append`, `LogSegment.shouldRoll`): an index entry is due before a batch when more than
-index.interval.bytes were written since the last entry; a roll is due before a batch when it would not fit, is too young,
-finds an index full or its offset does not fit an index entry.
+The rules are Kafka's (`LogSegment.append`, `LogSegment.shouldRoll`). An index entry is due before a
+batch if more than index.interval.bytes were written since the last entry. A roll is due before a
+batch if the batch does not fit, if the segment is too old, if an index is full, or if the offset
+does not fit an index entry.
 """
 
 from __future__ import annotations

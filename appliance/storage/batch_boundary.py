@@ -1,7 +1,8 @@
-"""Where in a log's files an offset is: at the beginning of a batch, or behind the last one.
+"""Find the position of an offset in a log's files: at the start of a batch, or behind the last one.
 
-Used by the log-writer for a high watermark that lies below the log's end, where nobody remembers its byte. Pure reading, through descriptors that the
-caller owns. Weak spot: it asks the disk; what it reads was appended a short time ago as a rule, so the page cache answers.
+The log-writer uses it for a high watermark below the log end whose position is not in memory. It
+only reads, through descriptors that the caller owns. Weak spot: it reads the disk; usually the data
+was appended a moment ago and is in the page cache.
 """
 
 from __future__ import annotations
@@ -33,6 +34,6 @@ def find_boundary(log_fd: int, index_fd: int, base_offset: int, size_bytes: int,
         if header.last_offset >= offset:
             return BatchBoundary(header.base_offset, base_offset, position)
         end_offset = header.last_offset + 1
-    if scan.problem is not None:  # damage: what lies behind it is nothing that anybody can be shown
+    if scan.problem is not None:  # no consumer can be shown anything behind the damage
         return BatchBoundary(end_offset, base_offset, scan.valid_end)
     return BatchBoundary(offset, base_offset, scan.valid_end)

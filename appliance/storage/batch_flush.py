@@ -1,10 +1,12 @@
-"""What must reach the platter so that a log's batches survive a power cut: bytes and names of segments, and nothing else.
+"""What must be synced so that a log's batches survive a power cut: bytes and names of segments.
 
-Less than a `FlushRound`: indexes, leader epochs and producer snapshots are left out, because a scan from the recovery point makes them anew;
-so the recovery point does not follow, only `Log.durable_offset`. Planned by the log in the log-writer's loop, synced in a thread. Many logs are synced
-by one `syncfs`, which costs a few device flushes where a sync for each file costs two each (measured on ext4: 10 files 32 ms, 0.4-4 ms with
-`syncfs`). Weak spot: `syncfs` syncs the whole file system. With two log directories on one, or other programs' data, a round waits for those too, and a
-failed write of either side is told to both.
+Less than a `FlushRound`: indexes, leader epochs and producer snapshots are left out, because a scan
+from the recovery point rebuilds them. So only `Log.durable_offset` follows, not the recovery point.
+The log plans it in the log-writer's duty cycle; a thread syncs. Many logs are synced by one `syncfs`,
+which costs a few device flushes where a sync of each file costs two (measured on ext4: 10 files
+32 ms, 0.4-4 ms with `syncfs`). Weak spot: `syncfs` syncs the whole file system. With two log
+directories on one, or with other programs' data, a round also waits for those, and a failed write of
+one log directory is reported to both.
 """
 
 from __future__ import annotations

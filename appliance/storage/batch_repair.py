@@ -1,9 +1,11 @@
-"""Decides how damaged batches of a segment are put right by another replica's bytes: which of them are written, and whether they fit at all.
+"""Plan the repair of damaged batches with another replica's bytes.
 
-Pure. Replicas are equal byte for byte below the high watermark, compaction apart, so a repair needs proof that the two copies lie side by side: they agree
-on a whole batch before what differs (or it is the segment's first), and on one behind it (or it ends where the segment, or what is committed, ends). In
-between, only what is damaged here may differ. Whoever asks has checked that the other's batches are intact and in order.
-Weak spot: a leader epoch is under no checksum; one that was flipped is put right when its batch is compared, but nobody looks for it.
+Pure. Below the high watermark replicas are equal byte for byte, apart from compaction. So a repair
+needs proof that the two copies are aligned: they agree on a whole batch before the difference (or it
+is the segment's first) and on one behind it (or the segment, or its committed part, ends there). In
+between, only batches that are damaged here may differ. The caller has checked that the other
+replica's batches are intact and in order. Weak spot: no checksum covers a leader epoch; a wrong one
+is corrected if its batch is compared, but it is not searched for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Writes one compacted segment as `.cleaned` files: batches, both indexes, the aborted transactions that are still marked.
+"""Write one compacted segment as `.cleaned` files: batches, both indexes, aborted transactions.
 
-Owned by a cleaning run. Index entries follow the append's rule, so a rebuild of the segment gives the same bytes. Everything is synced before `finish`
-returns: whoever renames the files needs no sync but the directory's. Written pages are let go of, so that a run does not push
-out what consumers read. Weak spot: one write buffer of 1 MiB, no more than one segment at a time.
+Owned by a cleaning run. Index entries follow the append's rule, so a rebuild of the segment gives the
+same bytes. Of aborted transactions only those are written that still have a marker. Everything is
+synced before `finish` returns, so renaming the files needs no sync except that of the directory.
+Written pages are dropped from the page cache, so that a run does not evict what consumers read. Weak
+spot: one write buffer of 1 MiB, and one segment at a time.
 """
 
 from __future__ import annotations

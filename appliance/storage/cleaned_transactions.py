@@ -1,8 +1,10 @@
-"""What a cleaning run knows of transactions while it goes through a log: whose records were aborted, and which markers still mark something.
+"""The transactions that a cleaning run passes: which were aborted, and which markers are needed.
 
-Owned by one run; batches are shown to it in the order of the log. Rules are Kafka's (`CleanedTransactionMetadata`): records of an aborted transaction go;
-a marker may go once a whole pass met no batch of its transaction (an aborted one's index entry goes with it). Aborted transactions are
-known from the `.txnindex` files; a log without any has none. Weak spot: the entries of all aborted transactions of the log are in memory.
+Owned by one run, which passes batches in the order of the log. The rules are Kafka's
+(`CleanedTransactionMetadata`): records of an aborted transaction are removed. A marker, and the index
+entry of an aborted one, may be removed once a whole pass found no batch of its transaction. Aborted
+transactions are known from the `.txnindex` files. Weak spot: the entries of all aborted transactions
+of the log are in memory.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class CleanedTransactions:
         self._committed: set[int] = set()
         """Producer ids of which a batch was met whose transaction was not aborted."""
         self.kept_entries: list[AbortedTransaction] = []
-        """Entries whose markers stay, for the index of the segment that is being written; whoever writes it takes them."""
+        """Entries whose markers stay. The writer of the current segment takes them for its index."""
 
     def _advance(self, offset: int) -> None:
         while self._coming and self._coming[-1].first_offset <= offset:

@@ -1,11 +1,15 @@
-"""A cleaning run over one log: maps the keys of what is dirty, then writes every segment below anew without what is superseded.
+"""A cleaning run over one log: map the keys of its dirty part, then rewrite the segments below.
 
-Runs in a process of its own (`services/log_writer/cleaner/__main__.py`), or in a test's; it reads sealed segments and writes `.cleaned` files,
-nothing else, and reports each
-finished one. Rules are Kafka's (`Cleaner.doClean`). A record stays when it is above the mapped range, or the newest of its key and either has a
-value or its batch's delete horizon is not over; records without a key and of aborted transactions go. The last batch of a live producer stays as a header,
-a transaction's marker for as long as anything of it does, then until its horizon. A map that is full ends the range: the next run goes on there.
-Weak spots: opening records costs about 4 µs each, so a run does 100 to 200 thousand a second; every run rewrites the clean part too, as Kafka's does.
+Runs in its own process (`services/log_writer/cleaner/__main__.py`), or in a test's. It reads sealed
+segments, writes `.cleaned` files, nothing else, and reports each segment that is finished. The rules
+are Kafka's (`Cleaner.doClean`). A record stays if it is above the mapped range, or if it is the newest
+of its key and either has a value or its batch's delete horizon is in the future. Records without a
+key, and records of aborted transactions, are removed. The last batch of a live producer stays as a
+header. A transaction's marker stays as long as any record of it does, then until its horizon. A full
+map ends the range: the next run continues there.
+
+Weak spots: opening records costs about 4 µs each, so a run handles 100,000 to 200,000 a second; every
+run rewrites the clean part too, as Kafka's does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What a log-writer and its cleaning run tell each other: the job, and the run's lines of JSON.
+"""Messages between a log-writer and its cleaning run: the job, and reports as lines of JSON.
 
-Values only; imported by both sides, so it stays light. A run reports each finished segment as soon as its files are whole and synced, so that the
-log-writer swaps it in while the run goes on: a run never needs more space than its largest segment. Weak spot: a log with tens of thousands
-of live producers makes a job of a few MB.
+Both sides import this, so it stays light. A run reports each segment as soon as its files are whole
+and synced, and the log-writer swaps it in while the run continues: so a run never needs more space
+than its largest segment. Weak spot: a log with tens of thousands of live producers makes a job of a
+few MB.
 """
 
 from __future__ import annotations

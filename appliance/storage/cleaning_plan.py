@@ -1,10 +1,15 @@
-"""Decides what is compacted: which log of a disk, from which offset to which, and which segments become one. Touches no file.
+"""Decide what is compacted: which log of a disk, which offsets of it, which segments become one.
 
-Used by the log-writer (which log is due) and by the cleaning run (groups). Rules are Kafka's (`LogCleanerManager`, `Cleaner.groupSegmentsBySize`): never the
-active segment, nothing at or above the last stable offset, nothing younger than min.compaction.lag.ms; the log with the largest share of
-uncompacted bytes first, if it is above min.cleanable.dirty.ratio, or any that holds something older than max.compaction.lag.ms. One rule is ours: nothing
-above the recovery point that is on the disk, because a start after a power cut takes a hole in what it scans for the end of the log.
-Weak spot: a log that nobody writes to keeps its active segment uncompacted for ever, and an expired tombstone goes only when new records make the log dirty.
+Touches no file. Used by the log-writer (which log is due) and by the cleaning run (groups). The rules
+are Kafka's (`LogCleanerManager`, `Cleaner.groupSegmentsBySize`): never the active segment, nothing at
+or above the last stable offset, nothing younger than min.compaction.lag.ms. The log with the largest
+share of uncompacted bytes comes first, if that is above min.cleanable.dirty.ratio, or if it holds
+anything older than max.compaction.lag.ms.
+
+One rule is ours: nothing above the recovery point in the checkpoint, because a start after a power
+cut takes a hole in what it scans for the end of the log. Weak spot: a log without appends keeps its
+active segment uncompacted, and an expired tombstone is removed only when new records make the log
+dirty.
 """
 
 from __future__ import annotations

@@ -1,10 +1,15 @@
-"""A segment as its cold part is read: in large aligned pieces, and without leaving in the page cache what was not there before.
+"""Read the cold part of a segment in large aligned pieces, and leave the page cache as it was.
 
-Three ways, tried in an order that fits the segment, the next one where file system or kernel refuses: `DIRECT` (O_DIRECT: no copy, no page in flight that an
-acceptor could stumble over), `DROPPING` (RWF_DONTCACHE, Linux >= 6.14) and `ADVISED` (a plain read, then DONTNEED of what was not resident
-before). A segment that still grows begins with DROPPING: a direct read takes the file's lock shared, and the log-writer's append would wait for it.
-Owned by a log-reader; `read_into` is called in its threads, one call for one view at a time. Weak spot: ADVISED looks in steps of 64 KiB and leaves
-a step alone that was resident in part.
+Three ways, tried in an order that fits the segment; the next one if file system or kernel refuses:
+
+* `DIRECT` (O_DIRECT): no copy, and no page in flight that an acceptor could wait for.
+* `DROPPING` (RWF_DONTCACHE, Linux >= 6.14).
+* `ADVISED`: a plain read, then DONTNEED of what was not resident before.
+
+For a segment that still grows DROPPING comes first: a direct read takes the file's lock shared, and
+the log-writer's append would wait for it. Owned by a log-reader; its threads call `read_into`, one
+call for one view at a time. Weak spot: ADVISED works in steps of 64 KiB and leaves a step alone that
+was partly resident.
 """
 
 from __future__ import annotations
@@ -88,7 +93,7 @@ class ColdFile:
         return page_cache.Cachestat().pages(self._plain, position, size_bytes) == page_cache.pages_of(position, size_bytes)
 
     def is_deleted(self) -> bool:
-        """Nobody else knows the file any more; while it is open it takes its space."""
+        """Whether the file has no name any more. Its space is freed when the last descriptor is closed."""
         return file_io.fstat(self._plain).st_nlink == 0
 
     def _is_resident_in_part(self, position: int, size_bytes: int) -> bool:

@@ -1,8 +1,9 @@
-"""Whether a log directory may be used: who holds it, which broker and cluster it belongs to.
+"""Check that a log directory may be used: its lock, and the broker and cluster that it belongs to.
 
-Asked by the owner of a directory when he opens it; what can be told before anything is started, `runtime/preflight.py` tells in the words of the command's
-options. Weak spot: in the first life of a box whose ZooKeeper is not its own alone no cluster id is known, and the broker id alone keeps others'
-directories out.
+The log-writer calls it when it opens the directory. `runtime/preflight.py` reports before the start
+what can be known then, with the names of the command's options. Weak spot: on the first start of a
+box with a ZooKeeper ensemble no cluster id is known, and only the broker id keeps directories of
+another cluster out.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ KNOWN_NAMES = frozenset(
 
 
 def lock_holder(fd: int) -> str:
-    """Whoever wrote a process id into the lock file, in words."""
+    """Describe the process whose id is in the lock file."""
     text = file_io.pread_all(fd, 0, 32).decode("ascii", "replace").strip()
     return f"process {text}" if text.isdigit() else "another process (of Kafka, perhaps)"
 

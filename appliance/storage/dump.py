@@ -1,7 +1,7 @@
-"""A file of a log as text, for `millrace log dump FILE` and for whoever looks into a damaged log.
+"""A file of a log as text, for `millrace log dump FILE` and for the repair of a damaged log.
 
-Reads only; lines come as they are read, so a large segment needs no memory. Weak spot: behind the first broken batch nothing is shown, as nothing
-says where the next one would begin.
+Reads only. Lines are produced as the file is read, so a large segment needs no memory. Weak spot:
+nothing is shown behind the first broken batch, because the start of the next one is unknown.
 """
 
 from __future__ import annotations

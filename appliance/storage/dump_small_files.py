@@ -1,7 +1,7 @@
-"""What the small files beside segments and in a log directory hold, as text: for `millrace log dump FILE`.
+"""The small files beside segments and in a log directory, as text for `millrace log dump FILE`.
 
-Functions from a file's whole content to lines; nothing is read here. A file that does not hold together is told by a line, as `dump` does of batches:
-who looks into it wants to know that.
+Functions from a file's whole content to lines; nothing is read here. Damage is shown as a line,
+because it is what the reader of the dump looks for.
 """
 
 from __future__ import annotations
@@ -95,4 +95,4 @@ BY_NAME: Final[dict[str, Callable[[bytes], Iterator[str]]]] = {
     META_PROPERTIES: _dump_words,
     CLEAN_SHUTDOWN_MARKER: _dump_words,
 }
-"""Files that are called by one name, with what tells of them."""
+"""Files that have one name, and the function that describes them."""

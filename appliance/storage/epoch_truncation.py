@@ -1,8 +1,11 @@
-"""Where a follower's log is cut when it differs from its leader's: by leader epoch, never by high watermark (KIP-101, KIP-279, KIP-595's fetch).
+"""Where a follower truncates a log that diverges: by leader epoch, never by high watermark.
 
-Pure; used by the log-writer, which knows the log's leader epochs and its end, and by the acceptor, which asks for them. An answer may need several rounds:
-each cuts at least one epoch of ours that the leader does not have, until the last one that both have ends at the same place. Weak spot: a log whose epochs
-are unknown (an empty cache) says nothing of where it differs, so a log that holds records must hold an epoch for them.
+Pure. The log-writer uses it with the log's leader epochs and end; the acceptor decides with it
+whether a fetch diverges. The high watermark does not serve: a follower learns it one fetch late, and
+after a leader change two logs can differ below it (KIP-101). Several rounds may be needed: each
+removes at least one epoch that the leader does not have, until the last common one ends at the same
+offset in both (KIP-279, KIP-595's fetch). Weak spot: a log without known epochs cannot diverge, so a
+log that holds records must hold an epoch for them.
 """
 
 from __future__ import annotations

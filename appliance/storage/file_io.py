@@ -1,8 +1,9 @@
-"""The only module that asks the operating system to do something with a file of a log directory.
+"""The only module that makes system calls on files of a log directory.
 
-Owned by nobody. Everything goes through the names in `CALLS`, looked up in this module at each call, so that a test can fail
-the n-th one. Files are never mapped: a page fault on a hung disk would freeze the whole process. Weak spot: every call here may
-block for as long as the disk pleases; only log-writer and log-reader may call it on a log directory.
+All calls go through the names in `CALLS`, looked up in this module each time, so that a test can make
+the n-th one fail. Files are never mapped: a page fault on a hung disk would freeze the process. Weak
+spot: every call here can block as long as the disk does; only log-writer and log-reader may use it on
+a log directory.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ advise = os.posix_fadvise
 
 
 def syncfs(fd: int) -> None:
-    """syncfs(2), which Python has no call for; the interpreter lock is released meanwhile. ctypes is loaded by who needs it."""
+    """Call syncfs(2), which Python does not offer; the interpreter lock is released meanwhile. ctypes
+    is imported at the first use."""
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).syncfs(fd):
@@ -91,7 +93,8 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 class SyncFailed(OSError):
-    """A sync of log data failed, with whatever number: the kernel forgets the pages then, so nobody may try again and believe it."""
+    """A sync of log data failed. The kernel may have marked the pages as clean, so a second sync would
+    succeed without having written them: it is never retried."""
 
 
 def storage_failure(action: str, error: OSError) -> StorageFailed:
@@ -127,7 +130,7 @@ def sync_file_system(fd: int) -> None:
 
 
 def syncfs_tells_errors() -> bool:
-    """Since Linux 5.8 syncfs tells of every failed write since its descriptor was opened; before, of none."""
+    """Whether syncfs reports each failed write since its descriptor was opened: since Linux 5.8."""
     major, minor = os.uname().release.split(".")[:2]
     return (int(major), int("".join(digit for digit in minor if digit.isdigit()) or 0)) >= (5, 8)
 
@@ -142,8 +145,8 @@ def open_directory(path: str) -> int:
 
 
 def close_all(descriptors: Iterable[int]) -> None:
-    """Close every one. A failing close is passed over: Linux has given the descriptor back all the same, and what was not
-    written is told by the next sync."""
+    """Close every one. A failing close is ignored: Linux has released the descriptor all the same, and
+    the next sync reports what was not written."""
     for fd in descriptors:
         try:
             close(fd)
@@ -167,7 +170,7 @@ def write_all(fd: int, buffers: Buffers, position: int, size_bytes: int) -> None
 
 
 def _write_rest(fd: int, buffers: Buffers, position: int, written: int) -> None:
-    """A short write is how Linux says "full" or "interrupted"; the next call tells which."""
+    """A short write means "full" or "interrupted"; the next call returns which."""
     rest = memoryview(b"".join(buffers))[written:]
     position += written
     while rest:
@@ -341,7 +344,8 @@ def space(path: str) -> Space:
 
 
 def lock_exclusively(fd: int) -> bool:
-    """Lock a file against other processes; False when somebody has it. Both kinds of lock, because Kafka takes the POSIX kind."""
+    """Lock a file; return False if another process holds it. Takes both kinds of lock, because Kafka
+    takes the POSIX kind."""
     try:
         _fcntl.flock(fd, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
         _fcntl.lockf(fd, _fcntl.LOCK_EX | _fcntl.LOCK_NB)

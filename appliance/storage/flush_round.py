@@ -1,9 +1,10 @@
-"""What must reach the platter before a log's recovery point may advance, handed over to a flush thread.
+"""What must be synced before a log's recovery point may advance, handed to a flush thread.
 
-Made by the log in the log-writer's loop, synced anywhere, once: the descriptors are duplicates, so the log may roll, truncate or close
-meanwhile, and the directory is pinned, so the partition may be deleted. A round that could not even begin to sync (no descriptor for a small file)
-goes back to its log with `Log.take_back`.
-Weak spot: syncing many logs one by one is slow; with one `syncfs` for the disk instead, call `release` and use `end_offset`.
+The log makes it in the log-writer's duty cycle; any thread syncs it, once. The descriptors are
+duplicates, so the log may roll, truncate or close meanwhile; the directory is pinned, so the
+partition may be deleted. A round that could not even begin to sync (no descriptor for a small file)
+goes back to its log with `Log.take_back`. Weak spot: many logs are synced one by one; for one
+`syncfs` instead, call `release` and use `end_offset`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Makes both indexes of a closed segment anew, beside the old ones, in slices and without touching the log.
+"""Rebuild both indexes of a closed segment beside the old ones, without touching the log.
 
-Used by the log-writer's thread for repairs; `put_in_place` belongs into its loop, where it is known that the segment is still there. Look-ups open an
-index by its name each time, so a rename is all they need. A crash leaves `.tmp` files, which the next start sweeps.
-Weak spot: a damaged log gives no good index, so it is left as it is.
+A repair thread of the log-writer calls `rebuild_beside`; the duty cycle calls `put_in_place`, because
+it knows whether the segment is still there. Look-ups open an index by name each time, so a rename is
+enough. A crash leaves `.tmp` files, which the next start removes. Weak spot: a damaged log gives no
+good index, so its index stays.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""The offset index and the time index of a segment: entry formats, and look-ups by reading (never by mapping).
+"""The offset index and the time index of a segment: entry formats and look-ups.
 
-The log-writer appends to them and keeps them at their exact length; whoever holds a descriptor may look up. An index is a hint:
-it may lag behind its log, and an entry never points past the valid end. Weak spot: a look-up costs about log2(entries) small reads.
+They are read with pread and never mapped. The log-writer appends to them and keeps their exact
+length; any process with a descriptor may read. An index is a hint: it may lag behind its log, and an
+entry never points past the valid end. Weak spot: a look-up costs about log2(entries) small reads.
 
     .index      8 bytes an entry: int32 relative offset (last offset of a batch), int32 position (where that batch starts)
     .timeindex 12 bytes an entry: int64 largest timestamp so far, int32 relative offset (last offset of the batch that holds it)
-Entries are strictly ascending in offset, and in the time index in timestamp too.
+
+Entries ascend strictly in offset, and in the time index also in timestamp.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class TimeEntry(NamedTuple):
 
 
 class OffsetIndex:
-    """Reads an `.index` through a descriptor that somebody else opened and closes."""
+    """Reads an `.index` through the caller's descriptor."""
 
     def __init__(self, fd: int, base_offset: int) -> None:
         self._fd = fd
@@ -79,7 +81,7 @@ class OffsetIndex:
 
 
 class TimeIndex:
-    """Reads a `.timeindex` through a descriptor that somebody else opened and closes."""
+    """Reads a `.timeindex` through the caller's descriptor."""
 
     def __init__(self, fd: int, base_offset: int) -> None:
         self._fd = fd

@@ -1,11 +1,9 @@
-"""Which leader epoch began at which offset, in memory and in `leader-epoch-checkpoint`.
+"""The start offset of each leader epoch, in memory and in `leader-epoch-checkpoint`.
 
-Owned by its log. An assignment is written at once but synced only by the next flush round, before the recovery point may pass it:
-what lies behind the recovery point is scanned after a power cut anyway, and the scan finds the epochs in the batches. (Syncing each
-would make a box with 500 partitions wait seconds when it becomes leader of all.) Weak spot: `truncate_from_start` is for
-retention, which does not call it yet.
-
-Source: Kafka's LeaderEpochFileCache, KIP-101, KIP-279.
+Owned by its log. An assignment is written at once, and synced by the next flush round before the
+recovery point passes it. That suffices: after a power cut everything above the recovery point is
+scanned, and the batches contain their epochs. A sync for each would make a box that becomes leader of
+500 partitions wait for seconds. Source: Kafka's LeaderEpochFileCache, KIP-101, KIP-279.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ class LeaderEpochCache:
         try:
             content = file_io.read_file(self._path)
             if not content:
-                return False  # renamed, and a power cut took the bytes: nobody writes an empty one
+                return False  # renamed before a power cut took its bytes: an empty file is never written
             entries = [EpochStart(int(epoch), int(offset)) for epoch, offset in decode_lines(content)]
         except FileNotFoundError:
             return True

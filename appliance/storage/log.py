@@ -1,11 +1,12 @@
 """One partition's log: append, roll, truncate, flush, close.
 
-Owned by the log-writer of its disk, one thread. A log's memory says exactly what its files hold: plans are made on copies
-(`append_plan`), files are written, and only then the copy becomes the state; when a file call fails the files are cut back, and if even that
-fails the log refuses everything until it is opened (and so recovered) again. Weak spots: an append that rolls is undone as a whole, so a disk
-that fills up in the middle costs the part that would have fit.
+Owned by the log-writer of its disk, one thread. A log's memory says exactly what its files hold. Plans
+are made on copies (`append_plan`), files are written, and only then the copy becomes the state. If a
+file call fails, the files are cut back to the old state; if that fails too, the log refuses
+everything until it is opened, and thereby recovered, again. Weak spot: an append that rolls is undone
+as a whole, so on a disk that fills up in the middle the part that would have fit is lost.
 
-The order of steps of every action, and what a crash in the middle leaves, is in README.md.
+README.md has the order of steps of every action, and what a crash in the middle leaves.
 """
 
 from __future__ import annotations
@@ -55,18 +56,20 @@ class Log:
         self.producers = loaded.producers
         self.verifications = Verifications()
         self.truncations = 0
-        """Goes up whenever something is cut off: what was under way of a flush then says nothing of what comes in its place."""
+        """Counts truncations. A flush or cleaning run that began before one says nothing about the
+        records that took the place of the removed ones."""
         self.replacements = 0
-        """Goes up whenever compacted segments take the place of others: a file of the same name is another one then."""
+        """Counts swaps of compacted segments: afterwards another file has the name of the segment."""
         self.recovered_cut_bytes = loaded.cut_bytes
-        """What recovery cut off, for the operator's eyes."""
+        """Bytes that recovery removed; for the log message."""
         self.failed: str | None = None
-        """Why this log refuses everything until it is opened again; None when it is sound."""
+        """Why the log refuses everything until it is opened again; None if it is sound."""
         self._clock = clock
         self._snapshots = loaded.snapshots
         self._transactions = TransactionIndexes(directory)
         self.aborted_end_offset = 0
-        """Behind the newest marker in the transaction indexes, 0 without any: who reads from there on need not look into them."""
+        """The offset behind the newest abort marker, 0 without any: reads from there on need no
+        transaction index."""
         self.producer_expiration_ms = PRODUCER_EXPIRATION_MS
         self._bytes_since_snapshot = 0
         self._segments = LogSegments(directory, loaded)
@@ -110,7 +113,8 @@ class Log:
 
     @property
     def highest_descriptor(self) -> int:
-        """The largest of the active segment's descriptors: near the process's limit it tells that there is no room for more logs."""
+        """The largest descriptor of the active segment. Near the process's limit no more logs can be
+        opened."""
         return max(self._segments.active.files)
 
     @property
@@ -147,8 +151,10 @@ class Log:
         return self._segments.tail.max_timestamp
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """What a read_committed consumer may read up to. Not below the log start, where an open transaction may have begun: who wants to begin at the
-        end would be sent to where there is nothing."""
+        """Return the end of what a read_committed consumer may read.
+
+        It is not below the log start offset, even if an open transaction began there: a consumer that
+        starts at the end would get an offset that the log no longer has."""
         return max(self.log_start_offset, self.producers.last_stable_offset(high_watermark)) if self.producers.is_undecided else high_watermark
 
     @property
@@ -181,19 +187,20 @@ class Log:
         self._assign_epochs([(leader_epoch, self.log_end_offset)])
 
     def expire_producers(self, now_ms: int) -> None:
-        """Forget producers that were silent for too long, and verifications that nobody came back from."""
+        """Forget producers that were silent for too long, and guards that no batch has used."""
         self.producers.expire(now_ms, self.producer_expiration_ms)
         self.verifications.expire(now_ms, self.producer_expiration_ms)
 
     def begin_verification(self, producer_id: int, producer_epoch: int, now_ms: int) -> int:
-        """A guard for a batch whose coordinator asks another box first; 0 while the producer's transaction is open here: nobody needs to be asked."""
+        """Return a guard for a batch that its coordinator has to confirm; 0 if the producer's
+        transaction is open here already, and needs no confirmation."""
         return 0 if self.producers.has_open_transaction(producer_id, producer_epoch) else self.verifications.begin(producer_id, producer_epoch, now_ms)
 
     def append_as_leader(self, batches: Sequence[memoryview], leader_epoch: int, now_ms: int, offers: Mapping[int, Offer] = _NO_OFFERS) -> list[AppendResult]:
-        """Append checked batches, each a writable view of one whole batch. One result per batch, in order. `offers` say of transactional ones, by their
-        number, with which guard they come.
+        """Append checked batches, each a writable view of one whole batch.
 
-        Raises `DiskFull` or `StorageFailed`: then nothing of this call is in the log.
+        `offers`: by index in `batches`, the guards of transactional ones. Returns one result per batch,
+        in order. Raises `DiskFull` or `StorageFailed`: then the log has nothing of this call.
         """
         if self.failed:
             raise StorageFailed(self.failed)
@@ -208,10 +215,11 @@ class Log:
         return plan.results
 
     def append_as_follower(self, batches: Sequence[memoryview]) -> tuple[int, int]:
-        """Append a leader's batches as they are; their offsets must continue this log (gaps are what compaction leaves).
+        """Append a leader's batches unchanged. Their offsets must continue this log; compaction leaves
+        gaps between them.
 
-        Returns (first offset, last offset), (-1, -1) for nothing. Raises `ValueError` for batches that do not fit, otherwise like
-        `append_as_leader`.
+        Returns (first offset, last offset), or (-1, -1) for no batch. Raises `ValueError` for batches
+        that do not fit, otherwise like `append_as_leader`.
         """
         self._require_sound()
         producers = self.producers.stage()
@@ -238,19 +246,25 @@ class Log:
             raise file_io.storage_failure(f"write the leader epochs of log {self.topic_partition}", error) from error
 
     def _carry_out(self, plan: AppendPlan, producers: ProducerStaging) -> None:
-        """Write a plan's bytes and index entries, then take its state over. On failure: as if it had not been."""
+        """Write a plan's bytes and index entries, then apply its state.
+
+        Raises `DiskFull` or `StorageFailed`, and the log is as before. All calls that can fail come
+        before the first change in memory, so undoing concerns files only.
+        """
         created: list[int] = []
         opened: list[OpenSegment] = []
         segment = self._segments.active
         try:
             if plan.first_producer_offset >= 0 and self._snapshots.latest is None:
+                # Before the first batch with a producer id: without any snapshot a start looks for none.
                 self._snapshots.write(self.log_end_offset, self.producers, ())
             for part in plan.parts:
                 if part.starts_segment:
-                    created.append(part.tail.base_offset)
+                    created.append(part.tail.base_offset)  # before the call: it can fail with one file created
                     segment = OpenSegment.create(self.directory, part.tail.base_offset)
                     opened.append(segment)
                 _write_part(segment, part)
+            # After the markers' bytes: an entry without its marker would call an open transaction aborted.
             for transaction in producers.aborted:
                 self._transactions.append(plan.base_offset_of(transaction.last_offset), (transaction,))
         except OSError as error:
@@ -272,7 +286,11 @@ class Log:
             self._maybe_snapshot(plan, rolled)
 
     def _undo(self, created: list[int], opened: list[OpenSegment], has_aborted: bool) -> None:
-        """Remove new segments, newest first, then what was written behind the old end."""
+        """Remove new segments, newest first, then what was written behind the old end.
+
+        Newest first, so that a crash in between leaves a log without a hole. If a call fails, memory
+        and files disagree, and the log refuses everything until it is recovered.
+        """
         try:
             for segment in opened:
                 segment.close()
@@ -286,7 +304,8 @@ class Log:
             self.failed = f"log {self.topic_partition} could not be cut back to offset {self.log_end_offset}: {reason}"
 
     def _maybe_snapshot(self, plan: AppendPlan, rolled: list[tuple[int, bytes]]) -> None:
-        """Keep short what a restart must replay. The append has succeeded: a failure here is tried again at the next one."""
+        """Write a producer snapshot if one is due, so that a restart replays little. The append has
+        succeeded already: after a failure the next append tries again."""
         self._bytes_since_snapshot += sum(part.size_bytes for part in plan.parts)
         try:
             if rolled:
@@ -299,14 +318,17 @@ class Log:
             return
 
     def roll(self) -> None:
-        """Seal the active segment and begin an empty one at the log end; nothing happens if it is empty. Raises like `append_as_leader`."""
+        """Seal the active segment and start an empty one at the log end, unless the active one is empty.
+        Raises like `append_as_leader`."""
         self._require_sound()
         if self.active_position:
             self._carry_out(plan_roll(self._segments.tail, self.log_end_offset, self._clock.wall_ms()), self.producers.stage())
 
     def begin_segment(self, base_offset: int) -> None:
-        """Seal the active segment and begin an empty one at `base_offset`, at the log end or behind it: a copy's segments are those of its source, and
-        compaction leaves gaps. An empty active segment begins there instead. Raises like `append_as_leader`."""
+        """Seal the active segment and start an empty one at `base_offset`, at or behind the log end.
+
+        A copy has the segments of its source, and compaction leaves gaps between them. An empty active
+        segment is moved there instead. Raises like `append_as_leader`."""
         self._require_sound()
         if base_offset < self.log_end_offset:
             raise ValueError(f"a segment of {self.topic_partition} cannot begin at {base_offset}, the log ends at {self.log_end_offset}")
@@ -320,7 +342,8 @@ class Log:
                 self.log_start_offset = max(self.log_start_offset, base_offset)
 
     def snapshot_producers(self) -> None:
-        """Let a snapshot tell of the producers at the log end, if there ever was one. Raises `StorageFailed`, and nothing has changed."""
+        """Write a snapshot at the log end, if the log has had producers. Raises `StorageFailed`, and
+        nothing has changed."""
         self._require_sound()
         try:
             if self._snapshots.latest not in (None, self.log_end_offset):
@@ -329,8 +352,9 @@ class Log:
             raise file_io.storage_failure(f"write the producers of log {self.topic_partition}", error) from error
 
     def take_over(self, epochs: Iterable[tuple[int, int]], producers: ProducerState | None) -> None:
-        """A copy that ends where its source does: leader epochs and producers are the source's, of batches too that retention took. None: as the batches
-        say. Raises `StorageFailed`."""
+        """Give a copy that ends where its source does the source's leader epochs and producers: they may
+        come from batches that retention has removed. `producers` None: keep what the batches say.
+        Raises `StorageFailed`."""
         self._require_sound()
         try:
             self.leader_epochs.take_over(epochs)
@@ -341,11 +365,13 @@ class Log:
             raise file_io.storage_failure(f"write leader epochs and producers of log {self.topic_partition}", error) from error
 
     def advance_log_start_offset(self, offset: int) -> RemovedSegments | None:
-        """Let the log begin at `offset` (never above the high watermark, which the caller knows), in memory.
+        """Raise the log start offset in memory to `offset`, which is not above the high watermark.
 
-        Segments that lie wholly below it are no longer part of the log; their files are the caller's to remove, after the new start was
-        written down. Until `forget_removed` they count as unflushed all the same: if the power goes before it was written down they are back, and a
-        torn one would end the log before what was flushed behind it. None: there are none. Raises `StorageFailed` and has then changed nothing.
+        Returns the segments wholly below it, None if there are none. They are no longer part of the
+        log; the caller removes their files after the checkpoint has the new start. Until
+        `forget_removed` they still count as unflushed: if the power fails before the checkpoint is
+        written they are back, and a torn one would end the log before what was flushed behind it.
+        Raises `StorageFailed`, and nothing has changed.
         """
         self._require_sound()
         bases = self.segment_base_offsets
@@ -363,24 +389,25 @@ class Log:
         return removed
 
     def forget_removed(self, written_offset: int) -> None:
-        """That the log begins there is written down: what was not flushed of segments that went below it need not be."""
+        """The checkpoint has this log start offset: removed segments below it need no flush any more."""
         self._segments.forget_taken_out(written_offset)
 
     def truncate_epochs_from_start(self) -> None:
-        """Forget leader epochs that ended before the log start offset; once that is written down."""
+        """Forget leader epochs that ended before the log start offset, once the checkpoint has it."""
         try:
             self.leader_epochs.truncate_from_start(self.log_start_offset)
         except OSError as error:
             raise file_io.storage_failure(f"write the leader epochs of log {self.topic_partition}", error) from error
 
     def truncate_to(self, offset: int) -> int:
-        """Remove everything at and behind `offset`, with the whole batch that holds it, and epochs that begin behind; the new log end offset (≤ `offset`).
+        """Remove everything from `offset` on, with the whole batch that holds it, and the leader epochs
+        that start there; return the new log end offset (≤ `offset`).
 
-        A failure leaves the log refusing everything until it is opened again.
+        After a failure the log refuses everything until it is opened again.
         """
         self._require_sound()
         if offset >= self.log_end_offset:
-            # Nothing to cut; but an epoch that began here and brought no batch may not be the leader's.
+            # No batch to remove; but an epoch that started here without a batch may not be the leader's.
             self._or_fail(f"write the leader epochs of log {self.topic_partition}", lambda: self.leader_epochs.truncate_from_end(self.log_end_offset))
             return self.log_end_offset
         if offset < self._segments.first_base_offset:
@@ -390,17 +417,21 @@ class Log:
         return self.log_end_offset
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Throw everything away and go on at `offset` (a follower whose leader no longer has what it has)."""
+        """Remove everything and continue at `offset`: the leader's log starts behind this one's end."""
         self._require_sound()
         self._or_fail(f"restart log {self.topic_partition} at offset {offset}", lambda: self._start_at(offset))
 
     def can_replace(self, bases: list[int]) -> bool:
-        """Whether these are neighbouring sealed segments, all flushed: what a cleaning run was given may have been deleted or cut since."""
+        """Whether these are adjacent sealed segments, all flushed. Since a cleaning run started, retention
+        or a truncation may have removed some."""
         return self._segments.can_replace(bases)
 
     def replace_segments(self, bases: list[int], size_bytes: int) -> list[str]:
-        """Let the `.cleaned` files of `bases[0]` (whole and synced, `size_bytes` of log) take the place of these segments, for which `can_replace` holds.
-        The paths to unlink when there is time; the directory is to be synced before. Raises `DiskFull` (nothing happened) or `StorageFailed`."""
+        """Replace these segments, for which `can_replace` holds, with the `.cleaned` files of `bases[0]`,
+        which are whole and synced and have `size_bytes` of log.
+
+        Returns the paths to unlink later, after a sync of the directory. Raises `DiskFull` (nothing has
+        changed) or `StorageFailed`."""
         self._require_sound()
         try:
             leftovers = apply_swap(self.directory, bases)
@@ -432,7 +463,7 @@ class Log:
         self.producers.clear()
         self.aborted_end_offset = 0
         self._snapshots.remove_all()
-        file_io.fsync_directory(self.directory)  # a snapshot that came back would tell of producers that wrote elsewhere
+        file_io.fsync_directory(self.directory)  # after a power cut no snapshot of the old log may be back
 
     def _set_end(self, sealed: dict[int, int], tail: SegmentTail, log_end_offset: int) -> None:
         self._segments.sealed, self._segments.tail, self.log_end_offset = sealed, tail, log_end_offset
@@ -458,9 +489,10 @@ class Log:
             raise StorageFailed(self.failed) from error
 
     def flush_files(self, files_max: int = 1 << 30) -> FlushRound | None:
-        """What must be synced so that everything appended up to now is durable; None when it is. One round at a time.
+        """Return what must be synced so that everything appended up to now is durable; None if it is.
 
-        A log with more open segments than `files_max` descriptors gives the oldest (at least one segment).
+        One round at a time. Of a log with more open segments than `files_max` descriptors it has the
+        oldest (at least one segment).
         """
         self._require_sound()
         try:
@@ -469,7 +501,7 @@ class Log:
             raise file_io.storage_failure(f"flush log {self.topic_partition}", error) from error
 
     def take_back(self, flush: FlushRound) -> None:
-        """A round that was not synced (and of which no sync has failed): the next one does it all."""
+        """Return a round whose syncs were not tried: the next round includes it."""
         self._durability.take_back(flush)
 
     def advance_recovery_point(self, offset: int) -> None:
@@ -477,16 +509,16 @@ class Log:
         self._durability.advance_recovery_point(offset, self.log_end_offset)
 
     def plan_batch_flush(self) -> BatchFlush | None:
-        """What must be synced so that every batch survives a power cut; None when all do."""
+        """Return what must be synced so that every batch survives a power cut; None if all do."""
         self._require_sound()
         return self._durability.plan_batch_flush(self.end)
 
     def on_batches_flushed(self, flush: BatchFlush) -> None:
-        """Its files, or the whole file system, are synced; nothing was truncated meanwhile."""
+        """The files of `flush`, or the whole file system, are synced, and nothing was truncated since."""
         self._durability.on_batches_flushed(flush, self.log_end_offset)
 
     def flush_batches(self) -> None:
-        """Let every batch be durable, in the caller's thread. Raises `StorageFailed`."""
+        """Make every batch durable, in the caller's thread. Raises `StorageFailed`."""
         flush = self.plan_batch_flush()
         if flush is not None:
             self._or_fail(f"flush log {self.topic_partition}", lambda: DuplicatedFiles([flush]).sync())
@@ -512,7 +544,8 @@ class Log:
             self.abandon()
 
     def write_last_entries(self) -> None:
-        """What `close` writes: final time index entry, producer snapshot. Doing it again writes nothing."""
+        """Write what `close` writes: final time index entry, producer snapshot. A second call writes
+        nothing."""
         self._require_sound()
         try:
             if seal(self._segments.active, self._segments.tail):
@@ -527,7 +560,8 @@ class Log:
         self._durability.on_file_system_synced(self.log_end_offset)
 
     def abandon(self) -> None:
-        """Close the descriptors, write nothing: what a log that failed, or whose directory goes offline, can still do."""
+        """Close the descriptors and write nothing: the end of a log that failed, or whose directory is
+        offline."""
         self.failed = self.failed or f"log {self.topic_partition} is closed"
         self._segments.close()
 
@@ -541,7 +575,7 @@ def _leader_epoch(batch: memoryview) -> int:
 
 
 def _write_part(segment: OpenSegment, part: SegmentPart) -> None:
-    """Bytes first: an index entry never points past the valid end."""
+    """Write the batches before the index entries: an entry must never point past the valid end."""
     if part.size_bytes:
         file_io.write_all(segment.log_fd, part.buffers, part.position, part.size_bytes)
     if part.index_entries:

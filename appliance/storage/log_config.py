@@ -1,7 +1,7 @@
 """The settings of one log, by Kafka's topic-level names and defaults.
 
-A value, made anew when a topic's configuration changes. Weak spot: values were checked where they came in (the controller refuses
-a bad one with INVALID_CONFIG); what cannot be read here falls back to nothing and raises.
+A value, replaced when a topic's configuration changes. The controller checks values and refuses bad
+ones with INVALID_CONFIG; a value that cannot be read here raises.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A log directory: who owns it, whether it was left cleanly, which partitions it holds, its checkpoints.
+"""A log directory: its owner, whether it was closed cleanly, its partitions, its checkpoints.
 
-Owned by the log-writer of its disk from `open` until it closes or dies; the lock goes with the process. Names that mean nothing here are listed in
-`unknown_names` and left alone: a directory that we do not know is somebody's data. Weak spot: the lock is of this machine only;
-a directory on a network file system can be opened twice.
+Owned by the log-writer of its disk from `open` until it closes or dies; the lock ends with the
+process. Unknown names are listed in `unknown_names` and left alone: they may be an operator's data.
+Weak spot: the lock is of this machine only, so a directory on a network file system can be opened
+twice.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class LogDirectory:
                 is_new = True
             if known is None:
                 file_io.replace_file(f"{path}/{PARTITION_METADATA}", encode_partition_metadata(topic_id))
-            else:  # a former life may have died between renaming and syncing
+            else:  # an earlier incarnation may have died between the rename and the sync
                 file_io.fsync_directory(path)
             file_io.fsync_directory(self.path)
         except OSError as error:
@@ -157,8 +158,8 @@ class LogDirectory:
             raise file_io.storage_failure(f"look for log {topic_partition} in {self.path}", error) from error
 
     def undo_creation(self, topic_partition: TopicPartition) -> None:
-        """Remove the directory of a partition that was made just now and holds no record. A failure leaves an empty log, which harms nobody:
-        the creation is repeated, or the topic deleted."""
+        """Remove the directory of a partition that was created just now and holds no record. A failure
+        leaves an empty log, which does no harm: the creation is repeated, or the topic deleted."""
         path = self._path_of(topic_partition)
         try:
             for name in file_io.listdir(path):
@@ -259,8 +260,10 @@ class LogDirectory:
         return bool(self._leaving)
 
     def sync_file_system(self) -> None:
-        """Make everything durable that was written to the file system of this directory so far. By the descriptor of the lock, which is open since
-        before the first write: it is told of every write that failed, whoever else was told."""
+        """Make everything durable that was written to the file system of this directory.
+
+        syncfs reports each failed write since its descriptor was opened. The descriptor of the lock
+        was opened before the first write, so none is missed."""
         try:
             file_io.sync_file_system(self._lock_fd)
         except OSError as error:
@@ -306,7 +309,7 @@ def _lock(path: str) -> int:
         except OSError as error:
             if not isinstance(file_io.storage_failure("", error), DiskFull):
                 raise
-            # who holds the lock is for people to read; the lock itself holds without
+            # the lock holds without the process id, which only an operator reads
     except BaseException:
         file_io.close(lock_fd)
         raise

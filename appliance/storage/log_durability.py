@@ -1,10 +1,12 @@
-"""How far a log survives a power cut, and which of its files must be synced before it does so any further.
+"""How far a log survives a power cut, and which of its files must be synced to advance that.
 
-Owned by its log. There are two ends: below `durable_offset` every batch survives, which takes bytes and names of segments alone (`batch_flush`); below
-`recovery_point` so does all that tells of them: indexes, leader epochs, producer snapshots, transaction indexes (`flush_round`), so a restart scans from there
-on. The recovery point passes nothing that was not synced. What was written and is not synced each part knows of its own files (segments, epochs, snapshots,
-transaction indexes); a round takes all of it, and if it could not even begin to sync gives it back. Nobody else moves the two ends: forward after a sync, back
-when the log is cut. Weak spot: one round at a time; of two, the later one would not hold the files that the earlier one took.
+Owned by its log. There are two ends. Below `durable_offset` every batch survives, which takes bytes
+and names of segments alone (`batch_flush`). Below `recovery_point` everything that is derived from
+batches is durable too: indexes, leader epochs, producer snapshots, transaction indexes
+(`flush_round`); a restart scans from there. The recovery point never passes anything unsynced. Each
+part knows its own unsynced files; a round takes all of them, and returns them if it could not begin
+to sync. The two ends move forward after a sync, and back when the log is truncated. Weak spot: one
+round at a time; the later one of two would miss the files that the earlier one took.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from appliance.storage.transaction_index import TransactionIndexes
 
 
 class LogDurability:
-    """`recovery_point` ≤ `durable_offset` ≤ log end, all exclusive. Where the log ends, who asks says."""
+    """`recovery_point` ≤ `durable_offset` ≤ log end, all exclusive. Callers pass the log end offset."""
 
     __slots__ = ("_durable_name", "_leader_epochs", "_segments", "_snapshots", "_transactions", "durable_offset", "recovery_point")
 
@@ -41,7 +43,7 @@ class LogDurability:
     # -- everything
 
     def distrust_small_files(self, log_end_offset: int) -> None:
-        """A former life may not have synced them; the first flush round does, before the recovery point passes what they tell of."""
+        """Let the first flush round sync small files that an earlier incarnation may not have synced."""
         self._leader_epochs.is_synced = False
         self._snapshots.distrust_from(self.recovery_point)
         above = [segment.base_offset for _, segment in self._segments.opened(log_end_offset)]
@@ -121,6 +123,6 @@ class LogDurability:
         self.recovery_point = min(self.recovery_point, log_end_offset)
 
     def use_snapshots(self, snapshots: ProducerSnapshots) -> None:
-        """After a cut they were looked for anew; nobody knows which of them were synced."""
+        """Use the snapshots that a truncation found. Which of them are synced is not known."""
         self._snapshots = snapshots
         snapshots.distrust_from(self.recovery_point)

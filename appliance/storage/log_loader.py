@@ -1,11 +1,14 @@
-"""Opens a partition directory: which segments there are, which of them to scan, what the log, its epochs and its producers then are.
+"""Open a partition directory: its segments, which of them to scan, and the log's state from that.
 
-Used by `Log.open` alone; `recovery` does the work on a single segment. What is read is proportional to what was not known: a clean log costs the
-last few KiB, one of the same boot what lies behind the given position, others what lies above the recovery point. An interrupted swap of
-compacted segments is finished first (`segment_swap.py`).
+`Log.open` uses it; `recovery` works on a single segment. What is read is proportional to what is not
+known: a log that was closed cleanly costs the last few KiB, one of the same boot what is behind the
+position in its row, others what is above the recovery point. An interrupted swap of compacted
+segments is finished first (`segment_swap.py`).
 
-A hole between two scanned segments (a power cut took the end of one and left the next) ends the log: what is behind a hole is deleted, because
-a log must be a prefix. Compacted topics have holes by design, there only a bad batch ends the log.
+A hole between two scanned segments ends the log: a power cut lost the end of one and kept the next.
+What is behind the hole is deleted, because a log must be a prefix of what was appended: a follower or
+consumer that read past the hole would miss records without noticing. Compacted topics have holes by
+design; there only a bad batch ends the log.
 """
 
 from __future__ import annotations
@@ -295,7 +298,8 @@ class LogLoader:
         )
 
     def _open_unflushed(self, recovery_point: int) -> list[tuple[int, OpenSegment]]:
-        """A former life did not sync these, so the next flush round must. One that ends at the recovery point may have been sealed after it was synced."""
+        """Return sealed segments that an earlier incarnation may not have synced. One that ends at the
+        recovery point counts too: it may have been sealed after its last sync."""
         unflushed: list[tuple[int, OpenSegment]] = []
         synced_end = recovery_point if isinstance(self._recovery, Clean) else recovery_point - 1
         try:
@@ -380,7 +384,8 @@ def load_producers(
     replay_from = first_producer_offset if snapshot_offset is None else snapshot_offset
     if snapshot_offset is None and (had_producers or rebuilt_from >= 0):  # those there are tell of more than the log holds now, or are broken
         replay_from = bases[0]
-    # Before what is behind the snapshot, as Kafka does it: who wrote that was here lately, however old his records are, and may send it again.
+    # Before the batches behind the snapshot, as Kafka does: their producers wrote recently, however
+    # old their records are, and may send them again.
     state.expire(now_ms, expiration_ms)
     aborted = _replay_producers(directory, bases, state, replay_from, snapshots) if replay_from >= 0 else []
     if aborted or any(name.endswith(TRANSACTION_INDEX_SUFFIX) for name in names):
@@ -396,8 +401,8 @@ def load_producers(
 
 
 def producers_at(directory: str, bases: list[int], base_offset: int, snapshots: ProducerSnapshots, is_indexed: bool = True) -> ProducerState:
-    """The producers of everything below one of the segments. Reads, where no snapshot is near: not for every day. Indexes of segments that nobody has
-    recovered yet help nothing (`is_indexed`)."""
+    """Return the producers of all batches below one of the segments. Slow if no snapshot is near.
+    `is_indexed`: False before the segments are recovered, when their indexes are not reliable."""
     state = ProducerState()
     snapshot_offset = snapshots.load_older(state, base_offset)
     older = [base for base in bases if base < base_offset]
@@ -408,7 +413,8 @@ def producers_at(directory: str, bases: list[int], base_offset: int, snapshots: 
 def _replay_producers(
     directory: str, bases: list[int], state: ProducerState, from_offset: int, snapshots: ProducerSnapshots | None, is_indexed: bool = True
 ) -> list[AbortedTransaction]:
-    """Show `state` the batches from `from_offset` on; the aborted transactions that ended there. `snapshots` get what they lack of segments passed by."""
+    """Add the batches from `from_offset` on to `state`; return the aborted transactions that ended there.
+    Segments without a snapshot get one in `snapshots`."""
     aborted: list[AbortedTransaction] = []
     for number, base in enumerate(bases):
         if number + 1 < len(bases) and bases[number + 1] <= from_offset:

@@ -1,12 +1,17 @@
-"""A copy of a log that is being moved: opened, brought in line with its source, filled, completed.
+"""A copy of a log that is being moved to another disk: open, align, fill and complete it.
 
-Runs in a process of its own (`services/log_writer/mover/agent.py`), or in a test's; it alone writes the `-future` directory. The copy has its
-source's batches byte by byte
-and its segments, so that its indexes are the same. Whatever became of either side, `align` comes first: what a power cut may have taken from the copy goes (all
-above its recovery point), then what the source does not have (by leader epoch, never by high watermark), and a copy that compaction has overtaken
-or that ends below the source's beginning starts over. `complete` is written down last, when everything else is durable; whoever copies on takes it back first.
-Weak spot: of more producers than `RECENT_PRODUCERS_MAX` the others keep their last batch only, as after any clean stop; so do all, if the target's
-log-writer dies right after the promotion.
+Runs in the mover (`services/log_writer/mover/agent.py`), which alone writes the `-future` directory.
+The copy has the batches and the segments of its source, byte for byte, so that its indexes are the
+same too.
+
+`align` comes first, whatever happened to either side. It removes what a power cut may have damaged in
+the copy (everything above its recovery point), then what the source does not have: by leader epoch,
+because equal offsets of two epochs hold different records. A copy that compaction has overtaken, or
+that ends below the start of its source, starts over. `complete` is written last, when everything else
+is durable; it is removed before the copy continues.
+
+Weak spot: of more than `RECENT_PRODUCERS_MAX` producers the others keep their last batch only, as
+after any clean stop; so do all, if the target's log-writer dies right after the promotion.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ FLUSH_SEGMENTS = 32
 MARGIN_BYTES = 8 << 20
 """Left free besides the reserve of the disk, so that the copy does not make retention delete for it."""
 RECENT_PRODUCERS_MAX = 1000
-"""Producers of which more than the last batch is told: those that wrote last, so some 200 KB at most."""
+"""Producers whose last five batches are copied: those that wrote last; some 200 KB at most."""
 _DELETE_SLICE_BYTES = 32 << 20
 _LARGEST = (1 << 31) - 1
 
@@ -61,7 +66,7 @@ class LogMove:
             raise StorageFailed(f"{path} has no record of a move")
         self.record: MoveRecord = record
         self._log: Log | None = None
-        self._life = -1
+        self._incarnation = -1
         """Of the source's owner, since the copy was brought in line with it."""
         self._unflushed_bytes = 0
         self._new_segments = 0
@@ -84,8 +89,9 @@ class LogMove:
     # -- in line with the source
 
     def align(self, state: SourceState) -> None:
-        """Whenever the source's owner begins a new life, and at first: afterwards what the copy holds, the source holds."""
-        if self._life == state.life:
+        """Remove from the copy what the source does not have. Due first, and after each restart of the
+        source's log-writer: it may have lost or truncated what was copied."""
+        if self._incarnation == state.incarnation:
             return
         if self._log is None:
             self._open()
@@ -99,7 +105,7 @@ class LogMove:
             if self.log.log_end_offset < first or (not self.log.size_bytes and self.log.log_end_offset > state.log_end_offset):
                 self._start_over(first)
         self.source.seek(self.log.log_end_offset, state)
-        self._life = state.life
+        self._incarnation = state.incarnation
 
     def _open(self) -> None:
         """The statement that it is complete is taken back before anything else."""
@@ -144,14 +150,18 @@ class LogMove:
     # -- copying
 
     def copy_some(self, state: SourceState, is_current: Callable[[], bool] = lambda: True) -> int:
-        """The next piece; its bytes, 0 when the copy ends where the source does. `align` came before. `is_current`: whether that life of the source's owner is
-        the newest, asked when the piece has been read: a new one may cut the log and write something else in its place, but not before it can be seen."""
+        """Copy the next piece; return its bytes, 0 if the copy ends where the source does. Call `align`
+        first.
+
+        `is_current`: whether `state` is of the newest incarnation of the source's log-writer. It is
+        called after the piece was read: a new incarnation may truncate the log and append other
+        batches, but its table exists before it does so."""
         log = self.log
         while True:
             piece = self.source.read(state)
             if piece is None or (not piece.batches and log.active_base_offset == piece.segment_base_offset):
                 if log.log_end_offset != state.log_end_offset:
-                    self._life = -1
+                    self._incarnation = -1
                     raise SourceChanged(f"{self.source.directory} ends at {log.log_end_offset} on its disk, and {state.log_end_offset} was said")
                 return 0
             try:
@@ -164,10 +174,10 @@ class LogMove:
                 self._require_room(piece.size_bytes)
                 log.append_as_follower(piece.batches)
             except ValueError as problem:
-                self._life = -1
+                self._incarnation = -1
                 raise SourceChanged(str(problem)) from problem
             except (StorageFailed, SourceChanged):
-                self._life = -1  # what was read is not in the copy
+                self._incarnation = -1  # what was read is not in the copy
                 raise
             self._unflushed_bytes += piece.size_bytes
             if self._unflushed_bytes > FLUSH_BYTES or self._new_segments > FLUSH_SEGMENTS:
@@ -176,7 +186,7 @@ class LogMove:
 
     def _require_current(self, is_current: Callable[[], bool]) -> None:
         if not is_current():
-            self._life = -1
+            self._incarnation = -1
             raise SourceChanged(f"{self.source.directory} has another owner now")
 
     def _require_room(self, size_bytes: int) -> None:
@@ -186,7 +196,7 @@ class LogMove:
             raise file_io.storage_failure(f"ask for the free space of {self.path}", error) from error
         missing = self._reserve.reserve_bytes(space.total_bytes) + min(MARGIN_BYTES, space.total_bytes // 50) + size_bytes - space.free_bytes
         if missing > 0:
-            raise DiskFull(f"the disk of {self.path} has no room for the log: {missing} bytes are missing, besides its reserve")
+            raise DiskFull(f"the disk of {self.path} has too little space for the log: {missing} bytes are missing, besides its reserve")
 
     def flush(self, state: SourceState) -> None:
         """Sync what was copied, write down how far that is, forget its pages, and let go of what the source no longer has."""
@@ -229,21 +239,22 @@ class LogMove:
     # -- the end
 
     def complete(self, state: SourceState, wanted: Complete, is_current: Callable[[], bool] = lambda: True) -> None:
-        """The copy ends at `wanted`: take over what no batch tells, make everything durable, and say so. `is_current` as above."""
+        """Complete a copy that ends at `wanted`: take over the state that batches do not contain, make
+        everything durable, then write the record. `is_current` as in `copy_some`."""
         log = self.log
         if log.log_end_offset != wanted.log_end_offset:
             raise SourceChanged(f"the copy ends at {log.log_end_offset}, not at {wanted.log_end_offset}")
         self._forget_below(wanted.log_start_offset)
         epochs, producers = self.source.epochs().entries, self.source.producers(wanted.log_end_offset)
         if self.source.cleaned_offset(self.record.topic_partition) != self.record.source_cleaned_offset:
-            self._life = -1
+            self._incarnation = -1
             raise SourceChanged(f"{self.source.directory} was compacted while it was copied")
         self._require_current(is_current)
         recent = log.producers.recent(RECENT_PRODUCERS_MAX)
         log.take_over(epochs, producers)
         log.close()
         self._log = None
-        self._life = -1
+        self._incarnation = -1
         self._write(self.record._replace(recovery_point=wanted.log_end_offset, complete=wanted, recent_batches=recent))
 
     def _write(self, record: MoveRecord) -> None:

@@ -1,7 +1,8 @@
-"""The segments of one open log: the sealed ones by size, the active one with its tail, and the sealed ones that are open until they are flushed.
+"""The segments of one open log: sealed ones by size, the active one with its tail, unflushed ones.
 
-Owned by its log, which says when what happens; here is what that means for the list and for descriptors. A failed file call leaves the list as it was,
-except in `delete_behind`, after which the log fails as a whole. Raises `OSError`.
+Owned by its log, which decides; this class keeps the list and the descriptors. A sealed segment stays
+open until it is flushed. A failed file call leaves the list as it was, except in `delete_behind`,
+after which the whole log fails. Raises `OSError`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class LogSegments:
         self.generation = 1
         """Goes up whenever a segment comes or goes."""
         self.names_are_synced = False
-        """Whether every name that has come since is durable; set by who syncs the directory."""
+        """Whether the name of every segment is durable; set by the code that syncs the directory."""
 
     @property
     def base_offsets(self) -> list[int]:

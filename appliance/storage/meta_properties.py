@@ -1,7 +1,7 @@
-"""`meta.properties`, the identity of a log directory, and `partition.metadata`, that of a partition: Kafka's two small text formats.
+"""`meta.properties`, the identity of a log directory, and `partition.metadata`, of a partition.
 
-Pure functions over bytes, except the last one. Weak spot: Java's escapes in property files (`\\u0041`, continued lines) are not understood; Kafka
-never writes them here.
+Kafka's two small text formats. Weak spot: Java's escapes in property files (`\\u0041`, continued
+lines) are not decoded; Kafka never writes them here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What a log-writer and its mover tell each other: one job, then orders one way and reports the other, each a packet of JSON on a socket pair.
+"""Messages between a log-writer and its mover: one job, then orders and reports; packets of JSON.
 
-Values only; imported by both sides, so it stays light. A packet that does not fit is not sent: of progress the next one tells more, an order is sent
-again. Weak spot: a job must fit into one packet, some 200 KB.
+They pass through a socket pair. Both sides import this, so it stays light. A packet that does not fit
+the socket's buffer is not sent: the next progress report replaces a lost one, an order is repeated.
+Weak spot: a job must fit into one packet, some 200 KB.
 """
 
 from __future__ import annotations

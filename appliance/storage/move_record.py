@@ -1,9 +1,9 @@
-"""`move.json`: what a copy of a log on another disk of the same box knows of its move, and the statement that the copy is complete.
+"""`move.json`: the state of a copy of a log on another disk, and the proof that it is complete.
 
-Written by the mover while it copies (`services/log_writer/mover/agent.py`), read by the log-writer of the target disk; it lies in the `-future`
-directory and goes with it
-through the rename that makes it plain, so `complete` stands in for the checkpoints of the directory until those say the same. Weak spot: JSON of our own,
-Kafka does not know it; it never lies in a directory that Kafka would open as a log for longer than a promotion takes.
+The mover writes it while it copies; the log-writer of the target disk reads it. The file lies in the
+`-future` directory and stays in it through the rename that makes it a partition, so `complete` stands
+in for the checkpoints of the directory until those say the same. Weak spot: the format is ours; Kafka
+would find it in a partition directory only for the moment between promotion and settling.
 """
 
 from __future__ import annotations

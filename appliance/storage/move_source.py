@@ -1,8 +1,9 @@
-"""The log that is being moved, as its mover reads it: whole batches in order, past the page cache, up to where its owner says that it ends.
+"""The log that is being moved, as its mover reads it: whole batches, up to the owner's log end.
 
-Its files belong to the log-writer of another disk, which appends to them and removes old ones meanwhile, so nothing is believed that does not hold together:
-each batch is checked, and where a file is not what it was, the place is looked up anew (`SourceChanged`). Compaction is held back while a log
-is moved. One thread. Weak spot: memory for one batch is taken as a whole, however large it is.
+The files belong to the log-writer of another disk, which appends and removes meanwhile. So each batch
+is checked, and if a file changed, the position is looked up again (`SourceChanged`). Reads bypass the
+page cache. Compaction is held back while a log is moved. One thread. Weak spot: a batch is held in
+memory as a whole, however large it is.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ class SourceFailed(MillraceError):
 
 
 class SourceState(NamedTuple):
-    """What the source's owner says of it. `life` tells one life of the owner from another, and times between which the log may have been cut; what ends at
-    `log_end_offset` is whole. `is_led`: more may be appended."""
+    """The source as its log-writer's table describes it.
 
-    life: int
+    `incarnation` changes when that log-writer restarts, and after each possible
+    truncation. Everything below `log_end_offset` is complete. `is_led`: more may be appended."""
+
+    incarnation: int
     log_start_offset: int
     log_end_offset: int
     active_base_offset: int

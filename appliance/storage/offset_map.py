@@ -1,9 +1,11 @@
-"""The newest offset of every key in a range of a log, in a fixed amount of memory: what a cleaning run compares records with.
+"""The newest offset of every key in a range of a log, in a fixed amount of memory.
 
-Owned by one run, one thread. Keys are kept as 16-byte BLAKE2b digests in one bytearray with open addressing (24 bytes a slot, as Kafka's map; Kafka
-takes MD5, with which somebody could make two keys collide and so have another's record removed). An entry is never taken out. A map that is
-full says so: the run then cleans up to the offset that fitted, and the next run goes on there. Weak spot: pages of the bytearray are touched at
-random, so a map costs its whole size in memory once it holds a few ten thousand keys; `slots_for` makes it no larger than the range needs.
+Owned by one cleaning run, one thread. Keys are kept as 16-byte BLAKE2b digests in one bytearray with
+open addressing (24 bytes a slot, as in Kafka's map; Kafka uses MD5, with which a producer could make
+two keys collide and so have another producer's record removed). Entries are never removed. A full map
+refuses the next key: the run then cleans up to the offset that fitted, and the next run continues
+there. Weak spot: pages of the bytearray are touched at random, so a map uses its whole size once it
+holds a few ten thousand keys; `slots_for` makes it no larger than the range needs.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class OffsetMap:
         """Everything up to this offset (from where the run began) is in the map."""
 
     def put(self, key: bytes, offset: int) -> bool:
-        """Offsets come in ascending order. False, and nothing is done, when the map has no room for another key."""
+        """Store the offset of `key`; offsets ascend. Return False, and store nothing, if the map is full."""
         digest = blake2b(key, digest_size=DIGEST_BYTES).digest()
         memory = self._memory
         slot = _unpack_hash(digest)[0] % self._slots

@@ -1,8 +1,10 @@
-"""Closes the logs of a disk at a clean stop: all their last entries, then one sync for all of them, then their descriptors.
+"""Close the logs of a disk at a clean stop: last entries, one sync for all, then descriptors.
 
-A log that closes by itself syncs each of its files, and each sync may cost a flush of the device: 250 logs that had just been written to took a second
-of the second that a restart of their log-writer may take. One `syncfs` does the same for all (see `batch_flush` for what it costs others). Where the kernel
-does not tell of failed writes there, each log syncs for itself. State after a failure or a crash at any step: no clean marker, so the next start recovers.
+A log that closes by itself syncs each of its files, and each sync may cost a flush of the device: 250
+logs that had just been written took a second of the second that a restart of their log-writer may
+take. One `syncfs` does the same for all (`batch_flush` has its cost for others). If the kernel does
+not report failed writes there, each log syncs for itself. After a failure or a crash at any step
+there is no clean marker, so the next start recovers.
 """
 
 from __future__ import annotations

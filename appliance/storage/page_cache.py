@@ -1,10 +1,13 @@
-"""What the kernel's page cache holds of an open file, asked without touching the file's bytes.
+"""Ask what the page cache holds of an open file, without touching the file's bytes.
 
-Two ways, and neither waits for a disk. `Cachestat` (Linux >= 6.5): one call, 0.7 µs for what lies in large folios, up to 11 µs for 1 MiB; it
-counts pages that are still on their way from the disk. `FileMap` asks mincore, for which the file is mapped and never touched (a page
-fault on a hung disk would freeze the process): 2 µs for 4 KiB, up to 19 µs for 1 MiB; it counts only pages that are whole.
-Owned by whoever makes them, for one thread. Weak spots: what was resident may be evicted a moment later; of files that one neither owns nor
-may write, cachestat is refused and mincore claims everything. The files here are ours.
+Two ways, and neither waits for a disk. `Cachestat` (Linux >= 6.5) is one call: 0.7 µs for large
+folios, up to 11 µs for 1 MiB; it counts pages that are still being read. `FileMap` asks mincore, for
+which the file is mapped and never touched, because a page fault on a hung disk would freeze the
+process: 2 µs for 4 KiB, up to 19 µs for 1 MiB; it counts only complete pages. For one thread.
+
+Weak spots: resident pages may be evicted a moment later. Of files that the process neither owns nor
+may write, cachestat is refused and mincore claims that everything is resident; the files here are
+ours.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Names of the directories inside a log directory: `TOPIC-PARTITION`, and `TOPIC-PARTITION.UUID-SUFFIX` for those on their way out.
+"""Names of partition directories: `TOPIC-PARTITION`, and `TOPIC-PARTITION.UUID-SUFFIX`.
 
-Values only. A directory is renamed before anything in it is touched: a rename is atomic, so a crash leaves either a partition or something that
-nobody serves.
+A directory is renamed before anything in it is touched: a rename is atomic, so a crash leaves either a
+partition or a directory that is not served.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""A partition directory as it is now, held by a descriptor: whatever has its name later, work that was planned for it touches no other.
+"""A partition directory held by a descriptor: background work touches no other of that name.
 
-Used by background tasks, which plan in the log-writer's loop and act in a thread or a child process. In between the partition may be deleted (its
-directory is renamed, and removed in slices) and a topic of the same name created, with files of the same names. By a path a task would get ENOENT, which
-looks like a failed disk, or act on the new partition. The loop pins the directory while the partition is known to be there, so ENOENT at that moment
-is damage. Weak spot: one descriptor for as long as the task takes.
+Background tasks are planned in the log-writer's duty cycle and act in a thread or a child process. In
+between the partition may be deleted (its directory is renamed, and removed in slices) and a topic of
+the same name created, with files of the same names. With a path a task would get ENOENT, which looks
+like a failed disk, or act on the new partition. The duty cycle pins the directory while the partition
+is known to be there, so ENOENT at that moment means damage. Weak spot: one descriptor for as long as
+the task takes.
 """
 
 from __future__ import annotations

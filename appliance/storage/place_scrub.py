@@ -1,8 +1,9 @@
-"""Checks the batches around one offset, in a segment that may still grow: somebody met damage there, and nobody waits for the next pass.
+"""Check the batches around one offset at once, in a segment that may still grow.
 
-Used by the log-reader's scrubber; reads only, and past the page cache as far as the segment allows. The scan begins at a batch before the offset that is as
-it was written, which the index leads to, and ends with the batch that holds the offset: what is behind it may just be written. Weak spot: where the index
-leads astray eight times the whole segment up to the offset is read.
+The log-reader's scrubber uses it when a reader found damage there. It only reads, past the page cache
+as far as the segment allows. The scan begins at an intact batch before the offset, which the index
+leads to, and ends with the batch that holds the offset: what is behind it may just be written. Weak
+spot: if the index is wrong eight times, the whole segment up to the offset is read.
 """
 
 from __future__ import annotations

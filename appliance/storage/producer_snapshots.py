@@ -1,11 +1,14 @@
-"""The `.snapshot` files of a partition: which exist, writing the next, loading the newest.
+"""The `.snapshot` files of a partition: find them, write the next, load the newest.
 
-Owned by its log. The rule that keeps starts quick: *no snapshot file means that no batch with a producer id was ever written*. So the
-first such batch is preceded by an (empty) snapshot, later ones follow every `SNAPSHOT_INTERVAL_BYTES`, at each roll and at close, and a start
-replays batch headers from the newest one only. A roll's is of the offset where the new segment begins, and stays as long as that segment: when older
-segments are removed it alone tells what they said of producers, whatever is truncated or lost behind it later. Files are synced by the flush round,
-before the recovery point passes them. Weak spots: each is written whole, so tens of thousands of live producers on one partition make rolls slow; one that a
-flush round is about to sync counts as synced.
+Owned by its log. One rule keeps starts quick: *no snapshot file means that no batch with a producer id
+was ever written*. So an empty snapshot precedes the first such batch. Later ones follow every
+`SNAPSHOT_INTERVAL_BYTES`, at each roll and at close, and a start replays batch headers from the newest
+one only. The snapshot of a roll is of the offset where the new segment begins, and stays as long as
+that segment: when older segments are removed, it alone holds what they said of producers. The flush
+round syncs the files before the recovery point passes them.
+
+Weak spots: each file is written whole, so tens of thousands of live producers on one partition make
+rolls slow; a file that a flush round is about to sync counts as synced.
 """
 
 from __future__ import annotations
@@ -87,8 +90,9 @@ class ProducerSnapshots:
         return None
 
     def remove_rejected(self) -> None:
-        """Delete what `load` would not take, once a better one is there: with none, nobody would know of producers. Durably: a power cut must not bring
-        one back when the log has grown past it."""
+        """Delete the snapshots that `load` rejected, once a better one exists: without any snapshot a
+        start assumes that there are no producers. Durably: after a power cut none may be back when the
+        log has grown past it."""
         rejected, self._rejected = [offset for offset in self._rejected if offset not in self._offsets], []
         if not rejected:
             return
@@ -155,7 +159,7 @@ class ProducerSnapshots:
         return [segment_name(known, SNAPSHOT_SUFFIX) for known in forgotten]
 
     def distrust_from(self, recovery_point: int) -> None:
-        """Nobody knows whether a former life synced these."""
+        """Count the files as unsynced: whether an earlier incarnation synced them is not known."""
         self._unsynced.update(offset for offset in self._offsets if offset >= recovery_point)
 
     def take_unsynced(self) -> list[str]:

@@ -1,12 +1,16 @@
-"""What a log remembers of the producers that wrote into it: the last sequences, so that a retry is answered and not written twice.
+"""The producers that wrote to a log, with their last sequences: a retry is not appended twice.
 
-Owned by its log. Entries are immutable: an append checks its batches against a staging copy, which becomes the state when the bytes are in
-the file. A batch without a producer id never gets here. Of transactions it knows which are open, and from which offset on, and so the last
-stable offset. Whether one may begin is for `verification` to say. Weak spot: each abort looks at all open ones.
+Owned by its log. Entries are immutable: an append checks its batches against a staging copy, which
+becomes the state when the bytes are in the file. Batches without a producer id never get here. The
+state includes open transactions with their first offsets, and so the last stable offset.
+`verification` decides whether a transaction may begin. Weak spot: each abort searches all open
+transactions.
 
-Snapshot (`OFFSET.snapshot`, state of everything below OFFSET): int16 version 1, uint32 CRC-32C of what follows it, int32 count, then entries of
-producer_id int64, producer_epoch int16, last_sequence int32, last_offset int64, offset_delta int32, timestamp int64, coordinator_epoch int32,
-current_txn_first_offset int64. Source: Kafka's ProducerStateManager and ProducerAppendInfo, KIP-98, KIP-360.
+Snapshot (`OFFSET.snapshot`, the state of everything below OFFSET): int16 version 1, uint32 CRC-32C of
+what follows, int32 count, then entries of producer_id int64, producer_epoch int16, last_sequence
+int32, last_offset int64, offset_delta int32, timestamp int64, coordinator_epoch int32,
+current_txn_first_offset int64. Source: Kafka's ProducerStateManager and ProducerAppendInfo, KIP-98,
+KIP-360.
 """
 
 from __future__ import annotations
@@ -130,7 +134,7 @@ class ProducerState:
         return other
 
     def snapshot(self) -> list[tuple[int, ProducerEntry]]:
-        """Everybody, by producer id, as they are now."""
+        """Return every producer's entry by producer id, as it is now."""
         return list(self._entries.items())
 
     def follows_on(self, producer_id: int, producer_epoch: int, base_sequence: int) -> bool:

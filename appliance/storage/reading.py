@@ -1,9 +1,11 @@
-"""Reading a partition by offset and by time: look-ups through the indexes, descriptors of segments.
+"""Read a partition by offset and by time: look-ups through indexes, descriptors of segments.
 
-Owned by log-reader (and by tools); never writes. What is readable ends at a limit that the caller knows (the high watermark in the
-table row), because this process cannot see how far the writer has got. Compaction replaces segments under our eyes: a log and its indexes are opened
-in an order in which they belong together (`segment_swap.py`), else the look-up begins anew. Weak spots: an index may lag behind the log by
-one entry, which costs a few header reads; a look-up by time opens batches and may decompress them.
+Owned by the log-reader, and used by commands; never writes. The caller passes the limit of what is
+readable (the high watermark in the table's row), because this process cannot see how far the
+log-writer is. Compaction replaces segments meanwhile: a log and its indexes are opened in the order in
+which they belong together (`segment_swap.py`), else the look-up starts again. Weak spots: an index may
+lag behind the log by one entry, which costs a few header reads; a look-up by time opens batches and
+may decompress them.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class SegmentMoved(RequestRefused):
 
 
 class _Replaced(Exception):
-    """A file of the segment list is not there (any more), or belongs to a newer life of its segment."""
+    """A file of the segment list is gone, or compaction has replaced it."""
 
 
 class ReadAhead(NamedTuple):
@@ -210,7 +212,7 @@ class LogReading:
         return end_offset, aborted_between(map(self._transaction_index, self._bases[first:]), first_offset, end_offset)
 
     def _upper_bound(self, base_offset: int, end_position: int) -> int:
-        """Above every offset before a position; as near as the index tells."""
+        """Return an offset above every one before `position`, as near as the index allows."""
         with self._descriptors(base_offset, LOG_SUFFIX, INDEX_SUFFIX) as (_, index_fd):
             index = OffsetIndex(index_fd, base_offset)
             number = index.count_at_or_before(end_position - 1)
@@ -318,7 +320,7 @@ class LogReading:
         except FileNotFoundError:
             raise _Replaced from None
         if suffix == LOG_SUFFIX:
-            # Who looks for a batch, or sends what is in the page cache, wants no page that he does not ask for.
+            # No read-ahead: a look-up reads a few headers, and the acceptor sends what is in the page cache.
             file_io.advise(fd, 0, 0, file_io.RANDOM)
         return fd
 

@@ -1,9 +1,10 @@
-"""Finds the valid end of a segment and brings its indexes in line with it.
+"""Find the valid end of a segment, and bring its indexes in line with it.
 
-Used by a log when it opens and when it truncates; the log decides which segments, this module does one. `resume` trusts the index up to
-a position and scans from there; `rebuild` trusts nothing and reads the whole segment. Both apply the append's own index rule, so
-that a recovered index equals byte for byte the one that appends would have left. Weak spot: `resume` verifies checksums only from the last index
-entry on; what lies before is the business of the scrubber.
+A log uses it when it opens and when it truncates; the log decides which segments, this module does
+one. `resume` relies on the index up to a position and scans from there; `rebuild` reads the whole
+segment. Both apply the append's own index rule, so that a recovered index equals, byte for byte, the
+one that appends would have left. Weak spot: `resume` verifies checksums only from the last index
+entry on; the scrubber checks what is before.
 """
 
 from __future__ import annotations

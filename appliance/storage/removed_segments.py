@@ -1,10 +1,12 @@
-"""Files of segments that a log has given up: renamed to `.deleted`, and removed later in slices.
+"""Files of segments that left a log: renamed to `.deleted`, later removed in slices.
 
-Made by `Log.advance_log_start_offset` in the log-writer's loop; `rename` and `DepartingFiles.remove_some` run in a thread beside it. A crash leaves files
-under either name: what lies below the log start offset, and every `.deleted`, is removed when the log is opened. The directory is held by a
-descriptor, because a topic of the same name may be made anew between two steps, and its first segment has the same name. Files are shortened from their
-end, slice by slice, before their name goes: freeing a gigabyte at once stalls a disk, and space is free even where a reader still has the file open.
-Weak spot: a reader that has a response of such a file under way for longer than the delay loses its connection.
+`Log.advance_log_start_offset` makes them in the log-writer's duty cycle; `rename` and
+`DepartingFiles.remove_some` run in a thread. A crash leaves files under either name; when the log is
+opened, everything below the log start offset and every `.deleted` is removed. The directory is held by
+a descriptor, because a topic of the same name may be created between two steps, and its first segment
+has the same file names. Files are shortened from their end, slice by slice, before they are unlinked:
+freeing a gigabyte at once stalls a disk, and space is freed even if a reader has the file open. Weak
+spot: a reader that sends from such a file for longer than the delay loses its connection.
 """
 
 from __future__ import annotations
@@ -108,7 +110,7 @@ def _shorten(path: str, budget_bytes: int) -> tuple[int, bool]:
     try:
         fd = file_io.open_path(path, file_io.READ_WRITE)
     except FileNotFoundError:
-        return 0, True  # its topic was deleted, or an earlier life got further
+        return 0, True  # its topic was deleted, or an earlier incarnation got further
     try:
         size_bytes = file_io.size_of(fd)
         left_bytes = max(0, size_bytes - 1) // budget_bytes * budget_bytes if size_bytes > budget_bytes else 0

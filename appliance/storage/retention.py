@@ -1,11 +1,12 @@
-"""Which of the oldest segments of a log go: by time, by size, by the log start offset, and for a disk's free-space reserve.
+"""Which of the oldest segments of a log are deleted: by time, size, start offset and free space.
 
-Pure: policies decide over facts about segments and touch no file; the log-writer collects the facts and carries the plans out
-(`services/log_writer/background/retention_rounds.py`). The rules of the first three are Kafka's (`UnifiedLog.deletableSegments`): segments go oldest
-first, up to the first one
-that stays; nothing above the high watermark goes; the active segment goes only when all go, and then a new one is rolled first. A new policy is a
-class with a name and a `count`; `TOPIC_POLICIES` is the list that logs are held to. Weak spot: time is the producers' word
-(the largest timestamp of a segment), so one record stamped far in the future keeps its segment.
+Pure: policies decide over facts about segments and touch no file. The log-writer collects the facts
+and carries the plans out (`services/log_writer/background/retention_rounds.py`). The first three
+policies are Kafka's (`UnifiedLog.deletableSegments`): segments go oldest first, up to the first one
+that stays; nothing above the high watermark goes; the active segment goes only when all go, and then a
+new one is rolled first. A new policy is a class with a name and a `count`; `TOPIC_POLICIES` lists
+those that apply to every log. Weak spot: time is what producers say (the largest timestamp of a
+segment), so one record stamped far in the future keeps its segment.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _leading(log: LogFacts, goes: Callable[[SegmentFacts], bool]) -> int:
 
 
 class LogStartOffsetRetention:
-    """Segments that lie wholly below the log start offset: nobody can read them any more."""
+    """Segments wholly below the log start offset, which no consumer can read any more."""
 
     name = "log_start_offset"
 
@@ -112,7 +113,8 @@ TIMELESS_POLICIES: tuple[RetentionPolicy, ...] = tuple(policy for policy in TOPI
 
 
 class RetentionPlan(NamedTuple):
-    """The first `gone` segments go; everything below `end_offset` is gone then. `reasons`: (policy, segments, bytes), who asked first."""
+    """Delete the first `gone` segments, which end at `end_offset`. `reasons`: (policy, segments, bytes)
+    in the order of the policies."""
 
     gone: int
     end_offset: int
@@ -160,7 +162,8 @@ class FreeSpaceReserve:
         return max(0, self.reserve_bytes(total_bytes) - free_bytes)
 
     def plan(self, logs: Sequence[LogFacts], missing_bytes: int, largest_timestamp: Callable[[int, SegmentFacts], int]) -> dict[int, RetentionPlan]:
-        """Plans by the log's place in `logs`. `largest_timestamp` is told that place, and asked for the oldest segments only."""
+        """Return plans by the log's index in `logs`. `largest_timestamp(index, segment)` is called for
+        the oldest segments only."""
         counts: dict[int, int] = {}
         heads: list[tuple[int, int]] = []
 

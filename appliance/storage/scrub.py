@@ -1,9 +1,11 @@
-"""Checks one closed segment against itself: checksums and offsets of every batch, and whether its indexes lead to them.
+"""Check one closed segment: checksums and offsets of every batch, and its indexes.
 
-Used by the log-reader's scrubber, a piece at a time; reads only, and past the page cache: what consumers read must not make room for it. Damage
-in the log is reported batch by batch: the scan goes on behind a batch whose length still makes sense. An index is judged by what look-ups need
-of it, not byte by byte: Kafka's followers and cleaners write other entries than our appends do, and those are as good. Weak spot: behind a
-broken length the rest of a segment cannot be told apart, and is reported as one piece.
+The log-reader's scrubber uses it, a piece at a time. It only reads, past the page cache, so that it
+does not evict what consumers read. Damage in the log is reported batch by batch: the scan continues
+behind a batch whose length is plausible. An index is judged by what look-ups need of it, not byte by
+byte: Kafka's followers and cleaners write other entries than our appends, which are as good. Weak
+spot: behind a broken length the batches of the segment cannot be found, and the rest is reported as
+one piece.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ class SegmentScrub:
                 self._report(kind, suffix, self._base_offset, 0, problem)
 
     def batches(self, pieces: ColdPieces, position: int, size_bytes: int) -> Iterator[tuple[int, BatchHeader]]:
-        """Every intact batch from `position` on; what is not is reported, and passed over where its header tells how long it is."""
+        """Yield each intact batch from `position` on. A damaged one is reported, and skipped if its
+        header has a plausible length."""
         while position < size_bytes:
             scan = SegmentScan(-1, position, size_bytes, read=pieces.read)
             yield from scan
@@ -93,7 +96,7 @@ class SegmentScrub:
             head = pieces.read(-1, position, min(RECORDS_AT, size_bytes - position))
             header = read_batch_header(head) if len(head) == RECORDS_AT else None
             if header is None or not self._is_passable(header, size_bytes - position):
-                self._report(UNREADABLE, LOG_SUFFIX, self._next_offset, position, f"{scan.problem}; {size_bytes - position} bytes cannot be told apart")
+                self._report(UNREADABLE, LOG_SUFFIX, self._next_offset, position, f"{scan.problem}; no batch can be found in {size_bytes - position} bytes")
                 return
             self._report(CHECKSUM, LOG_SUFFIX, header.base_offset, position, scan.problem)
             self._next_offset = header.last_offset + 1

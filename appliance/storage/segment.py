@@ -1,7 +1,7 @@
-"""The active segment of a log: its three open files, and the few numbers from which the next append is planned.
+"""The active segment of a log: its three open files, and the numbers that plan the next append.
 
-Owned by its log. `SegmentTail` is the state, `OpenSegment` the descriptors. Weak spot: three descriptors for every partition, so a box
-with thousands of partitions needs a raised limit.
+Owned by its log. `SegmentTail` is the state, `OpenSegment` the descriptors. Weak spot: three
+descriptors for every partition, so a box with thousands of partitions needs a raised limit.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class OpenSegment:
         file_io.ftruncate(self.time_index_fd, tail.time_index_count * TIME_ENTRY.size)
 
     def close(self) -> None:
-        """Never twice: the numbers may be somebody else's by then."""
+        """Close each descriptor once: afterwards its number may belong to another file."""
         files = self.files
         self.log_fd = self.index_fd = self.time_index_fd = -1
         file_io.close_all(fd for fd in files if fd >= 0)

@@ -1,6 +1,7 @@
 """Names of the files in a partition directory.
 
-Values only. The number in front is the base offset of the segment (for a snapshot: the offset up to which it tells), 20 digits.
+The number in front, 20 digits, is the base offset of the segment; for a snapshot it is the end offset
+of the batches that it covers.
 """
 
 from __future__ import annotations

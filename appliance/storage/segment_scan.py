@@ -1,6 +1,7 @@
-"""Reads a segment file batch by batch, in large pieces, and stops at the first byte that is not a whole, intact batch.
+"""Read a segment file batch by batch, in large pieces, up to the first damaged batch.
 
-Used by recovery, look-ups and dumps; the caller owns the descriptor. Weak spot: a batch larger than a piece is read twice.
+Used by recovery, look-ups and dumps; the caller owns the descriptor. Weak spot: a batch larger than a
+piece is read twice.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class SegmentScan:
     and `problem` why it ends before `end` (None if it does not)."""
 
     def __init__(self, fd: int, position: int, end: int, verify: bool = True, read: Callable[[int, int, int], bytes] = file_io.pread_all) -> None:
-        """`read`(descriptor, position, size in bytes) gets the pieces: who reads much may have a way of its own."""
+        """`read`(descriptor, position, size in bytes) returns a piece; the scrubber passes one that
+        bypasses the page cache."""
         self._fd = fd
         self._get = read
         self._end = end

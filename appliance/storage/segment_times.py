@@ -1,8 +1,9 @@
-"""How old a segment's youngest record is: what retention by time asks.
+"""The largest timestamp of a segment, which retention by time compares.
 
-Kafka's rule (`LogSegment.largestTimestamp`): the last entry of the time index of a sealed segment, the known maximum of the active one, and where
-records have no timestamps, when the file was last written. Used in the log-writer's retention thread; reads twelve bytes a segment. Weak spot: asked anew
-in each round, so each log costs one small read a round.
+Kafka's rule (`LogSegment.largestTimestamp`): the last entry of the time index of a sealed segment, the
+known maximum of the active one; if records have no timestamps, the time of the file's last write. Runs
+in the log-writer's retention thread. Weak spot: each round reads twelve bytes of each segment that it
+asks about.
 """
 
 from __future__ import annotations

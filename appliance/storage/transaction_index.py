@@ -1,12 +1,15 @@
-"""The `.txnindex` of a segment: which transactions ended in it with an abort, so that a read_committed consumer can leave their records out.
+"""The `.txnindex` of a segment: aborted transactions that ended in it; read_committed skips them.
 
-Owned by its log; the file is made with its first entry. An entry goes into the segment that holds the abort marker, after the marker's bytes; what a
-crash left out is added when the log is opened, from the markers behind the newest producer snapshot; after a power cut what lies above the recovery point
-is made anew, from a snapshot below that.
+Owned by its log; the file is created with its first entry. An entry goes into the segment that holds
+the abort marker, after the marker's bytes. What a crash left out is added when the log is opened, from
+the markers behind the newest producer snapshot; after a power cut everything above the recovery point
+is rebuilt, from a snapshot below that.
 
     34 bytes an entry: int16 version 0, int64 producer id, int64 first offset, int64 last offset (of the marker), int64 last stable offset then
-Entries ascend strictly in last offset, which is never below the segment's base offset. Source: Kafka's `TransactionIndex`, KIP-98. Weak spot: files are
-read whole at each opening of the log; a partition with millions of aborted transactions would feel it.
+
+Entries ascend strictly in last offset, which is never below the segment's base offset. Source: Kafka's
+`TransactionIndex`, KIP-98. Weak spot: files are read whole when the log is opened; millions of aborted
+transactions in a partition would make that slow.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Cuts a segment at an offset: the file first, then its indexes, then a short scan to know the new end.
+"""Truncate a segment at an offset: the file, then its indexes, then a short scan for the end.
 
-Used by a log's `truncate_to`. Offsets of batches are ranges: the whole batch that holds the offset goes, so a log may end below it.
+A log's `truncate_to` uses it. The whole batch that holds the offset is removed, so a log may end below
+it.
 """
 
 from __future__ import annotations

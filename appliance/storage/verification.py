@@ -1,15 +1,18 @@
-"""Which producers a log has sent to ask their coordinator, before it lets their transaction begin in it: one guard for each.
+"""Guards for producers that a log has sent to their coordinator before a transaction begins.
 
-The first transactional batch of a transaction is not taken at once: it gets a guard, and comes again with it when the transaction coordinator has
-said that the partition belongs to the transaction. A guard is a number that is never given twice in one life of a log-writer, good for one producer id
-and epoch until a batch has used it or the transaction has ended: an answer that comes late, to a question of an older transaction, opens nothing. In
-memory only; a restart forgets all of it, and batches are asked for again. Owned by its log. Source: KIP-890, Kafka's `VerificationStateEntry`.
+The first batch of a transaction is not appended at once. It gets a guard, and returns with it when the
+transaction coordinator has confirmed that the partition belongs to the transaction. A guard is a number
+that one incarnation of a log-writer issues once. It is valid for one producer id and epoch until a
+batch has used it or the transaction has ended, so a late answer to a question about an older
+transaction opens nothing. Guards are in memory only: after a restart batches are verified again. Owned
+by its log. Source: KIP-890, Kafka's `VerificationStateEntry`.
 
-A batch whose guard is no longer good is refused, unless its producer leaves it to the broker to add partitions (Produce 12): then it gets a new guard, and
-the coordinator is asked once more. Such a producer begins a transaction while the markers of the one before are on their way under the same producer epoch,
-so a marker that arrives between the guard and the answer is the common case. A batch of an aborted transaction has an older epoch, which the coordinator
-refuses. In the first protocol the epoch stays, and only the guard tells the transactions apart.
-Weak spot: with verification switched off the log believes its clients.
+A batch with an invalid guard is refused, unless its producer leaves it to the broker to add partitions
+(Produce 12): then it gets a new guard, and the coordinator is asked once more. Such a producer begins a
+transaction while the markers of the previous one are on their way under the same producer epoch, so a
+marker often arrives between guard and answer. A batch of an aborted transaction has an older epoch,
+which the coordinator refuses. In the first protocol the epoch stays, and only the guard distinguishes
+the transactions. Weak spot: with verification switched off the log relies on its clients.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class LogMover:
 
     def _is_current(self, state: SourceState) -> bool:
         newest = self._rows.look(anew=True)
-        return newest is not None and newest.life == state.life
+        return newest is not None and newest.incarnation == state.incarnation
 
     def _keep_up(self, state: SourceState, copied: int) -> None:
         now_ns = self._clock.monotonic_ns()
