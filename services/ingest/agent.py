@@ -29,15 +29,14 @@ from services.ingest.listeners.ingest_listeners import ConnectionManager, hand_o
 from services.ingest.listeners.sender_connections import SenderConnections
 from services.ingest.listeners.sender_datagrams import SenderDatagrams
 from services.ingest.producer.batch_sender import BatchSender
-from services.ingest.producer.ingest_disks import DeadDisks
+from services.ingest.producer.partition_leaders import DeadDisks
 from services.ingest.producer.previous_incarnation import PreviousIncarnations
 from services.ingest.producer.producer_batch import ProducerBatch
 from services.ingest.records.acknowledger import Acknowledger
 from services.ingest.records.held_records import HeldRecords
-from services.ingest.records.ingest_ledger import IngestLedger
+from services.ingest.records.ingest_ledger import IngestLedger, SenderLedgers
 from services.ingest.records.ingest_topics import IngestTopics
 from services.ingest.records.record_router import RecordRouter
-from services.ingest.records.sender_ledgers import SenderLedgers
 
 SWEEP_NS = 1_000_000_000
 DRAIN_NS_MAX = 4_000_000_000

@@ -16,7 +16,7 @@ from appliance.senders.ingest_table import read_table
 from appliance.senders.listener import KeyKind
 from appliance.senders.router import key_of
 from appliance.senders.senders_file import read_senders, write_senders
-from services.ingest.records.record import IngestRecord
+from services.ingest.records.ingest_record import IngestRecord
 from services.ingest.replay.journal_records import Begun, Damaged, Done, Forgotten, Frames, JournalFindings, JournalledBatch, Stored, decode_all, encode
 from services.ingest.replay.replay_memory import ReplayMemory
 from services.ingest.replay.spool_records import (

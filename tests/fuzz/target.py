@@ -16,8 +16,8 @@ import orjson
 from appliance.senders.listener import Listener
 from services.ingest.protocols.session import MakeSession
 from services.ingest.records.ack_group import AckOutcome
+from services.ingest.records.ingest_record import IngestRecord
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.record import IngestRecord
 from tests.support.recording_connection import RecordingConnection
 
 

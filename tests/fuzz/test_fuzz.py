@@ -30,9 +30,9 @@ INPUTS_MIN = 1_000
 INGEST = ROOT / "services/ingest"
 FOLDERS = (*(INGEST / name for name in ("listeners", "protocols", "records", "replay")), ROOT / "appliance/senders")
 NO_PARSERS = {
-    *(f"records/{name}.py" for name in ("batcher", "event_json", "intake", "partitioner", "record", "share", "topic_backlog")),
-    *(f"records/{name}.py" for name in ("dead_letters", "held_records", "identified_records", "ingest_input", "ingest_ledger", "record_router")),
-    *(f"records/{name}.py" for name in ("ingest_places", "acknowledger", "ingest_topics", "listener_ledgers", "sender_ledgers")),
+    *(f"records/{name}.py" for name in ("batcher", "intake", "partitioner")),
+    *(f"records/{name}.py" for name in ("held_records", "identified_records", "ingest_input", "ingest_ledger", "record_router")),
+    *(f"records/{name}.py" for name in ("acknowledger", "ingest_topics")),
     *(f"protocols/{name}.py" for name in ("registry", "session", "otlp/otlp_reading", "elasticsearch/elasticsearch_probes", "splunk/splunk_codes")),
     *(
         f"listeners/{name}.py"

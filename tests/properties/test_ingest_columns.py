@@ -23,13 +23,12 @@ from services.ingest.protocols.otlp.otlp_record import log_record, origin_of
 from services.ingest.protocols.syslog.syslog_framing import CutMessage
 from services.ingest.protocols.syslog.syslog_lines import SyslogLines
 from services.ingest.protocols.syslog.syslog_message import SyslogParser
-from services.ingest.records.ack_group import AckGroup
+from services.ingest.records.ack_group import AckGroup, Part
 from services.ingest.records.agent_event import agent_record
 from services.ingest.records.agent_events import agent_records, common_of
 from services.ingest.records.batcher import Batcher
 from services.ingest.records.event import EventBuilder, EventSource, ProducerRecord
-from services.ingest.records.record import IngestRecord
-from services.ingest.records.share import Part
+from services.ingest.records.ingest_record import IngestRecord
 
 LISTENER = Listener("test", Protocol.FLUENT, Transport.TCP, 0)
 SOURCE = EventSource(b"192.0.2.7:40312", b"192.0.2.7", b"tcp")

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.ingest.producer.ingest_spool import IngestSpool
-from services.ingest.replay.identity import digest_of
+from services.ingest.records.ack_group import digest_of
 from services.ingest.replay.journal_records import Begun, Damaged, JournalledBatch, JournalRecord, decode_all
 from services.ingest.replay.replays import Replays
 from tests.support.ingest_state import IngestState, WaitingBatch

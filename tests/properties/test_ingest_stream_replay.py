@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.ingest.records.ack_group import digest_of
 from services.ingest.replay.frame_streams import FrameStreams
-from services.ingest.replay.identity import digest_of
 from services.ingest.replay.journal_records import Begun, Forgotten, Frames, JournalFindings, JournalledBatch, JournalRecord, decode_all, encode
 from services.ingest.replay.replay_memory import ReplayMemory
 from services.ingest.replay.stream_replay import HOLD_MS, StreamReplay

@@ -11,9 +11,8 @@ from appliance.shm.counters import Counters
 from lab.listening_log import ListeningLog
 from lab.scratch_layout import make_layout, remove_layout
 from services.ingest.producer.ingest_spool import IngestSpool
-from services.ingest.records.ack_group import AckGroup
+from services.ingest.records.ack_group import AckGroup, Share
 from services.ingest.records.event import EventSource
-from services.ingest.records.share import Share
 from services.ingest.replay.journal_records import Begun, JournalRecord
 from services.ingest.replay.replay_journal import Checkpoint, ReplayJournal
 from services.ingest.replay.replay_memory import Part

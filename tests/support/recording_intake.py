@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from appliance.senders.listener import Listener
 from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.event import EventSource
+from services.ingest.records.ingest_record import IngestRecord
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.record import IngestRecord
 
 
 class RecordingStream:

@@ -31,13 +31,13 @@ from appliance.shm.counters import Counters
 from services.ingest.producer.batch_answers import BatchAnswers, ReplayRecorder
 from services.ingest.producer.ingest_spooling import IngestSpooling, Spool
 from services.ingest.producer.local_leaders import LocalLeaders
+from services.ingest.producer.partition_leaders import Key, PartitionLeaders
 from services.ingest.producer.partition_queues import IN_FLIGHT_MAX, IngestProducers, PartitionQueue, PartitionQueues, ProducerIdSource
 from services.ingest.producer.producer_batch import ProducerBatch
 from services.ingest.producer.remote_leaders import RemoteLeaders
 from services.ingest.producer.unresolved_sequences import UnresolvedSequences
 from services.ingest.records.acknowledger import Acknowledger
 from services.ingest.records.batcher import ReadyBatch
-from services.ingest.records.ingest_places import Key, PartitionLeaders
 from services.ingest.replay.journalled_batches import SequenceRequester
 
 _by_number = attrgetter("number")

@@ -34,7 +34,7 @@ from appliance.base.logging import Logger
 from appliance.records.crc32c import crc32c
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
-from services.ingest.records.share import Share
+from services.ingest.records.ack_group import Share
 from services.ingest.replay.spool_records import HEADER, SpooledShare, SpoolEntry, encode_batch, encode_done, read_description, read_header
 
 SUFFIX: Final = ".spool"

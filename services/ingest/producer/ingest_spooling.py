@@ -21,7 +21,7 @@ from typing import Protocol
 from appliance.senders.accounting import LossReason
 from services.ingest.producer.partition_queues import IN_FLIGHT_MAX, PartitionQueue
 from services.ingest.producer.producer_batch import ProducerBatch
-from services.ingest.replay.identity import identity_of
+from services.ingest.records.ack_group import identity_of
 
 _by_number = attrgetter("number")
 

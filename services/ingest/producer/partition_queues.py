@@ -29,8 +29,8 @@ from typing import Protocol
 
 from appliance.records.batch import as_produced, stamp_producer
 from appliance.shm.counters import Counters
+from services.ingest.producer.partition_leaders import Key, PartitionLeaders
 from services.ingest.producer.producer_batch import ProducerBatch
-from services.ingest.records.ingest_places import Key, PartitionLeaders
 
 IN_FLIGHT_MAX = 5
 _SEQUENCES = 1 << 31

@@ -10,8 +10,8 @@ bumped.
 from __future__ import annotations
 
 from appliance.shm.arena import Arena
+from services.ingest.records.ack_group import Part
 from services.ingest.records.batcher import ReadyBatch
-from services.ingest.records.share import Part
 
 NO_SLOT = -1
 

@@ -20,10 +20,9 @@ from appliance.senders.listener import Listener
 from services.ingest.producer.batch_sender import BatchSender
 from services.ingest.producer.ingest_spool import IngestSpool
 from services.ingest.producer.producer_batch import ProducerBatch
-from services.ingest.records.ack_group import AckGroup
+from services.ingest.records.ack_group import AckGroup, Share
 from services.ingest.records.batcher import ReadyBatch
 from services.ingest.records.event import EventSource
-from services.ingest.records.share import Share
 from services.ingest.replay.replays import Replays
 from services.ingest.replay.spool_records import SpoolEntry, without_counted
 

@@ -1,16 +1,25 @@
-"""Ack group: the records that one acknowledgement of a protocol covers.
+"""Ack group: the records that one acknowledgement of a protocol covers, its shares of batches, and
+its identities.
 
-Examples: a burst of RELP frames, a Fluent chunk, a part of a Lumberjack window, an HTTP request. A session makes
-the group, passes it to the router with its records, and closes it. The group completes once, when the outcome of
-all its records is known; then the sender is answered. A group without `on_completed` belongs to a sender that
-expects no answers (plain syslog, datagrams): it may serve a whole connection and is never closed.
+Examples: a burst of RELP frames, a Fluent chunk, a part of a Lumberjack window, an HTTP request. A
+session makes the group, passes it to the router with its records, and closes it. Batches are stored
+or refused whole; shares pass the result to the groups. The group completes once, when the outcome
+of all its records is known; then the sender is answered. A group without `on_completed` belongs to
+a sender that expects no answers (plain syslog, datagrams): it may serve a whole connection and is
+never closed.
 
-Owned by one session; only the router changes `pending`, `outcome` and `rejected`. Weak: a group has one answer, so
-one record that is refused for now makes its sender repeat all of them.
+Identities are digests by which repeats are recognised: BLAKE2b of Python itself, without OpenSSL (2
+MB in every process). Owned by one session; only the router changes `pending`, `outcome` and
+`rejected`.
+
+Weak: a group has one answer, so one record that is refused for now makes its sender repeat all of
+them. A sender that knows the identities of another and shares its address can make the other's
+repeats look stored.
 """
 
 from __future__ import annotations
 
+from _blake2 import blake2b as _blake2b
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -19,7 +28,25 @@ if TYPE_CHECKING:
     from appliance.senders.listener import Listener
     from services.ingest.records.event import EventSource
 
+
 IDENTITY_BYTES: Final = 16
+_blake: Callable[..., Any] = _blake2b
+
+
+def digest_of(content: bytes | memoryview) -> bytes:
+    """Return the digest of one frame's payload, without what a sender numbers anew."""
+    digest: bytes = _blake(content, digest_size=IDENTITY_BYTES).digest()
+    return digest
+
+
+def identity_of(*parts: bytes) -> bytes:
+    """Return the digest of several parts, each with its length: ("a", "bc") is not ("ab", "c")."""
+    digest = _blake(digest_size=IDENTITY_BYTES)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    identity: bytes = digest.digest()
+    return identity
 
 
 class AckOutcome(IntEnum):
@@ -117,3 +144,43 @@ class AckGroup:
         """For the router: what it knows about `identities` (`GroupMemory`)."""
         self.sender_ledger: Any = None
         """For the router: the ledger of its sender."""
+
+
+Part = tuple[bytes, int, int]
+
+
+class Share:
+    """The share of one group in one batch, made by the batcher: `count` records that count as
+    stored by this batch, and `copies` of records that count elsewhere.
+
+    `parts` are the addresses of its records in the replay memory: runs of (identity, first ordinal,
+    count) in the order of the records. A record whose repeat cannot be recognised has none.
+    """
+
+    __slots__ = ("copies", "count", "group", "is_completed", "parts")
+
+    def __init__(self, group: AckGroup) -> None:
+        self.group = group
+        self.count = 0
+        self.copies = 0
+        self.parts: list[Part] = []
+        self.is_completed = False
+
+    @property
+    def is_awaited(self) -> bool:
+        """True if its group completes only after this batch is stored."""
+        return self.group.on_completed is not None and self.group.listener.acks != 0
+
+    @property
+    def wants_all(self) -> bool:
+        """True if it is stored only when all in-sync replicas have it."""
+        return self.group.listener.acks == -1
+
+    def add_part(self, identity: bytes, ordinal: int, count: int = 1) -> None:
+        """Add the addresses of the records that were appended last."""
+        if self.parts:
+            last, first, counted = self.parts[-1]
+            if last == identity and first + counted == ordinal:
+                self.parts[-1] = (identity, first, counted + count)
+                return
+        self.parts.append((identity, ordinal, count))

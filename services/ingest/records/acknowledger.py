@@ -11,13 +11,15 @@ has the batch, the record is lost, as for any Kafka producer with acks=1.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from appliance.senders.accounting import LossReason
 from services.ingest.producer.producer_batch import ProducerBatch
-from services.ingest.records.ack_group import AckGroup, AckOutcome
+from services.ingest.records.ack_group import AckGroup, AckOutcome, Share
 from services.ingest.records.ingest_ledger import IngestLedger
-from services.ingest.records.share import Share
-from services.ingest.records.topic_backlog import BackloggedRecord
+
+if TYPE_CHECKING:
+    from services.ingest.records.ingest_topics import BackloggedRecord
 
 
 class Acknowledger:

@@ -23,9 +23,8 @@ from appliance.senders.listener import Listener
 from appliance.senders.syslog_names import FACILITY_NAMES, SEVERITY_NAMES
 from services.ingest.protocols.document import deep_text, encode_document
 from services.ingest.protocols.syslog.syslog_timestamp import TimestampReader, rfc3339_text
-from services.ingest.records.event_roles import FieldKind, roles_of
-from services.ingest.records.record import IngestRecord
-from services.ingest.records.severity import facility_of, severity_of, severity_of_python
+from services.ingest.records.field_roles import FieldKind, facility_of, roles_of, severity_of, severity_of_python
+from services.ingest.records.ingest_record import IngestRecord
 
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _NS_A_MS: Final = 1_000_000

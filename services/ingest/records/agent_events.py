@@ -21,11 +21,9 @@ import orjson
 from appliance.senders.listener import Listener
 from services.ingest.protocols.document import plain_default
 from services.ingest.records.agent_event import agent_record, time_reader
-from services.ingest.records.event_json import MILLISECONDS, NO_TIME, heads_written, seconds_written, write_head, write_second
-from services.ingest.records.event_roles import FieldKind, FieldRole, roles_of
-from services.ingest.records.record import IngestRecord
-from services.ingest.records.record_columns import Column, ColumnarRecords
-from services.ingest.records.severity import facility_of, severity_of, severity_of_python
+from services.ingest.records.event import MILLISECONDS, NO_TIME, heads_written, seconds_written, write_head, write_second
+from services.ingest.records.field_roles import FieldKind, FieldRole, facility_of, roles_of, severity_of, severity_of_python
+from services.ingest.records.ingest_record import Column, ColumnarRecords, IngestRecord
 
 _NS_A_MS: Final = 1_000_000
 ALIKE_MIN: Final = 4

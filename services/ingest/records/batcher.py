@@ -16,10 +16,9 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from appliance.records.builder import RECORD_OVERHEAD_BYTES_MAX, BatchBuilder
-from services.ingest.records.ack_group import AckGroup
+from services.ingest.records.ack_group import AckGroup, Share
 from services.ingest.records.event import ProducerRecord
 from services.ingest.records.partitioner import Partitioner
-from services.ingest.records.share import Share
 
 DEFAULT_BATCH_BYTES = 65536
 DEFAULT_BATCH_AGE_MS = 10

@@ -1,4 +1,5 @@
-"""Build records from syslog messages: JSON value, key, timestamp and headers.
+"""Build records from syslog messages, JSON value, key, timestamp and headers; and cache the start
+of an event's JSON.
 
 Owned by the ingest agent. The value is one JSON object with fixed fields (null if the sender
 omitted them): time, host, app, proc_id, msg_id, severity, severity_name, facility, facility_name,
@@ -6,13 +7,18 @@ structured_data ({id: {name: value, or a list of values if a name is repeated}})
 that could not be parsed also has "parsed": false, "parse_error" and "raw". Bytes that are not UTF-8
 become U+FFFD in the texts, and "raw_base64" has the received bytes.
 
-Weak: the record's timestamp follows the sender's clock within one day ahead and ten years back.
+An agent's event is `{"time":…` + `,"host":…,"structured_data":{},` + `"message":…}`. The first two
+pieces are cached by second and by sender for `agent_events` and `otlp_wire`; a full cache is
+cleared at once.
+
+Weak: the record's timestamp follows the sender's clock within one day ahead and ten years back. A
+sender with a new process id for each record gains nothing from the cache and fills it.
 """
 
 from __future__ import annotations
 
 import binascii
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -22,6 +28,7 @@ from appliance.senders.syslog_names import FACILITY_NAMES, SEVERITY_NAMES
 from services.ingest.protocols.syslog.structured_data import read_structured_data
 from services.ingest.protocols.syslog.syslog_framing import CutMessage
 from services.ingest.protocols.syslog.syslog_message import SyslogMessage
+from services.ingest.protocols.syslog.syslog_timestamp import rfc3339_text
 
 KEYS = ("host", "app", "none")
 _DAY_MS = 86_400_000
@@ -148,3 +155,57 @@ def _document(message: SyslogMessage, errors: str) -> dict[str, Any]:
         document["parse_error"] = parse_error
         document["raw"] = raw.decode("utf-8", errors)
     return document
+
+
+KEPT_MAX: Final = 4096
+HEAD_BYTES_MAX: Final = 1024
+"""A longer one is not cached: 4,096 long names would take too much memory."""
+NO_TIME: Final = b'{"time":null'
+_YEAR_10000: Final = 253_402_300_800
+MILLISECONDS: Final = tuple(b'.%03dZ"' % number for number in range(1000))
+
+seconds_written: Final[dict[int, bytes]] = {}
+"""`{"time":"2026-11-22T12:00:00` by its second, for loops that cannot afford a call; `write_second`
+adds to it."""
+heads_written: Final[dict[tuple[Any, ...], bytes]] = {}
+"""By (host, app, proc_id, msg_id, severity, facility); `write_head` adds to it."""
+
+
+def write_second(seconds: int) -> bytes:
+    """Return the start of an event of this second; b"" for a second without a text (before 1970,
+    after 9999)."""
+    if not 0 <= seconds < _YEAR_10000:
+        return b""
+    if len(seconds_written) >= KEPT_MAX:
+        seconds_written.clear()
+    begin = seconds_written[seconds] = b'{"time":"' + rfc3339_text(seconds * 1000)[:-5]
+    return begin
+
+
+def write_head(head: tuple[Any, ...]) -> bytes:
+    """Return what is between time and message, and cache it. Raises TypeError for texts that JSON
+    cannot hold."""
+    written = head_json(head)
+    is_plain = all(text is None or type(text) is str for text in head[:4])  # a value that is not text may equal one that is encoded differently (1 and True)
+    if is_plain and len(written) <= HEAD_BYTES_MAX:
+        if len(heads_written) >= KEPT_MAX:
+            heads_written.clear()
+        heads_written[head] = written
+    return written
+
+
+def head_json(head: tuple[Any, ...]) -> bytes:
+    """Return the same without caching it."""
+    host, app, proc_id, msg_id, severity, facility = head
+    words = {
+        "host": host,
+        "app": app,
+        "proc_id": proc_id,
+        "msg_id": msg_id,
+        "severity": severity,
+        "severity_name": None if severity is None else SEVERITY_NAMES[severity],
+        "facility": facility,
+        "facility_name": None if facility is None else FACILITY_NAMES[facility],
+        "structured_data": {},
+    }
+    return b"," + orjson.dumps(words)[1:-1] + b","

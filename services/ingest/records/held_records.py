@@ -17,8 +17,7 @@ from typing import Final, NamedTuple
 
 from appliance.shm.counters import Counters
 from services.ingest.records.ack_group import AckGroup
-from services.ingest.records.record import IngestRecord
-from services.ingest.records.record_columns import ColumnarRecords
+from services.ingest.records.ingest_record import ColumnarRecords, IngestRecord
 from services.ingest.replay.replay_memory import Known
 
 RECORD_COST_BYTES: Final = 1_000

@@ -2,24 +2,134 @@
 duplicate or lost.
 
 Owned by one ingest agent. Invariant for each listener, also over a restart: received = stored +
-duplicate + counted + in flight. `received` is counted before anything else is done with a record,
-so that the sums hold wherever the process is killed.
+duplicate + counted + in flight (`senders/accounting.py`). `received` is counted before anything
+else is done with a record, so that the sums hold wherever the process is killed. Counters of
+listeners are in shared memory and survive the process. Accounts of senders are in memory and, once
+a second, in `RUN/ingest@K/senders.json`, which commands read.
 
 Weak: if a record goes to several topics, only the first counts; copies are only in `ingest.copies`.
+A `kill -9` loses what senders' accounts counted since the last write, a second at most; what was in
+flight then is only in a sender's `received`. A reason has a counter only after its first use, so a
+scrape sees new reasons appear.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from appliance.senders.accounting import LossReason
+from appliance.base.clock import Clock
+from appliance.base.layout import BoxLayout
+from appliance.senders.accounting import (
+    ACKNOWLEDGED_COUNTER,
+    COPIES_COUNTER,
+    COUNTED_COUNTER,
+    DUPLICATE_COUNTER,
+    INPUT_BYTES_COUNTER,
+    KERNEL_DROPS_COUNTER,
+    RECEIVED_COUNTER,
+    REFUSED_COUNTER,
+    RESYNCHRONISED_COUNTER,
+    STORED_COUNTER,
+    TRUNCATED_COUNTER,
+    UNPARSED_COUNTER,
+    LossReason,
+)
 from appliance.senders.listener import Listener
-from appliance.senders.sender_accounts import SenderLedger
-from appliance.shm.counters import Counters
+from appliance.senders.sender_accounts import SenderAccounts, SenderLedger
+from appliance.senders.senders_file import read_senders, senders_file, write_senders
+from appliance.shm.counters import Counter, Counters
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.listener_ledgers import ListenerLedgers
-from services.ingest.records.sender_ledgers import SenderLedgers
+
+
+class SenderLedgers:
+    """`of` returns an account; `write_changes` is called once a second."""
+
+    def __init__(self, layout: BoxLayout, process_name: str, clock: Clock) -> None:
+        self._path = senders_file(layout, process_name)
+        self._clock = clock
+        self._accounts = SenderAccounts(read_senders(self._path))
+        self._written = 0
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def of(self, host: bytes, listener: str = "") -> SenderLedger:
+        """Return the account of an address; the caller keeps it as long as its connection."""
+        book = self._accounts.of(host.decode("ascii", "replace"))
+        book.seen(self._clock.wall_ms())
+        if listener:
+            book.listeners.add(listener)
+        return book
+
+    def write_changes(self) -> bool:
+        """Write the accounts that changed; return True if there are any."""
+        mark = self._accounts.news_mark()
+        if mark == self._written:
+            return False
+        self._written = mark
+        try:
+            write_senders(self._path, self._accounts.figures())
+        except OSError:
+            self._written = 0  # the runtime directory is being removed or is full: retry in a second
+        return True
+
+    def close(self) -> None:
+        self.write_changes()
+
+
+class ListenerLedgers:
+    """The counters of one listener."""
+
+    __slots__ = (
+        "_counted",
+        "_counters",
+        "_refused",
+        "acknowledged",
+        "copies",
+        "duplicate",
+        "input_bytes",
+        "kernel_drops",
+        "listener",
+        "odd",
+        "received",
+        "stored",
+    )
+
+    def __init__(self, counters: Counters, listener: str, is_datagram: bool = False) -> None:
+        self._counters = counters
+        self.listener = listener
+        self.received = counters.counter(RECEIVED_COUNTER.format(listener=listener))
+        self.stored = counters.counter(STORED_COUNTER.format(listener=listener))
+        self.acknowledged = counters.counter(ACKNOWLEDGED_COUNTER.format(listener=listener))
+        """Records whose sender received a positive acknowledgement."""
+        self.duplicate = counters.counter(DUPLICATE_COUNTER.format(listener=listener))
+        self.input_bytes = counters.counter(INPUT_BYTES_COUNTER.format(listener=listener))
+        self.copies = counters.counter(COPIES_COUNTER.format(listener=listener))
+        """Records stored in a further topic, including dead letters."""
+        self.kernel_drops: Counter | None = counters.counter(KERNEL_DROPS_COUNTER.format(listener=listener)) if is_datagram else None
+        self.odd = {
+            Oddity.TRUNCATED: counters.counter(TRUNCATED_COUNTER.format(listener=listener)),
+            Oddity.UNPARSED: counters.counter(UNPARSED_COUNTER.format(listener=listener)),
+            Oddity.FRAMING_RESYNCHRONISED: counters.counter(RESYNCHRONISED_COUNTER.format(listener=listener)),
+        }
+        self._counted: dict[str, Counter] = {}
+        self._refused: dict[str, Counter] = {}
+
+    def counted(self, reason: str) -> Counter:
+        """Return the counter of records that were received and not stored, for a `LossReason`."""
+        counter = self._counted.get(reason)
+        if counter is None:
+            counter = self._counted[reason] = self._counters.counter(COUNTED_COUNTER.format(listener=self.listener, reason=str(reason)))
+        return counter
+
+    def refused(self, reason: str) -> Counter:
+        """Return the counter of input that was refused before it became a record, for a
+        `RefusedReason`."""
+        counter = self._refused.get(reason)
+        if counter is None:
+            counter = self._refused[reason] = self._counters.counter(REFUSED_COUNTER.format(listener=self.listener, reason=str(reason)))
+        return counter
 
 
 class IngestLedger:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from services.ingest.records.ack_group import AckGroup, ReplayedStream
-from services.ingest.records.record import IngestRecord
+from services.ingest.records.ingest_record import IngestRecord
 
 if TYPE_CHECKING:
     from appliance.senders.listener import Listener

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, islice
 from typing import Final, NamedTuple, Protocol
 
-from services.ingest.replay.identity import identity_of
+from services.ingest.records.ack_group import identity_of
 from services.ingest.replay.replay_memory import ReplayMemory
 
 DIGEST_BYTES: Final = 8

@@ -22,8 +22,8 @@ from struct import error as StructError
 from typing import Final, NamedTuple
 
 from appliance.records.crc32c import crc32c
+from services.ingest.records.ack_group import IDENTITY_BYTES
 from services.ingest.replay.frame_streams import DIGEST_BYTES, REMEMBERED_FRAMES, FrameStream
-from services.ingest.replay.identity import IDENTITY_BYTES
 from services.ingest.replay.replay_memory import Ordinals, Part, ReplayMemory
 
 _FRAME: Final = Struct("<IIB")

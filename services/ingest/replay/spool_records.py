@@ -16,7 +16,7 @@ from struct import error as StructError
 from typing import Final, NamedTuple
 
 from appliance.records.crc32c import crc32c
-from services.ingest.replay.identity import IDENTITY_BYTES
+from services.ingest.records.ack_group import IDENTITY_BYTES
 from services.ingest.replay.replay_memory import Part
 
 HEADER: Final = Struct("<IIIIB")

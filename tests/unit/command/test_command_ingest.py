@@ -19,8 +19,8 @@ from appliance.senders.sender_accounts import OTHERS, SenderFigures
 from appliance.senders.senders_file import senders_file, write_senders
 from appliance.shm.counters import Counters
 from lab.scratch_layout import scratch_layout
+from services.ingest.records.ingest_ledger import ListenerLedgers
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.listener_ledgers import ListenerLedgers
 from tests.unit.base.test_settings import make_box
 
 NOW_MS = 1_800_000_000_000

@@ -12,7 +12,7 @@ from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
 from appliance.senders.sender_accounts import OTHERS, SenderAccounts, SenderFigures, add_figures
 from appliance.senders.senders_file import read_senders, senders_file
-from services.ingest.records.sender_ledgers import SenderLedgers
+from services.ingest.records.ingest_ledger import SenderLedgers
 
 
 def received(accounts: SenderAccounts) -> dict[str, int]:

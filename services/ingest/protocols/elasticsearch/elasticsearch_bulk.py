@@ -20,8 +20,8 @@ from services.ingest.protocols.http.http_request import WAITING, Answer, Pending
 from services.ingest.protocols.json_text import has_long_number
 from services.ingest.records.ack_group import IDENTITY_BYTES, AckGroup
 from services.ingest.records.agent_event import agent_record
+from services.ingest.records.ingest_record import IngestRecord
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.record import IngestRecord
 
 SLICE_RECORDS: Final = 64
 """So many records are read and taken before it is asked again whether more can be; they are still in the processor's caches then."""

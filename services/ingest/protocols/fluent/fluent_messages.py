@@ -20,7 +20,7 @@ from services.ingest.protocols.document import Extension, deep_text, encode_docu
 from services.ingest.protocols.fluent.msgpack_stream import decode_objects, has_many_containers, may_hold_nan, pieces_of, read_stamped, split_objects
 from services.ingest.records.agent_event import agent_record, epoch_ns, unparsed_record
 from services.ingest.records.agent_events import Common, agent_records, common_of
-from services.ingest.records.record import IngestRecord
+from services.ingest.records.ingest_record import IngestRecord
 
 _NS: Final = 1_000_000_000
 _EVENT_TIME, _EVENT_TIME_LAYOUT = 0, Struct(">II")

@@ -20,9 +20,8 @@ from services.ingest.protocols.fluent.fluent_messages import FluentMessage, read
 from services.ingest.protocols.fluent.msgpack_stream import ObjectSplitter, decode_objects, pack
 from services.ingest.protocols.session import Connection
 from services.ingest.protocols.unfinished import Unfinished
-from services.ingest.records.ack_group import AckGroup, AckOutcome
+from services.ingest.records.ack_group import AckGroup, AckOutcome, identity_of
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.replay.identity import identity_of
 
 if TYPE_CHECKING:
     from services.ingest.protocols.fluent.fluent_handshake import FluentHandshake

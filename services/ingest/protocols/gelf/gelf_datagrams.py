@@ -11,8 +11,8 @@ from services.ingest.protocols.gelf.gelf_chunks import ChunkAssembly, LossReason
 from services.ingest.protocols.gelf.gelf_message import gelf_record, open_gelf
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.event import EventSource
+from services.ingest.records.ingest_record import IngestRecord
 from services.ingest.records.intake import Intake, RefusedReason
-from services.ingest.records.record import IngestRecord
 
 _REASONS = {LossReason.BROKEN: RefusedReason.MALFORMED}
 

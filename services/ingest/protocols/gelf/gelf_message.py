@@ -15,9 +15,9 @@ from services.ingest.protocols.bounded_inflate import inflate
 from services.ingest.protocols.json_text import read_json
 from services.ingest.records.agent_event import agent_record, unparsed_record
 from services.ingest.records.event import EventSource
+from services.ingest.records.field_roles import facility_of, severity_of
+from services.ingest.records.ingest_record import IngestRecord
 from services.ingest.records.intake import Intake, Oddity
-from services.ingest.records.record import IngestRecord
-from services.ingest.records.severity import facility_of, severity_of
 
 _GZIP: Final = b"\x1f\x8b"
 _ZLIB_METHOD = 8

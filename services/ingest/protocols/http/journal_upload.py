@@ -17,8 +17,8 @@ from services.ingest.protocols.http.http_request import Answer, Request, refusal
 from services.ingest.protocols.http.journal_export import BadExport, Entry, JournalExportReader, Value
 from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.agent_event import agent_record
+from services.ingest.records.ingest_record import IngestRecord
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.record import IngestRecord
 
 EXPORT_TYPE = b"application/vnd.fdo.journal"
 _CURSOR, _REALTIME = b"__CURSOR", b"__REALTIME_TIMESTAMP"

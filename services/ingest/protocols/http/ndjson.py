@@ -20,8 +20,8 @@ from services.ingest.protocols.http.http_request import RECORDS_MAX, WAITING, An
 from services.ingest.protocols.json_text import read_json
 from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.agent_event import agent_record, unparsed_record
+from services.ingest.records.ingest_record import IngestRecord
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.record import IngestRecord
 
 NDJSON_TYPES = frozenset(
     (b"", b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/x-jsonlines", b"application/x-www-form-urlencoded")

@@ -20,9 +20,9 @@ from services.ingest.protocols.loki.loki_messages import TooManyParts, read_stre
 from services.ingest.protocols.protobuf_wire import BadWire
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.agent_event import agent_record
+from services.ingest.records.field_roles import severity_of
+from services.ingest.records.ingest_record import IngestRecord
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.record import IngestRecord
-from services.ingest.records.severity import severity_of
 
 LABELS_CACHED_MAX = 1024
 PARTS_MAX: Final = 4 * RECORDS_MAX

@@ -16,11 +16,10 @@ from services.ingest.protocols.json_text import read_json
 from services.ingest.protocols.lumberjack.lumberjack_frames import ACK, ACK_KIND, Event, LumberjackSplitter, Window
 from services.ingest.protocols.session import Connection
 from services.ingest.protocols.unfinished import Unfinished
-from services.ingest.records.ack_group import AckGroup, AckOutcome
+from services.ingest.records.ack_group import AckGroup, AckOutcome, digest_of
 from services.ingest.records.agent_event import agent_record, unparsed_record
+from services.ingest.records.ingest_record import IngestRecord
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.record import IngestRecord
-from services.ingest.replay.identity import digest_of
 
 KEEP_ALIVE_MS = 5_000
 """Beats give up after 30 s without an answer, Logstash's output after 60."""

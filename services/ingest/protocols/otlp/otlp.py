@@ -16,8 +16,8 @@ from services.ingest.protocols.otlp.otlp_answers import encode_status, encode_su
 from services.ingest.protocols.otlp.otlp_protobuf import read_protobuf
 from services.ingest.protocols.otlp.otlp_reading import BadPayload, Reading, TooManyRecords
 from services.ingest.records.ack_group import AckGroup
+from services.ingest.records.ingest_record import ColumnarRecords
 from services.ingest.records.intake import Intake, Oddity, RefusedReason
-from services.ingest.records.record_columns import ColumnarRecords
 
 PROTOBUF = b"application/x-protobuf"
 INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE = 3, 8, 14

@@ -16,7 +16,7 @@ from services.ingest.protocols.json_text import read_json
 from services.ingest.protocols.otlp.otlp_reading import SLICE_RECORDS, BadPayload, Reading, TooManyRecords
 from services.ingest.protocols.otlp.otlp_record import Origin, log_record, origin_of
 from services.ingest.records.agent_event import unparsed_record
-from services.ingest.records.record import IngestRecord
+from services.ingest.records.ingest_record import IngestRecord
 
 _INTEGER_DIGITS_MAX = 20
 _OTHER_NAMES = {"resourceLogs": ("resource_logs",), "scopeLogs": ("scope_logs", "instrumentationLibraryLogs"), "logRecords": ("log_records", "logs")}

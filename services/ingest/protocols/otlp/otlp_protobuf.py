@@ -24,7 +24,7 @@ from services.ingest.protocols.otlp.otlp_record import Origin, Row, log_record, 
 from services.ingest.protocols.otlp.otlp_wire import Pair, read_plain
 from services.ingest.protocols.protobuf_wire import BadWire, Field, split_fields
 from services.ingest.records.agent_event import unparsed_record
-from services.ingest.records.record import IngestRecord
+from services.ingest.records.ingest_record import IngestRecord
 
 MESSAGE_BYTES_MAX = 4 << 20
 """Of one record, resource or scope."""

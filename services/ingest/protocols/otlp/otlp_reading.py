@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from services.ingest.records.record import IngestRecord
+from services.ingest.records.ingest_record import IngestRecord
 
 SLICE_RECORDS = 128
 

@@ -16,8 +16,8 @@ from services.ingest.protocols.document import deep_text
 from services.ingest.protocols.syslog.syslog_timestamp import rfc3339_text
 from services.ingest.records.agent_event import agent_record
 from services.ingest.records.agent_events import Common, agent_records, common_of
-from services.ingest.records.record import IngestRecord
-from services.ingest.records.severity import severity_of, severity_of_otel
+from services.ingest.records.field_roles import severity_of, severity_of_otel
+from services.ingest.records.ingest_record import IngestRecord
 
 HOST_NAMES = ("host.name", "k8s.node.name", "k8s.pod.name")
 APP_NAMES = ("service.name", "k8s.container.name", "container.name")

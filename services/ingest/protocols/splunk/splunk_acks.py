@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from services.ingest.replay.identity import identity_of
+from services.ingest.records.ack_group import identity_of
 
 CHANNELS_MAX: Final = 1_024
 IN_FLIGHT_MAX: Final = 10_000

@@ -21,7 +21,7 @@ from services.ingest.protocols.http.http_request import RECORDS_MAX
 from services.ingest.protocols.json_text import has_long_number, read_json
 from services.ingest.protocols.splunk.splunk_codes import BAD_FIELDS, EVENT_BLANK, EVENT_REQUIRED, INVALID_FORMAT, NO_DATA, TOO_MANY, Code
 from services.ingest.records.agent_event import agent_record, epoch_ns
-from services.ingest.records.record import IngestRecord
+from services.ingest.records.ingest_record import IngestRecord
 
 ENVELOPES_CACHED_MAX = 4096
 SHORT_BYTES = 1 << 20

@@ -14,8 +14,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from services.ingest.protocols.syslog.syslog_message import RFC5424_STARTS, SyslogParser
-from services.ingest.records.event import FUTURE_MS_MAX, PAST_MS_MAX, EventBuilder, EventSource
-from services.ingest.records.event_json import head_json
+from services.ingest.records.event import FUTURE_MS_MAX, PAST_MS_MAX, EventBuilder, EventSource, head_json
 
 HEADS_MAX: Final = 4096
 HEAD_BYTES_MAX: Final = 1024

@@ -8,10 +8,10 @@ import orjson
 import pytest
 
 from appliance.senders.listener import Listener, Protocol, Transport
-from services.ingest.records import event_roles
+from services.ingest.records import field_roles
 from services.ingest.records.agent_event import agent_record, epoch_ns, unparsed_record
-from services.ingest.records.record import IngestRecord
-from services.ingest.records.severity import facility_of, severity_of, severity_of_otel
+from services.ingest.records.field_roles import facility_of, severity_of, severity_of_otel
+from services.ingest.records.ingest_record import IngestRecord
 
 LISTENER = Listener("test", Protocol.FLUENT, Transport.TCP, 0)
 SYSLOG_NAMES = ["time", "host", "app", "proc_id", "msg_id", "severity", "severity_name", "facility", "facility_name", "structured_data", "message"]
@@ -30,8 +30,8 @@ def event(fields: dict[str, Any], **options: Any) -> dict[str, Any]:
 def test_names_are_remembered_unless_they_are_long_or_many() -> None:
     for fields in ({"host": "a", "n" * 10_000: 1}, {"host": "a", **{f"n{number}": 1 for number in range(1000)}}, {"host": "a", "short": 1}):
         assert event(fields)["host"] == event(fields)["host"] == "a"
-    assert ("host", "short") in event_roles._plans
-    assert all(len(names) <= event_roles.PLAN_NAMES_MAX and sum(map(len, names)) <= event_roles.PLAN_BYTES_MAX for names in event_roles._plans)
+    assert ("host", "short") in field_roles._plans
+    assert all(len(names) <= field_roles.PLAN_NAMES_MAX and sum(map(len, names)) <= field_roles.PLAN_BYTES_MAX for names in field_roles._plans)
 
 
 def test_the_fields_of_a_syslog_event_are_always_there_and_first() -> None:

@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 
 from appliance.senders.listener import Listener, Protocol, Transport
-from services.ingest.records.ack_group import AckGroup, AckOutcome
+from services.ingest.records.ack_group import AckGroup, AckOutcome, digest_of
 from services.ingest.records.event import EventSource
 from services.ingest.records.held_records import MESSAGE_COST_BYTES, RECORD_COST_BYTES, HeldRecords, cost_of
 from services.ingest.records.identified_records import AddressRun, IdentifiedRecords, Records
+from services.ingest.records.ingest_record import ColumnarRecords, IngestRecord
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.record import IngestRecord
-from services.ingest.records.record_columns import ColumnarRecords
 from services.ingest.replay.frame_streams import FrameStreams
-from services.ingest.replay.identity import digest_of
 from services.ingest.replay.replay_memory import Known, ReplayMemory
 from services.ingest.replay.stream_replay import HOLD_MS, OnAligned, OnDropped, StreamReplay
 from tests.support.ingest_state import IngestState

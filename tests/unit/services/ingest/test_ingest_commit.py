@@ -12,8 +12,8 @@ from appliance.ipc.descriptors import DescriptorKind
 from appliance.senders.listener import Listener
 from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.event import EventSource
-from services.ingest.records.record import IngestRecord
-from services.ingest.records.topic_backlog import BACKLOG_BYTES_MAX, TopicBacklog
+from services.ingest.records.ingest_record import IngestRecord
+from services.ingest.records.ingest_topics import BACKLOG_BYTES_MAX, TopicBacklog
 from tests.unit.services.ingest.stepped_ingest import SteppedIngest
 
 SOURCE = EventSource(b"192.0.2.7:4711", b"192.0.2.7", b"tcp")

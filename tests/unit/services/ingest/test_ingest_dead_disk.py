@@ -12,7 +12,7 @@ import pytest
 
 from appliance.base.errors import StorageFailed
 from appliance.records.key_hash import partition_of_key
-from services.ingest.producer.ingest_disks import AWAY_NS
+from services.ingest.producer.partition_leaders import AWAY_NS
 from tests.unit.services.ingest.stepped_ingest import TOPIC, SteppedIngest
 
 Start = Callable[..., SteppedIngest]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from appliance.storage import file_io
-from services.ingest.replay.identity import digest_of
+from services.ingest.records.ack_group import digest_of
 from services.ingest.replay.spool_records import SpooledShare, SpoolEntry, without_counted
 from tests.support.ingest_state import IngestState, WaitingBatch, fail_all
 

@@ -7,7 +7,7 @@ import pytest
 from appliance.base.model import BrokerId, LeaderEpoch, TopicId
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from appliance.storage.producer_state import LARGEST_SEQUENCE
-from services.ingest.replay.identity import digest_of
+from services.ingest.records.ack_group import digest_of
 from services.ingest.replay.journal_records import JournalledBatch
 from services.ingest.replay.journalled_batches import ABSENT_MS, GRACE_MS, JournalledBatches
 from tests.support.played_leaders import PlayedLeaders

@@ -11,9 +11,8 @@ import pytest
 
 from appliance.senders.listener import Listener, Protocol, Transport
 from services.ingest.protocols.lumberjack.lumberjack_session import KEEP_ALIVE_MS, PART_EVENTS_MAX, LumberjackSession
-from services.ingest.records.ack_group import AckOutcome
+from services.ingest.records.ack_group import AckOutcome, digest_of
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.replay.identity import digest_of
 from tests.golden.capture_senders import read_stream
 from tests.support.recording_connection import RecordingConnection
 

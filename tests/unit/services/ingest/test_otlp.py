@@ -17,8 +17,8 @@ from services.ingest.protocols.otlp.otlp_json import read_otlp_json
 from services.ingest.protocols.otlp.otlp_protobuf import MESSAGE_BYTES_MAX, read_protobuf
 from services.ingest.protocols.otlp.otlp_reading import BadPayload, Reading, TooManyRecords
 from services.ingest.records.ack_group import AckOutcome
+from services.ingest.records.ingest_record import IngestRecord
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.record import IngestRecord
 from tests.support.http_talk import LISTENER, HttpTalk, Response, request
 from tests.support.otlp_requests import SPAN_ID, TIME_NS, TRACE_ID, otlp_request
 

@@ -8,9 +8,8 @@ import pytest
 
 from appliance.senders.listener import Listener, Protocol, Transport
 from services.ingest.protocols.syslog.relp_session import RelpSession
-from services.ingest.records.ack_group import AckOutcome
+from services.ingest.records.ack_group import AckOutcome, digest_of
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.replay.identity import digest_of
 from tests.support.recording_connection import RecordingConnection
 
 OPEN = b"1 open 52 relp_version=0\nrelp_software=x\ncommands=syslog,other\n"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.storage import file_io
-from services.ingest.replay.identity import digest_of
+from services.ingest.records.ack_group import digest_of
 from services.ingest.replay.journal_records import (
     Begun,
     Damaged,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.ingest.replay.identity import digest_of, identity_of
+from services.ingest.records.ack_group import digest_of, identity_of
 from services.ingest.replay.replay_memory import NUMBERS_MAX, Known, Ordinals, ReplayMemory
 
 CHUNK, OTHER = digest_of(b"chunk"), digest_of(b"other")

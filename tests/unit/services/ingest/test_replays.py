@@ -11,7 +11,7 @@ import pytest
 from appliance.base.model import BrokerId, LeaderEpoch, TopicId
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from services.ingest.producer.spool_replay import SpooledBatches
-from services.ingest.replay.identity import digest_of
+from services.ingest.records.ack_group import digest_of
 from services.ingest.replay.replay_memory import Known
 from services.ingest.replay.replays import Replays
 from services.ingest.replay.stream_replay import HOLD_MS

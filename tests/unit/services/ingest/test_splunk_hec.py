@@ -13,8 +13,8 @@ from services.ingest.protocols.splunk import splunk_acks, splunk_events, splunk_
 from services.ingest.protocols.splunk.splunk_acks import AckLedger
 from services.ingest.protocols.splunk.splunk_hec import CHANNEL_BYTES_MAX
 from services.ingest.records.ack_group import AckGroup, AckOutcome
+from services.ingest.records.ingest_record import IngestRecord
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.record import IngestRecord
 from tests.support.http_talk import LISTENER, HttpTalk, request
 from tests.support.recording_intake import RecordingIntake
 from tests.unit.services.ingest.http_requests import Asked, ask, documents, stored

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from services.ingest.records.ack_group import digest_of
 from services.ingest.replay import frame_streams
 from services.ingest.replay.frame_streams import FrameStreams
-from services.ingest.replay.identity import digest_of
 from services.ingest.replay.replay_memory import ReplayMemory
 from services.ingest.replay.stream_replay import StreamReplay
 

@@ -1,8 +1,10 @@
-"""Records that arrived together and have the same fields, by columns: what a parser that reads a chunk at once returns.
+"""`IngestRecord`: a parsed record before it is routed, of all protocols except syslog; and many of
+them by columns.
 
-A sequence of `IngestRecord` for callers that read single ones (routes, repeats of single records). The path
-without routes and identities takes the columns as they are and never makes the records. Immutable.
-Weak: the `fields` of a record are merged again each time they are read.
+Values only. Routes read `host` … `fields`; `value` is stored. Syslog messages go to the router as
+bytes (`Intake.take_syslog`) and become a record only if routes read them.
+
+Weak: the `fields` of a record in columns are merged again each time they are read.
 """
 
 from __future__ import annotations
@@ -10,14 +12,40 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast, overload
 
-from services.ingest.records.record import IngestRecord
+
+class IngestRecord(NamedTuple):
+    """`value` is a JSON document, or what the sender wrote if the listener has `raw=yes`."""
+
+    value: bytes
+    time_ms: int | None = None
+    """The sender's time; the record's timestamp if it is between ten years back and one day ahead.
+    """
+    host: str | None = None
+    app: str | None = None
+    tag: str | None = None
+    severity: int | None = None
+    """0-7"""
+    facility: int | None = None
+    """0-23"""
+    labels: Mapping[str, Any] | None = None
+    fields: Mapping[str, Any] | None = None
+    """Read by `field.X` in routes and keys."""
+    is_cut: bool = False
+    """Its end is missing: header `truncated`."""
+
 
 Column = Sequence[Any]
 
 
 class ColumnarRecords(Sequence[IngestRecord]):
-    """Columns have one value for each record. `moved`: names and columns that were removed from
-    `fields`."""
+    """Records that arrived together and have the same fields, by columns: what a parser that reads
+    a chunk at once returns.
+
+    A sequence of `IngestRecord` for callers that read single ones (routes, repeats). The path
+    without routes and identities takes the columns as they are and never makes the records. Columns
+    have one value for each record. `moved`: names and columns that were removed from `fields`.
+    Immutable.
+    """
 
     __slots__ = ("_columns", "_fields", "_labels", "_moved", "_tag", "apps", "hosts", "times_ms", "values")
 
