@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class RangePartition(InputPartition):
-    """One task's work."""
+    """The work of one task."""
 
     def __init__(self, access: ClusterAccess, wanted: OffsetRange) -> None:
         super().__init__(wanted)
@@ -34,7 +34,7 @@ class RangePartition(InputPartition):
 
 
 def read_partition(partition: InputPartition, columns: Sequence[str], options: SourceOptions) -> Iterator[pa.RecordBatch]:
-    """In a task. Spark turns a query without ranges into one partition that is not ours."""
+    """In a task: read a range. Spark turns a query without ranges into one partition of another class."""
     if isinstance(partition, RangePartition):
         on_data_loss = None if options.fail_on_data_loss else warn_of_loss
         on_corrupt = warn_of_damage if options.skip_corrupt else None
@@ -50,12 +50,12 @@ def warn_of_damage(corrupt: CorruptRange) -> None:
 
 
 def tasks_for(ranges: Sequence[OffsetRange], access: ClusterAccess, options: SourceOptions) -> list[RangePartition]:
-    """Ranges split as the options say, one task each."""
+    """Split the ranges by the options, one task each."""
     return [RangePartition(access, each) for each in split_ranges(ranges, options.min_partitions, options.max_records)]
 
 
 class MillraceBatchReader(DataSourceReader):
-    """Made on the driver, pickled into tasks."""
+    """Created on the driver, pickled into tasks."""
 
     def __init__(self, options: SourceOptions, columns: Sequence[str], ask: Callable[[SourceOptions], TopicOffsets] = SourceOptions.ask) -> None:
         self._options = options
@@ -63,7 +63,7 @@ class MillraceBatchReader(DataSourceReader):
         self._ask = ask
 
     def partitions(self) -> list[InputPartition]:
-        """On the driver. Raises `SourceProblem`."""
+        """On the driver: plan the ranges. Raises `SourceProblem`."""
         options = self._options
         with self._ask(options) as cluster:
             wanted = options.selection.partitions(cluster)
@@ -78,7 +78,7 @@ class MillraceBatchReader(DataSourceReader):
         return read_partition(partition, self._columns, self._options)
 
     def _range(self, partition: TopicPartition, start: int, end: int, earliest: int, latest: int) -> OffsetRange:
-        """Held to the log's ends: an offset beyond them is an error if it was given, else it has just moved."""
+        """Limit a range to the log's ends: a given offset beyond them is an error; one that was looked up has moved meanwhile."""
         for side, offset in (("startingOffsets", start), ("endingOffsets", end)):
             if offset > latest:
                 words = f"option '{side}' asks for offset {offset} of {partition}, beyond the end of its log at offset {latest}"

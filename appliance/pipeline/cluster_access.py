@@ -26,7 +26,7 @@ _ANYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
 
 
 class ReadPath(StrEnum):
-    """Where a task gets batches. AUTO: segments where this machine holds them, else by fetching."""
+    """Where a task reads batches. AUTO: segments if this machine has them, else Fetch."""
 
     AUTO = "auto"
     SEGMENTS = "segments"
@@ -34,7 +34,7 @@ class ReadPath(StrEnum):
 
 
 class ClusterAccess(NamedTuple):
-    """Everything a task must know of the cluster; `cluster_id` and `topic_ids` are filled in by `TopicOffsets.access_for`."""
+    """What a task needs to reach the cluster; `TopicOffsets.access_for` sets `cluster_id` and `topic_ids`."""
 
     bootstrap: tuple[Address, ...]
     read_committed: bool = False
@@ -42,16 +42,16 @@ class ClusterAccess(NamedTuple):
     data_directory: str | None = None
     client_id: str = "millrace-spark"
     fetch_bytes: int = 4 * 1024 * 1024
-    """of one partition in one response: Kafka's max.partition.fetch.bytes"""
+    """for one partition in one response: Kafka's max.partition.fetch.bytes"""
     fetch_wait_ms: int = 500
     request_timeout_ms: int = 30_000
     patience_ms: int = 120_000
-    """how long a reader waits for a cluster that gives nothing"""
+    """how long a reader waits for a cluster without an answer"""
     cluster_id: str = ""
     topic_ids: tuple[tuple[str, bytes], ...] = ()
 
     def open(self, retry_ms: int = 10_000) -> ClusterClient:
-        """For use in a `with` block."""
+        """Return a client, which is a context manager."""
         return ClusterClient(self.bootstrap, client_id=self.client_id, request_timeout_ms=self.request_timeout_ms, retry_ms=retry_ms)
 
     def topic_id(self, topic: str) -> bytes | None:
@@ -59,12 +59,12 @@ class ClusterAccess(NamedTuple):
 
     @property
     def servers(self) -> str:
-        """The addresses as people write them."""
+        """Return the addresses as text."""
         return ",".join(map(str, self.bootstrap))
 
 
 def access_from(options: Mapping[str, str]) -> ClusterAccess:
-    """From the options of a reader or a writer. Raises `SourceProblem`."""
+    """Parse the options of a reader or a writer. Raises `SourceProblem`."""
     values = options if isinstance(options, OptionValues) else OptionValues(options)
     _refuse_security(values)
     usual = ClusterAccess(())
@@ -102,7 +102,7 @@ def local_bootstrap(data_directory: str | None) -> tuple[Address, ...]:
 
 
 def _refuse_security(values: OptionValues) -> None:
-    """Silence here would send in the clear what the user meant to be protected."""
+    """Refuse options of TLS and SASL: to ignore them would send data in the clear that the user wants to protect."""
     protocol = values.get("kafka.security.protocol", "PLAINTEXT").strip().upper()
     if protocol != "PLAINTEXT":
         raise SourceProblem(f"option 'kafka.security.protocol' is '{protocol}'; TLS and SASL are not supported yet, only PLAINTEXT is")

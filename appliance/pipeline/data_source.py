@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class MillraceDataSource(DataSource):
-    """Records of topics, in the columns and under the options of Spark's Kafka connector."""
+    """Records of topics, with the columns and options of Spark's Kafka connector."""
 
     options: MutableMapping[str, str]
 
@@ -57,7 +57,7 @@ class MillraceDataSource(DataSource):
 
 
 def checked_columns(schema: StructType) -> tuple[str, ...]:
-    """The columns that a user's schema asks for: any of ours, in any order, by our types. Raises `SourceProblem`."""
+    """Return the columns of a user's schema: any of ours, in any order, of our types. Raises `SourceProblem`."""
     from appliance.pipeline.record_schema import ALL_COLUMNS, SPARK_TYPES
 
     for field in schema.fields:

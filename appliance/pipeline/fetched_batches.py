@@ -24,7 +24,7 @@ from appliance.records.batch_run import whole_batches
 
 READ_COMMITTED, READ_UNCOMMITTED = 1, 0
 GONE_AFTER_MS = 5_000
-"""A topic that is unknown for so long is gone; a broker that has just started may not know it yet."""
+"""A topic that stays unknown for this long is deleted; a broker that has just started may not know it yet."""
 
 
 class FetchedBatches:
@@ -36,7 +36,7 @@ class FetchedBatches:
         self._partition = wanted.topic_partition
 
     def raw_batches(self, progress: ReadProgress, on_data_loss: OnDataLoss) -> Generator[RawBatches, None, None]:
-        """Each to be scanned before the next is asked for. Raises what the client raises, once patience is at its end."""
+        """Yield responses; each must be scanned before the next. Raises the client's error after `patience_ms` without one."""
         if progress.next_offset >= self._wanted.end:
             return
         with self._access.open(self._access.patience_ms) as cluster:
@@ -55,7 +55,7 @@ class FetchedBatches:
                     backoff.pause_or_raise(error)
 
     def _from_leader(self, cluster: ClusterClient, progress: ReadProgress, on_data_loss: OnDataLoss) -> Iterator[RawBatches]:
-        """As long as one connection to one leader lasts."""
+        """Fetch while one connection to one leader lasts."""
         leader = self._leader(cluster, progress, on_data_loss)
         if leader is None:
             return
@@ -91,7 +91,7 @@ class FetchedBatches:
         return leader
 
     def _responses(self, cluster: ClusterClient, connection: ClientConnection, progress: ReadProgress, on_data_loss: OnDataLoss) -> Iterator[RawBatches]:
-        """Answers, one after the other; where the next one begins is mostly known before this one is read."""
+        """Yield answers; the next offset is usually known before this answer is decoded, so its fetch is already sent."""
         waiting = cluster.backoff()
         asked = self._ask(connection, progress.next_offset)
         while progress.next_offset < self._wanted.end:
@@ -144,7 +144,7 @@ class FetchedBatches:
         return offset
 
     def _answer(self, connection: ClientConnection) -> Any:
-        """The partition's part of a response."""
+        """Return the partition's part of a response."""
         body = connection.receive(self._access.fetch_wait_ms + self._access.request_timeout_ms).body
         if getattr(body, "error_code", ErrorCode.NONE) != ErrorCode.NONE:
             raise refused(int(body.error_code), f"read {self._partition}")
@@ -154,7 +154,7 @@ class FetchedBatches:
         raise ProtocolViolation("client_response", "a fetch response says nothing of the partition that was asked for")
 
     def _move_into_range(self, cluster: ClusterClient, progress: ReadProgress, on_data_loss: OnDataLoss) -> None:
-        """Retention took what was to be read, or the log is shorter than it was."""
+        """Handle OFFSET_OUT_OF_RANGE: retention deleted the offset, or the log was truncated."""
         earliest = list_offsets(cluster, [self._partition], EARLIEST_TIMESTAMP)[self._partition].offset
         if earliest > progress.next_offset:
             self._lose(progress, earliest, f"the log begins at offset {earliest} now", on_data_loss)
@@ -164,7 +164,7 @@ class FetchedBatches:
             self._lose(progress, self._wanted.end, f"the log ends at offset {latest}", on_data_loss)
 
     def _lose(self, progress: ReadProgress, end: int, reason: str, on_data_loss: OnDataLoss) -> None:
-        """Report that offsets up to `end` are lost, as far as they were wanted."""
+        """Report that offsets up to `end` are lost, as far as they belong to the range."""
         end = min(end, self._wanted.end)
         if end > progress.next_offset:
             on_data_loss(DataLoss(self._wanted.topic, self._wanted.partition, progress.next_offset, end, reason))

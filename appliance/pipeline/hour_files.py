@@ -1,7 +1,7 @@
-"""Rows of one task into Parquet files, one for each hour (or more, where a task has too many hours at once). Owned by one task.
+"""Write the rows of one task to Parquet files, one for each hour, or more if a task has too many hours at once. Owned by one task.
 
-Rows wait in memory until there are FLUSH_BYTES of them; then the hour that has most is written as a row group. What a task has at its end is written
-file by file, so that a topic with times all over the calendar costs files, not memory or descriptors. Every file is synced before it is told of.
+Rows wait in memory until there are FLUSH_BYTES of them; then the hour that has most is written as a row group. The rest is written
+file by file, so a topic with many different times costs files, not memory or descriptors. Each file is synced before it is reported.
 Weak spot: a record larger than FLUSH_BYTES is a row group of its own.
 """
 
@@ -20,9 +20,9 @@ from appliance.storage import file_io
 FLUSH_BYTES = 48 * 1024 * 1024
 OPEN_FILES_MAX = 100
 NO_HOUR = -1
-"""Records without a time, or with one that no calendar has."""
+"""Records without a time, or outside the calendar."""
 UNKNOWN = "__HIVE_DEFAULT_PARTITION__"
-"""What Hive, Spark and Arrow read as null in the name of a directory."""
+"""Read as null in a directory's name by Hive, Spark and Arrow."""
 _HOUR_US = 3_600_000_000
 _HOUR_END = int(np.datetime64("10000-01-01T00", "h").astype(np.int64))
 
@@ -30,7 +30,7 @@ Hours = NDArray[np.int64]
 
 
 def hours_of(timestamps_us: NDArray[np.int64]) -> Hours:
-    """Hours since 1970 UTC; NO_HOUR for what is before 1970 or after 9999."""
+    """Return hours since 1970 UTC; NO_HOUR before 1970 and after 9999."""
     hours = timestamps_us // _HOUR_US
     hours[(timestamps_us < 0) | (hours >= _HOUR_END)] = NO_HOUR
     return hours
@@ -45,7 +45,7 @@ def hour_directory(hour: int) -> str:
 
 
 class FileNames(NamedTuple):
-    """How files of a task are called: `staged` while they are nobody's, unique for this attempt; `name` in an hour's directory below `base` of the table."""
+    """Names of a task's files: `staged` before publication, unique for this attempt; `name` in an hour's directory below `base`."""
 
     directory: str
     staged: str
@@ -54,7 +54,7 @@ class FileNames(NamedTuple):
 
 
 class _OpenFile:
-    """One Parquet file that is being written."""
+    """A Parquet file in progress."""
 
     def __init__(self, path: str, schema: pa.Schema, options: dict[str, Any]) -> None:
         self.path = path
@@ -67,14 +67,14 @@ class _OpenFile:
         self.rows += table.num_rows
 
     def close(self) -> int:
-        """Durable; returns its size in bytes."""
+        """Close and sync the file; return its size in bytes."""
         self._writer.close()
         file_io.sync_path(self.path)
         return int(file_io.stat(self.path).st_size)
 
 
 class HourFiles:
-    """`add` rows, `finish` once. Nothing is in sight of readers before the loader publishes it."""
+    """`add` rows, `finish` once. Readers see the files only after the loader has published them."""
 
     def __init__(self, names: FileNames, schema: pa.Schema, flush_bytes: int = FLUSH_BYTES, open_files_max: int = OPEN_FILES_MAX) -> None:
         self._names = names
@@ -90,7 +90,7 @@ class HourFiles:
         self._finished: list[StagedFile] = []
 
     def add(self, batch: pa.RecordBatch, hours: Hours) -> None:
-        """Rows in order of their offsets; `hours` is as long."""
+        """Add rows in offset order; `hours` has one entry for each."""
         if batch.num_rows == 0:
             return
         first = int(hours[0])
@@ -135,7 +135,7 @@ class HourFiles:
         self._finished.append(StagedFile(self._staged_name(hour, part), path, file.rows, size_bytes))
 
     def finish(self) -> tuple[StagedFile, ...]:
-        """Write the rest and sync; what there is now."""
+        """Write the rest, sync, and return the files."""
         for hour in sorted(self._open):
             if hour in self._waiting:
                 self._write(hour)
@@ -147,7 +147,7 @@ class HourFiles:
 
 
 def parquet_options(schema: pa.Schema) -> dict[str, Any]:
-    """How columns are packed: numbers that grow as differences, texts that repeat as dictionaries, values as they are."""
+    """Return the encodings of columns: growing numbers as differences, repeated texts as dictionaries, values plain."""
     growing = {name: "DELTA_BINARY_PACKED" for name in ("offset", "timestamp", "arrival") if name in schema.names}
     single = {"value", "message", "raw", *growing}
     return {

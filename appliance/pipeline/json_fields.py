@@ -16,7 +16,7 @@ from appliance.pipeline.problems import LoadProblem
 from appliance.pipeline.table_kind import Field
 
 INFERRED_FIELDS_MAX = 500
-"""What a sample shows beyond these goes into the column of all others."""
+"""Fields beyond this number go into `other_fields`."""
 _SCALARS: dict[str, pa.DataType] = {
     "string": pa.string(),
     "boolean": pa.bool_(),
@@ -35,7 +35,7 @@ _FIELD = re.compile(r"""\s*(?:`((?:[^`]|``)+)`|([^\s:,`]+))(?:\s*:\s*|\s+)([A-Za
 
 
 def arrow_type(name: str) -> pa.DataType:
-    """Raises LoadProblem for a type there is not."""
+    """Raises LoadProblem for an unknown type."""
     text = name.strip().lower()
     if found := _ARRAY.match(text):
         return pa.list_(arrow_type(found.group(1)))
@@ -47,7 +47,7 @@ def arrow_type(name: str) -> pa.DataType:
 
 
 def parse_fields(text: str) -> tuple[Field, ...]:
-    """`host string, latency double`, as Spark writes a schema; names with other characters in backticks."""
+    """Parse `host string, latency double`, as Spark writes a schema; names with other characters in backticks."""
     fields = []
     position = 0
     while position < len(text.rstrip()):
@@ -69,7 +69,7 @@ def parse_fields(text: str) -> tuple[Field, ...]:
 
 
 def infer_fields(values: Iterable[bytes | None]) -> tuple[Field, ...]:
-    """From a sample of records, in the order in which fields come up; records that are no JSON objects say nothing."""
+    """Infer fields from a sample, in order of appearance; records that are no JSON objects are ignored."""
     kinds: dict[str, str | None] = {}
     for value in values:
         try:
@@ -87,7 +87,7 @@ def infer_fields(values: Iterable[bytes | None]) -> tuple[Field, ...]:
 
 
 def _kind(content: Any) -> str | None:
-    """The type of one JSON value; None for null, which fits all."""
+    """Return the type of one JSON value; None for null, which fits all."""
     if content is None:
         return None
     if isinstance(content, bool):
@@ -106,7 +106,7 @@ def _merged(one: str | None, other: str | None) -> str | None:
 
 
 def column_names(names: Iterable[str], taken: Iterable[str]) -> list[str]:
-    """What the columns of fields are called: as they are, except that no two may differ in case only, nor be one of `taken` (`json_…` then)."""
+    """Return the columns of fields: their names, with a prefix `json_…` for one that equals another or one of `taken` but for case."""
     used = {name.lower() for name in taken}
     chosen = []
     for name in names:

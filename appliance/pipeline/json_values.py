@@ -30,7 +30,7 @@ from appliance.pipeline.table_kind import Field
 MISFITS = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError, TypeError)
 INSTANT = pa.timestamp("us", "UTC")
 YEAR_1_US, YEAR_10000_US = -62_135_596_800_000_000, 253_402_300_800_000_000
-"""Years that calendars have, in microseconds since 1970."""
+"""The years of a calendar, in microseconds since 1970."""
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 NUMBERS = frozenset((int, float, type(None)))
 Convert = Callable[[list[Any]], pa.Array]
@@ -59,7 +59,7 @@ def _texts(content: list[Any]) -> pa.Array:
 
 
 def _numbers(content: list[Any], kind: pa.DataType) -> pa.Array:
-    """Each by itself: Arrow would cut 1.5 to 1, take true for 1, and look at all to find how exact a float must be."""
+    """Convert each value by itself: Arrow would cut 1.5 to 1, accept true as 1, and let one float decide for the column."""
     kinds = set(map(type, content))
     if not NUMBERS.issuperset(kinds):
         raise ValueError("not all are numbers")
@@ -85,7 +85,7 @@ def _lists(content: list[Any], inner: Convert) -> pa.Array:
 
 
 def instants(content: list[Any]) -> pa.Array:
-    """RFC 3339 texts (without a zone: UTC), or seconds since 1970."""
+    """Convert RFC 3339 texts (without a zone: UTC), or seconds since 1970."""
     try:
         return instants_of(pa.array(content, pa.string()))
     except (pa.ArrowInvalid, pa.ArrowTypeError):
@@ -93,7 +93,7 @@ def instants(content: list[Any]) -> pa.Array:
 
 
 def instants_of(texts: pa.Array) -> pa.Array:
-    """By Arrow, all at once. Raises ArrowInvalid where one of them needs Python, or has a year that calendars do not have."""
+    """Convert all at once in Arrow. Raises ArrowInvalid if one needs Python, or has a year outside the calendar."""
     found = texts.cast(INSTANT)
     ticks = found.cast(pa.int64())
     if pc.any(pc.or_(pc.less(ticks, YEAR_1_US), pc.greater_equal(ticks, YEAR_10000_US))).as_py():
@@ -102,7 +102,7 @@ def instants_of(texts: pa.Array) -> pa.Array:
 
 
 def instant(content: Any) -> datetime.datetime:
-    """Everything that one of the two understands, whatever stands beside it: Python or Arrow."""
+    """Convert what Python or Arrow understands, independent of other values."""
     if content.__class__ in (int, float):
         return _EPOCH + datetime.timedelta(seconds=content)
     if content.__class__ is not str:
@@ -115,7 +115,7 @@ def instant(content: Any) -> datetime.datetime:
 
 
 _READ_AS = {"string": pa.string(), "bool": pa.bool_(), "int32": pa.int32(), "int64": pa.int64(), "double": pa.float64(), "timestamp[us, tz=UTC]": pa.string()}
-"""Types that Arrow reads as strictly as `json_values` does; times are read as texts first."""
+"""Types for which Arrow is as strict as this module; times are read as texts first."""
 
 
 def read_schema(names: list[str], kinds: list[pa.DataType]) -> pa.Schema | None:
@@ -126,7 +126,7 @@ def read_schema(names: list[str], kinds: list[pa.DataType]) -> pa.Schema | None:
 
 
 def read_plain_objects(values: pa.Array, schema: pa.Schema, required: tuple[str, ...] = ()) -> list[pa.Array] | None:
-    """Columns of `schema`, each as long as `values`; None if any of them is not plain. `required` must be there and not be null."""
+    """Return columns of `schema`, each as long as `values`; None if any value is irregular. `required` fields must not be missing or null."""
     if not len(values) or values.null_count:
         return None
     if not pc.all(pc.starts_with(values, "{")).as_py() or pc.any(pc.match_substring(values, "\n")).as_py():
@@ -158,7 +158,7 @@ OTHER_FIELDS = "other_fields"
 
 
 class JsonValues:
-    """Columns for `fields` and one for all others; `taken` are names that columns must not have."""
+    """Columns for `fields` and one for all others; `taken` are names that they must not have."""
 
     def __init__(self, fields: Sequence[Field], taken: Sequence[str] = (), required: tuple[str, ...] = ()) -> None:
         self._names = [field.name for field in fields]
@@ -176,7 +176,7 @@ class JsonValues:
         return self.decode_at_once(values) or self.decode_one_by_one(values)
 
     def decode_at_once(self, values: pa.Array) -> ValueColumns | None:
-        """None where one of them is not plain."""
+        """Return None if one value is irregular."""
         plain = None if self._plain is None else read_plain_objects(values, self._plain, self._required)
         if plain is None:
             return None
@@ -200,7 +200,7 @@ class JsonValues:
         return ValueColumns(columns, problems)
 
     def _open(self, values: list[bytes | None]) -> tuple[list[dict[str, Any]], list[int], dict[int, str]]:
-        """(objects, the row of each, what is wrong with the rest)"""
+        """Return (objects, the row of each, the problems of the other rows)."""
         documents, rows, problems = [], [], {}
         for row, value in enumerate(values):
             if value is None:
@@ -236,7 +236,7 @@ def _shown(content: Any, kind: pa.DataType) -> str:
 
 
 def _find_misfits(convert: Convert, content: list[Any], start: int) -> list[int]:
-    """Which of `content` do not convert: halved until what is wrong stands alone."""
+    """Return which of `content` do not convert, by halving until the failing values stand alone."""
     try:
         convert(content)
     except MISFITS:

@@ -41,7 +41,7 @@ def publish_once(temporary: str, path: str, content: bytes) -> bool:
 
 
 def make_directories(path: str) -> None:
-    """Beside another loader, which may make the same ones."""
+    """Create directories; another loader may create the same ones at the same time."""
     for _ in range(path.count("/")):
         with suppress(FileExistsError):
             return file_io.make_directories(path)
@@ -49,7 +49,7 @@ def make_directories(path: str) -> None:
 
 
 def link_once(source: str, target: str) -> bool:
-    """link(2), which fails when `target` is there: the one step by which a name is given once. False then.
+    """link(2): False if `target` exists. The single step that gives a name at most once.
 
     Over NFS the answer to a successful link may be lost, so that its repetition fails; the number of links shows which.
     """
@@ -66,7 +66,7 @@ def link_once(source: str, target: str) -> bool:
 
 
 def numbers_of(names: Iterable[str]) -> list[int]:
-    """Of files called NUMBER.json."""
+    """Return the numbers of the files called NUMBER.json."""
     return [int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit()]
 
 
@@ -91,14 +91,14 @@ class LoadDirectory:
     # --- whose it is
 
     def look(self) -> TableKind | None:
-        """What table is there; None where there is none yet. Raises LoadProblem where something else is. Changes nothing."""
+        """Return the kind of the existing table, or None. Raises LoadProblem for other contents. Changes nothing."""
         if owner := foreign_owner(self.path, BOOKS):
             raise LoadProblem(owner)
         file = f"{self._books}/table.json"
         return decode_table_kind(file_io.read_file(file), file) if file_io.exists(file) else None
 
     def open(self, kind: TableKind) -> None:
-        """Take the directory, which is made where it is missing. Raises LoadProblem when it holds something else than `kind`, ConcurrentLoader."""
+        """Create the directory if it is missing, and lock it. Raises LoadProblem if it is not of `kind`, and ConcurrentLoader."""
         self.look()
         for directory in (self._manifests, self._plans, self._staging, self._topics):
             make_directories(directory)
@@ -107,7 +107,7 @@ class LoadDirectory:
         self.check_kind(kind)
 
     def check_kind(self, wanted: TableKind) -> None:
-        """Raises LoadProblem where another kind of table is."""
+        """Raises LoadProblem for another kind of table."""
         found = self.look()
         if found is not None and (problem := found.difference(wanted)):
             raise LoadProblem(f"{self.path} {problem}")
@@ -133,12 +133,12 @@ class LoadDirectory:
         return decode_topic_format(file_io.read_file(file), file) if file_io.exists(file) else None
 
     def topic_formats(self) -> dict[str, TopicFormat]:
-        """Of every topic that was loaded."""
+        """Return the format of each loaded topic."""
         found = {name: self.topic_format(name) for name in sorted(name.removesuffix(".json") for name in file_io.listdir(self._topics))}
         return {name: chosen for name, chosen in found.items() if chosen is not None}
 
     def keep_topic_format(self, topic: str, chosen: TopicFormat) -> TopicFormat:
-        """Written once, at a topic's first load; what stands there counts."""
+        """Store a topic's format at its first load; a stored one wins."""
         self._publish_once(f"{self._topics}/{topic}.json", chosen.encode())
         kept = self.topic_format(topic)
         assert kept is not None
@@ -163,7 +163,7 @@ class LoadDirectory:
             raise DamagedTable(f"manifest {number} of {self.path} is not there, though later ones are") from None
 
     def plan(self, number: int) -> Plan | None:
-        """The plan that a run before made for commit `number`."""
+        """Return the plan that an earlier run stored for commit `number`."""
         path = f"{self._plans}/{number:08d}.json"
         return decode_plan(file_io.read_file(path), path) if file_io.exists(path) else None
 
@@ -177,7 +177,7 @@ class LoadDirectory:
     # --- a commit
 
     def staging(self, number: int) -> str:
-        """Where the tasks of commit `number` write."""
+        """Return the staging directory of commit `number`."""
         return f"{self._staging}/{number:08d}-{self.life}"
 
     def begin(self, number: int) -> str:
@@ -218,7 +218,7 @@ class LoadDirectory:
                 raise LoadProblem(f"{path} has {size_bytes} bytes, its task wrote {file.size_bytes}")
 
     def place(self, manifest: Manifest) -> None:
-        """Bring the files of a published manifest into sight; what is there already stays. The end of a commit."""
+        """Rename the files of a published manifest to their places; idempotent. The end of a commit."""
         staging = self.staging_of(manifest)
         touched = set()
         for file in (*manifest.files, *manifest.bad_files):
@@ -247,7 +247,7 @@ class LoadDirectory:
     # --- after a death
 
     def recover(self) -> Manifest | None:
-        """Finish the last commit, sweep what was never published. Returns the last manifest."""
+        """Finish the last commit and remove what was never published. Return the last manifest."""
         last = self.last_manifest()
         kept = None if last is None else os.path.basename(self.staging_of(last))
         leftovers = file_io.listdir(self._staging)
@@ -280,7 +280,7 @@ class LoadDirectory:
                 self.drop_plan(number)
 
     def _remove(self, staging: str) -> None:
-        """A staging directory, which is flat."""
+        """Remove a staging directory, which has no subdirectories."""
         with suppress(FileNotFoundError):
             for name in file_io.listdir(staging):
                 file_io.unlink_if_there(f"{staging}/{name}")
@@ -292,7 +292,7 @@ class LoadDirectory:
         return f"{self._manifests}/{number:08d}.json"
 
     def _publish_once(self, path: str, content: bytes) -> bool:
-        """Give `path` this content for good; False if it has one already."""
+        """Create `path` with this content; False if it exists."""
         try:
             return publish_once(f"{self._books}/{NEW}{self.life}", path, content)
         except FileNotFoundError as error:

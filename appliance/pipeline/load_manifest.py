@@ -1,7 +1,7 @@
 """The metadata of a load as values: what is to be loaded (plan), what was loaded into which files (manifest). No file access.
 
-A manifest is the only truth about how far a load is: it carries the position of every partition, so that the last one alone says where to go on. Weak spot:
-a manifest grows with the number of partitions, some 30 bytes each, and all manifests are kept.
+The last manifest alone states the progress of a load: it has the position of every partition. Weak spot: a manifest grows
+with the number of partitions, some 30 bytes each, and all manifests are kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Positions = Mapping[TopicPartition, int]
 
 
 class StagedFile(NamedTuple):
-    """A file that a task has written: its name in the staging directory, and where in the table it belongs."""
+    """A file of a task: its name in the staging directory, and its place in the table."""
 
     staged: str
     path: str
@@ -28,7 +28,7 @@ class StagedFile(NamedTuple):
 
 
 class SkippedRange(NamedTuple):
-    """Offsets that were passed over because the user allowed it, and why: `lost` (deleted before they were loaded) or `corrupt`."""
+    """Offsets that were skipped with the user's consent, and why: `lost` (deleted before they were loaded) or `corrupt`."""
 
     topic: str
     partition: int
@@ -41,7 +41,7 @@ class SkippedRange(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What commit `number` shall hold."""
+    """The planned contents of commit `number`."""
 
     number: int
     ranges: tuple[OffsetRange, ...]
@@ -130,7 +130,7 @@ def _ranges(documents: Iterable[list[Any]]) -> tuple[OffsetRange, ...]:
 
 
 def positions_after(positions: Positions, ranges: Iterable[OffsetRange]) -> dict[TopicPartition, int]:
-    """Positions once all of `ranges` are loaded."""
+    """Return the positions after `ranges` are loaded."""
     after = dict(positions)
     for each in ranges:
         partition = TopicPartition(each.topic, each.partition)

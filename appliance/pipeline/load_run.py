@@ -41,7 +41,7 @@ DELTA_LOG = "_delta_log"
 
 
 class DeltaLog:
-    """The Delta table in `directory`, made at its first commit."""
+    """The Delta table in `directory`; its first commit creates it."""
 
     def __init__(self, directory: LoadDirectory, formats: Mapping[str, TopicFormat], *, by_arrival: bool) -> None:
         self._directory = directory
@@ -55,7 +55,7 @@ class DeltaLog:
         self._schema = pa.schema([*schemas[topics[0]], *PARTITIONED_BY])
 
     def follow(self, last: Manifest | None) -> int:
-        """Bring Delta's log up to `last`; returns how many commits that took. Any number of times, with the same result."""
+        """Add all commits up to `last` to Delta's log; return how many were added. Idempotent."""
         if last is None:
             return 0
         from deltalake import DeltaTable
@@ -89,13 +89,13 @@ def _added(manifest: Manifest) -> list[Any]:
 
 
 def partition_values(path: str) -> dict[str, str | None]:
-    """topic, date, hour out of a file's path."""
+    """Return topic, date and hour from a file's path."""
     pairs = [part.partition("=") for part in path.split("/")[:-1]]
     return {name: None if value == UNKNOWN else unquote(value) for name, _, value in pairs}
 
 
 class LoadOrder(NamedTuple):
-    """What the user asked for."""
+    """The parsed options of `millrace load`."""
 
     topics: Sequence[str]
     path: str
@@ -109,7 +109,7 @@ class LoadOrder(NamedTuple):
 
 
 class LoadView(NamedTuple):
-    """How things stand: the logs, and how far they are loaded."""
+    """The ends of the logs, and the loaded positions."""
 
     survey: Survey
     positions: Positions
@@ -117,7 +117,7 @@ class LoadView(NamedTuple):
 
 
 def look(order: LoadOrder) -> LoadView:
-    """Nothing is changed. Raises LoadProblem, SourceProblem and what the client raises."""
+    """Changes nothing. Raises LoadProblem, SourceProblem and the client's errors."""
     directory = LoadDirectory(order.path, "look")
     kind = directory.look()
     with TopicOffsets(order.access) as offsets:
@@ -138,7 +138,7 @@ def spark_runner(options: SessionOptions, on_progress: Callable[[Progress], None
 
 
 def _planned_topics(order: LoadOrder, directory: LoadDirectory, offsets: TopicOffsets, number: int) -> set[str]:
-    """Those that the plan of a dead run takes along. A plan with a topic that is gone, or another one now, is dropped: nothing of it was published."""
+    """Return the topics of a dead run's plan. A plan with a deleted or re-created topic is dropped: nothing of it was published."""
     plan = directory.plan(number)
     if plan is None:
         return set()
@@ -154,7 +154,7 @@ def _planned_topics(order: LoadOrder, directory: LoadDirectory, offsets: TopicOf
 
 
 def follower(order: LoadOrder, directory: LoadDirectory, formats: Mapping[str, TopicFormat]) -> Callable[[Manifest | None], object]:
-    """What else must learn of a commit that is in sight. Raises LoadProblem when that is not possible with these topics."""
+    """Return what must follow a published commit (Delta's log). Raises LoadProblem if these topics do not fit one Delta table."""
     if order.file_format != "delta":
         return lambda manifest: None
     from appliance.pipeline.load_run import DeltaLog
@@ -165,7 +165,7 @@ def follower(order: LoadOrder, directory: LoadDirectory, formats: Mapping[str, T
 def load_directory(
     order: LoadOrder, life: str, clock: Clock, open_runner: Callable[[], AbstractContextManager[TaskRunner]], on_commit: Callable[[CommitDone], None]
 ) -> Positions:
-    """Load what there is now; returns the positions then. `open_runner` starts Spark, when there is something to do."""
+    """Load up to the current ends; return the new positions. `open_runner` starts Spark if there is anything to load."""
     view = look(order)
     directory = LoadDirectory(order.path, life)
     directory.open(order.kind(view.survey))

@@ -37,7 +37,7 @@ class Destination(NamedTuple):
 
 
 def parse_destination(text: str) -> Destination:
-    """Raises LoadProblem for what cannot be loaded into, with the reason."""
+    """Parse `--to`. Raises LoadProblem, with the reason, for a place that cannot be loaded into."""
     if not text:
         raise LoadProblem("--to is empty; name a directory, or postgresql://USER@HOST/DATABASE")
     found = _SCHEME.match(text)
@@ -58,14 +58,14 @@ def parse_destination(text: str) -> Destination:
 
 
 class Extent(NamedTuple):
-    """What the log of a partition holds: `start` inclusive, `end` exclusive (the last stable offset: what a read_committed reader may see)."""
+    """The log of a partition: `start` inclusive, `end` exclusive (the last stable offset)."""
 
     start: int
     end: int
 
 
 class Due(NamedTuple):
-    """What there is to load, and what was deleted before it could be."""
+    """What is to be loaded, and what was deleted before it was loaded."""
 
     ranges: tuple[OffsetRange, ...]
     lost: tuple[SkippedRange, ...]
@@ -80,7 +80,7 @@ class Due(NamedTuple):
 
 
 def find_due(extents: Mapping[TopicPartition, Extent], positions: Mapping[TopicPartition, int]) -> Due:
-    """From each partition's position (its log's start, where there is none yet) to its end."""
+    """Return the ranges from each partition's position (without one, its log start) to its end."""
     ranges, lost = [], []
     for partition, extent in sorted(extents.items()):
         position = positions.get(partition, extent.start)
@@ -98,7 +98,7 @@ def find_due(extents: Mapping[TopicPartition, Extent], positions: Mapping[TopicP
 
 
 def next_ranges(due: Due, records_max: int) -> tuple[OffsetRange, ...]:
-    """The beginnings of what is due that make one commit: of each partition in proportion, so that all of them go forward together.
+    """Return the first part of each range, in proportion, so that all partitions progress together.
 
     A partition that lost all it had has a range of nothing, which moves its position.
     """
@@ -115,18 +115,18 @@ KEPT = "a table keeps its form: load it into another place"
 
 
 class PartitionLag(NamedTuple):
-    """One line of the lag report."""
+    """A row of the lag report."""
 
     topic: str
     partition: int
     loaded: int | None
-    """the next offset to load; None where nothing was loaded yet"""
+    """the next offset to load; None if nothing was loaded yet"""
     start: int
     end: int
 
     @property
     def lag(self) -> int:
-        """Offsets that are not loaded yet and still there."""
+        """Return the number of offsets that are not loaded and still exist."""
         return self.end - max(self.start, min(self.end, self.start if self.loaded is None else self.loaded))
 
     @property
@@ -148,7 +148,7 @@ class Survey(NamedTuple):
 
 
 def survey_topics(offsets: TopicOffsets, topics: Iterable[str]) -> Survey:
-    """Raises SourceProblem for a topic that is not there."""
+    """Raises SourceProblem for a topic that does not exist."""
     names = sorted(set(topics))
     partitions = offsets.partitions_of(names)
     starts, ends = offsets.earliest(partitions), offsets.latest(partitions)
@@ -156,7 +156,7 @@ def survey_topics(offsets: TopicOffsets, topics: Iterable[str]) -> Survey:
 
 
 class LoadRequest(NamedTuple):
-    """How the user wants records decoded; None where nothing was said."""
+    """The decoding options; None where an option was not given."""
 
     decode: str | None = None
     fields: Sequence[Field] | None = None
@@ -164,7 +164,7 @@ class LoadRequest(NamedTuple):
 
 
 def choose_format(topic: str, survey: Survey, wish: LoadRequest, kept: TopicFormat | None) -> TopicFormat:
-    """The format of a topic's first load, or the kept one, which later runs may repeat but not change. Raises LoadProblem."""
+    """Return the format of a topic's first load, or the stored one, which later runs may repeat but not change. Raises LoadProblem."""
     number = survey.access.topic_id(topic)
     topic_id = None if number is None else str(TopicId(number))
     if kept is not None:
@@ -193,7 +193,7 @@ def _word(value: object) -> str:
 
 
 def _sampled_fields(topic: str, survey: Survey) -> tuple[Field, ...]:
-    """From the first records of every partition."""
+    """Infer fields from the first records of every partition."""
     from appliance.pipeline.json_fields import infer_fields
 
     values: list[bytes | None] = []

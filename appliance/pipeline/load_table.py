@@ -39,7 +39,7 @@ def address_of(order: LoadOrder) -> TableAddress:
 
 
 def look_at_table(order: LoadOrder) -> LoadView:
-    """How things stand; nothing is changed."""
+    """Return log ends and loaded positions. Changes nothing."""
     topic = only_topic(order)
     with TopicOffsets(order.access) as offsets:
         survey = survey_topics(offsets, [topic])
@@ -51,7 +51,7 @@ def look_at_table(order: LoadOrder) -> LoadView:
 
 
 def load_table(order: LoadOrder, session: SessionOptions, on_round: Callable[[CommitDone], None]) -> Positions:
-    """Load what there is now; returns the positions then."""
+    """Load up to the current ends; return the new positions."""
     topic = only_topic(order)
     with TopicOffsets(order.access) as offsets:
         survey = survey_topics(offsets, [topic])
@@ -72,7 +72,7 @@ def _on_spark(context: Any, job: CopyJob, ranges: Iterable[OffsetRange]) -> list
 
 
 class TableLoad:
-    """Brings `table`, which is open, up to its ends."""
+    """Load up to the ends into `table`, which is open."""
 
     def __init__(self, table: PostgresTable, job: CopyJob, rules: LoadRules, run_tasks: CopyRunner) -> None:
         self._table = table

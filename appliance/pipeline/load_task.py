@@ -28,7 +28,7 @@ POLL_SECONDS = 0.2
 
 
 class Progress(NamedTuple):
-    """Of one commit: offsets that are done, and bytes of records in them."""
+    """Progress of one commit: loaded offsets, and bytes of their records."""
 
     offsets: int
     record_bytes: int
@@ -63,7 +63,7 @@ class SparkTasks:
 
 
 def collected(context: Any, run: Callable[[OffsetRange], Any], ranges: Iterable[OffsetRange]) -> list[Any]:
-    """What `run` returned for each range. Raises LoadProblem with what the first that was given up said last."""
+    """Return the results of `run` for each range. Raises LoadProblem with the last error of the first task that Spark gave up."""
     from py4j.protocol import Py4JError, Py4JNetworkError
     from pyspark.errors import PySparkException
 
@@ -78,7 +78,7 @@ def collected(context: Any, run: Callable[[OffsetRange], Any], ranges: Iterable[
 
 
 def last_words(text: str) -> str:
-    """The exception at the end of the first Python traceback in what Spark says; without one, how the text begins."""
+    """Return the exception of the first Python traceback in Spark's text; without one, the start of the text."""
     found = re.search(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)", text)
     return found.group(1) if found else text.strip()[:300]
 
@@ -95,7 +95,7 @@ def _run_on_worker(job: LoadJob, offsets: Any, record_bytes: Any, wanted: Offset
 
 
 class LoadJob(NamedTuple):
-    """The same for all tasks of a commit; pickled into each."""
+    """The parameters that all tasks of a commit share; pickled into each."""
 
     access: ClusterAccess
     staging: str
@@ -104,25 +104,25 @@ class LoadJob(NamedTuple):
 
 
 class TaskResult(NamedTuple):
-    """What a task did with `range`."""
+    """The result of a task for `range`."""
 
     range: OffsetRange
     files: tuple[StagedFile, ...] = ()
     bad_files: tuple[StagedFile, ...] = ()
     skipped: tuple[SkippedRange, ...] = ()
     record_bytes: int = 0
-    """keys and values that were read"""
+    """bytes of keys and values that were read"""
     problem: str | None = None
 
 
 class TaskRunner(Protocol):
-    """Runs tasks somewhere and returns all results, in any order."""
+    """Runs tasks and returns all results, in any order."""
 
     def __call__(self, job: LoadJob, ranges: Iterable[OffsetRange]) -> list[TaskResult]: ...
 
 
 class Skips:
-    """What the reader could not give. The loader decides whether that may be."""
+    """Ranges that the reader skipped. The loader decides whether that is accepted."""
 
     def __init__(self) -> None:
         self.found: list[SkippedRange] = []
@@ -135,7 +135,7 @@ class Skips:
 
 
 Read = Callable[[LoadJob, OffsetRange, Sequence[str], Skips], Iterable[Any]]
-"""Batches of a range with the columns asked for; what cannot be read goes to the skips."""
+"""Yield batches of a range with the requested columns; ranges that cannot be read go to the skips."""
 
 
 def read_records(job: LoadJob, wanted: OffsetRange, columns: Sequence[str], skips: Skips) -> Iterable[Any]:

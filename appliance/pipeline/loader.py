@@ -26,13 +26,13 @@ from appliance.pipeline.problems import DamagedTable, LoadProblem
 from appliance.pipeline.table_kind import TopicFormat
 
 COMMIT_RECORDS = 16_000_000
-"""Offsets in one commit: the work that a death costs, and how often there is something new to see."""
+"""Offsets in one commit: the work that a crash costs, and how often new files become visible."""
 TASK_RECORDS = 500_000
 """Offsets in one task, which writes one file for each hour that it finds: some 100 MB of log lines."""
 
 
 class LoadRules(NamedTuple):
-    """What the user allows, and sizes."""
+    """The losses that the user accepts, and the sizes of commits and tasks."""
 
     accept_loss: bool = False
     skip_corrupt: bool = False
@@ -42,7 +42,7 @@ class LoadRules(NamedTuple):
 
 
 class Loader:
-    """Brings `directory`, which is open, up to `extents`."""
+    """Load everything below `extents` into `directory`, which is open."""
 
     def __init__(self, directory: LoadDirectory, access: ClusterAccess, formats: Mapping[str, TopicFormat], rules: LoadRules,
                  run_tasks: TaskRunner, clock: Clock, on_placed: Callable[[Manifest], object] = lambda manifest: None) -> None:  # fmt: skip
@@ -55,7 +55,7 @@ class Loader:
         self._on_placed = on_placed
 
     def run(self, extents: Mapping[TopicPartition, Extent], on_commit: Callable[[CommitDone], None] = lambda done: None) -> Positions:
-        """Load everything up to the ends in `extents`; returns the positions then."""
+        """Load up to the ends in `extents`; return the new positions."""
         last = self._directory.recover()
         number = 1 if last is None else last.number + 1
         positions: Positions = {} if last is None else last.positions
@@ -77,7 +77,7 @@ class Loader:
             plan = None
 
     def _lost_before(self, plan: Plan, positions: Positions) -> tuple[SkippedRange, ...]:
-        """What lies between the positions and a plan that begins behind them."""
+        """Yield the ranges between the positions and a plan that starts after them."""
         partitions = [(each, positions.get(each.topic_partition, each.start)) for each in plan.ranges]
         if early := [each for each, position in partitions if position > each.start]:
             raise DamagedTable(f"plan {plan.number} of {self._directory.path} begins before what is loaded: {early[0]}")
@@ -108,7 +108,7 @@ class Loader:
         return manifest, sum(result.record_bytes for result in results)
 
     def _check_results(self, planned: Iterable[OffsetRange], results: Iterable[TaskResult]) -> None:
-        """Every offset of the plan by exactly one task, and nothing left out that may not be."""
+        """Check that one task loaded each offset of the plan, and that only accepted losses are missing."""
         results = sorted(results, key=lambda result: result.range)
         problems = sorted({result.problem for result in results if result.problem})
         if problems:

@@ -36,7 +36,7 @@ from appliance.storage.meta_properties import META_PROPERTIES, MetaProperties
 
 
 class LocalRow(NamedTuple):
-    """A row as it was found, the table to read it again from, and where the partition's files are."""
+    """A row, its table (to read it again), and the partition's directory."""
 
     topic_id: TopicId
     directory: str
@@ -45,7 +45,7 @@ class LocalRow(NamedTuple):
     row: Row
 
     def read(self) -> Row:
-        """The row now. Raises `TornRow`, also when the row is not this partition's any more."""
+        """Read the row again. Raises `TornRow`, also if the row now belongs to another partition."""
         row = self.table.read(self.row_index)
         if row.row_generation != self.row.row_generation or row.role not in (ROLE_LEADER, ROLE_FOLLOWER):
             raise TornRow(f"{self.directory} is not served here any more")
@@ -57,7 +57,7 @@ class LocalRow(NamedTuple):
 
 
 def find_local_row(cluster_id: str, data_directory: str | None, topic: str, topic_id: TopicId, partition: int) -> LocalRow | str:
-    """The partition on the first box that serves it, or in words why there is none. Close its table."""
+    """Return the partition on the first box that serves it, or why there is none. The caller closes its table."""
     reason = f"no running box of this machine has the directory {data_directory}" if data_directory else "this user sees no running box on this machine"
     found_box = False
     for known in boxes_with(data_directory):
@@ -91,7 +91,7 @@ def _cluster_id(box: Box) -> str | None:
 
 
 def _row(table: PartitionTableReader, topic_id: TopicId, partition: int) -> tuple[int, Row] | None:
-    """Index and row of a partition that is served; all rows are compared at once."""
+    """Return index and row of a served partition; all rows are compared at once."""
     if not is_alive(table.shared.pid) or table.disk_state not in (DISK_ONLINE, DISK_FULL) or table.is_suspect:
         return None
     high, low = topic_id_words(topic_id)

@@ -37,14 +37,14 @@ MADV_POPULATE_READ = 22
 
 
 class Window(NamedTuple):
-    """`memory[n]` is the byte at `start` + n of the file."""
+    """A window of the file: `memory[n]` is its byte at `start` + n."""
 
     memory: memoryview
     start: int
 
 
 class SegmentFile:
-    """One open segment. `descriptor` is taken over, and closed with the rest."""
+    """An open segment. It owns `descriptor`."""
 
     def __init__(self, descriptor: int, path: str, is_active: bool) -> None:
         self._descriptor = descriptor
@@ -59,7 +59,7 @@ class SegmentFile:
 
     @property
     def size_bytes(self) -> int:
-        """When it was opened."""
+        """Return the file's size when it was opened."""
         return self._figures.st_size
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class SegmentFile:
 
     @contextmanager
     def window(self, position: int, end: int) -> Iterator[Window]:
-        """The bytes from `position` (or a little before) to `end`. Raises OSError when the disk fails."""
+        """Return the bytes from `position` (or slightly before) to `end`. Raises OSError if the disk fails."""
         start = position // PAGE_BYTES * PAGE_BYTES
         content = self._mapped(start, end) if self._is_resident(start, end - start) else self._read(start, end)
         memory = memoryview(content)
@@ -116,11 +116,11 @@ _END_OF_SEGMENT = 2**62
 
 
 class NotReadHere(Exception):
-    """This machine cannot give the range, or the rest of it; the text says why. Another path may."""
+    """This machine cannot read the range, or the rest of it; the text says why. Another path may."""
 
 
 class LocalSegments:
-    """One partition of a local box, for one range, to be read once."""
+    """One partition of a local box, to read one range once."""
 
     def __init__(self, found: LocalRow, wanted: OffsetRange, read_committed: bool, window_bytes: int = WINDOW_BYTES) -> None:
         self._found = found
@@ -129,7 +129,7 @@ class LocalSegments:
         self._window_bytes = window_bytes
 
     def raw_batches(self, progress: ReadProgress, on_data_loss: OnDataLoss) -> Generator[RawBatches, None, None]:
-        """Windows of segments, each to be scanned before the next is asked for. Raises `NotReadHere`."""
+        """Yield windows of segments; each must be scanned before the next. Raises `NotReadHere`."""
         try:
             yield from self._windows(progress, on_data_loss)
         except (RequestRefused, StorageFailed, TornRow, OSError, ValueError) as error:
@@ -166,7 +166,7 @@ class LocalSegments:
             progress.lose(end)
 
     def _aborted(self, reading: LogReading, progress: ReadProgress) -> AbortedRecords | None:
-        """Of the whole range at once: the same object follows it through all segments."""
+        """Return the aborted transactions of the whole range; one object for all segments."""
         if not self._read_committed:
             return None
         if self._found.aborted_end <= progress.next_offset or not reading.segments():
@@ -176,7 +176,7 @@ class LocalSegments:
 
     def _segment(self, reading: LogReading, row: Row, located: Located, aborted: AbortedRecords | None, progress: ReadProgress,
                  on_data_loss: OnDataLoss) -> Iterator[RawBatches]:  # fmt: skip
-        """From a place on to the end of its segment."""
+        """Yield windows from a position to the end of its segment."""
         base = located.segment_base_offset
         is_active = base == row.watermark_base_offset
         path = segment_path(self._found.directory, base, LOG_SUFFIX)
@@ -201,13 +201,13 @@ class LocalSegments:
                 progress.reach(min(following, self._wanted.end))
 
     def _require_topic(self) -> None:
-        """The directory is the topic's, not that of another one that was given its name."""
+        """Return whether the directory belongs to this topic id, not to another topic of that name."""
         if read_topic_id(self._found.directory) != self._found.topic_id:
             raise NotReadHere(f"{self._found.directory} belongs to another topic now")
 
 
 def find_local_segments(access: ClusterAccess, wanted: OffsetRange) -> LocalSegments | str:
-    """The box of this machine that holds the range up to its end, or why there is none."""
+    """Return the partition if a box of this machine has the whole range, or why not."""
     topic_id = access.topic_id(wanted.topic)
     if topic_id is None or not access.cluster_id:
         return "the cluster does not tell the ids of topics"

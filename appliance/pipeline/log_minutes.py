@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 SEVERITIES = ("emerg", "alert", "crit", "err", "warning", "notice", "info", "debug")
 ERROR_SEVERITY_MAX = 3
-"""err and worse"""
+"""err and more severe"""
 SLACK = "1 minute"
-"""How much later than `late` a partition may be read than the others."""
+"""How much later than `late` one partition may be read than another."""
 TOP_APPS = 20
 TOP_MESSAGES = 10
 SKETCH_ENTRIES = 3000
 TEMPLATE_CHARACTERS = 160
 UNKNOWN_HOST = "-"
 SOURCE_SCHEMA = "value binary, timestamp timestamp, headers array<struct<key: string, value: binary>>"
-"""The columns that are needed, as Spark writes a schema."""
+"""The needed columns, as Spark writes a schema."""
 FIRST_TIME, LAST_TIME = "timestamp'1970-01-01 00:00:00Z'", "timestamp'9999-01-01 00:00:00Z'"
-"""A record's own time is taken for one between these, so that nothing can be added to it that overflows."""
+"""A record's time counts only between these, so that no addition to it overflows."""
 _ARRIVAL = "cast(get(filter(headers, header -> header.key = 'arrival_ms'), 0).value as string)"
 _IS_ARRIVAL = "'^[0-9]{1,14}$'"
-"""Any other arrival is as good as none."""
+"""Another value of the header is ignored."""
 _FIELDS = "host string, app string, severity int, message string"
 _WORD_WITH_DIGIT = r"[^\s=:,;\"'()\[\]{}<>|]*[0-9][^\s=:,;\"'()\[\]{}<>|]*"
 
 
 def log_minutes(records: DataFrame, late: str = "2 minutes") -> DataFrame:
-    """One row for each minute and host, when the minute is over. `records` as the source gives them, with headers."""
+    """Return one row for each complete minute and host. `records` are the source's, with headers."""
     from pyspark.sql import functions as f
 
     counted = _events(records, late).withWatermark("event_time", _sum_of(late, SLACK)).groupBy(f.window("event_time", "1 minute").alias("window"), "host").agg(

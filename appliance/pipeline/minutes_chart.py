@@ -25,12 +25,12 @@ class Picture(str):
     """The text of an SVG file; a notebook draws it."""
 
     def _repr_svg_(self) -> str:
-        """As IPython asks objects how they look."""
+        """IPython's protocol for rich display."""
         return str(self)
 
 
 def draw_errors(rows: Iterable[Mapping[str, Any]], title: str = "errors per minute") -> Picture:
-    """`rows` have `minute` (a datetime), `host` and `errors`, as the table `minutes` of `millrace stream` has."""
+    """Draw `rows` with `minute` (a datetime), `host` and `errors`, as in the table `minutes` of `millrace stream`."""
     errors: dict[datetime, dict[str, int]] = defaultdict(dict)
     totals: dict[str, int] = defaultdict(int)
     for row in rows:

@@ -25,7 +25,7 @@ OffsetDocument: TypeAlias = dict[str, dict[str, int]]
 
 
 def offsets_to_document(offsets: Mapping[TopicPartition, int]) -> OffsetDocument:
-    """What `json.dumps` turns into the connector's text."""
+    """Return a document whose `json.dumps` is the connector's text."""
     document: OffsetDocument = {}
     for partition in sorted(offsets):
         document.setdefault(partition.topic, {})[str(partition.partition)] = offsets[partition]
@@ -38,7 +38,7 @@ def offsets_from_document(document: Mapping[str, Mapping[str, int]]) -> dict[Top
 
 
 def parse_offsets(name: str, text: str) -> dict[TopicPartition, int]:
-    """Offsets or times of partitions, from an option's text. Raises `SourceProblem`."""
+    """Parse offsets or times of partitions. Raises `SourceProblem`."""
     document = _load(name, text, _OFFSETS_EXAMPLE)
     found = {}
     for topic, numbers in document.items():
@@ -54,7 +54,7 @@ def parse_offsets(name: str, text: str) -> dict[TopicPartition, int]:
 
 
 def parse_partitions(name: str, text: str) -> tuple[TopicPartition, ...]:
-    """Partitions, from an option's text. Raises `SourceProblem`."""
+    """Parse partitions. Raises `SourceProblem`."""
     document = _load(name, text, _PARTITIONS_EXAMPLE)
     found = []
     for topic, numbers in document.items():
@@ -67,7 +67,7 @@ def parse_partitions(name: str, text: str) -> tuple[TopicPartition, ...]:
 
 
 def describe_partitions(partitions: Iterable[TopicPartition]) -> str:
-    """`a-0, a-1`, or the first few of many."""
+    """Return `a-0, a-1`, or the first few of many."""
     names = [str(each) for each in sorted(partitions)]
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
@@ -94,13 +94,13 @@ STARTING, ENDING = "starting", "ending"
 
 
 class EveryPartition(NamedTuple):
-    """EARLIEST or LATEST, of all partitions."""
+    """EARLIEST or LATEST for all partitions."""
 
     place: int
 
 
 class GivenOffsets(NamedTuple):
-    """By partition; EARLIEST and LATEST stand for these."""
+    """Offsets by partition, or EARLIEST and LATEST for them."""
 
     option: str
     offsets: dict[TopicPartition, int]
@@ -113,14 +113,14 @@ class AtTime(NamedTuple):
     everywhere: int | None
     by_partition: dict[TopicPartition, int]
     latest_if_none: bool
-    """what no record is so late for begins at the end; else that is an error"""
+    """if no record is that late: start at the end (True), or fail"""
 
 
 OffsetLimit: TypeAlias = EveryPartition | GivenOffsets | AtTime
 
 
 def read_limit(values: OptionValues, side: str, default: int) -> OffsetLimit:
-    """The limit of one side. Raises `SourceProblem`."""
+    """Parse the limit of one side. Raises `SourceProblem`."""
     latest_if_none = side == ENDING or values.choice("startingOffsetsByTimestampStrategy", "error", ("error", "latest")) == "latest"
     if (option := f"{side}Timestamp") in values:
         return AtTime(option, values.number(option, 0), {}, latest_if_none)
@@ -145,7 +145,7 @@ def read_limit(values: OptionValues, side: str, default: int) -> OffsetLimit:
 
 
 def refuse_place(limit: OffsetLimit, side: str, place: int, word: str) -> None:
-    """A batch cannot start at the end, nor end at the beginning. Raises `SourceProblem`."""
+    """Refuse a batch that starts at the end or ends at the beginning. Raises `SourceProblem`."""
     if limit == EveryPartition(place):
         raise SourceProblem(f"{side} offset can't be {word} for batch queries on Millrace")
     if isinstance(limit, GivenOffsets):
@@ -155,7 +155,7 @@ def refuse_place(limit: OffsetLimit, side: str, place: int, word: str) -> None:
 
 
 def resolve(limit: OffsetLimit, partitions: Iterable[TopicPartition], cluster: TopicOffsets) -> dict[TopicPartition, int]:
-    """The offset of every partition. Raises `SourceProblem`."""
+    """Return the offset of every partition. Raises `SourceProblem`."""
     wanted = sorted(set(partitions))
     match limit:
         case EveryPartition(place):

@@ -12,7 +12,7 @@ from appliance.base.model import TopicPartition
 
 
 class OffsetRange(NamedTuple):
-    """start <= offset < end of one partition."""
+    """Offsets start <= offset < end of one partition."""
 
     topic: str
     partition: int
@@ -29,7 +29,7 @@ class OffsetRange(NamedTuple):
 
 
 def split_ranges(ranges: Iterable[OffsetRange], min_partitions: int | None = None, max_records: int | None = None) -> list[OffsetRange]:
-    """The ranges that hold something, none longer than `max_records`; then, if these are fewer than `min_partitions`, the long ones split in proportion."""
+    """Return the non-empty ranges, split at `max_records`; if they are fewer than `min_partitions`, long ones are split in proportion."""
     wanted = [each for each in ranges if each.size > 0]
     if max_records is not None:
         wanted = [piece for each in wanted for piece in _divide(each, -(-each.size // max_records))]
@@ -39,7 +39,7 @@ def split_ranges(ranges: Iterable[OffsetRange], min_partitions: int | None = Non
 
 
 def _spread(ranges: Sequence[OffsetRange], min_partitions: int) -> list[OffsetRange]:
-    """Ranges too short for a share of their own stay whole; the others get theirs of what is left."""
+    """Split long ranges in proportion; ranges that are too short for a share stay whole."""
     total = sum(each.size for each in ranges)
     whole = [each for each in ranges if _share(each.size, total, min_partitions) == 1]
     split_total = total - sum(each.size for each in whole)
@@ -53,7 +53,7 @@ def _share(size: int, total: int, pieces: int) -> int:
 
 
 def _divide(whole: OffsetRange, pieces: int) -> list[OffsetRange]:
-    """Neighbours of nearly the same size; the last ones take what is left over."""
+    """Split into neighbours of nearly the same size; the last ones take the remainder."""
     found = []
     start = whole.start
     for number in range(pieces):

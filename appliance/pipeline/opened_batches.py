@@ -20,7 +20,7 @@ _GUESS_MARGIN = 1.1
 
 
 class CorruptRecords(CorruptBatch):
-    """A batch with a good checksum whose content does not hold together: its producer wrote it so."""
+    """A batch with a correct checksum and invalid contents: its producer wrote it so."""
 
     def __init__(self, base_offset: int, reason: str) -> None:
         super().__init__(reason)
@@ -29,7 +29,7 @@ class CorruptRecords(CorruptBatch):
 
 
 class StoredBatch(NamedTuple):
-    """One intact batch (its CRC was checked) at `position` of some memory."""
+    """An intact batch (its CRC was checked) at `position` of some memory."""
 
     header: BatchHeader
     position: int
@@ -40,7 +40,7 @@ class StoredBatch(NamedTuple):
 
 
 class OpenedBatches(NamedTuple):
-    """`positions[n]` to `ends[n]` of `memory` are the records of the batch with `headers[n]`."""
+    """The records of the batch with `headers[n]` are `memory[positions[n]:ends[n]]`."""
 
     memory: memoryview
     positions: list[int]
@@ -49,13 +49,13 @@ class OpenedBatches(NamedTuple):
 
 
 class BatchOpener:
-    """Opens one group after the other of a partition; from what it has seen it guesses how much room the next batch needs."""
+    """Opens groups of one partition; earlier batches decide how much memory it reserves for the next."""
 
     def __init__(self) -> None:
         self._bytes_a_record = 0.0
 
     def open(self, memory: memoryview, batches: Sequence[StoredBatch]) -> Iterator[OpenedBatches]:
-        """In order; batches that compaction emptied are left out. Raises `CorruptRecords`."""
+        """Open in order; batches that compaction emptied are left out. Raises `CorruptRecords`."""
         for codec, neighbours in groupby(filter(_has_records, batches), key=lambda batch: batch.header.attributes & CODEC_MASK):
             members = list(neighbours)
             headers = [batch.header for batch in members]

@@ -12,7 +12,7 @@ _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d":
 
 
 class OptionValues(Mapping[str, str]):
-    """Look-ups by any case of a name; iteration gives the names as they came."""
+    """Look-ups ignore the case of a name; iteration yields the names as given."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._names = {name.lower(): name for name in options}
@@ -31,7 +31,7 @@ class OptionValues(Mapping[str, str]):
         return isinstance(name, str) and name.lower() in self._values
 
     def integer(self, name: str, default: int | None = None, least: int | None = None) -> int | None:
-        """A whole number; `default` where the option is not given. Raises `SourceProblem`."""
+        """Return an integer; `default` without the option. Raises `SourceProblem`."""
         if name not in self:
             return default
         try:
@@ -44,27 +44,27 @@ class OptionValues(Mapping[str, str]):
         return value
 
     def number(self, name: str, default: int, least: int = 0) -> int:
-        """As `integer`, of an option that always has a value."""
+        """As `integer`, for an option that always has a value."""
         value = self.integer(name, default, least)
         assert value is not None
         return value
 
     def flag(self, name: str, default: bool) -> bool:
-        """true or false in any case. Raises `SourceProblem`."""
+        """Parse true or false, in any case. Raises `SourceProblem`."""
         text = self.get(name, str(default)).strip().lower()
         if text not in ("true", "false"):
             raise SourceProblem(f"option '{name}' is '{self[name]}'; it must be true or false")
         return text == "true"
 
     def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
-        """One of a few words, in any case. Raises `SourceProblem`."""
+        """Parse one of a few words, in any case. Raises `SourceProblem`."""
         text = self.get(name, default).strip().lower()
         if text not in allowed:
             raise SourceProblem(f"option '{name}' is '{self[name]}'; it must be one of {', '.join(allowed)}")
         return text
 
     def milliseconds(self, name: str, default: str) -> int:
-        """A time as Spark writes it: `15m`, `10s`, `250ms`; a bare number is milliseconds. Raises `SourceProblem`."""
+        """Parse a duration as Spark writes it: `15m`, `10s`, `250ms`; a bare number is milliseconds. Raises `SourceProblem`."""
         text = self.get(name, default).strip().lower()
         found = _DURATION.match(text)
         if found is None or (found[2] or "ms") not in _UNIT_MS or int(found[1]) < 0:

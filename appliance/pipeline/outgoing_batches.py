@@ -22,13 +22,13 @@ from appliance.records.builder import NO_HEADERS, BatchBuilder, encode_headers
 from appliance.records.key_hash import partition_of_key
 
 _BATCH_OVERHEAD = 64
-"""More than what a record adds to its key, value and headers."""
+"""More than a record needs beside its key, value and headers."""
 
 _partition_of_key = lru_cache(maxsize=8192)(partition_of_key)
 
 
 class TopicBatch(NamedTuple):
-    """A sealed batch without a producer, and where it goes."""
+    """A sealed batch without a producer id, and its partition."""
 
     topic: str
     partition: int
@@ -37,7 +37,7 @@ class TopicBatch(NamedTuple):
 
 
 class _TopicLanes:
-    """A topic's builders; the one for rows without key and partition moves on."""
+    """The builders of a topic; rows without key and partition rotate over its partitions."""
 
     def __init__(self, topic: str, batch_bytes: int, builders: list[BatchBuilder], sticky: int) -> None:
         self.topic = topic
@@ -47,10 +47,10 @@ class _TopicLanes:
 
 
 class OutgoingBatches:
-    """`encode` gives what is full, `rest` what is left. Topics that are not there are created, where the cluster does that."""
+    """`encode` returns full batches, `rest` the others. Missing topics are created if the cluster does that."""
 
     def __init__(self, cluster: ClusterClient, options: SinkOptions, task: int, wall_ms: Callable[[], int]) -> None:
-        """`task` spreads the rows without key of several tasks."""
+        """`task` spreads the keyless rows of several tasks."""
         self.records_count = 0
         self._cluster = cluster
         self._options = options
@@ -59,7 +59,7 @@ class OutgoingBatches:
         self._lanes: dict[str, _TopicLanes] = {}
 
     def encode(self, rows: pyarrow.RecordBatch) -> Iterator[TopicBatch]:
-        """Take all rows; the batches that became full."""
+        """Encode all rows; return the batches that became full."""
         wall_ms = self._wall_ms()
         for key, value, headers, topic, partition in zip(*self._columns(rows)):
             lanes = self._lanes.get(topic) or self._open(topic)
@@ -72,7 +72,7 @@ class OutgoingBatches:
             builder.append(wall_ms, key, value, section)
 
     def rest(self) -> Iterator[TopicBatch]:
-        """Everything that is not sealed yet."""
+        """Return all batches that are not sealed yet."""
         for lanes in self._lanes.values():
             for number, builder in enumerate(lanes.builders):
                 if builder.count:

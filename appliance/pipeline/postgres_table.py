@@ -1,10 +1,10 @@
-"""A table of PostgreSQL that a load fills: whose it is, its columns, how far each partition is. Owned by the driver, which holds an advisory lock.
+"""A table of PostgreSQL that a load fills: its source, columns and positions. Owned by the driver, which holds an advisory lock.
 
-    millrace_load_tables       what each table is: cluster, topic, form
+    millrace_load_tables       the source of each table: cluster, topic, format
     millrace_load_positions    the next offset of each partition; moved in the transaction that adds the rows
-    millrace_bad_records       what could not be decoded, of all tables
+    millrace_bad_records       records of all tables that could not be decoded
 
-Weak spot: the advisory lock goes with the connection; a loader that lost it is stopped by the positions, which move by comparison.
+Weak spot: the advisory lock ends with the connection; the conditional update of the positions stops a loader that lost it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _PASSWORD, _WITHOUT = re.compile(r"(//[^/@:]*):[^@/]*@"), r"\1@"
 
 
 class TableAddress(NamedTuple):
-    """Where a table is. Printed without a password."""
+    """The address of a table. Printed without a password."""
 
     connection: str
     table: str
@@ -59,7 +59,7 @@ class TableAddress(NamedTuple):
 
 
 def table_address(database: str, topic: str) -> TableAddress:
-    """`postgresql://USER@HOST/DATABASE?table=NAME`; without a name it is the topic's."""
+    """Parse `postgresql://USER@HOST/DATABASE?table=NAME`; the default name is the topic's."""
     parts = urlsplit(database)
     options = parse_qsl(parts.query, keep_blank_values=True)
     table = next((value for name, value in options if name == "table"), topic)
@@ -76,7 +76,7 @@ def column_type(kind: pa.DataType) -> str:
 
 
 def check_columns(names: Sequence[str]) -> None:
-    """Raises LoadProblem for names that no table of PostgreSQL's can have; it cuts them after NAME_BYTES_MAX bytes."""
+    """Raises LoadProblem for names above NAME_BYTES_MAX bytes, which PostgreSQL would cut."""
     cut: dict[str, str] = {}
     for name in names:
         short = name.encode()[:NAME_BYTES_MAX].decode(errors="ignore")
@@ -91,7 +91,7 @@ def check_columns(names: Sequence[str]) -> None:
 
 
 class PostgresTable:
-    """Use it in a `with` block. `open` takes the table; `look` changes nothing."""
+    """A context manager. `open` locks the table; `look` changes nothing."""
 
     def __init__(self, address: TableAddress) -> None:
         self.address = address
@@ -104,14 +104,14 @@ class PostgresTable:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        """The lock is given back first: of a connection that was closed the server takes notice when it comes to it, and the next load may be faster."""
+        """Release the lock first: the server notices a closed connection later, perhaps after the start of the next load."""
         with suppress(psycopg.Error):  # it is broken, and the lock goes with it
             self._connection.rollback()
             self._one("select pg_advisory_unlock_all()")
         self._connection.close()
 
     def kind(self) -> TableKind | None:
-        """What table is there; None where there is none of ours."""
+        """Return the source of the table; None if the load did not create one."""
         if self._one("select to_regclass(%s)", TABLES) is None:
             return None
         query = f"select cluster_id, partitioned_by from {TABLES} where table_name = %s"
@@ -135,7 +135,7 @@ class PostgresTable:
         return None
 
     def open(self, topic: str, kind: TableKind, chosen: TopicFormat, schema: pa.Schema) -> None:
-        """Take the table, which is made where it is missing."""
+        """Lock the table; create it if it is missing."""
         check_columns(schema.names)
         table = self.address.table
         if not self._one("select pg_try_advisory_lock(hashtextextended(%s, 0))", f"millrace load {table}"):
@@ -156,7 +156,7 @@ class PostgresTable:
         return {TopicPartition(topic, partition): next_offset for partition, next_offset in found}
 
     def keep_positions(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Where partitions begin that have no position yet."""
+        """Store the start of partitions without a position."""
         for partition, offset in positions.items():
             query = f"insert into {POSITIONS} values (%s, %s, %s) on conflict do nothing"
             self._connection.execute(query, (self.address.table, partition.partition, offset))

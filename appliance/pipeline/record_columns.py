@@ -32,7 +32,7 @@ _WORD_BYTES = 4
 
 
 class Varints:
-    """Zig-zag integers anywhere in some bytes, many at a time: those of up to four bytes out of one look at each place."""
+    """Decode zig-zag integers at many places of some bytes; those of up to four bytes take one step."""
 
     def __init__(self, data: Bytes) -> None:
         if data.size < _WORD_BYTES:
@@ -41,7 +41,7 @@ class Varints:
         self._words: NDArray[np.uint32] = np.ndarray(data.size - _WORD_BYTES + 1, np.dtype("<u4"), data, strides=(1,))
 
     def at(self, positions: Longs) -> tuple[Longs, Longs]:
-        """(values, positions behind them). What reaches beyond the bytes ends behind them, or raises CorruptBatch."""
+        """Return (values, positions after them). Raises CorruptBatch for an integer that exceeds the bytes."""
         words = self._look(positions)
         more = words >> 7 & 1
         if not more.any():
@@ -63,7 +63,7 @@ class Varints:
         return _unzigzag(values), behind
 
     def _look(self, positions: Longs) -> NDArray[np.uint32]:
-        """The four bytes from each place on; zeros stand for those behind the end."""
+        """Return the four bytes from each place on, with zeros beyond the end."""
         last = self._words.size - 1
         if positions.max() <= last:
             return self._words[positions]
@@ -79,7 +79,7 @@ def _unzigzag(values: NDArray[np.integer[Any]]) -> Longs:
 
 
 def _long_varints(data: Bytes, positions: Longs) -> tuple[Longs, Longs]:
-    """The same byte by byte, up to ten of them."""
+    """Decode byte by byte, up to ten bytes."""
     values = np.zeros(positions.size, np.uint64)
     behind = positions.copy()
     more = np.arange(positions.size)
@@ -108,7 +108,10 @@ class StartFinder:
         self._walks_left = 0
 
     def find(self, opened: OpenedBatches, data: Bytes) -> Longs:
-        """Positions in `data`, which begins with the first batch's records. Raises CorruptBatch, or IndexError, for records that do not fill their batches."""
+        """Return positions in `data`, which starts with the first batch's records.
+
+        Raises CorruptBatch or IndexError for records that do not fill their batches.
+        """
         if self._walks_left:
             self._walks_left -= 1
         elif (found := look_for_starts(opened, data)) is not None:
@@ -119,7 +122,7 @@ class StartFinder:
 
 
 def look_for_starts(opened: OpenedBatches, data: Bytes) -> Longs | None:
-    """All of them at once; None where that does not prove right."""
+    """Find all starts at once; None if they do not prove correct."""
     counts = [header.records_count for header in opened.headers]
     total = sum(counts)
     zeros = np.flatnonzero(data == 0)
@@ -145,7 +148,7 @@ def look_for_starts(opened: OpenedBatches, data: Bytes) -> Longs | None:
 
 
 def walk(opened: OpenedBatches) -> list[int]:
-    """Where each record begins, counted from the first batch's records. Each batch must hold what it counts, and nothing behind."""
+    """Walk from record to record; positions count from the first batch's records. Raises if the records do not fill their batch."""
     first = opened.positions[0]
     memory = bytes(opened.memory[first : opened.ends[-1]])  # a copy is read faster than a view
     starts: list[int] = []
@@ -177,7 +180,7 @@ CREATE_TIME, LOG_APPEND_TIME = 0, 1
 
 
 class Wanted(NamedTuple):
-    """Which columns cost something and are needed."""
+    """The requested columns among those that cost time."""
 
     keys: bool = True
     values: bool = True
@@ -188,20 +191,20 @@ EVERYTHING = Wanted()
 
 
 class RecordColumns(NamedTuple):
-    """Some records, each column as long as `offsets`."""
+    """Decoded records; each column is as long as `offsets`."""
 
     offsets: Longs
     timestamps_ms: Longs
     """milliseconds since 1970 UTC"""
     timestamp_types: NDArray[np.int32]
     keys: pa.Array | None
-    """binary, null where a record has none; None where not asked for"""
+    """binary, null for a record without one; None if the column was not requested"""
     values: pa.Array | None
     headers: list[Headers] | None
 
 
 class ColumnDecoder:
-    """Decodes one group of batches of a partition after the other; from what it has seen it guesses what is best for the next. Owned by one reader."""
+    """Decodes groups of batches of one partition; earlier groups decide how it tries the next. Owned by one reader."""
 
     def __init__(self, wanted: Wanted = EVERYTHING) -> None:
         self._wanted = wanted
@@ -209,7 +212,7 @@ class ColumnDecoder:
         self._starts = StartFinder()
 
     def decode(self, memory: memoryview, batches: Sequence[StoredBatch], start_offset: int, end_offset: int) -> list[RecordColumns]:
-        """The records of `batches` (of data, CRC checked, in the order of their offsets) with start_offset <= offset < end_offset. Raises `CorruptRecords`."""
+        """Decode records with start_offset <= offset < end_offset of data batches with checked CRC, in offset order. Raises `CorruptRecords`."""
         return [self._decode(opened, start_offset, end_offset) for opened in self._opener.open(memory, batches)]
 
     def _decode(self, opened: OpenedBatches, start_offset: int, end_offset: int) -> RecordColumns:
@@ -222,7 +225,7 @@ class ColumnDecoder:
 
 
 def _corrupt(opened: OpenedBatches, found: Exception) -> CorruptRecords:
-    """The slow reader says which batch it is, and what is wrong with it."""
+    """Let the simple reader find the damaged batch and its problem."""
     for position, end, header in zip(opened.positions, opened.ends, opened.headers):
         try:
             for _ in read_records(header, bytes(opened.memory[position:end])):
@@ -266,21 +269,21 @@ def _compute(opened: OpenedBatches, data: Bytes, starts: Longs, start_offset: in
 
 
 def _behind(starts: Longs, lengths: Longs, size_bytes: int) -> Longs:
-    """Where fields of these lengths end; a negative length is no field."""
+    """Return the ends of fields of these lengths; a negative length means a null field."""
     if lengths.size and lengths.max() > size_bytes:
         raise CorruptBatch("a field claims more bytes than there are")
     return starts + np.maximum(lengths, 0)
 
 
 def _part(offsets: Longs, start_offset: int, end_offset: int) -> slice | NDArray[np.bool_]:
-    """Which of them were asked for."""
+    """Return which records were requested."""
     if not offsets.size or (offsets.min() >= start_offset and offsets.max() < end_offset):
         return slice(None)
     return (offsets >= start_offset) & (offsets < end_offset)
 
 
 def _gather(content: pa.Buffer, starts: Longs, lengths: Longs) -> pa.Array:
-    """A binary array of content[start : start + length], null where a length is negative."""
+    """Return a binary array of content[start : start + length], null for a negative length."""
     count = len(starts)
     absent = lengths < 0
     if absent.all():

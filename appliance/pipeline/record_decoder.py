@@ -1,7 +1,7 @@
-"""Records into rows: what every decoding has in common, and the plainest of them (`raw`). Owned by one task.
+"""Decode records into rows: the common part of all decoders, and the decoder `raw`. Owned by one task.
 
-Every row says where it is from: `partition`, `offset`, `timestamp` (the record's), `key`; `arrival` if the table is partitioned by it. What cannot be decoded
-goes into a side table as it came, with its offset and the reason: nothing is dropped. Weak spot: headers, and so `arrival`, are read one record at a time.
+Every row has its source: `partition`, `offset`, `timestamp` (the record's), `key`; `arrival` if the table is partitioned by it. A record that
+cannot be decoded goes unchanged into a side table, with its offset and the reason. Weak spot: headers, and so `arrival`, are read one record at a time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from appliance.pipeline.table_kind import TopicFormat
 INSTANT = pa.timestamp("us", "UTC")
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 ARRIVAL_HEADER = "arrival_ms"
-"""Of records that ingest wrote: when their line was received."""
+"""Header of records that ingest wrote: the time when the line was received."""
 PARTITION_COLUMNS = ("topic", "date", "hour")
-"""Read from the names of directories; no column may be called so."""
+"""Columns that readers take from directory names; no other column may have these names."""
 LOG_APPEND_TIME = 1
 SOURCE_COLUMNS = ("partition", "offset", "timestamp", "key", "value")
-"""What is always asked of the reader."""
+"""Columns that are always requested from the reader."""
 
 BAD_SCHEMA = pa.schema(
     [
@@ -41,7 +41,7 @@ BAD_SCHEMA = pa.schema(
 
 
 class Decoded(NamedTuple):
-    """Rows and what is none, each with its hour."""
+    """Rows and bad records, each with its hour."""
 
     rows: pa.RecordBatch
     hours: Hours
@@ -50,14 +50,14 @@ class Decoded(NamedTuple):
 
 
 class ValueColumns(NamedTuple):
-    """What values became: columns of the rows that are good, and why the others are not (index → problem)."""
+    """Decoded values: columns of the good rows, and the problem of each other row (index → problem)."""
 
     columns: list[pa.Array]
     problems: dict[int, str]
 
 
 class ValueDecoder(Protocol):
-    """Values of records into columns. `fields` is what they are called."""
+    """Decodes values of records into columns with the names `fields`."""
 
     @property
     def fields(self) -> Sequence[pa.Field]: ...
@@ -66,7 +66,7 @@ class ValueDecoder(Protocol):
 
 
 class RawValues:
-    """The value as it is."""
+    """Keeps the value unchanged."""
 
     fields = (pa.field("value", pa.binary()),)
 
@@ -75,7 +75,7 @@ class RawValues:
 
 
 class RecordDecoder:
-    """Batches of `record_reader` (with `source_columns`) into rows of `schema`."""
+    """Decodes batches of `record_reader` (with `source_columns`) into rows of `schema`."""
 
     def __init__(self, values: ValueDecoder, *, by_arrival: bool = False, headers: bool = False) -> None:
         self._values = values
@@ -116,7 +116,7 @@ def _taken(column: pa.Array, rows: NDArray[np.int64] | None) -> pa.Array:
 
 
 def _arrivals(batch: pa.RecordBatch) -> pa.Array:
-    """The header `arrival_ms`, else the record's own time (which is its arrival where the topic stamps it)."""
+    """Return the header `arrival_ms`, else the record's time (the arrival, if the topic stamps it)."""
     headers = batch.column("headers")
     parents = pc.list_parent_indices(headers).to_numpy()
     entries = headers.flatten()
@@ -130,7 +130,7 @@ def _arrivals(batch: pa.RecordBatch) -> pa.Array:
 
 
 def make_decoder(chosen: TopicFormat, *, by_arrival: bool) -> RecordDecoder:
-    """The decoder of a topic."""
+    """Return the decoder of a topic."""
     values: ValueDecoder
     if chosen.decode == "raw":
         values = RawValues()

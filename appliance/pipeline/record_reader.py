@@ -65,7 +65,7 @@ def _raise_loss(loss: DataLoss) -> None:
 
 
 class _RangeReader:
-    """Keeps how far a range was read, whichever path the batches come by."""
+    """Keeps the progress of a range across the read paths."""
 
     def __init__(self, wanted: OffsetRange, columns: Sequence[str], on_corrupt: OnCorrupt | None) -> None:
         self._wanted = wanted
@@ -92,7 +92,7 @@ class _RangeReader:
             return
 
     def _without(self, group: list[StoredBatch], damage: CorruptRecords) -> list[StoredBatch]:
-        """The other batches of a group."""
+        """Return the other batches of a group."""
         header = next(batch.header for batch in group if batch.header.base_offset == damage.base_offset)
         offset = max(header.base_offset, self._wanted.start)
         corrupt = CorruptRange(self._wanted.topic, self._wanted.partition, offset, header.last_offset + 1, damage.reason)

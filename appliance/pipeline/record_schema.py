@@ -27,7 +27,7 @@ _TYPES: dict[str, pa.DataType] = {
 }
 ALL_COLUMNS = tuple(_TYPES)
 COLUMNS = ALL_COLUMNS[:-1]
-"""Without headers, as the connector gives them by default."""
+"""Without headers, which are off by default in the connector."""
 SPARK_TYPES = {
     "key": "binary",
     "value": "binary",
@@ -38,17 +38,17 @@ SPARK_TYPES = {
     "timestampType": "int",
     "headers": "array<struct<key:string,value:binary>>",
 }
-"""The same types as Spark's SQL writes them."""
+"""The same types in Spark's SQL."""
 _MILLISECONDS_MAX = (2**63 - 1) // 1000
 
 
 def spark_schema(columns: Sequence[str]) -> str:
-    """As Spark's DDL: `key binary, …`."""
+    """Return Spark's DDL: `key binary, …`."""
     return ", ".join(f"{name} {SPARK_TYPES[name]}" for name in columns)
 
 
 def record_schema(columns: Sequence[str]) -> pa.Schema:
-    """The schema of batches with these columns, in this order. Raises `SourceProblem` for a name that is none."""
+    """Return the schema of batches with these columns, in this order. Raises `SourceProblem` for an unknown name."""
     unknown = [name for name in columns if name not in _TYPES]
     if unknown:
         raise SourceProblem(f"there is no column '{unknown[0]}'; a topic's records have {', '.join(ALL_COLUMNS)}")
@@ -56,7 +56,7 @@ def record_schema(columns: Sequence[str]) -> pa.Schema:
 
 
 class RecordBatches:
-    """Turns decoded records of one partition into record batches with the columns that were asked for."""
+    """Turns decoded records of one partition into record batches with the requested columns."""
 
     def __init__(self, topic: str, partition: int, columns: Sequence[str]) -> None:
         self.schema = record_schema(columns)
@@ -68,7 +68,7 @@ class RecordBatches:
         self._partitions = self._partition
 
     def make(self, records: RecordColumns) -> pa.RecordBatch:
-        """The same number of rows."""
+        """Return a record batch with one row for each record."""
         count = len(records.offsets)
         if count > len(self._topics):
             repeat = pa.array(np.zeros(count, np.int32))

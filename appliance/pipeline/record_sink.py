@@ -43,29 +43,29 @@ _METADATA = "micro-batch "
 
 
 class MicroBatch(NamedTuple):
-    """What Spark wants written, and as whose which batch. `topic` is that of every row, if the sink has one."""
+    """The rows that Spark writes, their query and batch id. `topic`, if set, is that of every row."""
 
     query_id: str
     batch_id: int
     batches: Iterable[TopicBatch]
     partitions: tuple[TopicPartition, ...]
-    """where the batches go"""
+    """the topics of the batches"""
     topic: str | None = None
 
 
 def sink_name(query_id: str) -> str:
-    """The transactional id and the group of a streaming query."""
+    """Return the transactional id, which is also the group, of a streaming query."""
     return f"millrace-spark-sink-{query_id}"
 
 
 def last_batch(offsets: Mapping[TopicPartition, CommittedOffset]) -> int:
-    """The newest micro-batch that a sink's group says is in, or NO_BATCH."""
+    """Return the last committed micro-batch of a group, or NO_BATCH."""
     texts = [each.metadata.removeprefix(_METADATA) for each in offsets.values() if each.metadata.startswith(_METADATA)]
     return max((int(text) for text in texts if text.isdecimal()), default=NO_BATCH)
 
 
 class SinkCommit:
-    """One attempt at one micro-batch. `run` does it; `steps` does it a step at a time, and is what tests stop in between."""
+    """One attempt to commit a micro-batch. `run` does it; `steps` stops after each step, for tests."""
 
     def __init__(self, cluster: ClusterClient, micro_batch: MicroBatch, transaction: Transaction) -> None:
         self.micro_batch = micro_batch
@@ -74,13 +74,13 @@ class SinkCommit:
         self._transaction = transaction
 
     def run(self) -> None:
-        """Returns when the batch is in. Raises `RequestRefused` or `ClientFailed`; then it is not, or a replay finds out."""
+        """Commit the batch. After `RequestRefused` or `ClientFailed` it is not committed, or its replay finds it."""
         with self._transaction:
             for _ in self.steps():
                 pass
 
     def steps(self) -> Iterator[str]:
-        """Each step's name when it is done."""
+        """Yield the name of each finished step."""
         transaction, batch_id, name = self._transaction, self.micro_batch.batch_id, sink_name(self.micro_batch.query_id)
         transaction.begin()
         yield "begin"
@@ -106,7 +106,10 @@ class SinkCommit:
         yield "end"
 
     def _marks(self, known: Mapping[TopicPartition, CommittedOffset]) -> dict[TopicPartition, Offset]:
-        """Where the batch id is noted: behind what was written; of a batch without rows where an earlier one noted it, else in the sink's topic."""
+        """Return the partitions whose committed offsets store the batch id.
+
+        These are the written ones; for a batch without rows one that stores an earlier id, else the topic's first.
+        """
         ends = self._transaction.sender.ends
         if self.micro_batch.partitions:
             return {partition: ends.get(partition, Offset(0)) for partition in self.micro_batch.partitions}
@@ -118,12 +121,12 @@ class SinkCommit:
 
 
 CARRIED_BYTES = 512 * 1024
-"""What a task's message carries by itself; more goes by way of the spool. Spark passes up to 1 MiB of a task's result on directly."""
+"""Bytes in a task's message; larger batches go through the spool. Spark passes up to 1 MiB of a task's result directly."""
 _QUERY_ID = "sql.streaming.queryId"
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter | NumberedWriter:
-    """For `DataSource.writer`. Raises `SourceProblem` for what cannot be written."""
+    """For `DataSource.writer`. Raises `SourceProblem` for wrong options or columns."""
     chosen = _with_topic(sink_options(options, schema.fields, overwrite))
     numbered = place_in_series(options)
     return BatchWriter(chosen) if numbered is None else NumberedWriter(chosen, *numbered)
@@ -135,7 +138,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 
 
 def _with_topic(options: SinkOptions) -> SinkOptions:
-    """The same, once the topic that was named is there: created, where the cluster does that, and known to be missing before any task runs."""
+    """Check that the named topic exists, or let the cluster create it, before any task runs."""
     if options.topic is not None:
         with options.access.open() as cluster:
             cluster.topic(options.topic, allow_auto_topic_creation=True, complete=False)
@@ -144,14 +147,14 @@ def _with_topic(options: SinkOptions) -> SinkOptions:
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """How much a task of a batch job wrote."""
+    """The counts of a task of a batch job."""
 
     records_count: int
 
 
 @dataclass(frozen=True)
 class Encoded(WriterCommitMessage):
-    """What a task of a streaming query made for the driver."""
+    """The batches that a task of a streaming query made for the driver."""
 
     query_id: str
     carried: list[TopicBatch] = field(repr=False)
@@ -159,13 +162,13 @@ class Encoded(WriterCommitMessage):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """A batch job's writer."""
+    """The writer of a batch job."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
-        """In a task: everything is acknowledged by all in-sync replicas when this returns."""
+        """In a task: when this returns, all in-sync replicas have acknowledged everything."""
         options = self._options
         with options.access.open() as cluster:
             sender = BatchProducer(cluster, new_identity(cluster), delivery_timeout_ms=options.delivery_timeout_ms)
@@ -180,7 +183,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """A streaming query's writer. Nothing is written to the topics before `commit`, so there is nothing to abort."""
+    """The writer of a streaming query. It writes nothing before `commit`, so there is nothing to abort."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -200,7 +203,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 class NumberedWriter(DataSourceArrowWriter):
-    """A batch job's writer as one of a numbered series (`txnAppId`, `txnVersion`): each number is written once, as a streaming query's micro-batch is."""
+    """The writer of a numbered batch job (`txnAppId`, `txnVersion`): each number is written once, like a micro-batch."""
 
     def __init__(self, options: SinkOptions, series: str, number: int) -> None:
         self._options = options
@@ -215,7 +218,7 @@ class NumberedWriter(DataSourceArrowWriter):
 
 
 def encode_rows(options: SinkOptions, query_id: str, rows: Iterator[pyarrow.RecordBatch]) -> Encoded:
-    """In a task: all rows sealed, in the message or in the spool."""
+    """In a task: seal all rows, into the message or the spool."""
     with options.access.open() as cluster:
         outgoing = OutgoingBatches(cluster, options, _task_number(), SystemClock().wall_ms)
         encoded = _encoded(outgoing, rows)
@@ -233,7 +236,7 @@ def encode_rows(options: SinkOptions, query_id: str, rows: Iterator[pyarrow.Reco
 
 
 def commit_encoded(options: SinkOptions, query_id: str, batch_id: int, messages: Sequence[Encoded]) -> None:
-    """On the driver: the micro-batch is in when this returns, and was written once."""
+    """On the driver: commit the micro-batch exactly once."""
     carried = [batch for message in messages for batch in message.carried]
     spooled = [batch for message in messages for batch in message.spooled]
     partitions = {TopicPartition(batch.topic, batch.partition) for batch in carried} | {TopicPartition(each.topic, each.partition) for each in spooled}
@@ -244,7 +247,7 @@ def commit_encoded(options: SinkOptions, query_id: str, batch_id: int, messages:
 
 
 def _carried(batches: Iterator[TopicBatch]) -> list[TopicBatch]:
-    """The first of `batches`, as many as a commit message carries."""
+    """Return the first of `batches`, as many as a commit message carries."""
     carried: list[TopicBatch] = []
     size_bytes = 0
     while size_bytes < CARRIED_BYTES and (batch := next(batches, None)) is not None:

@@ -29,15 +29,15 @@ _TYPES = {
     "topic": ("string",),
     "partition": ("int",),
 }
-"""The columns that mean something, and the types that they may have; others are left out."""
+"""Columns with a meaning, and their types; others are ignored."""
 
 
 class SinkOptions(NamedTuple):
-    """How to write; pickled into every task."""
+    """The parsed options of a writer; pickled into every task."""
 
     access: ClusterAccess
     topic: str | None
-    """of every row, whatever its column says"""
+    """the topic of every row, whatever its column says"""
     columns: tuple[str, ...]
     codec: Codec = Codec.NONE
     batch_bytes: int = BATCH_BYTES
@@ -49,7 +49,7 @@ class SinkOptions(NamedTuple):
 
 
 def sink_options(options: Mapping[str, str], fields: Iterable[Any], overwrite: bool) -> SinkOptions:
-    """From a writer's options and the fields of its schema (name, dataType). Raises `SourceProblem`."""
+    """Parse a writer's options and the fields of its schema (name, dataType). Raises `SourceProblem`."""
     values = OptionValues(options)
     if overwrite:
         raise SourceProblem("mode 'overwrite' is not possible on topics, which only grow; use mode 'append'")
@@ -73,7 +73,7 @@ def sink_options(options: Mapping[str, str], fields: Iterable[Any], overwrite: b
 
 
 def place_in_series(options: Mapping[str, str]) -> tuple[str, int] | None:
-    """`txnAppId` and `txnVersion`, as Delta Lake has them for writes inside foreachBatch: whose write, and the how manieth. Raises `SourceProblem`."""
+    """Parse `txnAppId` and `txnVersion`, as in Delta Lake for writes inside foreachBatch: a name and a number. Raises `SourceProblem`."""
     values = OptionValues(options)
     series, number = values.get(SERIES_OPTION), values.integer(NUMBER_OPTION, None, 0)
     if series is None and number is None:

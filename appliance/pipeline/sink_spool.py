@@ -50,7 +50,7 @@ class SpooledBatch(NamedTuple):
 
 
 class SpoolWriter:
-    """`put` batches, then `finish` says where they are."""
+    """`put` batches, then `finish` returns their places."""
 
     def __init__(self, cluster: ClusterClient, task: int, delivery_timeout_ms: int) -> None:
         partitions = _spool_topic(cluster).partitions
@@ -73,7 +73,7 @@ class SpoolWriter:
         self._sender.close()
 
     def _on_stored(self, partition: TopicPartition, base_offset: Offset, stamped: bytearray) -> None:
-        """Batches of one partition are acknowledged in their order."""
+        """Record where a batch is stored; acknowledgements of one partition arrive in order."""
         if base_offset < 0:
             raise SourceProblem(f"the answer of {partition} was lost, so the place of the batch is unknown; Spark has to retry the task")
         batch = self._put[len(self._stored)]
@@ -81,7 +81,7 @@ class SpoolWriter:
 
 
 def read_spooled(access: ClusterAccess, spooled: Iterable[SpooledBatch]) -> Iterator[TopicBatch]:
-    """The batches, each partition's in its order. Raises `SourceProblem` for one that is not there any more."""
+    """Read the batches back, those of a partition in order. Raises `SourceProblem` if one no longer exists."""
     by_partition: dict[int, dict[int, SpooledBatch]] = {}
     for each in spooled:
         by_partition.setdefault(each.spool_partition, {})[each.offset] = each

@@ -31,14 +31,14 @@ REFUSED = {
 
 
 class Selection(NamedTuple):
-    """What is read: topics, topics that match a pattern, or partitions; one of them is given."""
+    """The topics, the topic pattern, or the partitions to read; exactly one is set."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     assigned: tuple[TopicPartition, ...] = ()
 
     def partitions(self, cluster: TopicOffsets, must_exist: bool = True) -> list[TopicPartition]:
-        """As they are now. Raises `SourceProblem` for a topic or partition that there is not, unless that may be."""
+        """Return the current partitions. Raises `SourceProblem` for an unknown topic or partition, unless `failOnDataLoss` is false."""
         if self.assigned:
             return cluster.require(self.assigned, must_exist)
         if self.pattern is not None:
@@ -47,7 +47,7 @@ class Selection(NamedTuple):
 
 
 class SourceOptions(NamedTuple):
-    """All of them, checked. Those of streams have their defaults in a batch."""
+    """All options, checked. In a batch those of streams have their defaults."""
 
     access: ClusterAccess
     selection: Selection
@@ -69,7 +69,7 @@ class SourceOptions(NamedTuple):
 
 
 def read_options(options: Mapping[str, str], is_stream: bool | None) -> SourceOptions:
-    """Raises `SourceProblem` for the first thing that is wrong. None: it is not known yet which kind of query it will be."""
+    """Parse the options. Raises `SourceProblem` for the first wrong one. `is_stream` None: the kind of query is not known yet."""
     values = OptionValues(options)
     _refuse(values)
     selection = _selection(values)

@@ -44,7 +44,7 @@ VECTOR_MODULE = "jdk.incubator.vector"
 
 
 def spark_java_home() -> str:
-    """JAVA_HOME, else that of the java on the PATH, else the newest below /usr/lib/jvm; the first that Spark runs on."""
+    """Return the first Java that Spark can run on: JAVA_HOME, java on the PATH, the newest below /usr/lib/jvm."""
     candidates = [os.environ.get("JAVA_HOME", "")]
     if found := shutil.which("java"):
         candidates.append(str(Path(os.path.realpath(found)).parent.parent))
@@ -71,11 +71,11 @@ def runs_spark(home: Path) -> bool:
 
 PREFIX = "millrace-session-"
 YOUNG_SECONDS = 60.0
-"""One that was just made may not be locked yet."""
+"""Grace period: a new directory may not be locked yet."""
 
 
 class SparkScratch:
-    """`lock` is the descriptor that the JVM must inherit."""
+    """A session's directory; the JVM must inherit the descriptor `lock`."""
 
     def __init__(self) -> None:
         sweep_scratch(Path(tempfile.gettempdir()), SystemClock().wall_ms() / 1000)
@@ -120,19 +120,19 @@ CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileS
 
 
 class SparkFailed(MillraceError):
-    """Spark did not start; the text has the end of what it said."""
+    """Spark did not start; the text has the end of its output."""
 
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """`name` is what a cluster shows; `memory` is the driver's heap as Spark writes it (`1g`); `settings` are Spark's own, and win."""
+    """`name` appears in a cluster's list; `memory` is the driver's heap (`1g`); `settings` are Spark's and take precedence."""
 
     name: str = "millrace"
     master: str = "local[*]"
     memory: str = "1g"
     log: Path | None = None
     held_fds: tuple[int, ...] = ()
-    """descriptors that the JVM holds, too: a lock among them is free only when both are dead"""
+    """descriptors that the JVM inherits; a lock among them is free only when both processes have ended"""
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -146,7 +146,7 @@ class RunningSpark:
         self._scratch = scratch
 
     def has_ended(self) -> bool:
-        """Whether the JVM is dead. Waits a moment for one that is dying: its sockets close before it is gone."""
+        """Return whether the JVM has ended. Waits a moment: its sockets close before it ends."""
         with suppress(subprocess.TimeoutExpired):
             self.gateway.proc.wait(DEATH_SECONDS)
         return self.gateway.proc.returncode is not None
@@ -162,7 +162,7 @@ class RunningSpark:
         self.close()
 
     def close(self) -> None:
-        """The JVM ends, if need be by force; its scratch files go."""
+        """End the JVM, if necessary by SIGKILL, and remove its files."""
         from pyspark import SparkContext
         from pyspark.sql import SparkSession
 
@@ -187,7 +187,7 @@ class RunningSpark:
 
 
 def start_spark(options: SessionOptions = SessionOptions()) -> RunningSpark:
-    """Start a JVM with one session. `ConfigurationProblems` without PySpark or a Java, `SparkFailed` when it does not come up."""
+    """Start a JVM with one session. Raises `ConfigurationProblems` without PySpark or Java, `SparkFailed` if it does not start."""
     try:
         from pyspark import SparkConf, SparkContext
         from pyspark.errors import PySparkException

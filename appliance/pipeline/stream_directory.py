@@ -42,7 +42,7 @@ CLUSTER_ID, TOPIC_IDS = "cluster_id", "topic_ids"
 
 
 def ask_source(access: ClusterAccess, topics: Iterable[str]) -> dict[str, Any]:
-    """The ids. Raises SourceProblem for a topic that is not there, and for a cluster that does not answer."""
+    """Return the ids. Raises SourceProblem for an unknown topic, and if the cluster does not answer."""
     with TopicOffsets(access) as offsets:
         names = sorted(set(topics))
         offsets.partitions_of(names)
@@ -51,7 +51,7 @@ def ask_source(access: ClusterAccess, topics: Iterable[str]) -> dict[str, Any]:
 
 
 def difference(kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Why a run is not the one whose directory it is, or an empty text."""
+    """Return why a run does not fit the directory's job, or an empty text."""
     other = [name for name in wanted if name not in (CLUSTER_ID, TOPIC_IDS) and kept.get(name) != wanted[name]]
     if other:
         said = "; ".join(f"{name} was {kept.get(name)}, and is {wanted[name]} now" for name in other)
@@ -67,7 +67,7 @@ def difference(kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
 
 
 def completed(kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """`kept` with the ids that it does not have yet."""
+    """Return `kept` with the ids that it lacks."""
     ids = {**wanted.get(TOPIC_IDS, {}), **kept.get(TOPIC_IDS, {})}
     cluster_id = kept.get(CLUSTER_ID) or wanted.get(CLUSTER_ID)
     return {**kept, **({CLUSTER_ID: cluster_id} if cluster_id else {}), **({TOPIC_IDS: ids} if ids else {})}
@@ -89,7 +89,7 @@ class StagedPart(NamedTuple):
 
 
 class BatchCommit(NamedTuple):
-    """What one micro-batch added."""
+    """The files that one micro-batch added."""
 
     number: int
     life: str
@@ -116,12 +116,12 @@ class StreamDirectory:
         self.path = os.path.abspath(path)
         self.life = life
         self.id = ""
-        """of the table that is made here; by it a topic knows which batches it has"""
+        """of the new table; a topic identifies its batches by it"""
         self.last: BatchCommit | None = None
         self._books = f"{self.path}/{BOOKS}"
         self._commits, self._staging = f"{self._books}/commits", f"{self._books}/staging"
         self.lock_fd: int | None = None
-        """Handed to the JVM too, so that the lock is free only when both are dead."""
+        """Inherited by the JVM, so that the lock is free only when both have ended."""
 
     @property
     def checkpoint(self) -> str:
@@ -130,7 +130,7 @@ class StreamDirectory:
     # --- whose it is
 
     def open(self, identity: Mapping[str, Any]) -> None:
-        """Take the directory (made where it is missing) and put right what a death left. Raises StreamProblem when it is another job's, ConcurrentStream."""
+        """Create the directory if it is missing, lock it, and repair it after a crash. Raises StreamProblem for another job's, and ConcurrentStream."""
         self.look()
         for directory in (self._commits, self._staging):
             file_io.make_directories(directory)
@@ -139,7 +139,7 @@ class StreamDirectory:
         self._recover()
 
     def look(self) -> None:
-        """Raises StreamProblem where something else is than a stream's directory. Changes nothing."""
+        """Raises StreamProblem if the directory is not a stream's. Changes nothing."""
         if file_io.exists(f"{self._books}/table.json"):
             self._kept_identity()
         if file_io.exists(self._books) or not file_io.exists(self.path):
@@ -184,7 +184,7 @@ class StreamDirectory:
         return found
 
     def reopen(self) -> None:
-        """Put right what a JVM's death left; the lock stays."""
+        """Repair the directory after the death of a JVM; the lock stays."""
         self._recover()
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ class StreamDirectory:
         return decode_commit(file_io.read_file(path), path) if file_io.exists(path) else None
 
     def begin(self, number: int) -> str:
-        """A directory for the files of batch `number`, empty."""
+        """Return an empty staging directory for batch `number`."""
         path = f"{self._staging}/{number:08d}-{self.life}"
         self._remove(path)
         file_io.mkdir(path)
@@ -211,7 +211,7 @@ class StreamDirectory:
         return path
 
     def publish(self, number: int, parts: Iterable[StagedPart], state: Mapping[str, Any]) -> BatchCommit:
-        """Batch `number` is in when this returns. Its files must be synced."""
+        """Commit batch `number`. Its files must be synced."""
         commit = BatchCommit(number, self.life, tuple(parts), state)
         staging = self._staging_of(commit)
         for part in commit.parts:
@@ -231,7 +231,7 @@ class StreamDirectory:
         return commit
 
     def drop(self, number: int) -> None:
-        """Batch `number` has nothing to add."""
+        """Commit batch `number` without files."""
         self._remove(f"{self._staging}/{number:08d}-{self.life}")
 
     def _place(self, commit: BatchCommit) -> None:
@@ -273,7 +273,7 @@ class StreamDirectory:
 
     @staticmethod
     def _remove(staging: str) -> None:
-        """A staging directory, which is flat."""
+        """Remove a staging directory, which has no subdirectories."""
         with suppress(FileNotFoundError):
             for name in file_io.listdir(staging):
                 file_io.unlink_if_there(f"{staging}/{name}")

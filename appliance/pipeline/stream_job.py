@@ -46,11 +46,11 @@ class HostEvent(NamedTuple):
     host: str
     event: str
     last_minute: int
-    """in which the host had sent something before"""
+    """the last minute with a record of the host before this one"""
 
 
 class Roster(NamedTuple):
-    """Every host that ever sent something, and the newest minute that is over."""
+    """All hosts that ever sent a record, and the newest complete minute."""
 
     hosts: Mapping[str, Host]
     closed_minute: int = -1
@@ -60,13 +60,13 @@ class Roster(NamedTuple):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Roster:
-        """Of an empty state, the empty roster."""
+        """Decode the state; an empty one is the empty roster."""
         hosts = {name: Host(int(first), int(last), bool(silent)) for name, (first, last, silent) in state.get("hosts", {}).items()}
         return cls(hosts, int(state.get("closed_minute", -1)))
 
 
 def plan_roster(roster: Roster, minutes_of: Mapping[str, Sequence[int]], silent_minutes: int) -> tuple[Roster, list[HostEvent]]:
-    """The roster after the minutes in `minutes_of` (host → minutes, any order) are over, and what happened in them, in order."""
+    """Return the roster after the minutes in `minutes_of` (host → minutes, any order), and their events in order."""
     closed_minute = max([roster.closed_minute, *(minute for minutes in minutes_of.values() for minute in minutes)])
     hosts: dict[str, Host] = {}
     events: list[HostEvent] = []
@@ -113,7 +113,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*")
 
 
 class MoreRows(NamedTuple):
-    """Rows of one more table that follow from a micro-batch, and the state that goes with them."""
+    """Rows of a second table that follow from a micro-batch, and the new state."""
 
     rows: list[dict[str, Any]]
     state: Mapping[str, Any]
@@ -135,7 +135,7 @@ class StreamJob(NamedTuple):
     table: str
     transform: Callable[[DataFrame], DataFrame]
     source_schema: str | None = None
-    """Of the source's columns those that are needed; all but headers where this is None."""
+    """The source's columns that are needed; None: all but headers."""
     following: Following | None = None
     module_file: str | None = None
 
@@ -147,7 +147,7 @@ def built_in_job(late: str, silent_minutes: int) -> StreamJob:
 
 
 def follow_hosts(silent_minutes: int, state: Mapping[str, Any], rows: pa.Table) -> MoreRows:
-    """Minutes beyond what a date can be are passed over."""
+    """Minutes outside the range of dates are skipped."""
     minutes_of: dict[str, list[int]] = {}
     instants = pc.cast(pc.cast(rows.column("minute"), pa.timestamp("us", "UTC")), pa.int64())
     for instant, host in zip(instants.to_pylist(), rows.column("host").to_pylist(), strict=True):
@@ -172,7 +172,7 @@ def time_of(minute: int) -> datetime:
 
 
 def load_job(name: str) -> StreamJob:
-    """The user's own, by MODULE:FUNCTION; found in the current directory, too. Raises StreamProblem."""
+    """Import a user's job, MODULE:FUNCTION, also from the current directory. Raises StreamProblem."""
     if _NAME.fullmatch(name) is None:
         raise StreamProblem(f"--job {name}: write MODULE:FUNCTION, such as my_jobs:errors_by_app")
     module_name, _, function_name = name.partition(":")
@@ -189,7 +189,7 @@ def load_job(name: str) -> StreamJob:
 
 
 def _single_file(module: Any) -> str | None:
-    """A module that is one file of the user's; packages and what is installed are on workers by other ways."""
+    """Return the user's module file; packages and installed modules reach workers by other ways."""
     file = getattr(module, "__file__", None)
     if not file or "." in module.__name__ or os.path.basename(file) == "__init__.py" or "site-packages" in file:
         return None

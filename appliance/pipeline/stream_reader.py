@@ -1,7 +1,7 @@
-"""A streaming query: where it begins, how far each micro-batch goes, and which ranges that makes. The rules are those of Spark's Kafka connector.
+"""A streaming query: its start, the end of each micro-batch, and the ranges between. The rules are those of Spark's Kafka connector.
 
-Offsets are documents as the connector writes them (`offset_json`), so a checkpoint reads the same. Owned by one Python process of Spark's driver for as
-long as the query runs; it keeps one connection, so that a micro-batch costs two questions. A pickled copy reads ranges in tasks. Weak spot:
+Offsets are documents as the connector writes them (`offset_limits`), so a checkpoint reads the same. Owned by one Python process of Spark's driver for as
+long as the query runs; it keeps one connection, so that a micro-batch costs two requests. A pickled copy reads ranges in tasks. Weak spot:
 `minOffsetsPerTrigger` and `maxTriggerDelay` count from when this process began, not from the query's last batch before a restart.
 """
 
@@ -28,7 +28,7 @@ Offsets = dict[TopicPartition, int]
 
 
 class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """All but `read` runs on the driver."""
+    """All methods but `read` run on the driver."""
 
     def __init__(self, options: SourceOptions, columns: Sequence[str], clock: Clock | None = None,
                  ask: Callable[[SourceOptions], TopicOffsets] = SourceOptions.ask) -> None:  # fmt: skip
@@ -47,7 +47,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- offsets
 
     def initialOffset(self) -> OffsetDocument:
-        """Of a query without a checkpoint. Raises `SourceProblem`."""
+        """Return the start of a query without a checkpoint. Raises `SourceProblem`."""
         cluster = self._asked()
         return offsets_to_document(resolve(self._options.starting, self._options.selection.partitions(cluster), cluster))
 
@@ -58,7 +58,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMinRows(options.min_offsets_per_trigger) if options.min_offsets_per_trigger is not None else ReadAllAvailable()
 
     def latestOffset(self, start: Mapping[str, Mapping[str, int]], limit: ReadLimit) -> OffsetDocument:
-        """How far the next micro-batch goes; `start` itself where it is not worth one yet."""
+        """Return the end of the next micro-batch; `start` if there are too few offsets for one."""
         begin = offsets_from_document(start)
         latest = self._read_latest()
         begin_new = self._asked().earliest(latest.keys() - begin.keys())
@@ -77,7 +77,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets_to_document(self._latest) if self._latest else None
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What comes from now on is not this query's."""
+        """End the query: later records are not its own."""
         self._target = self._read_latest()
 
     def _read_latest(self) -> Offsets:
@@ -89,7 +89,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._latest
 
     def _waits(self, begin: Offsets, latest: Offsets) -> bool:
-        """Whether there is too little for a batch, and the last one is not long ago."""
+        """Return whether there are too few offsets for a batch, and the last batch is recent."""
         least = self._options.min_offsets_per_trigger
         now_ms = self._clock.monotonic_ms()
         if least is not None and now_ms - self._last_trigger_ms < self._options.max_trigger_delay_ms:
@@ -101,7 +101,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- ranges
 
     def partitions(self, start: Mapping[str, Mapping[str, int]], end: Mapping[str, Mapping[str, int]]) -> list[InputPartition]:
-        """The tasks of a micro-batch; the same for the same offsets."""
+        """Return the tasks of a micro-batch; equal offsets give equal tasks."""
         begin, until = offsets_from_document(start), offsets_from_document(end)
         if begin == until:
             return []
@@ -137,7 +137,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def rate_limited(begin: Mapping[TopicPartition, int], until: Mapping[TopicPartition, int], most: int) -> Offsets:
-    """`until`, or as much of it as makes about `most` offsets, every partition in proportion to what waits in it; at least one of each."""
+    """Return `until`, reduced to about `most` offsets, each partition in proportion to its backlog and at least one of each."""
     waiting = {partition: end - begin[partition] for partition, end in until.items() if end > begin[partition]}
     total = sum(waiting.values())
     limited = dict(until)

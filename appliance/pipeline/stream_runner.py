@@ -35,7 +35,7 @@ CHARACTERS_MAX = 600
 
 
 def failure_text(error: BaseException) -> str:
-    """One line, or a few."""
+    """Return the message of a failed query, one line or a few."""
     text = str(error)
     for pattern in (_OURS, _PYTHON):
         if found := pattern.findall(text):
@@ -47,7 +47,7 @@ POLL_SECONDS = 1
 LAST_BATCH_SECONDS = 60.0
 """How long a stop waits for the current micro-batch. After that it is cut off, and the next incarnation repeats it."""
 DEATHS_MAX = 3
-"""JVMs that may die one after the other without a micro-batch in between."""
+"""JVMs that may die in a row without a finished micro-batch."""
 
 
 class StreamOptions(NamedTuple):
@@ -65,22 +65,22 @@ class StreamOptions(NamedTuple):
 
 
 class BatchReport(NamedTuple):
-    """One micro-batch that is done."""
+    """A finished micro-batch."""
 
     number: int
     records: int
     rows: int
     milliseconds: int
     late_groups: int
-    """(minute, host) and the like that came after they were closed, and count nowhere"""
+    """rows, for example (minute, host), that came after their end and are not counted"""
 
 
 class SparkDied(Exception):
-    """The JVM is gone; nothing else is wrong."""
+    """The JVM has ended without another failure."""
 
 
 class StreamRun:
-    """One run in an open directory. `run` returns after `stop`, or at the end of what there was (`once`)."""
+    """A run in an open directory. `run` returns after `stop`, or with `once` at the end of the existing records."""
 
     def __init__(
         self, options: StreamOptions, job: StreamJob, directory: StreamDirectory, on_report: Callable[[BatchReport], None], say: Callable[[str], None]
@@ -94,13 +94,13 @@ class StreamRun:
         self._idle = threading.Event()
         self._idle.set()
         self.signals: Mapping[int, Callable[[int, object], None]] = {}
-        """Set once Spark is there, which takes SIGINT for itself."""
+        """Set after Spark has started, because Spark installs its own handler of SIGINT."""
         self._rows: dict[int, int] = {}
         self._seen = -1
         self.batches = 0
 
     def stop(self) -> None:
-        """Also out of a signal handler: the micro-batch that is under way ends first."""
+        """For signal handlers, too: the current micro-batch ends first."""
         self._stopping.set()
 
     def run(self) -> None:
@@ -135,7 +135,7 @@ class StreamRun:
                 raise JobFailed(f"job {self._job.name}: {failure_text(error)} (see {log})") from error
 
     def run_on(self, session: SparkSession) -> None:
-        """The same in a session that is there; errors are Spark's."""
+        """Run in an existing session; errors are Spark's."""
         if self._job.module_file:
             session.sparkContext.addPyFile(self._job.module_file)
         query = self._start(session)
@@ -213,7 +213,7 @@ class StreamRun:
         return directory.publish(number, parts, state)
 
     def _send(self, session: SparkSession, commit: BatchCommit, table: str, topic: str, schema: StructType | None) -> None:
-        """`schema` is that of the rows, None for those of a following table."""
+        """`schema` is that of the rows, None for a second table."""
         from pyspark.sql import functions as f
 
         paths = [f"{self._directory.path}/{part.path}" for part in commit.parts if _table_of(part) == table]

@@ -34,11 +34,11 @@ from appliance.pipeline.table_kind import TopicFormat
 
 NUL_PROBLEM = "a text has a NUL character, which PostgreSQL's do not"
 FIRST_US = -210_866_803_200_000_000
-"""24 November 4714 BC, where PostgreSQL's calendar begins. It ends behind the last time that 64 bits of microseconds can say."""
+"""24 November 4714 BC, the start of PostgreSQL's calendar. Its end is beyond 64 bits of microseconds."""
 
 
 def csv_of(rows: pa.RecordBatch) -> bytes:
-    """As COPY reads it: texts in quotation marks, so that an empty one is none that is absent."""
+    """CSV for COPY: texts in quotation marks, so that an empty text differs from null."""
     columns = [_plain(column) for column in rows.columns]
     target = io.BytesIO()
     plain = pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
@@ -47,7 +47,7 @@ def csv_of(rows: pa.RecordBatch) -> bytes:
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """What CSV can hold: bytes as PostgreSQL's hexadecimal, far times as texts, lists as JSON or as PostgreSQL's arrays."""
+    """Convert columns for CSV: bytes to PostgreSQL's hexadecimal, far times to texts, lists to JSON or PostgreSQL's arrays."""
     kind = column.type
     if pa.types.is_binary(kind):
         return pa.array([None if value is None else "\\x" + value.hex() for value in column.to_pylist()], pa.string())
@@ -73,7 +73,7 @@ def _time_text(ticks: int) -> str:
 
 
 def _headers_json(headers: list[dict[str, Any]]) -> str:
-    """[[key, value], …]; bytes that are no text, and NUL, as \\xNN."""
+    """Return `[[key, value], …]` as JSON; bytes that are no text, and NUL, as \\xNN."""
     return orjson.dumps([[_text(each["key"].encode()), None if each["value"] is None else _text(each["value"])] for each in headers]).decode()
 
 
@@ -87,7 +87,7 @@ def _array_text(values: list[Any]) -> str:
 
 
 def without_unfit(decoded: Decoded, batch: pa.RecordBatch) -> Decoded:
-    """Rows that PostgreSQL cannot hold become bad ones; `batch` is what they were decoded from. A bad record's own time is absent where it is that."""
+    """Turn rows that PostgreSQL cannot store into bad records; `batch` is their source. A time that it cannot store is left out."""
     problems: dict[int, str] = {}
     for name, column in zip(decoded.rows.schema.names, decoded.rows.columns):
         if pa.types.is_timestamp(column.type):
@@ -110,7 +110,7 @@ def without_unfit(decoded: Decoded, batch: pa.RecordBatch) -> Decoded:
 
 
 def _with_times(bad: pa.RecordBatch) -> pa.RecordBatch:
-    """Bad records whose own time fits, too; of the others the problem says it."""
+    """Return bad records with a time that fits; for others the problem names the time."""
     times, problems = bad.column("timestamp"), bad.column("problem").to_pylist()
     early = pc.less(times.cast(pa.int64()), FIRST_US)
     for row in _true(early):
@@ -128,7 +128,7 @@ def _too_early(name: str, ticks: int) -> str:
 
 
 def _with_nul(column: pa.Array) -> list[int]:
-    """Rows with a text, alone or in a list, that PostgreSQL cannot hold."""
+    """Return the rows with a text, alone or in a list, that PostgreSQL cannot store."""
     if pa.types.is_string(column.type):
         return _true(pc.match_substring(column, "\0"))
     if pa.types.is_list(column.type) and pa.types.is_string(column.type.value_type):
@@ -143,7 +143,7 @@ def _true(found: pa.Array) -> list[int]:
 
 
 class CopyJob(NamedTuple):
-    """The same for all tasks of a round; pickled into each."""
+    """The parameters that all tasks of a round share; pickled into each."""
 
     access: ClusterAccess
     address: TableAddress
@@ -166,15 +166,15 @@ class CopyResult(NamedTuple):
 
 
 class _NotAllowed(MillraceError):
-    """Something would be left out that may not be."""
+    """Records would be skipped without the user's consent."""
 
 
 Read = Callable[..., Iterable[Any]]
-"""`record_reader.read_range`, or another with its signature."""
+"""`record_reader.read_range`, or a function with its signature."""
 
 
 def copy_range(job: CopyJob, wanted: OffsetRange, read: Read = read_range) -> CopyResult:
-    """One transaction: all of it, or nothing."""
+    """Copy a range in one transaction."""
     try:
         with psycopg.connect(job.address.connection, connect_timeout=10) as connection, connection.cursor() as cursor:
             moved = f"update {POSITIONS} set next_offset = %s where table_name = %s and partition = %s and next_offset = %s"

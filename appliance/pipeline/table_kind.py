@@ -22,7 +22,7 @@ def encode_document(fields: Mapping[str, Any]) -> bytes:
 
 
 def decode_document(content: bytes, path: str) -> dict[str, Any]:
-    """The object; `path` is for the text of DamagedTable, raised for what is no such object or of another version."""
+    """Decode a metadata file; `path` is for the message. Raises DamagedTable if it is no JSON object, or of another version."""
     try:
         document = orjson.loads(content)
     except orjson.JSONDecodeError as error:
@@ -36,11 +36,11 @@ _FORMAT = "millrace load"
 
 
 class TableKind(NamedTuple):
-    """The same for all that a directory holds."""
+    """The properties of a whole table."""
 
     cluster_id: str
     partitioned_by: str
-    """`record` or `arrival`: which time gives date and hour"""
+    """`record` or `arrival`: the time that gives date and hour"""
     file_format: str
     """`parquet` or `delta`"""
 
@@ -48,7 +48,7 @@ class TableKind(NamedTuple):
         return encode_document({"format": _FORMAT, **self._asdict()})
 
     def difference(self, wanted: TableKind) -> str | None:
-        """Why the table that is there (self) cannot take what is `wanted`."""
+        """Return why the existing table (self) cannot store what is `wanted`."""
         if self.cluster_id != wanted.cluster_id:
             return f"holds records of cluster {self.cluster_id}; these are of cluster {wanted.cluster_id}: their offsets have nothing to do with each other"
         if self.partitioned_by != wanted.partitioned_by:
@@ -62,22 +62,22 @@ class TableKind(NamedTuple):
 
 
 class Field(NamedTuple):
-    """One field of a JSON record: its name there, its type as Spark writes it."""
+    """A field of a JSON record: its name, and its type as Spark writes it."""
 
     name: str
     type: str
 
 
 class TopicFormat(NamedTuple):
-    """How one topic's records become rows."""
+    """How the records of one topic become rows."""
 
     topic_id: str | None
     decode: str
     """`raw`, `syslog` or `json`"""
     fields: tuple[Field, ...] = ()
-    """of `json` alone"""
+    """for `json` only"""
     headers: bool = False
-    """whether rows have the column `headers`"""
+    """whether rows have a column `headers`"""
 
     def encode(self) -> bytes:
         return encode_document({**self._asdict(), "fields": [list(field) for field in self.fields]})
@@ -108,7 +108,7 @@ _OWNERS = {
 
 
 def foreign_owner(path: str, books: str) -> str | None:
-    """Why nothing may be loaded into `path`, or None: it is ours, empty, or not there."""
+    """Return why `path` cannot be loaded into; None if it is a table of a load, empty, or missing."""
     above = path
     while True:
         if os.path.exists(f"{above}/meta.properties"):

@@ -20,13 +20,13 @@ from appliance.storage import file_io
 DATE = "date"
 NO_DATE = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{}\[\]^]")
-"""What Hive and Spark write as %XX in such names; readers take it back."""
+"""Characters that Hive and Spark write as %XX in such names, and that readers decode."""
 PART_SCHEMA = "staged string, path string, rows bigint, size_bytes bigint"
 _PARTS = pa.schema([("staged", pa.string()), ("path", pa.string()), ("rows", pa.int64()), ("size_bytes", pa.int64())])
 
 
 class TableParts:
-    """`add` rows, `finish` once. `task` is told from other tasks of the batch, `attempt` from other attempts of the job."""
+    """`add` rows, `finish` once. `task` distinguishes the tasks of a batch, `attempt` the attempts of the job."""
 
     def __init__(self, staging: str, table: str, batch_number: int, task: int, attempt: str) -> None:
         self._staging = staging
@@ -68,7 +68,7 @@ class TableParts:
 
 
 def _date_text(date: pa.Scalar) -> str:
-    """Of a date that is none, or beyond what Python and most readers can count (years 1 to 9999): as of no date."""
+    """Return the directory of a date; null and dates outside the years 1 to 9999, which readers cannot represent, share one."""
     try:
         value = date.as_py()
     except (OverflowError, ValueError):
@@ -77,14 +77,14 @@ def _date_text(date: pa.Scalar) -> str:
 
 
 def write_rows(staging: str, table: str, batch_number: int, rows: Iterable[dict[str, Any]], schema: pa.Schema) -> list[StagedPart]:
-    """The few rows that the driver itself has to add."""
+    """Write the few rows that the driver adds itself."""
     parts = TableParts(staging, table, batch_number, 0, "driver")
     parts.add(pa.RecordBatch.from_pylist(list(rows), schema=schema))
     return parts.finish()
 
 
 def stage_frame(frame: Any, staging: str, table: str, batch_number: int) -> list[StagedPart]:
-    """Every row of a Spark DataFrame, written by its tasks, in one pass over it."""
+    """Write every row of a Spark DataFrame, in its tasks, in one pass."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -101,6 +101,6 @@ def stage_frame(frame: Any, staging: str, table: str, batch_number: int) -> list
 
 
 def read_columns(paths: Iterable[str], columns: list[str]) -> pa.Table:
-    """Some columns of files that were staged or placed."""
+    """Read some columns of staged or placed files."""
     tables = [pq.ParquetFile(path).read(columns=columns) for path in paths]
     return pa.concat_tables(tables)

@@ -24,14 +24,14 @@ from appliance.pipeline.sink_spool import SPOOL_TOPIC
 NUM_RETRIES = 3
 RETRY_INTERVAL_MS = 10
 PATIENCE_MS = 180_000
-"""A box that is being upgraded may be away for two minutes."""
+"""A box may be away for two minutes during an upgrade."""
 READ_COMMITTED, READ_UNCOMMITTED = 1, 0
 
 Answer = TypeVar("Answer")
 
 
 class TopicOffsets:
-    """Use it in a `with` block, or close it. A broker that cannot be reached is a `SourceProblem` after the retries of `fetchOffset.numRetries`."""
+    """A context manager. An unreachable broker is a `SourceProblem` after `fetchOffset.numRetries` retries."""
 
     def __init__(self, access: ClusterAccess, num_retries: int = NUM_RETRIES, retry_interval_ms: int = RETRY_INTERVAL_MS) -> None:
         self._access = access
@@ -50,7 +50,7 @@ class TopicOffsets:
         self._cluster.close()
 
     def partitions_of(self, topics: Iterable[str], must_exist: bool = True) -> list[TopicPartition]:
-        """All partitions of topics, in order. Raises `SourceProblem` for a topic that there is not, unless that may be."""
+        """Return all partitions of topics, in order. Raises `SourceProblem` for an unknown topic, unless that is allowed."""
         names = sorted(set(topics))
         known = self._ask(lambda cluster: cluster.metadata(names)).topics if names else {}
         if not must_exist:
@@ -58,12 +58,12 @@ class TopicOffsets:
         return [TopicPartition(name, partition.partition) for name in names for partition in self._checked(name, known.get(name)).partitions]
 
     def topics_like(self, pattern: str) -> list[str]:
-        """Topics whose whole name matches, without the cluster's internal ones and the sink's own, which holds what other topics get, too."""
+        """Return topics whose whole name matches, without the cluster's internal topics and the sink's spool."""
         topics = self._ask(lambda cluster: cluster.metadata(None)).topics
         return sorted(name for name, topic in topics.items() if not topic.is_internal and name != SPOOL_TOPIC and re.fullmatch(pattern, name))
 
     def require(self, partitions: Iterable[TopicPartition], must_exist: bool = True) -> list[TopicPartition]:
-        """These partitions, in order. Raises `SourceProblem` for one that there is not, unless that may be."""
+        """Return these partitions, in order. Raises `SourceProblem` for an unknown one, unless that is allowed."""
         wanted = sorted(set(partitions))
         there = set(self.partitions_of((each.topic for each in wanted), must_exist))
         missing = [each for each in wanted if each not in there]
@@ -76,11 +76,11 @@ class TopicOffsets:
         return self._list(partitions, EARLIEST_TIMESTAMP)
 
     def latest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where readers end: the last stable offset with read_committed, else the high watermark."""
+        """Return the ends for readers: last stable offsets with read_committed, else high watermarks."""
         return self._list(partitions, LATEST_TIMESTAMP)
 
     def at_timestamps(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """The first offset at or after a time in ms; None where nothing is so late. -1 and -2 mean latest and earliest."""
+        """Return the first offset at or after a time in ms; None if no record is that late. -1 and -2 mean latest and earliest."""
         found: dict[TopicPartition, int | None] = {}
         for timestamp in sorted(set(timestamps.values())):
             offsets = self._list([each for each, its in timestamps.items() if its == timestamp], timestamp)
@@ -88,7 +88,7 @@ class TopicOffsets:
         return found
 
     def access_for(self, topics: Iterable[str]) -> ClusterAccess:
-        """The access that tasks get: with the cluster's id and those of the topics, so that a task knows its box and a topic that was made anew."""
+        """Return the tasks' access, with the ids of the cluster and the topics, so that a task finds its box and notices a re-created topic."""
         names = sorted(set(topics))
         metadata = self._ask(lambda cluster: cluster.metadata(names))
         ids = ((name, metadata.topics[name].topic_id) for name in names if name in metadata.topics)
@@ -105,7 +105,7 @@ class TopicOffsets:
         return {each: int(found[each].offset) for each in wanted}
 
     def _ask(self, question: Callable[[ClusterClient], Answer]) -> Answer:
-        """A cluster that never answered is a wrong address, or down: say so soon. One that did may be restarting: be patient."""
+        """Retry requests. A cluster that never answered fails soon: its address is wrong or it is down. One that answered before may be restarting."""
         left = self._num_retries
         patience = self._cluster.backoff(PATIENCE_MS if self._has_answered else 0)
         while True:
