@@ -1,7 +1,7 @@
-"""A batch query: which offset ranges it reads, decided once on the driver, and the reading of one of them in a task.
+"""A batch query: its offset ranges, planned once on the driver, and the read of one range in a task.
 
-Spark pickles the reader before it asks for partitions, so a partition carries all that its task needs. Weak spot: an offset is checked against the log's ends
-when the query is planned; what retention takes between plan and task is found by the task.
+Spark pickles the reader before it requests partitions, so a partition has all that its task needs. Weak spot: an offset is
+checked against the log's ends at planning time; a task finds what retention deletes later.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""From raw stored bytes to the batches that a reader wants: whole, intact, of data, not aborted, from the next offset on. One scan for every path.
+"""Select from raw stored bytes the wanted batches: whole, intact, with data, not aborted, from the next offset on.
 
-Pure. A `ReadProgress` is owned by one reader of one range; the path that feeds it and the scan that eats move it. Weak spot: what lies behind a batch whose
-very header is damaged is only found where the next good batch lies in the same memory, or where the path knows what follows.
+Pure; one scan for both read paths. A `ReadProgress` is owned by the reader of one range; the path and the scan advance it.
+Weak spot: after a batch with a damaged header, reading continues only if an intact batch follows in the same memory, or if
+the path knows the next offset.
 """
 
 from __future__ import annotations

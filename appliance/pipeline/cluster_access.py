@@ -1,7 +1,7 @@
-"""How a Spark job reaches a cluster: addresses, isolation, which path to take. Made on the driver from options, pickled into every task.
+"""How a Spark job reaches a cluster: addresses, isolation level, read path. Parsed on the driver, pickled into every task.
 
-Without `kafka.bootstrap.servers` it is the box of this machine: of the directory `millrace.data` or MILLRACE_DATA, else the only one that runs.
-Weak spot: a task on another machine needs addresses that mean the same there; those of a box that listens on loopback do not.
+Without `kafka.bootstrap.servers` it is the box of this machine: that of the directory `millrace.data` or MILLRACE_DATA, else
+the only running one. Weak spot: a task on another machine needs addresses that are valid there; loopback is not.
 """
 
 from __future__ import annotations

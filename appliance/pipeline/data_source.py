@@ -1,7 +1,7 @@
-"""`format("millrace")`: what Spark calls by that name. Options are checked here, before Spark plans anything; reading and writing are in modules of their own.
+"""The Spark data source `format("millrace")`. Options are checked here, before Spark plans; other modules read and write.
 
-Runs on the driver, in planning processes of Spark. Weak spot: Spark says only later whether it is a batch or a stream, so what is allowed in one of
-them only is refused at the first action.
+Runs on the driver, in planning processes of Spark. Weak spot: Spark decides later between batch and stream, so an option
+that is valid in one of them only is refused at the first action.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A range read over Kafka's protocol, for machines that do not hold its segments: from the leader, the next fetch under way while the last one is decoded.
+"""Read a range by Fetch from the leader; the next fetch is in flight while the last response is decoded.
 
-Owned by one reader, one thread, one connection. Trouble that may heal (a broker restarts, leadership moves) is tried again until nothing came for
-`patience_ms`. Weak spot: only leaders are asked, never a follower nearby.
+Owned by one reader, one thread, one connection. Retriable failures (a broker restarts, leadership moves) are retried until
+nothing arrived for `patience_ms`. Weak spot: it fetches from leaders only, never from a nearer follower.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Write the rows of one task to Parquet files, one for each hour, or more if a task has too many hours at once. Owned by one task.
+"""Write the rows of one task to Parquet files, one for each hour, or more if a task has too many hours at once.
 
-Rows wait in memory until there are FLUSH_BYTES of them; then the hour that has most is written as a row group. The rest is written
-file by file, so a topic with many different times costs files, not memory or descriptors. Each file is synced before it is reported.
-Weak spot: a record larger than FLUSH_BYTES is a row group of its own.
+Owned by one task. Rows wait in memory up to FLUSH_BYTES; then the hour with the most is written as a row group. The rest is
+written file by file, so a topic with many different times costs files, not memory or descriptors. Each file is synced before
+it is reported. Weak spot: a record larger than FLUSH_BYTES is a row group of its own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Fields of JSON records: their types by name, what people write (`host string, latency double`), and what a sample of records shows.
+"""Fields of JSON records: their types by name, the text of `--schema` (`host string, latency double`), and inference.
 
-Texts and values only. Weak spot: only flat fields have types of their own; what is nested in a record stays JSON, in a string.
+Texts and values only. Weak spot: only flat fields have types of their own; nested contents stay JSON in a string.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ SWEPT = ".swept"
 
 
 class LoadDirectory:
-    """One destination, owned by the incarnation `life`. `open` takes the lock, `close` releases it."""
+    """One destination, owned by one incarnation of the loader. `open` takes the lock, `close` releases it."""
 
     def __init__(self, path: str, life: str) -> None:
         self.path = os.path.abspath(path)

@@ -51,7 +51,7 @@ class Plan(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """The contents of commit `number`. `life` is the incarnation that wrote it; the staging directory is named after both."""
+    """The contents of commit `number`. The staging directory is named after the number and the incarnation that wrote it."""
 
     number: int
     life: str

@@ -1,7 +1,8 @@
-"""A whole run into a table of PostgreSQL: rounds of tasks, one range of each partition at a time, until the end that was there at its start.
+"""A whole run into a PostgreSQL table: rounds of tasks, one range of each partition at a time, up to the initial ends.
 
-Each task moves its partition's position in the transaction that adds its rows, so there is nothing to plan, publish or sweep. Owned by one process.
-Weak spot: a partition is loaded by one task at a time; a topic of one partition uses one core.
+Each task moves its partition's position in the transaction that adds its rows, so there is nothing to plan, publish or
+remove. Owned by one process. Weak spot: a partition is loaded by one task at a time, so a topic with one partition uses one
+core.
 """
 
 from __future__ import annotations

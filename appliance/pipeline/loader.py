@@ -1,12 +1,13 @@
-"""One run of `millrace load` into a directory: from what is loaded to what there is, commit by commit. Owned by one process, which holds the directory's lock.
+"""One run of `millrace load` into a directory, commit by commit. Owned by one process, which holds the directory's lock.
 
     recover    finish or remove what an earlier incarnation left
     plan       store the offsets of the next commit before any record is read (or take over the plan of a dead incarnation)
     tasks      write files into the staging directory of this incarnation
-    publish    the manifest, by link: from here on the offsets are loaded
-    place      the files come into sight
+    publish    link the manifest: from here on the offsets are loaded
+    place      rename the files to their places
 
-A death at any point costs the work of one commit. Weak spot: the end is looked up once, at the start of the run; what comes later waits for the next run.
+A crash at any point costs the work of one commit. Weak spot: the end is determined once, at the start of the run; later
+records wait for the next run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Which box of this machine holds a partition of a cluster: its row in a partition table, and its directory. Reads runtime directories and shared memory only.
+"""Find the box of this machine that has a partition of a cluster: its row in a partition table, and its directory.
 
-Weak spot: a box whose ZooKeeper is elsewhere does not know its cluster's id before it asks; then the file meta.properties on its first disk tells.
+Reads runtime directories and shared memory only. Weak spot: a box with an external ZooKeeper learns its cluster's id from
+ZooKeeper; before that, meta.properties on its first disk has it.
 """
 
 from __future__ import annotations

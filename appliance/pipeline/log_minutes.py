@@ -1,17 +1,19 @@
-"""What a log did, per minute and host: how many records of which severity, which programs, which messages. The transformation that `millrace stream` runs
-unless it is given another; DataFrame in, DataFrame out, for batch and stream alike.
+"""Statistics of a log per minute and host: records by severity, most frequent programs and messages.
 
-A record counts in the minute of its own time, unless that is more than `late` away from when it arrived: then the sender's clock is off, it counts in the
-minute of its arrival, and in `clock_off`. It arrived when its header says so, else at its own time, and in no case after its micro-batch began, which Spark
-notes with the batch's offsets: a replay sees the same. So one wrong clock neither hides its own records nor makes everybody else's late. What is not JSON as
-syslog records are counts under the host `-`, whole, as a message.
+The default transformation of `millrace stream`: DataFrame in, DataFrame out, for batch and stream.
 
-Programs and messages are the ones that came most often: the counts are exact while a minute of a host has fewer than SKETCH_ENTRIES different ones, and
-estimates beyond, because a sketch of fixed size keeps them (Apache DataSketches' frequent items). A message's template is its text with every word that has
-a digit in it replaced by `*`.
+A record counts in the minute of its own time. If that differs from its arrival by more than `late`, the sender's clock is
+off: the record counts in the minute of its arrival, and in `clock_off`. The arrival is the header's, else the record's time,
+at most the start of the micro-batch, which Spark stores with the batch's offsets, so a replay computes the same. So a wrong
+clock neither hides its own records nor makes those of other hosts late. A value that is no JSON of a syslog record counts
+under the host `-`, whole, as a message.
 
-Weak spots: templates of messages that carry names (users, paths without digits) stay apart. Where old records are read in several micro-batches
-(`maxOffsetsPerTrigger`), one without a header whose clock is ahead of theirs makes those of later batches late.
+Counts of programs and messages are exact below SKETCH_ENTRIES different ones in a minute of a host, and estimates above,
+because a sketch of fixed size stores them (Apache DataSketches' frequent items). A message's template is its text with every
+word that contains a digit replaced by `*`.
+
+Weak spots: templates with names (users, paths without digits) stay separate. If old records are read in several
+micro-batches (`maxOffsetsPerTrigger`), a record without a header whose clock is ahead makes those of later batches late.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Errors per minute as a picture (SVG): a bar for each minute, parted by host, from zero up; minutes without a row are empty. Pure: rows in, text out.
+"""Errors per minute as an SVG picture: a bar for each minute, split by host, from zero; minutes without a row are empty.
 
-A notebook shows it as it is; nothing needs to be installed for it. Weak spot: beyond COLOURS hosts, those with the fewest errors are drawn together.
+Pure: rows in, text out. A notebook shows it without further packages. Weak spot: beyond COLOURS hosts, those with the fewest
+errors are drawn together.
 """
 
 from __future__ import annotations

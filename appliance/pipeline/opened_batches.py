@@ -1,7 +1,7 @@
-"""Batches whose records lie in plain memory, one behind the other: where they were stored, or where they were decompressed to.
+"""Batches whose records are in plain memory, one after the other: where they were stored, or decompressed.
 
-Pure. Neighbours without compression stay in the memory they came in, unopened and uncopied. Weak spot: a group is decompressed whole before any of its
-records is seen, each batch up to `OPENED_BATCH_BYTES_MAX`.
+Pure. Uncompressed batches stay in place, without a copy. Weak spot: a group is decompressed whole before its first record is
+decoded, each batch up to `OPENED_BATCH_BYTES_MAX`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Options as Spark hands them over: text under names whose case does not matter. Each reader says which option is wrong and what would be right. Pure."""
+"""Options as Spark passes them: texts under names whose case is ignored. Errors name the option and the valid values. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Rows of Arrow batches into sealed record batches, one builder per partition: key, value, headers, topic and partition as Spark's Kafka connector has them.
+"""Encode rows of Arrow batches into sealed record batches, with the columns of Spark's Kafka connector.
 
-Owned by one task. A row's partition is its column's, else that of its key (Kafka's default partitioner), else one partition for a batch's worth, then the
-next. Records have the time of their encoding. Weak spot: one Python call per row, about 2 µs.
+Owned by one task. The partition of a row is its column's, else that of its key (Kafka's default partitioner), else one
+partition until its batch is full, then the next. The timestamp is the time of encoding. Weak spot: one Python call per row,
+about 2 µs.
 """
 
 from __future__ import annotations

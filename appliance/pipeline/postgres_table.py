@@ -1,4 +1,4 @@
-"""A table of PostgreSQL that a load fills: its source, columns and positions. Owned by the driver, which holds an advisory lock.
+"""A PostgreSQL table that a load fills: its source, columns and positions. Owned by the driver, which holds an advisory lock.
 
     millrace_load_tables       the source of each table: cluster, topic, format
     millrace_load_positions    the next offset of each partition; moved in the transaction that adds the rows

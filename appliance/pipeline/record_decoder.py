@@ -1,7 +1,8 @@
 """Decode records into rows: the common part of all decoders, and the decoder `raw`. Owned by one task.
 
-Every row has its source: `partition`, `offset`, `timestamp` (the record's), `key`; `arrival` if the table is partitioned by it. A record that
-cannot be decoded goes unchanged into a side table, with its offset and the reason. Weak spot: headers, and so `arrival`, are read one record at a time.
+Every row has its source: `partition`, `offset`, `timestamp` (the record's), `key`; `arrival` if the table is partitioned by
+it. A record that cannot be decoded goes unchanged into a side table, with its offset and the reason.
+Weak spot: headers, and so `arrival`, are read one record at a time.
 """
 
 from __future__ import annotations

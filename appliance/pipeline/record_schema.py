@@ -1,6 +1,6 @@
-"""The columns that Spark's Kafka connector gives, as Arrow knows them, and their making out of decoded records. Owned by one reader of one partition.
+"""The columns of Spark's Kafka connector as Arrow types, built from decoded records. Owned by one reader of one partition.
 
-Arrow's types must equal Spark's own translation of the schema to the letter, or Spark refuses the first batch; a test holds them together.
+The types must equal Spark's own translation of the schema, or Spark refuses the first batch; a test compares them.
 Weak spot: `headers` is built row by row.
 """
 

@@ -1,6 +1,6 @@
-"""Options of a writer, named as in Spark's Kafka connector, and the columns of its rows. All checked on the driver. Values only.
+"""Options of a writer, named as in Spark's Kafka connector, and the columns of its rows. Checked on the driver. Values only.
 
-Weak spot: `kafka.…` options that only tune a Java producer (linger, buffers) are taken and mean nothing here.
+Weak spot: `kafka.…` options that only tune a Java producer (linger, buffers) are accepted and have no effect.
 """
 
 from __future__ import annotations

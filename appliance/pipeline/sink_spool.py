@@ -1,8 +1,8 @@
 """Batches that are too large for a task's commit message wait in a topic of their own until the driver has committed them.
 
-A task appends, and its message names where; the driver reads the very same bytes back. Leftovers of failed tasks and of committed batches go by retention.
-Owned by one task, or by one commit on the driver. Weak spot: such batches are written and read once more than those of small micro-batches, and a driver that
-comes an hour too late finds nothing, says so, and Spark replays the micro-batch.
+A task appends, and its message names the place; the driver reads the same bytes back. Retention removes leftovers of failed
+tasks and of committed batches. Owned by one task, or by one commit on the driver. Weak spot: such batches are written and
+read once more; if the driver is more than an hour late, the batches are gone, and Spark replays the micro-batch.
 """
 
 from __future__ import annotations

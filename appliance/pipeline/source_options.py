@@ -1,8 +1,8 @@
-"""The options of `spark.read.format("millrace")` and `readStream`: those of Spark's Kafka connector by the same names, with the same defaults and refusals.
+"""The options of `spark.read.format("millrace")` and `readStream`: names, defaults and refusals of Spark's Kafka connector.
 
-Read and checked on the driver before anything is asked of the cluster; pickled with the reader. Own options begin with `millrace.`, and an unknown
-one of those is refused; unknown ones are ignored, as the connector does. Weak spot: `subscribePattern` is a Python pattern, which is Java's in
-all but rare corners.
+Checked on the driver before any request to the cluster; pickled with the reader. An unknown option that starts with
+`millrace.` is refused; other unknown ones are ignored, as the connector does. Weak spot: `subscribePattern` is a Python
+pattern, which equals Java's in all but rare cases.
 """
 
 from __future__ import annotations

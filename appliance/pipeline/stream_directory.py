@@ -110,7 +110,7 @@ def decode_commit(content: bytes, path: str) -> BatchCommit:
 
 
 class StreamDirectory:
-    """One destination, filled by the incarnation `life`. `open` takes the lock, `close` releases it."""
+    """One destination, filled by one incarnation of the driver. `open` takes the lock, `close` releases it."""
 
     def __init__(self, path: str, life: str) -> None:
         self.path = os.path.abspath(path)

@@ -1,8 +1,9 @@
 """A streaming query: its start, the end of each micro-batch, and the ranges between. The rules are those of Spark's Kafka connector.
 
-Offsets are documents as the connector writes them (`offset_limits`), so a checkpoint reads the same. Owned by one Python process of Spark's driver for as
-long as the query runs; it keeps one connection, so that a micro-batch costs two requests. A pickled copy reads ranges in tasks. Weak spot:
-`minOffsetsPerTrigger` and `maxTriggerDelay` count from when this process began, not from the query's last batch before a restart.
+Offsets are documents in the connector's form (`offset_limits`), so checkpoints read the same. Owned by one Python process of
+Spark's driver while the query runs; it keeps one connection, so a micro-batch costs two requests. A pickled copy reads ranges
+in tasks. Weak spot: `minOffsetsPerTrigger` and `maxTriggerDelay` count from the start of this process, not from the last batch
+before a restart.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Rows of a micro-batch into Parquet files of a staging directory: one file for each task, and for each date where the rows have a column `date`.
+"""Write rows of a micro-batch to Parquet files of a staging directory: one for each task, and for each `date` if there is one.
 
-Owned by one task at a time; the driver gets names and sizes back. Every file is synced before it is told of, and has the task's attempt in its name, so that a
-second attempt never touches the first one's. Weak spot: a task has one open file for each date it meets.
+Owned by one task at a time; the driver receives names and sizes. Each file is synced before it is reported, and has the
+task's attempt in its name, so attempts do not share files. Weak spot: a task has one open file for each date.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a cluster says about topics: their partitions and ids, where their logs begin and end, which offset belongs to a time. Asked on Spark's driver.
+"""Requests of Spark's driver about topics: partitions, ids, log ends, and offsets of times.
 
-Owned by one thread; keeps one ClusterClient until it is closed. Weak spot: the answers are of different moments: a partition may grow, or lose its oldest
-records, between two of them.
+Owned by one thread; keeps one ClusterClient until it is closed. Weak spot: answers are of different moments; between two of
+them a partition may grow, or lose its oldest records.
 """
 
 from __future__ import annotations
