@@ -19,7 +19,6 @@ from appliance.cluster.metadata_cache import CacheChange, MetadataCache
 from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.coordinator_link import CoordinatorLink
-from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.disk_health import DiskHealth
 from appliance.ipc.log_reader_proxy import LogReaderProxy, follow_disks
 from appliance.ipc.proxies import LogWriterProxies
@@ -30,24 +29,23 @@ from appliance.shm.lease import LeaseReader
 from services.acceptor.client_connections import ClientConnections
 from services.acceptor.delayed import Delayed
 from services.acceptor.dispatch import RESTRICTED_APIS, ApiVersionsHandler, Dispatch, Handler, InterBrokerHandler
+from services.acceptor.fanned_out_request import InFlight
 from services.acceptor.fetch.cold_reads import ColdReads
-from services.acceptor.fetch.follower_fetches import PROGRESS_TOLD
 from services.acceptor.fetch.read_replicas import RACK_AWARE_SELECTOR
 from services.acceptor.fetch.residency import choose_residency
 from services.acceptor.handlers.coordinated import COORDINATED_KEYS, CoordinatedHandler
-from services.acceptor.handlers.delete_records import DeleteRecordsHandler, PartDeletion
+from services.acceptor.handlers.delete_records import DeleteRecordsHandler
 from services.acceptor.handlers.describe_cluster import DescribeClusterHandler
 from services.acceptor.handlers.describe_log_dirs import DescribeLogDirsHandler
-from services.acceptor.handlers.describe_producers import DescribeProducersHandler, PartDescription
+from services.acceptor.handlers.describe_producers import DescribeProducersHandler
 from services.acceptor.handlers.describe_topic_partitions import DescribeTopicPartitionsHandler
 from services.acceptor.handlers.fetch import FetchHandler
 from services.acceptor.handlers.find_coordinator import FindCoordinatorHandler
 from services.acceptor.handlers.forwarded import ForwardedHandler
-from services.acceptor.handlers.list_offsets import ListOffsetsHandler
 from services.acceptor.handlers.metadata import MetadataHandler
-from services.acceptor.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
+from services.acceptor.handlers.offset_lookups import ListOffsetsHandler, OffsetForLeaderEpochHandler
 from services.acceptor.handlers.produce import ProduceHandler
-from services.acceptor.handlers.write_txn_markers import PartMarker, WriteTxnMarkersHandler
+from services.acceptor.handlers.write_txn_markers import WriteTxnMarkersHandler
 from services.acceptor.inter_broker import InterBrokerGate
 from services.acceptor.produce.transaction_questions import TransactionQuestions
 
@@ -55,10 +53,6 @@ SWEEP_NS = 1_000_000_000
 LOG_READER_DEADLINE_MS = 10_000
 WAIT_FOR_DISKS_NS = 3_000_000_000
 SEGMENT_FILES_MIN, SEGMENT_FILES_MAX = 256, 8192
-_PRODUCE = int(DescriptorKind.PRODUCE)
-_DELETE_RECORDS = int(DescriptorKind.DELETE_RECORDS)
-_MARKER = int(DescriptorKind.TRANSACTION_MARKER)
-_PROGRESS = int(DescriptorKind.PROGRESS)
 
 
 class AcceptorAgent:
@@ -77,7 +71,7 @@ class AcceptorAgent:
         self._connections = ClientConnections(context, self._source.arena, segment_files_max)
         mark_dirty = self._connections.mark_dirty
         self._delayed = Delayed()
-        self._proxies = LogWriterProxies(self._source, disks, self._poller, counters, self._on_completion, self._on_lost, self._on_connected, self._on_gone)
+        self._proxies = LogWriterProxies(self._source, disks, self._poller, counters, _complete, _lose, self._on_connected, self._on_gone)
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), self._on_hung, self._on_well)
         self._view = MetadataCache(box.broker_id, self._proxies, box.integer("message.max.bytes"))
         self._image = ImageFollower(context.layout, self._view, context.log)
@@ -119,12 +113,9 @@ class AcceptorAgent:
         handlers[ApiKey.LIST_OFFSETS] = ListOffsetsHandler(self._view, self._readers, self._clock, counters, mark_dirty)
         handlers[ApiKey.OFFSET_FOR_LEADER_EPOCH] = OffsetForLeaderEpochHandler(self._view, self._readers, counters, mark_dirty)
         handlers[ApiKey.METADATA] = MetadataHandler(self._view, self._controller, counters, box.flag("auto.create.topics.enable"), mark_dirty)
-        self._delete_records = DeleteRecordsHandler(self._view, self._clock, counters, mark_dirty)
-        handlers[ApiKey.DELETE_RECORDS] = self._delete_records
-        self._write_markers = WriteTxnMarkersHandler(self._view, self._delayed, self._coordinator, self._clock, counters, mark_dirty)
-        handlers[ApiKey.WRITE_TXN_MARKERS] = self._write_markers
-        self._describe_producers = DescribeProducersHandler(self._view, self._source.arena, self._clock, mark_dirty)
-        handlers[ApiKey.DESCRIBE_PRODUCERS] = self._describe_producers
+        handlers[ApiKey.DELETE_RECORDS] = DeleteRecordsHandler(self._view, self._clock, counters, mark_dirty)
+        handlers[ApiKey.WRITE_TXN_MARKERS] = WriteTxnMarkersHandler(self._view, self._delayed, self._coordinator, self._clock, counters, mark_dirty)
+        handlers[ApiKey.DESCRIBE_PRODUCERS] = DescribeProducersHandler(self._view, self._source.arena, self._clock, mark_dirty)
         handlers[ApiKey.FIND_COORDINATOR] = FindCoordinatorHandler(self._view, self._controller, mark_dirty)
         handlers[ApiKey.DESCRIBE_CLUSTER] = DescribeClusterHandler(self._view, mark_dirty)
         handlers[ApiKey.DESCRIBE_LOG_DIRS] = DescribeLogDirsHandler(self._view, self._proxies, context.layout, lambda: box.disks, mark_dirty)
@@ -226,27 +217,6 @@ class AcceptorAgent:
 
     # -- news
 
-    def _on_completion(self, part: object, entry: tuple[int, ...]) -> None:
-        kind = entry[0]
-        if kind == _PRODUCE:
-            self._produce.on_completion(part, entry)  # type: ignore[arg-type]
-        elif kind == _DELETE_RECORDS:
-            self._delete_records.on_completion(part, entry)  # type: ignore[arg-type]
-        elif kind == _MARKER:
-            self._write_markers.on_completion(part, entry)  # type: ignore[arg-type]
-        elif kind != _PROGRESS:
-            self._describe_producers.on_completion(part, entry)  # type: ignore[arg-type]
-
-    def _on_lost(self, part: object) -> None:
-        if isinstance(part, PartDeletion):
-            self._delete_records.on_lost(part)
-        elif isinstance(part, PartMarker):
-            self._write_markers.on_lost(part)
-        elif isinstance(part, PartDescription):
-            self._describe_producers.on_lost(part)
-        elif part is not PROGRESS_TOLD:
-            self._produce.on_lost(part)  # type: ignore[arg-type]
-
     def _on_connected(self, disk: str) -> None:
         self._image.is_stale = True
 
@@ -257,24 +227,13 @@ class AcceptorAgent:
     def _on_hung(self, disk: str, operation: str) -> None:
         """Everybody who waits for it is answered now; what the log-writer was given stays its own until it is done or dead."""
         for part in self._proxies.by_disk[disk].under_way():
-            self._on_set_aside(part)
+            part.on_hung()
         self._readers[disk].give_up()
         self._context.log.warning(f"disk {disk} hangs ({operation}): its clients get KAFKA_STORAGE_ERROR until it answers", disk=disk)
 
-    def _on_set_aside(self, part: object) -> None:
-        """Answer for a log-writer that still has the batch."""
-        if isinstance(part, PartDeletion):
-            self._delete_records.on_lost(part)
-        elif isinstance(part, PartMarker):
-            self._write_markers.on_lost(part)
-        elif isinstance(part, PartDescription):
-            self._describe_producers.on_hung(part)
-        elif part is not PROGRESS_TOLD:
-            self._produce.on_hung(part)  # type: ignore[arg-type]
-
     def _look_at_disks(self, now_ns: int) -> None:
         changes = self._box_disks.look(now_ns)
-        self._proxies.follow(changes, self._on_set_aside)
+        self._proxies.follow(changes, lambda part: part.on_hung())
         follow_disks(self._readers, changes, self._make_reader)
 
     def _on_well(self, disk: str) -> None:
@@ -293,6 +252,14 @@ class AcceptorAgent:
         self._arena_used_bytes.set(self._source.arena.size_bytes - self._source.arena.free_bytes)
         for reader in self._readers.values():
             reader.expire(now_ns)
+
+
+def _complete(part: InFlight, entry: tuple[int, ...]) -> None:
+    part.on_completion(entry)
+
+
+def _lose(part: InFlight) -> None:
+    part.on_lost()
 
 
 def _random_session_id() -> int:

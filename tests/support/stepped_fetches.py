@@ -45,7 +45,7 @@ from services.acceptor.fetch.cold_reads import ColdReads
 from services.acceptor.fetch.residency import choose_residency
 from services.acceptor.fetch.segment_files import FileRange
 from services.acceptor.handlers.fetch import FetchHandler
-from services.acceptor.handlers.list_offsets import ListOffsetsHandler
+from services.acceptor.handlers.offset_lookups import ListOffsetsHandler
 from services.acceptor.inter_broker import InterBrokerGate
 from services.acceptor.transport import PlainTransport
 

@@ -10,6 +10,7 @@ Which connections may fetch as a follower is decided before, in `inter_broker`. 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from appliance.base.errors import ErrorCode
 from appliance.cluster.metadata_cache import LocalReplica
@@ -24,7 +25,16 @@ from services.acceptor.fetch.pending_fetch import PendingFetch, Target
 
 
 class ReportedProgress:
-    """What stands for a PROGRESS among what is under way to a log-writer: nobody waits for it, and nothing is lost with it."""
+    """Stands for each PROGRESS descriptor in flight: no request waits for it."""
+
+    def on_completion(self, entry: tuple[Any, ...]) -> None:
+        pass
+
+    def on_lost(self) -> None:
+        pass
+
+    def on_hung(self) -> None:
+        pass
 
 
 PROGRESS_TOLD = ReportedProgress()

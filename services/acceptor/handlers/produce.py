@@ -49,21 +49,33 @@ NOBODY = Producer("", -1, -1, -1)
 class _Part:
     """One partition's batch in the hands of a log-writer, and the descriptor that it was given."""
 
-    __slots__ = ("descriptor", "index", "is_answered", "offers", "pending", "placement", "producer", "repeats_seen", "slot")
+    __slots__ = ("descriptor", "handler", "index", "is_answered", "offers", "pending", "placement", "producer", "repeats_seen", "slot")
 
-    def __init__(self, pending: PendingProduce, index: int, placement: LocalReplica, slot: ArenaSlot, descriptor: tuple[int, ...], repeats_seen: int) -> None:
+    def __init__(
+        self, handler: ProduceHandler, pending: PendingProduce, index: int, placement: LocalReplica, slot: ArenaSlot, descriptor: tuple[int, ...]
+    ) -> None:
+        self.handler = handler
         self.pending = pending
         self.index = index
         self.placement = placement
         self.slot = slot
         self.descriptor = descriptor
         self.offers = 1
-        self.repeats_seen = repeats_seen
+        self.repeats_seen = handler.repeats
         """Offers that had been repeated when this one was made: a later repeat may be of a batch that this one has overtaken."""
         self.is_answered = False
         """The client was told that the disk hangs; the log-writer still has the batch."""
         self.producer: Producer = NOBODY
         """of a transactional batch"""
+
+    def on_completion(self, entry: tuple[Any, ...]) -> None:
+        self.handler.on_completion(self, entry)
+
+    def on_lost(self) -> None:
+        self.handler.on_lost(self)
+
+    def on_hung(self) -> None:
+        self.handler.on_hung(self)
 
     @property
     def transactional_id(self) -> str:
@@ -106,7 +118,7 @@ class ProduceHandler:
         self._hung = counters.counter("produce.answered_for_hung_disk")
         self._offered_again = counters.counter("produce.offered_again")
         self._verifications = counters.counter("produce.verifications")
-        self._repeats = 0
+        self.repeats = 0
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int, body_slot: ArenaSlot | None) -> bool:
         """Take one request whose fields lie in `buffer` (the arena itself if `body_slot` is given). False: no room in the arena now."""
@@ -211,7 +223,7 @@ class ProduceHandler:
         self._batches.add()
         self._bytes.add(size_bytes)
         charged.add(placement.disk)
-        part = _Part(pending, index, placement, slot, descriptor, self._repeats)
+        part = _Part(self, pending, index, placement, slot, descriptor)
         memory = self._arena.memory
         if memory[position + ATTRIBUTES_AT + 1] & TRANSACTIONAL_FLAG:
             part.producer = Producer(placement.topic, placement.partition, *PRODUCER.unpack_from(memory, position + PRODUCER_ID_AT))
@@ -278,7 +290,7 @@ class ProduceHandler:
         sequence: once more, too, behind it. An idempotent client that was told of that, when all before it was acknowledged, would give up for good."""
         placement, descriptor = part.placement, part.descriptor
         is_overtaking = code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-        if is_overtaking and part.repeats_seen == self._repeats:
+        if is_overtaking and part.repeats_seen == self.repeats:
             return False
         if part.offers >= OFFERS_MAX or not placement.proxy.serving or placement.proxy.table is not placement.table:
             return False
@@ -294,8 +306,8 @@ class ProduceHandler:
         if placement.is_compacted and keyless_problem(self._arena.memory[descriptor[8] : descriptor[8] + descriptor[_SIZE_AT]]) is not None:
             return False
         part.offers += 1
-        self._repeats += 1
-        part.repeats_seen = self._repeats
+        self.repeats += 1
+        part.repeats_seen = self.repeats
         part.descriptor = (*descriptor[:_CONFIG_AT], config_generation, *descriptor[_CONFIG_AT + 1 :])
         if not placement.proxy.offer_or_queue(part.descriptor, part.slot.charge, part):
             return False
@@ -331,8 +343,8 @@ class ProduceHandler:
             return
         flags = part.descriptor[1] | (BEHIND_REFUSED_FLAG if self._is_behind_refused(part) else 0)  # it may have been refused while this one waited
         part.descriptor = (part.descriptor[0], flags, *part.descriptor[2:_GUARD_AT], guard)
-        self._repeats += 1  # what its producer sent behind it may have overtaken it, and is offered again then
-        part.repeats_seen = self._repeats
+        self.repeats += 1  # what its producer sent behind it may have overtaken it, and is offered again then
+        part.repeats_seen = self.repeats
         is_served = placement.proxy.serving and not placement.proxy.is_hung and placement.proxy.table is placement.table
         if not is_served or not placement.proxy.offer_or_queue(part.descriptor, part.slot.charge, part):
             code = ErrorCode.KAFKA_STORAGE_ERROR if placement.proxy.is_hung else ErrorCode.NOT_LEADER_OR_FOLLOWER

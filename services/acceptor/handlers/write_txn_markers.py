@@ -1,19 +1,20 @@
-"""WriteTxnMarkers: hand each transaction's end to the log-writers of its partitions, answer when every in-sync replica has them.
+"""WriteTxnMarkers: log-writers append the markers; the response waits until all in-sync replicas have them.
 
-Comes from a transaction coordinator elsewhere, and from an operator who ends a hanging transaction (KIP-664). As with Kafka a marker is written with
-acks=all. A partition that cannot be served gets its own error at once and harms no other. The group coordinator, which keeps open offsets in memory, hears
-of those of `__consumer_offsets` before the answer; one that is away reads them when it loads. Owned by one acceptor.
+Sent by a transaction coordinator on another box, or by an operator who ends a hanging transaction (KIP-664).
+As in Kafka a marker is written with acks=all. The group coordinator, which keeps pending offsets in memory,
+is notified of markers in `__consumer_offsets` before the response; if it is away, it reads them when it
+loads. Owned by one acceptor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.cluster.internal_topics import OFFSETS_TOPIC
-from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
+from appliance.cluster.metadata_cache import MetadataCache
 from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMIT_FLAG, RAISED_EPOCH_FLAG, DescriptorKind
 from appliance.ipc.request_frames import TRANSACTION_ENDED, pack_ended_transaction
@@ -25,202 +26,161 @@ from appliance.protocol.transaction_apis import (
     WRITE_TXN_MARKERS_RESPONSE,
     TxnMarker,
     TxnMarkerResult,
-    WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import TornRow
 from services.acceptor.connection import Connection, Reply
 from services.acceptor.delayed import Delayed
+from services.acceptor.fanned_out_request import FannedOutRequest, RequestPart
 from services.acceptor.leadership import leadership_problem
 
 TIMEOUT_NS = 30_000_000_000
 """Kafka's request.timeout.ms."""
-TELL_MS = 5_000
-"""So long the group coordinator has to say that it has heard."""
-_NONE = int(ErrorCode.NONE)
+NOTIFY_MS = 5_000
+"""Timeout for the group coordinator's acknowledgement."""
 
 
-class PartMarker:
-    """One marker in one partition."""
-
-    __slots__ = ("code", "end_offset", "leader_epoch", "partition", "pending", "placement", "topic")
-
-    def __init__(self, pending: _PendingMarkers, topic: str, partition: int) -> None:
-        self.pending = pending
-        self.topic = topic
-        self.partition = partition
-        self.placement: LocalReplica | None = None
-        self.leader_epoch = -1
-        self.end_offset = -1
-        self.code: int | None = None
-        """None: nobody knows yet."""
+class _MarkedTopic(NamedTuple):
+    topic: str
+    partitions: tuple[int, ...]
+    marker: TxnMarker
 
 
-class _PendingMarkers:
-    """One request."""
-
-    __slots__ = ("correlation_id", "deadline_ns", "handler", "is_finished", "is_offering", "parts", "reply", "request", "ticket", "untold", "version")
-
-    def __init__(self, handler: WriteTxnMarkersHandler, reply: Reply, request: WriteTxnMarkersRequest, header: RequestHeader, deadline_ns: int) -> None:
+class _Request(FannedOutRequest[int]):
+    def __init__(self, handler: WriteTxnMarkersHandler, reply: Reply, header: RequestHeader, markers: tuple[TxnMarker, ...], deadline_ns: int) -> None:
+        topics = [_MarkedTopic(*topic, marker) for marker in markers for topic in marker.topics]
+        super().__init__(handler.on_reply, reply, header, topics, deadline_ns)
         self.handler = handler
-        self.reply = reply
-        self.request = request
-        self.version = header.api_version
-        self.correlation_id = header.correlation_id
-        self.deadline_ns = deadline_ns
-        self.parts = [[PartMarker(self, topic.topic, partition) for topic in marker.topics for partition in topic.partitions] for marker in request.markers]
+        self.markers = markers
+        self.written: list[_Part] = []
+        """not known to be replicated"""
         self.ticket = 0
-        self.is_offering = True
-        self.is_finished = False
-        self.untold = 0
-        """markers that the group coordinator has not heard of yet, and one more until all are on their way"""
-        reply.awaited = self
 
-    def on_row_moved(self) -> None:
-        self.handler.go_on(self)
+    def refusal(self, wanted: int, code: int) -> int:
+        return code
+
+    def encode(self, results: list[tuple[int, ...]]) -> bytes:
+        by_topic = zip(self.topics, results, strict=True)
+        answers = []
+        for marker in self.markers:
+            topics = []
+            for _ in marker.topics:
+                topic, codes = next(by_topic)
+                topics.append(TopicResult(topic.topic, tuple(map(PartitionResult, topic.partitions, codes))))
+            answers.append(TxnMarkerResult(marker.producer_id, tuple(topics)))
+        header = self.header
+        response = WriteTxnMarkersResponse(tuple(answers))
+        return WRITE_TXN_MARKERS_RESPONSE.encode_response(header.api_version, header.correlation_id, response)
+
+    def check_replication(self) -> None:
+        """Settle the written markers that are replicated, or never will be; park when all others are settled."""
+        self.written = [part for part in self.written if part.is_waiting()]
+        if self.written and len(self.written) == self.remaining and not self.ticket:
+            self.ticket = self.handler.delayed.park(self, [part.replica for part in self.written], self.deadline_ns)
+            self.check_replication()  # a row may have changed before it was watched
+
+    on_row_moved = check_replication
 
     def on_deadline(self) -> None:
         self.ticket = 0
-        self.handler.give_up(self)
+        self.on_too_late()
 
-    def on_too_late(self) -> None:
-        self.handler.give_up(self)
+    def finish(self) -> None:
+        if self.ticket:
+            self.handler.delayed.leave(self.ticket)
+        self._unconfirmed = 1
+        for topic, codes in zip(self.topics, self.results, strict=True):
+            for partition, code in zip(topic.partitions, codes, strict=True):
+                if topic.topic == OFFSETS_TOPIC and code == ErrorCode.NONE:
+                    self._unconfirmed += 1
+                    ended = pack_ended_transaction(partition, topic.marker.producer_id, topic.marker.is_commit)
+                    self.handler.coordinator.request(TRANSACTION_ENDED, ended, NOTIFY_MS, self._on_confirmed, answer_timeout_ms=NOTIFY_MS)
+        self._on_confirmed(None)
+
+    def _on_confirmed(self, _payload: bytes | None) -> None:
+        self._unconfirmed -= 1
+        if not self._unconfirmed:
+            super().finish()
+
+
+class _Part(RequestPart[int]):
+    request: _Request
+    end_offset = -1
+
+    def on_completion(self, entry: tuple[Any, ...]) -> None:
+        if entry[2]:
+            self.refuse(entry[2])
+        else:
+            self.end_offset = entry[8]
+            self.request.written.append(self)
+        if self.request.remaining:
+            self.request.check_replication()
+
+    def on_lost(self) -> None:
+        """The coordinator retries."""
+        self.refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if self.request.remaining:
+            self.request.check_replication()
+
+    on_hung = on_lost
+
+    def is_waiting(self) -> bool:
+        """True while the high watermark has not reached the marker's end; otherwise the part is settled."""
+        replica, code = self.replica, ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if replica.proxy.serving and replica.proxy.table is replica.table:
+            try:
+                row = replica.read_row()
+            except TornRow:
+                return True
+            if leadership_problem(row, replica.row_generation, self.row.leader_epoch) is None:
+                if row.high_watermark < self.end_offset:
+                    return True
+                is_replicated = row.isr_size >= row.min_insync_replicas
+                code = ErrorCode.NONE if is_replicated else ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+        self.refuse(code)
+        return False
 
 
 class WriteTxnMarkersHandler:
     """All such requests of one acceptor."""
 
     def __init__(
-        self, view: MetadataCache, delayed: Delayed, coordinator: CoordinatorLink, clock: Clock, counters: Counters, on_reply: Callable[[Connection], None]
+        self,
+        view: MetadataCache,
+        delayed: Delayed,
+        coordinator: CoordinatorLink,
+        clock: Clock,
+        counters: Counters,
+        on_reply: Callable[[Connection], None],
     ) -> None:
         self._view = view
-        self._coordinator = coordinator
-        self._delayed = delayed
+        self.coordinator = coordinator
+        self.delayed = delayed
         self._clock = clock
-        self._on_reply = on_reply
+        self.on_reply = on_reply
         self._markers = counters.counter("write_txn_markers.markers")
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
-        request = WRITE_TXN_MARKERS_REQUEST.decode(buffer, header.body_position, limit, header.api_version)
-        pending = _PendingMarkers(self, connection.expect_reply(False), request, header, self._clock.monotonic_ns() + TIMEOUT_NS)
-        for marker, parts in zip(request.markers, pending.parts, strict=True):
-            for part in parts:
+        markers = WRITE_TXN_MARKERS_REQUEST.decode(buffer, header.body_position, limit, header.api_version).markers
+        request = _Request(self, connection.expect_reply(False), header, markers, self._clock.monotonic_ns() + TIMEOUT_NS)
+        if not request.remaining:
+            request.finish()
+        for topic_index, topic in enumerate(request.topics):
+            for index in range(len(topic.partitions)):
                 self._markers.add()
-                code = self._offer(marker, part)
-                if code:
-                    part.code = code
-        pending.is_offering = False
-        self.go_on(pending)
+                self._offer(_Part(request, topic_index, index), topic.marker)
 
-    def _offer(self, marker: TxnMarker, part: PartMarker) -> ErrorCode:
-        placement = self._view.placement(part.topic, part.partition)
-        if placement is None:
-            return self._view.why_absent(part.topic, part.partition)
-        try:
-            row = placement.read_row()
-        except TornRow:
-            return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        problem = leadership_problem(row, placement.row_generation, -1)
-        if problem is not None:
-            return problem
-        part.placement, part.leader_epoch = placement, row.leader_epoch
+    def _offer(self, part: _Part, marker: TxnMarker) -> None:
+        if not part.find(self._view):
+            return
+        replica, row = part.replica, part.row
         raises_epoch = marker.transaction_version >= SECOND_PROTOCOL
         flags = ACKS_ALL_FLAG | (COMMIT_FLAG if marker.is_commit else 0) | (RAISED_EPOCH_FLAG if raises_epoch else 0)
         epochs = (marker.coordinator_epoch & 0xFFFFFFFF, marker.producer_epoch & 0xFFFF)
         descriptor = (
-            DescriptorKind.TRANSACTION_MARKER, flags, 0, placement.row, placement.row_generation, row.leader_epoch, row.config_generation,
+            DescriptorKind.TRANSACTION_MARKER, flags, 0, replica.row, replica.row_generation, row.leader_epoch, row.config_generation,
             0, 0, 0, marker.producer_id, *epochs, 0,
         )  # fmt: skip
-        return ErrorCode.NONE if placement.proxy.offer_or_queue(descriptor, 0, part) else ErrorCode.NOT_LEADER_OR_FOLLOWER
-
-    def on_completion(self, part: PartMarker, entry: tuple[Any, ...]) -> None:
-        """The log-writer has written it, or refused. Fields of `entry` as in `ipc.descriptors.Completion`."""
-        if entry[2]:
-            part.code = entry[2]
-        else:
-            part.end_offset = entry[8]
-        self.go_on(part.pending)
-
-    def on_lost(self, part: PartMarker) -> None:
-        """The log-writer died or hangs; the coordinator tries again."""
-        part.code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-        self.go_on(part.pending)
-
-    def go_on(self, pending: _PendingMarkers) -> None:
-        """Look at what is written and not replicated yet; answer when nothing is left."""
-        if pending.is_finished or pending.is_offering:
-            return
-        open_parts = [part for parts in pending.parts for part in parts if part.code is None]
-        written = [part for part in open_parts if part.end_offset >= 0]
-        waiting = [placement for part in written if (placement := _waits_for(part)) is not None]
-        if len(written) < len(open_parts):
-            return
-        if not waiting:
-            self._finish(pending)
-        elif not pending.ticket:
-            pending.ticket = self._delayed.park(pending, waiting, pending.deadline_ns)
-            self.go_on(pending)  # a row may have moved before it was watched
-
-    def give_up(self, pending: _PendingMarkers) -> None:
-        """It took longer than a coordinator waits."""
-        for parts in pending.parts:
-            for part in parts:
-                if part.code is None:
-                    part.code = ErrorCode.REQUEST_TIMED_OUT
-        if not pending.is_finished:
-            self._finish(pending)
-
-    def _finish(self, pending: _PendingMarkers) -> None:
-        pending.is_finished = True
-        if pending.ticket:
-            self._delayed.leave(pending.ticket)
-        pending.untold = 1
-        for marker, parts in zip(pending.request.markers, pending.parts, strict=True):
-            for part in parts:
-                if part.topic == OFFSETS_TOPIC and part.code == _NONE:
-                    pending.untold += 1
-                    ended = pack_ended_transaction(part.partition, marker.producer_id, marker.is_commit)
-                    self._coordinator.request(TRANSACTION_ENDED, ended, TELL_MS, lambda _heard: self._on_told(pending), answer_timeout_ms=TELL_MS)
-        self._on_told(pending)
-
-    def _on_told(self, pending: _PendingMarkers) -> None:
-        pending.untold -= 1
-        if not pending.untold:
-            self._answer(pending)
-
-    def _answer(self, pending: _PendingMarkers) -> None:
-        results = tuple(_result(marker, parts) for marker, parts in zip(pending.request.markers, pending.parts, strict=True))
-        reply = pending.reply
-        reply.awaited = None
-        reply.pieces = [WRITE_TXN_MARKERS_RESPONSE.encode_response(pending.version, pending.correlation_id, WriteTxnMarkersResponse(results))]
-        reply.ready = True
-        self._on_reply(reply.connection)
-
-
-def _waits_for(part: PartMarker) -> LocalReplica | None:
-    """The partition whose high watermark has to pass the marker; None when it has, or never will: then the part's code says so."""
-    placement = part.placement
-    assert placement is not None
-    if not placement.proxy.serving or placement.proxy.table is not placement.table:
-        part.code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-        return None
-    try:
-        row = placement.read_row()
-    except TornRow:
-        return placement
-    if leadership_problem(row, placement.row_generation, part.leader_epoch) is not None:
-        part.code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-    elif row.high_watermark < part.end_offset:
-        return placement
-    else:
-        part.code = _NONE if row.isr_size >= row.min_insync_replicas else ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
-    return None
-
-
-def _result(marker: TxnMarker, parts: list[PartMarker]) -> TxnMarkerResult:
-    codes = iter(parts)
-    topics = tuple(
-        TopicResult(topic.topic, tuple(PartitionResult(partition, next(codes).code or _NONE) for partition in topic.partitions)) for topic in marker.topics
-    )
-    return TxnMarkerResult(marker.producer_id, topics)
+        if not replica.proxy.offer_or_queue(descriptor, 0, part):
+            part.refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER)

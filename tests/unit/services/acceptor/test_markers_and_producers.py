@@ -117,7 +117,7 @@ def test_a_marker_is_answered_when_the_high_watermark_has_passed_it(side: Side) 
     ((descriptor, part),) = side.offered
     assert (descriptor.kind, descriptor.value_a, descriptor.value_b, descriptor.value_c) == (DescriptorKind.TRANSACTION_MARKER, 77, 0xFFFFFFFF, 5)
     assert descriptor.flags & COMMIT_FLAG and descriptor.leader_epoch == 3
-    side.markers.on_completion(part, written(11))
+    part.on_completion(written(11))
     assert not side.answered and len(side.delayed) == 1
     side.writer.store_progress(0, 11, 11, 120)
     side.delayed.wake_moved()
@@ -127,7 +127,7 @@ def test_a_marker_is_answered_when_the_high_watermark_has_passed_it(side: Side) 
 @pytest.mark.parametrize("heard", [b"\0", None])
 def test_a_marker_among_the_offsets_of_groups_is_answered_when_their_coordinator_has_heard_of_it_or_is_away(side: Side, heard: bytes | None) -> None:
     connection = mark(side, 0, 1, topic=OFFSETS_TOPIC)
-    side.markers.on_completion(side.offered[0][1], written(11))
+    side.offered[0][1].on_completion(written(11))
     side.writer.store_progress(0, 11, 11, 120)
     side.delayed.wake_moved()
     ((kind, payload, on_response),) = side.told
@@ -138,7 +138,7 @@ def test_a_marker_among_the_offsets_of_groups_is_answered_when_their_coordinator
 
 def test_a_marker_whose_partition_changes_hands_is_to_be_written_again(side: Side) -> None:
     connection = mark(side, 0)
-    side.markers.on_completion(side.offered[0][1], written(11))
+    side.offered[0][1].on_completion(written(11))
     side.writer.store(0, ROW._replace(row_generation=1, leader_epoch=4, high_watermark=11, log_end_offset=11))
     side.delayed.wake_moved()
     assert codes(side, connection) == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
@@ -149,14 +149,14 @@ def test_a_marker_that_takes_too_long_times_out_and_a_late_answer_is_no_second_o
     connection = mark(side, 0)
     part = side.offered[0][1]
     if is_written:
-        side.markers.on_completion(part, written(11))
+        part.on_completion(written(11))
         side.clock.advance_ms(30_000)
         assert side.delayed.expire(side.clock.monotonic_ns()) == 1
     else:
-        side.markers.give_up(part.pending)
+        part.request.on_too_late()
     assert codes(side, connection) == [ErrorCode.REQUEST_TIMED_OUT]
-    side.markers.on_completion(part, written(11))
-    side.markers.on_lost(part)
+    part.on_completion(written(11))
+    part.on_lost()
     assert not side.answered
 
 
@@ -177,7 +177,7 @@ def tell(side: Side, count: int, code: int = 0) -> None:
     fitting = min(count, descriptor.length // PRODUCER_ENTRY.size)
     packed = b"".join(PRODUCER_ENTRY.pack(producer_id, 0, 0, 0, -1, -1) for producer_id in range(fitting))
     side.arena.memory[descriptor.position : descriptor.position + len(packed)] = packed
-    side.producers.on_completion(part, (DescriptorKind.DESCRIBE_PRODUCERS, 0, code, 0, 1, -1, -1, -1, 0, 3, count, 0))
+    part.on_completion((DescriptorKind.DESCRIBE_PRODUCERS, 0, code, 0, 1, -1, -1, -1, 0, 3, count, 0))
 
 
 @pytest.mark.parametrize("count", [0, 1, FIRST_PRODUCERS])
@@ -200,7 +200,7 @@ def test_more_producers_than_fit_are_asked_for_again_with_more_room(side: Side) 
 def test_the_slot_of_a_hung_log_writer_stays_taken_until_it_is_done_or_dead(side: Side) -> None:
     free = side.arena.free_bytes
     connection = describe(side, 0)
-    side.producers.on_hung(side.offered[0][1])
+    side.offered[0][1].on_hung()
     assert described(side, connection) == [(ErrorCode.NOT_LEADER_OR_FOLLOWER, [])] and side.arena.free_bytes < free
-    side.producers.on_lost(side.offered[0][1])
+    side.offered[0][1].on_lost()
     assert side.arena.free_bytes == free and not side.answered
