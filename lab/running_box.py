@@ -29,6 +29,7 @@ from appliance.runtime.directories import lock_holder
 from appliance.runtime.parent_death import die_with_parent
 from appliance.runtime.run_options import RunOptions, python_arguments
 from appliance.runtime.status_server import STATUS
+from appliance.senders.old_table import tables_text
 from appliance.shm.counters import CounterSnapshot, read_counters
 from appliance.shm.mapping import list_names
 
@@ -64,22 +65,30 @@ def chosen_options(
     disks: int = 2,
     data: list[Path] | None = None,
     settings: Mapping[str, object] | None = None,
+    senders: Mapping[str, object] | None = None,
     broker_id: int | None = None,
     **options: object,
 ) -> dict[str, object]:
-    """Options of `millrace run` for a box in `directory`, by their Python names (`kafka_port=0`). Writes the settings file."""
+    """Options of `millrace run` for a box in `directory`, by their Python names (`kafka_port=0`). Writes the settings file with the tables
+    `senders` in it."""
     directory.mkdir(parents=True, exist_ok=True)
     data = [directory / f"d{index}" for index in range(disks)] if data is None else data
     if "config" not in options:  # a topic that comes by itself after ten seconds is none of most tests' business
         settings = {"host.figures.interval.ms": 0, **(settings or {})}
     chosen = {"data": data, "state": directory / "state", "kafka_port": 0, "syslog_port": 0, "http_port": 0, "ingest_port": 0} | options
     BEGUN.add(box_name(str(chosen["state"])))
-    if settings or broker_id is not None:
+    if settings or senders or broker_id is not None:
         file = directory / "millrace.toml"
         lines = [f"{json.dumps(name)} = {json.dumps(value)}\n" for name, value in (settings or {}).items()]
-        file.write_text("".join(lines if broker_id is None else [*lines, f"[box]\nbroker-id = {broker_id}\n"]))
+        lines += [] if broker_id is None else [f"[box]\nbroker-id = {broker_id}\n"]
+        file.write_text("".join([*lines, tables_text(senders or {})]))
         chosen["config"] = file
     return chosen
+
+
+def listener(name: str, protocol: str, transport: str = "tcp", port: int = 0, **keys: object) -> dict[str, object]:
+    """A table `[[ingest.listener]]`; `idle_seconds=1` is the key `idle-seconds`."""
+    return {"name": name, "protocol": protocol, "transport": transport, "port": port} | {key.replace("_", "-"): value for key, value in keys.items()}
 
 
 def run_arguments(directory: Path, **options: Any) -> list[str]:
@@ -187,7 +196,7 @@ class RunningBox:
         return next(layout for root in runtime_roots(state) if os.path.exists((layout := BoxLayout(f"{root}/{name}")).box_file))
 
     def sender(self, listener: str) -> Address:
-        """Where a listener of the ingest table listens."""
+        """Where a listener of the tables of senders listens."""
         name = f"ingest-{listener}"
         return next(Address(self.kafka.host, sock.port) for sock in self.box.sender_sockets if sock.name == name)
 

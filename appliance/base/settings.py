@@ -21,12 +21,15 @@ from appliance.base.setting_rows import SETTING_ROWS
 from appliance.base.zookeeper_member import ZooKeeperMember, is_network, parse_member, split_networks
 
 BOX_TABLE = "box"
+SENDER_TABLES = ("listener", "route", "default", "dead-letter")
+"""Names below `ingest` that are tables of senders (`appliance/senders/sender_tables.py`), not settings."""
+OLD_TABLE_SETTING = "ingest.table.file"
+"""Release 0.1 had the tables of senders in a file of its own, which this named (`appliance/senders/old_table.py`)."""
 TOML_HINT = 'write names in quotes where one continues another, as in "max.connections" = 100'
 
 
 class SenderSocket(NamedTuple):
-    """A listening socket of the ingest table: its name in LISTEN_FDNAMES, its address ("" for that
-    of the box), and the line FILE:LINE that defines it."""
+    """A listening socket for senders: its name in LISTEN_FDNAMES, its address ("": that of the box), and the table that asks for it (FILE: TABLE)."""
 
     name: str
     is_datagram: bool
@@ -60,10 +63,10 @@ class Box(NamedTuple):
     pid: int = 0
     started_wall_ms: int = 0
     ingest_port: int = 0
-    ingest_table: str = ""
-    """The lines of the file in `ingest.table.file` at the start of the box."""
+    sender_tables: dict[str, Any] = {}  # noqa: RUF012  never changed
+    """The tables `SENDER_TABLES` of the settings file, as they were when the box started."""
     sender_sockets: list[SenderSocket] = []  # noqa: RUF012  never changed
-    """The sockets of the ingest table."""
+    """The sockets of their listeners."""
     managed_by: str = "millrace run"
     """What starts and stops the processes: `millrace run`, or systemd."""
     settings: dict[str, SettingValue] = {}  # noqa: RUF012  never changed; `setting` falls back to the row's default
@@ -253,12 +256,15 @@ def _nearest(name: str) -> str:
 
 
 class SettingsFile(NamedTuple):
-    """A settings file as read: options of the box (table `[box]`), settings by their dotted names,
-    and problems."""
+    """A settings file: options of the box (table `[box]`), settings by their dotted names, problems, and the tables of senders."""
 
     box: dict[str, object]
     settings: dict[str, object]
     problems: list[str]
+    senders: dict[str, Any] = {}  # noqa: RUF012  never changed
+    """By the names in `SENDER_TABLES`."""
+    old_table: str = ""
+    """The value of `OLD_TABLE_SETTING`."""
 
 
 def read_settings_file(path: str) -> SettingsFile:
@@ -276,7 +282,12 @@ def read_settings_file(path: str) -> SettingsFile:
     table = document.pop(BOX_TABLE, {})
     if not isinstance(table, dict):
         return SettingsFile({}, {}, [f"{path}: {BOX_TABLE} must be a table, [box]"])
-    return SettingsFile(table, _flatten(document, ""), [])
+    ingest = document.get("ingest")
+    senders = {name: ingest.pop(name) for name in SENDER_TABLES if name in ingest} if isinstance(ingest, dict) else {}
+    settings = _flatten(document, "")
+    old_table = settings.pop(OLD_TABLE_SETTING, "")
+    problems = [] if isinstance(old_table, str) else [f"{path}: {OLD_TABLE_SETTING} is {old_table!r}; allowed is a text"]
+    return SettingsFile(table, settings, problems, senders, str(old_table))
 
 
 def _flatten(document: dict[str, object], prefix: str) -> dict[str, object]:
