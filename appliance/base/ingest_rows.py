@@ -1,6 +1,6 @@
-"""The settings of ingestion, as rows: what syslog lines become, and the bounds that hold for every sender.
+"""The settings of ingest as rows: what syslog lines become, and limits for all senders.
 
-Weak spot: what differs from listener to listener is not here but in the table that `ingest.table.file` names.
+Options of single listeners are keys of the tables `[[ingest.listener]]` (`appliance/senders/sender_tables.py`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,6 @@ INGEST_ROWS = (
     ),
     SettingRow("ingest.batch.bytes", 64 * KIB, "bytes", "size at which a batch is sent", "memory per partition", 1024, 16 * MIB),
     SettingRow("ingest.batch.ms", 10, "ms", "age at which a batch is sent", "lines are readable later", 0, 60 * SECOND),
-    SettingRow(
-        "ingest.table.file",
-        "",
-        "",
-        "file of listeners and routes beside the built-in ones (`millrace ingest check FILE` says what is wrong with one); empty: none",
-        "",
-    ),
     SettingRow(
         "ingest.replay.ms", 600 * SECOND, "ms", "how long ingest knows a unit that it stored, and so a replay of it", "memory of ingest", SECOND, 24 * HOUR
     ),

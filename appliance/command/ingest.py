@@ -1,27 +1,23 @@
-"""`millrace ingest …`: what senders brought and what became of it; what a table of listeners and routes means, and what is wrong with it.
+"""`millrace ingest status`: what senders sent, and what was stored, lost and refused.
 
-Everything is read from shared memory and tmpfs, so asking costs the box nothing.
+Everything is read from shared memory and tmpfs, so the command costs the box nothing.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from appliance.base.clock import SystemClock
-from appliance.command.failures import EXIT_FAILED, UsageProblem
-from appliance.command.finding import SYSTEM_SETTINGS_FILE, FoundBox, find_running_box
-from appliance.command.options import ConfigOption, DataOption, argument, option
-from appliance.command.output import Column, plural, print_table, say, until_reader_closes
-
-if TYPE_CHECKING:
-    from appliance.senders.ingest_table import TableReading
+from appliance.command.failures import UsageProblem
+from appliance.command.finding import FoundBox, find_running_box
+from appliance.command.options import ConfigOption, DataOption, option
+from appliance.command.output import until_reader_closes
 
 WATCH_SECONDS = 1.0
 _CLEAR = "\x1b[H\x1b[2J"
@@ -32,7 +28,7 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 def build_app(markup: Literal["rich"] | None) -> typer.Typer:
     app = typer.Typer(help="What senders brought, and where it goes.", no_args_is_help=True, rich_markup_mode=markup)
     app.command("status")(status)
-    app.command("check")(check)
+    app.command("check", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(check)
     return app
 
 
@@ -81,66 +77,6 @@ def duration_ms(text: str) -> int:
     return int(match[1]) * _UNITS_MS[match[2]]
 
 
-def check(
-    file: Annotated[str, argument("FILE", "A table of listeners and routes, as the setting ingest.table.file names one.")],
-    config: ConfigOption = None,
-) -> None:
-    """Say everything that is wrong with a table, each with its line, or print it as it is understood; exit code 1 if anything is wrong.
-
-    Example: millrace ingest check /etc/millrace/ingest.table
-    """
-    from appliance.runtime.run_options import RunOptions, resolve_options
-    from appliance.senders.ingest_table import read_table
-    from appliance.senders.listener import Transport
-    from appliance.senders.table_checks import all_problems, box_of, certificate_problems, own_listeners, read_file
-
-    config = config or (SYSTEM_SETTINGS_FILE if os.path.exists(SYSTEM_SETTINGS_FILE) else None)
-    options, problems = resolve_options(RunOptions(config=config), os.cpu_count() or 1)
-    text, unreadable = read_file(file)
-    if unreadable is not None:
-        raise UsageProblem(f"{file}: {unreadable}")
-    reading = read_table(text, file, box_of(options))
-    problems += all_problems(reading, file)
-    if not problems:
-        secured = [(f"{file}:{reading.lines[listener.name]}", listener) for listener in own_listeners(reading) if listener.transport is Transport.TLS]
-        problems = certificate_problems(secured)
-    if problems:
-        for problem in problems:
-            print(problem)
-        sys.stdout.flush()
-        say(f"millrace: {plural(len(problems), 'problem')} in {file}")
-        raise typer.Exit(EXIT_FAILED)
-    print_reading(reading)
-
-
-def print_reading(reading: TableReading) -> None:
-    """The table as it is understood."""
-    acks = {-1: "all", 1: "1", 0: "0"}
-    columns = [Column("listener"), Column("protocol"), Column("listens at"), Column("topic"), Column("key"), Column("acks"), Column("options")]
-    default = ",".join(reading.routes.default.topics)
-    rows = []
-    for listener in reading.listeners:
-        place = f"{listener.address or '(box)'}:{listener.port}"
-        said = {"raw": listener.raw, "key required": listener.is_key_required, "client certificates": listener.client_ca}
-        said |= {"tokens": listener.tokens, "shared key": listener.shared_key, f"proxy {listener.proxy}": listener.proxy != "no"}
-        words = [name for name, value in said.items() if value]
-        protocol = f"{listener.protocol} {listener.transport}"
-        rows.append([listener.name, protocol, place, listener.topic or default, listener.key.text, acks[listener.acks], ", ".join(words) or "-"])
-    print_table(columns, rows)
-    print()
-    for number, route in enumerate(reading.routes.routes, 1):
-        conditions = " ".join(condition_text(condition) for condition in route.conditions)
-        key = "" if route.key is None else f", key {route.key.text}" + (" (required)" if route.is_key_required else "")
-        print(f"{number}. {conditions} -> {','.join(route.topics)}{key}")
-    print(f"default -> {default}" + (f"; dead letters -> {reading.routes.dead_letter}" if reading.routes.dead_letter else "; dead letters are counted alone"))
-
-
-def condition_text(condition: object) -> str:
-    """As it would be written."""
-    from appliance.senders.conditions import Condition
-    from appliance.senders.syslog_names import FACILITY_NAMES, SEVERITY_NAMES
-
-    assert isinstance(condition, Condition)
-    names = {"severity": SEVERITY_NAMES, "facility": FACILITY_NAMES}.get(condition.subject.kind)
-    values = [str(value) if names is None or isinstance(value, str) else names[value] for value in condition.values]
-    return ".".join(filter(None, condition.subject)) + ("<=" if condition.is_at_most else "=") + ",".join(values)
+def check() -> None:
+    """Removed: the table of senders is part of the settings file."""
+    raise UsageProblem("`millrace ingest check` was removed: listeners and routes are tables of the settings file; use `millrace config check FILE`")

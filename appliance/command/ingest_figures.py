@@ -12,9 +12,9 @@ from appliance.base.settings import Box
 from appliance.command.finding import FoundBox
 from appliance.command.known_senders import INGEST, look_at_senders
 from appliance.senders.accounting import Ledger, labels_of, listeners_of, read_ledger
-from appliance.senders.ingest_table import table_of
 from appliance.senders.listener import Listener
 from appliance.senders.sender_accounts import SenderFigures
+from appliance.senders.sender_tables import tables_of
 from appliance.shm.counters import read_counters
 
 Values = Mapping[str, int]
@@ -65,7 +65,7 @@ def gather(found: FoundBox, silent_ms: int | None, now_ms: int) -> IngestFigures
     values = add_values(snapshot.values for name in names if (snapshot := read_counters(found.layout, name)) is not None)
     limit_ms = box.integer("ingest.sender.silent.ms") if silent_ms is None else silent_ms
     senders = look_at_senders(found.layout, names, limit_ms, now_ms)
-    listeners = describe_listeners(table_of(box).listeners, box, values)
+    listeners = describe_listeners(tables_of(box).listeners, box, values)
     return IngestFigures(listeners, read_ledger(values), _sum(values, "ingest.connections", None), senders.all, senders.silent, _closed(values), now_ms)
 
 

@@ -1,12 +1,15 @@
-"""The figures of a box's ingests as tables for people."""
+"""What `millrace ingest status` and `millrace config check` print about senders."""
 
 from __future__ import annotations
 
 from appliance.command.ingest_figures import IngestFigures, ListenerFigures
 from appliance.command.output import NOTHING, Column, count_text, duration_text, plain_table, plural
 from appliance.senders.accounting import LossReason
-from appliance.senders.listener import Protocol
+from appliance.senders.conditions import Condition
+from appliance.senders.listener import Protocol, ProxyMode
 from appliance.senders.sender_accounts import OTHERS, SenderFigures
+from appliance.senders.sender_tables import TableReading
+from appliance.senders.syslog_names import FACILITY_NAMES, SEVERITY_NAMES
 
 SILENT_SHOWN = 10
 ACKNOWLEDGING = (Protocol.RELP, Protocol.FLUENT, Protocol.LUMBERJACK, Protocol.HTTP)
@@ -75,3 +78,30 @@ def silent_text(figures: IngestFigures) -> str:
     shown = [f"{known.host} ({duration_text(known.silent_ms(figures.now_ms) / 1000)})" for known in figures.silent[:SILENT_SHOWN]]
     more = f" and {len(figures.silent) - SILENT_SHOWN} more" if len(figures.silent) > SILENT_SHOWN else ""
     return f"\nsilent: {', '.join(shown)}{more}\n"
+
+
+def senders_view(reading: TableReading) -> str:
+    """Listeners and routes as the tables of a settings file mean them."""
+    columns = [Column("listener"), Column("protocol"), Column("listens at"), Column("topic"), Column("key"), Column("acks"), Column("options")]
+    default = ",".join(reading.routes.default.topics)
+    rows = []
+    for listener in reading.listeners:
+        address = f"{listener.address or '(box)'}:{listener.port}"
+        options = {"raw": listener.raw, "key required": listener.is_key_required, "client certificates": listener.client_ca}
+        options |= {"tokens": listener.tokens, "shared key": listener.shared_key, f"proxy {listener.proxy}": listener.proxy is not ProxyMode.NO}
+        names = [name for name, value in options.items() if value]
+        acks = "all" if listener.acks < 0 else str(listener.acks)
+        protocol = f"{listener.protocol} {listener.transport}"
+        rows.append([listener.name, protocol, address, listener.topic or default, listener.key.text, acks, ", ".join(names) or NOTHING])
+    text = plain_table(columns, rows) + "\n"
+    for number, route in enumerate(reading.routes.routes, 1):
+        key = "" if route.key is None else f", key {route.key.text}" + (" (required)" if route.is_key_required else "")
+        text += f"{number}. {' '.join(map(_condition_text, route.conditions))} -> {','.join(route.topics)}{key}\n"
+    dead_letter = reading.routes.dead_letter
+    return text + f"default -> {default}; " + (f"dead letters -> {dead_letter}\n" if dead_letter else "dead letters are only counted\n")
+
+
+def _condition_text(condition: Condition) -> str:
+    names = {"severity": SEVERITY_NAMES, "facility": FACILITY_NAMES}.get(condition.subject.kind)
+    values = [str(value) if names is None or isinstance(value, str) else names[value] for value in condition.values]
+    return ("min-" if condition.is_at_most else "") + ".".join(filter(None, condition.subject)) + "=" + ",".join(values)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from appliance.base.errors import MillraceError
 from appliance.command.options import option
+from appliance.command.output import say
 
 
 def run(
@@ -41,6 +43,7 @@ def run(
 
     When it serves it prints: millrace ready kafka=HOST:PORT syslog=HOST:PORT http=HOST:PORT ingest=HOST:PORT
     """
+    from appliance.base.settings import read_settings_file
     from appliance.runtime.run_options import RunOptions, exec_supervisor
 
     texts = {"kafka_port": kafka_port, "syslog_port": syslog_port, "http_port": http_port, "ingest_port": ingest_port}
@@ -63,7 +66,19 @@ def run(
         config=config,
         problems=problems or None,
     )
+    if config is not None and read_settings_file(config).old_table:
+        _convert(config)
     exec_supervisor(options)
+
+
+def _convert(settings_file: str) -> None:
+    """Move the table of senders of release 0.1 into the settings file. If that fails, the supervisor reads the old table, or reports what is wrong."""
+    from appliance.command.config_check import convert_settings
+
+    try:
+        say(f"millrace: {convert_settings(settings_file)}")
+    except MillraceError as error:
+        say(f"millrace: {error}")
 
 
 def parse_numbers(texts: dict[str, str | None]) -> tuple[dict[str, int], list[str]]:

@@ -34,7 +34,7 @@ class ListenSockets(NamedTuple):
     http_port: int
     ingest_port: int = 0
     senders: tuple[SenderSocket, ...] = ()
-    """The sockets of the ingest table, with their ports."""
+    """The sockets of the tables of senders, with their ports."""
 
     def close(self) -> None:
         for sock in self.sockets.values():

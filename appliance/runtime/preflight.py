@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from appliance.base.box_registry import register_box, registry_directory
 from appliance.base.clock import Clock
@@ -39,7 +39,7 @@ SUPPORTED_MACHINE = "x86_64"
 ZONE_DIRECTORY = "/usr/share/zoneinfo"
 SOCKET_PATH_BYTES_MAX = 107
 ZOOKEEPER_CHECK_FAILED = "the check for the embedded ZooKeeper failed (see above); install again with ./install.sh, or name a server with --zookeeper HOST:PORT"
-CERTIFICATE_CHECK_FAILED = "the check of the certificates for senders failed (see above); install again with ./install.sh, or leave `tls` out of the table"
+CERTIFICATE_CHECK_FAILED = "the check of the certificates for senders failed (see above); install again with ./install.sh, or remove the listeners with TLS"
 _NEW_BOX_FILE = f"{BOX_FILE}.new"
 _SOCKET_NAME_SPARE_BYTES = 32  # "/log-writer@.sock" and the pid of the temporary name
 
@@ -100,7 +100,7 @@ def prepare_box(
         if problems:
             raise ConfigurationProblems(problems)
         managed_by = SYSTEMD if unit_runtime else MILLRACE_RUN
-        return _take(resolved, ordered, given.data, identity, runtime_directory, listening, senders.text, clock, looks, left_out, managed_by)
+        return _take(resolved, ordered, given.data, identity, runtime_directory, listening, senders.tables, clock, looks, left_out, managed_by)
     except BaseException:
         listening.close()
         raise
@@ -252,7 +252,7 @@ def _take(
     identity: Identity,
     runtime_directory: str,
     listening: ListenSockets,
-    ingest_table: str,
+    sender_tables: dict[str, Any],
     clock: Clock,
     looks: DirectoryChecks,
     left_out: dict[str, str],
@@ -285,7 +285,7 @@ def _take(
         syslog_port=listening.syslog_port,
         http_port=listening.http_port,
         ingest_port=listening.ingest_port,
-        ingest_table=ingest_table,
+        sender_tables=sender_tables,
         sender_sockets=list(listening.senders),
         acceptors=options.acceptors,
         ingests=options.ingests,

@@ -78,6 +78,11 @@ class ResolvedOptions(NamedTuple):
     broker_id: int | None
     settings: dict[str, SettingValue]
     zookeeper_members: list[ZooKeeperMember] = []  # noqa: RUF012  never changed
+    settings_file: str = ""
+    sender_tables: dict[str, Any] = {}  # noqa: RUF012  never changed
+    """The tables of senders in the settings file, unchecked."""
+    old_table: str = ""
+    """A file of release 0.1 with the tables of senders, if the settings file names one."""
 
     @property
     def own_member(self) -> ZooKeeperMember | None:
@@ -159,6 +164,9 @@ def resolve_options(options: RunOptions, cores: int) -> tuple[ResolvedOptions, l
         broker_id=chosen.get("broker_id"),
         settings=settings if options.rack is None else {**settings, "broker.rack": options.rack},
         zookeeper_members=members,
+        settings_file=options.config or "",
+        sender_tables=file.senders,
+        old_table=file.old_table,
     )
     return resolved, problems + _text_problems(resolved) + _ensemble_problems(resolved)
 

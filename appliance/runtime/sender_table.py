@@ -1,4 +1,4 @@
-"""What the start of a box needs of the ingest table: its text, its sockets and its problems.
+"""What the start of a box needs of the tables of senders: their sockets and their problems.
 
 Plain values. The parser is above this package, so the entry points pass it as a function
 (`ReadSenders`). Weak: whether certificates match their keys is checked in a short-lived child
@@ -8,16 +8,16 @@ Plain values. The parser is above this package, so the entry points pass it as a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from appliance.base.settings import SenderSocket
 from appliance.runtime.run_options import ResolvedOptions
 
 
 class SenderTable(NamedTuple):
-    """`problems` are lines FILE:LINE: problem; what to do."""
+    """`problems` are FILE: TABLE: what happened; what to do."""
 
-    text: str = ""
+    tables: dict[str, Any] = {}  # noqa: RUF012  never changed
     sockets: tuple[SenderSocket, ...] = ()
     problems: tuple[str, ...] = ()
     certificate_check: Callable[[], list[str]] | None = None
@@ -27,5 +27,5 @@ ReadSenders = Callable[[ResolvedOptions], SenderTable]
 
 
 def no_senders(_options: ResolvedOptions) -> SenderTable:
-    """Return the table of a box whose settings name none."""
+    """Return what a box without tables of senders has."""
     return SenderTable()

@@ -41,8 +41,8 @@ UNIT_NAME_BYTES_MAX = 255
 
 
 class UnitPlan(NamedTuple):
-    """`drop_ins`: content by path below /etc/systemd/system, with the socket units of the ingest
-    table. `units`: all services of this box."""
+    """`drop_ins`: content by path below /etc/systemd/system, with the socket units of the listeners
+    for senders. `units`: all services of this box."""
 
     drop_ins: dict[str, str]
     units: list[str]
@@ -190,7 +190,7 @@ def planned_box(options: ResolvedOptions, box_id: str, disks: list[Disk], sender
         syslog_port=options.syslog_port,
         http_port=options.http_port,
         ingest_port=options.ingest_port,
-        ingest_table=senders.text,
+        sender_tables=senders.tables,
         sender_sockets=list(senders.sockets),
         acceptors=options.acceptors,
         ingests=options.ingests,

@@ -1,89 +1,80 @@
-"""The file of the ingest table, and what this machine says of it: time zones, certificates and keys, the sockets that it wants.
+"""What this machine says of the tables of senders: time zones, certificates, keys, and the sockets that are needed.
 
-For who starts a box, and for commands; ingest itself gets the text by `box.json`. Weak: what is found here may have changed when the file is needed; then
-the listener says so in its log, and goes on with what it had.
+For the process that starts a box, and for commands; ingest reads the tables from `box.json`. Weak: what is checked here may have
+changed when the file is needed; then the listener logs it and keeps what it had.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
-from appliance.base.settings import Box, SenderSocket
+from appliance.base.settings import OLD_TABLE_SETTING, Box, SenderSocket
 from appliance.runtime.run_options import ResolvedOptions
 from appliance.runtime.sender_table import SenderTable
-from appliance.senders.ingest_table import TableReading, read_table
 from appliance.senders.listener import Listener, Transport
+from appliance.senders.sender_tables import TableReading, read_tables
 
-FILE_SETTING = "ingest.table.file"
 ZONE_DIRECTORY = "/usr/share/zoneinfo"
 
 
 def read_sender_table(options: ResolvedOptions) -> SenderTable:
-    """What a start needs to know; nothing where no file is named."""
-    path = str(options.settings[FILE_SETTING])
-    if not path:
-        return SenderTable()
-    text, problem = read_file(path)
-    if problem is not None:
-        return SenderTable(problems=(f"{path}: {problem}; give another with the setting {FILE_SETTING}",))
-    reading = read_table(text, path, box_of(options))
-    own = own_listeners(reading)
-    problems = tuple(all_problems(reading, path))
-    sockets = tuple(
-        SenderSocket(listener.fd_name, listener.is_datagram, listener.address, listener.port, f"{path}:{reading.lines[listener.name]}") for listener in own
-    )
-    secured = [(f"{path}:{reading.lines[listener.name]}", listener) for listener in own if listener.transport is Transport.TLS]
-    return SenderTable(text, () if problems else sockets, problems, (lambda: certificate_problems(secured)) if secured and not problems else None)
+    """Read and check the tables of senders of a settings file, or the old table that it names."""
+    tables, places, problems = options.sender_tables, dict[str, str](), list[str]()
+    if options.old_table:
+        tables, places, problems = read_old_table(options)
+    reading = read_tables(tables, options.settings_file, box_of(options), places)
+    problems += [*reading.problems, *machine_problems(reading)]
+    if problems:
+        return SenderTable(tables, problems=tuple(problems))
+    own = reading.own_listeners()
+    sockets = tuple(SenderSocket(each.fd_name, each.is_datagram, each.address, each.port, reading.places[each.name]) for each in own)
+    secured = [(reading.places[each.name], each) for each in own if each.transport is Transport.TLS]
+    return SenderTable(tables, sockets, (), (lambda: certificate_problems(secured)) if secured else None)
 
 
-def read_file(path: str) -> tuple[str, str | None]:
-    """The text, or why it cannot be read."""
+def read_old_table(options: ResolvedOptions) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """The table of release 0.1 that the settings file names, converted: tables, their lines in the old file, problems."""
+    from appliance.senders.old_table import convert_table
+
+    path = options.old_table
+    problem = f"{options.settings_file}: {OLD_TABLE_SETTING}: there are tables of senders in both files; remove those of {path}, and this setting"
     try:
-        with open(path, encoding="utf-8-sig") as file:  # editors of Windows put a byte order mark before the first line
-            return file.read(), None
+        with open(path, encoding="utf-8-sig") as file:
+            converted = convert_table(file.read(), path)
     except OSError as error:
-        return "", f"cannot read the ingest table: {error.strerror}"
+        return {}, {}, [f"{path}: cannot read the table of senders: {error.strerror}; remove {OLD_TABLE_SETTING} if there is none"]
     except UnicodeDecodeError as error:
-        return "", f"the ingest table is not UTF-8: {error.reason} at byte {error.start}"
+        return {}, {}, [f"{path}: the table of senders is not UTF-8: {error.reason} at byte {error.start}"]
+    return converted.tables, converted.places, [*converted.problems, *([problem] if options.sender_tables else [])]
 
 
 def box_of(options: ResolvedOptions) -> Box:
-    """A box with these options, as far as a table looks at one."""
+    """A box with these options, as far as the tables depend on it."""
     ports = (options.kafka_port, options.syslog_port, options.http_port)
     return Box("", 0, [], options.state, options.listen, options.advertise, *ports, ingest_port=options.ingest_port, settings=options.settings)
 
 
-def own_listeners(reading: TableReading) -> list[Listener]:
-    """Those that the table brings."""
-    return [listener for listener in reading.listeners if not listener.is_built_in]
-
-
-def all_problems(reading: TableReading, path: str) -> list[str]:
-    """What is wrong with a table here, in the order of its lines; certificates apart."""
-    found = [*reading.problems, *machine_problems(reading, path)]
-    return sorted(found, key=lambda problem: int(problem[len(path) + 1 :].partition(":")[0]))
-
-
-def machine_problems(reading: TableReading, path: str) -> list[str]:
+def machine_problems(reading: TableReading) -> list[str]:
     """Time zones and files that this machine does not have."""
     found = []
-    for listener in own_listeners(reading):
-        where = f"{path}:{reading.lines[listener.name]}"
+    for name, where in reading.places.items():
+        listener = next(listener for listener in reading.listeners if listener.name == name)
         if listener.time_zone != "UTC" and not os.path.isfile(f"{ZONE_DIRECTORY}/{listener.time_zone}"):
             found.append(f"{where}: time-zone is {listener.time_zone!r}, which this machine does not know; use a name below {ZONE_DIRECTORY}, or UTC")
         files = {"certificate": listener.certificate, "private-key": listener.private_key, "client-ca": listener.client_ca}
-        for option, file in files.items():
+        for key, file in files.items():
             if file and not os.path.isabs(file):
-                found.append(f"{where}: {option} is {file!r}; give the whole path, from / on")
+                found.append(f"{where}: {key} is {file!r}; write the whole path, beginning with /")
             elif file and not os.access(file, os.R_OK):
-                what = "cannot be read by this user" if os.path.exists(file) else "is not there"
-                found.append(f"{where}: {option} {file} {what}; name a file in PEM form that the user of the box may read")
+                what = "cannot be read by this user" if os.path.exists(file) else "does not exist"
+                found.append(f"{where}: {key}: {file} {what}; name a file in PEM form that the user of the box can read")
     return found
 
 
 def certificate_problems(secured: Sequence[tuple[str, Listener]]) -> list[str]:
-    """What OpenSSL says against certificates, keys and authorities. To be asked in a process that may grow."""
+    """What OpenSSL reports about certificates, keys and authorities. Called in a child process, because OpenSSL stays in memory."""
     import ssl
 
     found = []
@@ -92,14 +83,15 @@ def certificate_problems(secured: Sequence[tuple[str, Listener]]) -> list[str]:
         try:
             context.load_cert_chain(listener.certificate, listener.private_key, password=lambda: "")
         except (ssl.SSLError, OSError) as error:
-            reason = getattr(error, "reason", None) or error.strerror or str(error)
-            found.append(
-                f"{where}: {listener.certificate} and {listener.private_key} are no certificate with its key ({reason}); give those that belong together"
-            )
+            pair = f"certificate {listener.certificate} and private-key {listener.private_key} do not belong together ({_reason(error)})"
+            found.append(f"{where}: {pair}; name a certificate and its key")
         if listener.client_ca:
             try:
                 context.load_verify_locations(listener.client_ca)
             except (ssl.SSLError, OSError) as error:
-                reason = getattr(error, "reason", None) or error.strerror or str(error)
-                found.append(f"{where}: client-ca {listener.client_ca} holds no certificate ({reason}); give a file in PEM form")
+                found.append(f"{where}: client-ca: {listener.client_ca} contains no certificate ({_reason(error)}); name a file in PEM form")
     return found
+
+
+def _reason(error: OSError) -> str:
+    return getattr(error, "reason", None) or error.strerror or str(error)

@@ -22,8 +22,8 @@ from appliance.ipc.proxies import LogWriterProxies
 from appliance.ipc.source import Source
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.senders.accounting import LossReason, read_ledger
-from appliance.senders.ingest_table import table_of
 from appliance.senders.listener import Transport
+from appliance.senders.sender_tables import tables_of
 from appliance.shm.lease import LeaseReader
 from services.ingest.listeners.ingest_listeners import ConnectionManager, hand_out
 from services.ingest.listeners.sender_connections import SenderConnections
@@ -54,7 +54,7 @@ class IngestAgent:
         self._poller = context.poller
         counters, box, log = context.counters, context.box, context.log
         disks = [disk.name for disk in box.disks]
-        table = table_of(box)
+        table = tables_of(box)
         self._topic = table.routes.default.topics[0]
         """The one that has to be there before anything is read."""
         self._source = Source(context.layout, context.process_name, context.incarnation, box.integer("ingest.arena.bytes"), box.integer("channel.ring.entries"))

@@ -21,8 +21,8 @@ def check_zookeeper() -> list[str]:
 
 
 def read_senders(options: ResolvedOptions) -> SenderTable:
-    """Read the ingest table. A box without one does not load the parser."""
-    if not options.settings["ingest.table.file"]:
+    """Read the tables of senders; a box without any does not load their reader."""
+    if not options.sender_tables and not options.old_table:
         return SenderTable()
     from appliance.senders.table_checks import read_sender_table
 

@@ -230,9 +230,7 @@ def settings_changed(options: RunOptions, box: Box, read_senders: ReadSenders) -
     resolved, ordered = with_kept_disks(resolved)
     senders = read_senders(resolved)
     if senders.problems:
-        return (
-            f"{resolved.settings['ingest.table.file']} has mistakes since the box was started: millrace ingest check {resolved.settings['ingest.table.file']}"
-        )
+        return f"the tables of senders of {options.config} have mistakes since the box was started: millrace config check {options.config}"
     wanted = planned_box(resolved, box.box, ordered if ordered is not None else box.disks, senders)
     if settings_mark(wanted) != os.environ.get(SETTINGS_MARK_VARIABLE, settings_mark(wanted)):
         return "the units were written for other settings; run `millrace units apply`, then `systemctl restart millrace.target`"
@@ -317,6 +315,9 @@ def main(zookeeper_check: ExternalCheck, read_senders: ReadSenders) -> int:
         log.error(f"{path} is left out: {reason}")
     forget_file(layout.stopping_file)
     forget_file(layout.left_file)
+    old_table = resolve_options(options, 1)[0].old_table
+    if old_table and prepared.box.sender_tables:
+        log.warning(f"{old_table} is a table of release 0.1; `sudo millrace config convert {options.config}` moves it into the settings file")
     changed = settings_changed(options, prepared.box, read_senders)
     if changed is not None:
         log.warning(changed)

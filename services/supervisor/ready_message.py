@@ -30,18 +30,14 @@ def ready_message(box: Box) -> str:
     of_box = ""
     if any(os.path.dirname(disk.path) != os.path.abspath("var") for disk in box.disks):
         of_box = f" --data {_quoted(box.disks[0].path)}"
-    if _says_something(box.ingest_table):
-        read = f"{millrace} ingest status{of_box}"  # the topic depends on the table
+    if box.sender_tables:
+        read = f"{millrace} ingest status{of_box}"  # its routes decide where the line goes
     elif _is_installed("kcat"):
         read = f"kcat -b {bootstrap} -t {topic} -C -o beginning -e"
     else:
         read = f"{millrace} topic tail {topic} --from-beginning --bootstrap {bootstrap}"
     commands = [f'logger -n {host} -P {box.syslog_port} -d --rfc5424 "disk d3 is warm"', read, f"{millrace} status{of_box}"]
     return ready_line(box) + "\n" + "".join(f"  {command}\n" for command in commands)
-
-
-def _says_something(table: str) -> bool:
-    return any(line.strip() and not line.lstrip().startswith("#") for line in table.splitlines())
 
 
 def reachable_host(box: Box) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -9,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.senders.conditions import Condition, Subject, field_of, text_of
-from appliance.senders.ingest_table import read_table
 from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.old_table import convert_table, tables_text
 from appliance.senders.router import Route, Router, RouteTable
+from appliance.senders.sender_tables import CONDITION_NAMES, LISTENER_KEYS, read_tables
 from tests.unit.base.test_settings import make_box
 from tests.unit.senders.test_router import Routed
 
@@ -84,39 +86,47 @@ def test_what_decides_by_the_header_alone_is_not_moved_by_the_rest(table: list[R
             assert compiled.route(record) == compiled.route(record._replace(fields=other, labels={"a": "b"}, tag="ab"))
 
 
+values_of_keys = st.one_of(
+    patterns, st.integers(-1, 9), st.booleans(), st.sampled_from(["relp", "syslog", "http", "tcp", "tls", "udp", "err", "kern", "yes", "[::1]"])
+)
+any_value = st.one_of(values_of_keys, st.lists(values_of_keys, max_size=2), st.dictionaries(patterns, values_of_keys, max_size=2))
+keys = st.sampled_from([*LISTENER_KEYS, *CONDITION_NAMES, "nothing"])
+any_table = st.dictionaries(keys, any_value, max_size=6)
+any_tables = st.fixed_dictionaries(
+    {},
+    optional={
+        "listener": st.lists(any_table, max_size=3),
+        "route": st.lists(any_table, max_size=3),
+        "default": any_table,
+        "dead-letter": st.one_of(any_table, any_value),
+    },
+)
+
+
+@given(any_tables)
+def test_any_tables_are_read_with_their_mistakes_at_their_places(tables: dict[str, Any]) -> None:
+    reading = read_tables(tables, "m.toml", make_box())
+    for problem in reading.problems:
+        file, place, words = problem.split(": ", 2)
+        assert file == "m.toml" and place.strip("[]").startswith("ingest.") and len(words) > 10
+    router = reading.router()
+    for listener in reading.listeners:
+        assert router.of(listener).route(Routed()) or reading.problems
+
+
 pieces = st.sampled_from(
-    [
-        "listen",
-        "options",
-        "route",
-        "default",
-        "dead-letter",
-        "a",
-        "http",
-        "relp",
-        "syslog",
-        "tcp",
-        "tls",
-        "udp",
-        ":0",
-        ":7",
-        "->",
-        "topic=x",
-        "key=app",
-        "severity<=err",
-    ]
-    + ["app=a*", "label.x=1", "listener=a", "#", '"', "=", ",", "\\", "acks=1", "t,u", "proxy=yes", "facility=kern", "[::1]:5", "token=x"]
+    ["listen", "options", "route", "default", "dead-letter", "a", "http", "relp", "syslog", "tcp", "tls", "udp", ":0", ":7", "->", "topic=x", "key=app"]
+    + ["severity<=err", "app=a*", "label.x=1", "listener=a", "#", '"', "=", ",", "\\", "acks=1", "t,u", "proxy=yes", "facility=kern", "[::1]:5", "token=x"]
 )
 lines = st.lists(pieces, max_size=8).map(" ".join)
 
 
 @given(st.one_of(st.lists(lines, max_size=6).map("\n".join), st.text(max_size=80)))
-def test_any_text_is_read_with_its_mistakes_at_their_lines(text: str) -> None:
-    reading = read_table(text, "t", make_box())
+def test_any_old_table_is_converted_with_its_mistakes_at_their_lines(text: str) -> None:
+    converted = convert_table(text, "t")
+    reading = read_tables(converted.tables, "m.toml", make_box(), converted.places)
     count = len(text.splitlines())
-    for problem in reading.problems:
+    for problem in [*converted.problems, *reading.problems]:
         file, line, words = problem.split(":", 2)
         assert file == "t" and 1 <= int(line) <= count and len(words) > 10
-    router = reading.router()
-    for listener in reading.listeners:
-        assert router.of(listener).route(Routed())
+    assert tomllib.loads(tables_text(converted.tables)).get("ingest", {}) == converted.tables

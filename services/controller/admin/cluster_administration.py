@@ -15,7 +15,7 @@ from appliance.base.settings import Box
 from appliance.cluster.internal_topics import internal_topic
 from appliance.cluster.placement import CreationDefaults, DiskSpace
 from appliance.runtime.agent import ServiceContext
-from appliance.senders.ingest_table import table_of
+from appliance.senders.sender_tables import tables_of
 from services.controller.admin.config_administration import ConfigAdministration
 from services.controller.admin.disk_draining import DiskDraining
 from services.controller.admin.election_administration import ElectionAdministration, LeadershipReturn
@@ -103,8 +103,8 @@ class ClusterAdministration:
 
 
 def _copies_wanted(box: Box) -> dict[str, int]:
-    """Return the replicas for the topics that boxes create by themselves, including those in
-    ingest's table.
+    """Return the replicas for the topics that boxes create by themselves, including those in the
+    tables of senders.
     """
-    own = dict.fromkeys(table_of(box).router().topics, box.integer("ingest.topic.replication.factor"))
+    own = dict.fromkeys(tables_of(box).router().topics, box.integer("ingest.topic.replication.factor"))
     return own | copies_wanted(box)

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import typer
 
+from appliance.base.errors import MillraceError
 from appliance.base.settings_reference import reference_page
-from appliance.command.config import check
-from appliance.command.config_lines import line_of_problem, lines_by_name
+from appliance.command.config import check, convert
+from appliance.command.config_check import line_of_problem, lines_by_name
 from appliance.command.failures import UsageProblem
 
 ILL = """\
@@ -51,16 +52,94 @@ def test_what_is_wrong_between_two_settings_shows_one_of_them(tmp_path: Path, ca
     assert lines[0].startswith(f"{file}:3: disk.budget.bytes (68719476736) is more than acceptor.arena.bytes")
 
 
-def test_the_table_of_senders_that_it_names_is_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, table = tmp_path / "millrace.toml", tmp_path / "ingest.table"
-    file.write_text(f'"ingest.table.file" = "{table}"\n')
+SENDERS = """\
+[[ingest.listener]]
+name = "f"
+protocol = "fluent"
+transport = "tcp"
+port = 24224
+shared-key = "hunter2"
+proxy = "yes"
+acks = 1
+
+[[ingest.route]]
+min-severity = "err"
+app = ["a*", "b"]
+topic = ["x", "y"]
+key = "label.job"
+key-required = true
+
+[ingest.dead-letter]
+topic = "d"
+"""
+
+
+def test_tables_of_senders_are_printed_as_they_are_understood(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "millrace.toml"
+    file.write_text('"ingest.syslog.topic" = "lines"\n' + SENDERS)
     check(str(file))
-    assert f"{table} is not there" in capsys.readouterr().err
-    table.write_text("listen a relp tcp :2514\nlisten a relp tcp :2515\nroad -> x\n")
-    assert [line.split(":")[1] for line in complaints(file, capsys)] == ["2", "3"]
-    table.write_text("listen a relp tcp :2514\n")
+    text = capsys.readouterr().out
+    assert "1. min-severity=err app=a*,b -> x,y, key label.job (required)\ndefault -> lines; dead letters -> d\n" in text and "hunter2" not in text
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line}
+    assert rows["f"] == ["f", "fluent", "tcp", "(box):24224", "lines", "host", "1", "shared", "key,", "proxy", "yes"]
+
+
+def test_mistakes_in_tables_of_senders_are_reported_with_their_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "millrace.toml"
+    text = SENDERS.replace("24224", "514").replace('"err"', '"loud"').replace('topic = "d"', "")
+    file.write_text("[box]\nsyslog-port = 514\n" + text + '\n[[ingest.listener]]\nname = "g"\nprotocol = "gelf"\nport = 1\nraw = "maybe"\n')
+    lines = complaints(file, capsys)
+    found = [line.removeprefix(f"{file}:").partition(":")[0] for line in lines[::2]]
+    assert [lines[2 * index + 1].partition(" | ")[2] for index in range(len(found))] == [
+        "port = 514",
+        'min-severity = "loud"',
+        "[ingest.dead-letter]",
+        "[[ingest.listener]]",
+        'raw = "maybe"',
+    ]
+    assert found == sorted(found, key=int) and "port: 514 is taken by listener syslog-tcp" in lines[0]
+
+
+def old_table(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "ingest.table").write_text(text)
+    (tmp_path / "ingest.table").chmod(0o640)
+    file = tmp_path / "millrace.toml"
+    file.write_text(f'# mine\n"ingest.table.file" = "{tmp_path}/ingest.table"\n')
+    return file
+
+
+def test_a_table_of_release_0_1_is_shown_as_it_would_be_converted_and_then_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = old_table(tmp_path, "listen a relp tcp :2514\n")
+    before = file.read_text()
     check(str(file))
-    assert "ok" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    made = '[[ingest.listener]]\nname = "a"\nprotocol = "relp"\ntransport = "tcp"\nport = 2514\n'
+    assert shown.endswith(made) and "is a table of release 0.1" in shown and file.read_text() == before
+    convert(str(file))
+    assert f"moved the table of senders {tmp_path}/ingest.table into {file}" in capsys.readouterr().out
+    assert file.read_text() == f"# mine\n\n# Converted from {tmp_path}/ingest.table.\n\n{made}" and file.stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "ingest.table.converted").exists() and not (tmp_path / "ingest.table").exists()
+    convert(str(file))
+    assert "nothing to convert" in capsys.readouterr().out
+    check(str(file))
+
+
+def test_a_wrong_table_of_release_0_1_is_reported_by_its_lines_and_not_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = old_table(tmp_path, "listen a relp tcp :2514\nlisten a relp tcp :2515\nroad -> x\n")
+    before = file.read_text()
+    assert [line.split(":")[1] for line in complaints(file, capsys)] == ["3", "2"]
+    with pytest.raises(MillraceError, match=r"was not converted: .*ingest.table:3: "):
+        convert(str(file))
+    assert file.read_text() == before and (tmp_path / "ingest.table").exists()
+
+
+def test_a_table_that_cannot_be_replaced_stays_in_use(tmp_path: Path) -> None:
+    file = old_table(tmp_path, "listen a relp tcp :2514\n")
+    before = file.read_text()
+    (tmp_path / "millrace.toml.new").mkdir()
+    with pytest.raises(MillraceError, match=r"was not converted: .*millrace.toml.new: file exists"):
+        convert(str(file))
+    assert file.read_text() == before and (tmp_path / "ingest.table").exists()
 
 
 def test_toml_that_is_none_is_said_with_the_line_that_its_reader_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

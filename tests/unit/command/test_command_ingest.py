@@ -2,22 +2,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
+from typer.testing import CliRunner
 
 from appliance.base.clock import ManualClock
 from appliance.command.failures import UsageProblem
 from appliance.command.finding import FoundBox
-from appliance.command.ingest import check, duration_ms
+from appliance.command.ingest import build_app, duration_ms
 from appliance.command.ingest_figures import IngestFigures, document_of, gather
 from appliance.command.ingest_view import status_text
 from appliance.senders.accounting import LossReason
 from appliance.senders.sender_accounts import OTHERS, SenderFigures
 from appliance.senders.senders_file import senders_file, write_senders
 from appliance.shm.counters import Counters
+from lab.running_box import listener
 from lab.scratch_layout import scratch_layout
 from services.ingest.records.ingest_ledger import ListenerLedgers
 from services.ingest.records.intake import Oddity, RefusedReason
@@ -31,7 +31,9 @@ class Ingests:
 
     def __init__(self, layout: Any) -> None:
         self.layout = layout
-        box = make_box(ingests=2, ingest_table="listen relp relp tcp [::1]:2514\n", settings={"ingest.sender.silent.ms": 60_000})
+        box = make_box(
+            ingests=2, sender_tables={"listener": [listener("relp", "relp", port=2514, address="::1")]}, settings={"ingest.sender.silent.ms": 60_000}
+        )
         self.found = FoundBox(layout, json.loads(box.to_json()))
         self.counters = [Counters.create_or_adopt(layout, f"ingest@{index}", 1, ManualClock().wall_ms()) for index in range(2)]
 
@@ -123,22 +125,6 @@ def test_anything_else_is_refused(text: str) -> None:
         duration_ms(text)
 
 
-def test_a_table_is_printed_as_it_is_understood_or_with_all_its_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, settings = tmp_path / "t", tmp_path / "m.toml"
-    settings.write_text('"ingest.syslog.topic" = "lines"\n[box]\nsyslog-port = 514\n')
-    file.write_text(
-        "listen f fluent tcp :24224 shared-key=hunter2 proxy=yes acks=1\nroute severity<=err app=a*,b -> x,y key=label.job key-required=yes\ndead-letter -> d\n"
-    )
-    check(str(file), str(settings))
-    text = capsys.readouterr().out
-    assert "1. severity<=err app=a*,b -> x,y, key label.job (required)\ndefault -> lines; dead letters -> d\n" in text and "hunter2" not in text
-    rows = {line.split()[0]: line.split() for line in text.splitlines() if line}
-    assert rows["f"] == ["f", "fluent", "tcp", "(box):24224", "lines", "host", "1", "shared", "key,", "proxy", "yes"]
-    file.write_text("listen f fluent tcp :514\nlisten g gelf tcp :1 raw=maybe time-zone=Mars\nroute app -> x\n")
-    with pytest.raises(typer.Exit) as ended:
-        check(str(file), str(settings))
-    told = capsys.readouterr()
-    assert ended.value.exit_code == 1 and [line.partition(": ")[0] for line in told.out.splitlines()] == [f"{file}:1", f"{file}:2", f"{file}:2", f"{file}:3"]
-    assert "port 514 is taken by listener syslog-tcp" in told.out and "4 problems" in told.err
-    with pytest.raises(UsageProblem, match="cannot read"):
-        check(str(tmp_path / "absent"), str(settings))
+def test_the_removed_command_says_what_to_use() -> None:
+    with pytest.raises(UsageProblem, match="use `millrace config check FILE`"):
+        CliRunner().invoke(build_app(None), ["check", "/etc/millrace/ingest.table", "--config", "x"], catch_exceptions=False)

@@ -13,6 +13,8 @@ from appliance.base.errors import ConfigurationProblems
 from appliance.command.failures import UsageProblem
 from appliance.command.unit_installation import install_units, merged, mount_point_of, plan_of_settings, remove_units, with_unit_states
 from appliance.command.unit_orders import hand_over_directory
+from appliance.senders.old_table import tables_text
+from lab.running_box import listener
 
 
 def settings(directory: Path, *lines: str) -> str:
@@ -49,20 +51,20 @@ def test_a_disk_that_goes_takes_its_drop_ins_along_and_leaves_those_of_the_owner
     assert own.exists() and "d1" not in (root / "etc/systemd/system/millrace.target.d/20-settings.conf").read_text()
 
 
-def test_a_listener_that_left_the_table_takes_its_socket_unit_along(tmp_path: Path) -> None:
-    root, table = tmp_path / "root", tmp_path / "ingest.table"
-    table.write_text("listen relp relp tcp :2514\nlisten any gelf udp :0\n")
-    text = Path(settings(tmp_path)).read_text()
-    (tmp_path / "m.toml").write_text(f'"ingest.table.file" = "{table}"\n{text}')
-    with pytest.raises(ConfigurationProblems, match="table:2: port 0 is any free one"):
-        plan_of_settings(str(tmp_path / "m.toml"), str(root))
-    table.write_text("listen relp relp tcp :2514\n")
-    install_units(plan_of_settings(str(tmp_path / "m.toml"), str(root))[1], str(root))
+def test_a_listener_that_left_the_settings_takes_its_socket_unit_along(tmp_path: Path) -> None:
+    root, file = tmp_path / "root", Path(settings(tmp_path))
+    text = file.read_text()
+    relp = listener("relp", "relp", port=2514)
+    file.write_text(text + tables_text({"listener": [relp, listener("any", "gelf", "udp")]}))
+    with pytest.raises(ConfigurationProblems, match=r"\[\[ingest.listener\]\] 2: port 0 is any free one"):
+        plan_of_settings(str(file), str(root))
+    file.write_text(text + tables_text({"listener": [relp]}))
+    install_units(plan_of_settings(str(file), str(root))[1], str(root))
     (root / "etc/systemd/system/millrace-ingest-http.socket").write_text("[Socket]\n")  # of the release, not ours
     unit = root / "etc/systemd/system/millrace-ingest-relp.socket"
     assert unit.exists()
-    table.write_text("# none\n")
-    done = install_units(plan_of_settings(str(tmp_path / "m.toml"), str(root))[1], str(root))
+    file.write_text(text)
+    done = install_units(plan_of_settings(str(file), str(root))[1], str(root))
     assert f"removed {unit}" in done and not unit.exists() and (root / "etc/systemd/system/millrace-ingest-http.socket").exists()
 
 

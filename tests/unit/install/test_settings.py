@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -12,9 +11,8 @@ from appliance.base.layout import Disk
 from appliance.runtime.disk_orders import keep_disks
 from appliance.runtime.option_lines import option_lines
 from appliance.runtime.run_options import RunOptions, resolve_options
-from appliance.senders.ingest_table import read_table
-from tests.support.install_functions import TREE, run_functions
-from tests.unit.base.test_settings import make_box
+from appliance.senders.table_checks import read_sender_table
+from tests.support.install_functions import run_functions
 
 pytestmark = pytest.mark.slow
 
@@ -31,27 +29,41 @@ def test_what_it_writes_is_what_the_box_reads(tmp_path: Path) -> None:
     assert (options.kafka_port, options.syslog_port, options.http_port, options.ingest_port) == (9092, 514, 8080, 8081)
 
 
-def test_the_example_table_is_empty_as_it_is_and_right_where_its_lines_are_meant(tmp_path: Path) -> None:
-    text = (TREE / "install/ingest.table").read_text()
-    assert read_table(text, "t", make_box()) == read_table("", "t", make_box())
-    meant = [line.removeprefix("# ") for line in text.splitlines() if re.match(r"# (listen|options|route|default|dead-letter) (?!NAME|CONDITION)", line)]
-    reading = read_table("\n".join(meant), "t", make_box())
-    assert reading.problems == [] and len(meant) >= 12 and len(reading.listeners) == 8 and len(reading.routes.routes) == 3
-
-
-def test_the_table_is_written_once_for_the_service_to_read_and_never_again(tmp_path: Path) -> None:
-    place = f'place_table "{TREE}"; echo "did ${{#DONE[@]}}"'
-    code = f'SYSTEM_USER=root; {place}; echo "# mine" >"{tmp_path}/ingest.table"; {place}'
-    assert [line for line in run_functions(tmp_path, code).lines if line.startswith("did")] == ["did 1", "did 1"]
-    assert (tmp_path / "ingest.table").read_text() == "# mine\n"
-    written = run_functions(tmp_path, "DISKS=(/srv/d0) LISTEN=10.0.0.5; " + CHOOSE).output
-    assert f'"ingest.table.file" = "{tmp_path}/ingest.table"\n' in written
+def test_the_examples_of_senders_are_right_where_they_are_meant(tmp_path: Path) -> None:
+    written = run_functions(tmp_path, "DISKS=(/srv/d0) LISTEN=127.0.0.1; " + CHOOSE).output
+    head, _, examples = written.partition("# Senders beside syslog and HTTP")
+    meant = "".join(line.removeprefix("# ") + "\n" for line in examples.splitlines()[1:])
+    (tmp_path / "meant.toml").write_text(head + meant)
+    options, problems = resolve_options(RunOptions(config=str(tmp_path / "meant.toml")), 2)
+    assert problems == [] and len(options.sender_tables["listener"]) == 2 and len(options.sender_tables["route"]) == 1
+    assert read_sender_table(options).problems == ()
     (tmp_path / "written.toml").write_text(written)
+    assert resolve_options(RunOptions(config=str(tmp_path / "written.toml")), 2)[0].sender_tables == {}
+
+
+def test_a_table_of_release_0_1_stays_in_use_until_it_is_converted(tmp_path: Path) -> None:
+    write = "DISKS=(/srv/d0) LISTEN=10.0.0.5; " + CHOOSE
+    assert "ingest.table.file" not in run_functions(tmp_path, write).output
+    (tmp_path / "ingest.table").write_text("listen a relp tcp :2514\n")
+    (tmp_path / "written.toml").write_text(run_functions(tmp_path, write).output)
+    options, problems = resolve_options(RunOptions(config=str(tmp_path / "written.toml")), 2)
+    assert problems == [] and options.old_table == f"{tmp_path}/ingest.table" and len(read_sender_table(options).sockets) == 1
     (tmp_path / "ingest.table").write_text("listen a\n")
     (tmp_path / "r/.venv/bin").mkdir(parents=True)
     (tmp_path / "r/.venv/bin/millrace").symlink_to(Path(sys.executable).parent / "millrace")
-    answer = run_functions(tmp_path, f'EFFECTIVE_SETTINGS={tmp_path}/written.toml; check_table_with "{tmp_path}/r"; echo switched')
-    assert "ingest.table:1: a listener needs a name" in answer.output and "nothing was switched" in answer.output and "switched" not in answer.lines
+    (tmp_path / "releases").mkdir()
+    (tmp_path / "r").rename(tmp_path / "releases/r")
+    check = f"PREFIX={tmp_path} EFFECTIVE_SETTINGS={tmp_path}/written.toml; check_with_release r"
+    answer = run_functions(tmp_path, f"{check}; echo switched")
+    assert "ingest.table:1: this line cannot be converted" in answer.output and "nothing was switched" in answer.output and "switched" not in answer.lines
+
+
+def test_a_replaced_file_is_readable_for_the_same_users(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("a")
+    (tmp_path / "old").chmod(0o640)
+    run_functions(tmp_path, f'echo b >"{tmp_path}/new"; replace_file "{tmp_path}/new" "{tmp_path}/old"; replace_file "{tmp_path}/new" "{tmp_path}/fresh"')
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("old", "fresh")] == [0o640, 0o644]
+    assert (tmp_path / "old").read_text() == "b\n"
 
 
 def test_a_second_run_without_options_writes_the_same_and_an_option_changes_its_line_alone(tmp_path: Path) -> None:

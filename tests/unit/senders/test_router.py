@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pytest
 
 from appliance.senders.conditions import field_of
-from appliance.senders.ingest_table import read_table
 from appliance.senders.listener import SYSLOG_TCP, KeyKind, KeyRule
 from appliance.senders.router import Destination, Router, direct, key_of
+from appliance.senders.sender_tables import read_tables
+from lab.running_box import listener
 from services.ingest.records.ingest_input import KEPT_NAMES_BYTES_MAX, IngestInput
 from tests.unit.base.test_settings import make_box
 
@@ -26,14 +28,16 @@ class Routed(NamedTuple):
     fields: dict[str, Any] | None = None
 
 
-def router(*lines: str) -> Router:
-    reading = read_table("\n".join(lines), "t", make_box())
+def router(listener: Mapping[str, Any] | None = None, *routes: Mapping[str, Any], **others: str) -> Router:
+    """`others`: the topics of `default` and `dead-letter`."""
+    tables: dict[str, Any] = {name.replace("_", "-"): {"topic": topic} for name, topic in others.items()}
+    reading = read_tables({**tables, "listener": [] if listener is None else [listener], "route": list(routes)}, "", make_box())
     assert reading.problems == []
     return reading.router()
 
 
-def topics(made: Router, record: Routed, listener: str = "http") -> list[str]:
-    return [destination.topic for destination in routes_of(made, listener).route(record)]
+def topics(made: Router, record: Routed, name: str = "http") -> list[str]:
+    return [destination.topic for destination in routes_of(made, name).route(record)]
 
 
 def routes_of(made: Router, name: str) -> Any:
@@ -41,63 +45,67 @@ def routes_of(made: Router, name: str) -> Any:
 
 
 def test_without_routes_the_answer_is_one_and_nobody_is_asked() -> None:
-    made = router("listen dmz relp tcp :1 topic=dmz key=app", "default -> other")
+    made = router(listener("dmz", "relp", topic="dmz", key="app"), default="other")
     assert routes_of(made, "http").constant == (Destination("other", KeyRule(KeyKind.HOST)),)
     assert routes_of(made, "dmz").constant == (Destination("dmz", KeyRule(KeyKind.APP)),)
     assert made.topics == ("other", "dmz") and made.dead_letter == ""
 
 
 def test_a_route_for_one_listener_leaves_the_others_constant() -> None:
-    made = router("listen dmz relp tcp :1", "route listener=dm* app=a -> x", "route listener=http -> y", "dead-letter -> d")
+    made = router(listener("dmz", "relp"), {"listener": "dm*", "app": "a", "topic": "x"}, {"listener": "http", "topic": "y"}, dead_letter="d")
     assert routes_of(made, "syslog-tcp").constant is not None
     assert routes_of(made, "dmz").constant is None and topics(made, Routed(app="a"), "dmz") == ["x"]
     assert topics(made, Routed(app="b"), "dmz") == ["syslog"] and topics(made, Routed()) == ["y"]
     assert made.topics == ("syslog", "x", "y", "d") and made.dead_letter == "d"
 
 
-CASES: list[tuple[str, Routed, bool]] = [
-    ("facility=auth,authpriv", Routed(facility=10), True),
-    ("facility=auth,authpriv", Routed(facility=3), False),
-    ("facility=4", Routed(), False),
-    ("severity=err", Routed(severity=3), True),
-    ("severity=err", Routed(severity=2), False),
-    ("severity<=err", Routed(severity=2), True),
-    ("severity<=err", Routed(severity=4), False),
-    ("severity<=debug", Routed(), False),
-    ("app=sshd*", Routed(app="sshd"), True),
-    ("app=sshd*", Routed(app="sshd-session"), True),
-    ("app=sshd*", Routed(app="xsshd"), False),
-    ("app=*", Routed(app=""), True),
-    ("app=*", Routed(), False),
-    ("app=a?[b]", Routed(app="a?[b]"), True),
-    ("app=a?[b]*", Routed(app="ax[b]"), False),
-    ("app=a?[b]*", Routed(app="a?[b]\nc"), True),
-    ("host=*.example,db1", Routed(host="web.example"), True),
-    ("host=*.example,db1", Routed(host="db1"), True),
-    ("host=*.example,db1", Routed(host="db12"), False),
-    ("tag=docker.*", Routed(tag="docker.web"), True),
-    ("label.job=nginx", Routed(labels={"job": "nginx"}), True),
-    ("label.job=nginx", Routed(labels={"jo": "nginx"}), False),
-    ("label.job=nginx", Routed(), False),
-    ("field.status=5*", Routed(fields={"status": 503}), True),
-    ("field.status=5*", Routed(fields={"status": "404"}), False),
-    ("field.a.b=true", Routed(fields={"a": {"b": True}}), True),
-    ("field.a.b=1.5", Routed(fields={"a.b": 1.5}), True),
-    ("field.a.b.c=x", Routed(fields={"a": {"b.c": "x"}}), True),
-    ("field.a.b.c=x", Routed(fields={"a.b": {"c": "x"}}), True),
-    ("field.a.b=x", Routed(fields={"a": "x"}), False),
-    ("severity<=err app=a", Routed(severity=0, app="a"), True),
-    ("severity<=err app=a", Routed(severity=0, app="b"), False),
+CASES: list[tuple[dict[str, Any], Routed, bool]] = [
+    ({"facility": ["auth", "authpriv"]}, Routed(facility=10), True),
+    ({"facility": ["auth", "authpriv"]}, Routed(facility=3), False),
+    ({"facility": 4}, Routed(), False),
+    ({"severity": "err"}, Routed(severity=3), True),
+    ({"severity": "err"}, Routed(severity=2), False),
+    ({"min-severity": "err"}, Routed(severity=2), True),
+    ({"min-severity": "err"}, Routed(severity=4), False),
+    ({"min-severity": "debug"}, Routed(), False),
+    ({"app": "sshd*"}, Routed(app="sshd"), True),
+    ({"app": "sshd*"}, Routed(app="sshd-session"), True),
+    ({"app": "sshd*"}, Routed(app="xsshd"), False),
+    ({"app": "*"}, Routed(app=""), True),
+    ({"app": "*"}, Routed(), False),
+    ({"app": "a?[b]"}, Routed(app="a?[b]"), True),
+    ({"app": "a?[b]*"}, Routed(app="ax[b]"), False),
+    ({"app": "a?[b]*"}, Routed(app="a?[b]\nc"), True),
+    ({"host": ["*.example", "db1"]}, Routed(host="web.example"), True),
+    ({"host": ["*.example", "db1"]}, Routed(host="db1"), True),
+    ({"host": ["*.example", "db1"]}, Routed(host="db12"), False),
+    ({"tag": "docker.*"}, Routed(tag="docker.web"), True),
+    ({"label": {"job": "nginx"}}, Routed(labels={"job": "nginx"}), True),
+    ({"label": {"job": "nginx"}}, Routed(labels={"jo": "nginx"}), False),
+    ({"label": {"job": "nginx"}}, Routed(), False),
+    ({"field": {"status": "5*"}}, Routed(fields={"status": 503}), True),
+    ({"field": {"status": "5*"}}, Routed(fields={"status": "404"}), False),
+    ({"field": {"a.b": "true"}}, Routed(fields={"a": {"b": True}}), True),
+    ({"field": {"a.b": "1.5"}}, Routed(fields={"a.b": 1.5}), True),
+    ({"field": {"a.b.c": "x"}}, Routed(fields={"a": {"b.c": "x"}}), True),
+    ({"field": {"a.b.c": "x"}}, Routed(fields={"a.b": {"c": "x"}}), True),
+    ({"field": {"a.b": "x"}}, Routed(fields={"a": "x"}), False),
+    ({"min-severity": "err", "app": "a"}, Routed(severity=0, app="a"), True),
+    ({"min-severity": "err", "app": "a"}, Routed(severity=0, app="b"), False),
 ]
 
 
 @pytest.mark.parametrize(("condition", "record", "matches"), CASES)
-def test_a_condition_takes_what_it_says(condition: str, record: Routed, matches: bool) -> None:
-    assert topics(router(f"route {condition} -> x"), record) == (["x"] if matches else ["syslog"])
+def test_a_condition_takes_what_it_says(condition: dict[str, Any], record: Routed, matches: bool) -> None:
+    assert topics(router(None, {**condition, "topic": "x"}), record) == (["x"] if matches else ["syslog"])
 
 
 def test_the_first_route_takes_the_record_to_all_its_topics_with_its_key() -> None:
-    made = router("listen a relp tcp :1 key=tag key-required=yes", "route app=x -> one,two", "route app=x* -> three key=field.user key-required=yes")
+    made = router(
+        listener("a", "relp", key="tag", key_required=True),
+        {"app": "x", "topic": ["one", "two"]},
+        {"app": "x*", "topic": "three", "key": "field.user", "key-required": True},
+    )
     routes = routes_of(made, "a")
     tagged = KeyRule(KeyKind.TAG)
     assert routes.route(Routed(app="x")) == (Destination("one", tagged, True), Destination("two", tagged, True))
@@ -107,7 +115,7 @@ def test_the_first_route_takes_the_record_to_all_its_topics_with_its_key() -> No
 
 
 def test_only_routes_that_look_into_the_record_need_more_than_its_header() -> None:
-    made = router("listen a relp tcp :1", "route listener=a label.x=1 -> x", "route severity=err app=b -> y")
+    made = router(listener("a", "relp"), {"listener": "a", "label": {"x": 1}, "topic": "x"}, {"severity": "err", "app": "b", "topic": "y"})
     assert routes_of(made, "http").looks_at_header_only and not routes_of(made, "a").looks_at_header_only
 
 
@@ -135,9 +143,9 @@ def test_a_field_that_is_called_by_the_whole_path_goes_before_one_inside() -> No
 
 
 def test_answers_for_syslog_are_remembered_by_short_names_alone() -> None:
-    reading = read_table("route app=sshd* -> security", "t", make_box())
+    reading = read_tables({"route": [{"app": "sshd*", "topic": "security"}]}, "", make_box())
     made = reading.router()
-    source = IngestInput(next(listener for listener in reading.listeners if listener.name == SYSLOG_TCP), made)
+    source = IngestInput(next(each for each in reading.listeners if each.name == SYSLOG_TCP), made)
     long = b"h" * KEPT_NAMES_BYTES_MAX
     for host, app, topic in ((b"h", b"sshd", "security"), (b"h", b"cron", "syslog"), (long, b"sshd2", "security"), (long, b"cron", "syslog")):
         message = source.parser.parse(b"<13>1 - %b %b - - - x" % (host, app), 0)

@@ -30,7 +30,7 @@ from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
 from appliance.runtime.request_server import RequestClient, RequestServer
 from appliance.senders.accounting import Ledger, labels_of, read_ledger
-from appliance.senders.ingest_table import table_of
+from appliance.senders.sender_tables import tables_of
 from appliance.shm.counters import Counters, read_counters
 from lab.scratch_layout import make_layout, remove_layout
 from services.ingest.agent import IngestAgent
@@ -89,13 +89,13 @@ class _PlayedController:
 class SteppedIngest:
     """A box with one ingest and the topic `syslog`. Of several disks the first has the log-writer that `log_writer` names; partitions take turns."""
 
-    def __init__(self, directory: Path, partitions: int = 2, disks: int = 1, table: str = "", **settings: Any) -> None:
+    def __init__(self, directory: Path, partitions: int = 2, disks: int = 1, senders: Mapping[str, Any] | None = None, **settings: Any) -> None:
         self.layout = make_layout()
         self.disks = [Disk(f"d{number}", str(directory / f"d{number}")) for number in range(disks)]
         self.disk = self.disks[0]
         named: dict[str, str | int | bool] = {"ingest.arena.bytes": 2 << 20, "disk.budget.bytes": 1 << 20, "channel.ring.entries": 64, "ingest.batch.ms": 0}
         named |= {name.replace("_", "."): value for name, value in settings.items()}
-        self.box = Box("stepped", 1, self.disks, str(directory / "state"), "127.0.0.1", "127.0.0.1", 1, 1, 1, settings=named, ingest_table=table)
+        self.box = Box("stepped", 1, self.disks, str(directory / "state"), "127.0.0.1", "127.0.0.1", 1, 1, 1, settings=named, sender_tables=dict(senders or {}))
         self.partitions = partitions
         self.others: dict[str, TopicId] = {}
         self.leader_of_others = 1
@@ -104,8 +104,8 @@ class SteppedIngest:
         self.udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.udp.bind(self.tcp.getsockname())
         self.http = socket.create_server(("127.0.0.1", 0))
-        self.listed = {each.name: (each.fd_name, socket.create_server(("127.0.0.1", 0))) for each in table_of(self.box).listeners if not each.is_built_in}
-        """The table's listeners."""
+        self.listed = {each.name: (each.fd_name, socket.create_server(("127.0.0.1", 0))) for each in tables_of(self.box).listeners if not each.is_built_in}
+        """Listeners of the tables of senders."""
         self.controller = _PlayedController(self.layout.controller_socket)
         self._incarnation = 0
         self._generation = 0

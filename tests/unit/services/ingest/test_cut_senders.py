@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from lab.running_box import listener
 from services.ingest.listeners import sender_connections
 from services.ingest.replay import stream_replay
-from tests.support.numbered_frames import ENCODE, RELP_OPEN, TABLE, answered, reset
+from tests.support.numbered_frames import ENCODE, PROTOCOLS, RELP_OPEN, answered, reset
 from tests.unit.services.ingest.stepped_ingest import TOPIC, SteppedIngest
 
 CUTS = ["end", "reset"]
-PROTOCOLS = ["beats", "relay"]
 
 
 PIECE_BYTES = 4096
@@ -28,7 +28,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     made: list[SteppedIngest] = []
 
     def maker(**settings: Any) -> SteppedIngest:
-        made.append(SteppedIngest(tmp_path, table=TABLE.format(beats=5044, relay=2514, topic=TOPIC), **settings))
+        listeners = [listener(name, protocol, port=port, topic=TOPIC) for port, (name, protocol) in enumerate(PROTOCOLS.items(), 5044)]
+        made.append(SteppedIngest(tmp_path, senders={"listener": listeners}, **settings))
         made[-1].start()
         return made[-1]
 

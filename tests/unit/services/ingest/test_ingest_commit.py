@@ -18,6 +18,11 @@ from tests.unit.services.ingest.stepped_ingest import SteppedIngest
 
 SOURCE = EventSource(b"192.0.2.7:4711", b"192.0.2.7", b"tcp")
 
+USERS_ONLY = {
+    "route": [{"app": "sshd", "topic": "syslog", "key": "field.user", "key-required": True}],
+    "dead-letter": {"topic": "dead"},
+}
+
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[..., SteppedIngest]]:
@@ -194,7 +199,7 @@ def test_a_topic_that_was_deleted_is_made_again_only_if_a_record_needs_it(box: S
 
 
 def test_a_record_goes_to_each_of_its_topics_and_counts_once(make: Callable[..., SteppedIngest]) -> None:
-    box = make(table="route app=sshd -> security,syslog key=app\n")
+    box = make(senders={"route": [{"app": "sshd", "topic": ["security", "syslog"], "key": "app"}]})
     box.create_other("security")
     box.step()
     sender = box.connect()
@@ -206,7 +211,7 @@ def test_a_record_goes_to_each_of_its_topics_and_counts_once(make: Callable[...,
 
 
 def test_a_record_that_cannot_be_stored_where_it_belongs_is_a_dead_letter_that_says_why(make: Callable[..., SteppedIngest]) -> None:
-    box = make(table="route app=sshd -> syslog key=field.user key-required=yes\ndead-letter -> dead\n")
+    box = make(senders=USERS_ONLY)
     box.create_other("dead")
     box.step()
     sender = box.connect()
@@ -223,7 +228,7 @@ NO_KEY = b"<13>1 2026-01-01T00:00:00Z web sshd - - - nobody %b\n" % (b"x" * 60_0
 
 
 def test_dead_letters_whose_topic_cannot_be_made_are_counted_and_take_no_memory(make: Callable[..., SteppedIngest]) -> None:
-    box = make(table="route app=sshd -> syslog key=field.user key-required=yes\ndead-letter -> dead\n")
+    box = make(senders=USERS_ONLY)
     sender = box.connect()
     for number in range(100):
         sender.sendall(NO_KEY)
@@ -234,7 +239,7 @@ def test_dead_letters_whose_topic_cannot_be_made_are_counted_and_take_no_memory(
 
 
 def test_a_sender_of_dead_letters_is_slowed_down_like_others(make: Callable[..., SteppedIngest]) -> None:
-    box = make(table="route app=sshd -> syslog key=field.user key-required=yes\ndead-letter -> dead\n")
+    box = make(senders=USERS_ONLY)
     box.create_other("dead")
     box.step()
     box.agent._topics.of("dead").collector.set_blocked(frozenset({0}))  # type: ignore[union-attr]

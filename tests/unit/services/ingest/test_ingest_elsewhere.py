@@ -232,7 +232,7 @@ def test_a_killed_ingest_leaves_its_spool_to_the_next_life_and_the_books_know(ma
 
 @pytest.mark.slow
 def test_what_a_dead_life_left_for_a_topic_that_nobody_writes_to_goes_to_its_leader(make: Callable[..., World]) -> None:
-    world = make(ingest_spool_bytes=1 << 20, disk_budget_bytes=1 << 18, table="options syslog-tcp topic=far\n")
+    world = make(ingest_spool_bytes=1 << 20, disk_budget_bytes=1 << 18, senders={"listener": [{"name": "syslog-tcp", "topic": "far"}]})
     world.box.create_other("far")
     world.box.leader_of_others = 2
     world.led_by_other(0)

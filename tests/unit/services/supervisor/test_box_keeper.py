@@ -19,9 +19,11 @@ from appliance.runtime.run_options import RunOptions
 from appliance.runtime.sender_table import no_senders
 from appliance.runtime.unit_files import SETTINGS_MARK_VARIABLE, settings_mark
 from appliance.runtime.unit_mode import SYSTEMD
+from appliance.senders.old_table import tables_text
 from appliance.senders.table_checks import read_sender_table
 from appliance.shm.counters import Counters, read_counters, unlink_all
 from appliance.shm.mapping import LayoutMismatch
+from lab.running_box import listener
 from services.supervisor.box_keeper import RETRY_MS, BoxKeeper, adopt_box, settings_changed, wait_after_failure
 from tests.unit.runtime.test_unit_processes import Living
 
@@ -112,22 +114,25 @@ def test_settings_that_the_units_do_not_follow_are_told(box: UnitBox, monkeypatc
     assert "config check" in str(settings_changed(box.options, prepared.box, no_senders))
 
 
-def test_a_table_that_the_units_do_not_follow_or_that_has_mistakes_is_told(box: UnitBox, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = box.directory / "ingest.table"
-    table.write_text("listen relp relp tcp :2514\n")
-    box.settings.write_text(f'"ingest.table.file" = "{table}"\n{box.settings.read_text()}')
-    prepared = prepare_box(box.options, SystemClock(), list, box.layout.runtime_directory, read_sender_table)
+def test_tables_of_senders_that_the_units_do_not_follow_or_that_have_mistakes_are_reported(box: UnitBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, before = box.options, box.settings.read_text()
+
+    def write(relp: dict[str, object]) -> None:
+        box.settings.write_text(before + tables_text({"listener": [relp]}))
+
+    write(listener("relp", "relp", port=2514))
+    prepared = prepare_box(options, SystemClock(), list, box.layout.runtime_directory, read_sender_table)
     os.close(prepared.state_lock)
     monkeypatch.setenv(SETTINGS_MARK_VARIABLE, settings_mark(prepared.box))
-    assert load_box(box.layout).sender_sockets == [SenderSocket("ingest-relp", False, "", 2514, f"{table}:1")]
-    assert settings_changed(box.options, prepared.box, read_sender_table) is None
-    table.write_text("listen relp relp tcp :2515\n")
-    assert "millrace units apply" in str(settings_changed(box.options, prepared.box, read_sender_table))
-    table.write_text("listen relp relp udp :2515\n")
-    assert f"millrace ingest check {table}" in str(settings_changed(box.options, prepared.box, read_sender_table))
+    assert load_box(box.layout).sender_sockets == [SenderSocket("ingest-relp", False, "", 2514, f"{box.settings}: [[ingest.listener]] 1")]
+    assert settings_changed(options, prepared.box, read_sender_table) is None
+    write(listener("relp", "relp", port=2515))
+    assert "millrace units apply" in str(settings_changed(options, prepared.box, read_sender_table))
+    write(listener("relp", "relp", "udp", port=2515))
+    assert f"millrace config check {box.settings}" in str(settings_changed(options, prepared.box, read_sender_table))
     with pytest.raises(ConfigurationProblems) as problems:
-        prepare_box(box.options, SystemClock(), list, box.layout.runtime_directory, read_sender_table)
-    assert f"{table}:1: relp is not spoken over udp; choose one of tcp, tls" in str(problems.value)
+        prepare_box(options, SystemClock(), list, box.layout.runtime_directory, read_sender_table)
+    assert "[[ingest.listener]] 1: transport: relp does not run over udp; choose one of tcp, tls" in str(problems.value)
 
 
 def described(keeper: BoxKeeper) -> dict[str, tuple[int | None, str, int | None]]:

@@ -26,9 +26,7 @@ def test_the_commands_fit_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_where_a_table_decides_what_becomes_of_a_line_no_topic_is_promised() -> None:
-    table = "# an example\n\n"
-    assert "--from-beginning" in ready_message(make_box(ingest_table=table)) or "kcat" in ready_message(make_box(ingest_table=table))
-    assert ready_message(make_box(ingest_table=table + "default -> rest\n")).splitlines()[2].endswith(" ingest status --data /srv/d0")
+    assert ready_message(make_box(sender_tables={"default": {"topic": "rest"}})).splitlines()[2].endswith(" ingest status --data /srv/d0")
 
 
 def test_status_names_a_directory_unless_it_is_the_usual_one() -> None:

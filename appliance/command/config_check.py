@@ -1,0 +1,194 @@
+"""What a settings file means, and what is wrong with it, line by line; and the conversion of the table of senders of release 0.1.
+
+Only the file, the table of senders that it names, and the names of directories are read; `millrace doctor --config FILE` checks the
+machine. Lines are found without TOML's grammar: tables, plain, quoted and dotted keys. Weak: a key inside a value of several lines
+is taken for one of the file's; then the wrong line is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections import Counter
+from typing import NamedTuple
+
+from appliance.base.errors import MillraceError
+from appliance.base.setting_rows import SETTING_ROWS
+from appliance.base.settings import OLD_TABLE_SETTING, read_settings_file
+from appliance.command.failures import UsageProblem
+from appliance.command.ingest_view import senders_view
+from appliance.command.output import plural, say
+from appliance.runtime.directories import shape_problems
+from appliance.runtime.run_options import ResolvedOptions, RunOptions, resolve_options
+from appliance.runtime.sender_table import SenderTable
+from appliance.senders.old_table import converted_settings, tables_text
+from appliance.senders.sender_tables import read_tables
+from appliance.senders.table_checks import box_of, read_sender_table
+
+_TABLE = re.compile(r"\s*(\[\[|\[)([^\[\]]+)\]\]?\s*(#.*)?$")
+_KEY = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+)(?:\s*\.\s*(?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+))*)\s*=""")
+_PART = re.compile(r""""([^"]*)"|'([^']*)'|([A-Za-z0-9_-]+)""")
+_AT_LINE = re.compile(r"\(at line (\d+)")
+
+
+def print_check(file: str) -> bool:
+    """Print what is wrong with a settings file, or what it means; False if anything is wrong. Raises UsageProblem if it cannot be read."""
+    try:
+        with open(file, "rb") as opened:
+            text = opened.read().decode(errors="replace")
+    except OSError as error:
+        raise UsageProblem(f"{file}: {(error.strerror or str(error)).lower()}") from error
+    checked = check_settings(file)
+    if checked.problems:
+        print_problems(checked, file, text)
+        return False
+    print(summary(file))
+    print_senders(checked)
+    return True
+
+
+class CheckedSettings(NamedTuple):
+    """A settings file as the start of a box would see it. `problems`: all of them, those of the tables of senders included."""
+
+    options: ResolvedOptions
+    senders: SenderTable
+    problems: list[str]
+
+
+def check_settings(file: str) -> CheckedSettings:
+    """What `millrace run --config FILE` would take from the file, and report about it."""
+    options, problems = resolve_options(RunOptions(config=file), os.cpu_count() or 1)
+    problems += shape_problems(options.data, options.state)
+    senders = read_sender_table(options)
+    problems += [*senders.problems, *(senders.certificate_check() if senders.certificate_check is not None else [])]
+    return CheckedSettings(options, senders, problems)
+
+
+def print_senders(checked: CheckedSettings) -> None:
+    """The tables of senders as they are understood; an old table also as it would be converted."""
+    options, tables = checked.options, checked.senders.tables
+    if tables:
+        print("\n" + senders_view(read_tables(tables, options.settings_file, box_of(options))), end="")
+    if options.old_table:
+        print(f"\n{options.old_table} is a table of release 0.1. `millrace config convert {options.settings_file}` would replace it by:\n")
+        print(tables_text(tables), end="")
+
+
+def convert_settings(file: str) -> str:
+    """Convert, and return one line that reports it. Raises MillraceError; then the box starts with the old table as before."""
+    options, senders, problems = check_settings(file)
+    if problems:
+        raise MillraceError(f"{file} was not converted: {problems[0]}; `millrace config check {file}` reports everything that is wrong")
+    if not options.old_table:
+        return f"{file}: nothing to convert, {OLD_TABLE_SETTING} is not set"
+    try:
+        with open(file, encoding="utf-8", newline="") as opened:
+            text = converted_settings(opened.read(), senders.tables, options.old_table)
+        if text is None:
+            by_hand = f"add the tables that `millrace config check {file}` prints, and remove {OLD_TABLE_SETTING}"
+            raise MillraceError(f"{file} was not converted: {OLD_TABLE_SETTING} is not on a line of its own; {by_hand}")
+        _replace(file, text, os.stat(options.old_table))
+        os.rename(options.old_table, f"{options.old_table}.converted")
+    except OSError as error:
+        raise MillraceError(f"{file} was not converted: {error.filename or file}: {(error.strerror or str(error)).lower()}") from error
+    return f"moved the table of senders {options.old_table} into {file}; the old file is {options.old_table}.converted"
+
+
+def _replace(file: str, text: str, old_table: os.stat_result) -> None:
+    """Replace the settings file as a whole. It may contain secrets now: users who could not read the old table cannot read it either."""
+    now = os.stat(file)
+    mode = now.st_mode & old_table.st_mode & 0o777 | 0o600
+    new = f"{file}.new"
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(fd, "wb") as opened:
+            opened.write(text.encode())
+        if os.geteuid() == 0:
+            os.chown(new, now.st_uid, now.st_gid if mode & 0o004 else old_table.st_gid)
+        os.chmod(new, mode)
+        os.rename(new, file)
+    except BaseException:
+        os.unlink(new)
+        raise
+
+
+def print_problems(checked: CheckedSettings, file: str, text: str) -> None:
+    """One problem a line, as compilers write them: FILE:LINE: words, and below it the line itself. Those of an old table have its lines."""
+    lines = lines_by_name(text)
+    of_table = [problem for problem in checked.problems if checked.options.old_table and problem.startswith(f"{checked.options.old_table}:")]
+    words_of = [problem.removeprefix(f"{file}: ") for problem in checked.problems if problem not in of_table]
+    found = [(words, line_of_problem(words, lines, text)) for words in words_of]
+    for words, line in sorted(found, key=lambda pair: pair[1].number if pair[1] else 0):
+        if line is None:
+            print(f"{file}: {words}")
+        else:
+            print(f"{file}:{line.number}: {words}\n{line.number:>6} | {line.text}")
+    for problem in of_table:
+        print(problem)
+    sys.stdout.flush()
+    say(f"millrace: {plural(len(checked.problems), 'problem')} in {file}" + (f" and {checked.options.old_table}" if of_table else ""))
+
+
+def summary(file: str) -> str:
+    read = read_settings_file(file)
+    changed = sum(SETTING_ROWS[name].default != value for name, value in read.settings.items())
+    return f"{file}: ok, {plural(len(read.box), 'option')} and {plural(len(read.settings), 'setting')}, {changed} of them not the default"
+
+
+class ConfigLine(NamedTuple):
+    number: int
+    text: str
+
+
+def lines_by_name(text: str) -> dict[str, ConfigLine]:
+    """The line of each name in a settings file.
+
+    Names are dotted, as `read_settings_file` makes them; options of `[box]` begin with `box.`. Tables of senders and their keys
+    have the names that problems use: `[[ingest.listener]] 2`, `[[ingest.listener]] 2: port`.
+    """
+    found: dict[str, ConfigLine] = {}
+    headings: dict[str, ConfigLine] = {}
+    counts: Counter[str] = Counter()
+    table, place = "", ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if heading := _TABLE.match(line):
+            name = _dotted(heading.group(2))
+            counts[name] += 1
+            table, place = f"{name}.", f"[[{name}]] {counts[name]}" if heading.group(1) == "[[" else f"[{name}]"
+            headings[table] = ConfigLine(number, line.strip())
+            if name.startswith("ingest."):
+                found[place] = headings[table]
+        elif key := _KEY.match(line):
+            found.setdefault(table + _dotted(key.group(1)), ConfigLine(number, line.strip()))
+            found.setdefault(f"{place}: {_dotted(key.group(1))}", ConfigLine(number, line.strip()))
+    for table, line_of_table in headings.items():  # an empty table has no other line
+        if not any(name.startswith(table) for name in found):
+            found.setdefault(table.removesuffix("."), line_of_table)
+    return found
+
+
+def _dotted(key: str) -> str:
+    return ".".join(next(filter(None, part), "") for part in _PART.findall(key))
+
+
+def line_of_problem(problem: str, lines: dict[str, ConfigLine], text: str) -> ConfigLine | None:
+    """The line that a problem is about: of the names in it that the file sets, the one that comes first; else the line that TOML complained of."""
+    if at := _AT_LINE.search(problem):
+        number = int(at.group(1))
+        rows = text.splitlines()
+        return ConfigLine(number, rows[number - 1].strip()) if number <= len(rows) else None
+    places = []
+    for name, line in lines.items():
+        for spelling in _spellings(name):
+            if (place := re.search(rf"(?<![\w.-]){re.escape(spelling)}(?![\w.-]*\w)", problem)) is not None:
+                places.append((place.start(), -len(spelling), line))
+    return min(places)[2] if places else None
+
+
+def _spellings(name: str) -> list[str]:
+    """As problems name it: an option of `[box]` is `[box] kafka-port` or `--kafka-port` there."""
+    if not name.startswith("box."):
+        return [name]
+    option = name.removeprefix("box.")
+    return [f"[box] {option}", f"[box] has no option {option}", f"--{option.replace('_', '-')}"]
