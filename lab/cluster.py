@@ -165,6 +165,7 @@ class Cluster:
         disks: int = 2,
         disk_mib: int = 192,
         has_secret: bool = True,
+        senders: Mapping[str, object] | None = None,
     ) -> None:
         """`has_secret`: every box has the secret of the ensemble from the beginning."""
         numbers = range(1, boxes + 1)
@@ -183,6 +184,7 @@ class Cluster:
                 place,
                 data=[disk.log for disk in made],
                 settings={**SETTINGS, "broker.rack": f"rack{number}", **(settings or {})},
+                senders=senders,
                 broker_id=number,
                 listen=address_of(number),
                 kafka_port=KAFKA_PORT,

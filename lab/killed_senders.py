@@ -39,7 +39,7 @@ from lab.program_senders import (
 )
 from lab.reconcile import Balance, Reconciliation
 from lab.request_senders import AckingSender, ChunkSender, gelf_with_key, gelf_without_key, loki_sender, ndjson_sender
-from lab.running_box import eventually, start_box
+from lab.running_box import eventually, listener, start_box
 from lab.told_senders import Feed, Kind, Place, Promise, ToldSender
 
 ONCE, AT_LEAST_ONCE = Promise.ONCE, Promise.AT_LEAST_ONCE
@@ -104,9 +104,8 @@ class SenderSite:
         self.authority = Authority(directory)
         server = self.authority.sign("localhost", "DNS:localhost")
         self.certificate = self.authority.sign("relay.example.com")
-        table = directory / "ingest.table"
-        table.write_text("".join(_listen_line(kind, self.authority, server) for kind in KINDS))
-        self.box = start_box(directory / "box", disks=1, settings={"ingest.table.file": str(table), "ingest.syslog.partitions": PARTITIONS})
+        senders = {"listener": [_listener(kind, self.authority, server) for kind in KINDS]}
+        self.box = start_box(directory / "box", disks=1, settings={"ingest.syslog.partitions": PARTITIONS}, senders=senders)
         self._runs = 0
 
     def sender(self, kind: Kind, per_second: int) -> ToldSender:
@@ -120,11 +119,9 @@ class SenderSite:
         assert self.box.leftovers() == []
 
 
-def _listen_line(kind: Kind, authority: Authority, server: Certificate) -> str:
-    line = f"listen {kind.name} {kind.protocol} {kind.transport} :0 topic={kind.name}"
-    if kind.transport == "tls":
-        line += f" certificate={server.certificate} private-key={server.private_key} client-ca={authority.certificate}"
-    return f"{line}\n"
+def _listener(kind: Kind, authority: Authority, server: Certificate) -> dict[str, object]:
+    files = {"certificate": str(server.certificate), "private_key": str(server.private_key), "client_ca": str(authority.certificate)}
+    return listener(kind.name, kind.protocol, kind.transport, topic=kind.name, **(files if kind.transport == "tls" else {}))
 
 
 @contextmanager

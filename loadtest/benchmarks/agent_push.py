@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lab.running_box import Address, RunningBox
+from lab.running_box import Address, RunningBox, listener
 from loadtest.benchmark import Figure
 from loadtest.benchmarks.http_push import HttpPush, figures_of
 
@@ -19,12 +19,10 @@ from loadtest.benchmarks.http_push import HttpPush, figures_of
 class AgentPush(HttpPush):
     generator: ClassVar[Path] = Path(__file__).parent.parent / "generators" / "agent_sender.py"
     listener: ClassVar[str]
-    """A line of the ingest table: `listen agents PROTOCOL`."""
+    """The protocol of the listener."""
 
     def box_arguments(self, directory: Path) -> Mapping[str, Any]:
-        table = directory / "ingest.table"
-        table.write_text(f"listen agents {self.listener} tcp :0\n")
-        return {"settings": {"ingest.table.file": str(table)}}
+        return {"senders": {"listener": [listener("agents", self.listener)]}}
 
     def address(self, box: RunningBox) -> Address:
         return box.sender("agents")

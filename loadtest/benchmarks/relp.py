@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lab.running_box import RunningBox
+from lab.running_box import RunningBox, listener
 from loadtest.benchmark import Benchmark, Figure, Run, Say
 from loadtest.benchmarks.syslog_tcp import PATIENCE_SECONDS, RECORD_BYTES, await_books, read_books
 from loadtest.load_generator import Finished, LoadGenerator
@@ -49,9 +49,7 @@ class Relp(Benchmark):
         return (WARM_UP_SECONDS + self.seconds) * EXPECTED_LINES_PER_SECOND * RECORD_BYTES
 
     def box_arguments(self, directory: Path) -> Mapping[str, Any]:
-        table = directory / "ingest.table"
-        table.write_text(f"listen {LISTENER} relp tcp :0\n")
-        return {"settings": {"ingest.table.file": str(table)}}
+        return {"senders": {"listener": [listener(LISTENER, "relp")]}}
 
     def run(self, box: RunningBox, say: Say) -> Run:
         self._send(box, WARM_UP_SECONDS)

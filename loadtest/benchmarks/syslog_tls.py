@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lab.certificates import Authority
-from lab.running_box import Address, RunningBox
+from lab.running_box import Address, RunningBox, listener
 from loadtest.benchmark import Figure
 from loadtest.benchmarks.syslog_tcp import SyslogTcp
 
@@ -27,9 +27,8 @@ class SyslogTls(SyslogTcp):
 
     def box_arguments(self, directory: Path) -> Mapping[str, Any]:
         made = Authority(directory).sign("localhost", "DNS:localhost")
-        table = directory / "ingest.table"
-        table.write_text(f"listen {LISTENER} syslog tls :0 certificate={made.certificate} private-key={made.private_key}\n")
-        return {"settings": {"ingest.table.file": str(table)}}
+        tls = listener(LISTENER, "syslog", "tls", certificate=str(made.certificate), private_key=str(made.private_key))
+        return {"senders": {"listener": [tls]}}
 
     def address(self, box: RunningBox) -> Address:
         return box.sender(LISTENER)

@@ -22,7 +22,7 @@ from lab.cluster import SYSLOG_PORT, Cluster, running_cluster
 from lab.machine import address_of, why_not
 from lab.reconcile import Reconciliation
 from lab.request_senders import ChunkSender
-from lab.running_box import Address, RunningBox, eventually
+from lab.running_box import Address, RunningBox, eventually, listener
 from lab.told_senders import Feed, Place
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.deep, pytest.mark.skipif(bool(why_not()), reason=why_not())]
@@ -36,10 +36,7 @@ SETTINGS = {
     "ingest.spool.bytes": SPOOL_BYTES,
     "ingest.topic.replication.factor": 1,  # else the topic gets copies, and another leader when its own is gone
 }
-TABLE = f"""
-listen fluent fluent tcp :{FLUENT_PORT} topic=far key=host
-options syslog-udp topic=far
-"""
+LISTENERS = [listener("fluent", "fluent", port=FLUENT_PORT, topic="far", key="host"), {"name": "syslog-udp", "topic": "far"}]
 HOSTS, CHUNKS, PER_CHUNK = 12, 60, 50
 EARLY = 6
 """Hosts whose senders are there before the first death: what they bring again must wait for what is in the spool. The others fill it."""
@@ -77,8 +74,7 @@ class HostSender(ChunkSender):
 @pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("spooled")
-    (directory / "ingest.table").write_text(TABLE)
-    with running_cluster(directory, disks=1, settings={**SETTINGS, "ingest.table.file": str(directory / "ingest.table")}) as made:
+    with running_cluster(directory, disks=1, settings=SETTINGS, senders={"listener": LISTENERS}) as made:
         with made.clients():
             admin = AdminClient({"bootstrap.servers": made.bootstrap})
             admin.create_topics([NewTopic("far", 2, replica_assignment=[[2], [2]])])["far"].result(20)

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from struct import Struct
 
 from appliance.records.crc32c import crc32c
 from appliance.senders.conditions import Routable
-from appliance.senders.ingest_table import read_table
 from appliance.senders.listener import KeyKind
+from appliance.senders.old_table import convert_table, tables_text
 from appliance.senders.router import key_of
+from appliance.senders.sender_tables import read_tables
 from appliance.senders.senders_file import read_senders, write_senders
 from services.ingest.records.ingest_record import IngestRecord
 from services.ingest.replay.journal_records import Begun, Damaged, Done, Forgotten, Frames, JournalFindings, JournalledBatch, Stored, decode_all, encode
@@ -108,12 +110,14 @@ def _header_of(encoded: bytes) -> SpoolHeader:
     return header
 
 
-def fuzz_ingest_table(data: bytes) -> None:
-    """Any text is read, with its mistakes at their lines; any record finds its way by what is left."""
+def fuzz_old_table(data: bytes) -> None:
+    """Any text is converted, with its mistakes at their lines, and written as TOML; any record finds its way by what is left."""
     text = data.decode("utf-8", "replace")
-    reading = read_table(text, "t", _BOX)
+    converted = convert_table(text, "t")
+    assert tomllib.loads(tables_text(converted.tables)).get("ingest", {}) == converted.tables
+    reading = read_tables(converted.tables, "m.toml", _BOX, converted.places)
     count = len(text.splitlines())
-    for problem in reading.problems:
+    for problem in [*converted.problems, *reading.problems]:
         file, line, words = problem.split(":", 2)
         assert file == "t" and 1 <= int(line) <= count and len(words) > 10
     router = reading.router()
@@ -170,6 +174,6 @@ dead-letter -> ingest-dead-letter
 STATE_TARGETS: Targets = {
     "replay_journal": Target(fuzz_replay_journal, _journal_seeds, 768),
     "spool": Target(fuzz_spool, _spool_seeds, 768),
-    "ingest_table": Target(fuzz_ingest_table, _table_seeds, 480),
+    "old_table": Target(fuzz_old_table, _table_seeds, 480),
     "senders_file": Target(fuzz_senders_file, lambda: iter((b'[["h",1,1,0,0,2,{"malformed":2},["relp"],7]]', b"[[]]", b"{")), 256),
 }

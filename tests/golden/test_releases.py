@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from appliance.base.clock import ManualClock
 from appliance.base.model import TopicPartition
-from appliance.base.settings import read_settings_file, resolve_settings
+from appliance.base.settings import OLD_TABLE_SETTING, read_settings_file, resolve_settings
 from appliance.records.control_batch import read_end_transaction_marker
 from appliance.records.record import iterate_records
 from appliance.storage.checkpoints import LOG_START_OFFSETS, RECOVERY_POINTS
@@ -236,7 +236,8 @@ def test_the_settings_of_the_captured_box_have_no_problems(release: Path, tmp_pa
     file = read_settings_file(str(tmp_path / "millrace.toml"))
     settings, problems = resolve_settings(file.settings, "millrace.toml")
     assert file.problems == problems == []
-    assert {name: settings[name] for name in file.settings} == tomllib.loads(text)
+    named = {name: settings[name] for name in file.settings}
+    assert named | ({OLD_TABLE_SETTING: file.old_table} if file.old_table else {}) == tomllib.loads(text)
 
 
 def test_the_typical_settings_plan_the_same_systemd_units_but_for_named_differences(release: Path) -> None:
@@ -259,7 +260,8 @@ def test_a_box_starts_on_the_stored_directories_and_clients_read_what_they_read_
     expected = expected_of(release.name)
     table = stored / "ingest.table"
     table.write_text(listening_anywhere((release / "ingest.table").read_text()))
-    box = start(settings={**tomllib.loads(expected["settings_file"]), "ingest.table.file": str(table)})
+    box = start(by_command=True, settings={**tomllib.loads(expected["settings_file"]), OLD_TABLE_SETTING: str(table)})
+    assert f"moved the table of senders {table} into " in box.messages
     check_topics(box, expected, end)
     check_with_another_client(box, expected, end)
     check_coordination(box, expected, end)

@@ -1,4 +1,4 @@
-"""Lines as a session of RELP or Lumberjack brings them, numbered anew, and how many of them its answers speak of. By the names of `TABLE`'s listeners."""
+"""Lines as frames of a new session of RELP or Lumberjack, and how many of them its answers acknowledge. By the names of listeners (`PROTOCOLS`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Final
 
 import orjson
 
-TABLE: Final = "listen beats lumberjack tcp 127.0.0.1:{beats} topic={topic}\nlisten relay relp tcp 127.0.0.1:{relay} topic={topic}\n"
+PROTOCOLS: Final = {"beats": "lumberjack", "relay": "relp"}
+"""By the names of their listeners."""
 RELP_OPEN: Final = b"1 open 15 commands=syslog\n"
 _STORED = re.compile(rb"rsp 6 200 OK")
 

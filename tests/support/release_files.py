@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 from appliance.base.layout import box_name, name_disks
 from appliance.runtime.run_options import ResolvedOptions, RunOptions, resolve_options
 from appliance.runtime.unit_files import plan_units, planned_box, unit_problems
-from appliance.senders.ingest_table import TableReading, read_table
 from appliance.senders.listener import Listener
+from appliance.senders.sender_tables import TableReading, read_tables
 from appliance.senders.table_checks import box_of, read_sender_table
 from services.ingest.replay.journal_records import decode_all
 
@@ -52,7 +52,7 @@ def options_of_files(release: Path) -> ResolvedOptions:
     """The stored settings file, with the table beside it. Fails if it has problems."""
     options, problems = resolve_options(RunOptions(config=str(release / "millrace.toml")), 2)
     assert problems == []
-    return options._replace(settings={**options.settings, "ingest.table.file": str(release / "ingest.table")})
+    return options._replace(old_table=str(release / "ingest.table"))
 
 
 def plan_of_files(release: Path) -> dict[str, str]:
@@ -68,9 +68,10 @@ def plan_of_files(release: Path) -> dict[str, str]:
 def describe_table(release: Path) -> dict[str, Any]:
     """Every listener, and where each sample goes from it."""
     options = options_of_files(release)
-    reading = read_table((release / "ingest.table").read_text(), "ingest.table", box_of(options))
-    assert reading.problems == []
-    sockets = [[each.name, each.is_datagram, each.address, each.port] for each in read_sender_table(options).sockets]
+    senders = read_sender_table(options)
+    assert senders.problems == ()
+    reading = read_tables(senders.tables, "", box_of(options))
+    sockets = [[each.name, each.is_datagram, each.address, each.port] for each in senders.sockets]
     listeners = {listener.name: _describe_listener(listener) for listener in reading.listeners}
     routes = {listener.name: _describe_routes(reading, listener) for listener in reading.listeners}
     return {

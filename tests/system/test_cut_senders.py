@@ -18,8 +18,8 @@ import orjson
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from lab.running_box import Address, RunningBox, start_box
-from tests.support.numbered_frames import ENCODE, TABLE, answered, reset
+from lab.running_box import Address, RunningBox, listener, start_box
+from tests.support.numbered_frames import ENCODE, PROTOCOLS, answered, reset
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -95,10 +95,8 @@ def lines_there(box: RunningBox) -> Counter[str]:
 @pytest.fixture(params=[1, 2])
 def box(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningBox]:
     """With that many ingests."""
-    table = tmp_path / "ingest.table"
-    table.write_text(TABLE.format(beats=0, relay=0, topic="cut"))
-    settings = {"ingest.table.file": str(table), "ingest.syslog.partitions": 2}
-    made = start_box(tmp_path / "box", disks=1, ingests=request.param, settings=settings)
+    senders = {"listener": [listener(name, protocol, topic="cut") for name, protocol in PROTOCOLS.items()]}
+    made = start_box(tmp_path / "box", disks=1, ingests=request.param, settings={"ingest.syslog.partitions": 2}, senders=senders)
     yield made
     assert made.stop() == 0, made.messages
     assert made.leftovers() == []

@@ -28,7 +28,7 @@ import pytest
 from lab.certificates import Authority
 from lab.hostile_clients import raise_descriptor_limit
 from lab.reconcile import Reconciliation, balances_of
-from lab.running_box import RunningBox, eventually, proportional_kib, start_box
+from lab.running_box import RunningBox, eventually, listener, proportional_kib, start_box
 from lab.topic_documents import read_documents
 from services.ingest.protocols.http.grpc_call import EXPORT_PATH
 
@@ -52,27 +52,26 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
     raise_descriptor_limit()  # the box is our child and inherits it
     directory = tmp_path_factory.mktemp("hostile")
     server = Authority(directory).sign("localhost", "DNS:localhost")
-    table = directory / "ingest.table"
-    table.write_text(f"""
-listen slow   syslog     tcp :0 topic=slow idle-seconds=1
-listen tls    syslog     tls :0 topic=tls certificate={server.certificate} private-key={server.private_key}
-listen relp   relp       tcp :0 topic=relp
-listen fluent fluent     tcp :0 topic=fluent
-listen beats  lumberjack tcp :0 topic=beats
-listen gelf   gelf       udp :0 topic=gelf
-listen gelft  gelf       tcp :0 topic=gelf
-{"".join(f"listen {name}-1 {name} tcp :0 topic=loris idle-seconds=1 max-frame-bytes={MIB}{chr(10)}" for name in IDLE)}
-listen tls-1   syslog    tls :0 topic=loris idle-seconds=1 certificate={server.certificate} private-key={server.private_key}
-listen proxy-1 syslog    tcp :0 topic=loris idle-seconds=1 proxy=required
-""")
+    tls = {"certificate": str(server.certificate), "private_key": str(server.private_key)}
+    listeners = [
+        listener("slow", "syslog", topic="slow", idle_seconds=1),
+        listener("tls", "syslog", "tls", topic="tls", **tls),
+        listener("relp", "relp", topic="relp"),
+        listener("fluent", "fluent", topic="fluent"),
+        listener("beats", "lumberjack", topic="beats"),
+        listener("gelf", "gelf", "udp", topic="gelf"),
+        listener("gelft", "gelf", topic="gelf"),
+        *(listener(f"{name}-1", name, topic="loris", idle_seconds=1, max_frame_bytes=MIB) for name in IDLE),
+        listener("tls-1", "syslog", "tls", topic="loris", idle_seconds=1, **tls),
+        listener("proxy-1", "syslog", topic="loris", idle_seconds=1, proxy="required"),
+    ]
     settings = {
-        "ingest.table.file": str(table),
         "ingest.syslog.partitions": 1,
         "ingest.decompressed.bytes.max": INFLATED_BYTES_MAX,
         "max.connections": CONNECTIONS + 1000,
         "max.connections.per.ip": CONNECTIONS // ADDRESSES + 100,
     }
-    box = start_box(directory / "box", settings=settings)
+    box = start_box(directory / "box", settings=settings, senders={"listener": listeners})
     yield box
     box.stop()
     assert box.leftovers() == []

@@ -25,19 +25,13 @@ from opentelemetry.sdk.resources import Resource
 from pylogbeat import PyLogBeatClient
 
 from lab.certificates import Authority, Certificate
-from lab.running_box import RunningBox, start_box
+from lab.running_box import RunningBox, listener, start_box
 from lab.topic_documents import read_documents
 from tests.unit.services.ingest.test_journal_upload import entry
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
-TABLE = """
-options http acks=all
-route label.service.name=* -> otlp
-route app=sshd -> journal
-route tag=curl -> curl
-default -> syslog
-"""
+ROUTES = [{"label": {"service.name": "*"}, "topic": "otlp"}, {"app": "sshd", "topic": "journal"}, {"tag": "curl", "topic": "curl"}]
 RECORDS = 2_000
 """No more than the exporter keeps in its queue."""
 
@@ -55,9 +49,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     directory = tmp_path_factory.mktemp("http")
     authority = Authority(directory)
     server, client = authority.sign("localhost", "DNS:localhost", "IP:127.0.0.1"), authority.sign("app.example.com")
-    secure = f"certificate={server.certificate} private-key={server.private_key} client-ca={authority.certificate} client-names=*.example.com"
-    (directory / "ingest.table").write_text(f"{TABLE}listen web http tls :0 topic=tls {secure}\nlisten beats lumberjack tls :0 topic=tls {secure}\n")
-    box = start_box(directory / "box", settings={"ingest.table.file": str(directory / "ingest.table"), "ingest.syslog.partitions": 2})
+    files = {"certificate": str(server.certificate), "private_key": str(server.private_key), "client_ca": str(authority.certificate)}
+    secure = [
+        listener(name, protocol, "tls", topic="tls", client_names="*.example.com", **files) for name, protocol in (("web", "http"), ("beats", "lumberjack"))
+    ]
+    senders = {"listener": [{"name": "http", "acks": "all"}, *secure], "route": ROUTES, "default": {"topic": "syslog"}}
+    box = start_box(directory / "box", settings={"ingest.syslog.partitions": 2}, senders=senders)
     yield Site(box, authority, client)
     box.stop()
     assert box.leftovers() == []

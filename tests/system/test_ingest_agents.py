@@ -12,23 +12,22 @@ from pylogbeat import PyLogBeatClient
 
 from lab import client_packages
 from lab.reconcile import Reconciliation
-from lab.running_box import RunningBox, start_box
+from lab.running_box import RunningBox, listener, start_box
 from tests.unit.services.ingest.test_fluent_clients import send_with_npm
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
-TABLE = """
-listen fluent fluent tcp :0 topic=fluent
-listen keyed fluent tcp :0 topic=keyed shared-key=secret key=tag
-listen beats lumberjack tcp :0 topic=beats
-"""
+LISTENERS = [
+    listener("fluent", "fluent", topic="fluent"),
+    listener("keyed", "fluent", topic="keyed", shared_key="secret", key="tag"),
+    listener("beats", "lumberjack", topic="beats"),
+]
 
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
     directory = tmp_path_factory.mktemp("agents")
-    (directory / "table").write_text(TABLE)
-    box = start_box(directory / "box", settings={"ingest.table.file": str(directory / "table")})
+    box = start_box(directory / "box", senders={"listener": LISTENERS})
     yield box
     assert box.stop() == 0, box.messages
     assert box.leftovers() == []
@@ -56,9 +55,9 @@ def test_real_clients_and_every_record_is_stored_once(box: RunningBox, books: Re
     with PyLogBeatClient(beats.host, beats.port, timeout=10) as client:
         for first in range(0, 300, 100):
             client.send([{"message": f"beat {number}", "host": {"name": "web-1"}} for number in range(first, first + 100)])
-    for listener, count in sent.items():
-        balance = books.hold(listener, count)
-        assert balance.stored == count, f"{listener}: {balance}"
+    for name, count in sent.items():
+        balance = books.hold(name, count)
+        assert balance.stored == count, f"{name}: {balance}"
     found = books.hold_topics()
     assert Counter(document["message"] for document in found["fluent"]) == Counter(f"python {number}" for number in range(200))
     assert {document["tag"] for document in found["keyed"]} <= {"npm.web"}

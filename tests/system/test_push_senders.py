@@ -15,27 +15,23 @@ from elasticsearch.helpers import bulk, streaming_bulk
 from pygelf import GelfHttpHandler, GelfTcpHandler, GelfUdpHandler
 
 from lab import client_packages
-from lab.running_box import RunningBox, eventually, start_box
+from lab.running_box import RunningBox, eventually, listener, start_box
 from lab.topic_documents import read_documents
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
-TABLE = """
-listen gelfudp gelf udp :0 topic=gelf
-listen gelftcp gelf tcp :0 topic=gelf
-route label.index=* -> bulk
-route label.job=* -> loki
-route label.sourcetype=* -> events
-default -> gelf
-"""
+SENDERS = {
+    "listener": [listener("gelfudp", "gelf", "udp", topic="gelf"), listener("gelftcp", "gelf", topic="gelf")],
+    "route": [{"label": {label: "*"}, "topic": topic} for label, topic in (("index", "bulk"), ("job", "loki"), ("sourcetype", "events"))],
+    "default": {"topic": "gelf"},
+}
 MESSAGES = 40
 
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
     directory = tmp_path_factory.mktemp("push")
-    (directory / "ingest.table").write_text(TABLE)
-    box = start_box(directory / "box", settings={"ingest.table.file": str(directory / "ingest.table"), "ingest.syslog.partitions": 2})
+    box = start_box(directory / "box", settings={"ingest.syslog.partitions": 2}, senders=SENDERS)
     yield box
     box.stop()
     assert box.leftovers() == []

@@ -23,7 +23,7 @@ from confluent_kafka import Consumer, TopicPartition
 from relppy.client import RelpTCPClient, RelpTlsClient
 
 from lab.certificates import Authority, Certificate
-from lab.running_box import Address, RunningBox, eventually, start_box
+from lab.running_box import Address, RunningBox, eventually, listener, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -45,19 +45,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     directory = tmp_path_factory.mktemp("site")
     authority = Authority(directory)
     server, client = authority.sign("localhost", "DNS:localhost"), authority.sign("relay.example.com")
-    own = f"certificate={server.certificate} private-key={server.private_key}"
-    checked = f"{own} client-ca={authority.certificate} client-names=*.example.com"
-    table = directory / "ingest.table"
-    table.write_text(f"""
-listen tls     syslog tls :0 topic=tls {checked}
-listen open    syslog tls :0 topic=open {own}
-listen relp    relp   tcp :0 topic=relp
-listen relptls relp   tls :0 topic=relptls {checked}
-listen proxied syslog tcp :0 topic=proxied proxy=required proxy-from=127.0.0.0/8
-listen proxytls syslog tls :0 topic=proxytls proxy=required proxy-from=127.0.0.0/8 {own}
-listen odd     syslog tcp :0 topic=odd key=app time-zone=Asia/Tokyo max-message-bytes=600
-""")
-    box = start_box(directory / "box", settings={"ingest.table.file": str(table), "ingest.syslog.partitions": 2})
+    own = {"certificate": str(server.certificate), "private_key": str(server.private_key)}
+    checked = {**own, "client_ca": str(authority.certificate), "client_names": "*.example.com"}
+    proxied = {"proxy": "required", "proxy_from": "127.0.0.0/8"}
+    listeners = [
+        listener("tls", "syslog", "tls", topic="tls", **checked),
+        listener("open", "syslog", "tls", topic="open", **own),
+        listener("relp", "relp", topic="relp"),
+        listener("relptls", "relp", "tls", topic="relptls", **checked),
+        listener("proxied", "syslog", topic="proxied", **proxied),
+        listener("proxytls", "syslog", "tls", topic="proxytls", **proxied, **own),
+        listener("odd", "syslog", topic="odd", key="app", time_zone="Asia/Tokyo", max_message_bytes=600),
+    ]
+    box = start_box(directory / "box", settings={"ingest.syslog.partitions": 2}, senders={"listener": listeners})
     yield Site(box, authority, server, client)
     box.stop()
     assert box.leftovers() == []

@@ -13,10 +13,11 @@ import time
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from appliance.senders.old_table import tables_text
 from appliance.storage.page_cache import has_cachestat
 from lab.installed_box import DISKS, INGEST, KAFKA, SYSLOG, InstalledBox, why_not_installed
 from lab.raw_client import RawClient
-from lab.running_box import eventually
+from lab.running_box import eventually, listener
 from lab.systemd_box import why_not
 from tests.faults.hurt_box import KAFKA_STORAGE_ERROR, batch
 from tests.systemd.load_on_box import load_on
@@ -77,17 +78,17 @@ def test_a_line_that_comes_by_syslog_is_read_by_a_kafka_client_from_the_page_cac
         assert installed.metric("millrace_fetch_cold_reads_total") == cold_before, "its unit lets an acceptor ask what is in the page cache"
 
 
-def test_a_listener_of_the_table_is_a_socket_unit_from_the_next_start_on_and_as_long_as_it_is_in_the_table(installed: InstalledBox) -> None:
-    table, port = "/etc/millrace/ingest.table", 6514
-    assert installed.box.output(f"stat -c '%U:%G %a' {table}") == "root:millrace 640"
-    installed.box.output(f"cp -p {table} /tmp/table && echo 'listen relays syslog tcp :{port} topic=relayed' >>{table} && millrace ingest check {table}")
+def test_a_listener_is_a_socket_unit_from_the_next_start_on_and_as_long_as_it_is_in_the_settings(installed: InstalledBox) -> None:
+    settings, port = "/etc/millrace/millrace.toml", 6514
+    relays = tables_text({"listener": [listener("relays", "syslog", port=port, topic="relayed")]})
+    installed.box.output(f"cp -p {settings} /tmp/settings && echo '{relays}' >>{settings} && millrace config check {settings}")
     installed.box.output("millrace units apply && systemctl restart millrace.target")
     installed.await_all_active()
     with installed.box.inside(), socket.create_connection((SYSLOG[0], port)) as stream:
         stream.sendall(b"<13>1 2026-01-01T00:00:00Z host app - - - by the table\n")
     stored = 'millrace ingest status --json | grep -q \'"name": "relays".*"stored": 1,\''
     eventually(lambda: installed.box.run(stored, check=False).returncode == 0, "the line is stored", 20)
-    installed.box.output(f"cp -p /tmp/table {table} && millrace units apply && systemctl restart millrace.target")
+    installed.box.output(f"cp -p /tmp/settings {settings} && millrace units apply && systemctl restart millrace.target")
     installed.await_all_active()
     with installed.box.inside(), socket.socket() as stream:
         assert stream.connect_ex((SYSLOG[0], port)) == errno.ECONNREFUSED

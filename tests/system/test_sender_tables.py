@@ -18,27 +18,27 @@ from prometheus_client.parser import text_string_to_metric_families
 from appliance.command.finding import FoundBox
 from appliance.command.ingest_figures import gather
 from lab.reconcile import Reconciliation, balances_of
-from lab.running_box import RunningBox, environment, eventually, run_and_wait, run_arguments, start_box
+from lab.running_box import RunningBox, environment, eventually, listener, run_and_wait, run_arguments, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
-TABLE = """
-listen lines syslog tcp :0 topic=lines key=app
-listen gelf gelf udp :0
-route listener=lines severity<=err -> errors,all
-route label.job=x -> named
-route listener=gelf field.drop=yes -> gone key=field.user key-required=yes
-default -> rest
-dead-letter -> dead
-"""
+SENDERS = {
+    "listener": [listener("lines", "syslog", topic="lines", key="app"), listener("gelf", "gelf", "udp")],
+    "route": [
+        {"listener": "lines", "min-severity": "err", "topic": ["errors", "all"]},
+        {"label": {"job": "x"}, "topic": "named"},
+        {"listener": "gelf", "field": {"drop": "yes"}, "topic": "gone", "key": "field.user", "key-required": True},
+    ],
+    "default": {"topic": "rest"},
+    "dead-letter": {"topic": "dead"},
+}
 TOPICS = ("lines", "errors", "all", "gone", "rest", "dead", "named")
 
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
     directory = tmp_path_factory.mktemp("table")
-    (directory / "t").write_text(TABLE)
-    box = start_box(directory / "box", settings={"ingest.table.file": str(directory / "t")})
+    box = start_box(directory / "box", senders=SENDERS)
     yield box
     assert box.stop() == 0, box.messages
     assert box.leftovers() == []
@@ -124,14 +124,37 @@ def test_the_command_shows_the_books_and_who_is_silent_and_what_the_table_means(
     assert [sample.value for sample in samples if sample.name == "millrace_ingest_senders"] == [1]
 
 
-def test_a_start_with_a_wrong_table_names_every_line_at_once(tmp_path: Path) -> None:
-    (tmp_path / "t").write_text("listen a relp udp :0\nroute severity=loud -> x\nlisten b syslog tls :0 certificate=/no/c.pem private-key=/no/k.pem\n")
-    refused = run_and_wait(run_arguments(tmp_path, settings={"ingest.table.file": str(tmp_path / "t")}))
+def test_a_start_with_wrong_tables_names_every_mistake_at_once(tmp_path: Path) -> None:
+    tls = {"certificate": "/no/c.pem", "private_key": "/no/k.pem"}
+    senders = {"listener": [listener("a", "relp", "udp"), listener("b", "syslog", "tls", **tls)], "route": [{"severity": "loud", "topic": "x"}]}
+    refused = run_and_wait(run_arguments(tmp_path, senders=senders))
     assert refused.returncode == 2 and refused.stdout == ""
-    told = [line.strip() for line in refused.stderr.splitlines() if f"{tmp_path}/t:" in line]
-    assert [line.partition(f"{tmp_path}/t:")[2].split(":")[0] for line in told] == ["1", "2", "3", "3"], refused.stderr
-    checked = subprocess.run(
-        [sys.executable, "-P", "-c", "from appliance.command.main import main; main()", "ingest", "check", str(tmp_path / "t")],
-        env={**os.environ, **environment()}, capture_output=True, text=True, timeout=30, check=False,
-    )  # fmt: skip
-    assert checked.returncode == 1 and len(checked.stdout.splitlines()) == 4
+    file = tmp_path / "millrace.toml"
+    told = [line.partition(f"{file}: ")[2].partition(": ")[0] for line in refused.stderr.splitlines() if f"{file}: " in line]
+    assert told == ["[[ingest.listener]] 1", "[[ingest.route]] 1", "[[ingest.listener]] 2", "[[ingest.listener]] 2"], refused.stderr
+    checked = run_command(tmp_path, "config", "check", str(file))
+    assert checked.returncode == 1 and [line.split(":")[1] for line in checked.stdout.splitlines()[::2]] == [str(n) for n in LINES_OF_MISTAKES], checked.stdout
+
+
+LINES_OF_MISTAKES = (3, 12, 13, 16)
+
+
+def test_a_start_moves_the_table_of_release_0_1_into_the_settings_file(tmp_path: Path) -> None:
+    (tmp_path / "ingest.table").write_text("listen old syslog tcp :0 topic=old\n")
+    (tmp_path / "ingest.table").chmod(0o640)
+    box = start_box(tmp_path, by_command=True, disks=1, settings={"ingest.table.file": str(tmp_path / "ingest.table")})
+    try:
+        with socket.create_connection(box.sender("old")) as sender:
+            sender.sendall(b"<13>1 - host app - - - by the old table\n")
+        eventually(lambda: balances_of(box)["old"].stored == 1, "the line is stored")
+        assert f"moved the table of senders {tmp_path}/ingest.table into {tmp_path}/millrace.toml" in box.messages
+        assert not (tmp_path / "ingest.table").exists() and (tmp_path / "ingest.table.converted").exists()
+        settings = tmp_path / "millrace.toml"
+        assert 'name = "old"' in settings.read_text() and "ingest.table.file" not in settings.read_text() and settings.stat().st_mode & 0o777 == 0o640
+    finally:
+        assert box.stop() == 0
+
+
+def run_command(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-c", "from appliance.command.main import main; main()", *arguments]
+    return subprocess.run(command, cwd=directory, env={**os.environ, **environment()}, capture_output=True, text=True, timeout=30, check=False)
