@@ -79,6 +79,7 @@ install_here() {
     keep_settings_with "$version"
     switch_to "$version" || exit 1
     [ -n "$WAITS_FOR" ] || remove_old_releases
+    if grep -q '^"\?ingest\.table\.file' "$SETTINGS_FILE"; then remark "listeners and routes are in a table of release 0.1; sudo millrace config convert $SETTINGS_FILE moves them into the settings"; fi
     report "$version"
 }
 
@@ -141,7 +142,6 @@ install_packages_of_system() {
 check_with_release() {
     local release=$PREFIX/releases/$1
     "$release/.venv/bin/millrace" config check "$EFFECTIVE_SETTINGS" >"$SCRATCH/checked" 2>&1 || { cat "$SCRATCH/checked" >&2; die "the settings are not what release $1 can run with; nothing was switched"; }
-    check_table_with "$release"
     box_is_active && return
     "$release/.venv/bin/python" -P -c '
 import os, sys
@@ -151,14 +151,6 @@ problems = machine_problems(resolve_options(RunOptions(config=sys.argv[1]), os.c
 print(*problems, sep="\n", end="\n" if problems else "")
 sys.exit(bool(problems))
 ' "$EFFECTIVE_SETTINGS" >&2 || die "the box does not fit this machine; nothing was switched"
-}
-
-# check_table_with RELEASE: the table of listeners and routes that somebody has written, if the settings name one.
-check_table_with() {
-    local table
-    table=$(sed -nE 's/^"?ingest\.table\.file"? *= *"([^"]+)".*/\1/p' "$EFFECTIVE_SETTINGS")
-    if [ -z "$table" ] || [ ! -e "$table" ]; then return 0; fi
-    "$1/.venv/bin/millrace" ingest check --config "$EFFECTIVE_SETTINGS" "$table" >"$SCRATCH/checked" || { cat "$SCRATCH/checked" >&2; die "the table of senders is not what this release can run with; nothing was switched"; }
 }
 
 # keep_settings_with VERSION: what this installation would write as settings is kept with the release.

@@ -56,9 +56,11 @@ place() {
     PLACED[$path]=$wanted
 }
 
-# replace_file SOURCE PATH: whole, or not at all.
+# replace_file SOURCE PATH: whole, or not at all. Its mode and group stay: settings may hold secrets.
 replace_file() {
-    mkdir -p "${2%/*}" && install -m 0644 "$1" "$2.part" && mv -f "$2.part" "$2"
+    local mode=0644 group=
+    if [ -e "$2" ]; then mode=$(stat -c %a "$2") group=$(stat -c %g "$2"); fi
+    mkdir -p "${2%/*}" && install -m "$mode" ${group:+-g "$group"} "$1" "$2.part" && mv -f "$2.part" "$2"
 }
 
 # remove_gone_files: what an earlier release placed and this one does not.

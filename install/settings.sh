@@ -50,9 +50,7 @@ write_settings() {
 # "log.flush.policy" = "os" # "ack": what is acknowledged survives a power cut
 # "num.partitions" = 1 # of a topic that is created without saying how many
 $(rack_line)
-
-# Senders beside syslog and HTTP (TLS, RELP, Fluent, Beats …), and which topic takes what: a line each in this file.
-"ingest.table.file" = "${SETTINGS_FILE%/*}/ingest.table"
+$(old_table_lines)
 
 [box]
 # Log directories, one for each disk, each on a file system of its own.
@@ -75,7 +73,29 @@ advertise = "$ADVERTISE"
 
 # Several boxes that are one cluster: a number for each, and the addresses of the three that run a member of the ZooKeeper ensemble (docs/cluster.md).
 $(cluster_lines)
+
+# Senders beside syslog and HTTP (TLS, RELP, Fluent, Beats …), and which topic takes what (docs/senders.md). Examples:
+# [[ingest.listener]]
+# name = "relays"
+# protocol = "relp" # or syslog, fluent, lumberjack, gelf, http
+# transport = "tcp" # or udp (syslog, gelf), tls (with certificate and private-key)
+# port = 2514
+
+# [[ingest.listener]]
+# name = "http" # options of a built-in listener: syslog-tcp, syslog-udp, http
+# token = "SECRET" # then: chown root:$SYSTEM_USER $SETTINGS_FILE; chmod 640 $SETTINGS_FILE
+
+# [[ingest.route]]
+# facility = ["auth", "authpriv"] # or min-severity, severity, app, host, tag, listener, label.NAME, field.PATH
+# topic = "security"
 SETTINGS
+}
+
+# old_table_lines: where listeners and routes of release 0.1 are, until `millrace config convert` moves them into this file.
+old_table_lines() {
+    if [ ! -e "${SETTINGS_FILE%/*}/ingest.table" ]; then return; fi
+    printf '\n# Listeners and routes as release 0.1 had them; sudo millrace config convert %s moves them into this file.\n' "$SETTINGS_FILE"
+    echo "\"ingest.table.file\" = \"${SETTINGS_FILE%/*}/ingest.table\""
 }
 
 # Not set, they stand there as examples.

@@ -46,7 +46,6 @@ activate() {
     [ -z "$BUILT" ] || CHANGED_FILES+=("$release")
     write_record || return 1
     apply_system_files || return 1
-    place_table "$release" || return 1
     make_directories || return 1
     place_secret || return 1
     link_command || return 1

@@ -42,14 +42,6 @@ acl_drop_in() {
     printf '[Service]\n# This release knows no ACLs, and one that does has been here. An upgrade removes this file.\nEnvironment=JAVA_TOOL_OPTIONS=-Dzookeeper.skipACL=yes\n'
 }
 
-# place_table RELEASE: the table of listeners and routes, with examples alone, where there is none. What somebody wrote into one is never touched.
-place_table() {
-    local path=${SETTINGS_FILE%/*}/ingest.table
-    if [ -e "$path" ] || [ ! -f "$1/install/ingest.table" ]; then return 0; fi
-    mkdir -p "${path%/*}" && install -m 0640 -g "$SYSTEM_USER" "$1/install/ingest.table" "$path.part" && mv -f "$path.part" "$path" || return 1
-    did "wrote $path"
-}
-
 # place_secret: the secret of the ensemble, for the service alone. One that is there stays.
 place_secret() {
     local path=$STATE_DIRECTORY/zookeeper.secret
