@@ -136,7 +136,7 @@ def test_a_start_with_wrong_tables_names_every_mistake_at_once(tmp_path: Path) -
     assert checked.returncode == 1 and [line.split(":")[1] for line in checked.stdout.splitlines()[::2]] == [str(n) for n in LINES_OF_MISTAKES], checked.stdout
 
 
-LINES_OF_MISTAKES = (3, 12, 13, 16)
+LINES_OF_MISTAKES = (5, 13, 14, 17)
 
 
 def test_a_start_moves_the_table_of_release_0_1_into_the_settings_file(tmp_path: Path) -> None:
