@@ -18,6 +18,7 @@ from pathlib import Path
 
 from appliance.pipeline.spark_session import spark_java_home
 from lab.running_box import ROOT
+from lab.spark_classes import SHORT_LIVED
 
 START_SECONDS = 90.0
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
@@ -53,13 +54,14 @@ class SparkCluster:
     @property
     def environment(self) -> dict[str, str]:
         """Of every process here: no checkout on the path, no box's runtime directory."""
-        kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
+        kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR", "SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS") if name in os.environ}
         home = str(Path(next(path for path in site.getsitepackages() if (Path(path) / "pyspark").exists())) / "pyspark")
         return kept | {
             "SPARK_HOME": home,
             "JAVA_HOME": spark_java_home(),
             "PYSPARK_PYTHON": str(self.python),
             "SPARK_NO_DAEMONIZE": "1",
+            "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
             "SPARK_LOCAL_IP": "127.0.0.1",
             "XDG_RUNTIME_DIR": str(self.directory / "runtime"),
             "HOME": str(self.directory),
@@ -84,7 +86,8 @@ class SparkCluster:
     def submit(self, job: Path, *arguments: str, settings: Sequence[str] = (), seconds: float = 240.0) -> str:
         """`spark-submit` as people call it. What the job printed."""
         command = [f"{self.environment['SPARK_HOME']}/bin/spark-submit", "--master", self.master, "--py-files", str(self.packed)]
-        options = ("spark.driver.host=127.0.0.1", "spark.ui.enabled=false", "spark.executor.memory=512m", *settings)
+        executors = f"spark.executor.extraJavaOptions={os.environ.get('SPARK_SUBMIT_OPTS', SHORT_LIVED)}"
+        options = ("spark.driver.host=127.0.0.1", "spark.ui.enabled=false", "spark.executor.memory=512m", executors, *settings)
         command += [part for option in options for part in ("--conf", option)]
         done = subprocess.run(
             [*command, str(job), *arguments],

@@ -14,8 +14,6 @@ from appliance.base.errors import ConfigurationProblems
 from appliance.pipeline.spark_session import RunningSpark, SessionOptions, spark_java_home, start_spark
 
 CORES = 2
-SHORT_LIFE = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
-"""Not worth compiling well for: seconds less until the first answer."""
 _running: RunningSpark | None = None
 
 
@@ -36,7 +34,7 @@ def the_spark() -> RunningSpark:
     global _running
     if _running is None:
         log = Path(tempfile.mkdtemp(prefix="millrace-tests-spark-")) / "spark.log"
-        _running = start_spark(SessionOptions("millrace-tests", f"local[{CORES}]", log=log, settings=SHORT_LIFE))
+        _running = start_spark(SessionOptions("millrace-tests", f"local[{CORES}]", log=log))
     return _running
 
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from lab.running_box import RunningBox, start_box
+from lab.spark_classes import use_archive
 
 # Hooks of pytest's, which finds them here.
 from tests.support.failed_tests import pytest_runtest_logreport, pytest_runtest_protocol  # noqa: F401
@@ -41,6 +42,8 @@ settings.load_profile("deep" if DEEP else "fast")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["PATH"] = f"{ROOT}/.venv/peers/bin:{os.environ.get('PATH', '')}"
+
+use_archive()
 
 
 LONGEST = (

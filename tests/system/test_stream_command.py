@@ -19,7 +19,7 @@ from appliance.runtime.parent_death import die_with_parent
 from lab.committed_reads import read_committed
 from lab.minute_records import MinuteRecords, counted, make_topic, rows_below
 from lab.running_box import ROOT, RunningBox, environment, eventually
-from lab.spark_session import SHORT_LIFE, why_no_spark
+from lab.spark_session import why_no_spark
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(why_no_spark()), reason=why_no_spark())]
 
@@ -38,7 +38,6 @@ class StreamProcess:
         self.out = out
         self._said = open(out.parent / "said", "ab")
         command = [*MILLRACE, "stream", "log", "--to", str(out), "--every", "1 second", "--bootstrap", box.bootstrap, *options]
-        command += [part for name, value in SHORT_LIFE.items() for part in ("--spark", f"{name}={value}")]
         self.process = subprocess.Popen(command, cwd=ROOT, env=environment() | {"TMPDIR": str(out.parent)}, stdin=subprocess.DEVNULL,
                                         stdout=self._said, stderr=self._said, preexec_fn=partial(die_with_parent, os.getpid()))  # fmt: skip
 
