@@ -201,6 +201,9 @@ run() {
 }
 
 SKIPPED=()
+FAILED=()
+RESULTS=()
+LOGS=()
 
 # Senders and clients that tests talk to. They are unpacked under .venv/peers, not installed: rsyslog and syslog-ng exclude each other on one
 # Debian system, and a system's own syslog daemon is not ours to replace.
@@ -243,20 +246,35 @@ wrap_peers() {
     done
 }
 
-# beside FUNCTION ARGUMENT…: in the background, since it waits for a network most of the time; `join` waits for it. What it says, and what it has to
-# skip, is told then.
+# beside FUNCTION ARGUMENT…: run it in the background; `join` waits for it, prints its output, and adds what it skipped, passed and failed to ours.
 beside() {
     BESIDE=$VENV/beside-$1
     mkdir -p "$VENV"
-    { SKIPPED=(); "$@" </dev/null || true; [ ${#SKIPPED[@]} = 0 ] || printf '%s\n' "${SKIPPED[@]}" >"$BESIDE.skipped"; } >"$BESIDE.log" 2>&1 9<&- & BESIDE_PID=$!
+    { SKIPPED=() RESULTS=() FAILED=() LOGS=(); "$@" </dev/null || true; tell_found >"$BESIDE.found"; } >"$BESIDE.log" 2>&1 9<&- & BESIDE_PID=$!
+}
+
+tell_found() {
+    local each
+    for each in "${SKIPPED[@]}"; do printf 'skipped %s\n' "$each"; done
+    for each in "${RESULTS[@]}"; do printf 'passed %s\n' "$each"; done
+    for each in "${FAILED[@]}"; do printf 'failed %s\n' "$each"; done
+    for each in "${LOGS[@]}"; do printf 'log %s\n' "$each"; done
 }
 
 join() {
-    local line
+    local kind value
     wait "$BESIDE_PID" || true
     cat "$BESIDE.log" >&2
-    if [ -f "$BESIDE.skipped" ]; then while read -r line; do SKIPPED+=("$line"); done <"$BESIDE.skipped"; fi
-    rm -f "$BESIDE.log" "$BESIDE.skipped"
+    [ -f "$BESIDE.found" ] || echo "failed ${BESIDE##*/}" >"$BESIDE.found" # it was killed
+    while read -r kind value; do
+        case $kind in
+            skipped) SKIPPED+=("$value") ;;
+            passed) RESULTS+=("$value") ;;
+            failed) FAILED+=("$value") ;;
+            log) LOGS+=("$value") ;;
+        esac
+    done <"$BESIDE.found"
+    rm -f "$BESIDE.log" "$BESIDE.found"
 }
 
 # Commands that tests call, each with the Debian packages that bring it; installed where one is missing and this user may install.
@@ -283,6 +301,7 @@ clients_and_judges() {
     "$VENV/bin/python" -c 'from appliance.pipeline.spark_session import spark_java_home; spark_java_home()' 2>/dev/null || apt_install openjdk-17-jre-headless || true # a Java for ZooKeeper may be too old for Spark
     "$VENV/bin/python" -m lab.client_packages || SKIPPED+=("JavaScript and Java clients, Kafka: they could not be fetched")
     "$VENV/bin/python" -m tests.judges install kafka-python || SKIPPED+=("kafka-python's integration tests: they could not be fetched")
+    "$VENV/bin/python" -m lab.spark_classes || say "the Java classes of Spark could not be archived; tests that start Spark take longer"
     # This one takes minutes to build.
     [ -z "$1" ] || "$VENV/bin/python" -m tests.judges install librdkafka || SKIPPED+=("librdkafka's test suite: it could not be fetched or built (gcc, g++, make, npm)")
 }
@@ -295,10 +314,6 @@ use_real_temporary_directory() {
         case $(stat -f -c %T "$place") in tmpfs | ramfs) ;; *) export TMPDIR=$place; return ;; esac
     done
 }
-
-FAILED=()
-RESULTS=()
-LOGS=()
 
 # step NAME COMMAND…: runs it, keeps its output under .venv/log, and goes on when it fails: one run shows everything.
 step() {
@@ -325,6 +340,19 @@ skips() {
 # pytest with 5 ("nothing selected") not a failure.
 # shellcheck disable=SC2329  # called through `step`
 tests() { "$VENV/bin/python" -m pytest -q -rs "$@" || [ $? = 5 ]; }
+
+# Files of tests side by side. A worker that dies is not replaced: the next one would begin with the test that it died of, and pytest then waits for ever.
+SIDE_BY_SIDE=(--dist loadfile --no-loadscope-reorder --max-worker-restart 0)
+
+# tests_that_compute WORKERS: the fast and slow ones, then those of Spark, in two processes, each with one JVM, whatever the machine has: a session costs
+# seconds, and waits half of its time.
+# shellcheck disable=SC2329  # called through `beside`
+tests_that_compute() {
+    renice -n 5 "$BASHPID" >/dev/null || true
+    step "fast and slow tests" tests -n "$1" "${SIDE_BY_SIDE[@]}" -m "not system and not alone and not spark"
+    kill -0 $$ 2>/dev/null || return # the run was interrupted
+    step "tests of Spark" tests -n 2 "${SIDE_BY_SIDE[@]}" --word spark -m spark
+}
 
 # shellcheck disable=SC2329  # called through `step`
 check_form() { ruff check . && ruff format --check .; }
@@ -365,13 +393,7 @@ run_tests() {
     step layers lint-imports --no-logo
     join
     unlock
-    # Files of tests side by side, one for each processor, four at most (they are real processes, and some measure); what is marked `alone` comes after that.
-    local workers
-    workers=$(nproc)
-    # A worker that dies is not replaced: the next one would begin with the test that it died of, and pytest then waits for ever.
-    local side_by_side=(--dist loadfile --no-loadscope-reorder --max-worker-restart 0)
-    local several=(-n "$((workers < 4 ? workers : 4))" "${side_by_side[@]}")
-    # Fuzzers take what processor time nobody else wants, at most a minute for each target, until the end; but nothing while times are held.
+    # Fuzzers run in idle processor time (SCHED_IDLE), at most a minute for each target, and stop while the tests that check times run alone.
     # The same inputs each time: what chance finds is for a campaign of its own, and would fail a change that has nothing to do with it.
     # A process group of their own, to be stopped as one, but not a session (setsid): Linux gives each session the same share of the processors (autogroup),
     # however idle it is, so they would have up to half of them.
@@ -381,10 +403,12 @@ run_tests() {
     set +m
     # shellcheck disable=SC2064  # as it is now
     trap "kill -KILL -- -$fuzzers 2>/dev/null || true" EXIT # a stopped group would not hear another signal
-    step "fast and slow tests" tests "${several[@]}" -m "not system and not alone and not spark"
-    step "system tests" tests "${several[@]}" --word mark.system -m "system and not alone and not spark"
-    # Two processes, each with one JVM, whatever the machine has: a session costs ten seconds, and waits half of its time.
-    step "tests of Spark" tests -n 2 "${side_by_side[@]}" --word spark -m spark
+    # System tests wait for processes half of their time. The others use that time, at a lower priority, so that the boxes of system tests react as usual.
+    local processors
+    processors=$(nproc)
+    beside tests_that_compute "$((processors < 4 ? processors : 4))"
+    step "system tests" tests -n "$((processors < 3 ? processors + 1 : 4))" "${SIDE_BY_SIDE[@]}" --word mark.system -m "system and not alone and not spark"
+    join
     kill -STOP -- "-$fuzzers" 2>/dev/null || true
     step "tests alone" tests --word mark.alone -m alone
     kill -CONT -- "-$fuzzers" 2>/dev/null || true
