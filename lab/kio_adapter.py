@@ -1,6 +1,6 @@
 """Every API by kio, from Kafka's own schemas: what our codecs are held against, and what raw clients of tests and load tests speak.
 
-No process of a box uses it, for kio costs 20 MB; the command's client has its own way to kio (`appliance/client/messages.py`). Messages are kio's frozen
+kio belongs to the tests; neither the processes of a box nor the command use it. Messages are kio's frozen
 dataclasses (`kio.schema.<api>.v<version>`, error codes as `kio.schema.errors.ErrorCode`); nothing reaches kio's decoder before `kio_bounds` has looked
 at it. Weak spots: kio's encoder is slow (10-50 µs a message); its decoder refuses unknown tagged fields, which KIP-482 says to skip; its schemas are
 Kafka 4's, so versions that Kafka 4 dropped (Produce 0-2, CreateTopics 0-1, …) are unknown to it.
@@ -8,8 +8,10 @@ Kafka 4's, so versions that Kafka 4 dropped (Produce 0-2, CreateTopics 0-1, …)
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import io
-from typing import Any, Final
+from typing import Any, Final, get_args, get_type_hints
 
 from appliance.base.errors import ProtocolViolation
 from appliance.protocol.kio_bounds import check_bounds
@@ -69,6 +71,31 @@ def encode(message: Any) -> bytes:
     out = io.BytesIO()
     entity_writer(type(message))(out, message)
     return out.getvalue()
+
+
+def build(message_class: Any, values: dict[str, Any]) -> Any:
+    """An instance of a kio class from those of `values` that its version has: nested dictionaries and lists, durations in milliseconds."""
+    from kio.schema.errors import ErrorCode
+
+    hints = get_type_hints(message_class)
+    arguments = {}
+    for field in dataclasses.fields(message_class):
+        if field.name not in values:
+            continue
+        value = values[field.name]
+        hint = hints[field.name]
+        candidates = [argument for part in (hint, *get_args(hint)) for argument in (part, *get_args(part))]
+        nested = next((candidate for candidate in candidates if dataclasses.is_dataclass(candidate)), None)
+        if nested is not None and value is not None:
+            value = tuple(build(nested, item) for item in value)
+        elif isinstance(value, list):
+            value = tuple(value)
+        elif str(field.metadata.get("kafka_type", "")).startswith("timedelta"):
+            value = datetime.timedelta(milliseconds=value)
+        elif field.name == "error_code":
+            value = ErrorCode(value)
+        arguments[field.name] = value
+    return message_class(**arguments)
 
 
 def _decode(message_class: type[Any], body: Buffer) -> Any:

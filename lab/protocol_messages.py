@@ -28,7 +28,7 @@ FAILURE = ERROR_CODE.filter(bool)
 
 _WALL_ZERO = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
-_NAMED = {"error_code": ERROR_CODE, "retention_time_ms": WALL_MS, "transaction_start_time_ms": WALL_MS}
+_NAMED = {"error_code": ERROR_CODE, "log_append_time_ms": WALL_MS, "retention_time_ms": WALL_MS, "transaction_start_time_ms": WALL_MS}
 """Fields that kio keeps as something with bounds of its own."""
 
 

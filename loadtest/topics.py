@@ -11,8 +11,9 @@ from typing import Protocol
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import TopicPartition
 from appliance.client.address import Address
-from appliance.client.admin import LATEST_TIMESTAMP, create_topic, delete_topic, list_offsets
+from appliance.client.admin import create_topic, delete_topic, list_offsets
 from appliance.client.cluster import ClusterClient
+from appliance.protocol.offset_apis import LATEST_TIMESTAMP
 from lab.running_box import Address as Listener
 
 KNOWN_SECONDS = 10.0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import BrokerId, Offset, TopicPartition, topic_name_problem
 from appliance.client.cluster import ClusterClient
+from appliance.client.coordinator import by_topic
 from appliance.client.errors import ClientFailed, is_retriable, refused
 from appliance.client.messages import (
     CREATE_PARTITIONS,
@@ -17,16 +18,34 @@ from appliance.client.messages import (
     DESCRIBE_CONFIGS,
     INCREMENTAL_ALTER_CONFIGS,
     LIST_OFFSETS,
-    Api,
+    Answered,
+    Asked,
+    ClientApi,
 )
 from appliance.client.metadata import PartitionMetadata, TopicMetadata
+from appliance.protocol.config_apis import (
+    ConfigSource,
+    ConfigToAlter,
+    DescribeConfigsRequest,
+    DescribedConfig,
+    IncrementalAlterConfigsRequest,
+    ResourceToAlter,
+    ResourceToDescribe,
+    ResourceType,
+)
+from appliance.protocol.offset_apis import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+from appliance.protocol.topic_apis import CreatableTopic, CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest, TopicConfig, TopicToGrow
 
-LATEST_TIMESTAMP = -1
-EARLIEST_TIMESTAMP = -2
 ADMIN_TIMEOUT_MS = 30_000
-TOPIC_RESOURCE = 2
-SET_ON_TOPIC = 1
-"""The source of a value that was set on the topic itself (KIP-226)."""
 SET_VALUE, DELETE_VALUE = 0, 1
 """Operations of IncrementalAlterConfigs (KIP-339)."""
 
@@ -38,7 +57,7 @@ class FoundOffset(NamedTuple):
     timestamp: int
 
 
-class PartitionDescription(NamedTuple):
+class DescribedPartition(NamedTuple):
     """A partition and its log; the offsets are None while it has no leader to tell them."""
 
     metadata: PartitionMetadata
@@ -46,49 +65,50 @@ class PartitionDescription(NamedTuple):
     end_offset: Offset | None
 
 
-class TopicDescription(NamedTuple):
+class DescribedTopic(NamedTuple):
     topic: TopicMetadata
-    partitions: tuple[PartitionDescription, ...]
+    partitions: tuple[DescribedPartition, ...]
 
 
 def create_topic(cluster: ClusterClient, name: str, *, partitions: int | None = None, replication_factor: int | None = None,
                  configs: dict[str, str] | None = None) -> None:  # fmt: skip
     """Returns when the topic is there. None means the cluster's default."""
-    topic = {
-        "name": name,
-        "num_partitions": -1 if partitions is None else partitions,
-        "replication_factor": -1 if replication_factor is None else replication_factor,
-        "assignments": [],
-        "configs": [{"name": key, "value": value} for key, value in (configs or {}).items()],
-    }
-    values = {"topics": [topic], "timeout": ADMIN_TIMEOUT_MS, "validate_only": False}
+    topic = CreatableTopic(
+        name,
+        -1 if partitions is None else partitions,
+        -1 if replication_factor is None else replication_factor,
+        configs=tuple(TopicConfig(key, value) for key, value in (configs or {}).items()),
+    )
     doing = f"create topic {name!r}"
     if problem := topic_name_problem(name):
         raise RequestRefused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"could not {doing}: {problem}")
-    _ask_controller(cluster, CREATE_TOPICS, values, "topics", doing)
+    _ask_controller(cluster, CREATE_TOPICS, CreateTopicsRequest((topic,), ADMIN_TIMEOUT_MS), lambda body: body.topics, doing)
 
 
 def delete_topic(cluster: ClusterClient, name: str) -> None:
     """Returns when the topic is gone for clients; its files follow."""
-    values = {"topic_names": [name], "timeout": ADMIN_TIMEOUT_MS}
-    _ask_controller(cluster, DELETE_TOPICS, values, "responses", f"delete topic {name!r}")
+    request = DeleteTopicsRequest(topic_names=(name,), timeout_ms=ADMIN_TIMEOUT_MS)
+    _ask_controller(cluster, DELETE_TOPICS, request, lambda body: body.topics, f"delete topic {name!r}")
     cluster.latest.topics.pop(name, None)
 
 
 def add_partitions(cluster: ClusterClient, name: str, count: int, validate_only: bool = False) -> None:
     """Make the topic have `count` partitions, which must be more than it has. Records stay where they are; keys may go elsewhere from now on.
     With `validate_only` the broker says only whether it would."""
-    topic = {"name": name, "count": count, "assignments": None}
-    values = {"topics": [topic], "timeout": ADMIN_TIMEOUT_MS, "validate_only": validate_only}
-    _ask_controller(cluster, CREATE_PARTITIONS, values, "results", f"give topic {name!r} {count} partitions")
+    request = CreatePartitionsRequest((TopicToGrow(name, count),), ADMIN_TIMEOUT_MS, validate_only)
+    _ask_controller(cluster, CREATE_PARTITIONS, request, lambda body: body.results, f"give topic {name!r} {count} partitions")
 
 
 def alter_topic_settings(cluster: ClusterClient, name: str, values: dict[str, str], unset: Iterable[str]) -> None:
     """Set some settings of a topic and take others back to their default: all of them or, if one is refused, none."""
-    configs = [{"name": key, "config_operation": SET_VALUE, "value": value} for key, value in values.items()]
-    configs += [{"name": key, "config_operation": DELETE_VALUE, "value": None} for key in unset]
-    resource = {"resource_type": TOPIC_RESOURCE, "resource_name": name, "configs": configs}
-    _ask_controller(cluster, INCREMENTAL_ALTER_CONFIGS, {"resources": [resource], "validate_only": False}, "responses", f"alter topic {name!r}")
+    request = altered_configs(ResourceType.TOPIC, name, values, unset)
+    _ask_controller(cluster, INCREMENTAL_ALTER_CONFIGS, request, lambda body: body.responses, f"alter topic {name!r}")
+
+
+def altered_configs(resource_type: ResourceType, name: str, values: Mapping[str, str], unset: Iterable[str]) -> IncrementalAlterConfigsRequest:
+    configs = [ConfigToAlter(key, SET_VALUE, value) for key, value in values.items()]
+    configs += [ConfigToAlter(key, DELETE_VALUE) for key in unset]
+    return IncrementalAlterConfigsRequest((ResourceToAlter(resource_type, name, tuple(configs)),))
 
 
 class TopicSettings(NamedTuple):
@@ -100,28 +120,41 @@ class TopicSettings(NamedTuple):
 
 def topic_settings(cluster: ClusterClient, name: str) -> TopicSettings:
     """Any broker knows them."""
-    resource = {"resource_type": TOPIC_RESOURCE, "resource_name": name, "configuration_keys": None}
     brokers = cluster.metadata([]).brokers
     if not brokers:
         raise RequestRefused(ErrorCode.BROKER_NOT_AVAILABLE, f"could not read the settings of topic {name!r}: no broker is registered at the moment")
-    body = cluster.ask_broker(min(brokers), DESCRIBE_CONFIGS, {"resources": [resource]})
+    configs = describe_configs(cluster, min(brokers), ResourceToDescribe(ResourceType.TOPIC, name), f"read the settings of topic {name!r}")
+    own = {config.name: config.value or "" for config in configs if config.config_source == ConfigSource.TOPIC}
+    return TopicSettings(frozenset(config.name for config in configs), dict(sorted(own.items())))
+
+
+def describe_configs(cluster: ClusterClient, broker_id: BrokerId, resource: ResourceToDescribe, doing: str) -> list[DescribedConfig]:
+    body = cluster.ask_broker(broker_id, DESCRIBE_CONFIGS, DescribeConfigsRequest((resource,)))
     for result in body.results:
         if result.error_code != ErrorCode.NONE:
-            raise refused(int(result.error_code), f"read the settings of topic {name!r}", result.error_message)
-    configs = [config for result in body.results for config in result.configs]
-    own = {str(config.name): str(config.value or "") for config in configs if config.config_source == SET_ON_TOPIC}
-    return TopicSettings(frozenset(str(config.name) for config in configs), dict(sorted(own.items())))
+            raise refused(result.error_code, doing, result.error_message)
+    return [config for result in body.results for config in result.configs]
 
 
-def _ask_controller(cluster: ClusterClient, api: Api, values: dict[str, Any], results: str, doing: str) -> None:
+class _AdminResult(Protocol):
+    @property
+    def error_code(self) -> int: ...
+
+    @property
+    def error_message(self) -> str | None: ...
+
+
+def _ask_controller(
+    cluster: ClusterClient, api: ClientApi[Asked, Answered], request: Asked, results_of: Callable[[Answered], Sequence[_AdminResult]], doing: str
+) -> None:
     """One topic's worth of an admin request, tried again while the controller moves or restarts."""
     backoff = cluster.backoff()
     while True:
         try:
-            body = cluster.ask_controller(api, values, timeout_ms=ADMIN_TIMEOUT_MS + 5_000)
-            for result in getattr(body, results):
+            body = cluster.ask_controller(api, request, timeout_ms=ADMIN_TIMEOUT_MS + 5_000)
+            for result in results_of(body):
                 if result.error_code != ErrorCode.NONE:
-                    raise refused(int(result.error_code), doing, getattr(result, "error_message", None))
+                    raise refused(result.error_code, doing, result.error_message)
             return
         except RequestRefused as error:
             # The admin APIs answer for good, except while there is no controller to answer: the topic is unknown, it is not "unknown yet".
@@ -186,19 +219,16 @@ def _by_leader(cluster: ClusterClient, partitions: Iterable[TopicPartition]) -> 
 def _ask_leader(
     cluster: ClusterClient, leader: BrokerId, partitions: list[TopicPartition], timestamp: int, isolation_level: int
 ) -> dict[TopicPartition, FoundOffset | Exception]:
-    by_topic: dict[str, list[dict[str, int]]] = {}
-    for partition in partitions:
-        by_topic.setdefault(partition.topic, []).append({"partition_index": partition.partition, "timestamp": timestamp})
-    topics = [{"name": name, "partitions": asked} for name, asked in by_topic.items()]
-    body = cluster.ask_broker(leader, LIST_OFFSETS, {"replica_id": -1, "isolation_level": isolation_level, "topics": topics})
+    asked = by_topic((topic, ListOffsetsPartition(partition, timestamp=timestamp)) for topic, partition in partitions)
+    body = cluster.ask_broker(leader, LIST_OFFSETS, ListOffsetsRequest(-1, isolation_level, tuple(ListOffsetsTopic(*topic) for topic in asked)))
     found: dict[TopicPartition, FoundOffset | Exception] = {}
     for topic in body.topics:
         for answer in topic.partitions:
-            partition = TopicPartition(topic.name, int(answer.partition_index))
+            partition = TopicPartition(topic.topic, answer.partition)
             if answer.error_code == ErrorCode.NONE:
-                found[partition] = FoundOffset(Offset(int(answer.offset)), int(answer.timestamp))
+                found[partition] = FoundOffset(Offset(answer.offset), answer.timestamp)
             else:
-                found[partition] = refused(int(answer.error_code), f"read offsets of {partition}")
+                found[partition] = refused(answer.error_code, f"read offsets of {partition}")
     return found
 
 
@@ -206,17 +236,18 @@ def delete_records(cluster: ClusterClient, offsets: Mapping[TopicPartition, Offs
     """Let each partition begin at an offset, for good. Returns when that is durable; what was refused, and why."""
     refusals: dict[TopicPartition, RequestRefused] = {}
     for leader, led in _by_leader(cluster, offsets).items():
-        topics = [{"name": partition.topic, "partitions": [{"partition_index": partition.partition, "offset": offsets[partition]}]} for partition in led]
-        body = cluster.ask_broker(leader, DELETE_RECORDS, {"topics": topics, "timeout": ADMIN_TIMEOUT_MS}, timeout_ms=ADMIN_TIMEOUT_MS + 5_000)
+        topics = by_topic((each.topic, DeleteRecordsPartition(each.partition, offsets[each])) for each in led)
+        request = DeleteRecordsRequest(tuple(DeleteRecordsTopic(*topic) for topic in topics), ADMIN_TIMEOUT_MS)
+        body = cluster.ask_broker(leader, DELETE_RECORDS, request, timeout_ms=ADMIN_TIMEOUT_MS + 5_000)
         for topic in body.topics:
             for answer in topic.partitions:
-                partition = TopicPartition(topic.name, int(answer.partition_index))
+                partition = TopicPartition(topic.topic, answer.partition)
                 if answer.error_code != ErrorCode.NONE:
-                    refusals[partition] = refused(int(answer.error_code), f"delete records of {partition}")
+                    refusals[partition] = refused(answer.error_code, f"delete records of {partition}")
     return refusals
 
 
-def describe_topic(cluster: ClusterClient, name: str) -> TopicDescription:
+def describe_topic(cluster: ClusterClient, name: str) -> DescribedTopic:
     """Metadata, and both ends of every partition whose leader tells them now: a disk that is offline delays nothing."""
     topic = cluster.topic(name, complete=False)
     led = [TopicPartition(name, partition.partition) for partition in topic.partitions if partition.leader in cluster.latest.brokers]
@@ -225,5 +256,5 @@ def describe_topic(cluster: ClusterClient, name: str) -> TopicDescription:
     described = []
     for partition in topic.partitions:
         start, end = (found.get(TopicPartition(name, partition.partition)) for found in (starts, ends))
-        described.append(PartitionDescription(partition, start.offset if start else None, end.offset if end else None))
-    return TopicDescription(topic, tuple(described))
+        described.append(DescribedPartition(partition, start.offset if start else None, end.offset if end else None))
+    return DescribedTopic(topic, tuple(described))

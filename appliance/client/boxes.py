@@ -11,24 +11,38 @@ from typing import Any, NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import BrokerId
-from appliance.client.admin import ADMIN_TIMEOUT_MS, DELETE_VALUE, SET_VALUE
+from appliance.client.admin import ADMIN_TIMEOUT_MS, altered_configs, describe_configs
 from appliance.client.cluster import ClusterClient
+from appliance.client.coordinator import by_topic
 from appliance.client.errors import ClientFailed, refused
 from appliance.client.messages import (
     ALTER_PARTITION_REASSIGNMENTS,
     DESCRIBE_CLUSTER,
-    DESCRIBE_CONFIGS,
     DESCRIBE_LOG_DIRS,
     ELECT_LEADERS,
     INCREMENTAL_ALTER_CONFIGS,
     LIST_PARTITION_REASSIGNMENTS,
     UNREGISTER_BROKER,
-    Api,
+    Answered,
+    Asked,
+    ClientApi,
 )
 from appliance.cluster.dynamic_broker_configs import CLOSED, closed_brokers
+from appliance.protocol.cluster_apis import DescribeClusterRequest, UnregisterBrokerRequest
+from appliance.protocol.config_apis import ConfigSource, ResourceToDescribe, ResourceType
+from appliance.protocol.log_dir_apis import DescribeLogDirsRequest
+from appliance.protocol.reassignment_apis import (
+    PREFERRED,
+    UNCLEAN,
+    AlterPartitionReassignmentsRequest,
+    ElectLeadersRequest,
+    ListPartitionReassignmentsRequest,
+    PartitionToReassign,
+    TopicToElectFor,
+    TopicToReassign,
+)
 
 Partition = tuple[str, int]
-PREFERRED, UNCLEAN = 0, 1
 PARTITIONS_PER_REQUEST = 500
 _AGAIN = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.BROKER_NOT_AVAILABLE})
 """No controller at this moment: it is asked again."""
@@ -75,10 +89,10 @@ class Ongoing(NamedTuple):
 def describe_boxes(cluster: ClusterClient) -> list[BoxDescription]:
     """All that are registered, by id."""
     cluster.metadata([])
-    body = ask_controller(cluster, DESCRIBE_CLUSTER, {"include_cluster_authorized_operations": False, "endpoint_type": 1}, "describe the cluster")
+    body = ask_controller(cluster, DESCRIBE_CLUSTER, DescribeClusterRequest(), "describe the cluster")
     boxes = []
-    for broker in sorted(body.brokers, key=lambda broker: int(broker.broker_id)):
-        broker_id = int(broker.broker_id)
+    for broker in sorted(body.brokers):
+        broker_id = broker.broker_id
         try:
             contents: BoxContents | None = contents_of(cluster, broker_id)
         except (ClientFailed, RequestRefused):
@@ -89,14 +103,14 @@ def describe_boxes(cluster: ClusterClient) -> list[BoxDescription]:
 
 def contents_of(cluster: ClusterClient, broker_id: int) -> BoxContents:
     """What lies on a box's disks."""
-    body = cluster.ask_broker(BrokerId(broker_id), DESCRIBE_LOG_DIRS, {"topics": None})
+    body = cluster.ask_broker(BrokerId(broker_id), DESCRIBE_LOG_DIRS, DescribeLogDirsRequest())
     disks, sizes = [], {}
     for result in body.results:
-        disks.append(DiskSize(result.log_dir, ErrorCode(int(result.error_code)), getattr(result, "total_bytes", -1), getattr(result, "usable_bytes", -1)))
+        disks.append(DiskSize(result.log_dir, ErrorCode(result.error_code), result.total_bytes, result.usable_bytes))
         for topic in result.topics:
             for partition in topic.partitions:
                 if not partition.is_future_key:
-                    sizes[(str(topic.name), int(partition.partition_index))] = int(partition.partition_size)
+                    sizes[(topic.name, partition.partition_index)] = partition.partition_size
     return BoxContents(tuple(disks), sizes)
 
 
@@ -108,27 +122,25 @@ def reassign(cluster: ClusterClient, targets: Mapping[Partition, Sequence[int] |
     refusals: dict[Partition, RequestRefused] = {}
     ordered = sorted(targets)
     for start in range(0, len(ordered), PARTITIONS_PER_REQUEST):
-        by_topic: dict[str, list[dict[str, Any]]] = {}
+        parts = []
         for name, number in ordered[start : start + PARTITIONS_PER_REQUEST]:
             target = targets[(name, number)]
-            by_topic.setdefault(name, []).append({"partition_index": number, "replicas": None if target is None else list(target)})
-        topics = [{"name": name, "partitions": partitions} for name, partitions in by_topic.items()]
-        body = ask_controller(cluster, ALTER_PARTITION_REASSIGNMENTS, {"timeout": ADMIN_TIMEOUT_MS, "topics": topics}, "reassign partitions")
+            parts.append((name, PartitionToReassign(number, None if target is None else tuple(target))))
+        request = AlterPartitionReassignmentsRequest(ADMIN_TIMEOUT_MS, tuple(TopicToReassign(*topic) for topic in by_topic(parts)))
+        body = ask_controller(cluster, ALTER_PARTITION_REASSIGNMENTS, request, "reassign partitions")
         for topic in body.responses:
             for answer in topic.partitions:
                 if answer.error_code != ErrorCode.NONE:
-                    partition = str(topic.name), int(answer.partition_index)
-                    refusals[partition] = refused(int(answer.error_code), f"reassign {partition[0]}-{partition[1]}", answer.error_message)
+                    partition = topic.name, answer.partition_index
+                    refusals[partition] = refused(answer.error_code, f"reassign {partition[0]}-{partition[1]}", answer.error_message)
     return refusals
 
 
 def ongoing_reassignments(cluster: ClusterClient) -> dict[Partition, Ongoing]:
     """Everything that is on its way."""
-    body = ask_controller(cluster, LIST_PARTITION_REASSIGNMENTS, {"timeout": ADMIN_TIMEOUT_MS, "topics": None}, "list reassignments")
+    body = ask_controller(cluster, LIST_PARTITION_REASSIGNMENTS, ListPartitionReassignmentsRequest(ADMIN_TIMEOUT_MS), "list reassignments")
     return {
-        (str(topic.name), int(each.partition_index)): Ongoing(
-            tuple(map(int, each.replicas)), tuple(map(int, each.adding_replicas)), tuple(map(int, each.removing_replicas))
-        )
+        (topic.name, each.partition_index): Ongoing(each.replicas, each.adding_replicas, each.removing_replicas)
         for topic in body.topics
         for each in topic.partitions
     }
@@ -139,35 +151,32 @@ def ongoing_reassignments(cluster: ClusterClient) -> dict[Partition, Ongoing]:
 
 def elect_leaders(cluster: ClusterClient, partitions: Iterable[Partition], is_unclean: bool) -> dict[Partition, RequestRefused | None]:
     """Elect a leader for each; why not, or None: it is elected."""
-    by_topic: dict[str, list[int]] = {}
-    for name, number in partitions:
-        by_topic.setdefault(name, []).append(number)
-    asked = [{"topic": name, "partitions": numbers} for name, numbers in by_topic.items()]
-    values = {"election_type": UNCLEAN if is_unclean else PREFERRED, "topic_partitions": asked, "timeout": ADMIN_TIMEOUT_MS}
-    body = ask_controller(cluster, ELECT_LEADERS, values, "elect leaders")
+    asked = tuple(TopicToElectFor(*topic) for topic in by_topic(partitions))
+    body = ask_controller(cluster, ELECT_LEADERS, ElectLeadersRequest(UNCLEAN if is_unclean else PREFERRED, asked, ADMIN_TIMEOUT_MS), "elect leaders")
     results: dict[Partition, RequestRefused | None] = {}
-    for topic in body.replica_election_results:
-        for answer in topic.partition_result:
-            partition = str(topic.topic), int(answer.partition_id)
-            code = int(answer.error_code)
+    for topic in body.results:
+        for answer in topic.partitions:
+            partition = topic.topic, answer.partition_id
+            code = answer.error_code
             results[partition] = refused(code, f"elect a leader of {partition[0]}-{partition[1]}", answer.error_message) if code else None
     return results
 
 
 def unregister_box(cluster: ClusterClient, broker_id: int) -> None:
     """Have what is recorded of a box forgotten. It must be stopped, and hold nothing."""
-    ask_controller(cluster, UNREGISTER_BROKER, {"broker_id": broker_id}, f"remove box {broker_id}")
+    ask_controller(cluster, UNREGISTER_BROKER, UnregisterBrokerRequest(broker_id), f"remove box {broker_id}")
 
 
-def ask_controller(cluster: ClusterClient, api: Api, values: dict[str, Any], doing: str) -> Any:
+def ask_controller(cluster: ClusterClient, api: ClientApi[Asked, Answered], request: Asked, doing: str) -> Answered:
     """The answer of the cluster's controller, asked again while that moves or restarts. Raises RequestRefused for an error that is for all."""
     backoff = cluster.backoff()
     while True:
         try:
-            body = cluster.ask_controller(api, values, timeout_ms=ADMIN_TIMEOUT_MS + 5_000)
-            if getattr(body, "error_code", ErrorCode.NONE) != ErrorCode.NONE:
-                raise refused(int(body.error_code), doing, getattr(body, "error_message", None))
-            return body
+            body: Any = cluster.ask_controller(api, request, timeout_ms=ADMIN_TIMEOUT_MS + 5_000)
+            if body.error_code != ErrorCode.NONE:
+                raise refused(body.error_code, doing, getattr(body, "error_message", None))
+            answered: Answered = body
+            return answered
         except RequestRefused as error:
             if error.code not in _AGAIN:
                 raise
@@ -176,36 +185,24 @@ def ask_controller(cluster: ClusterClient, api: Api, values: dict[str, Any], doi
 
 # --- settings of a box -------------------------------------------------------------------------------------------------
 
-BROKER_RESOURCE = 4
-SET_WHILE_RUNNING, SET_FOR_ALL = 2, 3
-"""The sources of a value that was set on one broker, or for all, while they run (KIP-226)."""
-
-
 ALL_BOXES = ""
 """Where a broker id stands: what is set for all of them."""
 
 
 def box_settings(cluster: ClusterClient, broker_id: int, name: str | None = None) -> dict[str, str]:
     """What was set on a box while it runs, or for all of them (`ALL_BOXES` as `name`); the box itself tells."""
-    resource = {"resource_type": BROKER_RESOURCE, "resource_name": str(broker_id) if name is None else name, "configuration_keys": None}
-    body = cluster.ask_broker(BrokerId(broker_id), DESCRIBE_CONFIGS, {"resources": [resource]})
-    for result in body.results:
-        if result.error_code != ErrorCode.NONE:
-            raise refused(int(result.error_code), f"read the settings of box {broker_id}", result.error_message)
-    configs = [config for result in body.results for config in result.configs]
-    source = SET_WHILE_RUNNING if name is None else SET_FOR_ALL
-    return {str(config.name): str(config.value or "") for config in configs if config.config_source == source}
+    resource = ResourceToDescribe(ResourceType.BROKER, str(broker_id) if name is None else name)
+    configs = describe_configs(cluster, BrokerId(broker_id), resource, f"read the settings of box {broker_id}")
+    source = ConfigSource.DYNAMIC_BROKER if name is None else ConfigSource.DYNAMIC_DEFAULT_BROKER
+    return {config.name: config.value or "" for config in configs if config.config_source == source}
 
 
 def alter_box_settings(cluster: ClusterClient, broker_id: int, values: Mapping[str, str], unset: Iterable[str], name: str | None = None) -> None:
     """Set and unset what can be set on a box while it runs, or for all of them (`ALL_BOXES` as `name`); the box itself takes it."""
-    configs = [{"name": key, "config_operation": SET_VALUE, "value": value} for key, value in values.items()]
-    configs += [{"name": key, "config_operation": DELETE_VALUE, "value": None} for key in unset]
-    resource = {"resource_type": BROKER_RESOURCE, "resource_name": str(broker_id) if name is None else name, "configs": configs}
-    body = cluster.ask_broker(BrokerId(broker_id), INCREMENTAL_ALTER_CONFIGS, {"resources": [resource], "validate_only": False})
-    for result in body.responses:
+    request = altered_configs(ResourceType.BROKER, str(broker_id) if name is None else name, values, unset)
+    for result in cluster.ask_broker(BrokerId(broker_id), INCREMENTAL_ALTER_CONFIGS, request).responses:
         if result.error_code != ErrorCode.NONE:
-            raise refused(int(result.error_code), f"alter the settings of box {broker_id}", result.error_message)
+            raise refused(result.error_code, f"alter the settings of box {broker_id}", result.error_message)
 
 
 def closed_boxes(cluster: ClusterClient, asked: int) -> frozenset[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from appliance.base.clock import Clock, SystemClock
 from appliance.base.errors import ErrorCode, RequestRefused
@@ -18,7 +18,7 @@ from appliance.client.address import Address
 from appliance.client.backoff import Backoff, Sleep
 from appliance.client.connection import CONNECT_TIMEOUT_MS, REQUEST_TIMEOUT_MS, ClientConnection
 from appliance.client.errors import BrokerUnreachable, ConnectionLost, is_retriable, refused
-from appliance.client.messages import Api
+from appliance.client.messages import Answered, Asked, ClientApi
 from appliance.client.metadata import EMPTY_METADATA, ClusterMetadata, TopicMetadata, read_metadata
 
 Answer = TypeVar("Answer")
@@ -80,13 +80,13 @@ class ClusterClient:
 
     # --- asking
 
-    def ask_controller(self, api: Api, values: dict[str, Any], timeout_ms: int | None = None) -> Any:
+    def ask_controller(self, api: ClientApi[Asked, Answered], body: Asked, timeout_ms: int | None = None) -> Answered:
         """Ask the broker that is the controller, as the latest metadata says."""
         metadata = self.metadata([])
-        return self._ask(self._address_of(metadata, metadata.controller_id), lambda connection: connection.request(api, values, timeout_ms))
+        return self._ask(self._address_of(metadata, metadata.controller_id), lambda connection: connection.request(api, body, timeout_ms))
 
-    def ask_broker(self, broker_id: BrokerId, api: Api, values: dict[str, Any], timeout_ms: int | None = None) -> Any:
-        return self._ask(self._address_of(self.latest, broker_id), lambda connection: connection.request(api, values, timeout_ms))
+    def ask_broker(self, broker_id: BrokerId, api: ClientApi[Asked, Answered], body: Asked, timeout_ms: int | None = None) -> Answered:
+        return self._ask(self._address_of(self.latest, broker_id), lambda connection: connection.request(api, body, timeout_ms))
 
     def open_connection(self, broker_id: BrokerId) -> ClientConnection:
         """A connection of the caller's own, for long polls and produces."""

@@ -16,26 +16,27 @@ from appliance.base.errors import ErrorCode, ProtocolViolation
 from appliance.base.invariants import check
 from appliance.client.address import Address
 from appliance.client.errors import BrokerUnreachable, ConnectionLost, ReplyTimedOut, VersionUnsupported
-from appliance.client.messages import API_VERSIONS, CORRELATION_ID, Api, decode_response, encode_request
+from appliance.client.messages import API_VERSIONS, CORRELATION_ID, Answered, Asked, ClientApi, decode_response, encode_request
+from appliance.protocol.api_versions import ApiVersionsRequest, ApiVersionsResponse
 
 CONNECT_TIMEOUT_MS = 5_000
 REQUEST_TIMEOUT_MS = 30_000
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
-CLIENT_SOFTWARE = {"client_software_name": "millrace", "client_software_version": "1"}
+CLIENT_SOFTWARE = ApiVersionsRequest("millrace", "1")
 
 
 class Response(NamedTuple):
-    """What came back: `body` is kio's dataclass of `api`'s response."""
+    """One response; `body` is of the class that `api` names."""
 
     correlation_id: int
-    api: Api
+    api: ClientApi[Any, Any]
     version: int
     body: Any
 
 
 class _Sent(NamedTuple):
     correlation_id: int
-    api: Api
+    api: ClientApi[Any, Any]
     version: int
 
 
@@ -62,18 +63,19 @@ class ClientConnection:
 
     # --- what callers use
 
-    def request(self, api: Api, values: dict[str, Any], timeout_ms: int | None = None) -> Any:
+    def request(self, api: ClientApi[Asked, Answered], body: Asked, timeout_ms: int | None = None) -> Answered:
         """Send and wait for the response's body. Nothing else may be under way."""
         check(not self._under_way, "a plain request on a connection that has requests under way would take their response")
-        self.send(api, values)
-        return self.receive(timeout_ms).body
+        self.send(api, body)
+        answered: Answered = self.receive(timeout_ms).body
+        return answered
 
-    def send(self, api: Api, values: dict[str, Any], *, expects_response: bool = True) -> int:
+    def send(self, api: ClientApi[Asked, Any], body: Asked, *, expects_response: bool = True) -> int:
         """Send without waiting; `receive` gives the responses in this order. Returns the correlation id."""
         version = self.version_of(api)
         correlation_id = self._next_correlation_id
         self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
-        self._send_frame(encode_request(api, version, correlation_id, self.client_id, values))
+        self._send_frame(encode_request(api, version, correlation_id, self.client_id, body))
         if expects_response:
             self._under_way.append(_Sent(correlation_id, api, version))
         return correlation_id
@@ -92,13 +94,13 @@ class ClientConnection:
             self.close()
             raise ConnectionLost(f"the broker at {self.address} sent what cannot be read: {error}") from error
 
-    def version_of(self, api: Api) -> int:
+    def version_of(self, api: ClientApi[Any, Any]) -> int:
         """The newest version that both sides speak."""
         low, high = self._versions.get(api.key, (0, -1))
-        version = min(high, api.max_version)
-        if version < max(low, api.min_version):
+        version = min(high, api.version_max)
+        if version < max(low, api.version_min):
             offered = f"{low}-{high}" if high >= low else "none"
-            ours = f"{api.min_version}-{api.max_version}"
+            ours = f"{api.version_min}-{api.version_max}"
             raise VersionUnsupported(f"the broker at {self.address} offers {api.name} versions {offered}, this client speaks {ours}")
         return version
 
@@ -124,15 +126,15 @@ class ClientConnection:
     # --- bytes
 
     def _agree_on_versions(self, timeout_ms: int) -> None:
-        body = self._ask_versions(API_VERSIONS.max_version, timeout_ms)
+        body = self._ask_versions(API_VERSIONS.version_max, timeout_ms)
         if body is None:
             body = self._ask_versions(0, timeout_ms)
-        if body is None or int(body.error_code) != ErrorCode.NONE:
+        if body is None or body.error_code != ErrorCode.NONE:
             self.close()
             raise ConnectionLost("it refuses to say which versions it speaks")
-        self._versions = {int(api.api_key): (int(api.min_version), int(api.max_version)) for api in body.api_keys}
+        self._versions = {api.api_key: (api.version_min, api.version_max) for api in body.apis}
 
-    def _ask_versions(self, version: int, timeout_ms: int) -> Any | None:
+    def _ask_versions(self, version: int, timeout_ms: int) -> ApiVersionsResponse | None:
         """The broker's ApiVersions answer, or None if it does not know this version of the question."""
         correlation_id = self._next_correlation_id
         self._next_correlation_id += 1

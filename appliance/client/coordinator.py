@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import BrokerId
@@ -17,7 +17,12 @@ from appliance.client.errors import (
     is_retriable,
     refused,
 )
-from appliance.client.messages import FIND_COORDINATOR, Api
+from appliance.client.messages import FIND_COORDINATOR, Answered, Asked, ClientApi
+from appliance.protocol.cluster_apis import FindCoordinatorRequest, FindCoordinatorResponse
+from appliance.protocol.group_offset_apis import OffsetCommitResponse
+from appliance.protocol.transaction_apis import TxnOffsetCommitResponse
+
+Item = TypeVar("Item")
 
 GROUP, TRANSACTION = 0, 1
 HEALS_BY_ITSELF = frozenset({ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.UNSTABLE_OFFSET_COMMIT})
@@ -36,14 +41,14 @@ class CoordinatorClient:
         self._asks_again = asks_again
         self._broker: BrokerId | None = None
 
-    def ask(self, api: Api, values: dict[str, Any], doing: str, error_of: Callable[[Any], tuple[int, str | None]]) -> Any:
+    def ask(self, api: ClientApi[Asked, Answered], request: Asked, doing: str, error_of: Callable[[Answered], tuple[int, str | None]]) -> Answered:
         """Its answer; tried again while it moves, reads its state, or ends this id's last transaction. `error_of` gives an answer's error code and words."""
         backoff = self._cluster.backoff(self._retry_ms)
         while True:
             try:
                 if self._broker is None:
                     self._broker = _find(self._cluster, self._key_type, self._key, doing)
-                body = self._cluster.ask_broker(self._broker, api, values)
+                body = self._cluster.ask_broker(self._broker, api, request)
                 code, words = error_of(body)
                 if code == ErrorCode.NONE:
                     return body
@@ -61,21 +66,13 @@ class CoordinatorClient:
                 backoff.pause_or_raise(error)
 
 
-def ask_coordinator(
-    cluster: ClusterClient, key_type: int, key: str, api: Api, values: dict[str, Any], doing: str, error_of: Callable[[Any], tuple[int, str | None]],
-    *, asks_again: bool = False,
-) -> Any:  # fmt: skip
-    """One question to the coordinator of `key`."""
-    return CoordinatorClient(cluster, key_type, key, asks_again=asks_again).ask(api, values, doing, error_of)
-
-
 def _find(cluster: ClusterClient, key_type: int, key: str, doing: str) -> BrokerId:
     """Any broker knows; one that has just died is registered for a while yet."""
     brokers = cluster.metadata([]).brokers
     if not brokers:
         raise RequestRefused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"could not {doing}: no broker is registered at the moment")
     *others, last = sorted(brokers)
-    question = {"key_type": key_type, "coordinator_keys": [key]}
+    question = FindCoordinatorRequest(key_type=key_type, keys=(key,))
     for broker in others:
         try:
             return _coordinator(cluster.ask_broker(broker, FIND_COORDINATOR, question), doing)
@@ -84,36 +81,51 @@ def _find(cluster: ClusterClient, key_type: int, key: str, doing: str) -> Broker
     return _coordinator(cluster.ask_broker(last, FIND_COORDINATOR, question), doing)
 
 
-def _coordinator(body: Any, doing: str) -> BrokerId:
+def _coordinator(body: FindCoordinatorResponse, doing: str) -> BrokerId:
     found = body.coordinators[0]
     if found.error_code != ErrorCode.NONE:
-        raise refused(int(found.error_code), doing)
-    return BrokerId(int(found.node_id))
+        raise refused(found.error_code, doing)
+    return BrokerId(found.node_id)
 
 
-def ask_every_broker(cluster: ClusterClient, api: Api, values: dict[str, Any], doing: str) -> dict[BrokerId, Any]:
+def ask_every_broker(cluster: ClusterClient, api: ClientApi[Asked, Answered], request: Asked, doing: str) -> dict[BrokerId, Answered]:
     """Everybody's answer, each tried again while its coordinator reads its state. When a box leaves the cluster meanwhile, everybody is asked anew: who was
     asked before it may coordinate now what it did."""
     while True:
-        answers = {broker: _ask_one(cluster, broker, api, values, doing) for broker in sorted(cluster.metadata([]).brokers)}
-        if all(body is not None for body in answers.values()):
+        brokers = sorted(cluster.metadata([]).brokers)
+        answers = {broker: body for broker in brokers if (body := _ask_one(cluster, broker, api, request, doing)) is not None}
+        if len(answers) == len(brokers):
             return answers
 
 
-def _ask_one(cluster: ClusterClient, broker: BrokerId, api: Api, values: dict[str, Any], doing: str) -> Any | None:
+def _ask_one(cluster: ClusterClient, broker: BrokerId, api: ClientApi[Asked, Answered], request: Asked, doing: str) -> Answered | None:
     """None: it is no part of the cluster any more."""
     backoff = cluster.backoff()
     while True:
         try:
-            body = cluster.ask_broker(broker, api, values)
+            body: Any = cluster.ask_broker(broker, api, request)
         except (BrokerUnreachable, ConnectionLost) as error:
             backoff.pause_or_raise(error)
             if broker not in cluster.metadata([]).brokers:
                 return None
             continue
         if body.error_code == ErrorCode.NONE:
-            return body
-        refusal = refused(int(body.error_code), doing)
+            answered: Answered = body
+            return answered
+        refusal = refused(body.error_code, doing)
         if refusal.code not in COORDINATOR_IS_ELSEWHERE:
             raise refusal
         backoff.pause_or_raise(refusal)
+
+
+def by_topic(partitions: Iterable[tuple[str, Item]]) -> list[tuple[str, tuple[Item, ...]]]:
+    """Group (topic, item) pairs by topic, as requests name them; the order of both stays."""
+    found: dict[str, list[Item]] = {}
+    for topic, item in partitions:
+        found.setdefault(topic, []).append(item)
+    return [(topic, tuple(items)) for topic, items in found.items()]
+
+
+def first_error(body: OffsetCommitResponse | TxnOffsetCommitResponse) -> tuple[int, str | None]:
+    """Return the first error of a partition, for `CoordinatorClient.ask`."""
+    return next((partition.error_code for topic in body.topics for partition in topic.partitions if partition.error_code), 0), None

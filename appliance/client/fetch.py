@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode, ProtocolViolation, RequestRefused
 from appliance.base.model import NO_LEADER, BrokerId, Offset, TopicPartition
-from appliance.client.admin import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, list_offsets
+from appliance.client.admin import list_offsets
 from appliance.client.cluster import ClusterClient
 from appliance.client.connection import ClientConnection
 from appliance.client.errors import METADATA_IS_STALE, ClientFailed, ConnectionLost, ReplyTimedOut, error_code, is_retriable, refused
 from appliance.client.fetched_batches import read_fetched
-from appliance.client.messages import FETCH
+from appliance.client.messages import FETCH, ClientFetchRequest, ClientFetchResponse, PartitionOfFetch, PartitionToFetch, TopicToFetch
 from appliance.client.readiness import await_readable
+from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from appliance.records.record import Record
 
 FETCH_WAIT_MS_MAX = 500
@@ -143,11 +144,9 @@ class TopicTail:
 
     def _send_fetch(self, leader: BrokerId, long_poll: _LongPoll) -> None:
         asked = {partition: self._next_offsets[partition] for partition, its_leader in sorted(self._leaders.items()) if its_leader == leader}
-        wanted = [{"partition": partition, "fetch_offset": offset, "partition_max_bytes": PARTITION_FETCH_BYTES_MAX} for partition, offset in asked.items()]
-        long_poll.connection.send(FETCH, {
-            "max_wait": self._fetch_wait_ms_max, "min_bytes": 1, "max_bytes": FETCH_BYTES_MAX, "isolation_level": 0,
-            "topics": [{"topic": self.topic, "partitions": wanted}], "forgotten_topics_data": [],
-        })  # fmt: skip
+        wanted = tuple(PartitionToFetch(partition, fetch_offset=offset, max_bytes=PARTITION_FETCH_BYTES_MAX) for partition, offset in asked.items())
+        request = ClientFetchRequest(max_wait_ms=self._fetch_wait_ms_max, max_bytes=FETCH_BYTES_MAX, topics=(TopicToFetch(self.topic, wanted),))
+        long_poll.connection.send(FETCH, request)
         long_poll.asked = asked
         long_poll.sent_ms = self._cluster.clock.monotonic_ms()
 
@@ -163,14 +162,14 @@ class TopicTail:
 
     def _receive(self, leader: BrokerId) -> list[PartitionRecords]:
         long_poll = self._long_polls[leader]
-        body = long_poll.connection.receive().body
+        body: ClientFetchResponse = long_poll.connection.receive().body
         asked, long_poll.asked = long_poll.asked, {}
-        if getattr(body, "error_code", ErrorCode.NONE) != ErrorCode.NONE:
-            raise refused(int(body.error_code), f"read topic {self.topic!r}")
+        if body.error_code != ErrorCode.NONE:
+            raise refused(body.error_code, f"read topic {self.topic!r}")
         got = []
-        for topic in body.responses:
+        for topic in body.topics:
             for answer in topic.partitions:
-                partition = int(answer.partition_index)
+                partition = answer.partition
                 # An answer to an older question (leadership moved to and fro) would give records twice.
                 if asked.get(partition) == self._next_offsets.get(partition):
                     got += self._take(partition, answer)
@@ -178,8 +177,8 @@ class TopicTail:
             self._backoff.succeeded()
         return got
 
-    def _take(self, partition: int, answer: Any) -> list[PartitionRecords]:
-        code = error_code(int(answer.error_code))
+    def _take(self, partition: int, answer: PartitionOfFetch) -> list[PartitionRecords]:
+        code = error_code(answer.error_code)
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._move_into_range(partition)
             return []
@@ -188,8 +187,8 @@ class TopicTail:
             self._pause(refused(code, f"read {self.topic}-{partition}"))
             return []
         if code != ErrorCode.NONE:
-            raise refused(int(answer.error_code), f"read {self.topic}-{partition}")
-        fetched = read_fetched(bytes(answer.records or b""), self._next_offsets[partition])
+            raise refused(answer.error_code, f"read {self.topic}-{partition}")
+        fetched = read_fetched(answer.records or b"", self._next_offsets[partition])
         self._next_offsets[partition] = Offset(fetched.next_offset)
         return [PartitionRecords(partition, fetched.records)] if fetched.records else []
 

@@ -1,193 +1,273 @@
-"""Kafka's messages as the client side writes and reads them: plain dictionaries in, kio's dataclasses out.
+"""The APIs that the client calls: their messages, and the versions of them that it speaks.
 
-A request is one nested dictionary that serves all versions of its API: fields that a version does not have are left
-out, fields not given take Kafka's default. kio (20 MB) is imported at the first message, so importing this is
-cheap. Weak spot: a misspelt field name is silently "a field that this version does not have"; the tests against a
-foreign broker are what catches it.
+Most messages are the broker's own schemas (`appliance/protocol`), read and written in the other
+direction. The broker packs Produce, Fetch and Metadata by hand, because they are hot there; their
+client side is a schema here. Pure. The tests compare every version of every request and response with
+kio. Weak spot: a response is decoded as a whole, so a fetch response is in memory twice.
 """
 
 from __future__ import annotations
 
-import importlib
-import io
-import struct
-from functools import lru_cache
-from typing import Any, NamedTuple
+from struct import Struct
+from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar
 
 from appliance.base.errors import ProtocolViolation
+from appliance.base.model import NO_TOPIC_ID, TopicId
+from appliance.protocol import (
+    api_versions,
+    cluster_apis,
+    config_apis,
+    consumer_group_apis,
+    group_apis,
+    group_offset_apis,
+    log_dir_apis,
+    metadata,
+    offset_apis,
+    reassignment_apis,
+    topic_apis,
+    transaction_apis,
+)
+from appliance.protocol.apis import ApiKey
+from appliance.protocol.schema import BOOL, BYTES, INT8, INT16, INT32, INT64, STRING, UUID, ArrayOf, Field, Message
+from appliance.protocol.wire import MALFORMED, NO_TAGGED_FIELDS, malformed, skip_tagged_fields, write_string
+
+Asked = TypeVar("Asked", bound=tuple[Any, ...])
+Answered = TypeVar("Answered", bound=tuple[Any, ...])
+
+ELEMENTS_MAX: Final = 10_000_000
+"""Array elements in one response: the metadata of a million partitions with three replicas. More is an error, not a client without memory."""
 
 
-class Api(NamedTuple):
+class ClientApi(NamedTuple, Generic[Asked, Answered]):
     """One API and the versions of it that this client speaks."""
 
-    key: int
-    name: str
-    min_version: int
-    max_version: int
-    first_flexible_version: int
+    request: Message[Asked]
+    response: Message[Answered]
+    version_min: int
+    version_max: int
+
+    @property
+    def key(self) -> int:
+        return self.request.api.key.value
+
+    @property
+    def name(self) -> str:
+        return self.request.api.name
 
     def is_flexible(self, version: int) -> bool:
-        return version >= self.first_flexible_version
+        return self.request.api.is_flexible(version)
 
 
-PRODUCE = Api(0, "produce", 3, 9, 9)
-FETCH = Api(1, "fetch", 4, 12, 12)
-"""By topic name: from 13 on, topics are named by id."""
-LIST_OFFSETS = Api(2, "list_offsets", 1, 7, 6)
-METADATA = Api(3, "metadata", 1, 12, 9)
-OFFSET_COMMIT = Api(8, "offset_commit", 2, 8, 8)
-OFFSET_FETCH = Api(9, "offset_fetch", 8, 8, 6)
-"""From 8 on several groups at once."""
-FIND_COORDINATOR = Api(10, "find_coordinator", 4, 4, 3)
-"""From 4 on several keys at once."""
-DESCRIBE_GROUPS = Api(15, "describe_groups", 1, 5, 5)
-LIST_GROUPS = Api(16, "list_groups", 0, 5, 3)
-API_VERSIONS = Api(18, "api_versions", 0, 3, 3)
-CREATE_TOPICS = Api(19, "create_topics", 4, 7, 5)
-"""From 4 on -1 means the broker's default number of partitions and of replicas."""
-DELETE_TOPICS = Api(20, "delete_topics", 1, 5, 4)
-"""From 6 on the request has another shape, for deletion by id."""
-DELETE_RECORDS = Api(21, "delete_records", 0, 2, 2)
-INIT_PRODUCER_ID = Api(22, "init_producer_id", 2, 4, 2)
-ADD_PARTITIONS_TO_TXN = Api(24, "add_partitions_to_txn", 0, 3, 3)
-"""From 4 on for brokers among themselves."""
-ADD_OFFSETS_TO_TXN = Api(25, "add_offsets_to_txn", 0, 3, 3)
-END_TXN = Api(26, "end_txn", 0, 3, 3)
-"""From 5 on every end raises the producer's epoch (KIP-890)."""
-WRITE_TXN_MARKERS = Api(27, "write_txn_markers", 1, 1, 1)
-TXN_OFFSET_COMMIT = Api(28, "txn_offset_commit", 0, 3, 3)
-DESCRIBE_CONFIGS = Api(32, "describe_configs", 1, 4, 4)
-"""From 1 on an answer says where a value comes from."""
-DESCRIBE_LOG_DIRS = Api(35, "describe_log_dirs", 1, 4, 2)
-"""From 4 on with the size of the disk and what is free."""
-CREATE_PARTITIONS = Api(37, "create_partitions", 0, 3, 2)
-DELETE_GROUPS = Api(42, "delete_groups", 0, 2, 2)
-ELECT_LEADERS = Api(43, "elect_leaders", 1, 2, 2)
-"""From 1 on an election may be unclean."""
-INCREMENTAL_ALTER_CONFIGS = Api(44, "incremental_alter_configs", 0, 1, 1)
-ALTER_PARTITION_REASSIGNMENTS = Api(45, "alter_partition_reassignments", 0, 0, 0)
-LIST_PARTITION_REASSIGNMENTS = Api(46, "list_partition_reassignments", 0, 0, 0)
-DESCRIBE_CLUSTER = Api(60, "describe_cluster", 0, 1, 0)
-DESCRIBE_PRODUCERS = Api(61, "describe_producers", 0, 0, 0)
-UNREGISTER_BROKER = Api(64, "unregister_broker", 0, 0, 0)
-DESCRIBE_TRANSACTIONS = Api(65, "describe_transactions", 0, 0, 0)
-LIST_TRANSACTIONS = Api(66, "list_transactions", 0, 1, 0)
-CONSUMER_GROUP_DESCRIBE = Api(69, "consumer_group_describe", 0, 0, 0)
-
-_FRAME_SIZE = struct.Struct(">i")
-_REQUEST_HEADER = struct.Struct(">hhi")
-CORRELATION_ID = struct.Struct(">i")
+# ---- Produce
 
 
-def encode_request(api: Api, version: int, correlation_id: int, client_id: str, values: dict[str, Any]) -> bytes:
-    """The whole frame, its size first."""
-    request_class = _message_class(api, version, "request")
-    body = io.BytesIO()
-    _writer(request_class)(body, _build(request_class, values))
-    client = client_id.encode()
-    header = _REQUEST_HEADER.pack(api.key, version, correlation_id) + struct.pack(">h", len(client)) + client
-    if api.is_flexible(version):
-        header += b"\x00"  # no tagged fields
-    return b"".join((_FRAME_SIZE.pack(len(header) + body.tell()), header, body.getbuffer()))
+class BatchToProduce(NamedTuple):
+    partition: Annotated[int, Field(INT32)]
+    records: Annotated[bytes | bytearray, Field(BYTES)]
 
 
-def decode_response(api: Api, version: int, frame: bytes) -> Any:
-    """kio's dataclass of a response `frame` (without its size). Raises ProtocolViolation if it is not one."""
+class TopicToProduce(NamedTuple):
+    topic: Annotated[str, Field(STRING)]
+    partitions: Annotated[tuple[BatchToProduce, ...], Field(ArrayOf(BatchToProduce))]
+
+
+class ClientProduceRequest(NamedTuple):
+    transactional_id: Annotated[str | None, Field(STRING, nullable_since=0)]
+    acks: Annotated[int, Field(INT16)]
+    timeout_ms: Annotated[int, Field(INT32)]
+    topics: Annotated[tuple[TopicToProduce, ...], Field(ArrayOf(TopicToProduce))]
+
+
+class RecordError(NamedTuple):
+    batch_index: Annotated[int, Field(INT32)]
+    message: Annotated[str | None, Field(STRING, nullable_since=0)]
+
+
+class ProducedPartition(NamedTuple):
+    partition: Annotated[int, Field(INT32)]
+    error_code: Annotated[int, Field(INT16)]
+    base_offset: Annotated[int, Field(INT64)]
+    log_append_time_ms: Annotated[int, Field(INT64)] = -1
+    log_start_offset: Annotated[int, Field(INT64, since=5)] = -1
+    record_errors: Annotated[tuple[RecordError, ...], Field(ArrayOf(RecordError), since=8)] = ()
+    error_message: Annotated[str | None, Field(STRING, since=8, nullable_since=8)] = None
+
+
+class ProducedTopic(NamedTuple):
+    topic: Annotated[str, Field(STRING)]
+    partitions: Annotated[tuple[ProducedPartition, ...], Field(ArrayOf(ProducedPartition))]
+
+
+class ClientProduceResponse(NamedTuple):
+    topics: Annotated[tuple[ProducedTopic, ...], Field(ArrayOf(ProducedTopic))]
+    throttle_time_ms: Annotated[int, Field(INT32)] = 0
+
+
+# ---- Fetch
+
+
+class PartitionToFetch(NamedTuple):
+    partition: Annotated[int, Field(INT32)]
+    current_leader_epoch: Annotated[int, Field(INT32, since=9)] = -1
+    fetch_offset: Annotated[int, Field(INT64)] = 0
+    last_fetched_epoch: Annotated[int, Field(INT32, since=12)] = -1
+    log_start_offset: Annotated[int, Field(INT64, since=5)] = -1
+    max_bytes: Annotated[int, Field(INT32)] = 1 << 20
+
+
+class TopicToFetch(NamedTuple):
+    topic: Annotated[str, Field(STRING)]
+    partitions: Annotated[tuple[PartitionToFetch, ...], Field(ArrayOf(PartitionToFetch))]
+
+
+class TopicToForget(NamedTuple):
+    topic: Annotated[str, Field(STRING)]
+    partitions: Annotated[tuple[int, ...], Field(ArrayOf(INT32))]
+
+
+class ClientFetchRequest(NamedTuple):
+    replica_id: Annotated[int, Field(INT32)] = -1
+    max_wait_ms: Annotated[int, Field(INT32)] = 500
+    min_bytes: Annotated[int, Field(INT32)] = 1
+    max_bytes: Annotated[int, Field(INT32)] = 1 << 20
+    isolation_level: Annotated[int, Field(INT8)] = 0
+    session_id: Annotated[int, Field(INT32, since=7)] = 0
+    session_epoch: Annotated[int, Field(INT32, since=7)] = -1
+    topics: Annotated[tuple[TopicToFetch, ...], Field(ArrayOf(TopicToFetch))] = ()
+    forgotten: Annotated[tuple[TopicToForget, ...], Field(ArrayOf(TopicToForget), since=7)] = ()
+    rack_id: Annotated[str, Field(STRING, since=11)] = ""
+
+
+class AbortedProducer(NamedTuple):
+    producer_id: Annotated[int, Field(INT64)]
+    first_offset: Annotated[int, Field(INT64)]
+
+
+class PartitionOfFetch(NamedTuple):
+    partition: Annotated[int, Field(INT32)]
+    error_code: Annotated[int, Field(INT16)]
+    high_watermark: Annotated[int, Field(INT64)]
+    last_stable_offset: Annotated[int, Field(INT64)] = -1
+    log_start_offset: Annotated[int, Field(INT64, since=5)] = -1
+    aborted_transactions: Annotated[tuple[AbortedProducer, ...] | None, Field(ArrayOf(AbortedProducer), nullable_since=0)] = None
+    preferred_read_replica: Annotated[int, Field(INT32, since=11)] = -1
+    records: Annotated[bytes | None, Field(BYTES, nullable_since=0)] = None
+
+
+class TopicOfFetch(NamedTuple):
+    topic: Annotated[str, Field(STRING)]
+    partitions: Annotated[tuple[PartitionOfFetch, ...], Field(ArrayOf(PartitionOfFetch))]
+
+
+class ClientFetchResponse(NamedTuple):
+    throttle_time_ms: Annotated[int, Field(INT32)] = 0
+    error_code: Annotated[int, Field(INT16, since=7)] = 0
+    session_id: Annotated[int, Field(INT32, since=7)] = 0
+    topics: Annotated[tuple[TopicOfFetch, ...], Field(ArrayOf(TopicOfFetch))] = ()
+
+
+# ---- Metadata
+
+
+class BrokerOfMetadata(NamedTuple):
+    node_id: Annotated[int, Field(INT32)]
+    host: Annotated[str, Field(STRING)]
+    port: Annotated[int, Field(INT32)]
+    rack: Annotated[str | None, Field(STRING, nullable_since=0)] = None
+
+
+class PartitionOfMetadata(NamedTuple):
+    error_code: Annotated[int, Field(INT16)]
+    partition: Annotated[int, Field(INT32)]
+    leader_id: Annotated[int, Field(INT32)]
+    leader_epoch: Annotated[int, Field(INT32, since=7)] = -1
+    replicas: Annotated[tuple[int, ...], Field(ArrayOf(INT32))] = ()
+    isr: Annotated[tuple[int, ...], Field(ArrayOf(INT32))] = ()
+    offline_replicas: Annotated[tuple[int, ...], Field(ArrayOf(INT32), since=5)] = ()
+
+
+class TopicOfMetadata(NamedTuple):
+    error_code: Annotated[int, Field(INT16)]
+    name: Annotated[str | None, Field(STRING, nullable_since=12)]
+    topic_id: Annotated[TopicId, Field(UUID, since=10)] = NO_TOPIC_ID
+    is_internal: Annotated[bool, Field(BOOL)] = False
+    partitions: Annotated[tuple[PartitionOfMetadata, ...], Field(ArrayOf(PartitionOfMetadata))] = ()
+    authorized_operations: Annotated[int, Field(INT32, since=8)] = metadata.OPERATIONS_NOT_ASKED
+
+
+class ClientMetadataResponse(NamedTuple):
+    throttle_time_ms: Annotated[int, Field(INT32, since=3)] = 0
+    brokers: Annotated[tuple[BrokerOfMetadata, ...], Field(ArrayOf(BrokerOfMetadata))] = ()
+    cluster_id: Annotated[str | None, Field(STRING, since=2, nullable_since=2)] = None
+    controller_id: Annotated[int, Field(INT32)] = -1
+    topics: Annotated[tuple[TopicOfMetadata, ...], Field(ArrayOf(TopicOfMetadata))] = ()
+    authorized_operations: Annotated[int, Field(INT32, since=8, until=10)] = metadata.OPERATIONS_NOT_ASKED
+
+
+# ---- the APIs
+
+PRODUCE = ClientApi(Message(ApiKey.PRODUCE, "Produce request", ClientProduceRequest), Message(ApiKey.PRODUCE, "Produce response", ClientProduceResponse), 3, 9)
+FETCH = ClientApi(Message(ApiKey.FETCH, "Fetch request", ClientFetchRequest), Message(ApiKey.FETCH, "Fetch response", ClientFetchResponse), 4, 12)
+"""From version 13 on topics have ids instead of names."""
+LIST_OFFSETS = ClientApi(offset_apis.LIST_OFFSETS_REQUEST, offset_apis.LIST_OFFSETS_RESPONSE, 1, 7)
+METADATA = ClientApi(metadata.REQUEST, Message(ApiKey.METADATA, "Metadata response", ClientMetadataResponse), 1, 12)
+OFFSET_COMMIT = ClientApi(group_offset_apis.OFFSET_COMMIT_REQUEST, group_offset_apis.OFFSET_COMMIT_RESPONSE, 2, 8)
+OFFSET_FETCH = ClientApi(group_offset_apis.OFFSET_FETCH_REQUEST, group_offset_apis.OFFSET_FETCH_RESPONSE, 8, 8)
+FIND_COORDINATOR = ClientApi(cluster_apis.FIND_COORDINATOR_REQUEST, cluster_apis.FIND_COORDINATOR_RESPONSE, 4, 4)
+DESCRIBE_GROUPS = ClientApi(group_apis.DESCRIBE_GROUPS_REQUEST, group_apis.DESCRIBE_GROUPS_RESPONSE, 1, 5)
+LIST_GROUPS = ClientApi(group_apis.LIST_GROUPS_REQUEST, group_apis.LIST_GROUPS_RESPONSE, 0, 5)
+API_VERSIONS = ClientApi(api_versions.REQUEST, api_versions.RESPONSE, 0, 3)
+CREATE_TOPICS = ClientApi(topic_apis.CREATE_TOPICS_REQUEST, topic_apis.CREATE_TOPICS_RESPONSE, 4, 7)
+"""From version 4 on -1 means the broker's default number of partitions and of replicas."""
+DELETE_TOPICS = ClientApi(topic_apis.DELETE_TOPICS_REQUEST, topic_apis.DELETE_TOPICS_RESPONSE, 1, 5)
+DELETE_RECORDS = ClientApi(offset_apis.DELETE_RECORDS_REQUEST, offset_apis.DELETE_RECORDS_RESPONSE, 0, 2)
+INIT_PRODUCER_ID = ClientApi(transaction_apis.INIT_PRODUCER_ID_REQUEST, transaction_apis.INIT_PRODUCER_ID_RESPONSE, 2, 4)
+ADD_PARTITIONS_TO_TXN = ClientApi(transaction_apis.ADD_PARTITIONS_TO_TXN_REQUEST, transaction_apis.ADD_PARTITIONS_TO_TXN_RESPONSE, 0, 3)
+"""Versions from 4 on are for brokers."""
+ADD_OFFSETS_TO_TXN = ClientApi(transaction_apis.ADD_OFFSETS_TO_TXN_REQUEST, transaction_apis.ADD_OFFSETS_TO_TXN_RESPONSE, 0, 3)
+END_TXN = ClientApi(transaction_apis.END_TXN_REQUEST, transaction_apis.END_TXN_RESPONSE, 0, 3)
+"""From version 5 on every end raises the producer's epoch (KIP-890)."""
+WRITE_TXN_MARKERS = ClientApi(transaction_apis.WRITE_TXN_MARKERS_REQUEST, transaction_apis.WRITE_TXN_MARKERS_RESPONSE, 1, 1)
+TXN_OFFSET_COMMIT = ClientApi(transaction_apis.TXN_OFFSET_COMMIT_REQUEST, transaction_apis.TXN_OFFSET_COMMIT_RESPONSE, 0, 3)
+DESCRIBE_CONFIGS = ClientApi(config_apis.DESCRIBE_CONFIGS_REQUEST, config_apis.DESCRIBE_CONFIGS_RESPONSE, 1, 4)
+DESCRIBE_LOG_DIRS = ClientApi(log_dir_apis.DESCRIBE_LOG_DIRS_REQUEST, log_dir_apis.DESCRIBE_LOG_DIRS_RESPONSE, 1, 4)
+CREATE_PARTITIONS = ClientApi(topic_apis.CREATE_PARTITIONS_REQUEST, topic_apis.CREATE_PARTITIONS_RESPONSE, 0, 3)
+DELETE_GROUPS = ClientApi(group_apis.DELETE_GROUPS_REQUEST, group_apis.DELETE_GROUPS_RESPONSE, 0, 2)
+ELECT_LEADERS = ClientApi(reassignment_apis.ELECT_LEADERS_REQUEST, reassignment_apis.ELECT_LEADERS_RESPONSE, 1, 2)
+INCREMENTAL_ALTER_CONFIGS = ClientApi(config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST, config_apis.INCREMENTAL_ALTER_CONFIGS_RESPONSE, 0, 1)
+ALTER_PARTITION_REASSIGNMENTS = ClientApi(
+    reassignment_apis.ALTER_PARTITION_REASSIGNMENTS_REQUEST, reassignment_apis.ALTER_PARTITION_REASSIGNMENTS_RESPONSE, 0, 0
+)
+LIST_PARTITION_REASSIGNMENTS = ClientApi(reassignment_apis.LIST_PARTITION_REASSIGNMENTS_REQUEST, reassignment_apis.LIST_PARTITION_REASSIGNMENTS_RESPONSE, 0, 0)
+DESCRIBE_CLUSTER = ClientApi(cluster_apis.DESCRIBE_CLUSTER_REQUEST, cluster_apis.DESCRIBE_CLUSTER_RESPONSE, 0, 1)
+DESCRIBE_PRODUCERS = ClientApi(transaction_apis.DESCRIBE_PRODUCERS_REQUEST, transaction_apis.DESCRIBE_PRODUCERS_RESPONSE, 0, 0)
+UNREGISTER_BROKER = ClientApi(cluster_apis.UNREGISTER_BROKER_REQUEST, cluster_apis.UNREGISTER_BROKER_RESPONSE, 0, 0)
+DESCRIBE_TRANSACTIONS = ClientApi(transaction_apis.DESCRIBE_TRANSACTIONS_REQUEST, transaction_apis.DESCRIBE_TRANSACTIONS_RESPONSE, 0, 0)
+LIST_TRANSACTIONS = ClientApi(transaction_apis.LIST_TRANSACTIONS_REQUEST, transaction_apis.LIST_TRANSACTIONS_RESPONSE, 0, 1)
+CONSUMER_GROUP_DESCRIBE = ClientApi(consumer_group_apis.CONSUMER_GROUP_DESCRIBE_REQUEST, consumer_group_apis.CONSUMER_GROUP_DESCRIBE_RESPONSE, 0, 0)
+
+CORRELATION_ID = Struct(">i")
+_REQUEST_HEAD = Struct(">ihhi")
+"""size, API key, version, correlation id"""
+
+
+def encode_request(api: ClientApi[Asked, Any], version: int, correlation_id: int, client_id: str, body: Asked) -> bytes:
+    """Return the whole frame: size, header, body."""
+    client = write_string(client_id) + (NO_TAGGED_FIELDS if api.is_flexible(version) else b"")
+    encoded = api.request.encode(version, body)
+    size_bytes = _REQUEST_HEAD.size - CORRELATION_ID.size + len(client) + len(encoded)
+    return b"".join((_REQUEST_HEAD.pack(size_bytes, api.key, version, correlation_id), client, encoded))
+
+
+def decode_response(api: ClientApi[Any, Answered], version: int, frame: bytes) -> Answered:
+    """Return the body of a response `frame` (without its size). Raises ProtocolViolation."""
     position = CORRELATION_ID.size
-    # ApiVersions answers with the old header whatever its version: a client that asked too new a version must be able to read it.
-    if api.is_flexible(version) and api is not API_VERSIONS:
-        position = _after_tagged_fields(frame, position)
-    if api is DESCRIBE_TRANSACTIONS:
-        # kio refuses the start -1 that brokers tell of a transaction at rest.
-        from appliance.protocol import transaction_apis
-
-        return transaction_apis.DESCRIBE_TRANSACTIONS_RESPONSE.decode(frame, position, len(frame), version)
-    from appliance.protocol.kio_bounds import check_bounds
-
-    message_class = _message_class(api, version, "response")
-    check_bounds(message_class, memoryview(frame)[position:])
-    try:
-        response, _ = _reader(message_class)(frame, position)
-    except Exception as error:  # kio raises many kinds; each means that the bytes are not what they should be
-        raise ProtocolViolation("client_response", f"a {api.name} response (version {version}) could not be read: {error}") from error
-    return response
-
-
-def _after_tagged_fields(frame: bytes, position: int) -> int:
-    if position < len(frame) and frame[position] == 0:
-        return position + 1
-    try:
-        count, position = _unsigned_varint(frame, position)
-        for _ in range(count):
-            _, position = _unsigned_varint(frame, position)
-            size_bytes, position = _unsigned_varint(frame, position)
-            position += size_bytes
-    except IndexError:
-        position = len(frame) + 1
+    # ApiVersions has the old response header in every version, so that a client that asked in a version too new can read the error.
+    if api.is_flexible(version) and api.key != ApiKey.API_VERSIONS:
+        try:
+            position = skip_tagged_fields(frame, position, len(frame))
+        except MALFORMED as error:
+            raise malformed("response header", version, error) from error
     if position > len(frame):
         raise ProtocolViolation("client_response", "a response header ends inside its tagged fields")
-    return position
-
-
-def _unsigned_varint(frame: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = frame[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80 or shift > 28:
-            return value, position
-        shift += 7
-
-
-def _build(entity_class: Any, values: dict[str, Any]) -> Any:
-    """An instance of kio's `entity_class` from those of `values` that it has a field for."""
-    arguments = {}
-    for name, nested_class, is_milliseconds in _fields(entity_class):
-        if name not in values:
-            continue
-        value = values[name]
-        if nested_class is not None and value is not None:
-            value = tuple(_build(nested_class, item) for item in value)
-        elif isinstance(value, list):
-            value = tuple(value)
-        elif is_milliseconds:
-            value = _milliseconds(value)
-        arguments[name] = value
-    return entity_class(**arguments)
-
-
-@lru_cache(maxsize=64)
-def _fields(entity_class: Any) -> tuple[tuple[str, Any | None, bool], ...]:
-    """(name, class of an array's elements if they are structures, is a duration) of each field."""
-    import dataclasses
-    import typing
-
-    found = []
-    for field in dataclasses.fields(entity_class):
-        candidates = [argument for part in (field.type, *typing.get_args(field.type)) for argument in (part, *typing.get_args(part))]
-        nested = [candidate for candidate in candidates if dataclasses.is_dataclass(candidate)]
-        found.append((field.name, nested[0] if nested else None, str(field.metadata.get("kafka_type", "")).startswith("timedelta")))
-    return tuple(found)
-
-
-def _milliseconds(value: int) -> Any:
-    import datetime
-
-    return datetime.timedelta(milliseconds=value)
-
-
-@lru_cache(maxsize=64)
-def _message_class(api: Api, version: int, side: str) -> Any:
-    module = importlib.import_module(f"kio.schema.{api.name}.v{version}.{side}")
-    return getattr(module, "".join(word.capitalize() for word in (*api.name.split("_"), side)))
-
-
-@lru_cache(maxsize=64)
-def _writer(entity_class: Any) -> Any:
-    return importlib.import_module("kio.serial").entity_writer(entity_class)
-
-
-@lru_cache(maxsize=64)
-def _reader(entity_class: Any) -> Any:
-    return importlib.import_module("kio.serial").entity_reader(entity_class)
+    return api.response.decode(frame, position, len(frame), version, len(frame), ELEMENTS_MAX)

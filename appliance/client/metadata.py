@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode
-from appliance.base.model import NO_LEADER, BrokerId, LeaderEpoch, TopicId
+from appliance.base.model import NO_LEADER, NO_TOPIC_ID, BrokerId, LeaderEpoch, TopicId
 from appliance.client.address import Address
 from appliance.client.connection import ClientConnection
 from appliance.client.errors import error_code
-from appliance.client.messages import METADATA
+from appliance.client.messages import METADATA, PartitionOfMetadata, TopicOfMetadata
+from appliance.protocol.metadata import MetadataRequest, MetadataRequestTopic
 
 
 class PartitionMetadata(NamedTuple):
@@ -48,36 +49,21 @@ EMPTY_METADATA = ClusterMetadata({}, None, NO_LEADER, {})
 
 def read_metadata(connection: ClientConnection, topics: Iterable[str] | None, *, allow_auto_topic_creation: bool = False) -> ClusterMetadata:
     """Ask for `topics` (None: all). A topic that is not there comes back with its error, it does not raise."""
-    asked = None if topics is None else [{"name": name, "topic_id": None} for name in topics]
-    body = connection.request(METADATA, {
-        "topics": asked, "allow_auto_topic_creation": allow_auto_topic_creation,
-        "include_topic_authorized_operations": False, "include_cluster_authorized_operations": False,
-    })  # fmt: skip
+    asked = None if topics is None else tuple(MetadataRequestTopic(name=name) for name in topics)
+    body = connection.request(METADATA, MetadataRequest(asked, allow_auto_topic_creation))
     return ClusterMetadata(
-        {BrokerId(int(broker.node_id)): Address(broker.host, int(broker.port)) for broker in body.brokers},
-        getattr(body, "cluster_id", None),
-        BrokerId(int(body.controller_id)),
-        {topic.name: _topic(topic) for topic in body.topics if topic.name is not None},
+        {BrokerId(broker.node_id): Address(broker.host, broker.port) for broker in body.brokers},
+        body.cluster_id,
+        BrokerId(body.controller_id),
+        {topic.name: _topic(topic.name, topic) for topic in body.topics if topic.name is not None},
     )
 
 
-def _topic(topic: Any) -> TopicMetadata:
-    topic_id = getattr(topic, "topic_id", None)
-    return TopicMetadata(
-        topic.name,
-        None if topic_id is None else TopicId(topic_id.bytes),
-        tuple(sorted(_partition(partition) for partition in topic.partitions)),
-        bool(topic.is_internal),
-        error_code(int(topic.error_code)),
-    )
+def _topic(name: str, topic: TopicOfMetadata) -> TopicMetadata:
+    topic_id = None if topic.topic_id == NO_TOPIC_ID else topic.topic_id
+    return TopicMetadata(name, topic_id, tuple(sorted(map(_partition, topic.partitions))), topic.is_internal, error_code(topic.error_code))
 
 
-def _partition(partition: Any) -> PartitionMetadata:
-    return PartitionMetadata(
-        int(partition.partition_index),
-        BrokerId(int(partition.leader_id)),
-        LeaderEpoch(int(getattr(partition, "leader_epoch", -1))),
-        tuple(BrokerId(int(node)) for node in partition.replica_nodes),
-        tuple(BrokerId(int(node)) for node in partition.isr_nodes),
-        error_code(int(partition.error_code)),
-    )
+def _partition(found: PartitionOfMetadata) -> PartitionMetadata:
+    replicas, isr = tuple(map(BrokerId, found.replicas)), tuple(map(BrokerId, found.isr))
+    return PartitionMetadata(found.partition, BrokerId(found.leader_id), LeaderEpoch(found.leader_epoch), replicas, isr, error_code(found.error_code))

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import NO_LEADER, BrokerId, Offset, TopicPartition
 from appliance.client.cluster import ClusterClient
 from appliance.client.connection import ClientConnection
+from appliance.client.coordinator import by_topic
 from appliance.client.errors import ClientFailed, ReplyTimedOut, is_retriable, refused
-from appliance.client.messages import INIT_PRODUCER_ID, PRODUCE
+from appliance.client.messages import INIT_PRODUCER_ID, PRODUCE, BatchToProduce, ClientProduceRequest, ClientProduceResponse, TopicToProduce
 from appliance.client.partition_producer import LONGEST_PAUSE_MS, PartitionProducer
 from appliance.client.readiness import await_readable
 from appliance.cluster.state_log import ProducerIdentity
+from appliance.protocol.transaction_apis import InitProducerIdRequest
 from appliance.records.builder import NO_HEADERS, BatchBuilder
 from appliance.records.compression import Codec
 from appliance.records.key_hash import partition_of_key
@@ -34,7 +36,6 @@ SILENCE_MS_MAX = PRODUCE_TIMEOUT_MS + 5_000
 DELIVERY_TIMEOUT_MS = 120_000
 WAITING_BYTES_MAX = 4 * 1024 * 1024
 REQUEST_BYTES_MAX = 16 * 1024 * 1024
-NO_TRANSACTION_TIMEOUT_MS = 60_000
 
 OnStored = Callable[[TopicPartition, Offset, bytearray], None]
 Headers = bytes | Iterable[tuple[str, bytes | None]]
@@ -166,34 +167,32 @@ class BatchProducer:
                 self._on_connection_failed(leader, producers, error)
 
     def _send(self, leader: BrokerId, producers: list[PartitionProducer], now_ms: int) -> None:
-        by_topic: dict[str, list[dict[str, Any]]] = {}
-        for producer in producers:
-            topic, partition = producer.partition
-            by_topic.setdefault(topic, []).append({"index": partition, "records": bytes(producer.begin(now_ms).encoded)})
+        batches = [(each.partition.topic, BatchToProduce(each.partition.partition, each.begin(now_ms).encoded)) for each in producers]
         if leader == NO_LEADER:
             raise self._metadata_failure or refused(ErrorCode.LEADER_NOT_AVAILABLE, f"write to {producers[0].partition}")
         connection = self.connections.get(leader)
         if connection is None or not connection.is_open:
             connection = self.connections[leader] = self.cluster.open_connection(leader)
             self._requests[connection] = deque()
-        data = [{"name": topic, "partition_data": each} for topic, each in by_topic.items()]
-        values = {"transactional_id": self._transactional_id, "acks": self._acks, "timeout": PRODUCE_TIMEOUT_MS, "topic_data": data}
-        connection.send(PRODUCE, values, expects_response=self._acks != ACKS_NONE)
+        topics = tuple(TopicToProduce(*topic) for topic in by_topic(batches))
+        request = ClientProduceRequest(self._transactional_id, self._acks, PRODUCE_TIMEOUT_MS, topics)
+        connection.send(PRODUCE, request, expects_response=self._acks != ACKS_NONE)
         if self._acks != ACKS_NONE:
             self._requests[connection].append(_Request(self.cluster.clock.monotonic_ms(), producers))
             return
         for producer in producers:
             self._on_acknowledged(producer, -1)
 
-    def _on_response(self, producers: list[PartitionProducer], body: Any) -> None:
-        answers = {TopicPartition(str(topic.name), int(answer.index)): answer for topic in body.responses for answer in topic.partition_responses}
+    def _on_response(self, producers: list[PartitionProducer], body: ClientProduceResponse) -> None:
+        answers = {TopicPartition(topic.topic, answer.partition): answer for topic in body.topics for answer in topic.partitions}
         for producer in producers:
             answer = answers.get(producer.partition)
-            code = ErrorCode.UNKNOWN_SERVER_ERROR if answer is None else int(answer.error_code)
-            if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-                self._on_acknowledged(producer, int(getattr(answer, "base_offset", -1)))
+            if answer is None:
+                self._on_failed([producer], refused(ErrorCode.UNKNOWN_SERVER_ERROR, f"write to {producer.partition}"))
+            elif answer.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+                self._on_acknowledged(producer, answer.base_offset)
             else:
-                self._on_failed([producer], refused(code, f"write to {producer.partition}", getattr(answer, "error_message", None)))
+                self._on_failed([producer], refused(answer.error_code, f"write to {producer.partition}", answer.error_message))
 
     def _on_acknowledged(self, producer: PartitionProducer, base_offset: int) -> None:
         batch = producer.on_acknowledged()
@@ -283,15 +282,14 @@ class RecordProducer:
 
 def new_identity(cluster: ClusterClient) -> ProducerIdentity:
     """Get the id and epoch of a producer without transactions, from any broker."""
-    values = {"transactional_id": None, "transaction_timeout": NO_TRANSACTION_TIMEOUT_MS}
     backoff = cluster.backoff()
     while True:
         try:
             brokers = cluster.metadata([]).brokers
-            body = cluster.ask_broker(min(brokers, default=NO_LEADER), INIT_PRODUCER_ID, values)
+            body = cluster.ask_broker(min(brokers, default=NO_LEADER), INIT_PRODUCER_ID, InitProducerIdRequest())
             if body.error_code == ErrorCode.NONE:
-                return ProducerIdentity(int(body.producer_id), int(body.producer_epoch))
-            raise refused(int(body.error_code), "get a producer id")
+                return ProducerIdentity(body.producer_id, body.producer_epoch)
+            raise refused(body.error_code, "get a producer id")
         except (ClientFailed, RequestRefused) as error:
             if not is_retriable(error):
                 raise

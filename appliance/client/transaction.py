@@ -8,19 +8,33 @@ records wait for that long.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.invariants import check
 from appliance.base.model import TopicPartition
 from appliance.client.cluster import ClusterClient
-from appliance.client.coordinator import GROUP, TRANSACTION, CoordinatorClient
+from appliance.client.coordinator import GROUP, TRANSACTION, CoordinatorClient, by_topic, first_error
 from appliance.client.errors import ClientFailed
 from appliance.client.groups import CommittedOffset
-from appliance.client.messages import ADD_OFFSETS_TO_TXN, ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID, TXN_OFFSET_COMMIT
+from appliance.client.messages import ADD_OFFSETS_TO_TXN, ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID, TXN_OFFSET_COMMIT, Answered, Asked, ClientApi
 from appliance.client.producer import DELIVERY_TIMEOUT_MS, WAITING_BYTES_MAX, BatchProducer
 from appliance.cluster.state_log import ProducerIdentity
+from appliance.protocol.topic_partitions import TopicPartitions
+from appliance.protocol.transaction_apis import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    EndTxnRequest,
+    EndTxnResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    TransactionToExtend,
+    TxnOffsetCommitPartition,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitTopic,
+)
 
 TRANSACTION_TIMEOUT_MS = 300_000
 
@@ -62,9 +76,9 @@ class Transaction:
     def begin(self) -> None:
         """Be the one producer of this transactional id."""
         self.close()
-        values = {"transactional_id": self.transactional_id, "transaction_timeout": self._timeout_ms}
-        body = self._ask(INIT_PRODUCER_ID, values, "begin a transaction")
-        self._identity = ProducerIdentity(int(body.producer_id), int(body.producer_epoch))
+        request = InitProducerIdRequest(self.transactional_id, self._timeout_ms)
+        body = self._ask(INIT_PRODUCER_ID, request, "begin a transaction", _error_of_body)
+        self._identity = ProducerIdentity(body.producer_id, body.producer_epoch)
         self._sender = BatchProducer(
             self._cluster,
             self._identity,
@@ -86,13 +100,10 @@ class Transaction:
         new = sorted(set(partitions) - self._joined)
         if not new:
             return
-        by_topic: dict[str, list[int]] = {}
-        for topic, partition in new:
-            by_topic.setdefault(topic, []).append(partition)
-        topics = [{"name": topic, "partitions": numbers} for topic, numbers in by_topic.items()]
-        values = {f"v3_and_below_{name}": value for name, value in {**self._identity_values(), "topics": topics}.items()}
+        topics = tuple(TopicPartitions(*topic) for topic in by_topic(new))
+        joined = TransactionToExtend(self.transactional_id, *self._identity, topics=topics)
         self._is_open = True
-        self._ask(ADD_PARTITIONS_TO_TXN, values, "add partitions to the transaction", _error_of_partitions)
+        self._ask(ADD_PARTITIONS_TO_TXN, AddPartitionsToTxnRequest((joined,)), "add partitions to the transaction", _error_of_partitions)
         self._joined.update(new)
 
     def append(self, partition: TopicPartition, batch: bytes) -> None:
@@ -107,18 +118,17 @@ class Transaction:
     def commit_offsets(self, group_id: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Offsets of a group that count if the transaction does."""
         self.add_group(group_id)
-        by_topic: dict[str, list[dict[str, Any]]] = {}
-        for (topic, partition), (offset, metadata) in sorted(offsets.items()):
-            by_topic.setdefault(topic, []).append({"partition_index": partition, "committed_offset": offset, "committed_metadata": metadata})
-        topics = [{"name": topic, "partitions": each} for topic, each in by_topic.items()]
+        committed = [(topic, TxnOffsetCommitPartition(partition, each.offset, metadata=each.metadata)) for (topic, partition), each in sorted(offsets.items())]
+        topics = tuple(TxnOffsetCommitTopic(*topic) for topic in by_topic(committed))
         doing = f"commit the offsets of group {group_id!r} in transaction {self.transactional_id!r}"
         group = CoordinatorClient(self._cluster, GROUP, group_id, retry_ms=self._delivery_timeout_ms, asks_again=True)
-        group.ask(TXN_OFFSET_COMMIT, {**self._identity_values(), "group_id": group_id, "topics": topics}, doing, _error_of_offsets)
+        group.ask(TXN_OFFSET_COMMIT, TxnOffsetCommitRequest(self.transactional_id, group_id, *self._identity, topics=topics), doing, first_error)
 
     def add_group(self, group_id: str) -> None:
         """Let the transaction go over the group's offsets."""
         self._is_open = True
-        self._ask(ADD_OFFSETS_TO_TXN, {**self._identity_values(), "group_id": group_id}, f"add group {group_id!r} to the transaction")
+        request = AddOffsetsToTxnRequest(self.transactional_id, *self._identity, group_id)
+        self._ask(ADD_OFFSETS_TO_TXN, request, f"add group {group_id!r} to the transaction", _error_of_body)
 
     def commit(self) -> None:
         """All of it counts when this returns. Nothing is sent for a transaction that is over nothing."""
@@ -131,28 +141,20 @@ class Transaction:
 
     def _end(self, is_commit: bool) -> None:
         if self._is_open:
-            self._ask(END_TXN, {**self._identity_values(), "committed": is_commit}, "commit the transaction" if is_commit else "abort the transaction")
+            request = EndTxnRequest(self.transactional_id, *self._identity, is_commit)
+            self._ask(END_TXN, request, "commit the transaction" if is_commit else "abort the transaction", _error_of_body)
         self._is_open = False
         self._joined.clear()
 
-    def _identity_values(self) -> dict[str, Any]:
-        producer_id, producer_epoch = self._identity
-        return {"transactional_id": self.transactional_id, "producer_id": producer_id, "producer_epoch": producer_epoch}
-
-    def _ask(self, api: Any, values: dict[str, Any], doing: str, error_of: Any = None) -> Any:
-        return self._coordinator.ask(api, values, f"{doing} (transactional id {self.transactional_id!r})", error_of or _error_of_body)
+    def _ask(self, api: ClientApi[Asked, Answered], request: Asked, doing: str, error_of: Callable[[Answered], tuple[int, str | None]]) -> Answered:
+        return self._coordinator.ask(api, request, f"{doing} (transactional id {self.transactional_id!r})", error_of)
 
 
-def _error_of_body(body: Any) -> tuple[int, str | None]:
-    return int(body.error_code), None
+def _error_of_body(body: InitProducerIdResponse | AddOffsetsToTxnResponse | EndTxnResponse) -> tuple[int, str | None]:
+    return body.error_code, None
 
 
-def _error_of_partitions(body: Any) -> tuple[int, str | None]:
-    """The error behind a refusal: the others were only not attempted."""
-    codes = [int(each.partition_error_code) for topic in body.results_by_topic_v3_and_below for each in topic.results_by_partition]
+def _error_of_partitions(body: AddPartitionsToTxnResponse) -> tuple[int, str | None]:
+    """Return the error behind a refusal: the other partitions were only not attempted."""
+    codes = [each.error_code for extended in body.transactions for topic in extended.topics for each in topic.partitions]
     return next((code for code in codes if code not in (ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED)), max(codes, default=0)), None
-
-
-def _error_of_offsets(body: Any) -> tuple[int, str | None]:
-    codes = [int(partition.error_code) for topic in body.topics for partition in topic.partitions]
-    return next((code for code in codes if code), 0), None

@@ -8,22 +8,31 @@ from typing import NamedTuple
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import BrokerId, TopicPartition
 from appliance.client.cluster import ClusterClient
-from appliance.client.coordinator import TRANSACTION, ask_coordinator, ask_every_broker
+from appliance.client.coordinator import TRANSACTION, CoordinatorClient, ask_every_broker
 from appliance.client.errors import refused
 from appliance.client.messages import DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, INIT_PRODUCER_ID, LIST_TRANSACTIONS, WRITE_TXN_MARKERS
+from appliance.protocol.topic_partitions import TopicPartitions
+from appliance.protocol.transaction_apis import (
+    NO_TRANSACTION,
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    InitProducerIdRequest,
+    ListTransactionsRequest,
+    TxnMarker,
+    WriteTxnMarkersRequest,
+)
 
-NONE_OPEN = -1
 ENDING_TIMEOUT_MS = 60_000
 
 
-class ListedTransaction(NamedTuple):
+class TransactionListing(NamedTuple):
     transactional_id: str
     producer_id: int
     state: str
     coordinator: int
 
 
-class DescribedTransaction(NamedTuple):
+class TransactionDescription(NamedTuple):
     """`start_ms` is -1 where none goes on."""
 
     transactional_id: str
@@ -35,7 +44,7 @@ class DescribedTransaction(NamedTuple):
     partitions: tuple[TopicPartition, ...]
 
 
-class ActiveProducer(NamedTuple):
+class ProducerOnPartition(NamedTuple):
     """A producer as one partition's log remembers it; `start_offset` is -1 without an open transaction."""
 
     partition: TopicPartition
@@ -46,87 +55,80 @@ class ActiveProducer(NamedTuple):
     start_offset: int
 
 
-def list_transactions(cluster: ClusterClient) -> list[ListedTransaction]:
+def list_transactions(cluster: ClusterClient) -> list[TransactionListing]:
     """Of all brokers, by name."""
-    bodies = ask_every_broker(cluster, LIST_TRANSACTIONS, {}, "list the transactions")
-    found = [
-        ListedTransaction(one.transactional_id, int(one.producer_id), one.transaction_state, broker)
-        for broker, body in bodies.items()
-        for one in body.transaction_states
-    ]
-    return sorted(found)
+    bodies = ask_every_broker(cluster, LIST_TRANSACTIONS, ListTransactionsRequest(), "list the transactions")
+    return sorted(
+        TransactionListing(one.transactional_id, one.producer_id, one.transaction_state, broker) for broker, body in bodies.items() for one in body.transactions
+    )
 
 
-def describe_transaction(cluster: ClusterClient, transactional_id: str) -> DescribedTransaction:
-    """`RequestRefused` (TRANSACTIONAL_ID_NOT_FOUND) for an id that nobody has heard of."""
-    body = ask_coordinator(
-        cluster,
-        TRANSACTION,
-        transactional_id,
+def describe_transaction(cluster: ClusterClient, transactional_id: str) -> TransactionDescription:
+    """Describe one transaction. Raises `RequestRefused` (TRANSACTIONAL_ID_NOT_FOUND) for an unknown id."""
+    body = CoordinatorClient(cluster, TRANSACTION, transactional_id).ask(
         DESCRIBE_TRANSACTIONS,
-        {"transactional_ids": [transactional_id]},
+        DescribeTransactionsRequest((transactional_id,)),
         f"describe transactional id {transactional_id!r}",
-        lambda body: (int(body.transactions[0].error_code), None),
+        lambda body: (body.transactions[0].error_code, None),
     )
     one = body.transactions[0]
-    partitions = tuple(sorted(TopicPartition(str(topic.topic), int(number)) for topic in one.topics for number in topic.partitions))
-    return DescribedTransaction(
+    return TransactionDescription(
         one.transactional_id,
-        int(one.producer_id),
-        int(one.producer_epoch),
+        one.producer_id,
+        one.producer_epoch,
         one.transaction_state,
-        int(one.transaction_timeout_ms),
-        int(one.transaction_start_time_ms),
-        partitions,
+        one.transaction_timeout_ms,
+        one.transaction_start_time_ms,
+        tuple(sorted(TopicPartition(topic.topic, partition) for topic in one.topics for partition in topic.partitions)),
     )
 
 
 def abort_transaction(cluster: ClusterClient, transactional_id: str) -> None:
-    """Fence the producer and abort what he has open: as if a new producer with his id came (InitProducerId)."""
+    """Fence the producer and abort its open transaction, as a new producer with its id does (InitProducerId)."""
     described = describe_transaction(cluster, transactional_id)
-    values = {"transactional_id": transactional_id, "transaction_timeout": min(described.timeout_ms, ENDING_TIMEOUT_MS)}
+    request = InitProducerIdRequest(transactional_id, min(described.timeout_ms, ENDING_TIMEOUT_MS))
     doing = f"abort the transaction of {transactional_id!r}"
-    ask_coordinator(cluster, TRANSACTION, transactional_id, INIT_PRODUCER_ID, values, doing, lambda body: (int(body.error_code), None))
+    CoordinatorClient(cluster, TRANSACTION, transactional_id).ask(INIT_PRODUCER_ID, request, doing, lambda body: (body.error_code, None))
 
 
-def active_producers(cluster: ClusterClient, topics: Iterable[str]) -> list[ActiveProducer]:
+def active_producers(cluster: ClusterClient, topics: Iterable[str]) -> list[ProducerOnPartition]:
     """Of every partition of `topics`, as their leaders know them."""
-    found: list[ActiveProducer] = []
+    found: list[ProducerOnPartition] = []
     for name in topics:
         by_leader: dict[BrokerId, list[int]] = {}
         for partition in cluster.topic(name, complete=False).partitions:
             by_leader.setdefault(partition.leader, []).append(partition.partition)
         for leader, numbers in by_leader.items():
-            body = cluster.ask_broker(leader, DESCRIBE_PRODUCERS, {"topics": [{"name": name, "partition_indexes": numbers}]})
+            body = cluster.ask_broker(leader, DESCRIBE_PRODUCERS, DescribeProducersRequest((TopicPartitions(name, tuple(numbers)),)))
             for topic in body.topics:
                 for answer in topic.partitions:
-                    partition_of = TopicPartition(name, int(answer.partition_index))
+                    partition_of = TopicPartition(name, answer.partition)
                     if answer.error_code != ErrorCode.NONE:
-                        raise refused(int(answer.error_code), f"read the producers of {partition_of}", answer.error_message)
+                        raise refused(answer.error_code, f"read the producers of {partition_of}", answer.error_message)
                     found += (
-                        ActiveProducer(
+                        ProducerOnPartition(
                             partition_of,
-                            int(producer.producer_id),
-                            int(producer.producer_epoch),
-                            int(producer.last_timestamp),
-                            int(producer.coordinator_epoch),
-                            int(producer.current_txn_start_offset),
+                            producer.producer_id,
+                            producer.producer_epoch,
+                            producer.last_timestamp_ms,
+                            producer.coordinator_epoch,
+                            producer.current_txn_start_offset,
                         )
-                        for producer in answer.active_producers
+                        for producer in answer.producers
                     )
     return found
 
 
-def hanging(cluster: ClusterClient, topics: Iterable[str], min_age_ms: int, now_ms: int) -> list[ActiveProducer]:
+def hanging(cluster: ClusterClient, topics: Iterable[str], min_age_ms: int, now_ms: int) -> list[ProducerOnPartition]:
     """Open in a partition for longer than `min_age_ms`, and of no transaction that a coordinator knows to go over it: nobody will ever end them."""
-    open_for_long = [each for each in active_producers(cluster, topics) if each.start_offset != NONE_OPEN and now_ms - each.last_timestamp > min_age_ms]
+    open_for_long = [each for each in active_producers(cluster, topics) if each.start_offset != NO_TRANSACTION and now_ms - each.last_timestamp > min_age_ms]
     if not open_for_long:
         return []
     by_producer = {listed.producer_id: listed.transactional_id for listed in list_transactions(cluster)}
     return [each for each in open_for_long if not _is_coordinated(cluster, by_producer.get(each.producer_id), each)]
 
 
-def _is_coordinated(cluster: ClusterClient, transactional_id: str | None, producer: ActiveProducer) -> bool:
+def _is_coordinated(cluster: ClusterClient, transactional_id: str | None, producer: ProducerOnPartition) -> bool:
     if transactional_id is None:
         return False
     try:
@@ -137,19 +139,14 @@ def _is_coordinated(cluster: ClusterClient, transactional_id: str | None, produc
         raise
 
 
-def abort_in_partition(cluster: ClusterClient, producer: ActiveProducer) -> None:
+def abort_in_partition(cluster: ClusterClient, producer: ProducerOnPartition) -> None:
     """Write an abort marker where a transaction hangs; the coordinator's own epoch, so that a living coordinator is not overruled."""
     doing = f"abort the transaction of producer {producer.producer_id} in {producer.partition}"
     leader = next(each.leader for each in cluster.topic(producer.partition.topic).partitions if each.partition == producer.partition.partition)
-    marker = {
-        "producer_id": producer.producer_id,
-        "producer_epoch": producer.producer_epoch,
-        "transaction_result": False,
-        "topics": [{"name": producer.partition.topic, "partition_indexes": [producer.partition.partition]}],
-        "coordinator_epoch": max(0, producer.coordinator_epoch),
-    }
-    body = cluster.ask_broker(leader, WRITE_TXN_MARKERS, {"markers": [marker]})
-    code = int(body.markers[0].topics[0].partitions[0].error_code)
+    topics = (TopicPartitions(producer.partition.topic, (producer.partition.partition,)),)
+    marker = TxnMarker(producer.producer_id, producer.producer_epoch, False, topics, max(0, producer.coordinator_epoch))
+    body = cluster.ask_broker(leader, WRITE_TXN_MARKERS, WriteTxnMarkersRequest((marker,)))
+    code = body.markers[0].topics[0].partitions[0].error_code
     if code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
         raise refused(code, doing, "only boxes write markers: run it on a box, or add this address to inter.broker.allowed.networks")
     if code != ErrorCode.NONE:

@@ -16,7 +16,7 @@ from appliance.command.output import NOTHING, Column, count_text, print_table, s
 if TYPE_CHECKING:
     from appliance.base.model import TopicPartition
     from appliance.client.cluster import ClusterClient
-    from appliance.client.groups import DescribedGroup
+    from appliance.client.groups import GroupDescription
 
 GroupArgument = Annotated[str, argument("GROUP", "The group.")]
 JsonOption = Annotated[bool, option("--json", help="For programs.")]
@@ -91,10 +91,11 @@ def lag(
     say(f"{count_text(behind)} records behind in all")
 
 
-def group_progress(cluster: ClusterClient, group_id: str, described: DescribedGroup) -> list[dict[str, Any]]:
+def group_progress(cluster: ClusterClient, group_id: str, described: GroupDescription) -> list[dict[str, Any]]:
     """A row for each partition that the group has an offset of, or a member for. `lag` is None where either end is not known."""
-    from appliance.client.admin import LATEST_TIMESTAMP, try_list_offsets
+    from appliance.client.admin import try_list_offsets
     from appliance.client.groups import committed_offsets
+    from appliance.protocol.offset_apis import LATEST_TIMESTAMP
 
     readers = {partition: member for member in described.members for partition in member.partitions}
     committed = committed_offsets(cluster, group_id)

@@ -17,7 +17,7 @@ from appliance.command.output import NOTHING, Column, plural, print_table, say
 if TYPE_CHECKING:
     from appliance.base.model import TopicPartition
     from appliance.client.cluster import ClusterClient
-    from appliance.client.groups import DescribedGroup
+    from appliance.client.groups import GroupDescription
 
 MILLISECONDS = 1000
 
@@ -75,17 +75,17 @@ def reset_offsets(
         print(f"set {plural(len(targets), 'offset')} of group {group}")
 
 
-def _described_or_new(cluster: ClusterClient, group: str) -> DescribedGroup:
+def _described_or_new(cluster: ClusterClient, group: str) -> GroupDescription:
     """An unknown group has no members; it starts with these offsets."""
     from appliance.base.errors import ErrorCode, RequestRefused
-    from appliance.client.groups import DescribedGroup, describe_group
+    from appliance.client.groups import GroupDescription, describe_group
 
     try:
         return describe_group(cluster, group)
     except RequestRefused as refused:
         if refused.code is not ErrorCode.GROUP_ID_NOT_FOUND:
             raise
-        return DescribedGroup(group, "", "", "", ())
+        return GroupDescription(group, "", "", "", ())
 
 
 def parse_time(text: str) -> int:
@@ -123,7 +123,8 @@ def _choose(cluster: ClusterClient, wanted: list[tuple[str, tuple[int, ...]]], c
 
 
 def _ends(cluster: ClusterClient, partitions: list[TopicPartition]) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    from appliance.client.admin import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, list_offsets
+    from appliance.client.admin import list_offsets
+    from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 
     starts, ends = (list_offsets(cluster, partitions, timestamp) for timestamp in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP))
     return {each: int(found.offset) for each, found in starts.items()}, {each: int(found.offset) for each, found in ends.items()}

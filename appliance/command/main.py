@@ -1,6 +1,6 @@
 """`millrace`: puts the commands together and turns what they raise into one line on stderr and an exit code.
 
-Weak spot: typer costs 50 ms at every start; everything else (kio, rich, the client) is imported by the command that needs it.
+Weak spot: typer costs 50 ms at every start; everything else (rich, the client) is imported by the command that needs it.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from appliance.command.topic_tail import tail
 from appliance.command.topic_trim import confirm, trim
 
 if TYPE_CHECKING:
-    from appliance.client.admin import TopicDescription
+    from appliance.client.admin import DescribedTopic
     from appliance.client.metadata import TopicMetadata
 
 
@@ -180,7 +180,7 @@ def describe(
     print_table(columns, rows)
 
 
-def description_document(described: TopicDescription, settings: dict[str, str] | None) -> dict[str, Any]:
+def description_document(described: DescribedTopic, settings: dict[str, str] | None) -> dict[str, Any]:
     """What `describe` shows, for programs; `settings` None where the broker does not tell them."""
     partitions = [
         {

@@ -20,7 +20,7 @@ from appliance.command.output import Column, count_text, plural, print_table, sa
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from appliance.client.admin import TopicDescription
+    from appliance.client.admin import DescribedTopic
     from appliance.client.cluster import ClusterClient
 
 _AGE = re.compile(r"([0-9]+)(s|m|h|d)\Z")
@@ -101,7 +101,7 @@ def parse_limit(before: str | None, to_high_watermark: bool, now_ms: int) -> Lim
     return Limit(time_ms=max(0, int(time.timestamp() * 1000)))
 
 
-def plan_trims(described: TopicDescription, limit: Limit, only: int | None, offset_at_time: Mapping[int, int]) -> list[Trim]:
+def plan_trims(described: DescribedTopic, limit: Limit, only: int | None, offset_at_time: Mapping[int, int]) -> list[Trim]:
     """Where each partition is to begin. `offset_at_time`: its first record that is not older than the limit; without one, all go. Raises UsageProblem."""
     name, parts = described.topic.name, described.partitions
     known = [part.metadata.partition for part in parts]
@@ -151,7 +151,7 @@ def confirm(question: str, instead: str) -> None:
         raise UsageProblem("nothing was deleted")
 
 
-def _offsets_at(cluster: ClusterClient, described: TopicDescription, only: int | None, time_ms: int) -> dict[int, int]:
+def _offsets_at(cluster: ClusterClient, described: DescribedTopic, only: int | None, time_ms: int) -> dict[int, int]:
     from appliance.client.admin import list_offsets
 
     wanted = [

@@ -16,7 +16,7 @@ from appliance.command.output import NOTHING, Column, duration_text, plural, pri
 
 if TYPE_CHECKING:
     from appliance.client.cluster import ClusterClient
-    from appliance.client.transactions import ActiveProducer
+    from appliance.client.transactions import ProducerOnPartition
 
 HANGING_MINUTES = 20
 """Transactions may take 15 minutes (transaction.max.timeout.ms); five more are no accident."""
@@ -111,14 +111,14 @@ def abort(
             say(f"no transaction hangs in topic {topic} for more than {plural(minutes, 'minute')}")
 
 
-def _find_hanging(cluster: ClusterClient, topic: str | None, minutes: int) -> list[ActiveProducer]:
+def _find_hanging(cluster: ClusterClient, topic: str | None, minutes: int) -> list[ProducerOnPartition]:
     from appliance.client.transactions import hanging
 
     topics = [topic] if topic is not None else sorted(cluster.metadata(None).topics)
     return hanging(cluster, topics, minutes * 60_000, SystemClock.wall_ms())
 
 
-def _print_hanging(found: list[ActiveProducer]) -> None:
+def _print_hanging(found: list[ProducerOnPartition]) -> None:
     columns = [Column("partition"), Column("producer", is_number=True), Column("epoch", is_number=True), Column("from offset", is_number=True)]
     columns.append(Column("last write"))
     now_s = SystemClock.wall_ms() / 1000

@@ -7,19 +7,19 @@ nothing arrived for `patience_ms`. Weak spot: it fetches from leaders only, neve
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import Any
 
 from appliance.base.errors import ErrorCode, ProtocolViolation, RequestRefused
 from appliance.base.model import NO_LEADER, BrokerId
-from appliance.client.admin import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, list_offsets
+from appliance.client.admin import list_offsets
 from appliance.client.cluster import ClusterClient
 from appliance.client.connection import ClientConnection
 from appliance.client.errors import ClientFailed, ConnectionLost, error_code, is_retriable, refused
-from appliance.client.messages import FETCH
+from appliance.client.messages import FETCH, ClientFetchRequest, ClientFetchResponse, PartitionOfFetch, PartitionToFetch, TopicToFetch
 from appliance.pipeline.batch_scan import AbortedRecords, RawBatches, ReadProgress
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.offset_range import OffsetRange
 from appliance.pipeline.problems import DataLoss, OnDataLoss
+from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from appliance.records.batch_run import whole_batches
 
 READ_COMMITTED, READ_UNCOMMITTED = 1, 0
@@ -98,11 +98,11 @@ class FetchedBatches:
             answer = self._answer(connection)
             before = progress.next_offset
             if asked == before:  # else a batch was left out, and this is not what follows
-                code = error_code(int(answer.error_code))
+                code = error_code(answer.error_code)
                 if code == ErrorCode.OFFSET_OUT_OF_RANGE:
                     self._move_into_range(cluster, progress, on_data_loss)
                 elif code != ErrorCode.NONE:
-                    raise refused(int(answer.error_code), f"read {self._partition}")
+                    raise refused(answer.error_code, f"read {self._partition}")
                 elif answer.records:
                     records = memoryview(answer.records)
                     following = self._following(records)
@@ -121,34 +121,29 @@ class FetchedBatches:
         whole = whole_batches([records])
         return whole.next_offset if whole is not None and whole.size_bytes else None
 
-    def _aborted(self, answer: Any) -> AbortedRecords | None:
+    def _aborted(self, answer: PartitionOfFetch) -> AbortedRecords | None:
         if not self._access.read_committed:
             return None
-        return AbortedRecords((int(each.producer_id), int(each.first_offset)) for each in answer.aborted_transactions or ())
+        return AbortedRecords((each.producer_id, each.first_offset) for each in answer.aborted_transactions or ())
 
     def _ask(self, connection: ClientConnection, offset: int) -> int:
         size_bytes = self._access.fetch_bytes
-        partition = {
-            "partition": self._wanted.partition,
-            "current_leader_epoch": -1,
-            "fetch_offset": offset,
-            "last_fetched_epoch": -1,
-            "log_start_offset": -1,
-            "partition_max_bytes": size_bytes,
-        }
-        connection.send(FETCH, {
-            "replica_id": -1, "max_wait": self._access.fetch_wait_ms, "min_bytes": 1, "max_bytes": size_bytes, "session_id": 0, "session_epoch": -1,
-            "isolation_level": READ_COMMITTED if self._access.read_committed else READ_UNCOMMITTED,
-            "topics": [{"topic": self._wanted.topic, "partitions": [partition]}], "forgotten_topics_data": [], "rack_id": "",
-        })  # fmt: skip
+        partition = PartitionToFetch(self._wanted.partition, fetch_offset=offset, max_bytes=size_bytes)
+        request = ClientFetchRequest(
+            max_wait_ms=self._access.fetch_wait_ms,
+            max_bytes=size_bytes,
+            isolation_level=READ_COMMITTED if self._access.read_committed else READ_UNCOMMITTED,
+            topics=(TopicToFetch(self._wanted.topic, (partition,)),),
+        )
+        connection.send(FETCH, request)
         return offset
 
-    def _answer(self, connection: ClientConnection) -> Any:
+    def _answer(self, connection: ClientConnection) -> PartitionOfFetch:
         """Return the partition's part of a response."""
-        body = connection.receive(self._access.fetch_wait_ms + self._access.request_timeout_ms).body
-        if getattr(body, "error_code", ErrorCode.NONE) != ErrorCode.NONE:
-            raise refused(int(body.error_code), f"read {self._partition}")
-        for topic in body.responses:
+        body: ClientFetchResponse = connection.receive(self._access.fetch_wait_ms + self._access.request_timeout_ms).body
+        if body.error_code != ErrorCode.NONE:
+            raise refused(body.error_code, f"read {self._partition}")
+        for topic in body.topics:
             for answer in topic.partitions:
                 return answer
         raise ProtocolViolation("client_response", "a fetch response says nothing of the partition that was asked for")

@@ -13,13 +13,14 @@ from typing import TypeVar
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import TopicPartition
-from appliance.client.admin import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, FoundOffset, list_offsets
+from appliance.client.admin import FoundOffset, list_offsets
 from appliance.client.cluster import ClusterClient
 from appliance.client.errors import ClientFailed, is_retriable
 from appliance.client.metadata import TopicMetadata
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.problems import SourceProblem
 from appliance.pipeline.sink_spool import SPOOL_TOPIC
+from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 
 NUM_RETRIES = 3
 RETRY_INTERVAL_MS = 10

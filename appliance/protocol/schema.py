@@ -20,6 +20,7 @@ from appliance.base.invariants import check
 from appliance.base.model import TopicId
 from appliance.protocol.apis import CODED_APIS, ApiKey
 from appliance.protocol.wire import (
+    ELEMENTS_MAX,
     MALFORMED,
     NO_TAGGED_FIELDS,
     UUID_SIZE,
@@ -148,11 +149,11 @@ class Message(Generic[Body]):
         self._older = older
         self._error = error
 
-    def decode(self, buffer: Buffer, position: int, limit: int, version: int) -> Body:
+    def decode(self, buffer: Buffer, position: int, limit: int, version: int, size_max: int = BODY_SIZE_MAX, elements_max: int = ELEMENTS_MAX) -> Body:
         """The body in `buffer[position:limit]`; bytes behind it are ignored, as Kafka does."""
-        if limit - position > BODY_SIZE_MAX:
-            raise ProtocolViolation("body-too-large", f"{self.name} v{version} of {limit - position} bytes is larger than the {BODY_SIZE_MAX} bytes allowed")
-        body = decode_struct(self.shape(version), version, self.api.is_flexible(version), buffer, position, limit, self.name)
+        if limit - position > size_max:
+            raise ProtocolViolation("body-too-large", f"{self.name} v{version} of {limit - position} bytes is larger than the {size_max} bytes allowed")
+        body = decode_struct(self.shape(version), version, self.api.is_flexible(version), buffer, position, limit, self.name, elements_max)
         return self.widened(version, body)
 
     def encode(self, version: int, body: Body) -> bytes:
@@ -192,8 +193,8 @@ class _ElementCount:
     def __init__(self) -> None:
         self._count = 0
 
-    def begin(self) -> None:
-        self._count = 0
+    def begin(self, elements_max: int) -> None:
+        self._count = ELEMENTS_MAX - elements_max
 
     def add(self, count: int, position: int) -> None:
         """`count` more, of an array before `position`; a `ProtocolViolation` if they are null or too many."""
@@ -272,9 +273,11 @@ def _read_tagged(known: dict[int, tuple[int, Codec]], values: list[Any], buffer:
     return position
 
 
-def decode_struct(body: type[Body], version: int, flexible: bool, buffer: Buffer, position: int, limit: int, what: str) -> Body:
-    """The struct at `position`, whatever lies behind it; a `ProtocolViolation` unless it ends at `limit` or before."""
-    _elements.begin()
+def decode_struct(
+    body: type[Body], version: int, flexible: bool, buffer: Buffer, position: int, limit: int, what: str, elements_max: int = ELEMENTS_MAX
+) -> Body:
+    """The struct at `position`, whatever lies behind it; a `ProtocolViolation` unless it ends at `limit` or before, with at most `elements_max` elements."""
+    _elements.begin(elements_max)
     try:
         value, position = struct_codec(body, version, flexible).read(buffer, position, limit)
     except MALFORMED as error:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from appliance.base.model import TopicPartition
-from appliance.client.admin import LATEST_TIMESTAMP, list_offsets
+from appliance.client.admin import list_offsets
+from appliance.protocol.offset_apis import LATEST_TIMESTAMP
 from lab.running_box import RunningBox
 from loadtest.benchmark import Figure
 from loadtest.generators.fetch_frame import build_fetch_frame, fetch_layout

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import TopicPartition
 from appliance.client.address import Address
-from appliance.client.admin import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, create_topic, list_offsets
+from appliance.client.admin import create_topic, list_offsets
 from appliance.client.cluster import ClusterClient
 from appliance.client.groups import committed_offsets, set_offsets
+from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from loadtest.users.reconciliation import Look, Stored, StoredRange, SyslogBooks
 
 HTTP_SECONDS = 5.0

@@ -1,7 +1,6 @@
 """The topic of the machine's figures, and the two requests that it takes: CreateTopics and Produce. Bytes only; `agents.console_host` has the socket.
 
-By hand, as the console would pay 20 MB for kio, and a producer with partitions, retries and batches of its own is not needed for twenty records in
-ten seconds. CreateTopics 4 is its last version without tagged fields. Weak spot: the topic's one partition is spoken to where the metadata image says.
+By hand, because twenty records in ten seconds need no producer with partitions, retries and batches. CreateTopics 4 is its last version without tagged fields. Weak spot: the topic's one partition is spoken to where the metadata image says.
 """
 
 from __future__ import annotations

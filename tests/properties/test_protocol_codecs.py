@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.base.model import NO_TOPIC_ID, TopicId
+from appliance.client import messages as client_messages
 from appliance.protocol import (
     api_versions,
     cluster_apis,
@@ -84,6 +85,11 @@ def body_of(frame: bytes, version: int, api_key: ApiKey, correlation_id: int) ->
 
 SCHEMA_MESSAGES: list[tuple[Message[Any], bool, range]] = [
     (metadata.REQUEST, True, versions_of(ApiKey.METADATA)),
+    *(
+        (message, is_request, range(api.version_min, api.version_max + 1))
+        for api in (client_messages.PRODUCE, client_messages.FETCH, client_messages.METADATA)
+        for message, is_request in ((api.request, True), (api.response, False))
+    ),
     (offset_apis.LIST_OFFSETS_REQUEST, True, versions_of(ApiKey.LIST_OFFSETS, first=1)),
     (offset_apis.LIST_OFFSETS_RESPONSE, False, versions_of(ApiKey.LIST_OFFSETS, first=1)),
     (cluster_apis.FIND_COORDINATOR_REQUEST, True, versions_of(ApiKey.FIND_COORDINATOR)),

@@ -6,19 +6,17 @@ fields; a test replaces the ones it is about. Raising `HangUp` closes the connec
 
 from __future__ import annotations
 
-import io
+import re
 import socket
 import struct
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from kio.schema.errors import ErrorCode
-from kio.serial import entity_reader, entity_writer
-
 from appliance.client import messages
 from appliance.client.address import Address
 from appliance.client.cluster import ClusterClient
+from lab import kio_adapter
 
 APIS = {
     api.key: api
@@ -38,6 +36,7 @@ APIS = {
     )
 }
 TOPIC = "numbers"
+ClientApi = messages.ClientApi[Any, Any]
 Client = TypeVar("Client")
 Answer = Callable[[Any], "dict[str, Any] | bytes | None"]
 
@@ -54,7 +53,7 @@ class FakeKafkaBroker:
         self.appended: dict[int, list[bytes]] = {partition: [] for partition in self.leaders}
         self.requests: list[tuple[str, Any]] = []
         self.settings: dict[str, str] = {}
-        self.answers: dict[messages.Api, Answer] = {
+        self.answers: dict[ClientApi, Answer] = {
             messages.API_VERSIONS: self.versions,
             messages.METADATA: self.metadata,
             messages.PRODUCE: self.produce,
@@ -62,7 +61,7 @@ class FakeKafkaBroker:
             messages.DESCRIBE_CONFIGS: self.describe_configs,
             messages.INIT_PRODUCER_ID: lambda request: {"throttle_time": 0, "error_code": 0, "producer_id": 77, "producer_epoch": 0},
         }
-        self.max_versions = {api: api.max_version for api in APIS.values()}
+        self.max_versions = {api: api.version_max for api in APIS.values()}
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._connections: list[socket.socket] = []
         self._kept: list[Any] = []
@@ -110,7 +109,7 @@ class FakeKafkaBroker:
     # --- ordinary answers
 
     def versions(self, request: Any) -> dict[str, Any]:
-        keys = [{"api_key": api.key, "min_version": api.min_version, "max_version": version} for api, version in self.max_versions.items()]
+        keys = [{"api_key": api.key, "min_version": api.version_min, "max_version": version} for api, version in self.max_versions.items()]
         return {"error_code": 0, "api_keys": keys, "throttle_time": 0}
 
     def metadata(self, request: Any) -> dict[str, Any]:
@@ -205,29 +204,20 @@ class FakeKafkaBroker:
         else:
             answered = version
             position = 10 + client_length + (1 if api.is_flexible(version) else 0)
-            request, _ = entity_reader(messages._message_class(api, version, "request"))(frame, position)
-            self.requests.append((api.name, request))
+            request = kio_adapter.decode_request(key, version, frame[position:])
+            self.requests.append((snake_case(api.name), request))
             fields = self.answers[api](request)
         if fields is None or isinstance(fields, bytes):
             return fields
         return encode_response(api, answered, correlation_id, fields)
 
 
-def encode_response(api: messages.Api, version: int, correlation_id: int, fields: dict[str, Any]) -> bytes:
-    response_class = messages._message_class(api, version, "response")
-    body = io.BytesIO()
-    entity_writer(response_class)(body, messages._build(response_class, _with_error_codes(fields)))
-    header = struct.pack(">i", correlation_id) + (b"\0" if api.is_flexible(version) and api is not messages.API_VERSIONS else b"")
-    return struct.pack(">i", len(header) + body.tell()) + header + body.getvalue()
+def encode_response(api: ClientApi, version: int, correlation_id: int, fields: dict[str, Any]) -> bytes:
+    return kio_adapter.encode_response_frame(correlation_id, kio_adapter.build(kio_adapter.response_class(api.key, version), fields))
 
 
-def _with_error_codes(fields: Any) -> Any:
-    """kio wants its own enumeration where a response has an error code."""
-    if isinstance(fields, list):
-        return [_with_error_codes(item) for item in fields]
-    if isinstance(fields, dict):
-        return {name: ErrorCode(value) if name == "error_code" else _with_error_codes(value) for name, value in fields.items()}
-    return fields
+def snake_case(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
 def produced(partition: int, code: int = 0, message: str | None = None) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def answer_alter(code: ErrorCode, message: str | None = None) -> dict[str, Any]:
     return {"throttle_time": 0, "responses": [{"error_code": code, "error_message": message, "resource_type": 2, "resource_name": TOPIC}]}
 
 
-@pytest.mark.parametrize("version", range(messages.CREATE_PARTITIONS.max_version + 1))
+@pytest.mark.parametrize("version", range(messages.CREATE_PARTITIONS.version_max + 1))
 def test_partitions_are_added_wherever_the_broker_likes(broker: FakeKafkaBroker, version: int) -> None:
     broker.max_versions[messages.CREATE_PARTITIONS] = version
     broker.answers[messages.CREATE_PARTITIONS] = lambda request: answer_partitions(ErrorCode.NONE)
@@ -167,7 +167,7 @@ def test_fewer_partitions_are_refused_in_the_brokers_words(broker: FakeKafkaBrok
     assert broker.count_of("create_partitions") == 1
 
 
-@pytest.mark.parametrize("version", range(messages.INCREMENTAL_ALTER_CONFIGS.max_version + 1))
+@pytest.mark.parametrize("version", range(messages.INCREMENTAL_ALTER_CONFIGS.version_max + 1))
 def test_settings_are_set_and_unset_in_one_request(broker: FakeKafkaBroker, version: int) -> None:
     broker.max_versions[messages.INCREMENTAL_ALTER_CONFIGS] = version
     broker.answers[messages.INCREMENTAL_ALTER_CONFIGS] = lambda request: answer_alter(ErrorCode.NONE)

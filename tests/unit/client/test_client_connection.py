@@ -12,6 +12,8 @@ from appliance.client.address import Address
 from appliance.client.connection import ClientConnection
 from appliance.client.errors import BrokerUnreachable, ConnectionLost, ReplyTimedOut, VersionUnsupported
 from appliance.client.metadata import read_metadata
+from appliance.protocol.metadata import MetadataRequest
+from appliance.protocol.topic_apis import CreateTopicsRequest
 from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker, HangUp, encode_response
 
 
@@ -55,27 +57,23 @@ def test_the_newest_version_both_speak_is_used(broker: FakeKafkaBroker) -> None:
 def test_a_broker_that_knows_only_old_version_questions_is_asked_again_in_its_words(broker: FakeKafkaBroker) -> None:
     broker.max_versions[messages.API_VERSIONS] = 0
     connection = ClientConnection(broker.address)
-    assert connection.version_of(messages.METADATA) == messages.METADATA.max_version
+    assert connection.version_of(messages.METADATA) == messages.METADATA.version_max
     connection.close()
 
 
 def test_an_api_that_is_not_offered_is_named(broker: FakeKafkaBroker) -> None:
     del broker.max_versions[messages.CREATE_TOPICS]
     connection = ClientConnection(broker.address)
-    with pytest.raises(VersionUnsupported, match=r"create_topics versions none, this client speaks 4-7"):
-        connection.send(messages.CREATE_TOPICS, {})
+    with pytest.raises(VersionUnsupported, match=r"CreateTopics versions none, this client speaks 4-7"):
+        connection.send(messages.CREATE_TOPICS, CreateTopicsRequest(()))
     connection.close()
 
 
 def test_responses_to_pipelined_requests_come_in_the_order_of_the_requests(connection: ClientConnection) -> None:
-    sent = [connection.send(messages.METADATA, metadata_values()) for _ in range(10)]
+    sent = [connection.send(messages.METADATA, MetadataRequest(None)) for _ in range(10)]
     assert connection.under_way == 10
     assert [connection.receive().correlation_id for _ in sent] == sent
     assert connection.under_way == 0
-
-
-def metadata_values() -> dict[str, object]:
-    return {"topics": None, "allow_auto_topic_creation": False, "include_topic_authorized_operations": False}
 
 
 def test_an_answer_to_another_question_ends_the_connection(broker: FakeKafkaBroker, connection: ClientConnection) -> None:
@@ -95,7 +93,7 @@ def test_an_impossible_frame_size_ends_the_connection(broker: FakeKafkaBroker, c
 
 def test_a_broker_that_does_not_answer_is_given_up_after_the_timeout(broker: FakeKafkaBroker, connection: ClientConnection) -> None:
     broker.answers[messages.METADATA] = lambda request: None
-    connection.send(messages.METADATA, metadata_values())
+    connection.send(messages.METADATA, MetadataRequest(None))
     with pytest.raises(ReplyTimedOut, match="did not answer in time"):
         connection.receive(timeout_ms=20)
     assert not connection.is_open

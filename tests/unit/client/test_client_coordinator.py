@@ -11,9 +11,10 @@ from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode
 from appliance.client.backoff import Backoff
 from appliance.client.cluster import ClusterClient
-from appliance.client.coordinator import GROUP, ask_coordinator, ask_every_broker
+from appliance.client.coordinator import GROUP, CoordinatorClient, ask_every_broker
 from appliance.client.errors import BrokerUnreachable
-from appliance.client.messages import DESCRIBE_GROUPS, FIND_COORDINATOR, LIST_GROUPS, Api
+from appliance.client.messages import DESCRIBE_GROUPS, FIND_COORDINATOR, LIST_GROUPS, ClientApi
+from appliance.protocol.group_apis import DescribeGroupsRequest, ListGroupsRequest
 
 
 class Boxes:
@@ -22,7 +23,7 @@ class Boxes:
 
     def __init__(self, dead: set[int], expires_after: int = 1_000) -> None:
         self.registered, self.dead, self.expires_after = {1, 2, 3}, dead, expires_after
-        self.asked: list[tuple[int, Api]] = []
+        self.asked: list[tuple[int, ClientApi[Any, Any]]] = []
         self.coordinated = {3: ["g"]}
         self._clock = ManualClock()
 
@@ -35,7 +36,7 @@ class Boxes:
     def backoff(self, _give_up_ms: int | None = None) -> Backoff:
         return Backoff(self._clock, 10_000, lambda seconds: self._clock.advance_ms(int(seconds * 1000) + 1))
 
-    def ask_broker(self, broker: int, api: Api, values: dict[str, Any]) -> Any:
+    def ask_broker(self, broker: int, api: ClientApi[Any, Any], request: Any) -> Any:
         self.asked.append((broker, api))
         if broker in self.dead:
             self.expires_after -= 1
@@ -49,7 +50,10 @@ class Boxes:
 
 
 def ask(boxes: Boxes) -> Any:
-    return ask_coordinator(boxes.as_cluster(), GROUP, "g", DESCRIBE_GROUPS, {}, "describe group 'g'", lambda body: (body.error_code, None))
+    def error_of(body: Any) -> tuple[int, str | None]:
+        return body.error_code, None
+
+    return CoordinatorClient(boxes.as_cluster(), GROUP, "g").ask(DESCRIBE_GROUPS, DescribeGroupsRequest(("g",)), "describe group 'g'", error_of)
 
 
 def test_a_coordinator_is_found_by_way_of_any_box_that_lives() -> None:
@@ -65,10 +69,10 @@ def test_where_no_box_answers_the_last_ones_words_are_told() -> None:
 
 def test_everybody_is_asked_anew_when_a_box_leaves_the_cluster_meanwhile() -> None:
     boxes = Boxes(dead={3}, expires_after=3)
-    answers = ask_every_broker(boxes.as_cluster(), LIST_GROUPS, {}, "list the groups")
+    answers = ask_every_broker(boxes.as_cluster(), LIST_GROUPS, ListGroupsRequest(), "list the groups")
     assert {broker: body.groups for broker, body in answers.items()} == {1: ["g"], 2: []}
 
 
 def test_a_box_that_stays_registered_and_silent_is_named() -> None:
     with pytest.raises(BrokerUnreachable, match="no broker 2"):
-        ask_every_broker(Boxes(dead={2}).as_cluster(), LIST_GROUPS, {}, "list the groups")
+        ask_every_broker(Boxes(dead={2}).as_cluster(), LIST_GROUPS, ListGroupsRequest(), "list the groups")

@@ -11,9 +11,9 @@ import pytest
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.client import messages
-from appliance.client.admin import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from appliance.command.failures import PartlyDone, UsageProblem, exit_code
 from appliance.command.topic_trim import Limit, parse_limit, trim
+from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker
 
 NOW_MS = 1_800_000_000_000

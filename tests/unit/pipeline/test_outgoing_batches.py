@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from appliance.client import messages
 from appliance.client.fetched_batches import read_fetched
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.outgoing_batches import OutgoingBatches, TopicBatch
@@ -92,7 +91,7 @@ def test_a_row_that_cannot_go_anywhere_is_an_error(broker: FakeKafkaBroker, colu
 
 def test_a_topic_that_is_not_there_may_be_created(broker: FakeKafkaBroker) -> None:
     encode(broker, {"value": [b"v"]})
-    asked = [request for name, request in broker.requests if name == messages.METADATA.name and request.topics]
+    asked = [request for name, request in broker.requests if name == "metadata" and request.topics]
     assert asked and all(request.allow_auto_topic_creation for request in asked)
 
 

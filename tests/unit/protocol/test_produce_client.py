@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
-from kio.serial import entity_reader, entity_writer
 
 from appliance.base.errors import ErrorCode, ProtocolViolation
-from appliance.client import messages
+from appliance.protocol.apis import ApiKey
 from appliance.protocol.produce_client import VERSION_MAX, VERSION_MIN, PartitionBatch, PartitionResult, decode_produce_response, encode_produce
+from lab import kio_adapter
 
 VERSIONS = range(VERSION_MIN, VERSION_MAX + 1)
 
 
 def answer(version: int, responses: list[dict[str, Any]]) -> bytes:
-    response_class = messages._message_class(messages.PRODUCE, version, "response")
-    body = io.BytesIO()
-    entity_writer(response_class)(body, messages._build(response_class, {"responses": responses, "throttle_time": 0}))
-    return body.getvalue()
+    return kio_adapter.encode(kio_adapter.build(kio_adapter.response_class(ApiKey.PRODUCE, version), {"responses": responses, "throttle_time": 0}))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_kio_reads_our_request(version: int) -> None:
     body = encode_produce(-1, 5_000, [PartitionBatch("a", 0, b"first"), PartitionBatch("b", 7, b"second"), PartitionBatch("a", 1, b"third")])
-    request, size_bytes = entity_reader(messages._message_class(messages.PRODUCE, version, "request"))(body, 0)
-    assert size_bytes == len(body)
+    request = kio_adapter.decode_request(ApiKey.PRODUCE, version, body)
     assert (request.acks, int(request.timeout.total_seconds()), request.transactional_id) == (-1, 5, None)
     found = [(topic.name, each.index, each.records) for topic in request.topic_data for each in topic.partition_data]
     assert found == [("a", 0, b"first"), ("a", 1, b"third"), ("b", 7, b"second")]
