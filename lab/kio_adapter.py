@@ -14,9 +14,9 @@ import io
 from typing import Any, Final, get_args, get_type_hints
 
 from appliance.base.errors import ProtocolViolation
-from appliance.protocol.kio_bounds import check_bounds
 from appliance.protocol.schema import response_frame
 from appliance.protocol.wire import Buffer
+from lab.kio_bounds import check_bounds
 
 _API_VERSIONS_KEY: Final = 18
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from appliance.base.errors import ProtocolViolation
-from appliance.protocol.kio_bounds import check_bounds
 from lab import kio_adapter
+from lab.kio_bounds import check_bounds
 from lab.protocol_messages import kio_element, kio_message
 from tests.unit.protocol.sample_requests import Sample, samples
 
