@@ -1,6 +1,8 @@
 """The topic of the machine's figures, and the two requests that it takes: CreateTopics and Produce. Bytes only; `agents.console_host` has the socket.
 
-By hand, because twenty records in ten seconds need no producer with partitions, retries and batches. CreateTopics 4 is its last version without tagged fields. Weak spot: the topic's one partition is spoken to where the metadata image says.
+Coded by hand, because twenty records in ten seconds need no producer with partitions, retries and
+batches. CreateTopics 4 is its last version without tagged fields. Weak spot: the topic's one partition
+is written at the leader that the metadata image names.
 """
 
 from __future__ import annotations
