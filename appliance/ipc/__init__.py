@@ -1,1 +1,2 @@
-"""What crosses between processes: framed Unix sockets, channels of rings with their handshake, and the proxies that stand for other processes."""
+"""Communication between processes: framed Unix sockets, channels of rings with their handshake, and
+proxies of other processes."""

@@ -1,7 +1,8 @@
 """The answer to ABORTED: aborted transactions as (producer id, first offset, offset of the marker).
 
-A few stand in the answer itself; more than fit a message go in a file in memory, whose descriptor comes with it. So neither side ever waits for a disk.
-Owned by whoever holds the descriptor. Weak spot: a range with many thousands of them is copied three times.
+A few are in the answer itself. More are in a file in memory, whose descriptor comes with the
+answer, so that neither side waits for a disk. The receiver owns the descriptor. Weak: a range with
+thousands of them is copied three times.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ IN_ANSWER_MAX = OFFSETS_MAX // 3
 
 
 def aborted_answer(token: int, end_offset: int, transactions: Sequence[tuple[int, int, int]]) -> tuple[Answer, int]:
-    """The answer, and the descriptor to send along and close (-1: none). Raises OSError when there is no descriptor left."""
+    """Return the answer, and the descriptor to send with it and close (-1: none). Raises OSError if
+    no descriptor is free."""
     count = len(transactions)
     if count <= IN_ANSWER_MAX:
         return Answer(ABORTED, token, 0, end_offset, count, offsets=tuple(number for each in transactions for number in each)), -1
@@ -33,7 +35,7 @@ def aborted_answer(token: int, end_offset: int, transactions: Sequence[tuple[int
 
 
 def read_aborted(answer: Answer, descriptor: int) -> list[tuple[int, int, int]]:
-    """What it says; the descriptor stays open."""
+    """Return the transactions of an answer; the descriptor stays open."""
     if descriptor < 0:
         numbers = answer.offsets
         return [(numbers[at], numbers[at + 1], numbers[at + 2]) for at in range(0, len(numbers), 3)]

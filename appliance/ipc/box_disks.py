@@ -1,7 +1,9 @@
-"""Which disks the box has: a process that serves several learns here of those that come and go while it runs.
+"""Tracks the disks of the box for a process that serves several, while disks are added, removed and
+replaced.
 
-The supervisor replaces `box.json` when a disk is added, removed or moved; `look` sees that by the file's time, once a second (one stat on tmpfs).
-Owned by one process, whose `box.disks` it keeps as they are. Weak spot: a process hears of a new disk up to a second after the supervisor has started it.
+The supervisor replaces `box.json`; `look` detects that by its mtime, once a second (one stat on
+tmpfs). Owned by one process, whose `box.disks` it updates. Weak: a change is seen up to a second
+after the supervisor applied it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ LOOK_NS = 1_000_000_000
 
 
 class DiskSetChange(NamedTuple):
-    """`replaced`: another process serves them now, from another directory; the one that did may still be held by its disk."""
+    """Changes of the disks. `replaced`: other processes serve them now, from other directories; the
+    previous ones may still be blocked by their disk."""
 
     came: list[Disk]
     went: list[Disk]
@@ -27,7 +30,7 @@ NO_CHANGES = DiskSetChange([], [], [])
 
 
 class BoxDisks:
-    """`box.disks` of one process."""
+    """The disks of the box, as one process knows them."""
 
     def __init__(self, layout: BoxLayout, box: Box) -> None:
         self._layout = layout
@@ -42,7 +45,7 @@ class BoxDisks:
             return 0
 
     def look(self, now_ns: int) -> DiskSetChange:
-        """Disks that came, went, and were replaced since the last look."""
+        """Return the disks that were added, removed and replaced since the last call."""
         if now_ns < self._next_look_ns:
             return NO_CHANGES
         self._next_look_ns = now_ns + LOOK_NS

@@ -1,10 +1,13 @@
-"""A channel: the rings between one life of a source and one life of a log-writer, and the handshake that makes them.
+"""A channel: the rings between one incarnation of a source and one of a log-writer, and the
+handshake that creates them.
 
-The source makes the rings, connects to the log-writer's socket and says HELLO (names of rings and arena, its doorbell's eventfd);
-the log-writer maps them and answers WELCOME (name of its table, what it knows about its disk, its doorbell's eventfd). The socket
-stays open for as long as both live: its hang-up is the proof of death, because every descriptor is close-on-exec and the kernel
-closes sockets only after a process's memory is gone. Nothing is resumed from a ring that another life wrote.
-Weak spot: HELLO names objects rather than passing them, so both sides must be of the same box and user.
+The source creates the rings, connects to the log-writer's socket and sends HELLO (names of rings
+and arena, the eventfd of its doorbell). The log-writer maps them and answers WELCOME (name of its
+table, state of its disk, the eventfd of its doorbell). The socket stays open as long as both run.
+Its hang-up proves the death of the other side, because each descriptor is close-on-exec and the
+kernel closes sockets only after the memory of a process is gone. A ring of another incarnation is
+never resumed. Weak: HELLO names objects instead of passing descriptors, so both sides must belong
+to the same box and user.
 """
 
 from __future__ import annotations
@@ -29,14 +32,15 @@ from appliance.shm.ring_pair import RingPair
 HELLO = 1
 WELCOME = 2
 REFUSED = 3
-ISR_WISHES = 4
-"""log-writer → controller: JSON {"wishes": [{"topic", "partition", "topic_id", "leader_epoch", "partition_epoch": of the state that it is for, "wish": its
-number, which comes back with the answer, "isr": the in-sync set that the leader wants, "broker_epochs": {"N": epoch under which the added replica N
-fetches}}, …]}; each is answered by the order ISR."""
+ISR_CHANGES = 4
+"""log-writer → controller: JSON {"changes": [{"topic", "partition", "topic_id", "leader_epoch",
+"partition_epoch": of the requested state, "change": number that the answer repeats, "isr": the
+requested in-sync set, "broker_epochs": {"N": epoch under which the added replica N fetches}}, …]}.
+The order ISR answers each."""
 
 
 class SourceChannel:
-    """The source's side. Before `on_welcome` nothing can be offered."""
+    """The source's side. Nothing can be offered before `on_welcome`."""
 
     def __init__(self, control: FrameSocket, rings: RingPair, keep_name: bool) -> None:
         self.control = control
@@ -53,7 +57,8 @@ class SourceChannel:
     def greet(
         cls, control: FrameSocket, source: str, incarnation: int, arena: Arena, doorbell: Doorbell, rings_name: str, capacity: int, keep_name: bool
     ) -> SourceChannel:
-        """Make the rings and say HELLO on a connected control socket. Raises PeerGone, SharedMemoryFull; the socket is closed then."""
+        """Create the rings and send HELLO on a connected control socket. Raises PeerGone,
+        SharedMemoryFull; the socket is then closed."""
         try:
             rings = RingPair.create(rings_name, capacity, incarnation)
         except SharedMemoryFull:
@@ -69,7 +74,8 @@ class SourceChannel:
         return channel
 
     def on_welcome(self, frame: Frame) -> None:
-        """Map the log-writer's table and take its doorbell. Raises SharedObjectAbsent when it died since, PeerGone when the frame is not WELCOME."""
+        """Map the log-writer's table and take its doorbell. Raises SharedObjectAbsent if it has
+        died, PeerGone if the frame is not WELCOME."""
         doorbell = take_doorbell(frame)
         try:
             self.writer_info = read_document(frame, "table")
@@ -82,12 +88,12 @@ class SourceChannel:
             self.rings.shared.unlink()
 
     def ring(self) -> None:
-        """Wake the log-writer if it sleeps; to be called once after a burst of offers."""
+        """Wake the log-writer if it sleeps; call it once after a series of offers."""
         if self._button is not None:
             self._button.ring_if_sleeping()
 
     def close(self) -> None:
-        """Let go of everything, the rings' name too: whoever lives to call this has drained them."""
+        """Close all resources and unlink the rings: a running source has drained them."""
         self.control.close()
         if self._button is not None:
             self._button.close()
@@ -101,7 +107,8 @@ class SinkChannel:
     """The log-writer's side of one source."""
 
     def __init__(self, control: FrameSocket, hello: Frame, writer_incarnation: int) -> None:
-        """Map what HELLO names. Raises SharedObjectAbsent, LayoutMismatch, PeerGone (the source is gone, foreign, or says no HELLO)."""
+        """Map the objects that HELLO names. Raises SharedObjectAbsent, LayoutMismatch, or PeerGone
+        if the source is gone, belongs to another box or sent no HELLO."""
         doorbell = take_doorbell(hello)
         try:
             named = read_document(hello, "source", "incarnation", "arena", "rings")
@@ -122,7 +129,8 @@ class SinkChannel:
 
     @staticmethod
     def _map(named: dict[str, Any]) -> tuple[SharedObject, RingPair]:
-        """Arena and rings, both of the life that greets: a name that another life left is not taken for it."""
+        """Map arena and rings, both of the incarnation that sent HELLO: those of another one are
+        refused."""
         arena = attach_arena(named["arena"])
         try:
             rings = RingPair.attach(named["rings"])
@@ -132,20 +140,23 @@ class SinkChannel:
         if arena.incarnation != named["incarnation"] or rings.shared.incarnation != named["incarnation"]:
             arena.close()
             rings.close()
-            raise SharedObjectAbsent(f"arena or rings of {named['source']} are of another life")
+            raise SharedObjectAbsent(f"arena or rings of {named['source']} are of another incarnation")
         return arena, rings
 
     def slice(self, position: int, length: int) -> memoryview:
-        """The `length` bytes at `position` of the source's arena, where a descriptor says they are.
+        """Return the `length` bytes at `position` of the source's arena, where a descriptor says
+        they are.
 
-        A slice beyond the end would be shorter without an error. Raises `InvariantViolation`.
+        Raises `InvariantViolation` if they are beyond its end, because a slice would be silently
+        shorter.
         """
         if position + length > self.size_bytes:
             raise InvariantViolation(f"{self.source} names {length} bytes at {position} of its arena")
         return self.memory[position : position + length]
 
     def watches_rows(self) -> bool:
-        """Whether the source waits for rows to change (parked produces, long polls). Called after rows were stored, hence the fence."""
+        """Return whether the source waits for changes of rows (parked produces, long polls). Called
+        after rows were stored, hence the fence."""
         fence()
         return bool(self._arena_words[WATCHING_WORD])
 
@@ -154,7 +165,7 @@ class SinkChannel:
         self._button.ring_if_sleeping()
 
     def close(self) -> None:
-        """Retire the rings and unmap."""
+        """Retire the rings and unmap them."""
         self.rings.retire()
         self.control.close()
         self._button.close()
@@ -163,9 +174,10 @@ class SinkChannel:
 
 
 def take_doorbell(frame: Frame) -> int:
-    """The one descriptor that HELLO and WELCOME carry. Raises PeerGone (with none of them left open) when there is another number of them.
+    """Return the single descriptor of HELLO or WELCOME. Raises PeerGone for any other number, and
+    closes them.
 
-    None comes when the receiver had no descriptor left: the kernel drops what it cannot install.
+    None arrives if the receiver had no free descriptor: the kernel drops what it cannot install.
     """
     if len(frame.descriptors) != 1:
         close_descriptors(frame)
@@ -174,7 +186,7 @@ def take_doorbell(frame: Frame) -> int:
 
 
 def read_document(frame: Frame, *keys: str) -> dict[str, Any]:
-    """A greeting's JSON, which has all of `keys`. Raises PeerGone."""
+    """Return the JSON of a greeting that has all of `keys`. Raises PeerGone."""
     try:
         document: dict[str, Any] = orjson.loads(frame.payload)
     except orjson.JSONDecodeError as error:

@@ -1,9 +1,11 @@
-"""The log-writer's door: sources knock at its Unix socket, say HELLO, are let in, and are forgotten when they hang up.
+"""Accepts the channels of a log-writer: sources connect to its Unix socket, send HELLO, and are
+dropped when they hang up.
 
-Owned by one log-writer. Of one source only the newest life is inside: when the next one says HELLO before the hang-up of the last one
-was seen, the last one's descriptors are dropped first, so nothing that a dead life asked is carried out after what the living one
-asks. A WELCOME that is longer than the socket's buffer (thousands of partitions) goes on when there is room again.
-Weak spot: whoever connects and never says HELLO keeps its connection; only our own user can.
+Owned by one log-writer. Only the newest incarnation of a source is connected: if the next one sends
+HELLO before the hang-up of the last one was seen, the last one's descriptors are dropped first, so
+that no request of a dead incarnation runs after one of its successor. A WELCOME that is longer than
+the socket buffer (thousands of partitions) is sent in parts. Weak: a client that connects and never
+sends HELLO keeps its connection; only processes of our own user can.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _INTEREST = select.EPOLLIN | select.EPOLLRDHUP
 
 
 class ChannelAcceptor:
-    """`describe()` is what WELCOME says (it names the table); `on_gone(channel, reason)` is told of each source that left."""
+    """`describe()` returns the content of WELCOME (it names the table); `on_gone(channel, reason)`
+    is called for each source that left."""
 
     def __init__(
         self,
@@ -37,7 +40,7 @@ class ChannelAcceptor:
         on_gone: Callable[[SinkChannel, str], None],
     ) -> None:
         self.channels: list[SinkChannel] = []
-        """Those who are inside, in the order in which they came."""
+        """Connected sources, in the order of their HELLO."""
         self._incarnation = incarnation
         self._doorbell = doorbell
         self._registry = registry
@@ -49,23 +52,24 @@ class ChannelAcceptor:
         self._refused = counters.counter("log_writer.refused_sources")
 
     def open(self, path: str) -> None:
-        """Listen from now on."""
+        """Listen at `path` from now on."""
         self._listening = listen_unix(path)
-        self._registry.register(self._listening.fileno(), select.EPOLLIN, self._on_knock)
+        self._registry.register(self._listening.fileno(), select.EPOLLIN, self._on_connection)
 
     def shut(self) -> None:
-        """Let nobody new in; who is inside stays."""
+        """Accept no new source; connected ones stay."""
         if self._listening is not None:
             self._registry.unregister(self._listening.fileno())
             self._listening.close()
             self._listening = None
 
     def has_descriptors(self) -> bool:
-        """Whether anybody inside waits to be served (the second look before sleeping)."""
+        """Return whether a source has unread descriptors (the second check before sleeping)."""
         return any(channel.descriptors.has_entries() for channel in self.channels)
 
     def close(self) -> None:
-        """Shut, and retire the rings of everybody inside. Descriptors that were not taken stay where they are."""
+        """Stop listening and retire the rings of all sources. Unread descriptors stay where they
+        are."""
         self.shut()
         for control, channel in self._by_control.items():
             self._registry.unregister(control.fileno())
@@ -73,14 +77,15 @@ class ChannelAcceptor:
         self._by_control.clear()
         self.channels.clear()
 
-    def dismiss(self, source: str) -> None:
-        """Hang up on a source: it loses what is under way, connects again, and is told in a new WELCOME what is here now."""
+    def disconnect(self, source: str) -> None:
+        """Disconnect a source: its requests in flight are lost, it connects again and receives a
+        new WELCOME."""
         for control, channel in list(self._by_control.items()):
             if channel is not None and channel.source == source:
-                self._forget(control, "it is told anew what is here")
+                self._forget(control, "it has to read the table again")
 
-    def tell(self, source: str, kind: int, payload: bytes) -> bool:
-        """Send a frame to a source that is inside. False: it is not, or not any more."""
+    def send(self, source: str, kind: int, payload: bytes) -> bool:
+        """Send a frame to a connected source. False if it is not connected."""
         for control, channel in list(self._by_control.items()):
             if channel is not None and channel.source == source:
                 try:
@@ -92,10 +97,11 @@ class ChannelAcceptor:
                 return True
         return False
 
-    def is_inside(self, source: str) -> bool:
+    def is_connected(self, source: str) -> bool:
+        """Return whether the source is connected."""
         return any(channel.source == source for channel in self.channels)
 
-    def _on_knock(self, _events: int) -> None:
+    def _on_connection(self, _events: int) -> None:
         while self._listening is not None and (control := accept(self._listening)) is not None:
             self._by_control[control] = None
             self._registry.register(control.fileno(), _INTEREST, self._make_callback(control))
@@ -108,7 +114,7 @@ class ChannelAcceptor:
 
     def _on_control(self, control: FrameSocket, events: int) -> None:
         if control not in self._by_control:
-            return  # forgotten by an earlier event of this turn
+            return  # dropped by an earlier event of this turn
         try:
             if events & select.EPOLLOUT:
                 control.flush()
@@ -128,7 +134,7 @@ class ChannelAcceptor:
         channel = SinkChannel(control, frame, self._incarnation)
         for other, inside in list(self._by_control.items()):
             if inside is not None and inside.source == channel.source:
-                self._forget(other, "its next life is here")
+                self._forget(other, "its next incarnation has connected")
         self._by_control[control] = channel
         self.channels.append(channel)
         control.send(WELCOME, 0, orjson.dumps(self._describe()), (self._doorbell,))
@@ -142,11 +148,11 @@ class ChannelAcceptor:
         try:
             control.send(REFUSED, 0, reason.encode())
         except PeerGone:
-            pass  # it did not wait for the answer
+            pass  # it closed the connection first
         self._forget(control, reason)
 
     def _forget(self, control: FrameSocket, reason: str) -> None:
-        """It hung up: what it had offered and nobody had taken is dropped, its rings are retired."""
+        """Drop a source: its unread descriptors are discarded, its rings retired."""
         self._registry.unregister(control.fileno())
         channel = self._by_control.pop(control)
         if channel is None:

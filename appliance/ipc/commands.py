@@ -1,4 +1,4 @@
-"""Commands to log-writers that are outstanding: the arena slot of each, and the answer of one whose log-writer died."""
+"""Commands to log-writers in flight: the arena slot of each, and the answer if the log-writer died."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from appliance.shm.arena import Arena
 
 
 class Command:
-    """An outstanding command: its arena slot and the caller's object, None once its caller waits no longer."""
+    """A command in flight: its arena slot and the caller's object, which is None once the caller
+    stopped waiting."""
 
     __slots__ = ("arena", "context", "position")
 
@@ -21,6 +22,7 @@ class Command:
         self.context = context
 
     def finish(self) -> Any:
+        """Free the arena slot; returns the caller's object."""
         self.arena.free(self.position)
         return self.context
 
@@ -28,7 +30,8 @@ class Command:
 def command_callbacks(
     on_completion: Callable[[Any, Completion], None],
 ) -> tuple[Callable[[Any, tuple[Any, ...]], None], Callable[[Any], None]]:
-    """Callbacks for a source that sends commands only (the controller): a command whose log-writer died ends with KAFKA_STORAGE_ERROR."""
+    """Return callbacks for a source that sends only commands (the controller). A command whose
+    log-writer died ends with KAFKA_STORAGE_ERROR."""
 
     def completed(command: Command, entry: tuple[Any, ...]) -> None:
         on_completion(command.finish(), Completion(*entry))

@@ -1,20 +1,25 @@
-"""What is said on `controller.sock` besides Kafka's requests (`request_frames`): changes of the metadata image, topics to create by the way."""
+"""Frames on `controller.sock` besides Kafka's requests (`request_frames`): changes of the metadata
+image, implicit creation of topics, and others."""
 
 from __future__ import annotations
 
 from struct import Struct
 
 IMAGE_CHANGED = 3
-"""controller → everyone connected, at connect and at each change: u64 generation."""
+"""controller → each client, when it connects and at each change: u64 generation."""
 AUTO_CREATE = 4
-"""acceptor, ingest or coordinator → controller: JSON {"topics": [name, …]} or {"topics": {name: partitions}}."""
+"""acceptor, ingest or coordinator → controller: JSON {"topics": [name, …]} or {"topics": {name:
+partitions}}."""
 AUTO_CREATE_DONE = 5
-"""controller → asker: JSON {"errors": {name: Kafka error code}}; 0 and TOPIC_ALREADY_EXISTS mean that it is there."""
+"""controller → client: JSON {"errors": {name: Kafka error code}}; 0 and TOPIC_ALREADY_EXISTS mean
+that the topic exists."""
 MOVE_ORDERS = 16
-"""command → controller: JSON {"disk": the disk that it is about, "draining": true, false or null (leave it), "cancel": true to take back all orders that
-lead away from it, "throttle": bytes per second or null, "moves": [[topic, partition, target disk], …]}."""
+"""command → controller: JSON {"disk": name, "draining": true, false or null (unchanged), "cancel":
+true to revoke all moves away from it, "throttle": bytes per second or null, "moves": [[topic,
+partition, target disk], …]}."""
 MOVE_ORDERS_DONE = 17
-"""controller → asker: JSON {"refused": [[what, Kafka error code, words], …]}; empty: all of it is durable."""
+"""controller → client: JSON {"refused": [[what, Kafka error code, message], …]}; empty: all of it
+is durable."""
 LEASE_PRODUCER_IDS = 6
 """coordinator → controller: JSON {}."""
 COMMIT_LEGACY_OFFSETS = 7

@@ -1,7 +1,9 @@
-"""The line to the controller, for acceptors, ingests and the coordinator: requests handed on, and news of the metadata image.
+"""The connection to the controller, for acceptors, ingests and the coordinator: forwarded requests,
+and notifications of a new metadata image.
 
-An operation that a dead life of the controller had already carried out answers as done twice would (TOPIC_ALREADY_EXISTS), which is what
-Kafka's clients expect after a time-out; so a request may go to two lives.
+If a dead incarnation of the controller had already executed an operation, it answers as for a
+repetition (TOPIC_ALREADY_EXISTS), which Kafka's clients expect after a time-out. So a request may
+be sent to two incarnations.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from appliance.ipc.registry import Registry
 from appliance.ipc.request_link import RequestLink
 
 LIVES_MAX = 2
-"""One death may have any reason, and what waits beside a deadly request shall not be lost with it."""
+"""Incarnations that may receive a request: a death may have any cause, and must not lose the
+requests beside it."""
 
 
 class ControllerLink(RequestLink):
-    """One process's connection to the controller."""
+    """The connection of one process to the controller."""
 
     def __init__(self, layout: BoxLayout, registry: Registry, clock: Clock, on_image_changed: Callable[[int], None]) -> None:
         def on_news(frame: Frame) -> None:

@@ -1,7 +1,8 @@
-"""The line from an acceptor to the coordinator of the box.
+"""The connection from an acceptor to the coordinator of the box.
 
-A request goes to one life only: a second one would add the same member twice. What a life had when it died is answered as lost, so that the client looks for
-its coordinator and asks again; what comes while there is none waits a little for the next one.
+A request goes to one incarnation only: a second one would add the same member twice. If the
+coordinator dies, its requests are answered as lost, so that the client looks up its coordinator and
+retries. New requests wait a little for the next incarnation.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ LIVES_MAX = 1
 
 
 class CoordinatorLink(RequestLink):
-    """One acceptor's connection to the coordinator."""
+    """The connection of one acceptor to the coordinator."""
 
     def __init__(self, layout: BoxLayout, registry: Registry, clock: Clock) -> None:
         super().__init__(layout.coordinator_socket, registry, clock, LIVES_MAX, lambda _frame: None)

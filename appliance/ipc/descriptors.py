@@ -1,7 +1,9 @@
-"""The entries of the rings between a source and a log-writer: descriptors one way, completions the other; 64 bytes each.
+"""The entries of the rings between a source and a log-writer: descriptors one way, completions the
+other; 64 bytes each.
 
-A descriptor names a partition by table row, row generation, leader epoch and config generation, so that a mismatch is found and never
-guessed at. Bytes (batches, or a command's JSON) lie in the source's arena. Weak spot: fields `value_*` mean what the kind says.
+A descriptor names a partition by table row, row generation, leader epoch and config generation, so
+that a stale one is always detected. Its bytes (batches, or the JSON of a command) are in the arena
+of the source. Weak: the meaning of `value_*` depends on the kind.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from appliance.shm.ring import ENTRY_BYTES
 
 
 class DescriptorKind(IntEnum):
-    """What a source asks of a log-writer."""
+    """The request of a descriptor to a log-writer."""
 
     PRODUCE = 1
     REPLICA_APPEND = 2
@@ -42,58 +44,71 @@ class DescriptorKind(IntEnum):
 
 
 NEEDS_VERIFICATION = 32_000
-"""Error code of a PRODUCE that is to be offered again with the completion's guard, when its transaction coordinator has agreed. No client sees it."""
+"""Error code of a PRODUCE that has to be offered again with the guard of the completion, after its
+transaction coordinator has agreed. Clients never see it."""
 
 
-# kind, flags, reserved, row, row generation, leader epoch, config generation, length, arena position, token, value_a, value_b, value_c, guard
+# kind, flags, reserved, row, row generation, leader epoch, config generation, length, arena
+# position, token, value_a, value_b, value_c, guard
 DESCRIPTOR = Struct("@BBHIIiIIQQqIIQ")
-# kind, flags, error code, row, token, base offset, log append time, log start offset, log end offset, leader epoch, record count, guard
+# kind, flags, error code, row, token, base offset, log append time, log start offset, log end
+# offset, leader epoch, record count, guard
 COMPLETION = Struct("@BBhIQqqqqiIQ")
 assert DESCRIPTOR.size == ENTRY_BYTES and COMPLETION.size == ENTRY_BYTES
 
 
 ACKS_ALL_FLAG = 1
-"""PRODUCE, TRANSACTION_MARKER: refused while fewer replicas are in sync than `min.insync.replicas`."""
+"""PRODUCE, TRANSACTION_MARKER: refused if fewer replicas are in sync than `min.insync.replicas`."""
 COORDINATOR_FLAG = 2
-"""PRODUCE: from a coordinator, into its own topic. Sequences are not checked and a transactional batch is not verified: who decides does not ask himself
-(Kafka's AppendOrigin.COORDINATOR)."""
+"""PRODUCE: by a coordinator into its own topic. Sequences are not checked and transactional batches
+not verified (Kafka's AppendOrigin.COORDINATOR)."""
 ADDS_PARTITION_FLAG = 4
-"""PRODUCE: the transaction's partitions are added by its batches (Produce 12, KIP-890), so its coordinator is asked even where verification is off."""
+"""PRODUCE: batches add their partitions to the transaction (Produce 12, KIP-890), so the
+coordinator is asked even if verification is off."""
 VERIFIED_FLAG = 16
-"""PRODUCE of a coordinator: taken only while its producer's transaction is open here, or with the guard that BEGIN_VERIFICATION was answered with."""
+"""PRODUCE of a coordinator: accepted only while the transaction of its producer is open here, or
+with the guard that answered BEGIN_VERIFICATION."""
 BEHIND_REFUSED_FLAG = 32
-"""PRODUCE: on its connection a batch of its producer before it was refused for now. Taken only if the log knows the producer, and this batch or the one
-before it."""
+"""PRODUCE: an earlier batch of its producer on its connection was refused temporarily. Accepted
+only if the log knows the producer, and this batch or the one before it."""
 COMMIT_FLAG = 8
-"""TRANSACTION_MARKER: the transaction is committed; else it is aborted."""
+"""TRANSACTION_MARKER: the transaction is committed; otherwise it is aborted."""
 RAISED_EPOCH_FLAG = 64
-"""TRANSACTION_MARKER: its producer epoch is larger than that of its transaction's batches (KIP-890), so it does not end what is open under its own epoch."""
+"""TRANSACTION_MARKER: its producer epoch is larger than that of its transaction's batches
+(KIP-890), so it does not end what is open under its own epoch."""
 COMMITTED_FLAG = 1
-"""In a completion of a PRODUCE: the high watermark has passed it. That stays true, whoever leads by the time it is read."""
+"""Completion of a PRODUCE: the high watermark has passed it. That stays true under any later
+leader."""
 
 
 class Truncation(IntEnum):
-    """What a TRUNCATE asks of a follower's log; its completion tells where the log ends then, and under which epoch, as that of a REPLICA_APPEND does."""
+    """What a TRUNCATE requires of a follower's log. Its completion has the log end and its epoch,
+    like that of a REPLICA_APPEND."""
 
     TELL = 0
-    """Nothing."""
+    """Truncate nothing."""
     DIVERGED = 1
-    """The leader's log of epoch value_b ends at value_c, or ours went on differently."""
+    """The leader's epoch value_b ends at value_c, or our log diverged there."""
     TO_OFFSET = 2
     START_AT = 3
-    """The leader has nothing older than value_c any more."""
+    """The leader's log starts at value_c."""
 
 
 class Descriptor(NamedTuple):
-    """One entry to a log-writer. PRODUCE: `length` bytes at `position` are exactly one checked batch; value_a is its record count, `guard` what
-    NEEDS_VERIFICATION was answered with. TRANSACTION_MARKER: value_a is the producer id, value_b the coordinator epoch, value_c the producer epoch.
-    DELETE_RECORDS: value_a is where the log shall begin (-1: at the high watermark), `guard` the monotonic time in ns until which followers are waited for; the
-    completion's log start offset is the low watermark.
-    BEGIN_VERIFICATION: value_a is a producer id, value_c its epoch; the completion's `guard` is for a PRODUCE to come, 0 while his transaction is open here.
+    """One entry to a log-writer.
+
+    PRODUCE: `length` bytes at `position` are exactly one checked batch; value_a is its record count,
+      `guard` the answer to NEEDS_VERIFICATION.
+    TRANSACTION_MARKER: value_a is the producer id, value_b the coordinator epoch, value_c the producer epoch.
+    DELETE_RECORDS: value_a is the new log start offset (-1: the high watermark), `guard` until when
+      followers are waited for (monotonic ns); the log start offset of the completion is the low watermark.
+    BEGIN_VERIFICATION: value_a is a producer id, value_c its epoch; the completion's `guard` is for the
+      next PRODUCE, 0 while its transaction is open here.
     DESCRIBE_PRODUCERS: the answer is written to the `length` bytes at `position` (`producer_entries`).
-    REPAIR: `length` bytes at `position` are whole checked batches of another replica, for a place in a segment.
-    PROGRESS (what a follower's fetch says of one partition), REPLICA_APPEND (`length` bytes at `position` are whole checked batches of the leader) and
-    TRUNCATE: as REPAIR, `replication_descriptors` knows what is where."""
+    REPAIR: `length` bytes at `position` are whole checked batches of another replica for a place in a segment.
+    PROGRESS (the fetch of a follower), REPLICA_APPEND (`length` bytes at `position` are whole checked
+      batches of the leader), TRUNCATE and REPAIR are packed and unpacked by `replication_descriptors`.
+    """
 
     kind: int
     flags: int
@@ -112,7 +127,8 @@ class Descriptor(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """One entry from a log-writer. `log_end_offset` is the exclusive end of what was appended; `guard` answers NEEDS_VERIFICATION."""
+    """One entry from a log-writer. `log_end_offset` is the exclusive end of the append; `guard`
+    belongs to NEEDS_VERIFICATION."""
 
     kind: int
     flags: int

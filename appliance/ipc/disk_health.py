@@ -1,9 +1,12 @@
-"""Whether a disk hangs, as one source sees it: from the words in which the log-writer says since when it waits for its disk.
+"""Whether a disk hangs, as one source sees it, from the words in which the log-writer stores since
+when it waits for its disk.
 
-Nobody is asked: who asks a hung disk's process waits with it. `look` costs three loads a disk, ten times a second. A disk is hung when it is overdue at two
-looks one after the other, so that a box that was stopped as a whole gives its log-writers a moment first; it is well again when its log-writer
-waits no longer. Owned by one source (acceptor, ingest, controller); each decides for itself, at about the same time. Weak spot: a
-log-writer that does not run at all (stopped, starved) while it waits for nothing looks well; the deadline of each request stands for that.
+Asking the process of a hung disk would block. `look` costs three loads per disk, ten times a
+second. A disk counts as hung when it is overdue in two checks in a row, so that log-writers can
+catch up after the whole box was suspended. It is healthy again when its log-writer no longer waits.
+Owned by one source (acceptor, ingest, controller); each decides for itself, at about the same time.
+Weak: a log-writer that does not run at all (suspended) without waiting for its disk looks healthy;
+the deadline of each request covers that.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ LOOK_NS = 100_000_000
 
 
 class DiskHealth:
-    """Sets `is_hung` of each proxy; `on_hung(disk, operation)` and `on_well(disk)` when that changes. A log-writer that is gone is not hung."""
+    """Sets `is_hung` of each proxy; calls `on_hung(disk, operation)` and `on_well(disk)` at
+    changes. A dead log-writer is not hung."""
 
     def __init__(self, proxies: Collection[LogWriterProxy], deadline_ms: int, on_hung: Callable[[str, str], None], on_well: Callable[[str], None]) -> None:
         self._proxies = proxies
@@ -28,7 +32,7 @@ class DiskHealth:
         self._suspected: set[str] = set()
 
     def look(self, now_ns: int) -> int:
-        """To be called once a turn; how many disks changed."""
+        """Check the disks when due; call it in each turn. Returns how many disks changed."""
         if now_ns < self._next_look_ns:
             return 0
         self._next_look_ns = now_ns + LOOK_NS

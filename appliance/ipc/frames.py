@@ -1,8 +1,7 @@
-"""Length-prefixed frames over a non-blocking Unix stream socket, file descriptors included.
+"""Length-prefixed frames over a non-blocking Unix stream socket, with file descriptors.
 
-Frame: u32 length of what follows · u8 kind · u64 token · payload. Descriptors ride on the first byte of the frame that names them.
-Owned by whoever holds the socket. Weak spot: descriptors of two frames that are received in one call come together; the sender that
-passes descriptors therefore sends them only in handshakes, where one frame is in flight.
+Frame: u32 length of the rest · u8 kind · u64 token · payload. Descriptors are attached to the first
+byte of their frame. Weak: the descriptors of two frames that one call receives cannot be distinguished, so they are only sent in handshakes, where one frame is in flight.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _MAX_DESCRIPTORS = 8
 
 
 class PeerGone(MillraceError):
-    """The other process hung up (it died, or closed the socket on purpose)."""
+    """The other process hung up: it died, or closed the socket."""
 
 
 class Frame(NamedTuple):
@@ -38,7 +37,8 @@ class Frame(NamedTuple):
 
 
 class FrameSocket:
-    """One end. `send` queues what the socket does not take; `flush` goes on with it when the socket is writable."""
+    """One end of a connection. `send` queues what the socket does not accept; `flush` continues
+    when it is writable."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -55,14 +55,15 @@ class FrameSocket:
         return bool(self._outgoing)
 
     def send(self, kind: int, token: int = 0, payload: bytes = b"", descriptors: tuple[int, ...] = ()) -> None:
-        """Send or queue one frame. Raises PeerGone. A payload that the other side would refuse is our mistake: see MAX_PAYLOAD_BYTES."""
-        check(len(payload) <= MAX_PAYLOAD_BYTES, f"a frame of kind {kind} with {len(payload)} bytes was to be sent")
+        """Send or queue one frame. Raises PeerGone. A payload above MAX_PAYLOAD_BYTES is an
+        InvariantViolation."""
+        check(len(payload) <= MAX_PAYLOAD_BYTES, f"a frame of kind {kind} with {len(payload)} bytes is too long")
         frame = HEADER.pack(HEADER.size - 4 + len(payload), kind, token) + payload
         self._outgoing.append((memoryview(frame), descriptors))
         self.flush()
 
     def flush(self) -> None:
-        """Send what is queued, as far as the socket takes it. Raises PeerGone."""
+        """Send queued bytes, as many as the socket accepts. Raises PeerGone."""
         while self._outgoing:
             frame, descriptors = self._outgoing[0]
             try:
@@ -81,7 +82,8 @@ class FrameSocket:
                 self._outgoing[0] = (frame[sent:], ())
 
     def receive(self) -> list[Frame]:
-        """Every whole frame that has come. Raises PeerGone at the end of the stream; a bad length is PeerGone too."""
+        """Return all complete frames that were received. Raises PeerGone at the end of the stream,
+        and for an invalid length."""
         gone = False
         while True:
             try:
@@ -133,17 +135,17 @@ class FrameSocket:
 
 
 def close_descriptors(frame: Frame) -> None:
-    """Let go of what came with a frame that nobody takes."""
+    """Close the descriptors of a frame that is not handled."""
     for descriptor in frame.descriptors:
         os.close(descriptor)
 
 
 def listen_unix(path: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
-    """Listen at `path`, replacing the socket file of a previous life. Mode 0600."""
+    """Listen at `path` with mode 0600, replacing the socket file of a previous incarnation."""
     listening = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     temporary = f"{path}.{os.getpid()}"
     if os.path.lexists(temporary):
-        os.unlink(temporary)  # of a life that had our pid and died between bind and rename
+        os.unlink(temporary)  # of a process that had our pid and died between bind and rename
     listening.bind(temporary)
     os.chmod(temporary, 0o600)
     listening.listen(128)
@@ -152,7 +154,7 @@ def listen_unix(path: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
 
 
 def connect_unix(path: str) -> FrameSocket | None:
-    """Connect to a listening process; None when nobody listens (now)."""
+    """Connect to a listening process; None if none listens."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         sock.connect(path)
@@ -163,7 +165,7 @@ def connect_unix(path: str) -> FrameSocket | None:
 
 
 def accept(listening: socket.socket) -> FrameSocket | None:
-    """One waiting connection, or None."""
+    """Return one waiting connection, or None."""
     try:
         accepted, _ = listening.accept()
     except OSError:

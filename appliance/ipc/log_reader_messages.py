@@ -1,8 +1,10 @@
-"""What acceptors ask a log-reader over a SEQPACKET socket, one datagram a question, one an answer (with a descriptor for OPEN).
+"""The requests of acceptors to a log-reader over a SEQPACKET socket: one datagram per request and
+answer (with a descriptor for OPEN).
 
-A log-reader holds no client socket and no lock, so a hung disk can take it and nothing else; every question has a deadline at the asker.
-Weak spot: answers name segments by their base offset as of the asker's segment-list generation; retention may have deleted one since,
-which the descriptor survives and a new question tells. Compaction may have replaced one, which the number of its file tells.
+A log-reader holds no client socket and no lock, so a hung disk blocks only the log-reader; each
+request has a deadline at its sender. Weak: answers name segments by base offset as of the sender's
+segment-list generation. Retention may have deleted one since; the descriptor stays usable and a new
+request shows it. Compaction may have replaced one; the inode number shows that.
 """
 
 from __future__ import annotations
@@ -11,27 +13,33 @@ from struct import Struct
 from typing import NamedTuple
 
 OPEN = 1
-"""Open the segment whose base offset is `value_a`; the answer carries its descriptor and, in `a`, its size in bytes."""
+"""Open the segment with base offset `value_a`; the answer has its descriptor and, in `a`, its size
+in bytes."""
 LOOKUP = 2
-"""Find the batch that holds offset `value_a`, below offset `value_b`; and, if `ahead_bytes` is given, where the next reads of so many bytes will begin."""
+"""Find the batch with offset `value_a`, below offset `value_b`; with `ahead_bytes`, also where the
+next reads of that size start."""
 TIME = 3
-"""Find the first record whose timestamp is at least `value_a` and whose offset is below `value_b`."""
+"""Find the first record with a timestamp of at least `value_a` and an offset below `value_b`."""
 MAX_TIMESTAMP = 4
-"""Find the record with the largest timestamp whose offset is below `value_b`."""
+"""Find the record with the largest timestamp and an offset below `value_b`."""
 SEGMENTS = 5
-"""List segments by their base offsets, descending, from the newest one last modified at or before wall time `value_a` (ms) on."""
+"""List segments by base offset, descending, from the newest one last modified at or before wall
+time `value_a` (ms)."""
 EPOCH_END = 6
-"""Where does leader epoch `value_a` end? `value_b` is the log end, where the latest one does."""
+"""Return the end of leader epoch `value_a`; `value_b` is the log end, where the latest one ends."""
 EPOCH_AT = 7
-"""Which leader epoch does the record at offset `value_a` have?"""
+"""Return the leader epoch of the record at offset `value_a`."""
 READ = 8
-"""Bring bytes of the segment whose base offset is `value_a`, from position `value_b` on, into the log-reader's arena; `extent` says which and how many."""
+"""Read bytes of the segment with base offset `value_a`, from position `value_b` on, into the
+log-reader's arena, as `extent` says."""
 RELEASE = 9
-"""The arena's slots in `released` were sent: one entry for each part of an answer to READ. `value_a` is the life of the log-reader. No answer."""
+"""The arena slots in `released` are free again: one entry per part of an answer to READ. `value_a`
+is the incarnation of the log-reader. No answer."""
 ABORTED = 10
-"""Which aborted transactions have records among the batches from offset `value_a` to the end of `span`, all below offset `value_b`?"""
+"""Return the aborted transactions with records in the batches from offset `value_a` to the end of
+`span`, all below offset `value_b`."""
 CHECK = 11
-"""Somebody was sent, or read, a damaged batch at offset `value_a`: let the scrubber look at that place now. No answer."""
+"""A damaged batch was found at offset `value_a`: let the scrubber check it now. No answer."""
 
 _QUESTION = Struct("<BQIQqq")
 _ANSWER = Struct("<BQhqqqqq")
@@ -40,20 +48,21 @@ _EXTENT = Struct("<qqQB")
 _SPAN = Struct("<qq")
 MAX_MESSAGE_BYTES = 1024
 OFFSETS_MAX = 100
-"""Offsets in one answer to SEGMENTS, so that it fits a message."""
+"""Largest number of offsets in an answer to SEGMENTS, so that it fits in a message."""
 assert _ANSWER.size + OFFSETS_MAX * _OFFSET.size <= MAX_MESSAGE_BYTES
 
 
 WHOLE_BATCHES = 1
-"""End behind a batch, and say which offset follows."""
+"""End at the end of a batch, and return the offset that follows."""
 FIRST_WHATEVER = 2
-"""The first batch must go whole, even if it is longer than `size_bytes`."""
+"""Return the first batch whole, even if it is longer than `size_bytes`."""
 IS_ACTIVE = 4
 """The segment still grows."""
 
 
 class Extent(NamedTuple):
-    """Which bytes READ wants: at most `size_bytes`, none from position `limit` on; `inode` is that of the file that the asker has open."""
+    """The bytes that READ requests: at most `size_bytes`, none from position `limit` on. `inode`
+    identifies the file that the sender has open."""
 
     size_bytes: int
     limit: int
@@ -62,15 +71,19 @@ class Extent(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Where the bytes end that ABORTED asks about."""
+    """The end of the bytes that ABORTED covers."""
 
     segment_base_offset: int
     end_position: int
 
 
 class ReadAnswer(NamedTuple):
-    """What the answer to READ says, in `offsets`. `next_offset` follows the last batch (-1: not asked for, or not known); `first_batch_bytes` > 0 and
-    no parts: the first batch does not fit. Parts are (slot, position in the arena, bytes), in order."""
+    """The answer to READ, packed into `offsets`. `next_offset` follows the last batch (-1: not
+    requested or not known).
+
+    Parts are (slot, position in the arena, bytes), in order. `first_batch_bytes` > 0 without parts:
+    the first batch does not fit.
+    """
 
     incarnation: int
     next_offset: int
@@ -82,15 +95,18 @@ class ReadAnswer(NamedTuple):
         return sum(part[2] for part in self.parts)
 
     def packed(self) -> tuple[int, ...]:
+        """Return the fields as integers."""
         return (*self[:3], *(number for part in self.parts for number in part))
 
     @classmethod
     def unpacked(cls, numbers: tuple[int, ...]) -> ReadAnswer:
+        """Inverse of `packed`."""
         return cls._make((*numbers[:3], tuple((numbers[at], numbers[at + 1], numbers[at + 2]) for at in range(3, len(numbers), 3))))
 
 
 class Question(NamedTuple):
-    """One question; `topic` and `partition` name the directory, `segment_list_generation` tells whether a cached list is still good."""
+    """One request. `topic` and `partition` name the directory; `segment_list_generation` shows
+    whether a cached list is current."""
 
     kind: int
     token: int
@@ -100,22 +116,28 @@ class Question(NamedTuple):
     value_b: int
     topic: str
     extent: Extent | None = None
-    """READ alone"""
+    """READ only."""
     released: tuple[int, ...] = ()
-    """RELEASE alone"""
+    """RELEASE only."""
     span: Span | None = None
-    """ABORTED alone"""
+    """ABORTED only."""
     ahead_bytes: int = 0
-    """LOOKUP alone"""
+    """LOOKUP only."""
 
 
 class Answer(NamedTuple):
-    """LOOKUP: a = segment base offset, b = position, c = size of that batch, d = the file that it is in (inode number: compaction puts another one under
-    the same name), e = base offset of that batch; offsets = three numbers for each read ahead: the offset that it will ask for, position and size of its
-    first batch.
-    TIME, MAX_TIMESTAMP: a = offset (-1: none), b = timestamp, c = leader epoch of the record. OPEN: a = size of the segment, b = which file.
-    SEGMENTS: offsets. EPOCH_END: a = largest known epoch that is not above it, b = where that ends (-1, -1: cannot be said). EPOCH_AT: a = the epoch or -1.
-    ABORTED: a = the offset up to which it holds, b = how many there are (`aborted_answer.py`)."""
+    """The answer to a request; the fields depend on its kind.
+
+    LOOKUP: a = segment base offset, b = position, c = size of that batch, d = inode number of its file
+      (compaction replaces the file under the same name), e = base offset of that batch; offsets = three
+      numbers per read ahead: the offset that it starts at, position and size of its first batch.
+    TIME, MAX_TIMESTAMP: a = offset (-1: none), b = timestamp, c = leader epoch of the record.
+    OPEN: a = size of the segment in bytes, b = inode number.
+    SEGMENTS: offsets.
+    EPOCH_END: a = largest known epoch that is not above it, b = its end (-1, -1: unknown).
+    EPOCH_AT: a = the epoch or -1.
+    ABORTED: a = the offset up to which it holds, b = the number of transactions (`aborted_answer.py`).
+    """
 
     kind: int
     token: int
@@ -129,6 +151,7 @@ class Answer(NamedTuple):
 
 
 def pack_question(question: Question) -> bytes:
+    """Encode a request as one datagram."""
     head = _QUESTION.pack(*question[:6])
     if question.kind == LOOKUP:
         head += _OFFSET.pack(question.ahead_bytes)
@@ -142,6 +165,7 @@ def pack_question(question: Question) -> bytes:
 
 
 def unpack_question(message: bytes) -> Question:
+    """Inverse of `pack_question`. Raises struct.error for a malformed datagram."""
     head, rest = _QUESTION.unpack_from(message), message[_QUESTION.size :]
     if head[0] == LOOKUP:
         return Question._make((*head, rest[_OFFSET.size :].decode(), None, (), None, *_OFFSET.unpack_from(rest)))
@@ -155,11 +179,13 @@ def unpack_question(message: bytes) -> Question:
 
 
 def pack_answer(answer: Answer) -> bytes:
+    """Encode an answer as one datagram."""
     head = _ANSWER.pack(*answer[:-1])
     return head + b"".join(map(_OFFSET.pack, answer.offsets)) if answer.offsets else head
 
 
 def unpack_answer(message: bytes) -> Answer:
+    """Inverse of `pack_answer`."""
     if len(message) == _ANSWER.size:
         return Answer._make((*_ANSWER.unpack(message), ()))
     offsets = tuple(offset for (offset,) in _OFFSET.iter_unpack(message[_ANSWER.size :]))

@@ -1,8 +1,10 @@
-"""The door to one disk's log-reader: questions go out, answers come back by callback, a deadline ends what a hung disk keeps.
+"""The proxy of one disk's log-reader: sends requests, calls back with answers, and ends those that
+a hung disk delays.
 
-What READ brings lies in the log-reader's memory and is held until its parts are gone (`reader_arena.py`).
-Never blocks: what the socket does not take is queued, bounded; beyond that `ask` returns False. Weak spot: after a deadline the answer may still
-come; it is recognised by its token, and its descriptor is closed.
+The bytes of READ are in the memory of the log-reader until their parts are released
+(`reader_arena.py`). Never blocks: what the socket does not accept is queued up to a limit; beyond
+that `ask` returns False. Weak: an answer may still arrive after its deadline; its token identifies
+it, and its descriptor is closed.
 """
 
 from __future__ import annotations
@@ -39,18 +41,20 @@ from appliance.shm.counters import Counters
 RECONNECT_NS = 20_000_000
 UNSENT_MAX = 16_384
 QUESTIONS_AHEAD_MAX = 1_024
-"""Under way at once for one request, by those who ask for many partitions: one client must not fill the queue that all stand in."""
+"""Limit of requests in flight for one client request over many partitions, so that one client
+cannot fill the shared queue."""
 assert QUESTIONS_AHEAD_MAX * 16 <= UNSENT_MAX
 READ_DEADLINE_NS = 5_000_000_000
-"""A read that takes longer is given up; until one answers, no other is asked of that disk."""
+"""Deadline of a read in ns. Until a late one is answered, no other read is sent to that disk."""
 _INTEREST = select.EPOLLIN | select.EPOLLRDHUP
 
 OnAnswer = Callable[[Answer | None, int], None]
-"""Called with the answer and a descriptor (-1: none); None when the log-reader died or the deadline passed."""
+"""Called with the answer and a descriptor (-1: none); with None if the log-reader died or the
+deadline passed."""
 
 
 def follow_disks(readers: dict[str, LogReaderProxy], changes: DiskSetChange, make_reader: Callable[[str], LogReaderProxy]) -> None:
-    """Disks that were added, removed or replaced while we run."""
+    """Follow disks that were added, removed or replaced."""
     for disk in changes.came:
         readers[disk.name] = make_reader(disk.name)
     for disk in changes.went:
@@ -73,17 +77,18 @@ class LogReaderProxy:
         self._next_token = 1
         self._waiting: dict[int, tuple[int, OnAnswer]] = {}
         self._reads: dict[int, tuple[int, OnAnswer]] = {}
-        """questions READ, which have a deadline of their own"""
+        """READ requests, which have their own deadline."""
         self._late_reads: set[int] = set()
         self.arena = ReaderArena(layout, disk)
         self._unsent: deque[bytes] = deque()
-        """questions that the socket did not take yet: a wide fetch asks a thousand at once"""
+        """Requests that the socket has not accepted yet: a wide fetch sends a thousand at once."""
         self._questions = counters.counter(f'log_reader.questions{{disk="{disk}"}}')
         self._failures = counters.counter(f'log_reader.unanswered{{disk="{disk}"}}')
 
     @property
     def reads_hang(self) -> bool:
-        """A read was not answered in its time and still is not: another one would only wait, too."""
+        """Whether a read has missed its deadline and is still unanswered, so that another one would
+        only wait, too."""
         return bool(self._late_reads)
 
     def ask(
@@ -99,7 +104,8 @@ class LogReaderProxy:
         span: Span | None = None,
         ahead_bytes: int = 0,
     ) -> bool:
-        """Send a question, or queue it. False: nobody listens now, or too many wait already; nothing was kept."""
+        """Send or queue a request. False if no log-reader listens or too many requests wait; then
+        nothing is kept."""
         now_ns = self._clock.monotonic_ns()
         sock = self._socket or self._connect(now_ns)
         if sock is None:
@@ -121,7 +127,7 @@ class LogReaderProxy:
         return True
 
     def have_checked(self, topic: str, partition: int, offset: int) -> None:
-        """Have its scrubber look at the batch with this offset. Nothing comes of it if nobody listens now: who found damage will find it again."""
+        """Ask the scrubber to check the batch with this offset; ignored if no log-reader listens."""
         sock = self._socket or self._connect(self._clock.monotonic_ns())
         if sock is not None and len(self._unsent) < UNSENT_MAX:
             self._unsent.append(pack_question(Question(CHECK, 0, partition, 0, offset, 0, topic)))
@@ -129,7 +135,8 @@ class LogReaderProxy:
                 self._flush(sock)
 
     def send_releases(self) -> None:
-        """Tell which parts of the log-reader's memory were let go; to be called when `arena.released` is not empty."""
+        """Report the released parts of the log-reader's memory; call it when `arena.released` is
+        not empty."""
         sock = self._socket
         if sock is None or len(self._unsent) >= UNSENT_MAX:
             return
@@ -142,7 +149,7 @@ class LogReaderProxy:
             self._flush(sock)
 
     def _flush(self, sock: socket.socket) -> bool:
-        """Send what is queued, as far as the socket takes it. False: it hung up."""
+        """Send queued requests, as many as the socket accepts. False if it hung up."""
         unsent = self._unsent
         try:
             while unsent:
@@ -157,7 +164,8 @@ class LogReaderProxy:
         return True
 
     def expire(self, now_ns: int) -> int:
-        """Give up questions whose deadline has passed; returns how many. Tokens grow, so the oldest come first."""
+        """End requests whose deadline has passed; returns how many. Tokens grow, so the oldest come
+        first."""
         expired = 0
         while self._waiting:
             token, (deadline_ns, on_answer) = next(iter(self._waiting.items()))
@@ -179,7 +187,8 @@ class LogReaderProxy:
         return expired
 
     def give_up(self) -> None:
-        """Its disk hangs: nobody waits for the answers any longer. Who asks now gets what the disk's state says, not a question's deadline."""
+        """End all requests because the disk hangs; further clients get the error of the disk's
+        state."""
         waiting, self._waiting = self._waiting, {}
         reads, self._reads = self._reads, {}
         self._late_reads.update(reads)
@@ -220,7 +229,7 @@ class LogReaderProxy:
             for _level, _kind, content in ancillary:
                 rights = array.array("i", content)
                 descriptor = rights[0]
-                for surplus in rights[1:]:  # CMSG_SPACE rounds up to room for two
+                for surplus in rights[1:]:  # CMSG_SPACE rounds up to space for two descriptors
                     os.close(surplus)
             answer = unpack_answer(message)
             waiting = self._waiting.pop(answer.token, None)
@@ -235,13 +244,14 @@ class LogReaderProxy:
                 os.close(descriptor)
 
     def hang_up(self) -> None:
-        """Its life is over, or another process is the disk's log-reader now: who waits is told, and the next question connects anew."""
+        """Disconnect from a dead or replaced log-reader; end its requests. The next request
+        connects again."""
         sock, self._socket = self._socket, None
         if sock is not None:
             self._registry.unregister(sock.fileno())
             sock.close()
         for message in self._unsent:
-            if message[0] == RELEASE:  # the same life may listen again
+            if message[0] == RELEASE:  # the same incarnation may listen again
                 owed = unpack_question(message)
                 self.arena.released += ((owed.value_a, slot) for slot in owed.released)
         self._unsent.clear()

@@ -1,9 +1,12 @@
-"""One disk's log-writer as one source sees it: the channel's life, what is outstanding, and what becomes of it when the log-writer dies or is replaced.
+"""One disk's log-writer as one source sees it: the channel, the requests in flight, and their fate
+if the log-writer dies or is replaced.
 
-Owned by `LogWriterProxies`; the broker offers to it directly. Connects without ever blocking, notices deaths by hang-up, drains what a dead one
-had still published before its outstanding requests are given back as lost, and connects again. Requests are known by a token; the caller's own object
-comes back with the completion. A full ring is an answer, counted. Weak spot: a log-writer that hangs is not dead: its outstanding requests stay outstanding
-here (their memory is in quarantine) for as long as the socket does not hang up; the caller decides how long its clients wait.
+Owned by `LogWriterProxies`; the broker offers to it directly. It connects without blocking, detects
+a death by hang-up, drains the published completions of the dead log-writer, reports its remaining
+requests as lost, and connects again. A token identifies a request; the completion returns the
+caller's object. A full ring is counted and returned. Weak: a log-writer that hangs is not dead, so
+its requests stay in flight (and their memory in use) until the socket hangs up; the caller decides
+how long its clients wait.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from appliance.ipc.channel import ISR_WISHES, REFUSED, WELCOME, SourceChannel, read_document
+from appliance.ipc.channel import ISR_CHANGES, REFUSED, WELCOME, SourceChannel, read_document
 from appliance.ipc.frames import PeerGone, connect_unix
 from appliance.ipc.registry import Registry
 from appliance.ipc.source import Source
@@ -34,9 +37,10 @@ class LogWriterProxy:
         self.channel: SourceChannel | None = None
         self.serving = False
         self.is_hung = False
-        """Its disk keeps it waiting (`ipc/disk_health.py` says so, alone): nothing new is for it, what it was given stays its own."""
+        """The disk blocks its log-writer (set by `ipc/disk_health.py` only). It gets nothing new;
+        requests in flight stay."""
         self.outstanding: dict[int, tuple[Any, int]] = {}
-        """token → (the caller's object, bytes charged)."""
+        """token → (the caller's object, bytes charged)"""
         self.outstanding_bytes = 0
         self._queued: deque[tuple[tuple[int, ...], int, Any]] = deque()
         self._source = source
@@ -52,8 +56,8 @@ class LogWriterProxy:
         self._failed_greetings = counters.counter(f'source.failed_greetings{{disk="{disk}"}}')
         self.just_connected = False
         self.gone = False
-        self.isr_wishes: list[dict[str, Any]] = []
-        """What leaders on this disk wish their in-sync sets to be; for a controller."""
+        self.isr_changes: list[dict[str, Any]] = []
+        """In-sync sets that leaders on this disk request; for a controller."""
 
     @property
     def table(self) -> PartitionTableReader | None:
@@ -64,7 +68,8 @@ class LogWriterProxy:
         return self.channel.writer_info if self.channel is not None else {}
 
     def offer(self, descriptor: tuple[int, ...], charge: int, context: Any) -> bool:
-        """Offer one descriptor whose token field (index 9) is filled in here. False: ring full or no log-writer; nothing was kept."""
+        """Offer one descriptor; its token field (`TOKEN`) is set here. False if the ring is full or
+        there is no log-writer; nothing is kept."""
         channel = self.channel
         if not self.serving or channel is None or len(self.outstanding) >= channel.capacity:
             self._ring_full.add()
@@ -80,7 +85,8 @@ class LogWriterProxy:
         return True
 
     def offer_or_queue(self, descriptor: tuple[int, ...], charge: int, context: Any) -> bool:
-        """As `offer`, but while the ring is full the descriptor waits here, in order, charged to the budget. False: no log-writer."""
+        """Like `offer`, but while the ring is full the descriptor waits here in order, charged to
+        the budget. False without a log-writer."""
         if not self.serving:
             return False
         if self._queued or not self.offer(descriptor, charge, context):
@@ -100,21 +106,21 @@ class LogWriterProxy:
             queued.popleft()
 
     def flush(self) -> None:
-        """Ring the log-writer's doorbell if anything was offered since."""
+        """Ring the log-writer's doorbell if anything was offered since the last call."""
         if self._offered:
             self._offered = False
             if self.channel is not None:
                 self.channel.ring()
 
     def under_way(self) -> list[Any]:
-        """What was offered, or waits to be, and has no completion yet."""
+        """Return the objects of requests that were offered or wait, and have no completion."""
         return [context for context, _ in self.outstanding.values()] + [context for _, _, context in self._queued]
 
     def has_completions(self) -> bool:
         return self.serving and self.channel is not None and self.channel.completions.has_entries()
 
     def drain(self, on_completion: Callable[[Any, tuple[Any, ...]], None]) -> int:
-        """Hand every published completion to its caller; returns how many."""
+        """Pass each published completion to its caller; returns how many."""
         channel = self.channel
         if channel is None or not self.serving:
             return 0
@@ -128,10 +134,10 @@ class LogWriterProxy:
             self._offer_queued()
         return len(entries)
 
-    # -- the channel's life
+    # -- the state of the channel
 
     def connect_if_due(self, now_ns: int) -> None:
-        """Try to connect, or give up a HELLO that nobody answered. Never blocks."""
+        """Connect if it is time, or give up a HELLO without an answer. Never blocks."""
         if self.channel is not None:
             if not self.serving and now_ns > self._deadline_ns:
                 self._failed_greetings.add()
@@ -167,15 +173,16 @@ class LogWriterProxy:
                     channel.on_welcome(frame)
                     self.serving = True
                     self.just_connected = True
-                elif frame.kind == ISR_WISHES:
-                    self.isr_wishes += read_document(frame, "wishes")["wishes"]
+                elif frame.kind == ISR_CHANGES:
+                    self.isr_changes += read_document(frame, "changes")["changes"]
                 elif frame.kind == REFUSED:
                     raise PeerGone(frame.payload.decode())
         except (PeerGone, SharedObjectAbsent):
             self.gone = True
 
     def take_gone(self, on_completion: Callable[[Any, tuple[Any, ...]], None], on_lost: Callable[[Any], None]) -> bool:
-        """After a hang-up: drain what it had published, give the rest back as lost, close the channel. True if that happened."""
+        """After a hang-up: drain the published completions, report the rest as lost, close the
+        channel. True if that happened."""
         if not self.gone:
             return False
         self.gone = False
@@ -196,9 +203,14 @@ class LogWriterProxy:
             on_lost(context)
         return True
 
-    def set_aside(self, on_set_aside: Callable[[Any], None], on_lost: Callable[[Any], None]) -> SetAsideChannel | None:
-        """Another process serves the disk from now on; this one may be held by the old disk for ever. What it was offered is told to `on_set_aside` at
-        once, and its memory stays its own until it is gone (`SetAsideChannel`); what it never saw is lost. Connects anew at the next turn."""
+    def detach(self, on_detached: Callable[[Any], None], on_lost: Callable[[Any], None]) -> DetachedChannel | None:
+        """Detach from a log-writer whose disk another process serves now; its old disk may block it
+        for ever.
+
+        Its offered requests are reported to `on_detached` at once; their memory stays in use until
+        it is gone (`DetachedChannel`). What it never received is lost. Connects again in the next
+        turn.
+        """
         queued = [context for _, _, context in self._queued]
         self._queued.clear()
         channel, outstanding = self.channel, [context for context, _ in self.outstanding.values()]
@@ -206,28 +218,28 @@ class LogWriterProxy:
         self.outstanding.clear()
         self.outstanding_bytes = 0
         self.gone = self.just_connected = False
-        aside: SetAsideChannel | None = None
+        detached: DetachedChannel | None = None
         if channel is not None and was_serving:
             self.channel, self.serving, self.is_hung = None, False, False
             self._registry.unregister(channel.control.fileno())
-            aside = SetAsideChannel(channel, outstanding, self._registry)
+            detached = DetachedChannel(channel, outstanding, self._registry)
         else:
             self._retire()
         for context in outstanding:
-            on_set_aside(context)
-        if aside is None:
+            on_detached(context)
+        if detached is None:
             queued += outstanding
         for context in queued:
             on_lost(context)
         self._next_attempt_ns = 0
-        return aside
+        return detached
 
     def _retire(self) -> None:
         if self.channel is not None:
             self._registry.unregister(self.channel.control.fileno())
             self.channel.close()
             self.channel = None
-        self.isr_wishes.clear()
+        self.isr_changes.clear()
         self.serving = False
         self.is_hung = False
 
@@ -235,9 +247,12 @@ class LogWriterProxy:
         self._retire()
 
 
-class SetAsideChannel:
-    """A channel to a log-writer that serves its disk no more: it is given nothing, what it says is not heard, and what it was given is not touched before
-    it is gone, since a process that waits in the kernel may still read it when its disk lets it go."""
+class DetachedChannel:
+    """A channel to a replaced log-writer. It gets nothing new and its completions are ignored.
+
+    The memory of its requests is not reused before it is gone: a process that is blocked in the
+    kernel may still read it when its disk answers.
+    """
 
     def __init__(self, channel: SourceChannel, outstanding: list[Any], registry: Registry) -> None:
         self.outstanding = outstanding

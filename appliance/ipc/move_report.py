@@ -1,9 +1,10 @@
-"""How far moves of partitions to a disk are: a file in the runtime directory, written by the log-writer of the target disk, read by controller,
-acceptors and `millrace status`.
+"""Progress of moves of partitions to a disk: a file in the runtime directory, written by the
+log-writer of the target disk.
 
-On tmpfs, so that nobody waits for a disk to read it; replaced whole, when a state changes and about once a second while something is copied. A life of
-the log-writer begins with no report, and hears of its moves from the controller. Weak spot: at most `MOVES_MAX` moves are told, in the order of
-their turn; the rest waits unseen.
+Read by controller, acceptors and `millrace status`. It is on tmpfs, so that no reader waits for a
+disk, and replaced atomically at each change of a state and about once a second during a copy. A new
+incarnation of the log-writer starts without a report; the controller sends it its moves. Weak: at
+most `MOVES_MAX` moves are listed, in their order; the rest is not visible.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ from appliance.base.layout import BoxLayout
 MOVES_MAX = 1_000
 
 WAITING = "waiting"
-"""Its turn has not come (one copy at a time for a target disk)."""
+"""Waiting for its turn (one copy at a time per target disk)."""
 COPYING = "copying"
 CAUGHT_UP = "caught-up"
-"""It has met the source's log end, or was so near it that the rest takes no time; goes on copying what is appended."""
+"""It has reached the log end of the source, or is so near that the rest takes no time; it continues
+to copy new records."""
 COMPLETE = "complete"
-"""What MOVE_FINISH asked for is copied and durable; nothing is copied any more."""
+"""What MOVE_FINISH requested is copied and durable; nothing is copied any more."""
 FAILED = "failed"
-"""It stopped for `reason`, and is tried again by itself after a while."""
+"""It stopped for `reason`, and is retried after a while."""
 
 
 class MoveProgress(NamedTuple):
-    """One move. `log_end_offset` is the end of what was copied (durable or not), `size_bytes` the size of the copy, `lag_bytes` what is still to be copied.
-    -1: not known yet."""
+    """One move. `log_end_offset` is the end of the copy (durable or not), `size_bytes` its size,
+    `lag_bytes` the rest to copy; -1: not known yet."""
 
     topic: str
     partition: int
@@ -47,15 +49,17 @@ class MoveProgress(NamedTuple):
 
     @property
     def offset_lag(self) -> int:
-        """For DescribeLogDirs; 0 while it is not known."""
+        """The lag in offsets for DescribeLogDirs; 0 while it is unknown."""
         return max(0, self.source_log_end_offset - max(0, self.log_end_offset))
 
 
 def moves_file(layout: BoxLayout, target_disk: str) -> str:
+    """Return the path of the report of a target disk."""
     return f"{layout.runtime_directory}/moves.{target_disk}"
 
 
 def write_moves(path: str, moves: Iterable[MoveProgress]) -> None:
+    """Replace the report atomically. Raises OSError."""
     document = [move._asdict() for move in moves][:MOVES_MAX]
     temporary = f"{path}.tmp"
     with open(temporary, "w") as file:
@@ -64,7 +68,7 @@ def write_moves(path: str, moves: Iterable[MoveProgress]) -> None:
 
 
 def read_moves(path: str) -> tuple[MoveProgress, ...]:
-    """What was written last; nothing if nothing was, or by another release."""
+    """Return the last report; empty if there is none, or one of another release."""
     try:
         with open(path) as file:
             document: list[dict[str, Any]] = json.load(file)

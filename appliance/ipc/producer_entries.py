@@ -1,7 +1,8 @@
-"""Who produces into a partition, as a log-writer tells it: the answer to DESCRIBE_PRODUCERS, in memory of the source that asked.
+"""The producers of a partition: the log-writer's answer to DESCRIBE_PRODUCERS, in memory of the
+requesting source.
 
-Entries of 36 bytes without gaps, oldest first; how many there are in all stands in the completion, how many fit is a matter of the slot. Weak spot: what
-does not fit is left out.
+Entries of 36 bytes without gaps, oldest first. The completion has their number; the slot limits how
+many are included. Weak: those that do not fit are left out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ PRODUCER_ENTRY = Struct("<qiiqiq")
 
 
 class DescribedProducer(NamedTuple):
-    """`last_sequence`, `coordinator_epoch` and `transaction_first_offset` are -1 where there is none."""
+    """`last_sequence`, `coordinator_epoch` and `transaction_first_offset` are -1 if there is none."""
 
     producer_id: int
     producer_epoch: int
@@ -25,7 +26,7 @@ class DescribedProducer(NamedTuple):
 
 
 class _Entry(Protocol):
-    """As a log remembers a producer."""
+    """A producer as a log stores it."""
 
     @property
     def producer_epoch(self) -> int: ...
@@ -44,7 +45,7 @@ class _Entry(Protocol):
 
 
 def pack_producers(producers: Iterable[tuple[int, _Entry]], size_bytes: int) -> bytes:
-    """Exactly `size_bytes`, with as many as fit."""
+    """Return exactly `size_bytes` with as many entries as fit."""
     packed = bytearray()
     for producer_id, entry in producers:
         if len(packed) + PRODUCER_ENTRY.size > size_bytes:
@@ -56,6 +57,6 @@ def pack_producers(producers: Iterable[tuple[int, _Entry]], size_bytes: int) -> 
 
 
 def unpack_producers(memory: bytes | memoryview, count: int) -> list[DescribedProducer]:
-    """The first `count`, or as many as there are."""
+    """Return the first `count` entries, or as many as there are."""
     fitting = min(count, len(memory) // PRODUCER_ENTRY.size)
     return [DescribedProducer._make(fields) for fields in PRODUCER_ENTRY.iter_unpack(memory[: fitting * PRODUCER_ENTRY.size])]

@@ -1,7 +1,9 @@
-"""One process's allocator of producer ids: gives out what the controller has leased from ZooKeeper, and asks for the next block before the last id is gone.
+"""Allocates producer ids from blocks that the controller has leased from ZooKeeper; requests the
+next block before the last id is used.
 
-Implements `transactions.ports.ProducerIds`. The coordinator has one for the box's clients, an ingest for itself; what is left of its blocks when it dies is
-lost, which costs nothing. Weak spot: while ZooKeeper is away for longer than a block lasts, new producers wait (COORDINATOR_LOAD_IN_PROGRESS).
+Implements `transactions.ports.ProducerIds`. The coordinator has one for the clients of the box,
+each ingest one for itself. Unused ids of a dead process are lost, at no cost. Weak: if ZooKeeper is
+unavailable for longer than a block lasts, new producers wait (COORDINATOR_LOAD_IN_PROGRESS).
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from appliance.shm.counters import Counter
 ASK_AGAIN_NS = 200_000_000
 ANSWER_TIMEOUT_MS = 6_000
 PREFETCH_SHARE = 10
-"""When this part of a block is left (a tenth) the next one is asked for."""
+"""The next block is requested when this part of a block is left (a tenth)."""
 
 
 class ProducerIdLeases:
-    """At most two blocks."""
+    """The leased blocks of one process, at most two."""
 
     def __init__(self, controller: ControllerLink, clock: Clock, given: Counter, log: Logger) -> None:
         self._controller = controller
@@ -35,10 +37,11 @@ class ProducerIdLeases:
         self._is_asking = False
         self._ask_at_ns = 0
         self._last_error = 0
-        """Why the controller gave none last time: the same answer again is not told again."""
+        """The controller's last error, to log each one once."""
         self._given = given
 
     def next(self) -> int | None:
+        """Return the next producer id; None if there is none now."""
         if not self._block:
             self._block, self._following = self._following, range(0)
         if not self._block:
@@ -49,7 +52,7 @@ class ProducerIdLeases:
         return producer_id
 
     def turn(self, now_ns: int) -> int:
-        """Ask for a block when it is time."""
+        """Request a block if it is time; returns the work done."""
         if self._is_asking or now_ns < self._ask_at_ns or self._following or len(self._block) * PREFETCH_SHARE > self._block_size:
             return 0
         self._maybe_ask()
@@ -67,7 +70,7 @@ class ProducerIdLeases:
         former_error, self._last_error = self._last_error, answer["error"]
         if answer["error"]:
             if answer["error"] != former_error:
-                self._log.warning(f"the controller gave no producer ids (Kafka error {answer['error']}); it is asked again and again", peer="controller")
+                self._log.warning(f"the controller leased no producer ids (Kafka error {answer['error']}); retrying", peer="controller")
             return
         leased = range(answer["first"], answer["last"] + 1)
         self._block_size = len(leased)

@@ -1,7 +1,9 @@
-"""The door to the box's log-writers, for any source: acceptor, ingest, controller, coordinator and replica-fetcher.
+"""The proxies of all log-writers of the box, for any source: acceptor, ingest, controller,
+coordinator, replica-fetcher.
 
-Keeps a `LogWriterProxy` for each disk, turns all of them, and tells their owner of connections, deaths and completions. A disk that another process serves
-from now on keeps its old channel beside, until that process is gone.
+Keeps a `LogWriterProxy` per disk, runs their turns, and reports connections, deaths and completions
+to the owner. If another process takes over a disk, the old channel is kept beside the new one until
+the old process has ended.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from appliance.ipc.box_disks import DiskSetChange
 from appliance.ipc.commands import Command
 from appliance.ipc.dead_incarnations import sweep_rings
 from appliance.ipc.descriptors import DescriptorKind
-from appliance.ipc.log_writer_proxy import LogWriterProxy, SetAsideChannel
+from appliance.ipc.log_writer_proxy import DetachedChannel, LogWriterProxy
 from appliance.ipc.registry import Registry
 from appliance.ipc.source import Source
 from appliance.shm.counters import Counters
@@ -24,9 +26,14 @@ from appliance.shm.partition_table import DISK_OFFLINE
 
 
 class LogWriterProxies:
-    """All log-writers of the box. Callbacks get the caller's own object back: `on_completion(context, entry)` with the entry's fields
-    in the order of `Completion`, `on_lost(context)` when the log-writer died first. `on_gone(disk)` comes alone when it died
-    before `on_connected(disk)` was called. `on_isr_wishes(disk, wishes)`: see `ipc/channel.py`, ISR_WISHES."""
+    """All log-writers of the box, as one source sees them. Callbacks return the caller's own
+    object.
+
+    `on_completion(context, entry)` has the fields of `Completion` in their order;
+    `on_lost(context)` is called if the log-writer died first. `on_gone(disk)` comes alone if it
+    died before `on_connected(disk)`. `on_isr_changes(disk, changes)`: see ISR_CHANGES in
+    `ipc/channel.py`.
+    """
 
     def __init__(
         self,
@@ -39,24 +46,24 @@ class LogWriterProxies:
         on_connected: Callable[[str], None],
         on_gone: Callable[[str], None],
         keep_ring_names: bool = False,
-        on_isr_wishes: Callable[[str, list[dict[str, Any]]], None] = lambda _disk, _wishes: None,
+        on_isr_changes: Callable[[str, list[dict[str, Any]]], None] = lambda _disk, _changes: None,
     ) -> None:
         self.source = source
         if not keep_ring_names:
             sweep_rings(source.layout, source.name, source.incarnation)
         self.by_disk = {disk: LogWriterProxy(disk, source, registry, counters, keep_ring_names) for disk in disks}
         self._proxies = list(self.by_disk.values())
-        self._set_aside: list[SetAsideChannel] = []
+        self._detached: list[DetachedChannel] = []
         self._make_proxy: Callable[[str], LogWriterProxy] = lambda disk: LogWriterProxy(disk, source, registry, counters, keep_ring_names)
         self._on_completion = on_completion
         self._on_lost = on_lost
         self._on_connected = on_connected
         self._on_gone = on_gone
-        self._on_isr_wishes = on_isr_wishes
+        self._on_isr_changes = on_isr_changes
         registry.register(source.doorbell.fileno(), select.EPOLLIN, source.doorbell.drain)
 
     def do_work(self, now_ns: int) -> int:
-        """Connect, drain completions, notice deaths. Bounded; returns how much was done."""
+        """Connect, drain completions, detect deaths. Bounded; returns how much was done."""
         work = 0
         for proxy in self._proxies:
             if proxy.gone:
@@ -70,60 +77,63 @@ class LogWriterProxies:
                     proxy.just_connected = False
                     work += 1
                     self._on_connected(proxy.disk)
-                if proxy.isr_wishes:
-                    wishes, proxy.isr_wishes = proxy.isr_wishes, []
+                if proxy.isr_changes:
+                    changes, proxy.isr_changes = proxy.isr_changes, []
                     work += 1
-                    self._on_isr_wishes(proxy.disk, wishes)
+                    self._on_isr_changes(proxy.disk, changes)
                 work += proxy.drain(self._on_completion)
                 continue
             proxy.connect_if_due(now_ns)
-        if self._set_aside:
-            work += self._bury()
+        if self._detached:
+            work += self._release_detached()
         return work
 
-    def _bury(self) -> int:
-        """Give back what log-writers had that were set aside and are gone now."""
-        gone = [aside for aside in self._set_aside if aside.is_gone]
-        for aside in gone:
-            self._set_aside.remove(aside)
-            aside.close()
-            for context in aside.outstanding:
+    def _release_detached(self) -> int:
+        """Report the requests of detached log-writers that are gone now as lost."""
+        gone = [detached for detached in self._detached if detached.is_gone]
+        for detached in gone:
+            self._detached.remove(detached)
+            detached.close()
+            for context in detached.outstanding:
                 self._on_lost(context)
         return len(gone)
 
     def add_disk(self, disk: str) -> None:
-        """A disk that the box has got while we run."""
+        """Add a disk of the box."""
         self.by_disk[disk] = proxy = self._make_proxy(disk)
         self._proxies.append(proxy)
 
-    def replace_disk(self, disk: str, on_set_aside: Callable[[Any], None]) -> None:
-        """Another process serves the disk now, from another directory. `on_set_aside(context)` for all that the old one had; `on_lost(context)` comes
-        too, when it is gone and the context's memory is free."""
+    def replace_disk(self, disk: str, on_detached: Callable[[Any], None]) -> None:
+        """Follow the replacement of a disk: another process serves it from another directory.
+
+        `on_detached(context)` is called for each request of the old process; `on_lost(context)`
+        follows when that is gone and the memory is free.
+        """
         proxy = self.by_disk[disk]
         while proxy.drain(self._on_completion):
             pass
         if proxy.serving:
             self._on_gone(disk)
-        aside = proxy.set_aside(on_set_aside, self._on_lost)
-        if aside is not None:
-            self._set_aside.append(aside)
+        detached = proxy.detach(on_detached, self._on_lost)
+        if detached is not None:
+            self._detached.append(detached)
 
-    def remove_disk(self, disk: str, on_set_aside: Callable[[Any], None]) -> None:
-        """A disk that the box has no more: as `replace_disk`, and nobody knocks there again."""
-        self.replace_disk(disk, on_set_aside)
+    def remove_disk(self, disk: str, on_detached: Callable[[Any], None]) -> None:
+        """Remove a disk of the box: like `replace_disk`, without connecting again."""
+        self.replace_disk(disk, on_detached)
         self._proxies.remove(self.by_disk.pop(disk))
 
-    def follow(self, changes: DiskSetChange, on_set_aside: Callable[[Any], None]) -> None:
-        """Disks that were added, removed or replaced while we run."""
+    def follow(self, changes: DiskSetChange, on_detached: Callable[[Any], None]) -> None:
+        """Follow disks that were added, removed or replaced."""
         for disk in changes.came:
             self.add_disk(disk.name)
         for disk in changes.went:
-            self.remove_disk(disk.name, on_set_aside)
+            self.remove_disk(disk.name, on_detached)
         for disk in changes.replaced:
-            self.replace_disk(disk.name, on_set_aside)
+            self.replace_disk(disk.name, on_detached)
 
     def flush(self) -> None:
-        """Ring every doorbell that has something new behind it; once per turn."""
+        """Ring the doorbells of all log-writers with new descriptors; once per turn."""
         for proxy in self._proxies:
             proxy.flush()
 
@@ -134,7 +144,7 @@ class LogWriterProxies:
         return self.by_disk[disk].serving
 
     def writer_info(self, disk: str) -> dict[str, Any]:
-        """What the log-writer said of itself in WELCOME."""
+        """Return what the log-writer sent in WELCOME."""
         return self.by_disk[disk].writer_info
 
     def is_offline(self, disk: str) -> bool:
@@ -142,7 +152,8 @@ class LogWriterProxies:
         return table is None or table.disk_state == DISK_OFFLINE
 
     def offer_command(self, disk: str, kind: DescriptorKind, payload: dict[str, Any], context: Any) -> bool:
-        """Send a command whose details are JSON in our arena; the slot is freed when the answer comes. False: ring full, arena full or no log-writer."""
+        """Send a command with JSON in our arena; the slot is freed with the answer. False if ring
+        or arena is full, or there is no log-writer."""
         proxy = self.by_disk[disk]
         if not proxy.serving:
             return False
@@ -160,5 +171,5 @@ class LogWriterProxies:
     def close(self) -> None:
         for proxy in self._proxies:
             proxy.close()
-        for aside in self._set_aside:
-            aside.close()
+        for detached in self._detached:
+            detached.close()

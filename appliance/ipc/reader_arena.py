@@ -1,8 +1,9 @@
-"""An acceptor's map of one log-reader's memory, and the parts of it that it holds: each until the last reference to it is gone.
+"""An acceptor's mapping of a log-reader's memory, and the parts of it that are in use until their
+last reference is gone.
 
-A part tells nobody that it goes; it writes its slot into `released`, which the proxy sends on with its next turn. What a dead log-reader's life had
-written stays mapped for as long as a part of it is held. Owned by one `LogReaderProxy`. Weak spot: a reference that is kept by mistake keeps a
-slot of the log-reader.
+A released part adds its slot to `released`, which the proxy sends in its next turn. The memory of a
+dead log-reader stays mapped as long as one of its parts is in use. Owned by one `LogReaderProxy`.
+Weak: a leaked reference keeps a slot of the log-reader.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from appliance.shm.piece_memory import attach_pieces
 
 
 class ArenaPart:
-    """Bytes that a log-reader read for us. They do not change before this object is gone."""
+    """Bytes that a log-reader has read. They do not change before this object is deleted."""
 
     __slots__ = ("_incarnation", "_released", "_slot", "memory")
 
@@ -30,17 +31,17 @@ class ArenaPart:
 
 
 class ReaderArena:
-    """The memory of one disk's log-reader, of whichever life answers."""
+    """The memory of one disk's log-reader, of the incarnation that answers."""
 
     def __init__(self, layout: BoxLayout, disk: str) -> None:
         self._layout = layout
         self._owner = f"log-reader@{disk}"
         self._mapped: SharedObject | None = None
         self.released: list[tuple[int, int]] = []
-        """(life, slot), once for each part that was let go"""
+        """(incarnation, slot) of each released part"""
 
     def take(self, answer: ReadAnswer) -> list[ArenaPart]:
-        """The parts of an answer; none when the log-reader died meanwhile."""
+        """Return the parts of an answer; none if the log-reader died meanwhile."""
         mapped = self._mapped
         if mapped is None or mapped.incarnation != answer.incarnation:
             self.close()
@@ -55,11 +56,11 @@ class ReaderArena:
         return [ArenaPart(memory[at : at + count], self.released, answer.incarnation, slot) for slot, at, count in answer.parts]
 
     def give_back(self, answer: ReadAnswer) -> None:
-        """Nobody waits for it any more."""
+        """Release the parts of an answer that no request waits for."""
         self.released += ((answer.incarnation, slot) for slot, _, _ in answer.parts)
 
     def take_released(self) -> dict[int, list[int]]:
-        """What was let go since: life → slots."""
+        """Return the slots that were released since the last call, by incarnation."""
         found: dict[int, list[int]] = {}
         while self.released:
             incarnation, slot = self.released.pop()

@@ -1,4 +1,5 @@
-"""What links and proxies need of a poller, which lies above them (`runtime/poller.py`)."""
+"""The interface of the poller for links and proxies; the poller itself is above them
+(`runtime/poller.py`)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Protocol
 
 
 class Registry(Protocol):
-    """The runtime's poller, and what tests step in its place."""
+    """The poller of the runtime, or its replacement in tests."""
 
     def register(self, descriptor: int, events: int, callback: Callable[[int], None]) -> None: ...
 

@@ -1,7 +1,9 @@
-"""The descriptors of replication: how their numbers, more and larger than the plain fields, are put into an entry and taken out again.
+"""The descriptors of replication: packs their numbers, more and larger than the plain fields, into
+an entry and unpacks them.
 
-PROGRESS, from an acceptor that a follower fetches from; REPLICA_APPEND, TRUNCATE and REPAIR, from the replica-fetcher. Owned by nobody. Weak spot: which field
-holds what is known here only, so nobody packs or reads these four by hand.
+PROGRESS comes from an acceptor that a follower fetches from; REPLICA_APPEND, TRUNCATE and REPAIR
+come from the replica-fetcher. Weak: the layout is known only here, so other code must not pack or
+read these four kinds.
 """
 
 from __future__ import annotations
@@ -16,16 +18,17 @@ _REPLICA_APPEND: Final = int(DescriptorKind.REPLICA_APPEND)
 _TRUNCATE: Final = int(DescriptorKind.TRUNCATE)
 _REPAIR: Final = int(DescriptorKind.REPAIR)
 NO_BROKER_EPOCH: Final = 0
-"""Of a follower that does not say which of its registrations it is: no transaction of ZooKeeper has this number."""
+"""Broker epoch of a follower that does not send its own: no transaction of ZooKeeper has this
+number."""
 
 
 class Progress(NamedTuple):
-    """What a follower's fetch says of one partition: it has everything below `fetch_offset`."""
+    """The fetch of a follower for one partition: it has all records below `fetch_offset`."""
 
     replica_id: int
     fetch_offset: int
     received_ns: int
-    """when the fetch came, monotonic"""
+    """time of the fetch, monotonic ns"""
     broker_epoch: int
     log_start_offset: int
     """0: not known"""
@@ -40,12 +43,12 @@ def progress_descriptor(row: int, row_generation: int, leader_epoch: int, progre
 
 
 def progress_of(entry: tuple[Any, ...]) -> Progress:
-    """Of a PROGRESS as it came off the ring."""
+    """Return the fields of a PROGRESS entry."""
     return Progress(entry[7], entry[10], entry[11] << 32 | entry[12], entry[13], entry[8])
 
 
 class ReplicaAppend(NamedTuple):
-    """What a leader says of its log beside the batches."""
+    """The state of the leader's log beside the batches."""
 
     high_watermark: int
     log_start_offset: int
@@ -61,11 +64,11 @@ def replica_append_of(entry: tuple[Any, ...]) -> ReplicaAppend:
 
 
 class TruncateOrder(NamedTuple):
-    """What to cut off; a number that its kind does not need is -1."""
+    """What to truncate; a number that the kind does not need is -1."""
 
     kind: Truncation
     leader_epoch: int
-    """which one ends at `offset` in the leader's log"""
+    """the epoch that ends at `offset` in the leader's log"""
     offset: int
 
 
@@ -79,13 +82,17 @@ def truncate_of(entry: tuple[Any, ...]) -> TruncateOrder:
 
 
 class RepairOrder(NamedTuple):
-    """Where another replica's batches belong. Completed with error code NONE when it is settled how they fit: `record_count` is a `batch_repair.Verdict`,
-    `base_offset` the first offset that was written, or -1."""
+    """The place of another replica's batches. It completes with error code NONE when it is decided
+    how they fit.
+
+    `record_count` of the completion is a `batch_repair.Verdict`, `base_offset` the first offset
+    that was written, or -1.
+    """
 
     segment_base_offset: int
     segment_position: int
     source_id: int
-    """the broker whose batches they are"""
+    """the broker that sent the batches"""
 
 
 def repair_descriptor(row: int, row_generation: int, position: int, length: int, order: RepairOrder) -> tuple[int, ...]:

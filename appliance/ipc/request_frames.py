@@ -1,4 +1,5 @@
-"""Kafka requests that an acceptor hands on whole, to the controller or to the coordinator, and their answers; and what the coordinator has to hear."""
+"""Kafka requests that an acceptor forwards to the controller or the coordinator, their answers, and
+ended transactions."""
 
 from __future__ import annotations
 
@@ -8,10 +9,14 @@ from typing import NamedTuple
 KAFKA_REQUEST = 1
 """acceptor → controller or coordinator: int16 api key, int16 api version, int16 lengths of client id and client host, both, request body."""
 KAFKA_RESPONSE = 2
-"""The response body, without size and header. Empty: the request could not be answered, close the connection."""
+"""The response body, without size and header. Empty: the request could not be answered; close the
+connection."""
 TRANSACTION_ENDED = 3
-"""acceptor → coordinator: int32 partition of `__consumer_offsets`, int64 producer id, uint8 1 for a commit: its marker is there, below the high watermark.
-Answered by KAFKA_RESPONSE with one byte, 0, once it is known."""
+"""acceptor → coordinator: int32 partition of `__consumer_offsets`, int64 producer id, uint8 1 for a
+commit. Its marker is below the high watermark.
+
+The coordinator answers with KAFKA_RESPONSE of one byte, 0, when it has applied it.
+"""
 
 _REQUEST = Struct("<hhhh")
 _ENDED = Struct("<iqB")
@@ -19,7 +24,7 @@ _NAME_BYTES_MAX = 32767
 
 
 class EndedTransaction(NamedTuple):
-    """A producer's open offsets in one partition are decided."""
+    """The pending offsets of a producer in one partition are committed or aborted."""
 
     partition: int
     producer_id: int
@@ -27,7 +32,7 @@ class EndedTransaction(NamedTuple):
 
 
 class KafkaRequest(NamedTuple):
-    """A request without its frame, and who sent it from where."""
+    """A request without its frame, with its sender."""
 
     api_key: int
     api_version: int
@@ -43,7 +48,8 @@ def pack_kafka_request(api_key: int, api_version: int, client_id: str, client_ho
 
 
 def unpack_kafka_request(payload: bytes) -> KafkaRequest:
-    """What `pack_kafka_request` packed. Raises `ValueError` for a client id that was cut in a character."""
+    """Inverse of `pack_kafka_request`. Raises `ValueError` for a client id that was cut within a
+    character."""
     api_key, api_version, identity_length, host_length = _REQUEST.unpack_from(payload)
     host_position = _REQUEST.size + identity_length
     body_position = host_position + host_length
@@ -57,6 +63,6 @@ def pack_ended_transaction(partition: int, producer_id: int, is_commit: bool) ->
 
 
 def unpack_ended_transaction(payload: bytes) -> EndedTransaction:
-    """What `pack_ended_transaction` packed. Raises `struct.error` for another length."""
+    """Inverse of `pack_ended_transaction`. Raises `struct.error` for another length."""
     partition, producer_id, is_commit = _ENDED.unpack(payload)
     return EndedTransaction(partition, producer_id, bool(is_commit))

@@ -1,8 +1,10 @@
-"""A line to a process of our box that answers requests: they are sent with a token, answered in any order, and outlive a restart of the other side.
+"""A connection to a process of the same box that answers requests in any order and may restart
+meanwhile.
 
-While it is away requests wait here, each with its deadline, and are sent to its next life. A request that `lives_max` lives had when they died is sent to no
-further one: for the controller it may be what kills them; for the coordinator a second life would do a second time what the first one did.
-Weak spot: what waits is kept in our heap, `WAITING_BYTES_MAX` in total; what comes on top of it is turned away.
+While the process is down, requests wait here, each with its deadline, and are sent to its next
+incarnation. A request that `lives_max` incarnations had when they died is not sent again: it may be
+what kills the controller, and the coordinator would execute it twice. Weak: waiting requests are on
+the heap, at most `WAITING_BYTES_MAX`; further ones are refused.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from appliance.ipc.registry import Registry
 
 RECONNECT_NS = 20_000_000
 WAITING_BYTES_MAX = 32 << 20
-"""Of all requests under way; clients that leave cannot take theirs back."""
+"""Limit for all requests in flight; clients that disconnect cannot revoke theirs."""
 
 OnResponse = Callable[[bytes | None], None]
-"""Called with the answer's payload, or None when the deadline passed."""
+"""Called with the payload of the answer, or None if the deadline passed."""
 
 OnLost = Callable[[], None]
-"""Called when the other side died too often over a request; whether it was carried out nobody knows."""
+"""Called if too many incarnations died with a request; whether it was executed is unknown."""
 
 
 class _Waiting(NamedTuple):
@@ -37,10 +39,10 @@ class _Waiting(NamedTuple):
 
 
 class RequestLink:
-    """One process's connection to another; reconnects by itself."""
+    """The connection of one process to another; reconnects by itself."""
 
     def __init__(self, path: str, registry: Registry, clock: Clock, lives_max: int, on_news: Callable[[Frame], None]) -> None:
-        """`on_news` gets frames that answer nothing."""
+        """`on_news` receives the frames that answer no request."""
         self._path = path
         self._registry = registry
         self._clock = clock
@@ -60,9 +62,12 @@ class RequestLink:
     def request(
         self, kind: int, payload: bytes, timeout_ms: int, on_response: OnResponse, on_lost: OnLost | None = None, *, answer_timeout_ms: int = 0
     ) -> None:
-        """Send a request, or keep it until the other side is there. What no frame can hold is answered empty, at once; so is, with None,
-        what would bring all that waits over its bound. Without `on_lost`, what is lost is answered with None too. With `answer_timeout_ms`
-        the answer may take that long, and `timeout_ms` is for the other side to be there."""
+        """Send a request, or keep it until the other side runs.
+
+        A payload that does not fit in a frame is answered empty at once; one that exceeds the limit
+        of waiting bytes is answered None. Without `on_lost`, a lost request is answered None. With
+        `answer_timeout_ms` the answer may take that long, and `timeout_ms` covers the connection.
+        """
         if len(payload) > MAX_PAYLOAD_BYTES:
             on_response(b"")
             return
@@ -77,7 +82,7 @@ class RequestLink:
             self._send(self._socket, token)
 
     def do_work(self, now_ns: int) -> int:
-        """Connect if it is time, end what has waited too long. Never blocks."""
+        """Connect if it is time, end requests whose deadline passed. Never blocks."""
         work = 0
         if self._waiting:
             expired = [token for token, waiting in self._waiting.items() if waiting.deadline_ns <= now_ns]
@@ -104,7 +109,7 @@ class RequestLink:
         for token in list(self._waiting):
             if self._socket is not sock:
                 return
-            if token in self._waiting:  # the callback of a lost one may have ended it
+            if token in self._waiting:  # the callback of a lost request may have removed it
                 self._send(sock, token)
 
     def _send(self, sock: FrameSocket, token: int) -> None:

@@ -1,8 +1,9 @@
-"""What the scrubber of a disk has found: a file in the runtime directory, written by the log-reader, read by log-writer,
-replica-fetcher and `millrace status`.
+"""The findings of a disk's scrubber: a file in the runtime directory, written by the log-reader.
 
-On tmpfs, so that nobody waits for a disk to read it; replaced whole. It survives the log-reader's restart, not the machine's: after a
-reboot a pass begins anew. Weak spot: at most `DAMAGES_MAX` findings are kept, the counters tell how many there were.
+Read by log-writer, replica-fetcher and `millrace status`. It is on tmpfs, so that no reader waits
+for a disk, and replaced atomically. It survives a restart of the log-reader, not of the machine:
+after a reboot a pass starts from the beginning. Weak: at most `DAMAGES_MAX` findings are kept; the
+counters have their number.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ DAMAGES_MAX = 1_000
 
 
 class FoundDamage(NamedTuple):
-    """One finding. `file` is a name in the partition's directory; `is_rebuildable`: an index, which its log-writer makes anew. `sound_*`: see `Damage`."""
+    """One finding. `file` is a name in the partition's directory; `is_rebuildable`: an index, which
+    its log-writer rebuilds. `sound_*`: see `Damage`."""
 
     topic: str
     partition: int
@@ -34,7 +36,8 @@ class FoundDamage(NamedTuple):
 
 
 class ScrubReport(NamedTuple):
-    """The state of a disk's scrubbing. `partition` and `base_offset`: the segment that comes next, "" between passes."""
+    """The state of a disk's scrubbing. `partition` and `base_offset` name the next segment; ""
+    between passes."""
 
     passes: int
     began_ms: int
@@ -49,10 +52,12 @@ NOTHING = ScrubReport(0, 0, 0, "", 0, 0, ())
 
 
 def report_file(layout: BoxLayout, disk: str) -> str:
+    """Return the path of the report of a disk."""
     return f"{layout.runtime_directory}/scrub.{disk}"
 
 
 def write_report(path: str, report: ScrubReport) -> None:
+    """Replace the report atomically. Raises OSError."""
     document = {**report._asdict(), "damages": [damage._asdict() for damage in report.damages[:DAMAGES_MAX]]}
     temporary = f"{path}.tmp"
     with open(temporary, "w") as file:
@@ -61,7 +66,7 @@ def write_report(path: str, report: ScrubReport) -> None:
 
 
 def read_report(path: str) -> ScrubReport:
-    """What was written last; `NOTHING` if nothing was, or by another release."""
+    """Return the last report; `NOTHING` if there is none, or one of another release."""
     try:
         with open(path) as file:
             document: dict[str, Any] = json.load(file)

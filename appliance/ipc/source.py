@@ -1,6 +1,8 @@
-"""What a source (acceptor, ingest, coordinator, controller, replica-fetcher) offers to every log-writer of its box.
+"""What a source (acceptor, ingest, coordinator, controller, replica-fetcher) provides to each
+log-writer of its box.
 
-Made and closed by its process; log-writers map the arena and ring the doorbell. What a former life of the source left is swept before.
+Created and closed by its process; log-writers map the arena and ring the doorbell. Objects of dead
+incarnations are removed before.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from appliance.shm.doorbell import Doorbell
 
 
 class Source:
-    """Name, arena and doorbell of one life of a process."""
+    """Name, arena and doorbell of one incarnation of a process."""
 
     def __init__(self, layout: BoxLayout, name: str, incarnation: int, arena_bytes: int, ring_entries: int) -> None:
         self.layout = layout
@@ -24,7 +26,7 @@ class Source:
         self.doorbell = Doorbell(self.arena.shared.words, SLEEPING_WORD)
 
     def watch_rows(self, watching: bool) -> None:
-        """Say whether changes of rows should ring our doorbell."""
+        """Set whether changes of rows ring our doorbell."""
         self.arena.shared.words[WATCHING_WORD] = int(watching)
 
     def close(self) -> None:

@@ -87,7 +87,7 @@ class RequestServer:
     def _watch(self, client: RequestClient) -> None:
         self._poller.modify(client.socket.fileno(), READABLE | WRITABLE if client.socket.wants_write else READABLE)
 
-    def tell(self, kind: int, payload: bytes) -> None:
+    def broadcast(self, kind: int, payload: bytes) -> None:
         """Send a notification to all clients."""
         for client in list(self._clients.values()):
             self.send(client, kind, 0, payload)

@@ -81,7 +81,7 @@ class ControllerServer:
 
     def on_published(self) -> None:
         """Notify all clients of a new image."""
-        self._server.tell(*self._notification())
+        self._server.broadcast(*self._notification())
 
     def do_work(self, now_ns: int) -> int:
         """Begin requests, answer those that are done or have timed out."""

@@ -49,7 +49,7 @@ class DiskCommands:
         on_gone: Callable[[str], None],
         log: Logger,
         deadline_ms: int,
-        on_isr_wishes: Callable[[str, list[dict[str, Any]]], None] = lambda _disk, _wishes: None,
+        on_isr_changes: Callable[[str, list[dict[str, Any]]], None] = lambda _disk, _changes: None,
     ) -> None:
         self._source = Source(layout, "controller", incarnation, ARENA_BYTES, RING_ENTRIES)
         self._queues: dict[str, deque[tuple[DiskCommand, OnDone]]] = {disk: deque() for disk in disks}
@@ -60,7 +60,7 @@ class DiskCommands:
         self._lost: list[Any] = []
         self._log = log
         self._proxies = LogWriterProxies(
-            self._source, disks, registry, counters, completed, self._on_lost, on_connected, self._on_gone, on_isr_wishes=on_isr_wishes
+            self._source, disks, registry, counters, completed, self._on_lost, on_connected, self._on_gone, on_isr_changes=on_isr_changes
         )
         self._health = DiskHealth(self._proxies.by_disk.values(), deadline_ms, self._on_hung, lambda _disk: None)
 

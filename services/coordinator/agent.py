@@ -194,7 +194,7 @@ class CoordinatorAgent:
 
     def _look_at_disks(self, now_ns: int) -> None:
         changes = self._box_disks.look(now_ns)
-        self._proxies.follow(changes, self._on_set_aside)
+        self._proxies.follow(changes, self._on_detached)
         follow_disks(self._readers, changes, self._make_reader)
 
     # -- log-writers
@@ -219,7 +219,7 @@ class CoordinatorAgent:
         if topic_partition.topic == OFFSETS_TOPIC:
             self._groups.coordinator.complete_transaction(topic_partition.partition, producer_id, is_commit)
 
-    def _on_set_aside(self, append: Offered) -> None:
+    def _on_detached(self, append: Offered) -> None:
         """Another process serves the disk: who waits is answered; the slot is free when the old one is gone (`_on_lost`)."""
         if isinstance(append, MarkerAppend):
             self._markers.on_lost(append)

@@ -17,7 +17,7 @@ import orjson
 
 from appliance.base.errors import DiskFull, ErrorCode, OutOfDescriptors, StepsDown, StorageFailed
 from appliance.base.layout import boot_id
-from appliance.ipc.channel import ISR_WISHES, SinkChannel
+from appliance.ipc.channel import ISR_CHANGES, SinkChannel
 from appliance.ipc.channel_acceptor import ChannelAcceptor
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.scrub_report import report_file
@@ -153,8 +153,8 @@ class LogWriterAgent:
             self._trouble,
             self._clock,
             counters,
-            lambda: self._door.is_inside(_CONTROLLER),
-            lambda wishes: self._door.tell(_CONTROLLER, ISR_WISHES, orjson.dumps({"wishes": wishes})),
+            lambda: self._door.is_connected(_CONTROLLER),
+            lambda changes: self._door.send(_CONTROLLER, ISR_CHANGES, orjson.dumps({"changes": changes})),
             box.integer("replica.lag.time.max.ms") * 1_000_000,
         )
         self._index_repairs = IndexRepairs(report_file(context.layout, self._disk.name), self._partitions, self._clock, counters, context.log)
@@ -429,7 +429,7 @@ class LogWriterAgent:
     def _invite_controller(self) -> None:
         """Whatever it was told at its last WELCOME, and was refused since, is different now."""
         self._postponed.owes_commands = False
-        self._door.dismiss(_CONTROLLER)
+        self._door.disconnect(_CONTROLLER)
 
     def _open_late(self, late: LogWriterStartup) -> int:
         """One log a turn of those that recovery found no space for."""

@@ -97,7 +97,7 @@ class LogWriterCommands:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if command["leader_epoch"] != hosted.leader_epoch or hosted.role != ROLE_LEADER:
             return ErrorCode.FENCED_LEADER_EPOCH
-        hosted.apply_isr(tuple(command["isr"]), int(command["partition_epoch"]), int(command.get("wish", NO_WISH)))
+        hosted.apply_isr(tuple(command["isr"]), int(command["partition_epoch"]), int(command.get("change", NO_WISH)))
         return ErrorCode.NONE
 
     def _delete(self, command: dict[str, Any]) -> int:

@@ -81,7 +81,7 @@ class ReplicaFollowing:
     def do_work(self, now_ns: int) -> int:
         work = self._proxies.do_work(now_ns)
         work += self._health.look(now_ns)
-        self._proxies.follow(self._box_disks.look(now_ns), self._on_set_aside)
+        self._proxies.follow(self._box_disks.look(now_ns), self._on_detached)
         if now_ns >= self._look_ns:
             found = self._rows.look(now_ns)
             if found is not None:
@@ -161,7 +161,7 @@ class ReplicaFollowing:
         order.release()
         order.end(None)
 
-    def _on_set_aside(self, order: LogOrder | RepairCopy) -> None:
+    def _on_detached(self, order: LogOrder | RepairCopy) -> None:
         """The process that has it may still read its memory."""
         order.end(None)
 

@@ -72,7 +72,7 @@ class Cluster:
             if is_granted and wish["partition_epoch"] == self.partition_epoch:
                 self.isr = wish["isr"]
                 self.partition_epoch += 1
-            assert leader.isr(self.leader_epoch, self.isr, self.partition_epoch, wish["wish"]) == 0
+            assert leader.isr(self.leader_epoch, self.isr, self.partition_epoch, wish["change"]) == 0
 
     def kill(self, what: tuple[int, bool]) -> None:
         killed = self.by_id[what[0]]

@@ -146,7 +146,7 @@ class ControllerProcess:
         self._bring_up.on_gone(DISK)
 
     def _on_wish(self, wish: IsrProposal) -> None:
-        document = {"topic": TOPIC, "partition": PARTITION, "topic_id": str(TOPIC_ID), "wish": wish.number, "leader_epoch": wish.leader_epoch}
+        document = {"topic": TOPIC, "partition": PARTITION, "topic_id": str(TOPIC_ID), "change": wish.number, "leader_epoch": wish.leader_epoch}
         document |= {
             "partition_epoch": wish.partition_epoch,
             "isr": list(wish.isr),

@@ -100,7 +100,7 @@ class Writer:
     def _apply_isr(self, payload: dict[str, Any]) -> int:
         if self.role != LEADER or payload["leader_epoch"] != self.leader_epoch or self.progress is None:
             return ErrorCode.FENCED_LEADER_EPOCH
-        self.progress.on_isr(payload["isr"], payload["partition_epoch"], self._world.now, payload.get("wish", -1))
+        self.progress.on_isr(payload["isr"], payload["partition_epoch"], self._world.now, payload.get("change", -1))
         self._publish()
         return ErrorCode.NONE
 

@@ -61,7 +61,7 @@ class SteppedReplica:
         self.writer = RealLogWriter(self._layout, self._path, self._life, self._settings, broker_id=self.broker_id)
         self.writer.recover()
         self.controller = self.writer.source("controller")
-        self.controller._on_isr_wishes = lambda _disk, wishes: self.wishes.extend(wishes)
+        self.controller._on_isr_changes = lambda _disk, wishes: self.wishes.extend(wishes)
         self.acceptor = self.writer.source("acceptor@0")
         self.fetcher = self.writer.source("replica-fetcher")
 

@@ -179,7 +179,7 @@ class SteppedCluster:
             "leader_epoch": known.states[partition].leader_epoch,
             "partition_epoch": known.state_versions[partition],
             "isr": list(isr),
-            "wish": 1,
+            "change": 1,
             "broker_epochs": {str(member): agent.cluster.broker_epochs.get(member, -1) for member in isr},
         }
         agent._replicas.isr.on_requests(disk, [{**document, **(changed or {})}])

@@ -51,7 +51,7 @@ class PendingIsrChange(NamedTuple):
         """Raises KeyError, TypeError, ValueError."""
         epochs = {int(broker_id): int(broker_epoch) for broker_id, broker_epoch in document.get("broker_epochs", {}).items()}
         isr = tuple(int(member) for member in document["isr"])
-        number = document.get("wish")
+        number = document.get("change")
         return cls(
             str(document["topic"]),
             int(document["partition"]),

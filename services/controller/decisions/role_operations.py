@@ -97,4 +97,4 @@ def isr_payload(topic: TopicState, partition: int, refused: int | None = None) -
         "isr": list(state.isr),
         "partition_epoch": topic.state_versions[partition],
     }
-    return payload if refused is None else {**payload, "wish": refused}
+    return payload if refused is None else {**payload, "change": refused}

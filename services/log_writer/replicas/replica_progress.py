@@ -106,7 +106,7 @@ class ReplicaProgress:
                 identity = {"topic": name.topic, "partition": name.partition, "topic_id": str(hosted.topic_id)}
                 epochs = {"leader_epoch": wish.leader_epoch, "partition_epoch": wish.partition_epoch}
                 added = {str(replica): epoch for replica, epoch in wish.broker_epochs.items()}
-                wishes.append({**identity, **epochs, "wish": wish.number, "isr": list(wish.isr), "broker_epochs": added})
+                wishes.append({**identity, **epochs, "change": wish.number, "isr": list(wish.isr), "broker_epochs": added})
         self._wishes.add(len(wishes))
         for first in range(0, len(wishes), WISHES_MAX):
             self._send(wishes[first : first + WISHES_MAX])

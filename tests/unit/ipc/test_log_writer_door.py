@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from appliance.base.layout import BoxLayout
-from appliance.ipc.channel import HELLO, ISR_WISHES, REFUSED, WELCOME
+from appliance.ipc.channel import HELLO, ISR_CHANGES, REFUSED, WELCOME
 from appliance.ipc.frames import FrameSocket, PeerGone, connect_unix
 from appliance.shm.mapping import VERSION_WORD
 from lab.scratch_layout import open_descriptors
@@ -60,7 +60,7 @@ def test_the_next_life_of_a_source_ends_the_last_one_even_before_its_hang_up_is_
     heir.offer("of the living")
     writer.turn()
     assert [incarnation for _, incarnation, _ in writer.taken] == [5]
-    assert len(writer.door.channels) == 1 and writer.gone == [("acceptor@0", "its next life is here")]
+    assert len(writer.door.channels) == 1 and writer.gone == [("acceptor@0", "its next incarnation has connected")]
     assert writer.counters.counter("log_writer.dropped_of_dead_sources").value == 1
     heir.close()
     dead.close()
@@ -171,11 +171,11 @@ def test_many_sources_are_served_side_by_side(layout: BoxLayout, writer: Stepped
 
 def test_a_source_that_is_inside_is_told_and_nobody_else(layout: BoxLayout, writer: SteppedLogWriter) -> None:
     source = SteppedSource(layout)
-    assert not writer.door.tell(source.source.name, ISR_WISHES, b"{}")
+    assert not writer.door.send(source.source.name, ISR_CHANGES, b"{}")
     connect(source, writer)
-    assert writer.door.is_inside(source.source.name) and not writer.door.is_inside("somebody else")
-    assert writer.door.tell(source.source.name, ISR_WISHES, b'{"wishes":[{"topic":"t"}]}')
-    assert writer.door.tell(source.source.name, ISR_WISHES, b'{"wishes":[{"topic":"u"}]}')
+    assert writer.door.is_connected(source.source.name) and not writer.door.is_connected("somebody else")
+    assert writer.door.send(source.source.name, ISR_CHANGES, b'{"changes":[{"topic":"t"}]}')
+    assert writer.door.send(source.source.name, ISR_CHANGES, b'{"changes":[{"topic":"u"}]}')
     source.turn()
     assert source.take_told() == [("d0", [{"topic": "t"}, {"topic": "u"}])]
     source.close()

@@ -397,11 +397,11 @@ def test_a_command_that_has_no_room_is_refused_and_keeps_no_slot(
     assert source.source.arena.slots_in_use() == RING
 
 
-# -- a log-writer that is set aside
+# -- a log-writer that is detached
 
 
-def set_aside(source: SteppedSource) -> list[Any]:
-    source.proxies.replace_disk("d0", lambda context: source.told.append((context, "set aside")))
+def detach(source: SteppedSource) -> list[Any]:
+    source.proxies.replace_disk("d0", lambda context: source.told.append((context, "detached")))
     return source.take_told()
 
 
@@ -412,7 +412,7 @@ def test_what_a_log_writer_had_that_is_set_aside_is_told_at_once_and_given_back_
     for context in "ab":
         assert source.offer(context)
     writer.turn()
-    assert set_aside(source) == ["gone", ("a", "set aside"), ("b", "set aside")]
+    assert detach(source) == ["gone", ("a", "detached"), ("b", "detached")]
     assert (source.proxy.serving, source.proxy.outstanding_bytes) == (False, 0)
     for _ in range(3):
         source.turn()
@@ -431,7 +431,7 @@ def test_the_next_process_is_served_while_the_old_one_still_hangs_and_what_that_
     assert source.offer("old")
     writer.turn()
     os.unlink(layout.log_writer_socket("d0"))  # as the supervisor does, so that nobody meets the old one
-    assert set_aside(source) == ["gone", ("old", "set aside")]
+    assert detach(source) == ["gone", ("old", "detached")]
     following = SteppedLogWriter(layout, "d0", 7)
     for _ in range(3):
         source.turn()
@@ -454,8 +454,8 @@ def test_a_disk_that_is_removed_gives_back_what_waited_for_room_and_keeps_what_w
     connect(source, writer)
     for number in range(RING + 2):
         assert source.offer(number, queue=True)
-    source.proxies.remove_disk("d0", lambda context: source.told.append((context, "set aside")))
-    assert source.take_told() == ["gone", *((number, "set aside") for number in range(RING)), (RING, "lost"), (RING + 1, "lost")]
+    source.proxies.remove_disk("d0", lambda context: source.told.append((context, "detached")))
+    assert source.take_told() == ["gone", *((number, "detached") for number in range(RING)), (RING, "lost"), (RING + 1, "lost")]
     assert source.proxies.by_disk == {}
     writer.die()
     source.turn()
@@ -468,4 +468,4 @@ def test_a_log_writer_that_was_gone_already_is_not_kept(source: SteppedSource, w
     assert source.offer("a")
     writer.die()
     source.poller.poll(0)  # the hang-up is seen, and not looked at yet
-    assert set_aside(source) == ["gone", ("a", "set aside"), ("a", "lost")]
+    assert detach(source) == ["gone", ("a", "detached"), ("a", "lost")]

@@ -111,4 +111,4 @@ def test_a_wish_whose_answer_was_lost_is_settled_by_a_write_before_it_is_answere
     assert state.isr == ((1, 2, 3) if carried_out else (1, 2))
     assert now > version, "whatever was under way under the old version comes to nothing"
     told = three.writer_of(1, "t").commands[-1][1]
-    assert (told["isr"], told["partition_epoch"]) == (list(state.isr), now) and "wish" not in told
+    assert (told["isr"], told["partition_epoch"]) == (list(state.isr), now) and "change" not in told

@@ -200,7 +200,7 @@ def test_a_wish_that_may_not_be_is_answered_with_what_holds(three: SteppedCluste
     three.wish(1, "t", 0, (1, 2, 3), fields)
     three.until_quiet()
     assert three.zookeeper.version("/brokers/topics/t/partitions/0/state") == before
-    assert [payload["isr"] for _kind, payload in writer.commands[told:]] == [[1, 2]] and writer.commands[-1][1]["wish"] == 1
+    assert [payload["isr"] for _kind, payload in writer.commands[told:]] == [[1, 2]] and writer.commands[-1][1]["change"] == 1
 
 
 def test_a_replica_that_registered_anew_since_it_fetched_is_not_taken_in(three: SteppedCluster) -> None:

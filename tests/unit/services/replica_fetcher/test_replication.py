@@ -115,7 +115,7 @@ def test_acks_all_needs_enough_replicas_in_sync(tmp_path: Path) -> None:
         one.turn(1)
         (wish,) = one.wishes
         assert (wish["isr"], wish["broker_epochs"], wish["leader_epoch"], wish["partition_epoch"]) == ([1, 2], {"2": BROKER_EPOCH + 2}, 1, 0)
-        assert one.isr(1, [1, 2], 1, wish["wish"]) == 0
+        assert one.isr(1, [1, 2], 1, wish["change"]) == 0
         assert (one.row.isr_size, one.row.high_watermark) == (2, 1)
         one.produce(batch(), acks_all=True)
         one.turn(1)
@@ -133,7 +133,7 @@ def test_who_lags_is_wished_out_and_the_larger_set_counts_until_that_is_written(
         (wish,) = one.wishes[:1]
         assert wish["isr"] == [1, 2] and wish["broker_epochs"] == {}
         assert one.row.high_watermark == 0
-        assert one.isr(1, [1, 2, 3], 0, wish["wish"]) == 0, "refused"
+        assert one.isr(1, [1, 2, 3], 0, wish["change"]) == 0, "refused"
         assert one.row.high_watermark == 0
         one.wishes.clear()
         for _ in range(LAG_MS // 1000):
@@ -141,7 +141,7 @@ def test_who_lags_is_wished_out_and_the_larger_set_counts_until_that_is_written(
             fetch(two, one)
             one.turn(1)
         wish = one.wishes[-1]
-        assert one.isr(1, [1, 2], 1, wish["wish"]) == 0
+        assert one.isr(1, [1, 2], 1, wish["change"]) == 0
         assert (one.row.high_watermark, one.row.isr_size) == (1, 2)
         check_watermark(one)
         assert one.isr(0, [1, 2], 2) == ErrorCode.FENCED_LEADER_EPOCH
@@ -168,7 +168,7 @@ def test_a_wish_waits_for_the_controller_and_is_told_to_its_next_life(tmp_path: 
         one.turn()
         assert one.wishes == []
         one.controller = one.writer.source("controller")
-        one.controller._on_isr_wishes = lambda _disk, wishes: one.wishes.extend(wishes)
+        one.controller._on_isr_changes = lambda _disk, wishes: one.wishes.extend(wishes)
         one.turn()
         assert [wish["isr"] for wish in one.wishes] == [[1, 2]]
 
@@ -387,7 +387,7 @@ def test_a_sole_replica_gets_followers_and_loses_them_again_under_one_epoch(tmp_
         assert one.row.high_watermark == 3, "who is not in sync does not count"
         _catch_up(two, one)
         one.turn(1)
-        assert one.isr(1, [1, 2], 2, one.wishes[-1]["wish"]) == 0
+        assert one.isr(1, [1, 2], 2, one.wishes[-1]["change"]) == 0
         _appended(one, batch(1))
         assert one.row.high_watermark == 3
         check_watermark(one)
