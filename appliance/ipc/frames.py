@@ -1,7 +1,8 @@
 """Length-prefixed frames over a non-blocking Unix stream socket, with file descriptors.
 
 Frame: u32 length of the rest · u8 kind · u64 token · payload. Descriptors are attached to the first
-byte of their frame. Weak: the descriptors of two frames that one call receives cannot be distinguished, so they are only sent in handshakes, where one frame is in flight.
+byte of their frame. Weak: the descriptors of two frames that one call receives cannot be
+distinguished, so they are only sent in handshakes, where one frame is in flight.
 """
 
 from __future__ import annotations
