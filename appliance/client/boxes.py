@@ -27,7 +27,7 @@ from appliance.client.messages import (
     Asked,
     ClientApi,
 )
-from appliance.cluster.dynamic_broker_configs import CLOSED, closed_brokers
+from appliance.cluster.broker_configs import CLOSED, closed_brokers
 from appliance.protocol.cluster_apis import DescribeClusterRequest, UnregisterBrokerRequest
 from appliance.protocol.config_apis import ConfigSource, ResourceToDescribe, ResourceType
 from appliance.protocol.log_dir_apis import DescribeLogDirsRequest

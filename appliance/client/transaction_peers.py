@@ -13,9 +13,8 @@ from typing import Final, Protocol
 from appliance.base.errors import ErrorCode
 from appliance.base.model import NO_LEADER
 from appliance.client.peers import OnAnswer
-from appliance.cluster.internal_topics import TRANSACTIONS_TOPIC
 from appliance.cluster.metadata_cache import MetadataCache
-from appliance.cluster.state_log import partition_of
+from appliance.cluster.state_log import TRANSACTIONS_TOPIC, partition_of
 from appliance.protocol.schema import Message
 from appliance.protocol.topic_partitions import TopicPartitions
 from appliance.protocol.transaction_apis import (

@@ -11,11 +11,11 @@ all rows of all tables are indexed again (0.3 ms per 1,000).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode
-from appliance.cluster.committed_bounds import Bound, KnownAborted
 from appliance.cluster.metadata_image import MetadataImage, TopicImage
 from appliance.ipc.log_writer_proxy import LogWriterProxy
 from appliance.ipc.proxies import LogWriterProxies
@@ -32,6 +32,27 @@ from appliance.shm.partition_table import (
     TornRow,
     row_of,
 )
+
+
+class Bound(NamedTuple):
+    """Batches at and behind this are not for a read_committed consumer."""
+
+    offset: int
+    segment_base_offset: int
+    position: int
+    segment_list_generation: int
+
+
+class KnownAborted(NamedTuple):
+    """All aborted transactions with records in [first_offset, end_offset), as long as these two are what the table says."""
+
+    segment_list_generation: int
+    aborted_end_offset: int
+    first_offset: int
+    end_offset: int
+    transactions: Sequence[tuple[int, int, int]]
+    """(producer id, first offset, offset of the marker)"""
+
 
 CURSORS_MAX = 64
 EPOCH_ENDS_MAX = 16

@@ -16,11 +16,13 @@ from __future__ import annotations
 import os
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 
 from appliance.base.errors import MillraceError
+from appliance.base.layout import BoxLayout
+from appliance.base.logging import Logger
 from appliance.base.model import INTERNAL_TOPICS, TopicId
 from appliance.records.crc32c import crc32c
 
@@ -197,3 +199,38 @@ def read_image(path: str, former: MetadataImage | None = None) -> MetadataImage 
     except FileNotFoundError:
         return None
     return MetadataImage.decode(encoded, former)
+
+
+class ImageView(Protocol):
+    """A component that holds an image."""
+
+    image: MetadataImage
+
+    def set_image(self, image: MetadataImage) -> None: ...
+
+
+class ImageFollower:
+    """`is_stale`: there may be a newer image than the view's."""
+
+    def __init__(self, layout: BoxLayout, view: ImageView, log: Logger) -> None:
+        self._path = layout.image_file
+        self._view = view
+        self._log = log
+        self.is_stale = True
+
+    def on_changed(self, _generation: int) -> None:
+        """The controller has published an image."""
+        self.is_stale = True
+
+    def load(self) -> MetadataImage | None:
+        """Read the image; return it if it is a new one."""
+        self.is_stale = False
+        try:
+            image = read_image(self._path, self._view.image)
+        except ImageUnreadable as error:
+            self._log.error(f"could not read the metadata image: {error}; continuing with the last one")
+            return None
+        if image is None or image.generation == self._view.image.generation:
+            return None
+        self._view.set_image(image)
+        return image

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from appliance.base.model import TopicId
-from appliance.cluster.dynamic_broker_configs import FOLLOWER_RATE, LEADER_RATE, replication_rate
+from appliance.cluster.broker_configs import FOLLOWER_RATE, LEADER_RATE, replication_rate
 from appliance.cluster.metadata_image import MetadataImage, TopicImage
 
 FOLLOWER_REPLICAS: Final = "follower.replication.throttled.replicas"

@@ -10,9 +10,11 @@ batch per append; a caller with many small records collects them first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from appliance.base.errors import ErrorCode
+from appliance.base.settings import Box
+from appliance.cluster.placement import TopicCreation
 
 OnAppended = Callable[[ErrorCode], None]
 """NONE if every in-sync replica has the records, else the error. Called once, never from within
@@ -77,3 +79,26 @@ def partition_of(name: str, partitions: int) -> int:
 def _utf16_units(name: str) -> Sequence[int]:
     encoded = name.encode("utf-16-be", "surrogatepass")
     return [encoded[at] << 8 | encoded[at + 1] for at in range(0, len(encoded), 2)]
+
+
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+TRANSACTIONS_TOPIC: Final = "__transaction_state"
+
+
+def internal_topic(name: str, box: Box, live_brokers: int) -> TopicCreation | None:
+    """Return how to create `name`, or None if it is no internal topic."""
+    if name == OFFSETS_TOPIC:
+        replicas = min(box.integer("offsets.topic.replication.factor"), live_brokers)
+        configs = {"cleanup.policy": "compact", "compression.type": "producer", "segment.bytes": str(box.integer("offsets.topic.segment.bytes"))}
+        return TopicCreation(name, box.integer("offsets.topic.num.partitions"), max(1, replicas), (), tuple(configs.items()))
+    if name == TRANSACTIONS_TOPIC:
+        replicas = max(1, min(box.integer("transaction.state.log.replication.factor"), live_brokers))
+        configs = {
+            "cleanup.policy": "compact",
+            "compression.type": "uncompressed",
+            "min.insync.replicas": str(min(box.integer("transaction.state.log.min.isr"), replicas)),
+            "segment.bytes": str(box.integer("transaction.state.log.segment.bytes")),
+            "unclean.leader.election.enable": "false",
+        }
+        return TopicCreation(name, box.integer("transaction.state.log.num.partitions"), replicas, (), tuple(configs.items()))
+    return None

@@ -7,6 +7,10 @@ server whose `4lw.commands.whitelist` lacks `srvr` (it is there by default) coun
 from __future__ import annotations
 
 import socket
+import sys
+from collections.abc import Collection, Sequence
+
+from appliance.base.zookeeper_member import ZooKeeperMember, in_words, parse_member
 
 PROBE_TIMEOUT_SECONDS = 0.25
 NOT_WHITELISTED = b"not in the whitelist"
@@ -27,3 +31,46 @@ def zookeeper_serves(host: str, port: int, timeout_seconds: float = PROBE_TIMEOU
     except OSError:
         return False
     return b"\nMode: " in answer or NOT_WHITELISTED in answer
+
+
+PROBE_SECONDS = 1.0
+
+
+def missing_members(members: Sequence[ZooKeeperMember]) -> list[ZooKeeperMember]:
+    """Return the members that do not serve or do not answer."""
+    if not members:
+        return []
+    from concurrent.futures import ThreadPoolExecutor  # here: long-running processes need only `zookeeper_serves`
+
+    with ThreadPoolExecutor(len(members)) as pool:
+        serving = list(pool.map(lambda member: zookeeper_serves(member.plain_host, member.client_port, PROBE_SECONDS), members))
+    return [member for member, serves in zip(members, serving, strict=True) if not serves]
+
+
+def missing_words(missing: Sequence[ZooKeeperMember]) -> str:
+    """Return a warning about missing members; '' if there are none."""
+    if not missing:
+        return ""
+    addresses = ", ".join(member.client_address for member in missing)
+    verb = "does" if len(missing) == 1 else "do"
+    return f"ZooKeeper: {in_words([member.member_id for member in missing])} ({addresses}) {verb} not serve; restart no other box before that is mended"
+
+
+def restart_costs_majority(member_ids: Collection[int], own_id: int, missing_ids: Collection[int]) -> bool:
+    """Whether the ensemble has a majority now that it would lose while `own_id` is down."""
+    if own_id not in member_ids or own_id in missing_ids:
+        return False
+    return len(member_ids) - len(missing_ids) - 1 < len(member_ids) // 2 + 1
+
+
+def main(arguments: list[str]) -> int:
+    """Print why this box must not be restarted now; nothing if it may be."""
+    own_id, members = int(arguments[0]), [parse_member(text) for text in arguments[1:]]
+    missing = missing_members(members)
+    if restart_costs_majority([member.member_id for member in members], own_id, [member.member_id for member in missing]) and missing:
+        print(missing_words(missing))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

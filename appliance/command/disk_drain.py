@@ -1,7 +1,7 @@
 """`millrace disk drain`: move everything that a disk holds to the other disks, while it is written and read.
 
 The command plans and watches; the controller moves, with or without it. So it may be cut off at any moment, and run again, when it plans what is not ordered
-yet and goes on watching. Weak spot: sizes and free bytes are those of the moment (`cluster/drain.py`).
+yet and goes on watching. Weak spot: sizes and free bytes are those of the moment (`cluster/box_balance.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import typer
 from appliance.base.clock import Clock, SystemClock
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.layout import BoxLayout
-from appliance.cluster.drain import DrainPlan, FreeSpace, PartitionOnDisk, plan_drain
+from appliance.cluster.box_balance import DrainPlan, FreeSpace, PartitionOnDisk, plan_drain
 from appliance.command.failures import EXIT_FAILED, UsageProblem
 from appliance.command.finding import find_running_box
 from appliance.command.options import ConfigOption, DataOption, argument, option

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 
 from appliance.base.settings import Box
 from appliance.base.zookeeper_access import access_problems
-from appliance.cluster.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.cluster.metadata_image import MetadataImage, TopicImage
+from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.cluster.zookeeper_probe import zookeeper_serves
 from appliance.command.findings import Finding, from_sentence, ok, problem, warning
 from appliance.command.output import plural

@@ -26,7 +26,7 @@ class EnsembleView(NamedTuple):
 
     @property
     def words(self) -> str:
-        from appliance.cluster.ensemble_probe import missing_words
+        from appliance.cluster.zookeeper_probe import missing_words
 
         return missing_words(self.missing)
 
@@ -36,7 +36,7 @@ def probe_ensemble(bootstrap: str | None, data: str | None, config: str | None) 
     texts = find_running_box(data, config).box.get("zookeeper_members", []) if bootstrap is None else []
     if not texts:
         return EnsembleView([], [])
-    from appliance.cluster.ensemble_probe import missing_members
+    from appliance.cluster.zookeeper_probe import missing_members
 
     members = [parse_member(str(text)) for text in texts]
     return EnsembleView(members, missing_members(members))

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from appliance.client.peers import Peers
 from appliance.client.transaction_peers import TransactionPeers
-from appliance.cluster.image_follower import ImageFollower
 from appliance.cluster.lease_gate import LeaseGate
 from appliance.cluster.metadata_cache import CacheChange, MetadataCache
+from appliance.cluster.metadata_image import ImageFollower
 from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.coordinator_link import CoordinatorLink

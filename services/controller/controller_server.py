@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from appliance.client.peers import Peers
 from appliance.cluster.broker_configs import broker_configs
-from appliance.cluster.internal_topics import internal_topic
+from appliance.cluster.state_log import internal_topic
 from appliance.ipc.controller_frames import GENERATION, IMAGE_CHANGED
 from appliance.ipc.frames import Frame
 from appliance.runtime.agent import ServiceContext

@@ -15,9 +15,9 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
 from appliance.client.peers import Peers
 from appliance.client.transaction_peers import TransactionPeers
-from appliance.cluster.image_follower import ImageFollower
-from appliance.cluster.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.cluster.metadata_cache import MetadataCache
+from appliance.cluster.metadata_image import ImageFollower
+from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.disk_health import DiskHealth

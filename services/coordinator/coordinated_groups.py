@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId, TopicPartition
 from appliance.base.settings import Box
-from appliance.cluster.internal_topics import OFFSETS_TOPIC
 from appliance.cluster.metadata_cache import MetadataCache
-from appliance.cluster.state_log import ProducerIdentity, partition_of
+from appliance.cluster.state_log import OFFSETS_TOPIC, ProducerIdentity, partition_of
 from services.coordinator.groups.group_coordinator import GroupCoordinator
 from services.coordinator.groups.group_settings import GroupSettings
 from services.coordinator.groups.ports import KnownTopic

@@ -13,8 +13,7 @@ from typing import Any
 
 from appliance.base.errors import ErrorCode, ProtocolViolation, known_error
 from appliance.client.transaction_gate import TransactionVerifier
-from appliance.cluster.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from appliance.cluster.state_log import ProducerIdentity
+from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, ProducerIdentity
 from appliance.ipc.frames import Frame
 from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, TRANSACTION_ENDED, unpack_ended_transaction, unpack_kafka_request
 from appliance.protocol.apis import ApiKey

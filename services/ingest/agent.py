@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from appliance.base.model import NO_LEADER
 from appliance.client.peers import Peers
-from appliance.cluster.image_follower import ImageFollower
 from appliance.cluster.lease_gate import LeaseGate
 from appliance.cluster.metadata_cache import MetadataCache
+from appliance.cluster.metadata_image import ImageFollower
 from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.disk_health import DiskHealth

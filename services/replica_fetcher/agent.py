@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from appliance.cluster.image_follower import ImageFollower
-from appliance.cluster.metadata_image import MetadataImage
+from appliance.cluster.metadata_image import ImageFollower, MetadataImage
 from appliance.ipc.controller_link import ControllerLink
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 

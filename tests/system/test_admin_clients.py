@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, ResourceType
 
-from appliance.cluster.dynamic_broker_configs import DYNAMIC_BROKER_CONFIGS
+from appliance.cluster.broker_configs import DYNAMIC_BROKER_CONFIGS
 from lab.running_box import RunningBox, eventually
 from tests.support.stored_batches import stored_batches
 

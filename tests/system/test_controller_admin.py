@@ -12,7 +12,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from appliance.base.errors import ErrorCode
-from appliance.cluster.dynamic_broker_configs import DYNAMIC_BROKER_CONFIGS
+from appliance.cluster.broker_configs import DYNAMIC_BROKER_CONFIGS
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.protocol import config_apis, topic_apis

@@ -11,7 +11,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from appliance.base.errors import ErrorCode
-from appliance.cluster.dynamic_broker_configs import MOVE_RATE
+from appliance.cluster.broker_configs import MOVE_RATE
 from appliance.ipc.controller_frames import MOVE_ORDERS
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request

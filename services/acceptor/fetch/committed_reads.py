@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from appliance.base.errors import ErrorCode
-from appliance.cluster.committed_bounds import Bound, KnownAborted
-from appliance.cluster.metadata_cache import LocalReplica
+from appliance.cluster.metadata_cache import Bound, KnownAborted, LocalReplica
 from appliance.ipc.aborted_answer import read_aborted
 from appliance.ipc.log_reader_messages import ABORTED, LOOKUP, Answer, Span
 from appliance.ipc.log_reader_proxy import OnAnswer

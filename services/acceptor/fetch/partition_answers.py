@@ -14,9 +14,8 @@ from collections.abc import Callable
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
-from appliance.cluster.committed_bounds import Bound
 from appliance.cluster.lease_gate import LeaseGate
-from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
+from appliance.cluster.metadata_cache import Bound, LocalReplica, MetadataCache
 from appliance.ipc.log_reader_messages import EPOCH_END, LOOKUP, OPEN, Answer, Span
 from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy
 from appliance.protocol.fetch import MAGIC_2_SINCE, READ_COMMITTED, TOPIC_IDS_SINCE, EpochEndOffset, FetchPartition, FetchPartitionResult

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from appliance.base.errors import ErrorCode
-from appliance.cluster.internal_topics import OFFSETS_TOPIC
 from appliance.cluster.metadata_cache import MetadataCache
+from appliance.cluster.state_log import OFFSETS_TOPIC
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request

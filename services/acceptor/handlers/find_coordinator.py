@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from appliance.base.errors import ErrorCode
-from appliance.cluster.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.cluster.metadata_cache import MetadataCache
-from appliance.cluster.state_log import partition_of
+from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, partition_of
 from appliance.ipc.controller_link import ControllerLink
 from appliance.protocol.cluster_apis import GROUP_KEY, SHARE_KEY, TRANSACTION_KEY, Coordinator, decode_find_coordinator, encode_find_coordinator_response
 from appliance.protocol.request_header import RequestHeader

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from appliance.base.model import TopicId
 from appliance.base.settings import Box
-from appliance.cluster.internal_topics import internal_topic
 from appliance.cluster.placement import CreationDefaults, DiskSpace
+from appliance.cluster.state_log import internal_topic
 from appliance.runtime.agent import ServiceContext
 from appliance.senders.sender_tables import tables_of
 from services.controller.admin.config_administration import ConfigAdministration

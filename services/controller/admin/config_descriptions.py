@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from appliance.cluster.broker_configs import BrokerConfig
-from appliance.cluster.dynamic_broker_configs import DYNAMIC_BROKER_CONFIGS
+from appliance.cluster.broker_configs import DYNAMIC_BROKER_CONFIGS, BrokerConfig
 from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS, TopicConfigRow
 from appliance.protocol.config_apis import CONFIG_TYPES, ConfigSource, ConfigSynonym, DescribedConfig
 from services.controller.admin.topic_config_texts import topic_config_documentation

@@ -16,8 +16,7 @@ from functools import partial
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import topic_name_problem
 from appliance.base.setting_rows import SETTING_ROWS
-from appliance.cluster.broker_configs import BrokerConfig
-from appliance.cluster.dynamic_broker_configs import DYNAMIC_BROKER_CONFIGS, dynamic_config_problem
+from appliance.cluster.broker_configs import DYNAMIC_BROKER_CONFIGS, BrokerConfig, dynamic_config_problem
 from appliance.cluster.znodes import DEFAULT_BROKER
 from appliance.protocol import config_apis
 from appliance.protocol.config_apis import (

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from appliance.base.invariants import check
 from appliance.base.model import INTERNAL_TOPICS, TopicId
-from appliance.cluster.dynamic_broker_configs import closed_brokers
+from appliance.cluster.broker_configs import closed_brokers
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, TopicImage
 from appliance.cluster.topic_configs import effective_config
 from appliance.cluster.znodes import DEFAULT_BROKER, BoxRecord, BrokerRegistration, DirectoryAssignment, PartitionState, TopicAssignment

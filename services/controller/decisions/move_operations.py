@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from appliance.base.errors import ErrorCode
-from appliance.cluster.dynamic_broker_configs import MOVE_RATE, replication_rate
+from appliance.cluster.broker_configs import MOVE_RATE, replication_rate
 from appliance.cluster.znodes import BoxRecord, MoveOrder
 from appliance.ipc.descriptors import Completion, DescriptorKind
 from services.controller.decisions.cluster import Cluster, FutureReplica

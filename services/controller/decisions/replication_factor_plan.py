@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from appliance.base.settings import Box
-from appliance.cluster.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from appliance.cluster.replica_spread import known_racks
+from appliance.cluster.placement import known_racks
+from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 
 Replicas = tuple[int, ...]
 

@@ -9,8 +9,7 @@ import pytest
 
 from appliance.base.errors import ErrorCode
 from appliance.client.transaction_peers import TransactionPeers
-from appliance.cluster.internal_topics import TRANSACTIONS_TOPIC
-from appliance.cluster.state_log import partition_of
+from appliance.cluster.state_log import TRANSACTIONS_TOPIC, partition_of
 from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.protocol.topic_partitions import PartitionResult, TopicPartitions, TopicResult
 from appliance.protocol.transaction_apis import AddPartitionsToTxnResponse, ExtendedTransaction, TransactionToExtend

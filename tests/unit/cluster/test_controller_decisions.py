@@ -19,9 +19,9 @@ from appliance.cluster.placement import (
     place_partitions,
     plan_topic_creation,
     request_problem,
+    spread_replicas,
     wanted_partitions,
 )
-from appliance.cluster.replica_spread import spread_replicas
 from appliance.cluster.znodes import PartitionState
 
 DEFAULTS = CreationDefaults(3, 1)

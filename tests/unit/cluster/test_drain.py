@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.cluster.drain import KEPT_FREE_BYTES_MAX, FreeSpace, PartitionOnDisk, plan_drain
+from appliance.cluster.box_balance import KEPT_FREE_BYTES_MAX, FreeSpace, PartitionOnDisk, plan_drain
 
 GIB = 1 << 30
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.cluster.replica_spread import known_racks, rack_alternated, spread_replicas
+from appliance.cluster.placement import known_racks, rack_alternated, spread_replicas
 
 RACKS = {0: "rack1", 1: "rack3", 2: "rack3", 3: "rack2", 4: "rack2", 5: "rack1"}
 """The example in Kafka's own description of its algorithm."""

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.base.model import TopicId
-from appliance.cluster.dynamic_broker_configs import CLOSED, FOLLOWER_RATE, LEADER_RATE, closed_brokers, dynamic_config_problem
+from appliance.cluster.broker_configs import CLOSED, FOLLOWER_RATE, LEADER_RATE, closed_brokers, dynamic_config_problem
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage
 from appliance.cluster.replication_throttle import PIECE_BYTES_MIN, ReplicationThrottle
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.cluster.placement import CreationDefaults, TopicGrowth, plan_topic_growth
-from appliance.cluster.replica_spread import spread_replicas
+from appliance.cluster.placement import CreationDefaults, TopicGrowth, plan_topic_growth, spread_replicas
 
 DEFAULTS = CreationDefaults(3, 1, 100)
 BROKERS = (1, 2, 3)

@@ -12,7 +12,7 @@ from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
-from appliance.cluster.drain import DrainPlan, PartitionOnDisk, PlannedMove
+from appliance.cluster.box_balance import DrainPlan, PartitionOnDisk, PlannedMove
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage
 from appliance.command.disk_drain import DrainView, ProgressBar, ask_controller, bytes_of, print_plan
 from appliance.command.failures import UsageProblem

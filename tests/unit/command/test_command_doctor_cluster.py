@@ -6,8 +6,8 @@ import pytest
 
 from appliance.base.model import TopicId
 from appliance.base.settings import Box
-from appliance.cluster.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.command.doctor_network import look_at_cluster
 from appliance.command.findings import OK, PROBLEM, WARNING
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from appliance.base.errors import ErrorCode
-from appliance.cluster.dynamic_broker_configs import LEADER_RATE
+from appliance.cluster.broker_configs import LEADER_RATE
 from appliance.cluster.replication_throttle import LEADER_REPLICAS
 from appliance.ipc.log_reader_messages import CHECK, EPOCH_END, LOOKUP
 from appliance.ipc.replication_descriptors import Progress

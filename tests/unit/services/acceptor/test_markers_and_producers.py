@@ -11,8 +11,8 @@ import pytest
 
 from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode
-from appliance.cluster.internal_topics import OFFSETS_TOPIC
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
+from appliance.cluster.state_log import OFFSETS_TOPIC
 from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.ipc.descriptors import COMMIT_FLAG, Descriptor, DescriptorKind
 from appliance.ipc.producer_entries import PRODUCER_ENTRY

@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from appliance.base.errors import ErrorCode
-from appliance.cluster.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage
 from appliance.cluster.placement import TopicCreation
+from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.protocol.topic_apis import CreatableTopic, CreatedTopic, CreateTopicsResponse, TopicConfig
 from services.controller.admin.creation_elsewhere import CreationElsewhere
 from services.controller.admin.topic_administration import Result

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from appliance.base.zookeeper_member import ZooKeeperMember
-from appliance.cluster.ensemble_probe import main, missing_members, missing_words, restart_costs_majority
+from appliance.cluster.zookeeper_probe import main, missing_members, missing_words, restart_costs_majority
 from tests.support.install_functions import run_functions
 
 SERVES = b"Zookeeper version: 3.9\nMode: follower\nNode count: 5\n"
