@@ -24,19 +24,18 @@ from services.controller.admin.cluster_administration import ClusterAdministrati
 from services.controller.admin.move_administration import MoveAdministration
 from services.controller.admin.move_progress import MoveProgressFiles
 from services.controller.box_replicas import BoxReplicas
-from services.controller.controlled_shutdown import ControlledShutdown
 from services.controller.controller_server import ControllerServer
 from services.controller.decisions.cluster import Cluster, topic_id_of
+from services.controller.disk_bring_up import DiskReports
 from services.controller.disk_commands import DiskCommands
-from services.controller.disk_reports import DiskReports
-from services.controller.disk_spaces import DiskSpaces
+from services.controller.failover import ControlledShutdown
+from services.controller.hosting import DiskSpaces
 from services.controller.image_publisher import ImagePublisher
-from services.controller.pauses import Pauses
 from services.controller.zookeeper.box_session import BoxSession, MakeSession
 from services.controller.zookeeper.cluster_membership import ClusterMembership
-from services.controller.zookeeper.operation import OperationRunner
+from services.controller.zookeeper.operation import OperationRunner, Pauses
 from services.controller.zookeeper.session import ZooKeeperSession
-from services.controller.zookeeper.tree_guard import TreeGuard
+from services.controller.zookeeper.tree_protection import TreeGuard
 from services.controller.zookeeper.znode_watcher import ZnodeWatcher
 
 RECONSIDER_MS = 500

@@ -14,12 +14,10 @@ from appliance.runtime.agent import ServiceContext
 from services.controller.decisions.cluster import Cluster
 from services.controller.disk_bring_up import DiskBringUp
 from services.controller.disk_commands import DiskCommands
-from services.controller.disk_spaces import DiskSpaces
 from services.controller.failover import Failover
-from services.controller.hosting import Hosting
+from services.controller.hosting import DiskSpaces, Hosting
 from services.controller.isr_keeper import IsrKeeper
-from services.controller.live_brokers import LiveBrokers
-from services.controller.role_keeper import RoleKeeper
+from services.controller.role_keeper import LiveBrokers, RoleKeeper
 from services.controller.zookeeper.cluster_membership import ClusterMembership
 from services.controller.zookeeper.operation import OperationRunner
 

@@ -20,9 +20,9 @@ from services.controller.admin.cluster_administration import ClusterAdministrati
 from services.controller.admin.controller_requests import ControllerRequests
 from services.controller.admin.coordinator_services import KINDS as COORDINATOR_KINDS
 from services.controller.admin.coordinator_services import CoordinatorServices
-from services.controller.admin.creation_elsewhere import CreationElsewhere
 from services.controller.admin.move_administration import MoveAdministration
 from services.controller.admin.move_requests import MoveRequests
+from services.controller.admin.topic_administration import CreationElsewhere
 from services.controller.decisions.cluster import Cluster
 from services.controller.image_publisher import ImagePublisher
 from services.controller.zookeeper.box_session import BoxSession

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from services.controller.zookeeper.access_rules import OPEN, Acl
 from services.controller.zookeeper.requests import (
+    OPEN,
+    Acl,
     BadVersion,
     Check,
     Create,

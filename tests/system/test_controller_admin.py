@@ -32,7 +32,7 @@ from appliance.protocol.schema import Message
 from appliance.protocol.topic_apis import CreatableTopic, CreatePartitionsRequest, GrownTopic, PartitionAssignment, ReplicaAssignment, TopicConfig, TopicToGrow
 from lab.real_zookeeper import RealZooKeeper
 from services.controller.admin import config_requests
-from services.controller.zookeeper import config_notifications, topic_registry
+from services.controller.zookeeper import config_changes, topic_registry
 from tests.support.stepped_controller import Killed, SteppedBox
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -317,7 +317,7 @@ def test_old_notifications_are_removed(box: SteppedBox, tree: KazooClient, monke
         assert alter_t(box, ConfigToAlter("retention.ms", SET, str(number))).error_code == 0
     box.until_quiet()
     assert len(tree.get_children("/config/changes")) == 3
-    monkeypatch.setattr(config_notifications, "AGE_MAX_MS", -1_000_000)
+    monkeypatch.setattr(config_changes, "AGE_MAX_MS", -1_000_000)
     assert alter_t(box, ConfigToAlter("retention.ms", SET, "9")).error_code == 0
     box.until(lambda: tree.get_children("/config/changes") == [], "the notifications go")
 

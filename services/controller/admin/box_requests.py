@@ -10,12 +10,16 @@ from collections.abc import Callable
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.logging import Logger
+from appliance.cluster.znodes import box_path, placements_path
 from appliance.protocol.cluster_apis import UNREGISTER_BROKER_REQUEST, UNREGISTER_BROKER_RESPONSE, UnregisterBrokerResponse
 from services.controller.admin.topic_administration import Result
 from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, truncated
-from services.controller.decisions.box_operations import forget_box
 from services.controller.decisions.cluster import Cluster
-from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
+from services.controller.zookeeper import broker_registry
+from services.controller.zookeeper.change_log import ClusterChange, change_write
+from services.controller.zookeeper.operation import Operation, OperationOutcome, OperationRunner
+from services.controller.zookeeper.requests import BadVersion, Delete, GetChildren, MultiFailed, NoNode, NotEmpty, Write
+from services.controller.zookeeper.topic_registry import chunks
 
 UNREGISTER_TIMEOUT_MS = 30_000
 """The request has no time-out of its own."""
@@ -66,3 +70,43 @@ class BoxRequests:
         else:
             self._log.info(f"removed box {broker_id}: its record and placements are deleted")
             waiting.record(broker_id, Result(ErrorCode.NONE))
+
+
+def forget_box(cluster: Cluster, broker_id: int) -> Operation[None]:
+    """Remove a box. Raises RequestRefused with the reason."""
+    needed = [
+        f"{name}-{partition}"
+        for name, topic in sorted(cluster.topics.items())
+        for partition, state in sorted(topic.states.items())
+        if broker_id in (state.leader, *state.isr)
+    ]
+    if needed:
+        shown = ", ".join(needed[:5]) + (", …" if len(needed) > 5 else "")
+        raise RequestRefused(
+            ErrorCode.INVALID_REQUEST,
+            f"Box {broker_id} is in sync for {len(needed)} partitions: {shown}. Move them; where no other replica is in sync,"
+            " elect another leader or delete them.",
+        )
+    seen = yield from broker_registry.read_boxes(watch=False)
+    if broker_id in seen.registrations:
+        raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Box {broker_id} runs. Stop it first.")
+    node = yield from broker_registry.read(box_path(broker_id))
+    if node is None:
+        raise RequestRefused(ErrorCode.BROKER_ID_NOT_REGISTERED, f"No box {broker_id} is recorded.")
+    placements = placements_path(broker_id)
+    try:
+        names = yield GetChildren(placements)
+        above: list[Write] = [Delete(placements)]
+    except NoNode:
+        names, above = (), []
+    fence = cluster.writes_fenced_by()
+    try:
+        for chunk in chunks([Delete(f"{placements}/{name}") for name in names]):
+            yield from fence.guard(chunk)
+        yield from fence.guard((*above, Delete(box_path(broker_id), node.version), change_write(ClusterChange(cluster.broker_id, boxes=(broker_id,)))))
+    except MultiFailed as refused:
+        if isinstance(refused.cause, BadVersion | NoNode | NotEmpty):
+            raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Box {broker_id} has just registered again.") from refused
+        raise
+    cluster.box_records.pop(broker_id, None)
+    cluster.box_versions.pop(broker_id, None)

@@ -22,10 +22,9 @@ from services.controller.admin.election_administration import ElectionAdministra
 from services.controller.admin.partition_administration import PartitionAdministration
 from services.controller.admin.reassignment_administration import ReassignmentAdministration
 from services.controller.admin.topic_administration import TopicAdministration
-from services.controller.admin.topic_copies import TopicCopies
+from services.controller.admin.topic_copies import TopicCopies, copies_wanted
 from services.controller.admin.waiting_request import NOT_CONTROLLER
 from services.controller.decisions.cluster import Cluster
-from services.controller.decisions.replication_factor_plan import copies_wanted
 from services.controller.zookeeper.operation import OperationRunner
 
 

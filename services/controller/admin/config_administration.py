@@ -17,9 +17,8 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.logging import Logger
 from appliance.shm.counters import Counters
 from services.controller.admin.topic_administration import OnResult, Result
-from services.controller.decisions.box_config_operations import alter_box_config
 from services.controller.decisions.cluster import Cluster
-from services.controller.decisions.config_operations import alter_topic_config
+from services.controller.decisions.config_operations import alter_box_config, alter_topic_config
 from services.controller.zookeeper.config_changes import ConfigChange
 from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 

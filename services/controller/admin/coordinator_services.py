@@ -8,8 +8,8 @@ with the session is answered only at its deadline, or after the next arrival.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -18,9 +18,47 @@ from appliance.ipc.controller_frames import COMMIT_LEGACY_OFFSETS, COORDINATOR_A
 from appliance.ipc.frames import Frame
 from appliance.runtime.request_server import RequestClient
 from appliance.shm.counters import Counters
-from services.controller.zookeeper import legacy_offsets
-from services.controller.zookeeper.operation import Operation, OperationOutcome, OperationRunner
-from services.controller.zookeeper.producer_id_blocks import lease_block
+from services.controller.zookeeper.operation import Operation, OperationOutcome, OperationRunner, all_of
+from services.controller.zookeeper.requests import BadVersion, Create, Get, Node, NodeExists, NoNode, SetData, ZooKeeperFailed
+
+PRODUCER_ID_BLOCK: Final = "/latest_producer_id_block"
+ATTEMPTS_MAX = 10
+LARGEST_PRODUCER_ID: Final = 2**63 - 1
+
+
+def encode_block(broker_id: int, start: int, end: int) -> bytes:
+    return orjson.dumps({"version": 1, "broker": broker_id, "block_start": str(start), "block_end": str(end)})
+
+
+def decode_block(data: bytes) -> tuple[int, int]:
+    """Return (first, last) of the newest block, (0, -1) before the first one. Raises ValueError."""
+    if not data:
+        return 0, -1
+    try:
+        document: Any = orjson.loads(data)
+        return int(document["block_start"]), int(document["block_end"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{PRODUCER_ID_BLOCK} holds {data[:200]!r}, not a block of producer ids") from error
+
+
+def lease_block(broker_id: int, size: int) -> Operation[tuple[int, int]]:
+    """Return (first, last) of a block for this broker alone.
+
+    Raises RequestRefused if other brokers wrote first too often, or if no ids are left.
+    """
+    for _attempt in range(ATTEMPTS_MAX):
+        node = yield Get(PRODUCER_ID_BLOCK)
+        start = decode_block(node.data)[1] + 1
+        end = start + size - 1
+        if end > LARGEST_PRODUCER_ID:
+            raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, f"there are no producer ids behind {start}")
+        try:
+            yield SetData(PRODUCER_ID_BLOCK, encode_block(broker_id, start, end), node.version)
+        except (BadVersion, NoNode):
+            continue
+        return max(start, 1), end
+    raise RequestRefused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "other brokers took producer ids at the same time; try again")
+
 
 TIMEOUT_MS = 5_000
 KINDS = frozenset({LEASE_PRODUCER_IDS, COMMIT_LEGACY_OFFSETS, FETCH_LEGACY_OFFSETS})
@@ -91,7 +129,7 @@ class CoordinatorServices:
             return self._lease()
         document: Any = orjson.loads(frame.payload)
         group_id = str(document["group"])
-        if legacy_offsets.group_problem(group_id) is not None:
+        if group_problem(group_id) is not None:
             raise ValueError(group_id)
         if frame.kind == COMMIT_LEGACY_OFFSETS:
             return _commit(group_id, {(str(topic), int(partition)): int(offset) for topic, partition, offset in document["offsets"]})
@@ -117,11 +155,56 @@ class CoordinatorServices:
         self._respond(pending.client, COORDINATOR_ANSWER, pending.frame.token, orjson.dumps(document))
 
 
-def _commit(group_id: str, offsets: dict[legacy_offsets.Key, int]) -> Operation[dict[str, Any]]:
-    outcome = yield from legacy_offsets.commit(group_id, offsets)
-    return {"errors": [[*key, code] for key, code in outcome.items()]}
+OffsetKey = tuple[str, int]
+"""Topic and partition."""
 
 
-def _fetch(group_id: str, partitions: list[legacy_offsets.Key]) -> Operation[dict[str, Any]]:
-    found = yield from legacy_offsets.fetch(group_id, partitions)
+def offset_path(group_id: str, topic: str, partition: int) -> str:
+    return f"/consumers/{group_id}/offsets/{topic}/{partition}"
+
+
+def group_problem(group_id: str) -> str | None:
+    """Return why a group id cannot be a node's name, or None."""
+    if not group_id or group_id in (".", "..") or any(character == "/" or ord(character) < 32 for character in group_id):
+        return f"group {group_id!r} cannot be the name of a node in ZooKeeper"
+    return None
+
+
+def _commit(group_id: str, offsets: Mapping[OffsetKey, int]) -> Operation[dict[str, Any]]:
+    """Write all offsets in one round trip; create the znodes that are missing, level by level."""
+    data = {offset_path(group_id, *key): b"%d" % offset for key, offset in offsets.items()}
+    missing = yield from _write(NoNode, {path: SetData(path, data[path], -1) for path in data})
+    for depth in range(2, 6):  # /consumers, the group, `offsets`, the topics
+        parents = {"/".join(path.split("/")[:depth]) for path in missing}
+        yield from _write(NodeExists, {parent: Create(parent) for parent in parents})
+    concurrent = yield from _write(NodeExists, {path: Create(path, data[path]) for path in missing})
+    yield from _write(None, {path: SetData(path, data[path], -1) for path in concurrent})
+    return {"errors": [[*key, ErrorCode.NONE] for key in offsets]}
+
+
+def _write(expected: type[ZooKeeperFailed] | None, writes: Mapping[str, SetData | Create]) -> Operation[list[str]]:
+    """Send all writes (by path) at once. Return the paths that failed with `expected`; raise any other failure."""
+    results = yield from all_of([*writes.values()])
+    failed = []
+    for path, result in zip(writes, results, strict=True):
+        if expected is not None and isinstance(result, expected):
+            failed.append(path)
+        elif isinstance(result, ZooKeeperFailed):
+            raise result
+    return failed
+
+
+def _fetch(group_id: str, partitions: Iterable[OffsetKey]) -> Operation[dict[str, Any]]:
+    """Return the offsets of those partitions that have one."""
+    wanted = list(partitions)
+    nodes = yield from all_of([Get(offset_path(group_id, *key)) for key in wanted])
+    found: dict[OffsetKey, int] = {}
+    for key, node in zip(wanted, nodes, strict=True):
+        if isinstance(node, Node):
+            try:
+                found[key] = int(node.data)
+            except ValueError:
+                continue  # not an offset: another program wrote this znode
+        elif not isinstance(node, NoNode):
+            raise node
     return {"offsets": [[*key, offset] for key, offset in found.items()]}

@@ -19,8 +19,7 @@ from appliance.base.logging import Logger
 from appliance.shm.counters import Counters
 from services.controller.admin.topic_administration import Result
 from services.controller.decisions.cluster import Cluster
-from services.controller.decisions.election_operations import hold_elections
-from services.controller.decisions.elections import LedPartition, plan_leadership_return
+from services.controller.decisions.elections import LedPartition, hold_elections, plan_leadership_return
 from services.controller.decisions.reassignment import Reassignment
 from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 

@@ -2,7 +2,7 @@
 
 Owned by the controller process. An order (`move_orders`) is durable; each incarnation of the
 controller continues it and chooses each step from the log-writers' reports
-(`services/controller/decisions/moves.py`). Copying and handing over need no ZooKeeper and are not
+(`services/controller/decisions/move_operations.py`). Copying and handing over need no ZooKeeper and are not
 dropped with it. At most one partition of a source disk is frozen at a time, for no longer than the
 disk's deadline. Weak: the progress of a copy comes from a file that is written about once a second,
 so a partition that has caught up may lag again when it is frozen.
@@ -26,16 +26,18 @@ from services.controller.decisions.cluster import Cluster, DiskReport
 from services.controller.decisions.move_operations import (
     HandedOver,
     HandOver,
+    MoveFacts,
     MoveKey,
     Phase,
+    Step,
     begin_copy,
     hand_over,
+    next_step,
     promote,
     settle,
     take_back,
     write_down_moved,
 )
-from services.controller.decisions.moves import MoveFacts, Step, next_step
 from services.controller.zookeeper.operation import DiskCommand, Operation, OperationOutcome, OperationRunner
 from services.controller.zookeeper.topic_registry import TopicState
 

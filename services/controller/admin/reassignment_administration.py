@@ -18,8 +18,7 @@ from appliance.base.logging import Logger
 from appliance.shm.counters import Counters
 from services.controller.admin.topic_administration import Result
 from services.controller.decisions.cluster import Cluster
-from services.controller.decisions.reassignment import under_way
-from services.controller.decisions.reassignment_operations import Target, finish_reassignments, order_reassignments, whole_reassignments
+from services.controller.decisions.reassignment import Target, finish_reassignments, order_reassignments, under_way, whole_reassignments
 from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 
 OnPartition = Callable[[int, Result], None]

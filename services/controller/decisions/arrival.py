@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from appliance.base.model import TopicId
-from appliance.cluster.znodes import CLUSTER_ID, BoxRecord, BrokerRegistration, topic_path
-from services.controller.decisions.box_config_operations import load_box_configs
+from appliance.cluster.znodes import CLUSTER_ID, CONTROLLER, CONTROLLER_EPOCH, BoxRecord, BrokerRegistration, decode_controller, encode_controller, topic_path
 from services.controller.decisions.cluster import Cluster
-from services.controller.zookeeper import broker_registry, change_log, config_notifications, topic_registry
+from services.controller.decisions.config_operations import load_box_configs
+from services.controller.zookeeper import broker_registry, change_log, topic_registry
+from services.controller.zookeeper.broker_registry import read
 from services.controller.zookeeper.change_log import ClusterChange
-from services.controller.zookeeper.controller_election import become_controller
+from services.controller.zookeeper.config_changes import list_config_changes
 from services.controller.zookeeper.operation import Fence, Operation, Publish
-from services.controller.zookeeper.requests import SetData, ZooKeeperFailed
+from services.controller.zookeeper.requests import Create, Delete, Multi, MultiFailed, NodeExists, SetData, Write, ZooKeeperFailed
 from services.controller.zookeeper.topic_registry import TopicState
 
 
@@ -68,7 +69,7 @@ def arrive(cluster: Cluster, arrival: Arrival) -> Operation[None]:
     changes = yield from change_log.list_changes()
     boxes = yield from broker_registry.read_boxes(watch=True)
     deleting = yield from topic_registry.load_deletions()
-    config_changes = yield from config_notifications.list_config_changes()  # before the configs, so that no later change is missed
+    config_changes = yield from list_config_changes()  # before the configs, so that no later change is missed
     topics = yield from topic_registry.load_topics(cluster.broker_id, arrival.new_topic_id)
     placements = yield from topic_registry.load_placements(cluster.broker_id)
     yield from load_box_configs(cluster)
@@ -182,3 +183,40 @@ def read_topics(cluster: Cluster, names: Iterable[str], new_topic_id: Callable[[
     if cluster.fence is not None:
         yield from _write_topic_ids(cluster.broker_id, cluster.fence, found.values())
     return {name for name, topic in found.items() if topic.assignment.topic_id is not None and cluster.learn_topic(topic)}
+
+
+ATTEMPTS = 5
+
+
+def become_controller(broker_id: int, session_id: int, timestamp_ms: int) -> Operation[tuple[int, Fence | None]]:
+    """Try to become controller; return the controller's broker id, and our fence if it is this box.
+
+    Call it only as the registered owner of `broker_id`: a node that an earlier session of this
+    broker id left is then replaced.
+    """
+    for _ in range(ATTEMPTS):
+        existing = yield from read(CONTROLLER, watch=True)
+        epoch_node = yield from read(CONTROLLER_EPOCH)
+        if epoch_node is None:
+            try:
+                yield Create(CONTROLLER_EPOCH, b"0")
+            except NodeExists:
+                pass
+            continue
+        epoch = int(epoch_node.data)
+        if existing is not None and existing.owner == session_id:
+            return broker_id, Fence(epoch, epoch_node.version)
+        if existing is not None and decode_controller(existing.data) != broker_id:
+            return decode_controller(existing.data), None
+        writes: list[Write] = [] if existing is None else [Delete(CONTROLLER, existing.version)]
+        writes += [
+            Create(CONTROLLER, encode_controller(broker_id, timestamp_ms), ephemeral=True),
+            SetData(CONTROLLER_EPOCH, str(epoch + 1).encode(), epoch_node.version),
+        ]
+        try:
+            results = yield Multi(tuple(writes))
+        except MultiFailed:
+            continue  # another box wrote between our read and our write: read again
+        return broker_id, Fence(epoch + 1, results[-1])
+    existing = yield from read(CONTROLLER, watch=True)
+    return (decode_controller(existing.data) if existing is not None else -1), None

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from appliance.base.errors import ErrorCode
 from services.controller.decisions.cluster import Cluster, DiskReport
+from services.controller.decisions.hosting_operations import create_command, place_again
 from services.controller.decisions.leader_operations import elect_after_deaths, raise_leader_epochs, settle_unclean_boot, take_up_replicas, withdraw_replicas
-from services.controller.decisions.placement_operations import create_command, place_again
 from services.controller.decisions.role_operations import send_roles
 from services.controller.zookeeper.broker_registry import record_directories
 from services.controller.zookeeper.operation import Operation, Publish, all_of

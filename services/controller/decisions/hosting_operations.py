@@ -17,12 +17,31 @@ from appliance.cluster.placement import DiskSpace, place_partitions
 from appliance.cluster.znodes import DirectoryAssignment, placement_path
 from appliance.ipc.descriptors import DescriptorKind
 from services.controller.decisions.cluster import Cluster
-from services.controller.decisions.placement_operations import create_command, place_again, write_placement
-from services.controller.zookeeper import broker_registry
+from services.controller.zookeeper import broker_registry, topic_registry
 from services.controller.zookeeper.change_log import ClusterChange, change_write
 from services.controller.zookeeper.operation import DiskCommand, Operation, Publish, all_of
 from services.controller.zookeeper.requests import Delete
 from services.controller.zookeeper.topic_registry import TopicState
+
+
+def create_command(cluster: Cluster, topic: TopicState, partition: int, disk: str) -> DiskCommand:
+    payload = {"topic": topic.name, "partition": partition, "topic_id": str(topic.topic_id), "config": cluster.config_of(topic)}
+    return DiskCommand(disk, DescriptorKind.CREATE, payload)
+
+
+def place_again(cluster: Cluster, topic: TopicState, placement: dict[int, str]) -> Operation[None]:
+    """Set the directories of some partitions of this broker, and write the placement."""
+    topic.placement = {**topic.placement, **placement}
+    yield from write_placement(cluster, topic)
+
+
+def write_placement(cluster: Cluster, topic: TopicState) -> Operation[None]:
+    """Write a topic's placement on this broker as memory has it, with a change node."""
+    existing = yield from broker_registry.read(placement_path(cluster.broker_id, topic.name))
+    news = change_write(ClusterChange(cluster.broker_id, placements=((cluster.broker_id, topic.name),)))
+    yield from cluster.own_writes().guard((topic_registry.placement_write(topic, cluster.broker_id, existing is not None), news))
+    cluster.roles_to_send.update((topic.name, partition) for partition in topic.placement)
+
 
 # --- what is to be made or deleted here (pure) -------------------------------------------------------------------------
 

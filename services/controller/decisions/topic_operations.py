@@ -27,8 +27,7 @@ from appliance.cluster.znodes import (
     topic_path,
 )
 from services.controller.decisions.cluster import Cluster
-from services.controller.decisions.hosting_operations import delete_logs
-from services.controller.decisions.placement_operations import create_command, place_again
+from services.controller.decisions.hosting_operations import create_command, delete_logs, place_again
 from services.controller.decisions.role_operations import send_roles
 from services.controller.decisions.state_changes import state_row
 from services.controller.zookeeper import broker_registry, topic_registry

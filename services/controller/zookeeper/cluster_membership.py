@@ -26,9 +26,8 @@ from appliance.runtime.systemd import notify_refused
 from services.controller.decisions.arrival import Arrival, arrive
 from services.controller.decisions.cluster import Cluster
 from services.controller.zookeeper.admission import Admission, Refusal
-from services.controller.zookeeper.box_session import BoxSession
+from services.controller.zookeeper.box_session import BoxSession, LeaseKeeper
 from services.controller.zookeeper.broker_registry import RegistrationLost
-from services.controller.zookeeper.lease_keeper import LeaseKeeper
 from services.controller.zookeeper.operation import ControllerMoved, OperationOutcome, OperationRunner
 from services.controller.zookeeper.requests import ZooKeeperConnectionLost
 from services.controller.zookeeper.session import SessionState

@@ -14,6 +14,9 @@ from typing import NamedTuple, TypeAlias
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS, topic_config_problem
+from appliance.cluster.znodes import CONFIG_CHANGES, DocumentUnreadable, decode_config_change
+from services.controller.zookeeper.operation import Operation
+from services.controller.zookeeper.requests import Delete, Get, GetChildren, NoNode
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
 _OPERATIONS = {APPEND: "append", SUBTRACT: "subtract"}
@@ -90,3 +93,44 @@ def _checked(config: dict[str, str], problem_of: Callable[[Mapping[str, str]], s
     if problem is not None:
         raise RequestRefused(ErrorCode.INVALID_CONFIG, problem)
     return config
+
+
+AGE_MAX_MS = 15 * 60 * 1000
+_TOPICS = "topics/"
+
+
+def list_config_changes() -> Operation[set[str]]:
+    """Return the names of all notifications, and set a watch on the list."""
+    names = yield GetChildren(CONFIG_CHANGES, True)
+    return set(names)
+
+
+def topic_named_by(entity: str | None) -> str | None:
+    """Return the topic of an entity such as `topics/T`; None for other entities."""
+    return entity.removeprefix(_TOPICS) if entity is not None and entity.startswith(_TOPICS) else None
+
+
+def entity_named_by(notification: str) -> Operation[str | None]:
+    """Return the entity of a notification (`topics/T`, `brokers/N`); None if it cannot be read."""
+    path = f"{CONFIG_CHANGES}/{notification}"
+    try:
+        node = yield Get(path)
+    except NoNode:
+        return None
+    try:
+        return decode_config_change(path, node.data)
+    except DocumentUnreadable:
+        return None
+
+
+def remove_old_config_changes(names: set[str], now_ms: int) -> Operation[None]:
+    """Remove the notifications that every broker has had time to read, oldest first."""
+    for name in sorted(names):
+        path = f"{CONFIG_CHANGES}/{name}"
+        try:
+            node = yield Get(path)
+            if now_ms - node.created_ms <= AGE_MAX_MS:
+                return
+            yield Delete(path)
+        except NoNode:
+            continue  # another broker removed it first

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from appliance.base.errors import MillraceError
-from services.controller.zookeeper.access_rules import Acl
+from appliance.base.zookeeper_access import CONSUMER_USER, ZooKeeperAccess, digest_id
 
 
 class Get(NamedTuple):
@@ -148,3 +148,50 @@ class MultiFailed(ZooKeeperFailed):
         self.index = index
         self.write = write
         self.cause = cause
+
+
+READ, WRITE, CREATE, DELETE, ADMIN = 1, 2, 4, 8, 16
+ALL = READ | WRITE | CREATE | DELETE | ADMIN
+
+
+class AclEntry(NamedTuple):
+    """One line of an ACL, in the order of ZooKeeper's own record."""
+
+    permissions: int
+    scheme: str
+    identity: str
+
+
+Acl = tuple[AclEntry, ...]
+
+OPEN: Acl = (AclEntry(ALL, "world", "anyone"),)
+CONSUMERS = "/consumers"
+BROKERS = "/brokers"
+
+
+def acl_of(path: str, access: ZooKeeperAccess | None) -> Acl:
+    """The ACL of the node at `path` (without a chroot)."""
+    if access is None or not access.guards:
+        return OPEN
+    own = own_entry(access)
+    if _is_below(path, CONSUMERS):
+        return (own, AclEntry(ALL & ~ADMIN, "sasl", CONSUMER_USER)) if access.is_own else OPEN
+    if _is_below(path, BROKERS):
+        return (
+            own,
+            AclEntry(READ, "sasl", CONSUMER_USER) if access.is_own else AclEntry(READ, "world", "anyone"),
+        )
+    return (own,)
+
+
+def own_entry(access: ZooKeeperAccess) -> AclEntry:
+    """Return the entry of the boxes' own user: a SASL identity on servers of our own, a digest
+    elsewhere.
+    """
+    if access.is_own:
+        return AclEntry(ALL, "sasl", access.user)
+    return AclEntry(ALL, "digest", digest_id(access.user, access.password))
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(f"{root}/")

@@ -35,9 +35,10 @@ from kazoo.security import ACL, Id
 from appliance.base.zookeeper_access import ZooKeeperAccess
 from appliance.cluster.zookeeper_probe import zookeeper_serves
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
-from services.controller.zookeeper.access_rules import Acl, AclEntry, acl_of
 from services.controller.zookeeper.digest_md5 import DigestMd5, SaslFailed
 from services.controller.zookeeper.requests import (
+    Acl,
+    AclEntry,
     BadVersion,
     Check,
     Create,
@@ -59,6 +60,7 @@ from services.controller.zookeeper.requests import (
     Write,
     ZooKeeperConnectionLost,
     ZooKeeperFailed,
+    acl_of,
 )
 
 IN_FLIGHT_MAX = 64

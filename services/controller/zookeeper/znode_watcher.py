@@ -17,10 +17,9 @@ from appliance.base.logging import Logger
 from appliance.base.model import TopicId
 from appliance.cluster.znodes import BROKER_IDS, BROKER_TOPICS, CONFIG_CHANGES, CONTROLLER, DEFAULT_BROKER, DELETE_TOPICS, broker_path
 from services.controller.decisions.arrival import follow_changes, read_topics, take_over
-from services.controller.decisions.box_config_operations import load_box_configs
 from services.controller.decisions.cluster import Cluster
-from services.controller.decisions.config_operations import reload_topic_config
-from services.controller.zookeeper import broker_registry, config_notifications, topic_registry
+from services.controller.decisions.config_operations import load_box_configs, reload_topic_config
+from services.controller.zookeeper import broker_registry, config_changes, topic_registry
 from services.controller.zookeeper.change_log import CHANGES
 from services.controller.zookeeper.operation import Operation, OperationOutcome, OperationRunner, Publish
 from services.controller.zookeeper.requests import GetChildren
@@ -153,15 +152,15 @@ class ZnodeWatcher:
         """Load the configs that others changed. Our own changes are notified, too, and are known
         already.
         """
-        names = yield from config_notifications.list_config_changes()
+        names = yield from config_changes.list_config_changes()
         for name in sorted(names - self._cluster.config_changes):
-            entity = yield from config_notifications.entity_named_by(name)
-            topic = config_notifications.topic_named_by(entity)
+            entity = yield from config_changes.entity_named_by(name)
+            topic = config_changes.topic_named_by(entity)
             if topic is not None:
                 yield from reload_topic_config(self._cluster, topic)
             elif entity in (f"brokers/{self._cluster.broker_id}", f"brokers/{DEFAULT_BROKER}"):
                 yield from load_box_configs(self._cluster)
                 yield Publish()
         self._cluster.config_changes = names
-        yield from config_notifications.remove_old_config_changes(names, self._clock.wall_ms())
+        yield from config_changes.remove_old_config_changes(names, self._clock.wall_ms())
         return False

@@ -9,7 +9,7 @@ from appliance.cluster.broker_configs import ALWAYS, broker_configs
 from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS
 from appliance.protocol.config_apis import CONFIG_TYPES
 from appliance.storage.log_config import LogConfig
-from services.controller.admin.topic_config_texts import EFFECTIVE, topic_config_documentation
+from services.controller.admin.config_descriptions import EFFECTIVE, topic_config_documentation
 
 BOX = Box("test", 7, [Disk("d0", "/a"), Disk("d1", "/b")], "/state", "::", "me", 9092, 1, 1, settings={"log.segment.bytes": 50_000}, zookeeper="z:2181/x")
 

@@ -15,9 +15,8 @@ from appliance.ipc.frames import Frame
 from appliance.runtime.request_server import RequestClient
 from appliance.shm.counters import Counters
 from lab.scratch_layout import scratch_layout
-from services.controller.admin.coordinator_services import TIMEOUT_MS, CoordinatorServices
+from services.controller.admin.coordinator_services import PRODUCER_ID_BLOCK, TIMEOUT_MS, CoordinatorServices, decode_block
 from services.controller.zookeeper.operation import OperationRunner
-from services.controller.zookeeper.producer_id_blocks import PRODUCER_ID_BLOCK, decode_block
 from services.controller.zookeeper.requests import BadVersion, Create, Get, Node, NodeExists, NoNode, SetData, ZooKeeperConnectionLost
 
 CLIENT = cast(RequestClient, object())

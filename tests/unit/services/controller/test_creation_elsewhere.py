@@ -1,4 +1,4 @@
-"""Topics that another box's controller has to make (`services/controller/admin/creation_elsewhere.py`): what it is asked for, and what its answer means."""
+"""Topics that another box's controller has to make (`services/controller/admin/topic_administration.py`): what it is asked for, and what its answer means."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from appliance.cluster.metadata_image import BrokerImage, MetadataImage
 from appliance.cluster.placement import TopicCreation
 from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.protocol.topic_apis import CreatableTopic, CreatedTopic, CreateTopicsResponse, TopicConfig
-from services.controller.admin.creation_elsewhere import CreationElsewhere
-from services.controller.admin.topic_administration import Result
+from services.controller.admin.topic_administration import CreationElsewhere, Result
 from tests.support.asked_boxes import AskedBoxes
 
 

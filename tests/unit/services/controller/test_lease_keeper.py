@@ -10,7 +10,7 @@ from appliance.base.clock import ManualClock
 from appliance.shm.lease import LeaseReader
 from appliance.shm.mapping import unlink
 from lab.scratch_layout import scratch_layout
-from services.controller.zookeeper.lease_keeper import LeaseKeeper
+from services.controller.zookeeper.box_session import LeaseKeeper
 from services.controller.zookeeper.requests import Create, Delete
 from tests.support.memory_zookeeper import MemorySession, MemoryZooKeeper
 

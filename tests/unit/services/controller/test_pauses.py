@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from appliance.base.clock import ManualClock
-from services.controller.pauses import Pauses
+from services.controller.zookeeper.operation import Pauses
 
 
 def test_a_pause_ends_when_its_time_has_come_and_is_waited_for_no_longer() -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from appliance.base.zookeeper_access import ZooKeeperAccess, digest_id
-from services.controller.zookeeper.access_rules import ALL, OPEN, READ, AclEntry, acl_of
 from services.controller.zookeeper.operation import Operation, Pause, Together
-from services.controller.zookeeper.requests import Request, SetAcl, ZooKeeperFailed
+from services.controller.zookeeper.requests import ALL, OPEN, READ, AclEntry, Request, SetAcl, ZooKeeperFailed, acl_of
 from services.controller.zookeeper.tree_protection import forget_protection, marker_path, protect_tree, quotas, roots
 from tests.support.memory_tree import MemoryTree
 

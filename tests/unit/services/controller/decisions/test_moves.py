@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from services.controller.decisions.moves import MoveFacts, Step, next_step
+from services.controller.decisions.move_operations import MoveFacts, Step, next_step
 
 COPYING = MoveFacts(
     source_is_there=True,

@@ -22,11 +22,10 @@ from appliance.cluster.znodes import (
     placement_path,
     topic_path,
 )
-from services.controller.decisions.box_operations import forget_box
+from services.controller.admin.box_requests import forget_box
 from services.controller.decisions.cluster import Cluster
-from services.controller.decisions.election_operations import hold_elections
-from services.controller.decisions.reassignment import Reassignment
-from services.controller.decisions.reassignment_operations import finish_reassignments, order_reassignments, whole_reassignments
+from services.controller.decisions.elections import hold_elections
+from services.controller.decisions.reassignment import Reassignment, finish_reassignments, order_reassignments, whole_reassignments
 from services.controller.zookeeper import topic_registry
 from services.controller.zookeeper.change_log import CHANGES, ClusterChange
 from services.controller.zookeeper.operation import Fence

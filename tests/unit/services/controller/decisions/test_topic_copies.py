@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.controller.decisions.replication_factor_plan import plan_copies
+from services.controller.admin.topic_copies import plan_copies
 
 BOXES = st.sets(st.integers(1, 5), min_size=1)
 
