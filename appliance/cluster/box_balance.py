@@ -1,9 +1,10 @@
-"""Plan which replicas go to which boxes: drain a box, fill a new one, change the replication
-factor. Pure.
+"""Plan which replicas go to which boxes (drain, fill, replication factor), and which partitions of
+a drained disk to which other disk. Pure.
 
-A replica that leaves goes where its partition is in most racks, and among those to the box with the
-most free space after the moves already planned. Boxes within 1 % of each other alternate. A new
-replica takes the place of the one it replaces, so leadership goes with it. Balance is by bytes in
+A replica that leaves a box goes where its partition is in most racks, and among those to the box
+with the most free space after the moves already planned. A partition that leaves a disk goes to the
+disk with the most free space. Boxes, or disks, within 1 % of each other alternate. A new replica
+takes the place of the one it replaces, so leadership goes with it. Balance is by bytes in
 proportion to the boxes' sizes, the largest replica that fits first, because that moves the fewest.
 A partition counts as 1 MiB more than its bytes, because an empty one will grow.
 

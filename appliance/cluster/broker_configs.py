@@ -1,9 +1,17 @@
-"""A broker's configs as DescribeConfigs shows them: the box's settings, its options, and constants.
+"""A broker's configs as DescribeConfigs shows them, and those that can be set while it runs. Pure.
 
-Pure; built once, because a box reads its settings at its start. So all of them are read-only.
-Kafka's configs of features that do not exist here are left out; of the others, only what is true of
-this box is shown. Weak: a setting whose line in the settings file equals the default is shown as a
-default.
+*Static* configs are the box's settings, its options, and constants. They are built once, because a
+box reads its settings at its start, and are read-only. Kafka's configs of features that do not
+exist here are left out; of the others, only what is true of this box is shown.
+
+*Dynamic* configs (KIP-226) are kept as in Kafka in `/config/brokers/N`, and for all brokers in
+`/config/brokers/<default>`; a broker's own value has priority. Of Kafka's, only the throttles of
+replication and of moves between disks exist here. One is ours: the brokers that get no new
+replicas.
+
+Weak: a setting whose line in the settings file equals the default is shown as a default. A dynamic
+list is set as a whole, so of two concurrent changes one may be overwritten. A copy that is under
+way keeps its throttle.
 """
 
 from __future__ import annotations

@@ -210,7 +210,12 @@ class ImageView(Protocol):
 
 
 class ImageFollower:
-    """`is_stale`: there may be a newer image than the view's."""
+    """Read the image in the turn after a notification, and pass it to the process's view.
+
+    Owned by one acceptor, ingest, coordinator or replica-fetcher. If a file cannot be read, the
+    error is logged and the last image stays in use. `is_stale`: there may be a newer image than the
+    view's.
+    """
 
     def __init__(self, layout: BoxLayout, view: ImageView, log: Logger) -> None:
         self._path = layout.image_file

@@ -2,8 +2,13 @@
 leader epoch grows. Pure.
 
 `topic_operations`, `leader_operations` and `disk_operations` carry it out. The rules are Kafka's
-(CreateTopics of 3.9 in ZooKeeper mode, elections); the placement on disks is ours. Weak: each box
-considers the free space of its own disks only.
+(CreateTopics of 3.9 in ZooKeeper mode, elections, both algorithms for spreading replicas); the
+placement on disks is ours.
+
+Without racks, leaders go round the boxes, and followers follow at a distance that grows with each
+round. With racks, the boxes are ordered so that racks alternate, and the replicas of a partition
+are in as many racks as exist. As in Kafka's tools (`RackAwareMode.Safe`), racks count only if every
+box has one. Weak: each box considers the free space of its own disks only.
 """
 
 from __future__ import annotations

@@ -1,10 +1,15 @@
-"""The log in which a coordinator keeps its state: the port between the rules of groups and
-transactions and the coordinator process.
+"""The state topics of the coordinators, `__consumer_offsets` and `__transaction_state`: the log
+that keeps their state, and how they are created.
 
-A state topic (`__consumer_offsets`, `__transaction_state`) is a compacted topic; a group or a
-transactional id belongs to one of its partitions by Kafka's hash. A coordinator's memory follows
-the log: a refused append changes nothing in memory. Owned by the coordinator process. Weak: one
-batch per append; a caller with many small records collects them first.
+`StateLog` is the port between the rules of groups and transactions and the coordinator process,
+which owns it. A state topic is a compacted topic; a group or a transactional id belongs to one of
+its partitions by Kafka's hash. A coordinator's memory follows the log: a refused append changes
+nothing in memory. The controller creates the topics when a coordinator or a client needs one.
+Created while few boxes are alive, they have few replicas, and get more when boxes are added
+(`topic_copies`).
+
+Weak: one batch per append; a caller with many small records collects them first.
+`min.insync.replicas` keeps its first value.
 """
 
 from __future__ import annotations

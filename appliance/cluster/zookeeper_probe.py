@@ -1,7 +1,12 @@
-"""Probe whether a ZooKeeper server serves, with the four-letter word `srvr` and without kazoo.
+"""Probe whether ZooKeeper servers serve, with the four-letter word `srvr` and without kazoo, and
+whether a restart of a box costs the ensemble its majority.
 
-`srvr`, not `ruok`: a running server that belongs to no quorum answers `ruok` all the same. Weak: a
-server whose `4lw.commands.whitelist` lacks `srvr` (it is there by default) counts as serving.
+`srvr`, not `ruok`: a running server that belongs to no quorum answers `ruok` all the same.
+`millrace box list` and `topic list` probe the ensemble, and install.sh does before an upgrade
+(`python -m appliance.cluster.zookeeper_probe OWN_ID MEMBER…`, with the machine's own Python and the
+standard library only). Weak: a server whose `4lw.commands.whitelist` lacks `srvr` (it is there by
+default) counts as serving. A member that this box does not reach counts as missing, even if the
+others reach it.
 """
 
 from __future__ import annotations

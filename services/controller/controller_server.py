@@ -3,7 +3,7 @@ all clients of new images.
 
 Owned by the controller process. `controller_requests` handles admin requests and automatic
 creation, `coordinator_services` the coordinator's requests. A topic that only another box's
-controller may create is requested there (`creation_elsewhere`). Weak: as of `request_server`.
+controller may create is requested there (`CreationElsewhere`). Weak: as of `request_server`.
 """
 
 from __future__ import annotations

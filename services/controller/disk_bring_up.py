@@ -185,7 +185,13 @@ class DiskBringUp:
 
 
 class DiskReports:
-    """`on_news` is called when something may have become possible."""
+    """Keep `Cluster.disks` and `Cluster.reports`: which disks the box has, and what their
+    log-writers reported.
+
+    It notifies the other components of connects and disconnects. A report belongs to one
+    incarnation of a log-writer and is dropped with it. Disks are also added and removed while the
+    box runs (`ipc/box_disks.py`). `on_news` is called when something may have become possible.
+    """
 
     def __init__(
         self,

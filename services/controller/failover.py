@@ -190,7 +190,13 @@ _NEVER: Final = 1 << 62
 
 
 class ControlledShutdown:
-    """Runs once per incarnation."""
+    """The first step of the box's stop: hand over what the box leads while all its processes still
+    serve. Runs once per incarnation.
+
+    The process that stops the box creates one file and waits for another (`runtime/leaving.py`,
+    which also has the time limit). Weak: the file is polled, so the shutdown begins up to `POLL_MS`
+    late.
+    """
 
     def __init__(self, layout: BoxLayout, cluster: Cluster, membership: ClusterMembership, failover: Failover, log: Logger) -> None:
         self._layout = layout

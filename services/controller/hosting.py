@@ -1,9 +1,10 @@
 """Create the replicas that are assigned to this box, and delete those that are no longer assigned,
-on every box.
+on every box; the free space of its disks.
 
 Owned by the controller process of each box. Work is derived from the known tree and never stored,
 so nothing is lost with the process. Weak: all topics are checked whenever something has changed,
-and once a second (1 ms for a thousand partitions).
+and once a second (1 ms for a thousand partitions). Log-writers count free space every two seconds,
+so partitions that are created in between see the same free space.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ WITHOUT_DISKS_MS = 2000
 
 
 class DiskSpaces:
-    """The free space of one box's disks."""
+    """Which disks of the box can take a partition, and their free space, as their log-writers count
+    it.
+    """
 
     def __init__(self, context: ServiceContext, cluster: Cluster, disks: DiskCommands) -> None:
         self._layout = context.layout

@@ -1,9 +1,10 @@
-"""Send roles to log-writers whenever they change, separately for each disk, so that a slow one
-delays no other.
+"""Send roles and the set of live brokers to log-writers whenever they change, separately for each
+disk, so that a slow one delays no other.
 
-Owned by the controller process of each box. Needs no ZooKeeper: known roles are sent while it is
-away. A disk that is not brought up yet is skipped until it is. Weak: a refused role is sent again
-twice a second for as long as it is refused.
+Owned by the controller process of each box. Needs no ZooKeeper: what is known is sent while it is
+away. A disk that is not brought up yet gets no roles until it is. Weak: a refused role is sent
+again twice a second for as long as it is refused. A box that is cut off counts as alive until its
+session ends.
 """
 
 from __future__ import annotations
@@ -73,7 +74,11 @@ RETRY_MS = 500
 
 
 class LiveBrokers:
-    """`runner` is not dropped when ZooKeeper is lost."""
+    """Send the live brokers, for acknowledgements that must not wait for a dead box. Nothing to do
+    on a box that never had neighbours.
+
+    `runner` is not dropped when ZooKeeper is lost.
+    """
 
     def __init__(self, cluster: Cluster, runner: OperationRunner, now_ms: Callable[[], int]) -> None:
         self._cluster = cluster

@@ -1,7 +1,11 @@
-"""Handle UnregisterBroker. Owned by the controller process.
+"""Handle UnregisterBroker: remove the record of a box that is gone for good, and its placements.
 
-A request under way is forgotten with the process or with ZooKeeper; the client retries. Weak: as of
-`waiting_request`.
+Owned by the controller process of the cluster's controller. Refused while the box is registered, or
+in sync for any partition. Partitions may still name the box as a replica: a new box with its id
+then starts them empty, as a follower, because no placement says that it ever held them. If the
+controller dies in between, some placements are gone and the record remains; the client retries and
+the rest is removed. Weak: a box that is only away can be removed, too; it adopts what is on its
+disks when it returns.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 precedence, types, texts.
 
 Pure; used by the controller process. Weak: a value that the settings file has and that equals the
-default is reported as a default.
+default is reported as a default. The texts are maintained by hand beside `topic_configs`; a test
+compares the names.
 """
 
 from __future__ import annotations

@@ -22,6 +22,12 @@ from services.controller.zookeeper.operation import Operation, OperationOutcome,
 from services.controller.zookeeper.requests import BadVersion, Create, Get, Node, NodeExists, NoNode, SetData, ZooKeeperFailed
 
 PRODUCER_ID_BLOCK: Final = "/latest_producer_id_block"
+"""The last block of producer ids; a conditional write takes the next one.
+
+`{"version": 1, "broker": 1, "block_start": "0", "block_end": "999"}`: numbers as texts, the end
+inclusive, as Kafka's `ZkProducerIdManager` writes it. Ids that a broker had not used when it died
+are lost. Id 0 is never issued: a later API uses it for "off".
+"""
 ATTEMPTS_MAX = 10
 LARGEST_PRODUCER_ID: Final = 2**63 - 1
 
@@ -160,6 +166,9 @@ OffsetKey = tuple[str, int]
 
 
 def offset_path(group_id: str, topic: str, partition: int) -> str:
+    """Return the node of an offset of the oldest consumers (Kafka 0.8.1): a decimal text, written
+    by OffsetCommit 0.
+    """
     return f"/consumers/{group_id}/offsets/{topic}/{partition}"
 
 

@@ -286,7 +286,13 @@ _VERSION_MIN = 4
 
 
 class CreationElsewhere:
-    """`internal_topic(name)` returns how to create a coordinator's topic."""
+    """Request topics from the controller on another box, by CreateTopics.
+
+    Only the cluster's controller creates topics. Clients that create one explicitly find it by
+    themselves; an automatic creation starts at any box that a client uses. Owned by the controller
+    process of a box that is not the controller; without a controller nothing is created, and
+    clients retry. `internal_topic(name)` returns how to create a coordinator's topic.
+    """
 
     def __init__(self, peers: Peers, image: Callable[[], MetadataImage], internal_topic: Callable[[str], TopicCreation | None]) -> None:
         self._peers = peers

@@ -1,12 +1,20 @@
 """Raise the replication factor of the topics that boxes create by themselves, once there are boxes
 for it.
 
-Owned by the controller process of the box that is the cluster's controller. It acts once the same
-boxes have been registered for a while: it orders a reassignment of one topic at a time, and none
-beside another reassignment, except one that waits for an absent box. When all replicas are in sync,
-the first ones become leaders. It never removes a replica. What is under way is in the topic's
-document, as for any reassignment. Weak: if an operator removes replicas, they return, unless the
-setting asks for fewer; and `min.insync.replicas` of `__transaction_state` keeps its first value.
+Such a topic is created when it is first needed, often by the first box of a cluster while that is
+alone. Owned by the controller process of the box that is the cluster's controller. It acts once the
+same boxes have been registered for a while: it orders a reassignment of one topic at a time, and
+none beside another reassignment, except one that waits for an absent box. When all replicas are in
+sync, the first ones become leaders. What is under way is in the topic's document, as for any
+reassignment.
+
+`plan_copies` (pure) chooses the boxes. A new replica goes to a rack without one first, then to the
+box with the fewest replicas of the topic. First replicas are distributed over the boxes, so that
+each leads some partitions. No replica is ever removed.
+
+Weak: if an operator removes replicas, they return, unless the setting asks for fewer.
+`min.insync.replicas` of `__transaction_state` keeps its first value. The free space of other boxes
+is not considered.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Change the configs of topics in ZooKeeper, and apply changes by others.
+"""Read and change the configs of topics and brokers in ZooKeeper, and apply changes by others.
 
 Owned by the controller process of each box. As in Kafka, any box may change them: the write is
 conditional on the version that was read and on the topic's existence, and needs no controller. Each
-box learns of it by Kafka's notification and sends it to its own log-writers.
+box learns of it by Kafka's notification and sends it to its own log-writers. Weak: configs of
+brokers that Kafka's tools write and this box does not know are kept and have no effect.
 """
 
 from __future__ import annotations

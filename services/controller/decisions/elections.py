@@ -1,5 +1,5 @@
-"""Decide elections on request (preferred and unclean), and the periodic return to preferred
-leaders. Pure.
+"""Elections on request (preferred and unclean), and the periodic return to preferred leaders: the
+pure decisions, and `hold_elections`.
 
 Elections after a death are in `leader_selection`. The order of the checks and the codes are
 Kafka's. Weak: an unclean election on request loses the records that the chosen replica lacks,

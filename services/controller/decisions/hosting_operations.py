@@ -1,11 +1,13 @@
 """Create the logs of this box's assigned replicas, delete those that are no longer assigned, and
-record both.
+record both in placements.
 
 Each box does this for itself; the controller of the cluster only reads the placements. An empty log
 is created only where this broker never had one: it has no placement, and it is not in the in-sync
-set. Each operation can be dropped after any step and starts again. Owned by the controller process
-of each box. Weak: if a disk is away during a deletion, the whole topic stays on this box until it
-returns.
+set. A placement is durable before or after its directory, and never replaces it. A placed partition
+without a directory and without a state is created again. A directory without a placement is placed
+where it lies (`disk_operations`). Each operation can be dropped after any step and starts again.
+Owned by the controller process of each box. Weak: if a disk is away during a deletion, the whole
+topic stays on this box until it returns.
 """
 
 from __future__ import annotations

@@ -1,11 +1,16 @@
-"""The steps of moving a partition to another disk of this box: orders in ZooKeeper, copying, the
-hand-over.
+"""Moving a partition to another disk of this box: the decision on its next step, orders in
+ZooKeeper, copying, the hand-over.
 
-Operations that write to ZooKeeper are dropped with all others when ZooKeeper is lost. A hand-over
+The commit point is the rename of the source's directory: before it the source is the partition,
+after it the target is. A restarted controller knows only the log-writers' reports. So `next_step`
+(pure) chooses each step from those, never from what an earlier incarnation intended. Operations
+that write to ZooKeeper are dropped with all others when ZooKeeper is lost. A hand-over
 (`begin_copy`, `hand_over`, `promote`) needs only log-writers and continues without ZooKeeper,
-because its partition has no leader meanwhile. Both can be dropped after any step: `moves.next_step`
-finds the next step from the disks' reports. Weak: the new location reaches ZooKeeper only while
-that is connected. A controller that starts before finds the order, and settles it again.
+because its partition has no leader meanwhile. Both can be dropped after any step.
+
+Weak: a source that is away delays its moves, because no other process can know whether the commit
+took place. The new location reaches ZooKeeper only while that is connected; a controller that
+starts before finds the order, and settles it again.
 """
 
 from __future__ import annotations

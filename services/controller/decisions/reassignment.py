@@ -1,15 +1,19 @@
-"""Decide reassignments of partitions to other boxes, in two steps (KIP-455). Pure;
-`reassignment_operations` carries them out.
+"""Reassignments of partitions to other boxes, in two steps (KIP-455): the pure decisions, and the
+operations that carry them out.
 
 While a reassignment is under way, the topic document lists target and old replicas together, and
 which of them are added or removed. When all target replicas are in the in-sync set, the document
-becomes the target, and the in-sync set loses all others. Both steps change document and state in
-one transaction. So the next controller finds one or the other, and the old replicas stay until the
-new ones have all records.
+becomes the target, and the in-sync set loses all others. Both steps change document, states and
+change log in one transaction, through the controller's fence and under the versions on which they
+were decided; if another box wrote first, they read and decide again. So the next controller finds
+one or the other step, and completes it, and the old replicas stay until the new ones have all
+records.
 
 A new order replaces one that is under way; a cancellation is an order for the original replicas.
-Weak: as in Kafka, a cancellation loses the order of the original replicas, and so the preferred
-leader, if the target named some of them.
+Each box reads from the document which replicas it has (`services/controller/hosting.py`). Weak: as
+in Kafka, a cancellation loses the order of the original replicas, and so the preferred leader, if
+the target named some of them. The partitions of a topic share one document, so its orders are
+carried out one after another.
 """
 
 from __future__ import annotations

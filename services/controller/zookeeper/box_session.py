@@ -1,11 +1,19 @@
-"""Keep the box's ZooKeeper session over the incarnations of its controller process.
+"""Keep the box's ZooKeeper session over the incarnations of its controller process, and the lease
+that other processes derive from it.
 
 Owned by the controller process. On each connection the session's id and password are saved in the
 runtime directory. The next incarnation resumes the session, so the box stays registered while the
 process restarts. The file is deleted when the box stops and its session is closed.
 
-Weak: the session's time-out continues while the process is away. An incarnation that starts too
-late learns it only when ZooKeeper rejects the saved session.
+The lease (`shm/lease.py`) states until when the registration is certain. A reply to a read proves
+that the session was alive when the request was sent, so the registration is certain for one session
+time-out from then on. `LeaseKeeper` reads four times in that period, and does nothing on a box that
+never had neighbours.
+
+Weak: the session's time-out continues while the process is away; an incarnation that starts too
+late learns it only when ZooKeeper rejects the saved session. A cut-off member of the ensemble
+answers reads for up to its sync limit. The time-out of the lease is the requested one; a server
+with other bounds may have granted a shorter one.
 """
 
 from __future__ import annotations

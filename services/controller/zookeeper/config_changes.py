@@ -1,9 +1,15 @@
-"""Decide changes of the configs of a topic or a broker: from the current configs to the new ones.
+"""Changes of the configs of a topic or a broker: the decision, and Kafka's notifications of changes
+under `/config/changes`.
 
-Pure; the controller applies a change to what ZooKeeper holds at that moment, so two concurrent
-changes do not overwrite each other. The rules are Kafka's. Weak: for a bad value Kafka 3.9 with
-ZooKeeper returns INVALID_REQUEST; this returns INVALID_CONFIG, as Kafka without ZooKeeper does.
-Clients treat both alike.
+The decision is pure; the controller applies a change to what ZooKeeper holds at that moment, so two
+concurrent changes do not overwrite each other. The rules are Kafka's. A program that changes
+configs creates a notification; each controller process reads new ones, and removes those older than
+fifteen minutes, as Kafka does.
+
+Weak: for a bad value Kafka 3.9 with ZooKeeper returns INVALID_REQUEST; this returns INVALID_CONFIG,
+as Kafka without ZooKeeper does. A notification's age compares the ZooKeeper server's clock with
+ours; with a wrong clock it is removed late, or early, and a broker that was away reads everything
+again anyway.
 """
 
 from __future__ import annotations

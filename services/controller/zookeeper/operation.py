@@ -274,7 +274,9 @@ RESUMED_A_TURN = 100
 
 
 class Pauses:
-    """`now_ms()`: the clock that measures them."""
+    """The pauses of operations: resume each in the turn in which its time is over. `now_ms()`: the
+    clock that measures them.
+    """
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms

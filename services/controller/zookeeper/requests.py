@@ -1,9 +1,16 @@
-"""Requests to ZooKeeper as values: operations yield them, `services.controller.zookeeper.session`
-sends them.
+"""Requests to ZooKeeper as values, and the ACL of each node: operations yield them,
+`services.controller.zookeeper.session` sends them.
 
 As values they can be counted, replayed and refused by a test, and an operation can be stopped
-before any of them. Weak: `ZooKeeperConnectionLost` does not say whether a write took place, so each
-operation must be safe to restart from its beginning.
+before any of them. Only the boxes' own user may change the tree. High-level consumers of Kafka 0.8
+to 0.10 keep their groups in ZooKeeper: on servers of our own they log in as a limited user (SASL),
+which reads `/brokers` and writes below `/consumers`. An ensemble elsewhere knows no such user;
+there `/brokers` can be read and `/consumers` written by everyone, as Kafka's `zookeeper.set.acl`
+leaves it.
+
+Weak: `ZooKeeperConnectionLost` does not say whether a write took place, so each operation must be
+safe to restart from its beginning. An ACL holds for its node alone; a node that another program
+creates has the ACL that that program chooses.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Gives every node of the tree its ACL (`access_rules`): nodes of releases that made none, of
-another secret, or of boxes that did not guard theirs yet.
+"""Give every node of the tree its ACL (`requests.acl_of`): nodes of releases that set none, of
+another secret, or of boxes that did not protect theirs yet.
 
-Run by the controller of each box once, after its first arrival with `zookeeper.auth.required`; a
-node of its own, `/millrace/protected/N`, says that it is done. Each box does it, because while a
-cluster changes over, boxes that do not guard their nodes yet go on creating open ones: the last box
-that changes over protects what they left. A node is protected before its children are listed, so a
-stranger adds nothing behind it. The operation may be dropped at every step and begins again from
-the root; nodes that have their ACL cost a read.
+The controller of each box runs this once per incarnation, after its first arrival with
+`zookeeper.auth.required`; the node `/millrace/protected/N` records that it is done. Each box does
+it, because boxes that do not protect their nodes yet create open ones while a cluster changes over:
+the last box that changes over protects what they left. A node is protected before its children are
+listed, so no other program can add one in between. The operation may be dropped at any step and
+starts again at the root; nodes that have their ACL cost a read. On servers of our own it also sets
+the quotas of what clients can fill: with them (`enforceQuota`) a full tree is a refused request,
+and not a full heap.
 
-On servers of our own it sets the quotas of what clients can fill, too: with them (`enforceQuota`) a
-full tree is a refused request, and no heap that is full.
-
-Weak spot: two reads for each node, once; a tree of 100,000 nodes takes a minute, in which the nodes
-that are not reached yet are as they were.
+Weak: two reads for each node, once; a tree of 100,000 nodes takes a minute, in which the nodes that
+are not reached yet are as they were. On an ensemble elsewhere, nodes that belong to another user
+stay as they are, and are reported once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ BATCH = 100
 """Nodes that are read together."""
 PAUSE_MS = 10
 _RULES = 1
-"""Grows when `access_rules` change, so that every tree is gone through again."""
+"""Grows when the rules in `acl_of` change, so that every tree is protected again."""
 QUOTA = "/zookeeper/quota"
 CONFIGURATION = "/zookeeper/config"
 """The server's own: readable, and written by the server alone."""
@@ -165,7 +165,9 @@ def _put(path: str, data: bytes) -> Operation[None]:
 
 
 class TreeGuard:
-    """`on_arrived` after every arrival; it does nothing where ZooKeeper is open."""
+    """Start the protection after an arrival, unless it is done; nothing to do where ZooKeeper is
+    open.
+    """
 
     def __init__(self, access: ZooKeeperAccess | None, box: Box, runner: OperationRunner, log: Logger) -> None:
         self._access = access
