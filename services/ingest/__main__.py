@@ -1,6 +1,7 @@
-"""ingest@K: takes what senders send and makes record batches of it.
+"""ingest@K: receives from senders and stores their records.
 
-SIGHUP changes nothing: certificates are looked at once a second anyway, and whoever asks for a reload must not end the process.
+SIGHUP is ignored: changed certificates are loaded within a second anyway, and a request to reload must not end the
+process.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
-"""The ingest: senders in, record batches out to the leaders of the partitions, answers back to the senders.
+"""The ingest: receives from senders, sends record batches to the leaders of their partitions,
+acknowledges.
 
-One turn: completions and deaths of log-writers, news of tables and image, batches that are due, settlements; then the poller hands datagrams and
-streams to their rooms. Alone owns its senders' connections, its arena and its rings; the books it keeps in its counters are taken over
-by its next life. It never touches a log directory.
-One dead disk stops nobody: the partitions of others take its lines (`ingest_disks`, `ingest_outlet`); what another box leads goes there (`remote_leaders`).
-Weak: one thread does all of it, so a slow parser is everybody's; several ingests share the listening sockets.
+One turn: completions and deaths of log-writers, changes of tables and image, batches that are due,
+acknowledgements; then the poller passes datagrams and streams to their owners. The agent alone owns
+its senders' connections, its arena and its rings; the next incarnation continues the ledger in its
+counters. It never opens a log directory. If a disk is dead, partitions on other disks take its
+lines (`partition_leaders`); batches for partitions of other boxes go there (`remote_leaders`).
+
+Weak: one thread does everything, so a slow parser delays all senders. Several ingests share the
+listening sockets.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ from services.ingest.records.record_router import RecordRouter
 
 SWEEP_NS = 1_000_000_000
 DRAIN_NS_MAX = 4_000_000_000
-"""How long a stop takes what had arrived; from a sender that never pauses no more than a kernel keeps."""
+"""How long a stop takes what had arrived; a sender that never pauses is read no longer than a
+kernel's buffer lasts."""
 WAITING_PARK_MS = 20
 """While batches wait for a leader."""
 
@@ -56,7 +61,7 @@ class IngestAgent:
         disks = [disk.name for disk in box.disks]
         table = tables_of(box)
         self._topic = table.routes.default.topics[0]
-        """The one that has to be there before anything is read."""
+        """The default topic; no sender is read before it exists."""
         self._source = Source(context.layout, context.process_name, context.incarnation, box.integer("ingest.arena.bytes"), box.integer("channel.ring.entries"))
         self._proxies = LogWriterProxies(
             self._source,
@@ -67,7 +72,7 @@ class IngestAgent:
             self._on_lost,
             self._on_connected,
             self._on_gone,
-            keep_ring_names=True,  # completions that we do not live to see are read by our next life
+            keep_ring_names=True,  # the next incarnation reads completions that this one does not
         )
         self._view = MetadataCache(box.broker_id, self._proxies, box.integer("message.max.bytes"))
         self._image = ImageFollower(context.layout, self._view, log)
@@ -104,8 +109,8 @@ class IngestAgent:
         self._box_disks = BoxDisks(context.layout, box)
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), lambda _disk, _operation: None, lambda _disk: None)
         self._disks = DeadDisks(self._proxies, counters, log)
-        self._connections = SenderConnections(context.layout, int(context.instance or 0), self._poller, self._clock, self._intake, box, counters, log)
-        self._datagrams = SenderDatagrams(self._poller, self._clock, self._intake, context.instance in ("", "0"), counters, log)
+        self._connections = SenderConnections(context, self._intake)
+        self._datagrams = SenderDatagrams(context, self._intake)
         rooms: dict[Transport, ConnectionManager] = {Transport.TCP: self._connections, Transport.TLS: self._connections, Transport.UDP: self._datagrams}
         hand_out(table.listeners, context.listen_sockets, rooms, log)
         self._in_flight = counters.gauge("ingest.in_flight")
@@ -189,7 +194,7 @@ class IngestAgent:
         return self._topics.wait_ms(now_ns, wait_ms)
 
     def begin_stop(self) -> None:
-        """Take nothing new, but what has arrived already."""
+        """Accept no new connections; take what has arrived."""
         self._connections.accept(False)
         self._drain_until_ns = self._clock.monotonic_ns() + DRAIN_NS_MAX
 
@@ -202,8 +207,8 @@ class IngestAgent:
         self._topics.close_all()
         lost = self._sender.give_up() + self._acknowledger.on_abandoned(self._topics.take_backlogs())
         if lost:
-            words = f"{lost} records are lost that nobody took before the stop; counted as shutdown"
-            self._context.log.error(words, reason=str(LossReason.SHUTDOWN))
+            message = f"{lost} records are lost: no leader took them before the stop; counted as shutdown"
+            self._context.log.error(message, reason=str(LossReason.SHUTDOWN))
         self._controller.close()
         self._sender.close()
         self._previous.close()
@@ -218,7 +223,8 @@ class IngestAgent:
         return f"{len(self._connections)} senders, {self._sender.describe()}"
 
     def _maybe_ready(self) -> None:
-        """Ready when records can be stored: the default topic is there, and one of its partitions is served here, or led by another box."""
+        """Report readiness when records can be stored: the default topic exists, and one of its
+        partitions is served here or led by another box."""
         topic = self._view.image.topics.get(self._topic)
         self._topics.of(self._topic)
         if topic is None or self._drain_until_ns or not self._replays.is_loaded:
@@ -232,7 +238,7 @@ class IngestAgent:
                 return
 
     def _drain(self, now_ns: int) -> int:
-        """Stopping: what senders had sent by now is taken, then their sessions end."""
+        """Stop: take what senders had sent, then end their sessions."""
         if self._drained:
             return 0
         is_drained = self._datagrams.drain() and self._connections.drain()
@@ -245,8 +251,8 @@ class IngestAgent:
 
     def _sweep(self, now_ns: int) -> None:
         self._next_sweep_ns = now_ns + SWEEP_NS
-        self._datagrams.look()
-        self._connections.look()
+        self._datagrams.sweep()
+        self._connections.sweep()
         self._senders.write_changes()
         self._lease.look_for()
         self._oldest_waiting.set(self._sender.queues.oldest_waiting_ms(now_ns))
@@ -268,12 +274,12 @@ class IngestAgent:
         self._image.is_stale = True
 
     def _on_gone(self, disk: str) -> None:
-        self._context.log.info(f"log-writer@{disk} is gone; its lines wait until it is back", disk=disk, peer=f"log-writer@{disk}")
+        self._context.log.info(f"log-writer@{disk} is gone; lines for its partitions wait until it is back", disk=disk, peer=f"log-writer@{disk}")
 
     def _writer_incarnation(self, disk: str) -> int | None:
         proxy = self._proxies.by_disk.get(disk)
         if proxy is None:
-            return -1  # the disk was taken out of this box: nobody will complete anything
+            return -1  # the disk was removed from this box: no log-writer completes anything
         return int(proxy.writer_info["incarnation"]) if proxy.serving else None
 
     # -- news
@@ -282,7 +288,7 @@ class IngestAgent:
         self._image.is_stale = True
 
     def _on_blocks(self, topic: str) -> None:
-        """Places went over their budget, or are below it again; or disks died, or came back."""
+        """Locations went over or below their budget, or disks died or returned."""
         self._topics.on_blocked_changed(topic)
         self._blocks_changed = True
 

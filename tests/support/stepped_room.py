@@ -12,7 +12,9 @@ from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.logging import Logger, Severity
 from appliance.base.settings import Box
+from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
+from appliance.runtime.systemd import SystemdNotifier
 from appliance.senders.listener import Listener, Protocol, Transport
 from appliance.shm.counters import Counters
 from lab.scratch_layout import make_layout, remove_layout
@@ -53,7 +55,9 @@ class SteppedRoom:
         self.intake = RoomIntake(self.clock)
         self.poller = Poller()
         self.counters = Counters.create_or_adopt(self.layout, f"ingest@{index}", 1)
-        self.room = SenderConnections(self.layout, index, self.poller, self.clock, self.intake, box, self.counters, Logger("ingest@0", Severity.WARNING))
+        log, name = Logger("ingest@0", Severity.WARNING), f"ingest@{index}"
+        context = ServiceContext(self.layout, box, self.clock, self.counters, self.poller, name, str(index), 1, SystemdNotifier(self.counters), log, {})
+        self.room = SenderConnections(context, self.intake)
         self._addresses: dict[str, tuple[str, int]] = {}
         self._senders: list[socket.socket] = []
 
@@ -86,7 +90,7 @@ class SteppedRoom:
         """Second by second, as the agent looks."""
         for _ in range(seconds):
             self.clock.advance_ms(1_000)
-            self.room.look()
+            self.room.sweep()
             self.step(0)
 
     def run_until(self, condition: Callable[[], Any], what: str = "the condition") -> None:

@@ -1,9 +1,12 @@
-"""One UDP socket of a listener, drained in bursts, with the largest receive buffer that the kernel gives.
+"""One UDP socket of a listener, drained in bursts, with the largest receive buffer that the kernel
+allows.
 
-Owned by the room of the datagrams; the socket itself belongs to the supervisor and outlives us. While every partition is blocked nothing is read:
-the kernel's buffer is one more queue, and what it drops is counted. `SO_MEMINFO` tells the socket's drops exactly and at any time;
-SO_RXQ_OVFL would tell them with the next datagram only, and cost a control message each.
-Weak: with several ingests on one socket only the first counts kernel drops, because the count is the socket's.
+Owned by `SenderDatagrams`; the socket belongs to the supervisor and survives this process.
+`SO_MEMINFO` returns the socket's drops exactly and at any time. SO_RXQ_OVFL would report them with
+the next datagram only, and cost a control message each.
+
+Weak: with several ingests on one socket only the first counts kernel drops, because the count is
+the socket's.
 """
 
 from __future__ import annotations
@@ -12,9 +15,9 @@ import socket
 from struct import Struct
 
 from appliance.base.logging import Logger
+from appliance.runtime.agent import ServiceContext
 from appliance.senders.accounting import INPUT_BYTES_COUNTER, KERNEL_DROPS_COUNTER
 from appliance.senders.listener import Listener
-from appliance.shm.counters import Counters
 from services.ingest.listeners.peer_address import address_text
 from services.ingest.protocols.registry import handler_of
 from services.ingest.records.ack_group import AckGroup
@@ -38,13 +41,14 @@ Peer = tuple[str, int]
 
 
 class DatagramSocket:
-    """One listener's socket. `drained`: whether the last look emptied it."""
+    """One listener's socket. `drained`: the last `take` emptied it."""
 
-    def __init__(self, listener: Listener, sock: socket.socket, intake: Intake, counts_drops: bool, counters: Counters, log: Logger) -> None:
+    def __init__(self, listener: Listener, sock: socket.socket, intake: Intake, context: ServiceContext) -> None:
+        counters = context.counters
         self.listener = listener
         self._socket = sock
         self._handler = handler_of(listener.protocol)(listener, intake)
-        self._counts_drops = counts_drops
+        self._counts_drops = context.instance in ("", "0")
         self._buffer = bytearray(DATAGRAM_BYTES_MAX)
         self._view = memoryview(self._buffer)
         self._transport = b"udp" if listener.protocol == "syslog" else str(listener.protocol).encode()
@@ -56,16 +60,17 @@ class DatagramSocket:
         self._kernel_drops_seen = counters.counter(f"ingest.kernel_drops_seen{label}")
         self._socket_cookie = counters.counter(f"ingest.udp_socket_cookie{label}")
         sock.setblocking(False)
-        self._enlarge_receive_buffer(log)
+        self._enlarge_receive_buffer(context.log)
         counters.counter(f"ingest.udp_receive_buffer_bytes{label}").set(sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
-        if counts_drops:
+        if self._counts_drops:
             self._reset_drop_counter()
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def _enlarge_receive_buffer(self, log: Logger) -> None:
-        """As root beyond net.core.rmem_max, else as far as that allows; never smaller than it was given to us."""
+        """Enlarge the receive buffer: as root beyond net.core.rmem_max, otherwise up to it; never
+        reduce it."""
         if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= RECEIVE_BUFFER_BYTES:
             return
         try:
@@ -73,11 +78,11 @@ class DatagramSocket:
         except OSError:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
             size_bytes = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
-            words = f"the UDP socket of listener {self.listener.name} has a receive buffer of {size_bytes >> 10} KiB"
-            log.notice(f"{words}; raise net.core.rmem_max to {RECEIVE_BUFFER_BYTES} to survive longer bursts", listener=self.listener.name)
+            message = f"the UDP socket of listener {self.listener.name} has a receive buffer of {size_bytes >> 10} KiB"
+            log.notice(f"{message}; raise net.core.rmem_max to {RECEIVE_BUFFER_BYTES} to survive longer bursts", listener=self.listener.name)
 
     def _reset_drop_counter(self) -> None:
-        """A socket that the previous life did not have starts its count at zero."""
+        """Start the count at zero if the previous incarnation had another socket."""
         (cookie,) = _COOKIE.unpack(self._socket.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, _COOKIE.size))
         if cookie != self._socket_cookie.value:
             self._socket_cookie.set(cookie)
@@ -85,7 +90,7 @@ class DatagramSocket:
         self.count_kernel_drops()
 
     def count_kernel_drops(self) -> None:
-        """Add what the kernel has dropped since we last looked."""
+        """Add the kernel drops since the last call."""
         if not self._counts_drops:
             return
         drops = _MEMINFO.unpack(self._socket.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size))[_MEMINFO_DROPS]
@@ -97,7 +102,8 @@ class DatagramSocket:
         self._handler.tick(now_ms)
 
     def take(self) -> None:
-        """Bursts until the socket is empty, a few at most. Streams have a share of their own, so they cannot starve datagrams."""
+        """Read bursts until the socket is empty, a few at most, so that datagrams and streams share
+        the turn."""
         self.drained = False
         for _ in range(BURSTS_A_TURN):
             if self._take_burst() < BURST:
@@ -115,7 +121,7 @@ class DatagramSocket:
                 size, peer = recvfrom_into(buffer)
                 received += 1
                 if not size:
-                    continue  # an empty datagram holds nothing
+                    continue  # an empty datagram has no record
                 size_bytes += size
                 if peer != last_peer:
                     last_peer = peer
@@ -124,7 +130,7 @@ class DatagramSocket:
         except BlockingIOError:
             pass
         except OSError:
-            received += 1  # an error queued on the socket (ICMP); it is consumed by being reported
+            received += 1  # an error queued on the socket (ICMP) is consumed when it is reported
         if senders:
             self._input_bytes.add(size_bytes)
             for peer, datagrams in senders.items():

@@ -1,7 +1,8 @@
-"""Datagrams of one listener: the seam between the room that reads the socket and the protocol that is spoken there.
+"""The interface between a datagram socket and the protocol that is spoken there.
 
-The room owns the socket and its senders' units; a handler owns what it must remember between datagrams (chunks of GELF). Weak: a handler serves all
-senders of its listener, so whatever it keeps has to be bounded for all of them together.
+The socket's owner keeps the ack groups of its senders; a handler keeps what its protocol must
+remember between datagrams (chunks of GELF). Weak: a handler serves all senders of its listener, so
+what it keeps must be bounded for all of them together.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ class DatagramHandler(Protocol):
     """One protocol on one UDP listener. It never raises for bad input."""
 
     def received(self, group: AckGroup, datagrams: list[bytes]) -> None:
-        """What one sender (`group.source`) sent in one burst, in order, none empty. The unit is never sealed: nobody is answered."""
+        """Take what one sender (`group.source`) sent in one burst, in order, none empty. The group
+        is never closed, because datagrams have no answers."""
 
     def tick(self, now_ms: int) -> None:
-        """Once a second, `Intake.monotonic_ms`: what began and does not go on is given up."""
+        """Called once a second with `Intake.monotonic_ms`: drop what does not continue."""
 
 
 MakeDatagramHandler = Callable[["Listener", "Intake"], DatagramHandler]

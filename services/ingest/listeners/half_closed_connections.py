@@ -1,12 +1,16 @@
-"""Which connections their senders have left, though we have not read them to their end: of protocols where a sender is known again by what broke off.
+"""Connections that their peer has closed and that were not read to their end, for protocols without
+identities.
 
-Owned by the room of the connections. A sender that was cut off may be back within a millisecond, with all that it has no answer for. Its old connection's end
-stands behind bytes that wait for their turn, or behind a pause: whoever read the new connection first would take its replays for new lines. The kernel knows
-that the old one is over before the new one is there, so it is asked, before anything of a new connection is read, about all others of the same peer and
-listener. It is asked once a turn for each peer: one call, about 0.2 µs a connection.
+Owned by `SenderConnections`. A sender that was cut off may reconnect within a millisecond and
+repeat everything that was not answered. The end of its old connection is behind bytes that are not
+read yet, or behind a pause. If the new connection were read first, its repeats would be taken for
+new lines. The kernel knows that the old connection is closed before the new one exists. So before
+anything of a new connection is read, the kernel is asked about all others of the same peer and
+listener: once a turn for each peer, one call, about 0.2 µs a connection.
 
-Weak: an end that never came here (a box that lost its power, a firewall that forgot the connection), or comes later than the new connection's first bytes
-(it was lost on the way and sent again; a proxy that passes it on late), is not known: such a replay is stored twice.
+Weak: an end that never arrived (a power cut, a firewall that dropped its state), or arrives after
+the first bytes of the new connection (lost and sent again, or delayed by a proxy), is unknown; such
+a repeat is stored twice.
 """
 
 from __future__ import annotations
@@ -15,30 +19,31 @@ import select
 from typing import TYPE_CHECKING
 
 from appliance.senders.listener import Protocol
+from services.ingest.listeners.sender_connection import ENDED
 
 if TYPE_CHECKING:
     from services.ingest.listeners.listening_socket import ListeningSocket
     from services.ingest.listeners.sender_connection import SenderConnection
 
 SESSION_SCOPED_IDS: frozenset[Protocol] = frozenset((Protocol.RELP, Protocol.LUMBERJACK))
-"""Protocols whose replays are known by the session before, and by nothing else."""
+"""Protocols whose repeats are recognised only by comparing a session with the one before."""
 
 _Peer = tuple["ListeningSocket", str]
 
 
 class HalfClosedConnections:
-    """Those of one room, by the address that each came from: a proxy's, where one is in front."""
+    """The connections of one ingest by listener and peer address (a proxy's, if there is one)."""
 
     def __init__(self) -> None:
         self._of_peer: dict[_Peer, dict[SenderConnection, None]] = {}
         self._left: dict[_Peer, frozenset[SenderConnection]] = {}
-        """Of the peers that were asked about in this turn."""
+        """Half-closed connections of the peers that were polled in this turn."""
 
     def add(self, connection: SenderConnection) -> None:
-        self._of_peer.setdefault((connection.door, connection.came_from), {})[connection] = None
+        self._of_peer.setdefault((connection.listening, connection.peer_address), {})[connection] = None
 
     def remove(self, connection: SenderConnection) -> None:
-        peer = connection.door, connection.came_from
+        peer = connection.listening, connection.peer_address
         others = self._of_peer.get(peer)
         if others is not None:
             others.pop(connection, None)
@@ -49,8 +54,9 @@ class HalfClosedConnections:
         self._left.clear()
 
     def before(self, connection: SenderConnection) -> list[SenderConnection]:
-        """Those that have to be read to their end before anything of this one is; if its sender has left it, too, only those that came before it."""
-        peer = connection.door, connection.came_from
+        """Return the connections that must be read to their end before this one. If this one is
+        half-closed, too: only earlier ones."""
+        peer = connection.listening, connection.peer_address
         others = self._of_peer.get(peer, {})
         if len(others) < 2:
             return []
@@ -63,13 +69,13 @@ class HalfClosedConnections:
                 if each is connection:
                     if each in left:
                         break
-                elif each in left and not each.is_finishing and not each.close_reason:
+                elif each in left and each.phase is not ENDED and not each.close_reason:
                     found.append(each)
         return found
 
 
 def _left_of(connections: dict[SenderConnection, None]) -> frozenset[SenderConnection]:
-    """Those whose peer has ended its side, or reset the connection."""
+    """Return the connections whose peer has ended its side or reset the connection."""
     poll = select.poll()
     by_descriptor = {connection.descriptor: connection for connection in connections}
     for descriptor in by_descriptor:

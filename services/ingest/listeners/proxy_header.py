@@ -1,7 +1,11 @@
-"""Reads the header that a proxy puts in front of a connection (PROXY protocol, versions 1 and 2): who the sender behind it is.
+"""Read the PROXY header (versions 1 and 2) at the start of a connection: the address of the sender
+behind the proxy.
 
-Bytes in, addresses out; the room of the connections owns the stream. Version 1 is a line of text (HAProxy, loggen -H; its line end may be a bare LF), version 2
-is binary. A header that says nothing of a sender (`UNKNOWN`, `LOCAL`, a Unix socket) is taken off and changes nothing. Weak: a header is only a claim.
+Bytes in, addresses out; the connection owns the stream. Version 1 is a line of text (HAProxy,
+loggen -H; it may end with a bare LF), version 2 is binary. A header without an address (`UNKNOWN`,
+`LOCAL`, a Unix socket) is removed and changes nothing.
+
+Weak: a header is only a claim.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ V1_START = b"PROXY "
 V2_START = b"\r\n\r\n\x00\r\nQUIT\n"
 V1_BYTES_MAX = 107
 V2_BYTES_MAX = 4096
-"""Addresses need 36, a Unix socket's 216; the rest are extensions that nobody here reads."""
+"""Addresses need 36 bytes, a Unix socket's 216; the rest are extensions, which are skipped."""
 
 _V2_HEAD = Struct(">12sBBH")  # signature, version and command, family and protocol, size of what follows
 _V2_VERSION, _V2_LOCAL, _V2_PROXY = 0x20, 0x0, 0x1
@@ -25,7 +29,7 @@ assert _V2_HEAD.size == 16 and len(V2_START) == 12
 
 
 class ProxyHeader(NamedTuple):
-    """A header of `size_bytes`; `address` is "" where it names no sender."""
+    """A header of `size_bytes`; `address` is "" if it names no sender."""
 
     size_bytes: int
     address: str = ""
@@ -33,14 +37,15 @@ class ProxyHeader(NamedTuple):
 
 
 class BadProxyHeader(ValueError):
-    """It starts like a header and is none, or one is required and is not there."""
+    """The header is malformed, or missing where one is required."""
 
 
 NO_HEADER = ProxyHeader(0)
 
 
 def read_proxy_header(data: bytes, mode: ProxyMode) -> ProxyHeader | None:
-    """The header at the start of a connection; `NO_HEADER` if there is none, None while too little is here to tell. Raises BadProxyHeader."""
+    """Return the header at the start of a connection; `NO_HEADER` if there is none, None if more
+    bytes are needed. Raises BadProxyHeader."""
     if mode is not ProxyMode.V2 and (data.startswith(V1_START) or V1_START.startswith(data)):
         return _read_v1(data)
     if mode is not ProxyMode.V1 and (data.startswith(V2_START) or V2_START.startswith(data)):
@@ -92,7 +97,7 @@ def _read_v2(data: bytes) -> ProxyHeader | None:
 
 
 class Networks:
-    """The networks of `proxy-from`. Raises ValueError for a text that is none."""
+    """The networks of `proxy-from`. Raises ValueError for a malformed one."""
 
     def __init__(self, texts: tuple[str, ...]) -> None:
         self._networks = [_network(text) for text in texts]
@@ -101,7 +106,7 @@ class Networks:
         return bool(self._networks)
 
     def holds(self, address: str) -> bool:
-        """Whether an address (IPv4 inside IPv6 counts as IPv4) is in one of them."""
+        """True if an address (IPv4 in IPv6 counts as IPv4) is in one of them."""
         number, bits = _number(address.removeprefix("::ffff:"))
         return any(bits == network_bits and number >> shift == prefix for network_bits, shift, prefix in self._networks)
 

@@ -1,9 +1,11 @@
-"""One connection of a sender: its socket, what is between that and its session (a proxy's header, TLS), and the answers that are not out yet.
+"""One connection of a sender: socket, PROXY header, TLS, session, and the answers that are not sent yet.
 
-Owned by the room (`sender_connections`), which says when it is read and looks at its deadlines. It begins with a header or a handshake if its listener wants
-them, then it has a session; it ends by the peer's end (`is_finishing`: units under way are still answered), by `close` (what was sent still goes out, and what
-comes is thrown away for a moment: a close over unread bytes would reset the connection and with it the answer), or by being lost. Weak: answers are joined
-for each send, so a peer that takes them in small sips costs a copy of the rest for each sip.
+Owned by `SenderConnections`, which decides when it is read and checks its deadlines. A connection starts with a header
+or a handshake if its listener requires them; then it has a session. It ends in one of three ways: the peer ends its
+side (groups in flight are still answered), `close` (what was sent goes out, and input is discarded for a moment,
+because a close over unread bytes would reset the connection and destroy the answer), or the connection is lost.
+
+Weak: answers are joined for each send, so a peer that reads in small pieces costs a copy of the rest for each piece.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import select
 import socket
 import termios
 from collections.abc import Callable
+from enum import IntEnum
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -20,7 +23,6 @@ from appliance.senders.listener import Listener, ProxyMode
 from services.ingest.listeners.proxy_header import BadProxyHeader, read_proxy_header
 from services.ingest.listeners.sender_stream import PLAIN, SenderStream, StreamError
 from services.ingest.protocols.session import MakeSession, Session
-from services.ingest.records.event import EventSource
 from services.ingest.records.intake import Intake
 
 if TYPE_CHECKING:
@@ -28,61 +30,91 @@ if TYPE_CHECKING:
 
 RECEIVE_BYTES = 65536
 UNSENT_BYTES_MAX = 1 << 20
-"""With more answers than this that the peer does not take, it is not read."""
+"""A connection with more unread answers is not read."""
 READING = select.EPOLLIN | select.EPOLLRDHUP
 _INT = Struct("i")
 _TLS_RECORD_START = (b"\x16\x03\x01", b"\x16\x03\x03")
 
 
+class Phase(IntEnum):
+    """How far a connection is. `close` sets `close_reason` in NEW, OPEN or ENDED; no phase returns to an earlier one."""
+
+    NEW = 0
+    """Nothing was read: earlier connections of the sender may have to be read first (`half_closed_connections`)."""
+    OPEN = 1
+    ENDED = 2
+    """The peer has ended its side, or this process stops: groups in flight are still answered."""
+    LINGERING = 3
+    """Closed, and everything is sent: input is discarded until the peer ends, too."""
+    GONE = 4
+
+
+NEW, OPEN, ENDED, LINGERING, GONE = Phase  # reading an enum member costs 60 ns in Python 3.11
+
+
+class Pause(IntEnum):
+    """Why a connection is not read: bits of `SenderConnection.pauses`."""
+
+    SESSION = 1
+    """The window of its session is full (`hold`)."""
+    PARTITION = 2
+    """`blocked_by` takes no more records."""
+    WINDOW = 4
+    """Too many of its bytes are unacknowledged."""
+    FRAMES = 8
+    """All connections together hold too many bytes of incomplete frames."""
+    ORDER = 16
+    """Earlier connections of its sender are read first."""
+
+
+_STOPPING = Pause.SESSION | Pause.PARTITION | Pause.WINDOW
+
+
 class SenderConnection:
-    """What the session sees of it is `ingest.session.Connection`."""
+    """Implements `protocols.session.Connection` for its session."""
 
     __slots__ = (
-        "_began", "_head", "_unsent", "address", "blocked_by", "came_from", "close_reason",
-        "deadline_ms", "descriptor", "door", "held", "inquiry", "intake", "interest", "is_behind",
-        "is_broken", "is_crowded", "is_finishing", "is_gone", "is_lingering", "is_unread",
-        "is_windowed", "listener", "on_changed", "opened_ms", "session", "socket", "source",
+        "_began", "_head", "_unsent", "address", "blocked_by", "close_reason", "deadline_ms",
+        "descriptor", "inquiry", "intake", "interest", "is_broken", "listener", "listening",
+        "on_changed", "opened_ms", "pauses", "peer_address", "phase", "session", "socket", "source",
         "stream", "taken_ms", "unfinished_bytes", "unsent_bytes",
     )  # fmt: skip
 
     def __init__(
         self,
         sock: socket.socket,
-        door: ListeningSocket,
-        address: str,
-        source: EventSource,
+        listening: ListeningSocket,
+        peer: tuple[str, int],
         intake: Intake,
         on_changed: Callable[[SenderConnection], None],
-        now_ms: int,
     ) -> None:
+        """`on_changed`: there is something to send, or reading may start or must stop."""
         self.socket = sock
         self.descriptor = sock.fileno()
-        self.door = door
-        self.listener: Listener = door.listener
-        self.address = self.came_from = address
-        """Whose it is, for limits: the claimed one behind believed proxies; and the peer's own."""
-        self.source = source
+        self.listening = listening
+        self.listener: Listener = listening.listener
+        self.address = self.peer_address = peer[0]
+        """`address` counts for limits: the one that a trusted proxy claims, otherwise the peer's own."""
+        self.source = listening.source_of(*peer)
         self.intake = intake
         self.on_changed = on_changed
-        """Tells the room that there is something to send, or that reading may start or must stop."""
         self.stream: SenderStream = PLAIN
         self.session: Session | None = None
-        self.opened_ms = self.taken_ms = now_ms
+        self.opened_ms = self.taken_ms = intake.monotonic_ms()
         self.deadline_ms = 0
-        """When an ending connection is given up; 0 while it is not ending."""
+        """When an ending connection is dropped; 0 while it is not ending."""
         self.interest = 0
+        self.phase = OPEN
+        self.pauses = 0
         self.blocked_by: tuple[str, int] | None = None
-        """The partition that its reading waits for."""
-        self.held = self.is_windowed = self.is_crowded = self.is_finishing = self.is_lingering = self.is_gone = False
-        self.is_unread = self.is_behind = False
-        """Nothing of it was read yet, and before that others may have to be (`left_connections`); it waits for that now."""
+        """The blocked partition of `Pause.PARTITION`."""
         self.inquiry = 0
-        """Of the other ingests, about connections of its sender that were accepted before it (`sender_owners`)."""
+        """Number of the inquiry to other ingests about earlier connections of its sender (`sender_owners`)."""
         self.is_broken = False
-        """Cut off, by either side: who knows what the peer has read."""
+        """Cut off by either side: it is unknown what the peer has read."""
         self.close_reason = ""
         self.unfinished_bytes = 0
-        """What of it `unfinished_frames` counts."""
+        """Bytes that `UnfinishedFrames` counts for it."""
         self.unsent_bytes = 0
         self._unsent: list[bytes] = []
         self._head: bytes | None = b"" if self.listener.proxy is not ProxyMode.NO else None
@@ -94,12 +126,13 @@ class SenderConnection:
 
     @property
     def held_bytes(self) -> int:
-        """What is here of a frame or request that is not whole."""
+        """Bytes of an incomplete frame or request."""
         return 0 if self.session is None else self.session.buffered_bytes
 
     @property
     def has_begun(self) -> bool:
-        """Whether a handshake or a header is due, which has a deadline: every listener may wait for one, and many a sender says nothing for hours."""
+        """True if a handshake or header is expected, which has a deadline. Other senders may be
+        silent for hours."""
         return bool(self._head) or self.stream is not PLAIN or self.listener.proxy is ProxyMode.REQUIRED
 
     @property
@@ -111,7 +144,8 @@ class SenderConnection:
 
     @property
     def _was_reset(self) -> bool:
-        """A reset behind the peer's end is not told by a receive: its program has left without reading what its kernel had taken."""
+        """True if the peer has reset the connection after its end: its program exited without
+        reading what its kernel had received. A receive does not report that."""
         poll = select.poll()
         poll.register(self.descriptor, 0)
         return bool(poll.poll(0))
@@ -119,19 +153,22 @@ class SenderConnection:
     # -- what the session may do
 
     def send(self, data: bytes) -> None:
-        if data and not self.close_reason and not self.is_gone:
+        if data and not self.close_reason and self.phase is not GONE:
             self._send_raw(self.stream.encode(data))
 
     def hold(self) -> None:
-        self.held = True
+        self.pauses |= Pause.SESSION
         self.on_changed(self)
 
     def release(self) -> None:
-        self.held = False
+        self.resume(Pause.SESSION)
+
+    def resume(self, reason: Pause) -> None:
+        self.pauses &= ~reason
         self.on_changed(self)
 
     def close(self, reason: str) -> None:
-        if not self.close_reason and not self.is_gone:
+        if not self.close_reason and self.phase is not GONE:
             self._send_raw(self.stream.end())
             self._close(reason)
 
@@ -146,12 +183,12 @@ class SenderConnection:
     # -- in
 
     def begin(self, make_session: MakeSession) -> None:
-        """The session, as soon as one can be: some protocols' servers speak first."""
+        """Make the session as soon as possible: the servers of some protocols speak first."""
         if self.session is None and self._head is None and self.stream.is_established:
             self.session = make_session(self)
 
     def take(self, received: bytes) -> None:
-        """A piece from the wire, through header and TLS, to the session. Raises StreamError."""
+        """Pass received bytes through header and TLS to the session. Raises StreamError."""
         if self._head is not None:
             if not self._head:
                 self.opened_ms = self.intake.monotonic_ms()
@@ -166,30 +203,30 @@ class SenderConnection:
         if self.stream is not PLAIN:
             self._send_raw(self.stream.take_outgoing())
         if self.session is None:
-            self.begin(self.door.make_session)
+            self.begin(self.listening.make_session)
         if data and self.session is not None:
             self.session.received(data)
         if self.stream.broken is not None:
             raise self.stream.broken
 
     def _take_header(self, data: bytes) -> bytes:
-        """What follows a proxy's header; b"" while it is not all here."""
+        """Return what follows the PROXY header; b"" while it is incomplete."""
         try:
             header = read_proxy_header(data, self.listener.proxy)
         except BadProxyHeader as error:
-            raise StreamError("proxy-header", f"is turned away: {error}") from error
+            raise StreamError("proxy-header", f"is refused: {error}") from error
         if header is None:
             self._head = data
             return b""
         self._head = None
         if header.size_bytes:
-            self.door.on_header(self, header)
+            self.listening.on_header(self, header)
         if self.stream is PLAIN:
-            self.begin(self.door.make_session)
+            self.begin(self.listening.make_session)
         return data[header.size_bytes :]
 
     def fail(self, error: StreamError) -> None:
-        """The stream cannot go on: its last words (an alert) go out, then it closes."""
+        """Send the stream's last bytes (an alert) and close."""
         self._send_raw(self.stream.take_outgoing())
         self.is_broken = True
         if self.session is not None:
@@ -199,13 +236,13 @@ class SenderConnection:
 
     def _close(self, reason: str) -> None:
         self.close_reason = reason
-        self.door.count_closed(reason)
+        self.listening.count_closed(reason)
         self.on_changed(self)
 
     # -- out
 
     def flush(self) -> bool:
-        """Send what the peer takes. False when the connection broke."""
+        """Send what the peer accepts. False if the connection broke."""
         while self._unsent:
             data = self._unsent[0] if len(self._unsent) == 1 else b"".join(self._unsent)
             try:
@@ -224,12 +261,12 @@ class SenderConnection:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether what it brings is not taken, because of its session, its partition, its window, its unread answers or its end."""
-        is_paused = self.held or self.blocked_by is not None or self.is_windowed or self.unsent_bytes > UNSENT_BYTES_MAX
-        return is_paused or self.is_finishing or bool(self.close_reason)
+        """True if its session, partition, window, unread answers or end stop the reading."""
+        return bool(self.pauses & _STOPPING or self.unsent_bytes > UNSENT_BYTES_MAX or self.phase is ENDED or self.close_reason)
 
     @property
     def wanted_interest(self) -> int:
-        """What the poller shall tell us: nothing of a paused connection, because a hang-up is told whatever the interest, and would spin."""
-        is_reading = self.is_lingering or not (self.is_stopped or self.is_crowded or self.is_behind)
+        """Return the events to poll for. A paused connection polls for nothing: a hang-up is
+        reported regardless of the interest and would spin."""
+        is_reading = self.phase is LINGERING or not (self.pauses or self.is_stopped)
         return (READING if is_reading else 0) | (select.EPOLLOUT if self.unsent_bytes else 0)

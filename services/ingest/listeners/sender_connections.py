@@ -1,9 +1,14 @@
-"""The room of all senders that come by a stream: accepts them, reads them in fair shares, stops reading those whose records nobody can take, ends them.
+"""All stream connections of an ingest: accepts them, reads them in fair shares, pauses them, ends
+them.
 
-Owned by one ingest agent. Nothing that was received is dropped: a connection is paused after the piece that met a block or filled its window, and its
-sender feels it through TCP. Bounds: connections in total and for each address (the claimed one behind believed proxies), answers not taken, frames not
-finished, handshakes. Where a sender is known again by its former session, what it has left is read before its next connection (`left_connections`).
-Weak: the share of a turn is one for all; with many busy senders each waits for its turn in the poller's order.
+Owned by one ingest agent. Nothing that was received is dropped: a connection is paused after the
+piece that reached a blocked partition or filled its window, and TCP slows its sender down. Bounds:
+connections in total and for each address (the claimed one behind trusted proxies), unread answers,
+incomplete frames, handshakes. If repeats are recognised by the session before, the earlier
+connections of a sender are read before its new one (`half_closed_connections`).
+
+Weak: the share of a turn is one for all; with many busy senders each waits for its turn in the
+poller's order.
 """
 
 from __future__ import annotations
@@ -13,18 +18,13 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Protocol, cast
 
-from appliance.base.clock import Clock
-from appliance.base.layout import BoxLayout
-from appliance.base.logging import Logger
-from appliance.base.settings import Box
-from appliance.runtime.poller import Poller
+from appliance.runtime.agent import ServiceContext
 from appliance.senders.listener import Listener
-from appliance.shm.counters import Counters
 from services.ingest.listeners.half_closed_connections import SESSION_SCOPED_IDS, HalfClosedConnections
 from services.ingest.listeners.listening_socket import ListeningSocket
-from services.ingest.listeners.sender_connection import RECEIVE_BYTES, SenderConnection
+from services.ingest.listeners.sender_connection import ENDED, GONE, LINGERING, NEW, OPEN, RECEIVE_BYTES, Pause, SenderConnection
 from services.ingest.listeners.sender_limits import SenderLimits, connections_possible
-from services.ingest.listeners.sender_owners import RECOGNISING, Guest, SenderOwners
+from services.ingest.listeners.sender_owners import REPEATING, AcceptedConnection, SenderOwners
 from services.ingest.listeners.sender_stream import StreamError
 from services.ingest.listeners.unfinished_frames import UnfinishedFrames
 from services.ingest.protocols.session import RepeatingSession
@@ -34,46 +34,46 @@ TURN_BYTES = 1 << 18
 TICKS_A_TURN = 256
 KEEPALIVE_SECONDS = 60
 FINISH_MS_MAX = 30_000
-"""How long units under way may keep a connection whose peer has ended its side."""
+"""How long groups in flight keep a connection whose peer has ended its side."""
 STOP_MS_MAX = 5_000
-"""The same while the process stops: who is not answered by then brings it again."""
+"""The same while the process stops; a sender that is not answered by then repeats its records."""
 LINGER_MS = 2_000
 DRAIN_BYTES_MAX = 8 << 20
-"""That a stop still takes from one sender: more than a kernel keeps of a connection (`net.ipv4.tcp_rmem`), so what is beyond came after the stop began."""
+"""What a stop still takes from one sender: more than the kernel keeps of a connection
+(`net.ipv4.tcp_rmem`), so the rest arrived after the stop began."""
 _BROKEN = select.EPOLLHUP | select.EPOLLERR
 
 Partition = tuple[str, int]
 
 
 class BlockingIntake(Intake, Protocol):
-    """The intake as the room sees it."""
+    """The intake as `SenderConnections` uses it."""
 
     blocked_partition: Partition | None
-    """The partition that takes no more, which a record met since this was last set to None."""
+    """The blocked partition that a record reached since this was last set to None."""
 
 
 class SenderConnections:
-    """All streams of one ingest, over all its listeners."""
+    """All stream connections of one ingest, over all its listeners."""
 
-    def __init__(self, layout: BoxLayout, index: int, poller: Poller, clock: Clock, intake: BlockingIntake, box: Box, counters: Counters, log: Logger) -> None:
-        """Of ingest number `index`."""
-        self._poller = poller
-        self._clock = clock
+    def __init__(self, context: ServiceContext, intake: BlockingIntake) -> None:
+        box, counters = context.box, context.counters
+        self._context = context
+        self._poller = context.poller
+        self._clock = context.clock
         self._intake = intake
-        self._counters = counters
-        self._log = log
-        self._limits = SenderLimits(connections_possible(box.integer("max.connections"), log), box.integer("max.connections.per.ip"))
+        self._limits = SenderLimits(connections_possible(box.integer("max.connections"), context.log), box.integer("max.connections.per.ip"))
         self.is_one_of_several = box.ingests > 1
-        """Whether other processes accept from the same sockets."""
-        self._owners = SenderOwners(layout, index, box.ingests, poller, clock, counters, self._serve) if self.is_one_of_several else None
+        """True if other processes accept from the same sockets."""
+        self._owners = SenderOwners(context, self._serve) if self.is_one_of_several else None
         self._window_bytes = box.integer("ingest.connection.window.bytes")
-        self._doors: list[ListeningSocket] = []
+        self._listening_sockets: list[ListeningSocket] = []
         self._connections: dict[int, SenderConnection] = {}
-        self._changed: dict[SenderConnection, None] = {}  # something to send, or to read again, or to end
+        self._changed: dict[SenderConnection, None] = {}  # with something to send, to read again, or to end
         self._blocked: dict[SenderConnection, None] = {}
         self._windowed: dict[SenderConnection, None] = {}
         self._behind: dict[SenderConnection, None] = {}
-        self._left = HalfClosedConnections()
+        self._half_closed = HalfClosedConnections()
         self._drained_bytes: dict[SenderConnection, int] = {}
         self._unfinished = UnfinishedFrames(box.integer("ingest.unfinished.bytes"), counters)
         self._ticks: Iterator[SenderConnection] = iter(())
@@ -88,35 +88,35 @@ class SenderConnections:
     # -- coming and going
 
     def add(self, listener: Listener, sock: socket.socket) -> None:
-        """Senders of `listener` come by this listening socket."""
-        self._doors.append(ListeningSocket(listener, sock, self, self._poller, self._counters, self._log))
+        """Accept senders of `listener` from this listening socket."""
+        self._listening_sockets.append(ListeningSocket(listener, sock, self, self._context))
 
     def accept(self, accepting: bool) -> None:
-        for door in self._doors:
-            door.accept(accepting)
+        for listening in self._listening_sockets:
+            listening.accept(accepting)
         if self._owners is not None:
             self._owners.accept(accepting)
 
-    def welcome(self, door: ListeningSocket, sock: socket.socket, address: str, port: int) -> None:
-        """Somebody has come by a door: he is ours, or another ingest's of the box."""
-        if self._owners is None or door.listener.protocol not in RECOGNISING or self._owners.is_ours(address):
-            self.enter(door, sock, address, port)
-        elif not self._owners.hand_over(Guest(door.listener.name, sock, address, port)):
-            door.count_closed("connection-limit")
+    def on_accepted(self, listening: ListeningSocket, sock: socket.socket, address: str, port: int) -> None:
+        """A connection was accepted: serve it, or hand it over to the ingest that owns its sender."""
+        if self._owners is None or listening.listener.protocol not in REPEATING or self._owners.owns(address):
+            self.open(listening, sock, address, port)
+        elif not self._owners.hand_over(AcceptedConnection(listening.listener.name, sock, address, port)):
+            listening.count_closed("connection-limit")
             sock.close()
 
-    def _serve(self, guest: Guest) -> None:
-        """Another ingest has accepted him; or he waited in vain for one."""
-        door = next((door for door in self._doors if door.listener.name == guest.listener), None)
-        if door is None:
-            guest.socket.close()
+    def _serve(self, accepted: AcceptedConnection) -> None:
+        """Serve a connection that another ingest accepted, or that waited too long for its owner."""
+        listening = next((listening for listening in self._listening_sockets if listening.listener.name == accepted.listener), None)
+        if listening is None:
+            accepted.socket.close()
             return
-        self.enter(door, guest.socket, guest.address, guest.port)
+        self.open(listening, accepted.socket, accepted.address, accepted.port)
 
-    def enter(self, door: ListeningSocket, sock: socket.socket, address: str, port: int) -> None:
-        """A connected sender."""
-        if not self._limits.enter(address):
-            door.count_closed("connection-limit")
+    def open(self, listening: ListeningSocket, sock: socket.socket, address: str, port: int) -> None:
+        """Start serving a connection."""
+        if not self._limits.acquire(address):
+            listening.count_closed("connection-limit")
             sock.close()
             return
         sock.setblocking(False)
@@ -124,40 +124,41 @@ class SenderConnections:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = SenderConnection(sock, door, address, door.source_of(address, port), self._intake, self._on_changed, self._clock.monotonic_ms())
+        connection = SenderConnection(sock, listening, (address, port), self._intake, self._on_changed)
         self._connections[connection.descriptor] = connection
-        if door.listener.protocol in SESSION_SCOPED_IDS:
-            connection.is_unread = True
-            self._left.add(connection)
-            if self._owners is not None and self._owners.is_ours(address):
+        if listening.listener.protocol in SESSION_SCOPED_IDS:
+            connection.phase = NEW
+            self._half_closed.add(connection)
+            if self._owners is not None and self._owners.owns(address):
                 connection.inquiry = self._owners.inquire()
         self._accepted.add()
         self._open.set(len(self._connections))
         try:
-            connection.stream = door.make_stream()
+            connection.stream = listening.make_stream()
         except StreamError as error:
-            door.count_closed(error.reason)
-            self._leave(connection)
+            listening.count_closed(error.reason)
+            self._drop(connection)
             return
-        connection.begin(door.make_session)
+        connection.begin(listening.make_session)
         self._update(connection)
 
     def move_address(self, connection: SenderConnection, address: str) -> None:
-        """The sender behind a believed proxy counts for itself. Raises StreamError if it has too many connections."""
+        """Count the connection for the address behind a trusted proxy. Raises StreamError if that
+        address has too many."""
         if not self._limits.move(connection.address, address):
             raise StreamError("connection-limit")
         connection.address = address
 
-    def _leave(self, connection: SenderConnection) -> None:
-        """It is gone, whoever ended it."""
-        connection.is_gone = True
+    def _drop(self, connection: SenderConnection) -> None:
+        """Remove the connection, whichever side ended it."""
+        connection.phase = GONE
         self._poller.unregister(connection.descriptor)
         del self._connections[connection.descriptor]
         for paused in (self._blocked, self._windowed, self._behind, self._changed):
             paused.pop(connection, None)
-        self._left.remove(connection)
-        self._unfinished.leave(connection)
-        self._limits.leave(connection.address)
+        self._half_closed.remove(connection)
+        self._unfinished.remove(connection)
+        self._limits.release(connection.address)
         connection.socket.close()
         self._open.set(len(self._connections))
         if connection.session is not None:
@@ -166,73 +167,79 @@ class SenderConnections:
     # -- reading
 
     def _on_event(self, connection: SenderConnection, events: int) -> None:
-        if connection.is_gone:
+        if connection.phase is GONE:
             return
         if connection.interest & select.EPOLLIN:
             if self._turn_bytes_left > 0 and self._may_read(connection):
                 self._read(connection)
         elif events & _BROKEN:
-            self._leave(connection)
+            self._drop(connection)
             return
         self._update(connection)
 
     def _may_read(self, connection: SenderConnection) -> bool:
-        """Whether what its sender brings again would be known: connections that he has left, and that are not at their end, come first."""
-        if connection.is_unread:
+        """Pause a new connection while an earlier one that its sender has left is not at its end.
+
+        If the new one were read first, the sender's repeats on it would be taken for new lines.
+        """
+        if connection.phase is NEW:
             if not self._is_first(connection):
-                connection.is_behind = True
+                connection.pauses |= Pause.ORDER
                 self._behind[connection] = None
                 return False
-            connection.is_unread = False
+            connection.phase = OPEN
         return True
 
     def _is_first(self, connection: SenderConnection) -> bool:
         if self._owners is not None and not self._owners.is_answered(connection.inquiry):
             return False
-        return all(self._read_to_its_end(each) for each in self._left.before(connection))
+        return all(self._read_to_its_end(each) for each in self._half_closed.before(connection))
 
     def _read_to_its_end(self, connection: SenderConnection) -> bool:
-        """Its sender has left it. False when this turn's share was not enough; what the kernel keeps of a connection is bounded."""
-        connection.is_unread = False
-        while not connection.is_gone and not connection.is_stopped:
+        """Read a connection that its sender has closed to its end. False if this turn's share was
+        not enough; what the kernel keeps of a connection is bounded."""
+        if connection.phase is NEW:
+            connection.phase = OPEN
+        while connection.phase is not GONE and not connection.is_stopped:
             left = self._turn_bytes_left
             if left <= 0:
                 return False
             if not self._read(connection) and self._turn_bytes_left == left:
                 break
-        if connection.is_gone or connection.is_finishing or connection.close_reason:
+        if connection.phase in (ENDED, GONE) or connection.close_reason:
             pass
         elif connection.session is not None and connection.session.unacknowledged_bytes:
-            # Its partition, or its window, may keep it waiting for long. The stream can be found from now on: whoever goes on with it brings the rest.
+            # Its partition or window may block it for long. From now on the stream can be found,
+            # and the next session that continues it repeats the rest.
             cast("RepeatingSession", connection.session).left()
         else:
-            self._leave(connection)  # nothing of it is under way: all that it still has was never taken, and comes again
+            self._drop(connection)  # nothing of it is in flight: the rest was never taken and is repeated
         self._update(connection)
         return True
 
     def _read(self, connection: SenderConnection) -> bool:
-        """One piece; False when there was none, or the connection ended or pauses now."""
+        """Read one piece. False if there was none, or the connection ended or is paused now."""
         is_reset = False
         try:
             received = connection.socket.recv(RECEIVE_BYTES)
         except BlockingIOError:
             return False
         except OSError:
-            received, is_reset = b"", True  # what came before it is still worth keeping
+            received, is_reset = b"", True  # what was received before it is kept
         self._turn_bytes_left -= len(received)
-        if connection.is_lingering:
+        if connection.phase is LINGERING:
             if not received:
-                self._leave(connection)
+                self._drop(connection)
             return False
         if not received:
             self._on_end(connection, is_reset)
             return False
-        connection.door.input_bytes.add(len(received))
+        connection.listening.input_bytes.add(len(received))
         self._intake.blocked_partition = None
         try:
             connection.take(received)
         except StreamError as error:
-            connection.door.say_once(connection, error)
+            connection.listening.log_once(connection, error)
             connection.fail(error)
             return False
         return not self._maybe_pause(connection)
@@ -241,32 +248,37 @@ class SenderConnections:
         connection.is_broken = is_reset or is_by_us
         if connection.session is not None:
             connection.session.finished()
-        connection.is_finishing = True
+        connection.phase = ENDED
         connection.deadline_ms = self._clock.monotonic_ms() + FINISH_MS_MAX
         self._changed[connection] = None
         if is_reset:
-            self._leave(connection)
+            self._drop(connection)
 
     def _maybe_pause(self, connection: SenderConnection) -> bool:
         session = connection.session
         if session is None:
             return False
         if session.unacknowledged_bytes > self._window_bytes:
-            connection.is_windowed = True
+            connection.pauses |= Pause.WINDOW
             self._windowed[connection] = None
         if self._intake.blocked_partition is not None:
+            connection.pauses |= Pause.PARTITION
             connection.blocked_by = self._intake.blocked_partition
             self._blocked[connection] = None
             self._pauses.add()
-        connection.is_crowded = self._unfinished.look(connection)
-        return connection.is_stopped or connection.is_crowded
+        must_wait = self._unfinished.must_wait(connection)
+        if must_wait:
+            connection.pauses |= Pause.FRAMES
+        elif connection.pauses:
+            connection.pauses &= ~Pause.FRAMES
+        return must_wait or connection.is_stopped
 
     def resume(self, is_partition_blocked: Callable[[Partition], bool]) -> None:
-        """What is blocked has changed: go on reading those whose partition takes records again."""
+        """The blocked partitions changed: read the connections whose partition takes records again."""
         for connection in [each for each in self._blocked if each.blocked_by is None or not is_partition_blocked(each.blocked_by)]:
             del self._blocked[connection]
             connection.blocked_by = None
-            self._changed[connection] = None
+            connection.resume(Pause.PARTITION)
 
     # -- a turn
 
@@ -274,18 +286,17 @@ class SenderConnections:
         self._changed[connection] = None
 
     def do_work(self) -> int:
-        """Send what sessions have answered, read on where windows have room again, tick some; and a new share of bytes."""
+        """Send answers, resume connections whose pause is over, tick some; and start a new share of
+        bytes."""
         self._turn_bytes_left = TURN_BYTES
-        self._left.begin_turn()
+        self._half_closed.begin_turn()
         for connection in [each for each in self._windowed if each.session is None or each.session.unacknowledged_bytes <= self._window_bytes]:
             del self._windowed[connection]
-            connection.is_windowed = False
-            self._changed[connection] = None
+            connection.resume(Pause.WINDOW)
         for connection in self._unfinished.released():
-            connection.is_crowded = False
-            self._changed[connection] = None
+            connection.resume(Pause.FRAMES)
         for connection in list(self._behind):
-            if not connection.is_gone and self._is_first(connection):
+            if connection.phase is not GONE and self._is_first(connection):
                 self._release(connection)
         changed = list(self._changed)
         for connection in changed:
@@ -294,21 +305,22 @@ class SenderConnections:
         return len(changed) + handed_over + self._tick_some()
 
     def _release(self, connection: SenderConnection) -> None:
-        """Nothing has to be read before it."""
+        """No earlier connection has to be read before it."""
         self._behind.pop(connection, None)
-        connection.is_unread = connection.is_behind = False
-        self._changed[connection] = None
+        if connection.phase is NEW:
+            connection.phase = OPEN
+        connection.resume(Pause.ORDER)
 
     def _update(self, connection: SenderConnection) -> None:
-        """Bring a connection to where its state says it should be: sent, registered, ended."""
+        """Bring a connection to what its state requires: sent, polled, ended."""
         self._changed.pop(connection, None)
-        if connection.is_gone:
+        if connection.phase is GONE:
             return
         if connection.unsent_bytes and not connection.flush():
-            self._leave(connection)
+            self._drop(connection)
             return
-        if not connection.unsent_bytes and not connection.is_lingering and self._is_over(connection) and not self._linger(connection):
-            self._leave(connection)
+        if not connection.unsent_bytes and connection.phase is not LINGERING and self._is_over(connection) and not self._linger(connection):
+            self._drop(connection)
             return
         wanted = connection.wanted_interest
         if wanted != connection.interest:
@@ -322,13 +334,13 @@ class SenderConnections:
 
     @staticmethod
     def _is_over(connection: SenderConnection) -> bool:
-        return bool(connection.close_reason) or (connection.is_finishing and (connection.session is None or not connection.session.unacknowledged_bytes))
+        return bool(connection.close_reason) or (connection.phase is ENDED and (connection.session is None or not connection.session.unacknowledged_bytes))
 
     def _linger(self, connection: SenderConnection) -> bool:
-        """Everything is out: what the peer still sends is thrown away until it ends, too. False if it has already."""
-        if connection.is_finishing:
+        """Everything is sent: discard input until the peer ends, too. False if it has already."""
+        if connection.phase is ENDED:
             return False
-        connection.is_lingering = True
+        connection.phase = LINGERING
         connection.deadline_ms = self._clock.monotonic_ms() + LINGER_MS
         try:
             connection.socket.shutdown(socket.SHUT_WR)
@@ -338,17 +350,17 @@ class SenderConnections:
 
     # -- once a second
 
-    def look(self) -> None:
-        """Once a second: doors, and a round of ticks."""
-        for door in self._doors:
-            door.look()
+    def sweep(self) -> None:
+        """Once a second: sweep listeners, and start a round of ticks."""
+        for listening in self._listening_sockets:
+            listening.sweep()
         self._ticks = iter(list(self._connections.values()))
 
     def _tick_some(self) -> int:
         now_ms = self._clock.monotonic_ms()
         ticked = 0
         for connection in self._ticks:
-            if not connection.is_gone:
+            if connection.phase is not GONE:
                 self._tick(connection, now_ms)
             ticked += 1
             if ticked == TICKS_A_TURN:
@@ -358,30 +370,31 @@ class SenderConnections:
     def _tick(self, connection: SenderConnection, now_ms: int) -> None:
         idle_ms_max = connection.listener.idle_ms_max
         if connection.deadline_ms and now_ms >= connection.deadline_ms:
-            self._leave(connection)
+            self._drop(connection)
         elif connection.unsent_bytes and now_ms - connection.taken_ms > idle_ms_max:
-            connection.door.count_closed("answers-not-taken")
-            self._leave(connection)
+            connection.listening.count_closed("answers-not-taken")
+            self._drop(connection)
         elif connection.session is None:
             if connection.has_begun and now_ms - connection.opened_ms > idle_ms_max:
                 connection.close("handshake-timeout")
                 self._update(connection)
-        elif not connection.is_lingering:
+        elif connection.phase is not LINGERING:
             connection.session.tick(now_ms)
             self._update(connection)
 
     # -- the end
 
     def drain(self) -> bool:
-        """Stopping: take what has arrived, as far as this turn's share goes. True when nothing is left to be taken, or only what came since."""
+        """Stop: take what has arrived, within this turn's share. True if nothing is left, or only
+        what arrived since."""
         for connection in list(self._connections.values()):
             taken_bytes = self._drained_bytes.get(connection, 0)
-            if connection.is_unread and not connection.is_gone:
+            if connection.phase is NEW:
                 if not self._is_first(connection):
                     return False
                 self._release(connection)
                 self._update(connection)
-            while taken_bytes < DRAIN_BYTES_MAX and connection.interest & select.EPOLLIN and not connection.is_gone:
+            while taken_bytes < DRAIN_BYTES_MAX and connection.interest & select.EPOLLIN and connection.phase is not GONE:
                 left = self._turn_bytes_left
                 goes_on = self._read(connection)
                 self._drained_bytes[connection] = taken_bytes = taken_bytes + left - self._turn_bytes_left
@@ -393,23 +406,24 @@ class SenderConnections:
         return True
 
     def finish_all(self) -> None:
-        """Tell every session that its stream ends; connections close when their units are settled and their answers are out."""
+        """End every session; connections close when their groups are complete and their answers are
+        sent."""
         for connection in list(self._connections.values()):
-            if not connection.is_finishing and not connection.close_reason:
+            if connection.phase is not ENDED and not connection.close_reason:
                 self._on_end(connection, False, is_by_us=True)
             connection.deadline_ms = self._clock.monotonic_ms() + STOP_MS_MAX
             self._update(connection)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody waits for an answer any more."""
+        """True if no connection waits for an answer."""
         return not any(connection.unsent_bytes or not self._is_over(connection) for connection in self._connections.values())
 
     def close(self) -> None:
         for connection in list(self._connections.values()):
             connection.flush()
-            self._leave(connection)
-        for door in self._doors:
-            door.close()
+            self._drop(connection)
+        for listening in self._listening_sockets:
+            listening.close()
         if self._owners is not None:
             self._owners.close()

@@ -1,7 +1,8 @@
-"""The room of all senders that come by datagrams: reads their sockets, one for each UDP listener.
+"""The UDP sockets of an ingest, one for each UDP listener.
 
-Owned by one ingest agent. Nobody can be slowed down, so while the partitions are blocked nothing is read and the kernel's buffers are one more queue.
-Weak: one listener's block stops the reading of all, and what overflows then is counted where it happens: by the kernel.
+Owned by one ingest agent. Datagram senders cannot be slowed down, so while the partitions are
+blocked nothing is read, and the kernel's buffers are one more queue. Weak: one blocked listener
+stops the reading of all; what overflows then is counted by the kernel.
 """
 
 from __future__ import annotations
@@ -9,31 +10,25 @@ from __future__ import annotations
 import select
 import socket
 
-from appliance.base.clock import Clock
-from appliance.base.logging import Logger
-from appliance.runtime.poller import Poller
+from appliance.runtime.agent import ServiceContext
 from appliance.senders.listener import Listener
-from appliance.shm.counters import Counters
 from services.ingest.listeners.datagram_socket import DatagramSocket
 from services.ingest.records.intake import Intake
 
 
 class SenderDatagrams:
-    """`reading` says whether the poller may call us."""
+    """`reading`: the poller calls `_take`."""
 
-    def __init__(self, poller: Poller, clock: Clock, intake: Intake, counts_drops: bool, counters: Counters, log: Logger) -> None:
-        self._poller = poller
-        self._clock = clock
+    def __init__(self, context: ServiceContext, intake: Intake) -> None:
+        self._context = context
+        self._poller = context.poller
         self._intake = intake
-        self._counts_drops = counts_drops
-        self._counters = counters
-        self._log = log
         self._sockets: list[DatagramSocket] = []
         self.reading = False
 
     def add(self, listener: Listener, sock: socket.socket) -> None:
-        """Senders of `listener` come by this socket."""
-        self._sockets.append(DatagramSocket(listener, sock, self._intake, self._counts_drops, self._counters, self._log))
+        """Read datagrams of `listener` from this socket."""
+        self._sockets.append(DatagramSocket(listener, sock, self._intake, self._context))
 
     def read(self, reading: bool) -> None:
         """Start or stop reading."""
@@ -50,14 +45,14 @@ class SenderDatagrams:
         if self.reading:
             each.take()
 
-    def look(self) -> None:
-        """Once a second."""
-        now_ms = self._clock.monotonic_ms()
+    def sweep(self) -> None:
+        """Once a second: count kernel drops and tick the handlers."""
+        now_ms = self._context.clock.monotonic_ms()
         for each in self._sockets:
             each.tick(now_ms)
 
     def drain(self) -> bool:
-        """Stopping: take what has arrived, as far as this turn's share goes. True when nothing is left to be taken."""
+        """Stop: take what has arrived, within this turn's share. True if nothing is left."""
         for each in self._sockets:
             self._take(each)
         return not self.reading or all(each.drained for each in self._sockets)

@@ -1,16 +1,20 @@
-"""Which ingest of the box serves a sender, and the way of its connection there.
+"""Which ingest of a box serves a sender, and how its connection gets there.
 
-What is sent again is known to the ingest that took it the first time: its memory and its journal are its own. So with several ingests each address of a
-sender has one of them, by a hash, for the protocols in which records are recognised; whoever accepts a connection of another one's hands it over unread.
-Owned by the room of the connections. While the owner is started again its senders wait here, for OWNER_AWAY_MS_MAX at most: then they are served by who has
-them, counted, as whoever stops one ingest for good would expect.
+Only the ingest that took a record recognises its repeat: memory and journal are its own. So with
+several ingests a hash of the sender's address selects one of them, for the protocols that recognise
+repeats. An ingest that accepts a connection of another one hands it over unread. Owned by
+`SenderConnections`. While the owner restarts, its senders wait here for at most OWNER_AWAY_MS_MAX;
+then this ingest serves them (counted), so that a permanently stopped ingest blocks no sender.
 
-A sender that was cut off and comes back at once may overtake itself here: its old connection is accepted by another ingest that has not handed it over yet,
-its new one by its owner. So the owner reads nothing of a new connection before the others have answered an inquiry: their answer comes the way of the
-connections, behind all that they had accepted by then. One inquiry serves all connections that came before it was made.
+A sender that was cut off and reconnects at once may overtake itself: its old connection is accepted
+by another ingest that has not handed it over yet, its new one by its owner. So the owner reads
+nothing of a new connection before the other ingests have answered an inquiry. The answer uses the
+same socket as the connections and comes behind all that the other ingest had accepted by then. One
+inquiry serves all connections that were accepted before it was made.
 
-Weak: senders behind one address (a proxy, believed or not) all have one ingest; and a sender that comes from another address, or to a box that has another
-number of ingests by now, is somebody else. Who does not answer within ANSWER_MS_MAX (stopped, or busy for that long) is not waited for.
+Weak: senders behind one address (a proxy, trusted or not) all have one ingest. A sender that
+returns from another address, or to a box with another number of ingests, is not recognised. An
+ingest that does not answer within ANSWER_MS_MAX (stopped, or busy for that long) is not waited for.
 """
 
 from __future__ import annotations
@@ -24,14 +28,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from appliance.base.clock import Clock
-from appliance.base.layout import BoxLayout
-from appliance.runtime.poller import READABLE, WRITABLE, Poller
+from appliance.runtime.agent import ServiceContext
+from appliance.runtime.poller import READABLE, WRITABLE
 from appliance.senders.listener import Protocol
-from appliance.shm.counters import Counters
 
-RECOGNISING: frozenset[Protocol] = frozenset((Protocol.RELP, Protocol.FLUENT, Protocol.LUMBERJACK, Protocol.HTTP))
-"""Protocols with which a sender may send again what is stored."""
+REPEATING: frozenset[Protocol] = frozenset((Protocol.RELP, Protocol.FLUENT, Protocol.LUMBERJACK, Protocol.HTTP))
+"""Protocols whose senders repeat records, by which they are recognised."""
 OWNER_AWAY_MS_MAX = 30_000
 TRY_AGAIN_MS = 50
 ANSWER_MS_MAX = 1_000
@@ -41,8 +43,8 @@ TAKEN_AT_ONCE = 64
 MESSAGE_BYTES_MAX = 1_024
 
 
-class Guest(NamedTuple):
-    """A connection that has been accepted and not read, by the name of its listener."""
+class AcceptedConnection(NamedTuple):
+    """A connection that was accepted and not read, with the name of its listener."""
 
     listener: str
     socket: socket.socket
@@ -51,77 +53,81 @@ class Guest(NamedTuple):
 
 
 class _Owner:
-    """The way to another ingest."""
+    """The channel to another ingest."""
 
     def __init__(self, number: int, path: str) -> None:
         self.number = number
         self.path = path
         self.socket: socket.socket | None = None
         self.is_watched = False
-        self.waiting: deque[tuple[int, Guest | bytes]] = deque()
-        """Guests, and messages behind them; with the time at which each came, in ms."""
+        self.waiting: deque[tuple[int, AcceptedConnection | bytes]] = deque()
+        """Connections and messages in order, each with its time of arrival in ms."""
 
 
 class SenderOwners:
-    """Of `count` ingests this is number `index`. `serve(guest)`: it is ours, or nobody else's."""
+    """`serve(accepted)`: this ingest owns the connection, or its owner is away for too long."""
 
-    def __init__(self, layout: BoxLayout, index: int, count: int, poller: Poller, clock: Clock, counters: Counters, serve: Callable[[Guest], object]) -> None:
-        self._index = index
-        self._count = count
-        self._poller = poller
-        self._clock = clock
+    def __init__(self, context: ServiceContext, serve: Callable[[AcceptedConnection], object]) -> None:
+        layout, counters = context.layout, context.counters
+        self._index = int(context.instance or 0)
+        self._count = context.box.ingests
+        self._poller = context.poller
+        self._clock = context.clock
         self._serve = serve
-        self._owners = {number: _Owner(number, layout.senders_socket(number)) for number in range(count) if number != index}
+        self._owners = {number: _Owner(number, layout.senders_socket(number)) for number in range(self._count) if number != self._index}
         self._try_again_ms = 0
         self._socket: socket.socket | None = None
         self._made = self._answered = 0
-        """Numbers of inquiries: of the last one that was made, and of the last one that all have answered. At most one is under way."""
+        """Numbers of the last inquiry that was made, and of the last that all have answered. At
+        most one is in flight."""
         self._is_next_wanted = False
-        self._asked: set[int] = set()
-        """Who has not answered the one that is under way."""
-        self._asked_ms = 0
+        self._unanswered: set[int] = set()
+        """Ingests that have not answered the inquiry in flight."""
+        self._inquired_ms = 0
         self._handed_over = counters.counter("ingest.connections_handed_over")
         self._kept = counters.counter("ingest.connections_kept")
-        self._path = layout.senders_socket(index)
+        self._path = layout.senders_socket(self._index)
 
     def owner_of(self, address: str) -> int:
         return zlib.crc32(address.removeprefix("::ffff:").encode()) % self._count
 
-    def is_ours(self, address: str) -> bool:
+    def owns(self, address: str) -> bool:
         return self.owner_of(address) == self._index
 
     def accept(self, accepting: bool) -> None:
-        """Whether connections that others hand over are taken; until then they wait at the others'."""
+        """Start or stop taking connections that others hand over; until then they wait there."""
         if accepting and self._socket is None:
             if os.path.exists(self._path):
-                os.unlink(self._path)  # our former life's
+                os.unlink(self._path)  # of the previous incarnation
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
             self._socket.bind(self._path)
             os.chmod(self._path, 0o600)
-            self._poller.register(self._socket.fileno(), READABLE, self._on_guests)
+            self._poller.register(self._socket.fileno(), READABLE, self._on_readable)
         elif not accepting and self._socket is not None:
-            os.unlink(self._path)  # from here on they wait
+            os.unlink(self._path)  # from now on connections wait at the other ingests
             while self._take(self._socket):
                 pass
             self._poller.unregister(self._socket.fileno())
             self._socket.close()
             self._socket = None
 
-    def hand_over(self, guest: Guest) -> bool:
-        """To the owner of its address, now or when he is there. False, and the socket is still the caller's, if too many wait for him."""
-        owner = self._owners[self.owner_of(guest.address)]
+    def hand_over(self, accepted: AcceptedConnection) -> bool:
+        """Hand a connection over to the owner of its address, now or when that is back. False, and
+        the caller keeps the socket, if too many wait for it."""
+        owner = self._owners[self.owner_of(accepted.address)]
         if len(owner.waiting) >= WAITING_MAX:
             return False
-        guest.socket.setblocking(False)
-        owner.waiting.append((self._clock.monotonic_ms(), guest))
+        accepted.socket.setblocking(False)
+        owner.waiting.append((self._clock.monotonic_ms(), accepted))
         if owner.socket is not None or len(owner.waiting) == 1:
             self._send(owner)
         return True
 
-    # -- what others have accepted, and not handed over yet
+    # -- connections that others have accepted and not handed over yet
 
     def inquire(self) -> int:
-        """The number of an inquiry that is made now, or as soon as the one before it is answered."""
+        """Return the number of an inquiry that is made now, or as soon as the one in flight is
+        answered."""
         if self._answered < self._made:
             self._is_next_wanted = True
             return self._made + 1
@@ -129,67 +135,69 @@ class SenderOwners:
         return self._made
 
     def is_answered(self, inquiry: int) -> bool:
-        """Whether all is here that others had accepted when it was made; or we take nothing from them any more."""
+        """True if everything is here that others had accepted when the inquiry was made, or this
+        ingest takes nothing from them any more."""
         return inquiry <= self._answered or self._socket is None
 
     def _inquire(self) -> None:
         self._made += 1
         self._is_next_wanted = False
-        self._asked = set(self._owners)
-        self._asked_ms = self._clock.monotonic_ms()
+        self._unanswered = set(self._owners)
+        self._inquired_ms = self._clock.monotonic_ms()
         for owner in self._owners.values():
-            self._say(owner, (self._index, self._made, False))
+            self._send_message(owner, (self._index, self._made, False))
         self._maybe_answered()
 
-    def _say(self, owner: _Owner, words: tuple[int, int, bool]) -> None:
-        """(who says it, the number of an inquiry, whether this is the answer), behind those who wait for that ingest. One that is not there hears nothing:
-        what it had accepted has ended with it."""
-        owner.waiting.append((self._clock.monotonic_ms(), json.dumps(words).encode()))
+    def _send_message(self, owner: _Owner, message: tuple[int, int, bool]) -> None:
+        """Queue (own number, number of an inquiry, True for an answer) behind the connections for
+        that ingest. If that ingest is gone, so is what it had accepted."""
+        owner.waiting.append((self._clock.monotonic_ms(), json.dumps(message).encode()))
         if not owner.is_watched:
             self._send(owner)
 
     def _ask_again(self, now_ms: int) -> int:
-        """Who died with the question is found out by that, and the next life answers it."""
-        if now_ms - self._asked_ms >= ANSWER_MS_MAX:
-            self._asked.clear()
+        """Repeat the inquiry to ingests that have not answered. The send finds out that one has
+        died; its next incarnation answers."""
+        if now_ms - self._inquired_ms >= ANSWER_MS_MAX:
+            self._unanswered.clear()
             self._maybe_answered()
             return 1
-        for number in list(self._asked):
+        for number in list(self._unanswered):
             if not self._owners[number].is_watched:
-                self._say(self._owners[number], (self._index, self._made, False))
-        return int(not self._asked)
+                self._send_message(self._owners[number], (self._index, self._made, False))
+        return int(not self._unanswered)
 
-    def _on_words(self, number: int, inquiry: int, is_answer: bool) -> None:
+    def _on_message(self, number: int, inquiry: int, is_answer: bool) -> None:
         owner = self._owners.get(number)
         if owner is None:
             return  # of a box that had more ingests
         if not is_answer:
-            self._say(owner, (self._index, inquiry, True))
+            self._send_message(owner, (self._index, inquiry, True))
         elif inquiry == self._made:
-            self._asked.discard(number)
+            self._unanswered.discard(number)
             self._maybe_answered()
 
     def _maybe_answered(self) -> None:
-        while not self._asked and self._answered < self._made:
+        while not self._unanswered and self._answered < self._made:
             self._answered = self._made
             if self._is_next_wanted:
                 self._inquire()
 
     def do_work(self) -> int:
-        """Once in a while: owners that were away may be back, or away for too long."""
+        """Retry owners that were away; serve connections that waited too long."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._try_again_ms:
             return 0
         self._try_again_ms = now_ms + TRY_AGAIN_MS
         work = 0
-        if self._asked:
+        if self._unanswered:
             work += self._ask_again(now_ms)
         for owner in self._owners.values():
             if owner.waiting and not owner.is_watched:
                 work += self._send(owner)
             while owner.waiting and now_ms - owner.waiting[0][0] >= OWNER_AWAY_MS_MAX:
                 _, waiting = owner.waiting.popleft()
-                if isinstance(waiting, Guest):
+                if isinstance(waiting, AcceptedConnection):
                     self._kept.add()
                     self._serve(waiting)
                     work += 1
@@ -203,7 +211,7 @@ class SenderOwners:
                 if owner.socket is None:
                     self._connect(owner)
                 assert owner.socket is not None
-                if isinstance(waiting, Guest):
+                if isinstance(waiting, AcceptedConnection):
                     message = json.dumps((waiting.listener, waiting.address, waiting.port)).encode()
                     owner.socket.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [waiting.socket.fileno()]))])
                 else:
@@ -211,13 +219,13 @@ class SenderOwners:
             except BlockingIOError:
                 self._watch(owner)
                 return sent
-            except OSError:  # nobody is there; or no longer, and its next life may be
+            except OSError:  # the owner is away, or it restarts
                 if self._disconnect(owner):
                     continue
                 self._on_away(owner)
                 return sent
             owner.waiting.popleft()
-            if isinstance(waiting, Guest):
+            if isinstance(waiting, AcceptedConnection):
                 waiting.socket.close()
                 self._handed_over.add()
             sent += 1
@@ -236,16 +244,16 @@ class SenderOwners:
         owner.socket = made
 
     def _watch(self, owner: _Owner) -> None:
-        """Its queue is full: go on when there is room."""
+        """The owner's queue is full: continue when it has space."""
         if not owner.is_watched and owner.socket is not None:
             owner.is_watched = True
-            self._poller.register(owner.socket.fileno(), WRITABLE, lambda _events: self._on_room(owner))
+            self._poller.register(owner.socket.fileno(), WRITABLE, lambda _events: self._on_writable(owner))
 
-    def _on_room(self, owner: _Owner) -> None:
+    def _on_writable(self, owner: _Owner) -> None:
         self._send(owner)
 
     def _disconnect(self, owner: _Owner) -> bool:
-        """Whether there was a way to it."""
+        """Close the channel; return True if there was one."""
         was_connected = owner.socket is not None
         if owner.socket is not None:
             self._poller.unregister(owner.socket.fileno())
@@ -254,37 +262,38 @@ class SenderOwners:
         return was_connected
 
     def _on_away(self, owner: _Owner) -> None:
-        """What it had accepted has ended with it, and nobody waits for our answer."""
-        owner.waiting = deque(each for each in owner.waiting if isinstance(each[1], Guest))
-        self._asked.discard(owner.number)
+        """The ingest is gone, with what it had accepted; it waits for no answer."""
+        owner.waiting = deque(each for each in owner.waiting if isinstance(each[1], AcceptedConnection))
+        self._unanswered.discard(owner.number)
         self._maybe_answered()
 
-    def _on_guests(self, _events: int) -> None:
+    def _on_readable(self, _events: int) -> None:
         for _ in range(TAKEN_AT_ONCE):
             if self._socket is None or not self._take(self._socket):
                 return
 
     def _take(self, sock: socket.socket) -> bool:
-        """One that was handed over. False when none is left; or no descriptor is free, and the connection is closed with its message."""
+        """Take one connection or message. False if none is left. Without a free descriptor the
+        kernel closes the connection and its message."""
         try:
             message, rights, _flags, _address = sock.recvmsg(MESSAGE_BYTES_MAX, socket.CMSG_SPACE(array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC)
         except OSError:
             return False
         first, second, third = json.loads(message)
         if type(first) is int:
-            self._on_words(first, second, third)
+            self._on_message(first, second, third)
             return True
         for level, kind, content in rights:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                self._serve(Guest(first, socket.socket(fileno=array.array("i", content)[0]), second, third))
+                self._serve(AcceptedConnection(first, socket.socket(fileno=array.array("i", content)[0]), second, third))
         return True
 
     def close(self) -> None:
-        """Who still waits for another one is closed, unread."""
+        """Close the connections that still wait for another ingest, unread."""
         self.accept(False)
         for owner in self._owners.values():
             for _, waiting in owner.waiting:
-                if isinstance(waiting, Guest):
+                if isinstance(waiting, AcceptedConnection):
                     waiting.socket.close()
             owner.waiting.clear()
             self._disconnect(owner)

@@ -1,7 +1,8 @@
-"""What lies between a socket's bytes and a session's: nothing (`PlainStream`) or TLS (`tls_stream`).
+"""What is between a socket's bytes and a session's: nothing (`PlainStream`) or TLS (`tls_stream`).
 
-A stream owns no socket: its connection receives and sends for it, so that limits, pauses and bounded answers exist once for both. Weak: a stream decodes
-all that one receive brought, so a piece may be a TLS record larger than the receive.
+A stream owns no socket: its connection receives and sends for it, so that limits, pauses and
+bounded answers exist once for both. Weak: a stream decodes everything that one receive returned, so
+a piece may be one TLS record larger than the receive.
 """
 
 from __future__ import annotations
@@ -10,44 +11,46 @@ from typing import Protocol
 
 
 class StreamError(Exception):
-    """The stream cannot go on. `reason` is the label of a counter; `words`, if any, are worth saying in the log once."""
+    """The stream cannot continue. `reason` is the label of a counter; `message`, if any, is logged
+    once."""
 
-    def __init__(self, reason: str, words: str = "") -> None:
-        super().__init__(words or reason)
+    def __init__(self, reason: str, message: str = "") -> None:
+        super().__init__(message or reason)
         self.reason = reason
-        self.words = words
+        self.message = message
 
 
 class SenderStream(Protocol):
-    """One connection's stream."""
+    """The stream of one connection."""
 
     @property
     def is_established(self) -> bool:
-        """Whether a session may begin."""
+        """True if a session may start."""
 
     @property
     def principal(self) -> str:
-        """Who the peer proved to be; "" if it did not."""
+        """The verified name of the peer; "" without one."""
 
     @property
     def broken(self) -> StreamError | None:
-        """Why the stream cannot go on behind what was decoded last."""
+        """Why the stream cannot continue after what was decoded last."""
 
     def decode(self, received: bytes) -> bytes:
-        """What the bytes from the wire say to the session. Raises StreamError if they say nothing and nothing can follow."""
+        """Decode received bytes for the session. Raises StreamError if there is nothing to decode
+        and nothing can follow."""
 
     def encode(self, data: bytes) -> bytes:
-        """The bytes for the wire that say `data`, behind what the stream itself has to say."""
+        """Encode data for the wire, behind the stream's own bytes."""
 
     def take_outgoing(self) -> bytes:
-        """What the stream itself has to say (handshake, alerts), if anything."""
+        """Take the stream's own bytes (handshake, alerts), if any."""
 
     def end(self) -> bytes:
-        """The last bytes for the wire."""
+        """Return the last bytes for the wire."""
 
 
 class PlainStream:
-    """Bytes as they are."""
+    """Bytes without a transformation."""
 
     is_established = True
     principal = ""

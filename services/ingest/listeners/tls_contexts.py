@@ -1,7 +1,8 @@
-"""Certificates of the listeners that speak TLS: read at start, and again when their files change.
+"""Certificates of the TLS listeners: loaded at the start, and again when their files change.
 
-Owned by one ingest agent. Connections that live keep the context they were made with. Files that cannot be used (a certificate that is written while
-we look, a key that does not fit it) are said once, and those before stay in use. Weak: files are looked at by their time, size and inode, not by content.
+Owned by one ingest agent. Open connections keep the context that they were made with. Files that
+cannot be used (half written, a key that does not match) are logged once, and the previous
+certificate stays in use. Weak: changes are found by time, size and inode, not by content.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ _HTTP_PROTOCOLS = ["h2", "http/1.1"]
 
 
 class TlsContext:
-    """One listener's certificate. `current` is None while no usable one was ever there."""
+    """One listener's certificate. `current` is None until there is a usable one."""
 
     def __init__(self, listener: Listener, log: Logger) -> None:
         self._listener = listener
         self._log = log
         self._seen: tuple[object, ...] = ()
         self.current: ssl.SSLContext | None = None
-        self.look()
+        self.reload()
 
-    def look(self) -> bool:
-        """Read the files if they are others than before. True if new connections get another certificate now."""
+    def reload(self) -> bool:
+        """Load the files if they changed. True if new connections use another certificate now."""
         seen = tuple(_stamp(path) for path in _files(self._listener))
         if seen == self._seen:
             return False
@@ -35,16 +36,17 @@ class TlsContext:
         try:
             self.current = make_context(self._listener)
         except ValueError as error:
-            outlook = "the certificate before it stays in use" if self.current else "its senders are turned away until that is mended"
+            outlook = "the previous certificate stays in use" if self.current else "its senders are refused until the file is replaced"
             self._log.error(f"{error}; {outlook}", listener=self._listener.name)
             return False
         if not is_first:
-            self._log.notice(f"listener {self._listener.name} has read its certificate again; new connections get it", listener=self._listener.name)
+            self._log.notice(f"listener {self._listener.name} has loaded its changed certificate; new connections use it", listener=self._listener.name)
         return True
 
 
 def make_context(listener: Listener) -> ssl.SSLContext:
-    """TLS 1.2 and above with the listener's certificate. Raises ValueError naming the file that cannot be used."""
+    """Return a context for TLS 1.2 and above with the listener's certificate. Raises ValueError
+    naming the unusable file."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
@@ -62,18 +64,19 @@ def make_context(listener: Listener) -> ssl.SSLContext:
     if listener.protocol is Protocol.HTTP:
         context.set_alpn_protocols(_HTTP_PROTOCOLS)
     else:
-        # A sender of syslog never reads. With our tickets unread its close would reset the connection, and throw away the lines that it has not sent yet.
+        # A syslog sender never reads. If our tickets were unread at its close, the kernel would
+        # reset the connection and drop the lines that were not sent yet.
         context.num_tickets = 0
     return context
 
 
 def _no_password() -> str:
-    raise ValueError("the key is encrypted, and nobody is here to type its password")
+    raise ValueError("the key is encrypted; use one without a password")
 
 
 def _words(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
-        return error.reason.replace("_", " ").lower() if error.reason else "what should be in them is not"
+        return error.reason.replace("_", " ").lower() if error.reason else "not a certificate or key"
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 

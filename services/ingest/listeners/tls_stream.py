@@ -1,7 +1,10 @@
-"""TLS between a socket's bytes and a session's: OpenSSL over memory, so that one receive of many small records is one system call.
+"""TLS between a socket's bytes and a session's: OpenSSL over memory, so that a receive of many
+small records is one system call.
 
-Owned by one connection of the room. The handshake's deadline is the room's; a client's certificate is verified by OpenSSL against `client-ca`, its names
-against `client-names` here. Weak: a stream that ends without TLS's own end is taken like one that has it: senders of syslog are killed all the time.
+Owned by one connection, which checks the deadline of the handshake. OpenSSL verifies a client's
+certificate against `client-ca`, this class its names against `client-names`. Weak: a stream without
+TLS's close_notify is accepted like one with it, because processes of syslog senders are often
+killed.
 """
 
 from __future__ import annotations
@@ -12,12 +15,12 @@ from typing import Any
 from services.ingest.listeners.sender_stream import StreamError
 
 READ_BYTES = 16384
-"""A record's content at most."""
+"""The largest content of a TLS record."""
 _HANDSHAKE_RECORD = 0x16
 
 
 class TlsStream:
-    """The server's side."""
+    """The server's side of one connection."""
 
     __slots__ = ("_client_names", "_incoming", "_outgoing", "_read", "_scratch", "_started", "_tls", "broken", "is_established", "principal")
 
@@ -49,7 +52,7 @@ class TlsStream:
         except ssl.SSLWantReadError:
             pass
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            pass  # the peer said its end; the socket's follows
+            pass  # the peer sent close_notify; the end of the socket follows
         except ssl.SSLCertVerificationError as error:
             raise StreamError("tls-certificate", f"has a certificate that is not accepted: {error.verify_message or error.reason}") from error
         except ssl.SSLError as error:
@@ -59,8 +62,8 @@ class TlsStream:
     def _failure(self, error: ssl.SSLError) -> StreamError:
         if self.is_established:
             return StreamError("tls-broken")
-        words = (error.reason or str(error)).replace("_", " ").lower()
-        return StreamError("tls-handshake", f"cannot agree on TLS with us: {words}")
+        message = (error.reason or str(error)).replace("_", " ").lower()
+        return StreamError("tls-handshake", f"cannot agree on TLS with us: {message}")
 
     def _on_established(self) -> None:
         certificate: dict[str, Any] | None = self._tls.getpeercert()
@@ -68,7 +71,7 @@ class TlsStream:
         if self._client_names:
             self.principal = next((name for name in names if any(name_matches(name, wanted) for wanted in self._client_names)), "")
             if not self.principal:
-                raise StreamError("tls-client-name", f"has a certificate for {', '.join(names) or 'nobody'}, which is not among client-names")
+                raise StreamError("tls-client-name", f"has a certificate for {', '.join(names) or 'no name'}, which is not in client-names")
         elif names:
             self.principal = names[0]
         self.is_established = True
@@ -77,7 +80,7 @@ class TlsStream:
         try:
             self._tls.write(data)
         except ssl.SSLError:
-            return b""  # it ended meanwhile; who reads next learns of it
+            return b""  # it ended meanwhile; the next read reports it
         return self._outgoing.read()
 
     def take_outgoing(self) -> bytes:
@@ -87,19 +90,20 @@ class TlsStream:
         try:
             self._tls.unwrap()
         except ssl.SSLError:
-            pass  # the peer's end has not come, or there was no beginning; ours is written
+            pass  # the peer's close_notify has not arrived, or no handshake began; ours is written
         return self._outgoing.read()
 
 
 def certificate_names(certificate: dict[str, Any]) -> list[str]:
-    """The names that a verified certificate holds: alternative names (DNS, IP, e-mail), then the subject's common name."""
+    """Return the names of a verified certificate: alternative names (DNS, IP, e-mail), then the
+    subject's common name."""
     names = [value for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "IP Address", "email")]
     names += [value for part in certificate.get("subject", ()) for kind, value in part if kind == "commonName"]
     return list(dict.fromkeys(names))
 
 
 def name_matches(name: str, wanted: str) -> bool:
-    """Whether a certificate's name is the wanted one; `*.example.com` stands for one label in front."""
+    """True if a certificate's name matches; `*.example.com` stands for one label in front."""
     name, wanted = name.lower(), wanted.lower()
     if wanted.startswith("*."):
         label, dot, rest = name.partition(".")

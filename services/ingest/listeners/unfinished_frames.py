@@ -1,10 +1,13 @@
-"""What all connections of an ingest hold of frames and requests that are not whole, and who waits while that is too much.
+"""The memory of incomplete frames over all connections of an ingest, and which connections wait
+while it is exhausted.
 
-Owned by the room of the connections, looked at behind every piece that was received. Beyond the limit a connection with more than `SMALL_BYTES` of a frame is
-not read, but for the one that began its frame first, of those that nothing else stops (a partition that takes no more, a full window, its end): so one of them
-always comes to its end, or to its deadline. Who was stopped goes before those that began later when it goes on; it is stopped behind a piece that was whole,
-so it holds little more than a piece of its next frame. Weak: memory may go beyond the limit by one frame, and by one received piece of each connection
-(HTTP/2: by its windows); a sender that is slow itself holds up the others until its deadline.
+Owned by `SenderConnections`, checked after each received piece. Above the limit, a connection with
+more than `SMALL_BYTES` of a frame is not read, except the one whose frame began first among those
+that nothing else stops (a blocked partition, a full window, its end). So one of them always
+finishes, or reaches its deadline. A stopped connection resumes before those that began later.
+
+Weak: memory may exceed the limit by one frame, and by one received piece of each connection
+(HTTP/2: by its windows). A slow sender delays the others until its deadline.
 """
 
 from __future__ import annotations
@@ -17,23 +20,25 @@ if TYPE_CHECKING:
     from services.ingest.listeners.sender_connection import SenderConnection
 
 SMALL_BYTES = 16384
-"""Whoever holds no more is always read: lines and small batches pass by the large ones."""
+"""A connection that holds no more is always read, so that lines and small batches pass the large
+ones."""
 RELEASE_SHARE = 0.75
 
 
 class UnfinishedFrames:
-    """`look` at a connection when it was read, `leave` when it is gone; `released` go on reading."""
+    """Call `must_wait` after each read, `remove` when the connection is gone; `released` may be
+    read again."""
 
     def __init__(self, limit_bytes: int, counters: Counters) -> None:
         self._limit_bytes = limit_bytes
         self._size_bytes = 0
-        self._large: dict[SenderConnection, None] = {}  # those with large frames, by when they began
+        self._large: dict[SenderConnection, None] = {}  # with large frames, in the order in which they began
         self._waiting: dict[SenderConnection, None] = {}
         self._gauge = counters.gauge("ingest.unfinished_bytes")
         self._waits = counters.counter("ingest.connections_crowded")
 
-    def look(self, connection: SenderConnection) -> bool:
-        """It was read. Whether it has to wait now."""
+    def must_wait(self, connection: SenderConnection) -> bool:
+        """Update the bytes of a connection that was read; return True if it must wait now."""
         held_bytes = connection.held_bytes
         if held_bytes != connection.unfinished_bytes:
             self._set(connection, held_bytes)
@@ -45,11 +50,11 @@ class UnfinishedFrames:
         return True
 
     def _first(self) -> SenderConnection | None:
-        """Whose turn it is to be read alone."""
+        """Return the connection that may be read alone."""
         return next((connection for connection in self._large if not connection.is_stopped), None)
 
-    def leave(self, connection: SenderConnection) -> None:
-        """It is gone."""
+    def remove(self, connection: SenderConnection) -> None:
+        """The connection is gone."""
         if connection.unfinished_bytes:
             self._set(connection, 0)
         self._waiting.pop(connection, None)
@@ -63,7 +68,8 @@ class UnfinishedFrames:
             self._large.pop(connection, None)
 
     def released(self) -> list[SenderConnection]:
-        """Those that may be read again: all when there is room, else the one whose turn it is."""
+        """Return the connections that may be read again: all below `RELEASE_SHARE`, otherwise the
+        first one."""
         self._gauge.set(self._size_bytes)
         if not self._waiting:
             return []

@@ -187,7 +187,7 @@ class ReplayMemory:
     def begin(self, identity: bytes) -> None:
         """Its records are being taken."""
         entry = self._entry_of(identity)
-        check(not entry.is_in_flight and not entry.unresolved, "an identity is taken by one unit at a time, and when its past is known")
+        check(not entry.is_in_flight and not entry.unresolved, "an identity is taken by one group at a time, and when its past is known")
         entry.is_in_flight = True
         self._completed_ms.pop(identity, None)
 

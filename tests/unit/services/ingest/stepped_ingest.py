@@ -199,8 +199,8 @@ class SteppedIngest:
                 proxy.channel.control.close()
         for connection in agent._connections._connections.values():
             connection.socket.close()
-        for door in agent._connections._doors:
-            door._socket.close()
+        for listening in agent._connections._listening_sockets:
+            listening._socket.close()
         for each in agent._datagrams._sockets:
             each._socket.close()
         agent._controller.close()

@@ -9,13 +9,16 @@ import pytest
 
 from appliance.base.clock import ManualClock
 from appliance.base.logging import Logger, Severity
+from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
+from appliance.runtime.systemd import SystemdNotifier
 from appliance.senders.listener import Listener, Protocol, Transport
 from appliance.shm.counters import Counters
 from lab.scratch_layout import make_layout, remove_layout
 from services.ingest.listeners.datagram_socket import SENDERS_MAX
 from services.ingest.listeners.sender_datagrams import SenderDatagrams
 from tests.support.recording_intake import RecordingIntake
+from tests.unit.base.test_settings import make_box
 
 
 class Room:
@@ -34,7 +37,10 @@ class Room:
         self.room.read(True)
 
     def _make(self, poller: Poller) -> SenderDatagrams:
-        return SenderDatagrams(poller, ManualClock(), self.intake, True, self.counters, Logger("ingest@0", Severity.ERROR))
+        log, box = Logger("ingest@0", Severity.ERROR), make_box()
+        notifier = SystemdNotifier(self.counters)
+        context = ServiceContext(self.layout, box, ManualClock(), self.counters, poller, "ingest@0", "0", 1, notifier, log, {})
+        return SenderDatagrams(context, self.intake)
 
     @staticmethod
     def _bind() -> socket.socket:
@@ -99,13 +105,13 @@ def test_what_the_kernel_drops_is_counted_once_for_its_listener_also_by_the_next
     room.sockets["two"].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     room.send("two", *[b"x" * 1000] * 50)
     for _ in range(2):
-        room.room.look()
+        room.room.sweep()
     dropped = room.counter("ingest.kernel_drops", "two")
     assert dropped > 40 and room.counter("ingest.kernel_drops", "one") == 0
     poller = Poller()
     next_life = room._make(poller)
     next_life.add(Listener("two", Protocol.SYSLOG, Transport.UDP, 0), room.sockets["two"].dup())
-    next_life.look()
+    next_life.sweep()
     assert room.counter("ingest.kernel_drops", "two") == dropped
     next_life.close()
     poller.close()

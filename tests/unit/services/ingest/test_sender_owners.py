@@ -11,7 +11,7 @@ import pytest
 
 from appliance.senders.listener import Listener, Protocol, Transport
 from lab.scratch_layout import scratch_layout
-from services.ingest.listeners.sender_owners import ANSWER_MS_MAX, OWNER_AWAY_MS_MAX, TRY_AGAIN_MS, WAITING_MAX, Guest
+from services.ingest.listeners.sender_owners import ANSWER_MS_MAX, OWNER_AWAY_MS_MAX, TRY_AGAIN_MS, WAITING_MAX, AcceptedConnection
 from tests.support.stepped_room import SteppedRoom
 
 OPEN = b"1 open 15 commands=syslog\n"
@@ -159,7 +159,7 @@ def test_who_waits_for_an_absent_owner_is_bounded(two: TwoRooms) -> None:
     owners = two.rooms[0].room._owners
     assert owners is not None
     pairs = [socket.socketpair() for _ in range(WAITING_MAX + 1)]
-    taken = [owners.hand_over(Guest("relp", near, OTHERS, 1)) for near, _far in pairs]
+    taken = [owners.hand_over(AcceptedConnection("relp", near, OTHERS, 1)) for near, _far in pairs]
     assert taken == [True] * WAITING_MAX + [False]
     for near, far in pairs:
         near.close()

@@ -154,7 +154,7 @@ def test_what_is_no_tls_is_counted_and_said_once(room: SteppedRoom, files: Files
         sender.sendall(data)
         room.run_until(lambda count=count: room.closed(reason) == count)  # type: ignore[misc]
     assert room.intake.messages == []
-    assert capfd.readouterr().err.count("said once, counted always") == 1
+    assert capfd.readouterr().err.count("logged once, always counted") == 1
 
 
 def test_a_handshake_that_does_not_go_on_has_a_deadline(room: SteppedRoom, files: Files) -> None:
