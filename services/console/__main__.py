@@ -1,4 +1,5 @@
-"""console: the HTTP port for people and probes. Its asyncio loop stands in for the runner."""
+"""Entry point of the console: the HTTP port for people and probes. Its asyncio loop replaces the
+common runner."""
 
 from __future__ import annotations
 

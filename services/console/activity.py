@@ -1,7 +1,7 @@
-"""What the box does: rates and latencies between two samples; pure.
+"""Rates and latencies of the box between two samples. Pure.
 
-`Slim` is what one sample leaves behind for that: sums of counters by name, histograms, end offsets by topic. Weak spot: counters that were lost with a box that
-was started anew begin at zero; a rate is never negative.
+`Slim` is the part of a sample that this needs: sums of counters by name, histograms, end offsets by
+topic. Weak: counters that were lost with a box start at zero again; a rate is never negative.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _DISK_PROCESSES = ("log-writer@", "log-reader@")
 
 
 class Slim(NamedTuple):
-    """`sums` over processes and label values; `disk_bytes` appended by disk; `cpu_seconds` by (process, pid)."""
+    """`sums` over processes and label values; `disk_bytes` appended by disk; `cpu_seconds` by
+    (process, pid)."""
 
     monotonic_ns: int
     wall_ms: int
@@ -34,13 +35,14 @@ class Slim(NamedTuple):
 
 
 class Latency(NamedTuple):
-    """Microseconds, each within 12.5 %; None where nothing was timed."""
+    """Latencies in microseconds, each within 12.5 %; None if nothing was timed."""
 
     p50_us: float | None
     p99_us: float | None
 
 
 def slim(sample: BoxSample) -> Slim:
+    """Return the part of a sample that rates and latencies need."""
     sums: dict[str, int] = {}
     topic_bytes: dict[str, int] = {}
     timings: dict[str, list[HistogramReading]] = {}
@@ -75,7 +77,7 @@ def _value(sample: BoxSample, process: str, counter: str) -> int:
 
 
 class Between:
-    """From `before` to `after`."""
+    """The activity from `before` to `after`."""
 
     def __init__(self, before: Slim, after: Slim) -> None:
         self.before = before
@@ -83,15 +85,16 @@ class Between:
         self.seconds = max(after.monotonic_ns - before.monotonic_ns, 1_000_000) / 1e9
 
     def rate(self, counter: str) -> float:
-        """Of a counter's sum, per second."""
+        """Return the rate of a counter's sum per second."""
         return self._per_second(self.before.sums.get(counter, 0), self.after.sums.get(counter, 0))
 
     def disk_rate(self, disk: str) -> float:
-        """Bytes appended per second."""
+        """Return the bytes appended per second."""
         return self._per_second(self.before.disk_bytes.get(disk, 0), self.after.disk_bytes.get(disk, 0))
 
     def topic_rates(self, topic: str) -> tuple[float, float, float]:
-        """Records in, bytes in (as far as segments tell), bytes out, per second; nothing for a topic that was not there before."""
+        """Return records in, bytes in (as far as segments show it) and bytes out per second; zeros
+        for a topic that is new."""
         before, after = self.before.topics.get(topic), self.after.topics[topic]
         sent = self._per_second(self.before.topic_bytes.get(topic, 0), self.after.topic_bytes.get(topic, 0))
         if before is None:
@@ -99,20 +102,23 @@ class Between:
         return self._per_second(before.end_offsets, after.end_offsets), self._per_second(before.size_bytes, after.size_bytes), sent
 
     def cpu_percent(self, process: str, pid: int) -> float | None:
-        """Of one core; None for a process that was not there at both ends."""
+        """Return the percentage of one core; None if the process did not run at both ends."""
         key = process, pid
         if key not in self.before.cpu_seconds or key not in self.after.cpu_seconds:
             return None
         return 100 * (self.after.cpu_seconds[key] - self.before.cpu_seconds[key]) / self.seconds
 
     def cpu_percent_of_all(self) -> float:
-        """A process that was started in between counts from zero on."""
+        """Return the percentage of one core for all processes; one that was started in between
+        counts from zero."""
         return 100 * sum(max(spent - self.before.cpu_seconds.get(key, 0.0), 0.0) for key, spent in self.after.cpu_seconds.items()) / self.seconds
 
     def latency(self, name: str) -> Latency:
+        """Return the latency of a kind of work, over all processes."""
         return _latency(self.after.timings.get(name, EMPTY_READING), self.before.timings.get(name))
 
     def disk_latency(self, disk: str, name: str) -> Latency:
+        """Return a latency of one disk."""
         return _latency(self.after.disk_timings.get((disk, name), EMPTY_READING), self.before.disk_timings.get((disk, name)))
 
     def _per_second(self, before: int, after: int) -> float:

@@ -1,8 +1,10 @@
-"""console: serves HTTP for people, probes and Prometheus on the inherited socket. An asyncio loop stands in for the common runner.
+"""Serves HTTP for people, probes and Prometheus on the inherited socket. An asyncio loop replaces
+the common runner.
 
-It reads shared memory, a file on tmpfs and /proc, and asks the coordinator about groups by its socket; no arena, no ring, no log directory. When it dies
-nothing else notices. The loop waits in `HeartbeatSelector`, so heartbeat, stop and the 100 ms backstop work as they do in every other process.
-Weak spot: a handler that computes for long delays the heartbeat.
+It reads shared memory, a file on tmpfs and /proc, and asks the coordinator about groups by its
+socket. It has no arena, no ring and no log directory; if it dies, no other process is affected. The
+loop waits in `HeartbeatSelector`, so heartbeat, stop and the longest wait of 100 ms are the same as
+in each other process. Weak: a handler that computes for long delays the heartbeat.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ TURN_SECONDS = 0.25
 
 
 class HeartbeatSelector(selectors.EpollSelector):
-    """Beats the heart before every wait, and never waits longer than the backstop."""
+    """Sends the heartbeat before each wait, and never waits longer than `PARK_MS_MAX`."""
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__()
@@ -54,7 +56,8 @@ class HeartbeatSelector(selectors.EpollSelector):
 
 
 class ConsoleAgent:
-    """What it does beside answering: samples, questions about groups, memory, the machine's figures."""
+    """The work of the console besides HTTP: samples, requests about groups, memory, figures of the
+    machine."""
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
@@ -64,14 +67,14 @@ class ConsoleAgent:
         self.watch.groups = lambda: self._questions.look
         self._memory = MemoryWatch(lambda: self._reader.pids)
         self.ending: StepsDown | None = None
-        """Why this life ends, once it does by itself."""
+        """Why the process stops itself, if it does."""
         self.on_ending: Callable[[], None] = lambda: None
         log_writers = [f"log-writer@{disk.name}" for disk in context.box.disks]
         self._shared_memory = SharedMemoryWatch(context.layout, context.process_name, log_writers, context.clock, context.counters, context.log)
         self._host_figures = HostFigures(context, lambda: self.watch.last_sample().image)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to turn in this loop."""
+        """Start the turns in this loop."""
         self._host_figures.start(loop)
         loop.add_reader(self._context.poller.fileno(), self._context.poller.poll, 0)
         self._turn(loop)
@@ -89,7 +92,7 @@ class ConsoleAgent:
             self.on_ending()
 
     def _on_alarm(self, event: AlarmEvent) -> None:
-        """The log tells it too, for boxes that nobody scrapes."""
+        """Log an alarm as well, for boxes without Prometheus."""
         if event.ended_wall_ms is None:
             self._context.log.warning(f"alarm {event.alarm.name}: {event.words}", reason=event.alarm.name)
         else:
@@ -105,7 +108,7 @@ class ConsoleAgent:
 
 
 class ConsoleServer(uvicorn.Server):
-    """uvicorn without its own signal handlers (ours are installed), saying ready when it has the socket."""
+    """uvicorn without its own signal handlers; reports ready when it has the socket."""
 
     def __init__(self, config: uvicorn.Config, context: ServiceContext, begin: Callable[[], None]) -> None:
         super().__init__(config)
@@ -129,7 +132,7 @@ class ConsoleServer(uvicorn.Server):
 
 
 def run_console(context: ServiceContext, stop: StopRequest) -> None:
-    """The console's life, for `run_service`."""
+    """Run the console, for `run_service`."""
     listening = context.listen_sockets.get(LISTEN_NAME)
     if listening is None:
         raise MillraceError(f"no listening socket named {LISTEN_NAME} was handed over (LISTEN_FDNAMES); start it by `millrace run` or its socket unit")

@@ -1,7 +1,9 @@
-"""An alarm as a row: what must hold of which metric for how long, how bad that is, and what to say. The list is `alarms`.
+"""An alarm as a row: which condition of which metric must hold for how long, its severity and its
+text. The list is in `alarms`.
 
-One row gives both: a rule for Prometheus (`expression`) and what the console itself looks at (`alarm_watch`). Owned by nobody. Weak spot: only four forms of
-condition (a value, a ratio, a rise over some time, a percentile over some time), because both sides must mean the same.
+A row gives both a rule for Prometheus (`expression`) and the check of the console itself
+(`alarm_watch`). Weak: there are only four forms of condition (a value, a ratio, a rise over a time,
+a percentile over a time), because both sides must agree.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {">": operator.gt, ">="
 
 
 class Condition(NamedTuple):
-    """`metric` is a row's exposed name; `match` picks series by labels. `divided_by` makes it a ratio, `over_seconds` a rise, that and `quantile` a
-    percentile by the label `by`."""
+    """`metric` is the exposed name; `match` selects series by labels. `divided_by` makes it a
+    ratio, `over_seconds` a rise; with `quantile` it is a percentile by the label `by`."""
 
     metric: str
     comparison: str
@@ -33,7 +35,7 @@ class Condition(NamedTuple):
 
     @property
     def expression(self) -> str:
-        """In Prometheus's language."""
+        """The condition in Prometheus's language."""
         picked = ",".join(f'{label}="{value}"' for label, value in self.match)
         braces = f"{{{picked}}}" if picked else ""
         window = f"[{_duration(self.over_seconds)}]"
@@ -49,7 +51,8 @@ class Condition(NamedTuple):
 
 
 class Alarm(NamedTuple):
-    """`words` may name labels of the metric in braces. `condition` None: only Prometheus can see it, by `only_expression`."""
+    """`words` may contain labels of the metric in braces. Without `condition`, only Prometheus can
+    check it, by `only_expression`."""
 
     name: str
     severity: str
@@ -66,7 +69,7 @@ class Alarm(NamedTuple):
 
     @property
     def runbook(self) -> str:
-        """Check and act: its place in the runbook."""
+        """The section of the runbook with checks and actions."""
         return f"docs/operate.md#{self.name.lower()}"
 
 

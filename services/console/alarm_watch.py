@@ -1,7 +1,8 @@
-"""Looks at the alarms: which condition holds of what, since when, and what was the matter lately.
+"""Checks the alarms: which condition holds for which labels since when, and which held recently.
 
-It sees what Prometheus would see by the same rows, with or without a Prometheus. Owned by the console's loop; time is an argument. Weak spots: what it
-remembers ends with the process; a rise is counted from its own start on.
+It uses the same rows as Prometheus, and works without Prometheus. Owned by the console's loop; time
+is an argument. Weak: its memory ends with the process; a rise is counted from the start of the
+console on.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _BY_EXPOSED_NAME = {row.exposed_name: row for row in ROWS}
 
 
 class AlarmEvent(NamedTuple):
-    """One thing that was the matter. `ended_wall_ms` is None while it still is."""
+    """One period of an alarm. `ended_wall_ms` is None while it lasts."""
 
     alarm: Alarm
     words: str
@@ -31,24 +32,24 @@ class AlarmEvent(NamedTuple):
 
 
 class AlarmSample(NamedTuple):
-    """One alarm now."""
+    """The present state of an alarm."""
 
     alarm: Alarm
     is_firing: bool
 
 
 class AlarmWatch:
-    """`look` is to be called with every sample, or now and then."""
+    """The state of all alarms; call `look` with each sample, or less often."""
 
     def __init__(self, alarms: Iterable[Alarm]) -> None:
         self._alarms = [(alarm, _Series(alarm.condition)) for alarm in alarms if alarm.condition is not None]
         self._since: dict[tuple[str, Labels], int] = {}
-        """When each condition that holds began to, monotonic ns."""
+        """When each present condition began, monotonic ns."""
         self._firing: dict[tuple[str, Labels], AlarmEvent] = {}
         self._ended: deque[AlarmEvent] = deque(maxlen=EVENTS)
 
     def look(self, figures: Figures, now_ns: int, wall_ms: int) -> list[AlarmEvent]:
-        """Those that have begun or ended with this look."""
+        """Check all alarms; returns those that began or ended."""
         news = []
         holding = set()
         for alarm, series in self._alarms:
@@ -75,13 +76,13 @@ class AlarmWatch:
 
     @property
     def events(self) -> list[AlarmEvent]:
-        """What is the matter now, then what was, each the latest first."""
+        """Return the present alarms, then past ones, each the latest first."""
         firing = sorted(self._firing.values(), key=lambda event: -event.began_wall_ms)
         return [*firing, *reversed(self._ended)]
 
 
 class _Series:
-    """The series of one condition, and what they were over its window."""
+    """The series of one condition, and their values over its window."""
 
     def __init__(self, condition: Condition) -> None:
         self._condition = condition
@@ -94,7 +95,7 @@ class _Series:
         return dict(zip(self._labels, labels))
 
     def holding(self, figures: Figures, now_ns: int) -> list[Labels]:
-        """Labels of those for which the condition holds now."""
+        """Return the labels for which the condition holds now."""
         condition = self._condition
         holds = COMPARISONS[condition.comparison]
         return [labels for labels, value in self._values(figures, now_ns).items() if holds(value, condition.threshold)]
@@ -129,7 +130,7 @@ class _Series:
     def _remember(
         self, now_ns: int, values: dict[Labels, float], readings: dict[Labels, HistogramReading]
     ) -> tuple[int, dict[Labels, float], dict[Labels, HistogramReading]]:
-        """The oldest look within the window."""
+        """Store the values and return the oldest ones within the window."""
         past = self._past
         past.append((now_ns, values, readings))
         while past[0][0] < now_ns - self._condition.over_seconds * 1_000_000_000:
@@ -142,5 +143,5 @@ class _Series:
 
 
 def _rise(before: float, now: float) -> float:
-    """A counter that fell, or was not there, began at zero."""
+    """Return the rise of a counter. One that fell, or is new, started at zero."""
     return now - before if now >= before else now

@@ -1,7 +1,8 @@
-"""Every alarm of a box. `systemd/prometheus-alerts.yml` is made from these rows, and the console looks at the same ones by itself.
+"""All alarms of a box. `systemd/prometheus-alerts.yml` is generated from these rows, and the
+console checks the same rows itself.
 
-What to check and to do is told in the runbook, `docs/operate.md`, under the alarm's name. Owned by nobody. Weak spot: thresholds fit a box of cheap disks and
-are not settings; who wants others edits a copy of the rules.
+The runbook, `docs/operate.md`, has checks and actions under the name of each alarm. Weak:
+thresholds fit a box of cheap disks and are no settings; for others, edit a copy of the rules.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ ALARMS: tuple[Alarm, ...] = (
         None,
         MINUTE,
         "{instance} does not answer Prometheus",
-        "The console or the whole box is down; nobody watches it.",
+        "The console or the whole box is down; its alarms are not checked.",
         'up{job="millrace"} == 0',
     ),
     Alarm(
@@ -139,7 +140,7 @@ ALARMS: tuple[Alarm, ...] = (
         Condition("millrace_controller_offline_partitions", ">", 0),
         MINUTE,
         "partitions of the cluster have no leader",
-        "Nobody produces into them or reads them: no replica that has everything is alive.",
+        "They are neither written nor read: no replica that has all records is alive.",
     ),
     Alarm(
         "MillraceUnderMinIsr",

@@ -1,7 +1,9 @@
-"""The console's HTTP routes: the first page and its JSON, `/metrics`, `/healthz` (somebody is there), `/readyz` (the whole box serves).
+"""The HTTP routes of the console: the first page and its JSON, `/metrics`, `/healthz` (a process
+runs), `/readyz` (the whole box serves).
 
-Knows no socket; `services.console.agent` serves it. Everything is read-only: GET and HEAD, no body; the page asks no other site, its own policy forbids it.
-Weak spot: there is no authentication; whoever reaches the port sees names of topics and groups.
+It owns no socket; `services.console.agent` serves it. All routes are read-only: GET and HEAD
+without a body. The page loads nothing from other sites; its policy forbids that. Weak: there is no
+authentication; each client that reaches the port can read the names of topics and groups.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from services.console.readiness import Readiness
 
 ASSETS = Path(__file__).parent / "assets"
 BODY_BYTES_MAX = 64 << 10
-"""Nobody here reads bodies; a small one is thrown away, a larger one is refused before it is sent."""
+"""Bodies are not read: a small one is discarded, a larger one refused before it is sent."""
 HEADER_BYTES_MAX = 16 << 10
 PATH_BYTES_MAX = 4 << 10
 
@@ -38,7 +40,7 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class Watch(Protocol):
-    """What the routes need of `BoxWatch`."""
+    """The methods of `BoxMonitor` that the routes use."""
 
     def overview(self, since_ms: int) -> dict[str, Any]: ...
 
@@ -50,11 +52,11 @@ class Watch(Protocol):
 
 
 def make_application(watch: Watch) -> Starlette:
-    """The ASGI application."""
+    """Return the ASGI application."""
 
     async def healthz(_request: Request) -> Response:
         alive = watch.is_alive()
-        return _answer(200 if alive else 503, {"status": "alive" if alive else "no process of the box is there but the console"})
+        return _answer(200 if alive else 503, {"status": "alive" if alive else "no process of the box runs except the console"})
 
     async def readyz(_request: Request) -> Response:
         readiness = watch.readiness()
@@ -83,7 +85,7 @@ def make_application(watch: Watch) -> Starlette:
 
 
 def _file(path: Path) -> Callable[[Request], Awaitable[Response]]:
-    """A file of the page, held in memory; browsers ask whether it is still the same."""
+    """Serve a file of the page from memory; browsers revalidate it by its ETag."""
     content = path.read_bytes()
     tag = f'"{hashlib.blake2b(content, digest_size=8).hexdigest()}"'
     headers = {**_PAGE_HEADERS, "ETag": tag}
@@ -97,7 +99,7 @@ def _file(path: Path) -> Callable[[Request], Awaitable[Response]]:
 
 
 class SizeGuard:
-    """Refuses requests that are larger than any that would be answered: a body that nobody reads, headers without end, a path that is none."""
+    """Refuses requests that are larger than any valid one: bodies, headers or paths."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -111,7 +113,7 @@ class SizeGuard:
 
 
 def _too_large(scope: Scope) -> tuple[int, str] | None:
-    """Status and words."""
+    """Return status and text of the refusal, or None."""
     if len(scope["path"]) + len(scope["query_string"]) > PATH_BYTES_MAX:
         return 414, f"a path here has at most {PATH_BYTES_MAX} bytes"
     if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES_MAX:

@@ -1,7 +1,9 @@
-"""`/metrics`: a sample of the box in Prometheus's text format, by a custom collector of `prometheus_client` and the lines of partitions.
+"""`/metrics`: a sample of the box in Prometheus's text format, by a collector of
+`prometheus_client` and the lines of partitions.
 
-Partitions go past the library: their 8,000 samples would take it 60 ms (`partition_lines`). Owned by the console's loop. Weak spot: a histogram's sum is
-made of the middles of its buckets, so a mean is right within 12.5 %.
+Partitions bypass the library, which would take 60 ms for their 8,000 samples (`partition_lines`).
+Owned by the console's loop. Weak: the sum of a histogram is computed from the middles of its
+buckets, so a mean is right within 12.5 %.
 """
 
 from __future__ import annotations
@@ -26,16 +28,17 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _CENTERS = [bucket_center_us(bucket) for bucket in range(BUCKETS)]
 _ENDS_US = [bucket_bounds_us(bucket)[1] + 1 for bucket in range(BUCKETS)]
-"""The first whole microsecond behind each bucket."""
+"""The first whole microsecond after each bucket."""
 EXPOSED = tuple(
     (f"{end_us / 1e6:f}".rstrip("0").rstrip("."), bucket) for bucket, end_us in enumerate(_ENDS_US) if end_us.bit_count() == 1 and 1 << 6 <= end_us <= 1 << 26
 )
-"""(upper bound in seconds, bucket): every power of two from 64 µs to 67 s. The finer ones stay here: a box of six disks would have 6,000 series of them."""
+"""(upper bound in seconds, bucket): each power of two from 64 µs to 67 s. Finer ones are not
+exposed: a box with six disks would have 6,000 series of them."""
 assert len(EXPOSED) == 21 and EXPOSED[0][0] == "0.000064" and EXPOSED[-1][0] == "67.108864"
 
 
 class BoxCollector(Collector):
-    """One scrape. `more` are values by name that no sample has."""
+    """Collects one scrape. `more` are values by name that are not in a sample."""
 
     def __init__(self, figures: Figures, more: Mapping[str, Mapping[Labels, float]]) -> None:
         self._figures = figures
@@ -60,7 +63,7 @@ class Exposition:
         self._took_seconds = 0.0
 
     def text(self, sample: BoxSample, groups: GroupsSample, alarms: Iterable[AlarmSample]) -> bytes:
-        """The whole page."""
+        """Return the whole page."""
         began_ns = self._monotonic_ns()
         more: dict[str, Mapping[Labels, float]] = {
             "millrace_build": {(self._version,): 1.0},

@@ -1,7 +1,9 @@
-"""One look at the whole box: counters, tables, image, what processes cost. Everything is shared memory, a file on tmpfs or /proc; nobody is asked.
+"""Samples the whole box from shared memory, a file on tmpfs and /proc: counters, tables, metadata
+image, cost of processes.
 
-`BoxReader` keeps the maps and reads what moved (about 1 ms for 2,000 idle partitions); `BoxSample` is what it saw. Owned by the console's loop.
-Weak spot: processes are read one after the other, so figures of two of them may be a few microseconds apart.
+`BoxReader` keeps the mappings and reads what changed (about 1 ms for 2,000 idle partitions);
+`BoxSample` is the result. No request is sent to another process. Owned by the console's loop. Weak:
+processes are read one after the other, so their figures may be some microseconds apart.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ PROCESS_STATES = ("not started", "starting", "recovering", SERVING, "offline", "
 
 
 class ProcessSample(NamedTuple):
-    """One process of the box. `pid` is 0 while there is none."""
+    """One process of the box; `pid` is 0 while it does not run."""
 
     name: str
     state: str
@@ -51,12 +53,12 @@ class BoxSample(NamedTuple):
 
     @property
     def is_alive(self) -> bool:
-        """Whether anybody beside the console is there."""
+        """Whether a process of the box runs besides the console."""
         return any(process.pid for process in self.processes if process.name != "console")
 
     @property
     def missing(self) -> dict[str, str]:
-        """Name → why it does not serve; the supervisor is not asked for it."""
+        """Name → why it does not serve, except for the supervisor."""
         return {process.name: process.state for process in self.processes if process.state != SERVING and process.name != SUPERVISOR}
 
     @property
@@ -64,7 +66,7 @@ class BoxSample(NamedTuple):
         return Readiness(len(self.box.process_names()), self.missing)
 
     def total(self, counter: str, process: str = "") -> int:
-        """A counter's sum over its label values, of one process or of all."""
+        """Return the sum of a counter over its label values, of one process or of all."""
         labelled = counter + "{"
         return sum(
             value
@@ -76,7 +78,7 @@ class BoxSample(NamedTuple):
 
 
 class BoxReader:
-    """Looks again and again."""
+    """Reads samples repeatedly."""
 
     def __init__(self, layout: BoxLayout, box: Box, clock: Clock) -> None:
         self._layout = layout
@@ -89,11 +91,13 @@ class BoxReader:
         self._image = MetadataImage.empty()
         self._image_identity: tuple[int, int] = (0, 0)
         self.pids: list[int] = []
-        """Of the processes that were there at the last look; never changed in place, so another thread may read it."""
+        """Names of the processes in the last sample; replaced, never changed, so another thread may
+        read it."""
         self.pss_bytes: dict[int, int] = {}
-        """By pid; set by whoever watches memory."""
+        """By pid; set by the thread that reads memory."""
 
     def read(self) -> BoxSample:
+        """Return a new sample."""
         self._look_at_box()
         self._look_at_image()
         now_ns = self._clock.monotonic_ns()
@@ -126,7 +130,7 @@ class BoxReader:
         return ProcessSample(name, state, pid, snapshot.started_wall_ms, snapshot.heartbeat_ns, read_cost(pid), self.pss_bytes.get(pid))
 
     def _look_at_box(self) -> None:
-        """Disks come and go while we run."""
+        """Follow disks that are added and removed."""
         changed_ns = _stat(self._layout.box_file)[0]
         if changed_ns and changed_ns != self._box_changed_ns:
             self._box_changed_ns = changed_ns
@@ -144,7 +148,7 @@ class BoxReader:
         try:
             self._image = read_image(self._layout.image_file) or MetadataImage.empty()
         except ImageUnreadable:
-            return  # the last one goes on; the processes that need it say so in the log
+            return  # keep the last image; processes that need it log the problem
         self._image_identity = identity
 
     def close(self) -> None:
@@ -155,7 +159,7 @@ class BoxReader:
 
 
 def _stat(path: str) -> tuple[int, int]:
-    """(time of change, inode); zeros where there is no such file."""
+    """Return (time of change, inode); zeros if the file does not exist."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,7 +1,9 @@
-"""Asks the coordinator how far consumer groups have read, one group at a time, for the console's page and metrics.
+"""Asks the coordinator how far consumer groups have read, one group at a time, for the page and the
+metrics.
 
-The questions are Kafka's own (ListGroups, OffsetFetch), on `coordinator.sock`, as an acceptor hands them on. A coordinator that does not answer is not waited
-for: the figures grow old. Owned by the console's loop. Weak spot: of more than `GROUPS_A_ROUND` groups the rest is left out, and counted.
+It sends Kafka's requests (ListGroups, OffsetFetch) on `coordinator.sock`, as an acceptor forwards
+them. If the coordinator does not answer, the figures become old. Owned by the console's loop. Weak:
+at most `GROUPS_A_ROUND` groups are asked for; the rest is counted.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _NAME = "millrace-console"
 
 
 class GroupQuestions:
-    """`look` is the last whole round."""
+    """`look` is the last complete round."""
 
     def __init__(self, layout: BoxLayout, registry: Registry, clock: Clock, last_sample: Callable[[], BoxSample]) -> None:
         self._clock = clock
@@ -45,7 +47,8 @@ class GroupQuestions:
         self.look = NOT_LOOKED
 
     def turn(self) -> None:
-        """Called several times a second: connect, give up what is overdue, begin a round when it is time."""
+        """Connect, give up overdue requests, start a round if it is time; call it several times a
+        second."""
         now_ns = self._clock.monotonic_ns()
         self._link.do_work(now_ns)
         if not self._waits and now_ns >= self._next_ns:
@@ -60,7 +63,7 @@ class GroupQuestions:
             try:
                 on_answer(payload)
             except ProtocolViolation:
-                return  # of a life that is going; the next round tells
+                return  # the coordinator restarts; the next round asks again
 
         self._link.request(KAFKA_REQUEST, pack_kafka_request(api, version, _NAME, "localhost", body), ANSWER_MS, answered)
 

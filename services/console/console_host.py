@@ -1,8 +1,11 @@
-"""Puts the machine's figures into their topic, an interval at a time, through the Kafka port of whoever leads it, as any producer would.
+"""Writes the figures of the machine to their topic, once per interval, through the Kafka port of
+its leader.
 
-A task of the console's loop. It waits only in the loop, and never longer than a deadline; what it reads is /proc (`console.host_reading`). Records that
-could not be written wait, some minutes' worth, and go with the next ones; what is dropped is counted, and nothing here ever ends the console. Weak spot: an
-answer that was lost makes records be written twice, as from every producer without an id; (time, kind, device) tells them apart.
+A task of the console's loop, with deadlines for each wait; the figures come from /proc
+(`console.host_reading`). Records that cannot be written are kept for some minutes and sent with the
+next ones; dropped ones are counted, and no failure ends the console. Weak: after a lost answer
+records are written twice, as by each producer without an id; (time, kind, device) identifies
+duplicates.
 """
 
 from __future__ import annotations
@@ -24,9 +27,10 @@ from services.console.host_topic import RESPONSE_BYTES_MAX, error_name
 
 TRY_SECONDS = 10.0
 WAITING_MAX = 1_000
-"""Records that are kept while they cannot be written: a quarter of an hour of a box with ten devices."""
+"""Records that are kept while they cannot be written: 15 minutes of a box with ten devices."""
 TOLD_AFTER = 2
-"""Failures in a row: an acceptor that is started again, or a box that stops, is no trouble of ours."""
+"""Failures in a row before one is logged: a restart of an acceptor, or the stop of the box, is no
+problem."""
 MISSING = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE)
 
 
@@ -35,10 +39,10 @@ class NotWritten(MillraceError):
 
 
 class HostFigures:
-    """Reads, keeps and sends; an interval of 0 means: not at all."""
+    """Reads, keeps and sends the figures; interval 0 disables it."""
 
     def __init__(self, context: ServiceContext, image: Callable[[], MetadataImage] = MetadataImage.empty) -> None:
-        """`image`: the cluster as this box knows it; what it says nothing of is asked of this box."""
+        """`image`: the cluster as this box knows it. If it lacks the leader, this box is used."""
         box = context.box
         self._context = context
         self._image = image
@@ -62,7 +66,7 @@ class HostFigures:
             self._task = loop.create_task(self._publish(), name="host-figures")
 
     def close(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The loop does not run any more; what waits is lost."""
+        """Stop the task, when the loop no longer runs; unsent records are lost."""
         if self._task is not None:
             self._task.cancel()
             loop.run_until_complete(asyncio.wait([self._task]))
@@ -77,10 +81,10 @@ class HostFigures:
             self._hang_up()
 
     def look(self) -> None:
-        """Take a reading; make records of what happened since the last one."""
+        """Take a reading; append the records of the interval since the last one."""
         try:
             reading = read_host(self._clock.monotonic_ns())
-        except (OSError, ValueError, NotImplementedError) as problem:  # a kernel that psutil does not understand
+        except (OSError, ValueError, NotImplementedError) as problem:  # a kernel that psutil does not support
             self._fail(f"the machine's figures could not be read: {problem}")
             return
         if self._before is not None:
@@ -105,7 +109,8 @@ class HostFigures:
         return found
 
     async def send(self) -> None:
-        """Write what waits. Whatever goes wrong is counted, told if it lasts, and tried again at the next interval."""
+        """Send the waiting records. A failure is counted, logged if it lasts, and retried in the
+        next interval."""
         if not self._waiting:
             return
         try:
@@ -172,5 +177,5 @@ class HostFigures:
 
 
 def _reachable(listen: str) -> str:
-    """Where a socket that listens on `listen` is reached from this machine."""
+    """Return the address by which this machine reaches a socket that listens on `listen`."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(listen, listen)

@@ -1,7 +1,8 @@
-"""What the partition table of one disk says, looked at again and again: only rows that moved are read.
+"""Samples the partition table of one disk repeatedly; only changed rows are read.
 
-Owned by the console; the table is mapped read-only, and neither the disk nor its log-writer is asked. No numpy: the compact array of sequences tells
-which of 2,000 rows moved in 60 µs, and numpy would cost the process 12 MB. Weak spot: a torn row is shown as it was last.
+Owned by the console. The table is mapped read-only; neither the disk nor its log-writer is
+involved. The compact array of sequences shows in 60 µs which of 2,000 rows changed; numpy would
+cost the process 12 MB. Weak: a torn row is shown as it was last read.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ STATES = (*DISK_STATE_NAMES, HUNG, DOWN)
 
 
 class HeldPartition(NamedTuple):
-    """A row, and the size of its log."""
+    """A row, and the size of its log in bytes."""
 
     row: Row
     size_bytes: int
@@ -48,7 +49,7 @@ class DiskSample(NamedTuple):
 
 
 class DiskWatch:
-    """`look` says how the disk is now."""
+    """Samples one disk; `look` returns its present state."""
 
     def __init__(self, layout: BoxLayout, disk: str, deadline_ms: int) -> None:
         self._layout = layout
@@ -76,7 +77,7 @@ class DiskWatch:
         return DiskSample(state, bool(words[FENCE_WORD]), now_ns - probed_ns if probed_ns else None, done, total, self._partitions(words))
 
     def _partitions(self, words: memoryview) -> tuple[HeldPartition, ...]:
-        """The same tuple as before where nothing moved."""
+        """Return the partitions; the same tuple as before if nothing changed."""
         first = SEALED_BYTES_POSITION // WORD_BYTES
         sealed = words[first : first + len(self._rows)].tolist()
         if self._moved or sealed != self._sealed:

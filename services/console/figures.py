@@ -1,7 +1,8 @@
-"""Every figure of a sample under its metric's name and labels, partitions apart: what `/metrics` writes out and alarms look at. Pure.
+"""All figures of a sample by metric name and labels, except for partitions: the input of `/metrics`
+and of the alarms. Pure.
 
-Shared counters go through their rows (`metric_rows`): name, unit, labels. What no counter says (states, ages, costs, lag) is found here. Weak spot: a
-label value with a quote in it is cut there.
+Shared counters follow their rows (`metric_rows`): name, unit, labels. Figures that no counter has
+(states, ages, costs, lag) are computed here. Weak: a label value with a quote is cut there.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ Values = dict[Labels, float]
 
 
 class Figures(NamedTuple):
-    """By metric name, then by the values of its row's labels."""
+    """Values by metric name, then by the values of the row's labels."""
 
     values: dict[str, Values]
     histograms: dict[str, dict[Labels, HistogramReading]]
 
 
 def gather(sample: BoxSample, groups: GroupsSample) -> Figures:
-    """All of one sample."""
+    """Return all figures of one sample."""
     found = {**_box(sample), **_processes(sample), **_disks(sample), **_topics(sample), **_replication(sample), **_groups(groups), **_senders(sample)}
     figures = Figures({f"millrace_{name}": values for name, values in found.items()}, {})
     for process, snapshot in sample.counters.items():
@@ -52,7 +53,7 @@ def gather(sample: BoxSample, groups: GroupsSample) -> Figures:
 
 @lru_cache(maxsize=20_000)
 def placed(process: str, label: str) -> tuple[MetricRow, Labels]:
-    """The row of a process's counter, and the values of the row's labels."""
+    """Return the row of a process's counter, and the values of its labels."""
     source, _, rest = label.partition("{")
     row = BY_SOURCE.get(source)
     if row is None:

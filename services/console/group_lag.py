@@ -1,8 +1,9 @@
-"""How far consumer groups are behind: what they committed, beside the high watermarks in the partition tables. Pure; who asks the coordinator is
-`services/console/console_groups.py`.
+"""Lag of consumer groups: committed offsets against the high watermarks in the partition tables.
+Pure; `console_groups` asks the coordinator.
 
-Of several boxes each tells of the groups that it coordinates. Weak spots: commits and high watermarks are seen at slightly different moments, so that a lag
-of a busy partition is right within what a second brings; partitions that have no replica on this box are left out.
+Of several boxes, each reports the groups that it coordinates. Weak: commits and high watermarks are
+read at slightly different times, so the lag of a busy partition is off by up to a second's records;
+partitions without a replica on this box are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from services.console.box_sample import BoxSample
 
 
 class TopicLag(NamedTuple):
-    """One group in one topic, over the partitions that it has committed an offset for."""
+    """One group in one topic, over the partitions with a committed offset."""
 
     group: str
     topic: str
@@ -24,7 +25,7 @@ class TopicLag(NamedTuple):
 
 
 class GroupLag(NamedTuple):
-    """One group; `topics` with the most records behind first."""
+    """One group; `topics` with the largest lag first."""
 
     group: str
     state: str
@@ -40,7 +41,8 @@ class GroupLag(NamedTuple):
 
 
 class GroupsSample(NamedTuple):
-    """Every group that was asked for; `left_out` counts those beyond the bound of one round. `monotonic_ns` 0: nobody has answered yet."""
+    """All groups of a round; `left_out` counts those beyond its limit. `monotonic_ns` 0: there was
+    no answer yet."""
 
     groups: tuple[GroupLag, ...] = ()
     states: Mapping[str, int] = {}
@@ -52,7 +54,7 @@ NOT_LOOKED = GroupsSample()
 
 
 def high_watermarks(sample: BoxSample) -> dict[str, dict[int, int]]:
-    """Topic → partition → high watermark, as far as the partitions are on this box."""
+    """Return topic → partition → high watermark, for the partitions on this box."""
     names = {bytes(topic.topic_id): name for name, topic in sample.image.topics.items()}
     found: dict[str, dict[int, int]] = {}
     for look in sample.disks.values():
@@ -64,7 +66,8 @@ def high_watermarks(sample: BoxSample) -> dict[str, dict[int, int]]:
 
 
 def group_lag(group: str, state: str, answer: OffsetFetchGroupResult, watermarks: Mapping[str, Mapping[int, int]]) -> GroupLag:
-    """What the coordinator said of one group, as lag. Partitions without a commit, or on no disk here, do not count."""
+    """Return the lag of one group. Partitions without a commit, or without a replica on this box,
+    do not count."""
     topics = []
     for topic in answer.topics:
         known = watermarks.get(topic.topic, {})

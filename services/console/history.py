@@ -1,6 +1,7 @@
-"""What the page's charts show: a point every two seconds for a quarter of an hour, in arrays of fixed size.
+"""The points of the page's charts: one every two seconds for a quarter of an hour, in arrays of
+fixed size.
 
-Owned by the console's loop. Weak spot: it begins anew with the process.
+Owned by the console's loop. Weak: it is empty after a restart.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class History:
         self._disks: dict[str, array[float]] = {}
 
     def add(self, between: Between) -> None:
-        """The point of the interval that has just ended; what was not measured is left out."""
+        """Add the point of the interval that has just ended; figures that were not measured are
+        left out."""
         self._times.append(between.after.wall_ms)
         measured = (
             between.rate("log_writer.bytes"),
@@ -59,7 +61,7 @@ class History:
             del points[:-POINTS]
 
     def document(self, since_ms: int) -> dict[str, Any]:
-        """Points that are later than `since_ms`, as JSON."""
+        """Return the points after `since_ms` as JSON."""
         first = next((index for index, time in enumerate(self._times) if time > since_ms), len(self._times))
         return {
             "time_ms": [int(time) for time in self._times[first:]],

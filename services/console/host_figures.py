@@ -1,6 +1,6 @@
-"""From two readings of the machine to records about the time between them. Pure.
+"""Turns two readings of the machine into records about the interval between them. Pure.
 
-Weak spot: a device that was not there at the first reading is told of from the next interval on.
+Weak: a new device is reported from the next interval on.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _CPU_SHARES = {
     "idle_percent": ("idle",),
 }
 _NO_DISKS = ("loop", "ram", "zram")
-"""Devices of the machine's own making: told of only where a log directory lies on them."""
+"""Virtual devices, which are reported only if a log directory is on them."""
 
 
 class LogDirectory(NamedTuple):
-    """A log directory, its device where it has one, and its space as its log-writer sees it."""
+    """A log directory, its device if it has one, and its space as its log-writer reported it."""
 
     name: str
     path: str
@@ -37,7 +37,7 @@ class LogDirectory(NamedTuple):
 
 
 def host_records(before: HostReading, after: HostReading, directories: Iterable[LogDirectory], wall_ms: int, host: str, broker_id: int) -> list[bytes]:
-    """JSON documents, in the order cpu, memory, disks, log directories, networks."""
+    """Return JSON documents in the order cpu, memory, disks, log directories, networks."""
     seconds = max((after.monotonic_ns - before.monotonic_ns) / 1e9, 1e-3)
     time = datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     common: Figures = {"time": time, "host": host, "broker_id": broker_id}
@@ -60,7 +60,7 @@ def host_records(before: HostReading, after: HostReading, directories: Iterable[
 
 def _cpu(before: HostReading, after: HostReading) -> Figures:
     spent = {name: max(value - before.cpu_seconds.get(name, 0.0), 0.0) for name, value in after.cpu_seconds.items()}
-    # A guest's time is in "user" already.
+    # The time of guests is included in "user".
     total = sum(value for name, value in spent.items() if not name.startswith("guest")) or 1.0
     shares = {field: round(100 * sum(spent.get(name, 0.0) for name in names) / total, 2) for field, names in _CPU_SHARES.items()}
     loads = {f"load_{minutes}m": round(load, 2) for minutes, load in zip((1, 5, 15), after.load)}

@@ -1,8 +1,9 @@
-"""What the kernel counts about the machine, by psutil and /proc: one reading, plain numbers.
+"""Reads what the kernel counts about the machine, by psutil and /proc.
 
-Nothing here touches a file system: /proc and /sys are answered by the kernel alone, free space comes from the log-writers' counters. So a hung
-disk delays nobody. Imported by the console only: psutil costs 1.2 MB. Weak spot: counters of the kernel that wrap or are reset look like a
-negative difference, which is taken as 0 (`host_figures`).
+It touches no file system: the kernel answers /proc and /sys, and free space comes from the counters
+of log-writers, so a hung disk blocks nothing. Only the console imports it: psutil costs 1.2 MB.
+Weak: kernel counters that wrap or are reset look like a negative difference, which counts as 0
+(`host_figures`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _MEMINFO_FIELDS = {"Dirty": "dirty_bytes", "Writeback": "writeback_bytes"}
 
 
 class DiskCounts(NamedTuple):
-    """Of a block device since the machine started."""
+    """Counters of a block device since the start of the machine."""
 
     reads: int
     writes: int
@@ -29,7 +30,7 @@ class DiskCounts(NamedTuple):
 
 
 class NetworkCounts(NamedTuple):
-    """Of an interface, in psutil's order."""
+    """Counters of an interface, in psutil's order."""
 
     sent_bytes: int
     received_bytes: int
@@ -54,7 +55,7 @@ class HostReading(NamedTuple):
 
 
 def read_host(monotonic_ns: int) -> HostReading:
-    """Takes a millisecond or two."""
+    """Return a reading; takes one or two milliseconds."""
     return HostReading(
         monotonic_ns,
         dict(psutil.cpu_times()._asdict()),
@@ -83,7 +84,7 @@ def _read_memory() -> dict[str, int]:
 
 
 def _read_disks() -> dict[str, DiskCounts]:
-    """Whole devices that have ever been used; partitions of them are left out."""
+    """Return the whole devices that were ever used, without their partitions."""
     whole = set(os.listdir("/sys/block")) if os.path.isdir("/sys/block") else set()
     counts = {}
     for name, count in psutil.disk_io_counters(perdisk=True).items():
@@ -95,8 +96,12 @@ def _read_disks() -> dict[str, DiskCounts]:
 
 
 def devices_of(paths: dict[str, str], mountinfo: str | None = None) -> dict[str, str]:
-    """Which block device each of these directories lies on, as the kernel's list of mounts says: the longest mount point that the path begins with. A path
-    is compared as text, nothing of it is touched; directories on no block device (tmpfs, a network) are left out."""
+    """Return the block device of each directory, by the longest matching mount point in the
+    kernel's list.
+
+    Paths are compared as text and not touched; directories on no block device (tmpfs, network) are
+    left out.
+    """
     mounts = []
     for line in (Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo).splitlines():
         fields = line.split()
@@ -104,14 +109,14 @@ def devices_of(paths: dict[str, str], mountinfo: str | None = None) -> dict[str,
     found = {}
     for name, path in paths.items():
         under = [(point, number) for point, number in mounts if path == point or path.startswith(point.rstrip("/") + "/")]
-        under.sort(key=lambda mount: len(mount[0]))  # of several at one place the last one lies on top
+        under.sort(key=lambda mount: len(mount[0]))  # of several mounts at one point, the last one is visible
         if under and (device := _whole_device(under[-1][1])) is not None:
             found[name] = device
     return found
 
 
 def _whole_device(number: str) -> str | None:
-    """`8:17` → `sdb`: the device itself, or the one that it is a partition of."""
+    """Return `sdb` for `8:17`: the device itself, or the one that it is a partition of."""
     try:
         place = os.readlink(f"/sys/dev/block/{number}")
     except OSError:

@@ -1,8 +1,10 @@
-"""The figures of the machine as records: every field with its kind of record and its meaning. `docs/host-figures.md` has the same table.
+"""The figures of the machine as records: each field with its kind of record and its meaning.
+`docs/host-figures.md` has the same table.
 
-One flat JSON document for each device and interval, because that is what Spark and other consumers filter and plot without taking anything apart: `kind`
-says which of the fields are there, the others are absent. Values of an interval (rates, shares, counts) are of the `interval_seconds` before `time`.
-Owned by nobody. Weak spot: names stay for ever once somebody has stored them; a new figure gets a new name.
+One flat JSON document per device and interval, which Spark and other consumers can filter and plot
+directly: `kind` says which fields are present. Values of an interval (rates, shares, counts) cover
+the `interval_seconds` before `time`. Weak: stored records fix the names for ever; a new figure gets
+a new name.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ TIME: Final = "TIMESTAMP"
 
 
 class HostField(NamedTuple):
-    """`type` is Spark's."""
+    """One field; `type` is Spark's."""
 
     name: str
     type: str
@@ -85,19 +87,19 @@ FIELDS: dict[str, tuple[HostField, ...]] = {
         HostField("send_drops", WHOLE, "packets that were dropped before they left"),
     ),
 }
-"""Kind → the fields that a record of it has beside the common ones."""
+"""Kind → the fields of its records besides the common ones."""
 
 _EVERY = [*COMMON, *(field for fields in FIELDS.values() for field in fields)]
 assert len({field.name for field in _EVERY}) == len(_EVERY), "a name has one meaning"
 
 
 def spark_schema() -> str:
-    """For `from_json(CAST(value AS STRING), …)`."""
+    """Return the schema for `from_json(CAST(value AS STRING), …)`."""
     return ", ".join(f"{field.name} {field.type}" for field in _EVERY)
 
 
 def schema_page() -> str:
-    """The tables of docs/host-figures.md."""
+    """Return the tables of docs/host-figures.md."""
     sections = [("every record", COMMON), *((f"`kind` = `{kind}`", fields) for kind, fields in FIELDS.items())]
     lines = []
     for title, fields in sections:

@@ -1,8 +1,9 @@
-"""The topic of the machine's figures, and the two requests that it takes: CreateTopics and Produce. Bytes only; `agents.console_host` has the socket.
+"""The topic of the machine's figures and its two requests, CreateTopics and Produce. Bytes only;
+`console_host` owns the socket.
 
-Coded by hand, because twenty records in ten seconds need no producer with partitions, retries and
-batches. CreateTopics 4 is its last version without tagged fields. Weak spot: the topic's one partition
-is written at the leader that the metadata image names.
+Encoded here, because twenty records in ten seconds need no producer with partitions, retries and
+batches. CreateTopics 4 is the last version without tagged fields. Weak: the single partition is
+addressed where the metadata image says.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TOPIC_CONFIGS: Final = {
     "segment.bytes": str(16 * 1024 * 1024),
     "segment.ms": str(24 * 3600 * 1000),
 }
-"""What the topic begins with; a person alters them as those of any topic."""
+"""Initial configs of the topic; an operator changes them like those of any topic."""
 
 FRAME_SIZE: Final = Struct(">i")
 _HEADER: Final = Struct(">hhi")
@@ -42,14 +43,14 @@ _PRODUCED: Final = Struct(">ih")
 
 
 def create_topic_request(correlation_id: int, topic: str) -> bytes:
-    """One partition, as many replicas as the broker gives by default."""
+    """Return a request for one partition with the broker's default number of replicas."""
     configs = tuple(topic_apis.TopicConfig(name, value) for name, value in TOPIC_CONFIGS.items())
     request = topic_apis.CreateTopicsRequest((topic_apis.CreatableTopic(topic, 1, -1, (), configs),), TIMEOUT_MS)
     return _frame(ApiKey.CREATE_TOPICS, CREATE_VERSION, correlation_id, topic_apis.CREATE_TOPICS_REQUEST.encode(CREATE_VERSION, request))
 
 
 def create_topic_answer(frame: bytes, correlation_id: int) -> int:
-    """The error code."""
+    """Return the error code."""
     answer = topic_apis.CREATE_TOPICS_RESPONSE.decode(frame, _after_header(frame, correlation_id), len(frame), CREATE_VERSION)
     if len(answer.topics) != 1:
         raise ProtocolViolation("client_response", f"an answer about {len(answer.topics)} topics, where one was asked for")
@@ -57,7 +58,8 @@ def create_topic_answer(frame: bytes, correlation_id: int) -> int:
 
 
 def produce_request(correlation_id: int, topic: str, key: bytes, records: Iterable[tuple[int, bytes]]) -> bytes:
-    """One batch for partition 0 of `records`, (timestamp in ms, value) each. gzip, which every client can open."""
+    """Return a request with one batch of `records` for partition 0: (timestamp in ms, value) each.
+    gzip, which all clients can read."""
     builder = BatchBuilder(Codec.GZIP)
     for timestamp_ms, value in records:
         builder.append(timestamp_ms, key, value)
@@ -76,7 +78,7 @@ def produce_request(correlation_id: int, topic: str, key: bytes, records: Iterab
 
 
 def produce_answer(frame: bytes, correlation_id: int, topic: str) -> int:
-    """The error code of the one partition."""
+    """Return the error code of the single partition."""
     position = _after_header(frame, correlation_id)
     expected = write_count(1) + write_string(topic) + write_count(1)
     if frame[position : position + len(expected)] != expected or len(frame) < position + len(expected) + _PRODUCED.size:

@@ -1,7 +1,8 @@
-"""The metrics of ingestion, as rows like those of `metric_rows`, which lists them. A line is a record of any sender, syslog or not.
+"""The metrics of ingestion; `metric_rows` lists them. A line is a record of any sender, syslog or
+not.
 
-For each listener: received = stored + duplicate + lost + in flight. What was refused, and what the kernel dropped, was never received.
-Owned by nobody. Weak spot: a reason, or an oddity, has its series from the first time on.
+For each listener: received = stored + duplicate + lost + in flight. What was refused, and what the
+kernel dropped, was never received. Weak: the series of a reason exists only after its first event.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ INGEST = (
     counter("ingest_received_lines", "ingest.received", "Lines received; each is stored, was stored before, or is counted as lost.", _LISTENER),
     counter("ingest_received_bytes", "ingest.input_bytes", "Bytes received from senders.", _LISTENER),
     counter("ingest_stored_lines", "ingest.stored", "Lines stored.", _LISTENER),
-    counter("ingest_acknowledged_lines", "ingest.acknowledged", "Lines whose sender was told that they are stored; plain syslog tells nobody.", _LISTENER),
+    counter("ingest_acknowledged_lines", "ingest.acknowledged", "Lines acknowledged to their sender; plain syslog has no acknowledgements.", _LISTENER),
     counter("ingest_duplicate_lines", "ingest.duplicate", "Lines that were stored before: a sender sent them again.", _LISTENER),
     counter(
         "ingest_lost_lines",
@@ -59,7 +60,7 @@ INGEST = (
     counter("ingest_batch_bytes", "ingest.batch_bytes", "Bytes of them."),
     counter("ingest_disk_over_budget", "ingest.disk_over_budget", "Times that a disk took no more for a while."),
     counter("ingest_batches_elsewhere", "ingest.batches_elsewhere", "Batches sent to other boxes, which lead their partitions."),
-    counter("ingest_producer_ids", "ingest.producer_ids", "Producer ids taken, one for each partition and life."),
+    counter("ingest_producer_ids", "ingest.producer_ids", "Producer ids taken, one per partition and start."),
     counter("ingest_producer_epochs_raised", "ingest.producer_epochs_raised", "Times that a batch was refused for good, and its producer id went on anew."),
     gauge("ingest_spool_bytes", "ingest.spool_bytes", "Bytes on the state disk that wait for a leader."),
     counter("ingest_spool_batches", "ingest.spool_batches", "Batches that went to the state disk, because no leader could be reached."),
@@ -69,7 +70,7 @@ INGEST = (
     gauge("ingest_replay_journal_bytes", "ingest.replay_journal_bytes", "Size of the journal of them on the state disk."),
     counter("ingest_replay_journal_failures", "ingest.replay_journal_failures", "Times that it was not written: a replay after a crash may be stored twice."),
     counter("ingest_replay_journal_damages", "ingest.replay_journal_damages", "Damaged places found in it."),
-    counter("ingest_replay_batches_found", "ingest.replay_batches_found", "Batches of the life before whose fate was asked of their leader."),
+    counter("ingest_replay_batches_found", "ingest.replay_batches_found", "Batches of the previous incarnation that were looked up at their leader."),
     counter("ingest_replay_batches_found_stored", "ingest.replay_batches_found_stored", "Those of them that were stored."),
     gauge("ingest_partitions_led", "ingest.partitions_led", "Partitions of the topics of senders that this box leads."),
     counter("ingest_dead_disks", "ingest.dead_disks", "Times that a disk was left out because it does not serve."),

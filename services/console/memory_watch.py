@@ -1,8 +1,9 @@
-"""Memory (PSS) of every process, looked at by a thread of its own.
+"""Reads the memory (PSS) of all processes in a separate thread.
 
-For PSS the kernel walks a process's page tables under a lock that a thread of that process may hold while it waits for a hung disk; so the console's loop never
-asks for it. The thread asks for every process once in `EVERY_SECONDS`; one that is kept waiting leaves the last figures as they are, older and older.
-Weak spot: where a process has capabilities that the console has not, the kernel refuses PSS, and resident memory stands for it.
+For PSS the kernel walks the page tables under a lock that a thread of the process may hold while it
+waits for a hung disk, so the console's loop never reads it. The thread reads each process once in
+`EVERY_SECONDS`; while one blocks it, the last figures stay. Weak: if a process has capabilities
+that the console lacks, the kernel refuses PSS, and resident memory is used.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ EVERY_SECONDS = 10.0
 
 
 class MemoryWatch:
-    """`pss_bytes` by pid, as it was seen last."""
+    """`pss_bytes` by pid, as last read."""
 
     def __init__(self, pids: Callable[[], list[int]]) -> None:
-        """`pids` is called by the thread."""
+        """The thread calls `pids`."""
         self._pids = pids
         self._ended = threading.Event()
         self._thread: BackgroundThread | None = None
         self.pss_bytes: dict[int, int] = {}
 
     def maybe_start(self) -> None:
-        """To be called once in a while: a thread that could not be started is tried again."""
+        """Start the thread if it does not run; call it regularly, because a start may fail."""
         if self._thread is not None:
             return
         thread = BackgroundThread(self._run, "memory-watch")
@@ -43,7 +44,7 @@ class MemoryWatch:
                 return
 
     def look(self) -> None:
-        """Ask for every process, one after the other."""
+        """Read all processes, one after the other."""
         seen = {}
         for pid in self._pids():
             pss_bytes = read_pss_bytes(pid)
@@ -52,5 +53,5 @@ class MemoryWatch:
         self.pss_bytes = seen
 
     def close(self) -> None:
-        """The thread ends by itself; nobody waits for it."""
+        """Ask the thread to end; the console does not wait for it."""
         self._ended.set()

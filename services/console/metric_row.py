@@ -1,8 +1,9 @@
-"""One metric as a row: its name, kind and meaning, and the shared counter that it is read from. The list is `metric_rows`; the reference page and `/metrics`
-are made from it.
+"""One metric as a row: name, kind, meaning, and the shared counter that it comes from.
+`metric_rows` lists them; the reference page and `/metrics` are generated from the rows.
 
-Names follow Prometheus: `millrace_`, base units (bytes, seconds), `_total` for what only rises. Owned by nobody. Weak spot: a counter that was renamed in its
-process is exported as `millrace_unlisted`, until its row follows; a test holds both together.
+Names follow Prometheus: `millrace_`, base units (bytes, seconds), `_total` for what only rises.
+Weak: a counter that was renamed in its process is exported as `millrace_unlisted` until its row
+follows; a test compares them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ Labels = tuple[str, ...]
 
 
 class MetricRow(NamedTuple):
-    """`source` is a counter's label without its braces, "" for what the console finds by other means. `scale` turns its unit into the metric's."""
+    """`source` is the label of a counter without its braces; "" for what the console computes.
+    `scale` converts its unit into that of the metric."""
 
     name: str
     kind: str
@@ -29,7 +31,7 @@ class MetricRow(NamedTuple):
 
     @property
     def exposed_name(self) -> str:
-        """As the page shows it and as queries use it."""
+        """The name in `/metrics` and in queries."""
         return f"{self.name}_total" if self.kind == COUNTER else self.name
 
 
@@ -42,5 +44,5 @@ def gauge(name: str, source: str, meaning: str, labels: Labels = ("process",), s
 
 
 def timing(name: str, source: str, meaning: str, labels: Labels = ("process",)) -> MetricRow:
-    """A histogram of microseconds, exposed in seconds."""
+    """Return the row of a histogram in microseconds, exposed in seconds."""
     return MetricRow(f"millrace_{name}_seconds", HISTOGRAM, meaning, source, labels)

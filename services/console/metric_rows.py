@@ -1,7 +1,8 @@
-"""Every metric of a box. `docs/metrics.md` is made from these rows.
+"""All metrics of a box. `docs/metrics.md` is generated from these rows.
 
-Rows with a source come from the shared counters as they are; the others the console finds itself (`box_metrics`). Of a partition there are at most five series.
-Owned by nobody; the names are what people's dashboards and alert rules ask for, so they change only with a word in the CHANGELOG.
+Rows with a source are shared counters; the console computes the others (`box_metrics`). A partition
+has at most five series. Dashboards and alert rules use the names, so they change only with an entry
+in the CHANGELOG.
 """
 
 from __future__ import annotations
@@ -15,27 +16,27 @@ _LISTENER = ("process", "listener")
 
 
 def _found(name: str, meaning: str, labels: tuple[str, ...] = (), kind: str = GAUGE) -> MetricRow:
-    """What no counter says."""
+    """Return the row of a metric that the console computes."""
     return MetricRow(f"millrace_{name}", kind, meaning, "", labels)
 
 
 BOX = (
     _found("build", "1; the release is in the label.", ("version",)),
-    _found("box", "1; who this box is.", ("box", "broker_id", "cluster_id")),
+    _found("box", "1; the identity of this box is in the labels.", ("box", "broker_id", "cluster_id")),
     _found("box_start_time_seconds", "When the box was started, Unix time."),
     _found("box_ready", "1 if every process of the box serves (as /readyz says), else 0."),
-    _found("alarm", "1 while the console's own look at an alarm of prometheus-alerts.yml says that it holds, else 0.", ("alarm", "severity")),
+    _found("alarm", "1 while the console's own check of an alarm of prometheus-alerts.yml holds, else 0.", ("alarm", "severity")),
 )
 
 PROCESSES = (
-    _found("process_serving", "1 if the process lives, says that it serves, and turns; else 0.", ("process",)),
+    _found("process_serving", "1 if the process runs, reports that it serves, and sends heartbeats; else 0.", ("process",)),
     _found(
         "process_state",
         "1 for the state that the process is in: not started, starting, recovering, serving, offline, stopping, dead, hung.",
         ("process", "state"),
     ),
-    _found("process_start_time_seconds", "When the process's present life began, Unix time.", ("process",)),
-    _found("process_cpu_seconds", "Processor time of its present life, user and system.", ("process",), COUNTER),
+    _found("process_start_time_seconds", "When the process was last started, Unix time.", ("process",)),
+    _found("process_cpu_seconds", "CPU time since the process was last started, user and system.", ("process",), COUNTER),
     _found(
         "process_pss_bytes",
         "Its proportional share of memory (PSS, arenas included), looked at every 10 s; left out where the kernel refuses to tell.",
@@ -43,8 +44,8 @@ PROCESSES = (
     ),
     _found("process_resident_bytes", "Its resident memory; what is shared with other processes counts in full.", ("process",)),
     _found("process_heartbeat_age_seconds", "Time since its duty cycle turned for the last time.", ("process",)),
-    counter("process_starts", "runtime.starts", "Lives of this process since the box started; restarts are one less."),
-    gauge("process_failed_starts", "runtime.failed_starts", "Lives that ended before they served, in a row; what comes next waits longer."),
+    counter("process_starts", "runtime.starts", "Starts of this process since the box started; restarts are one less."),
+    gauge("process_failed_starts", "runtime.failed_starts", "Starts in a row that ended before the process served; each delays the next one longer."),
     counter("process_restarts", "supervisor.restarts", "Times that `millrace run` started the process again after it had ended by itself."),
     counter("process_watchdog_kills", "supervisor.watchdog_kills", "Times that the process was killed because it did not turn."),
     counter("process_gc_collections", "runtime.gc_collections", "Rounds of Python's garbage collection."),
@@ -57,7 +58,7 @@ PROCESSES = (
 
 DISKS = (
     _found("disk_state", "1 for the state that the disk is in: starting, online, full, offline, hung, down (its log-writer).", ("disk", "state")),
-    _found("disk_fenced", "1 while the life of its log-writer is fenced: it publishes nothing more.", _DISK),
+    _found("disk_fenced", "1 while its log-writer is fenced and publishes nothing more.", _DISK),
     _found("disk_partitions", "Partitions that are open on the disk.", _DISK),
     _found("disk_probe_age_seconds", "Time since the disk answered a probe (4 KiB and one sync) for the last time.", _DISK),
     _found("disk_recovery_done_bytes", "Bytes that the start of its log-writer has checked so far.", _DISK),
@@ -123,13 +124,13 @@ FETCH = (
     counter("fetch_waited", "fetch.parked", "Fetches that had to wait for records."),
     counter("fetch_hastened", "fetch.hastened", "Parked fetches of followers that ended because the follower asked again."),
     counter("fetch_follower_bytes", "fetch.follower_bytes", "Of the record bytes in answers, those for followers."),
-    counter("fetch_follower_progress", "fetch.follower_progress", "Partitions of followers' fetches of which the log-writer was told."),
+    counter("fetch_follower_progress", "fetch.follower_progress", "Partitions of followers' fetches that were reported to the log-writer."),
     counter("fetch_follower_damages", "fetch.follower_damages", "Times that followers said that what they were sent was damaged; the place is looked at."),
     counter("fetch_unassigned_followers", "fetch.unassigned_followers", "Partitions that a box fetched as a follower without being a replica."),
     counter("fetch_errors", "fetch.errors", "Fetches in whose answer a partition has an error."),
     gauge("fetch_sessions", "fetch.sessions", "Fetch sessions that are open (KIP-227)."),
     gauge("fetch_session_partitions", "fetch.session_partitions", "Partitions in them."),
-    counter("fetch_session_evictions", "fetch.session_evictions", "Sessions that made room for others."),
+    counter("fetch_session_evictions", "fetch.session_evictions", "Sessions that were evicted for new ones."),
     counter("fetch_session_errors", "fetch.session_errors", "Fetches refused because of their session."),
     counter("fetch_incremental", "fetch.incremental", "Fetches that named only what had changed."),
     counter("fetch_cold_reads", "fetch.cold_reads", "Pieces that were not in the page cache and were asked from a log-reader."),
@@ -145,7 +146,7 @@ ACCEPTOR = (
     gauge("acceptor_connections", "acceptor.connections", "Client connections that are open.", _LISTENER),
     counter("acceptor_accepted_connections", "acceptor.connections_accepted", "Client connections accepted.", _LISTENER),
     counter("acceptor_closed_connections", "acceptor.closed", "Client connections closed, by reason.", ("process", "reason")),
-    counter("acceptor_closed_untold", "acceptor.closed_untold", "Of those, connections that no line of the log tells about one by one."),
+    counter("acceptor_closed_untold", "acceptor.closed_untold", "Of those, connections without a log message of their own."),
     counter("acceptor_accept_failures", "acceptor.accept_failures", "Connections that the kernel refused to hand over.", _LISTENER),
     counter("acceptor_received_bytes", "acceptor.received_bytes", "Bytes received.", _LISTENER),
     counter(
@@ -160,7 +161,7 @@ ACCEPTOR = (
     gauge("acceptor_waiting_requests", "acceptor.parked", "Requests that wait: for records, replicas, or another process."),
     gauge("acceptor_arena_used_bytes", "acceptor.arena_used_bytes", "Bytes of the arena that hold requests."),
     gauge("acceptor_held_bytes", "acceptor.held_bytes", "Bytes on the heap that connections hold."),
-    counter("acceptor_arena_full", "acceptor.arena_full", "Times that a request had to wait for room in the arena."),
+    counter("acceptor_arena_full", "acceptor.arena_full", "Times that a request had to wait for free space in the arena."),
     counter("metadata_requests", "metadata.requests", "Metadata requests."),
     counter("list_offsets_requests", "list_offsets.requests", "ListOffsets requests."),
     counter("delete_records_requests", "delete_records.requests", "DeleteRecords requests."),
@@ -246,14 +247,14 @@ LOG_READER = (
     counter("log_reader_read_bytes", "log_reader.read_bytes", "Bytes of them.", _DISK),
     timing("log_reader_read", "log_reader.read_us", "How long they took.", _DISK),
     counter("log_reader_coalesced", "log_reader.coalesced", "Questions that shared another one's read.", _DISK),
-    counter("log_reader_read_ahead", "log_reader.read_ahead", "Pieces read before somebody asked.", _DISK),
+    counter("log_reader_read_ahead", "log_reader.read_ahead", "Pieces read before they were requested.", _DISK),
     counter("log_reader_failed_reads", "log_reader.failed_reads", "Reads that failed.", _DISK),
     gauge("log_reader_waiting_reads", "log_reader.reads_waiting", "Reads that wait for the disk.", _DISK),
     gauge("log_reader_held_slots", "log_reader.held_slots", "Pieces of its memory that acceptors hold.", _DISK),
     counter("scrub_passes", "scrub.passes", "Times that every closed segment was read and checked.", _DISK),
     counter("scrub_segments", "scrub.segments", "Segments checked.", _DISK),
     counter("scrub_bytes", "scrub.bytes", "Bytes checked.", _DISK),
-    counter("scrub_looks", "scrub.looks", "Places looked at because somebody had met a damaged batch there.", _DISK),
+    counter("scrub_looks", "scrub.looks", "Places checked because a damaged batch was found there.", _DISK),
     counter("scrub_damages", "scrub.damages", "Damaged places found, by kind.", ("disk", "kind")),
 )
 
@@ -271,7 +272,7 @@ CONTROLLER = (
         ("process", "reason"),
     ),
     counter("controller_unclean_elections", "controller.unclean_elections", "Leaderships given to a replica that lacks acknowledged records."),
-    counter("controller_elections_ordered", "controller.elections_ordered", "Leaderships given because somebody ordered it."),
+    counter("controller_elections_ordered", "controller.elections_ordered", "Leaderships assigned by an election that was requested."),
     counter("controller_leaderships_returned", "controller.leaderships_returned", "Leaderships that went back to the first replica."),
     counter("controller_isr_shrinks", "controller.isr_shrinks", "Replicas that left an ISR of a partition led here."),
     counter("controller_isr_expands", "controller.isr_expands", "Replicas that joined one."),
@@ -323,7 +324,7 @@ COORDINATOR = (
     counter(
         "coordinator_requests_while_cut_off",
         "coordinator.requests_while_cut_off",
-        "Requests told to look elsewhere, because this box was not sure to be part of the cluster any more.",
+        "Requests redirected because this box could not be sure to be part of the cluster any more.",
     ),
     gauge("coordinator_waiting_requests", "coordinator.waiting", "Requests that wait for an answer."),
     counter("coordinator_appends", "coordinator.appends", "Appends to a state topic.", ("process", "topic")),

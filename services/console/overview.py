@@ -1,6 +1,8 @@
-"""What the first page shows, as one JSON document: bounded, however many partitions, topics and groups there are. Pure.
+"""The content of the first page as one JSON document, bounded for any number of partitions, topics
+and groups. Pure.
 
-Weak spot: of topics and groups the busiest are shown, the rest is counted; `millrace top` and `/metrics` have them all.
+Weak: the busiest topics and groups are listed, the rest is counted; `millrace top` and `/metrics`
+have all.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ EVENTS_SHOWN = 20
 
 
 def overview(sample: BoxSample, between: Between, groups: GroupsSample, events: list[AlarmEvent], version: str) -> dict[str, Any]:
-    """`between` covers the last seconds, up to `sample`."""
+    """Return the document; `between` covers the last seconds up to `sample`."""
     box = sample.box
     topics = between.after.topics
     return {
@@ -59,7 +61,7 @@ def overview(sample: BoxSample, between: Between, groups: GroupsSample, events: 
 
 
 def _ledger(sample: BoxSample) -> dict[str, int]:
-    """The sum of all ingest processes: received = stored + duplicate + lost + in flight."""
+    """Return the sum of all ingest processes: received = stored + duplicate + lost + in flight."""
     names = {"received": "received", "stored": "stored", "duplicate": "duplicate", "lost": "counted", "refused": "refused", "kernel_drops": "kernel_drops"}
     sums = {name: sample.total(f"ingest.{counter}") for name, counter in names.items()}
     in_flight = sums["received"] - sums["stored"] - sums["duplicate"] - sums["lost"]
@@ -81,7 +83,7 @@ def _process(process: ProcessSample, sample: BoxSample, between: Between) -> dic
 
 
 def _restarts(name: str, sample: BoxSample) -> int:
-    """Its own count, and that of whoever restarts it: a JVM cannot count."""
+    """Return the restarts in its own counter or that of the supervisor: a JVM has none."""
     own, supervisor = sample.counters.get(name), sample.counters.get(SUPERVISOR)
     starts = own.values.get("runtime.starts", 0) if own is not None else 0
     restarts = supervisor.values.get(f'supervisor.restarts{{process="{name}"}}', 0) if supervisor is not None else 0
@@ -110,7 +112,7 @@ def _disk(name: str, path: str, sample: BoxSample, between: Between) -> dict[str
 
 
 def _topics(between: Between) -> list[dict[str, Any]]:
-    """Those in trouble first, then the busiest, then by name."""
+    """Return the topics: those with problems first, then the busiest, then by name."""
     rated = []
     for topic in between.after.topics.values():
         records, received, sent = between.topic_rates(topic.name)

@@ -1,6 +1,7 @@
-"""Does a process serve? Judged by its counters alone; no process is asked.
+"""Whether a process serves, judged by its counters alone.
 
-Pure but for looking whether a pid lives. Weak spot: a process that hangs counts as serving until its heartbeat is older than the watchdog allows.
+Pure, apart from the check whether a pid exists. Weak: a process that hangs counts as serving until
+its heartbeat is older than the watchdog allows.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Readiness(NamedTuple):
 
 
 def judge_process(snapshot: CounterSnapshot | None, alive: bool, now_ns: int, silence_ns_max: int) -> str | None:
-    """Why a process does not serve, or None."""
+    """Return why a process does not serve, or None."""
     if snapshot is None:
         return "not started"
     if not alive:

@@ -1,6 +1,8 @@
-"""What is made from the rows of metrics and alarms: `docs/metrics.md` and `systemd/prometheus-alerts.yml`. Tests hold them together.
+"""Generates `docs/metrics.md` and `systemd/prometheus-alerts.yml` from the rows of metrics and
+alarms. Tests compare them.
 
-`python -m services.console.reference metrics > docs/metrics.md`, `… alerts > systemd/prometheus-alerts.yml`. Pure but for `main`.
+`python -m services.console.reference metrics > docs/metrics.md`, `… alerts >
+systemd/prometheus-alerts.yml`. Pure except for `main`.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ groups:
 
 
 def metrics_page() -> str:
-    """Markdown, a table for each group of rows."""
+    """Return Markdown with a table for each group of rows."""
     return _METRICS_HEAD + "".join(_metrics_group(title, rows) for title, rows in GROUPS.items())
 
 
@@ -54,7 +56,7 @@ def _metrics_group(title: str, rows: tuple[MetricRow, ...]) -> str:
 
 
 def alert_rules() -> str:
-    """YAML."""
+    """Return the alert rules as YAML."""
     return _ALERTS_HEAD + "".join(_rule(alarm) for alarm in ALARMS)
 
 

@@ -1,4 +1,5 @@
-"""Which release this is: the file VERSION of an installed one, else the version in pyproject.toml. Weak spot: a checkout does not say its commit."""
+"""The installed release: the file VERSION, or the version in pyproject.toml. Weak: a checkout does
+not show its commit."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def release_version(root: Path = ROOT) -> str:
-    """One line; "unknown" where neither file is."""
+    """Return one line; "unknown" if neither file exists."""
     try:
         return (root / "VERSION").read_text().strip()
     except OSError:

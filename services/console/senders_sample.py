@@ -1,7 +1,7 @@
-"""How many senders there are, and how many fell silent, from the files that the ingests write once a second.
+"""Counts senders and silent senders, from files that the ingests write once a second.
 
-Owned by the console's loop. A file is read again when it was replaced; who is silent is asked of the clock each time. Weak spot: senders that an
-ingest had no room for are not among them.
+Owned by the console's loop. A file is read again after it was replaced; silence is judged by the
+present time. Weak: senders that exceed an ingest's limit are not included.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SendersSample(NamedTuple):
 
 
 class SendersWatch:
-    """Looks again and again."""
+    """Reads the files repeatedly."""
 
     def __init__(self, layout: BoxLayout, silent_ms: int) -> None:
         self._layout = layout
@@ -31,7 +31,7 @@ class SendersWatch:
         self._last_seen_ms: dict[str, dict[str, int]] = {}
 
     def look(self, ingests: list[str], wall_ms: int) -> SendersSample:
-        """The senders of these ingests together: one that any of them heard is not silent."""
+        """Return the senders of these ingests together: one that any of them heard is not silent."""
         last_seen_ms: dict[str, int] = {}
         for name in ingests:
             for host, seen_ms in self._of(name).items():

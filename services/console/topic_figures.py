@@ -1,6 +1,6 @@
-"""Topics as the image wants them beside what is open on this box's disks; pure.
+"""Topics of the metadata image compared with the partitions that are open on this box. Pure.
 
-Weak spot: of a topic with replicas elsewhere only what lies here is counted.
+Weak: of a topic with replicas elsewhere only those on this box are counted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from services.console.disk_sample import DOWN, HUNG, HeldPartition
 
 
 class TopicFigures(NamedTuple):
-    """One topic. `records` are those that consumers may read; `end_offsets` is the sum over its partitions: its rise is the rate of records in."""
+    """One topic. `records` are those that consumers may read; `end_offsets` is the sum over its
+    partitions, whose rise is the rate of records in."""
 
     name: str
     partitions: int
@@ -25,7 +26,7 @@ class TopicFigures(NamedTuple):
 
 
 def topic_figures(sample: BoxSample) -> list[TopicFigures]:
-    """Every topic of the image."""
+    """Return all topics of the image."""
     held: dict[tuple[bytes, int], tuple[str, HeldPartition]] = {}
     for look in sample.disks.values():
         for partition in look.partitions:

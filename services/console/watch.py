@@ -1,7 +1,9 @@
-"""What the console knows: samples every two seconds, the chart's history, alarms every ten, groups, and the documents made of them.
+"""The state of the console: samples every two seconds, chart history, alarms every ten seconds,
+groups, and the documents made of them.
 
-Owned by the console's loop; `turn` does at most one sample (2 ms for a box of 2,000 partitions). No request waits for a process or a disk: answers are
-made from what was seen last, or from a fresh look at shared memory. Weak spot: what it remembers begins anew with the process.
+Owned by the console's loop; `turn` takes at most one sample (2 ms for a box of 2,000 partitions).
+No request waits for a process or a disk: answers use the last sample, or a new one from shared
+memory. Weak: its memory starts empty with the process.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from services.console.readiness import Readiness
 
 ALARMS_EVERY_MS = 10_000
 SMOOTHED = 5
-"""Rates in tables are those of so many intervals."""
+"""Rates in tables cover this many intervals."""
 
 
 class BoxWatch:
-    """`groups` gives the last look at consumer groups; `on_alarm` hears of what begins and ends."""
+    """`groups` is the last round of consumer groups; `on_alarm` is called for alarms that begin and
+    end."""
 
     def __init__(self, reader: BoxReader, clock: Clock, version: str, on_alarm: Callable[[AlarmEvent], None]) -> None:
         self._reader = reader
@@ -45,7 +48,7 @@ class BoxWatch:
         self._next_alarms_ms = 0
 
     def turn(self) -> None:
-        """Called several times a second: take a sample when it is time."""
+        """Take a sample if it is time; call it several times a second."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._next_ms:
             return
@@ -62,19 +65,19 @@ class BoxWatch:
         return self.sample
 
     def overview(self, since_ms: int) -> dict[str, Any]:
-        """The page's document, with the points of its charts that are later than `since_ms`."""
+        """Return the document of the page, with the points of its charts after `since_ms`."""
         between = Between(self._slims[0], self._slims[-1])
         document = overview(self.sample, between, self.groups(), self._alarms.events, self._version)
         return document | {"history": self._history.document(since_ms)}
 
     def metrics(self) -> bytes:
-        """A scrape: a fresh look, written out."""
+        """Return a scrape of a new sample."""
         return self._exposition.text(self._reader.read(), self.groups(), self._alarms.looks)
 
     def is_alive(self) -> bool:
-        """Whether anybody of the box beside us is there, now."""
+        """Return whether a process of the box runs besides the console."""
         return self._reader.read().is_alive
 
     def readiness(self) -> Readiness:
-        """Who serves, now."""
+        """Return which processes serve, from a new sample."""
         return self._reader.read().readiness
