@@ -15,7 +15,7 @@ from appliance.base.clock import SystemClock
 from lab.pretended_box import PretendedBox
 from lab.scratch_layout import scratch_layout
 from services.console.box_sample import BoxReader
-from services.console.watch import BoxWatch
+from services.console.watch import BoxMonitor
 
 PARTITIONS = 2_000
 PARTITIONS_A_TOPIC = 20
@@ -51,7 +51,7 @@ def main() -> int:
         pretended = PretendedBox(layout, clock, topics={f"topic-{number}": PARTITIONS_A_TOPIC for number in range(-(-partitions // PARTITIONS_A_TOPIC))})
         fill(pretended)
         reader = BoxReader(layout, pretended.box, clock)
-        watch = BoxWatch(reader, clock, "benchmark", lambda _event: None)
+        watch = BoxMonitor(reader, clock, "benchmark", lambda _event: None)
         text = watch.metrics().decode()
         series = sum(not line.startswith("#") for line in text.splitlines())
         print(f"{len(pretended.rows)} partitions: {series} series, {len(text) >> 10} KiB")

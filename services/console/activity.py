@@ -34,7 +34,7 @@ class Slim(NamedTuple):
     topics: Mapping[str, TopicFigures]
 
 
-class Latency(NamedTuple):
+class LatencySummary(NamedTuple):
     """Latencies in microseconds, each within 12.5 %; None if nothing was timed."""
 
     p50_us: float | None
@@ -113,11 +113,11 @@ class Between:
         counts from zero."""
         return 100 * sum(max(spent - self.before.cpu_seconds.get(key, 0.0), 0.0) for key, spent in self.after.cpu_seconds.items()) / self.seconds
 
-    def latency(self, name: str) -> Latency:
+    def latency(self, name: str) -> LatencySummary:
         """Return the latency of a kind of work, over all processes."""
         return _latency(self.after.timings.get(name, EMPTY_READING), self.before.timings.get(name))
 
-    def disk_latency(self, disk: str, name: str) -> Latency:
+    def disk_latency(self, disk: str, name: str) -> LatencySummary:
         """Return a latency of one disk."""
         return _latency(self.after.disk_timings.get((disk, name), EMPTY_READING), self.before.disk_timings.get((disk, name)))
 
@@ -125,6 +125,6 @@ class Between:
         return max(after - before, 0) / self.seconds
 
 
-def _latency(after: HistogramReading, before: HistogramReading | None) -> Latency:
+def _latency(after: HistogramReading, before: HistogramReading | None) -> LatencySummary:
     reading = after.since(before)
-    return Latency(reading.percentile_us(50), reading.percentile_us(99))
+    return LatencySummary(reading.percentile_us(50), reading.percentile_us(99))

@@ -28,9 +28,9 @@ from services.console.application import make_application
 from services.console.box_sample import BoxReader
 from services.console.console_groups import GroupQuestions
 from services.console.console_host import HostFigures
-from services.console.memory_watch import MemoryWatch
+from services.console.memory_watch import MemoryMonitor
 from services.console.release import release_version
-from services.console.watch import BoxWatch
+from services.console.watch import BoxMonitor
 
 LISTEN_NAME = "http"
 GRACEFUL_STOP_SECONDS = 2
@@ -62,10 +62,10 @@ class ConsoleAgent:
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
         self._reader = BoxReader(context.layout, context.box, context.clock)
-        self.watch = BoxWatch(self._reader, context.clock, release_version(), self._on_alarm)
+        self.watch = BoxMonitor(self._reader, context.clock, release_version(), self._on_alarm)
         self._questions = GroupQuestions(context.layout, context.poller, context.clock, self.watch.last_sample)
         self.watch.groups = lambda: self._questions.look
-        self._memory = MemoryWatch(lambda: self._reader.pids)
+        self._memory = MemoryMonitor(lambda: self._reader.pids)
         self.ending: StepsDown | None = None
         """Why the process stops itself, if it does."""
         self.on_ending: Callable[[], None] = lambda: None

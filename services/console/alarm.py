@@ -20,7 +20,7 @@ HOUR = 60 * MINUTE
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "==": operator.eq}
 
 
-class Condition(NamedTuple):
+class AlarmCondition(NamedTuple):
     """`metric` is the exposed name; `match` selects series by labels. `divided_by` makes it a
     ratio, `over_seconds` a rise; with `quantile` it is a percentile by the label `by`."""
 
@@ -56,7 +56,7 @@ class Alarm(NamedTuple):
 
     name: str
     severity: str
-    condition: Condition | None
+    condition: AlarmCondition | None
     hold_seconds: int
     words: str
     meaning: str

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from appliance.base.invariants import check
 from appliance.shm.histogram import HistogramReading, add_readings
-from services.console.alarm import COMPARISONS, Alarm, Condition
+from services.console.alarm import COMPARISONS, Alarm, AlarmCondition
 from services.console.figures import Figures, Labels
 from services.console.metric_row import COUNTER, MetricRow
 from services.console.metric_rows import ROWS
@@ -84,7 +84,7 @@ class AlarmWatch:
 class _Series:
     """The series of one condition, and their values over its window."""
 
-    def __init__(self, condition: Condition) -> None:
+    def __init__(self, condition: AlarmCondition) -> None:
         self._condition = condition
         self._row: MetricRow = _BY_EXPOSED_NAME[condition.metric]
         self._labels = (condition.by,) if condition.by else self._row.labels

@@ -7,7 +7,7 @@ thresholds fit a box of cheap disks and are no settings; for others, edit a copy
 
 from __future__ import annotations
 
-from services.console.alarm import CRITICAL, HOUR, MINUTE, WARNING, Alarm, Condition
+from services.console.alarm import CRITICAL, HOUR, MINUTE, WARNING, Alarm, AlarmCondition
 
 MANY_RECORDS_BEHIND = 1_000_000
 MANY_RECORDS_UNREPLICATED = 100_000
@@ -25,7 +25,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceProcessDown",
         CRITICAL,
-        Condition("millrace_process_serving", "==", 0),
+        AlarmCondition("millrace_process_serving", "==", 0),
         MINUTE,
         "{process} does not serve",
         "What that process does for its users waits; its state is in millrace_process_state.",
@@ -33,7 +33,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceProcessRestarts",
         WARNING,
-        Condition("millrace_process_starts_total", ">", 3, over_seconds=15 * MINUTE),
+        AlarmCondition("millrace_process_starts_total", ">", 3, over_seconds=15 * MINUTE),
         0,
         "{process} was started more than three times in 15 minutes",
         "It dies again and again; each time its users wait a moment.",
@@ -41,7 +41,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceWatchdogKill",
         WARNING,
-        Condition("millrace_process_watchdog_kills_total", ">", 0, over_seconds=HOUR),
+        AlarmCondition("millrace_process_watchdog_kills_total", ">", 0, over_seconds=HOUR),
         0,
         "{process} was killed because it did not turn",
         "It hung: on its disk, on a machine without memory or processor time, or by a mistake of ours.",
@@ -49,7 +49,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceDiskOffline",
         CRITICAL,
-        Condition("millrace_disk_state", "==", 1, (("state", "offline"),)),
+        AlarmCondition("millrace_disk_state", "==", 1, (("state", "offline"),)),
         0,
         "disk {disk} is offline",
         "It failed, or its directory is empty: its partitions are neither written nor read.",
@@ -57,7 +57,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceDiskHung",
         CRITICAL,
-        Condition("millrace_disk_state", "==", 1, (("state", "hung"),)),
+        AlarmCondition("millrace_disk_state", "==", 1, (("state", "hung"),)),
         30,
         "disk {disk} hangs",
         "It does not answer: its partitions are neither written nor read until it does.",
@@ -65,7 +65,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceDiskFencedAgain",
         WARNING,
-        Condition("millrace_disk_recent_fences", ">=", 2),
+        AlarmCondition("millrace_disk_recent_fences", ">=", 2),
         0,
         "disk {disk} was fenced again",
         "It is too slow for its load, or dying: producers of its partitions go back and forth with it.",
@@ -73,7 +73,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceDiskSlow",
         WARNING,
-        Condition("millrace_log_writer_append_round_seconds", ">", 0.5, over_seconds=5 * MINUTE, quantile=0.99, by="disk"),
+        AlarmCondition("millrace_log_writer_append_round_seconds", ">", 0.5, over_seconds=5 * MINUTE, quantile=0.99, by="disk"),
         5 * MINUTE,
         "appends on disk {disk} take longer than half a second (p99)",
         "Producers of its partitions wait; the disk, its cable or its write cache is not what it was.",
@@ -81,7 +81,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceDiskFull",
         CRITICAL,
-        Condition("millrace_disk_state", "==", 1, (("state", "full"),)),
+        AlarmCondition("millrace_disk_state", "==", 1, (("state", "full"),)),
         0,
         "disk {disk} is full",
         "Its partitions are read, not written.",
@@ -89,7 +89,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceDiskFillsUp",
         WARNING,
-        Condition("millrace_disk_free_bytes", "<", 0.1, divided_by="millrace_disk_size_bytes"),
+        AlarmCondition("millrace_disk_free_bytes", "<", 0.1, divided_by="millrace_disk_size_bytes"),
         5 * MINUTE,
         "disk {disk} has less than a tenth of its space free",
         "Soon its oldest records are deleted before their time.",
@@ -97,7 +97,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceRecordsDeletedForSpace",
         WARNING,
-        Condition("millrace_retention_segments_total", ">", 0, (("policy", "free_space_reserve"),), over_seconds=HOUR),
+        AlarmCondition("millrace_retention_segments_total", ">", 0, (("policy", "free_space_reserve"),), over_seconds=HOUR),
         0,
         "records on disk {disk} were deleted before their time, because it runs full",
         "Consumers that are far behind have lost records; retention promises more than the disk holds.",
@@ -105,7 +105,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceStorageFailures",
         CRITICAL,
-        Condition("millrace_log_writer_storage_failures_total", ">", 0, over_seconds=15 * MINUTE),
+        AlarmCondition("millrace_log_writer_storage_failures_total", ">", 0, over_seconds=15 * MINUTE),
         0,
         "disk {disk} answered with errors",
         "Its directory was taken offline; what was not synced is read again when it is back.",
@@ -113,7 +113,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceDamagedBatches",
         CRITICAL,
-        Condition("millrace_scrub_damages_total", ">", 0, over_seconds=HOUR),
+        AlarmCondition("millrace_scrub_damages_total", ">", 0, over_seconds=HOUR),
         0,
         "damaged places ({kind}) were found on disk {disk}",
         "Records in closed segments cannot be read as they were written. Where another box has a healthy copy they are repaired within seconds.",
@@ -121,7 +121,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceDamageNotRepaired",
         CRITICAL,
-        Condition("millrace_replica_repairs_left_total", ">", 0, over_seconds=HOUR),
+        AlarmCondition("millrace_replica_repairs_left_total", ">", 0, over_seconds=HOUR),
         0,
         "damaged records stay: no other box has a healthy copy that fits",
         "Records in closed segments cannot be read as they were written.",
@@ -129,7 +129,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillracePartitionsNotServed",
         CRITICAL,
-        Condition("millrace_topic_partitions_not_served", ">", 0),
+        AlarmCondition("millrace_topic_partitions_not_served", ">", 0),
         MINUTE,
         "partitions of topic {topic} are not served",
         "Their producers and consumers wait.",
@@ -137,7 +137,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceOfflinePartitions",
         CRITICAL,
-        Condition("millrace_controller_offline_partitions", ">", 0),
+        AlarmCondition("millrace_controller_offline_partitions", ">", 0),
         MINUTE,
         "partitions of the cluster have no leader",
         "They are neither written nor read: no replica that has all records is alive.",
@@ -145,7 +145,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceUnderMinIsr",
         CRITICAL,
-        Condition("millrace_replication_under_min_isr_partitions", ">", 0),
+        AlarmCondition("millrace_replication_under_min_isr_partitions", ">", 0),
         MINUTE,
         "partitions led by this box have fewer replicas in sync than min.insync.replicas",
         "Producers with acks=all are refused, and so are commits of groups or transactions if it is their topic.",
@@ -153,7 +153,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceUnderReplicated",
         WARNING,
-        Condition("millrace_replication_under_replicated_partitions", ">", 0),
+        AlarmCondition("millrace_replication_under_replicated_partitions", ">", 0),
         5 * MINUTE,
         "partitions led by this box have a replica that is not in sync",
         "They are served, with fewer copies than they should have; the next death may cost records or make them wait.",
@@ -161,7 +161,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceReplicationSlow",
         WARNING,
-        Condition("millrace_replication_unreplicated_records", ">", MANY_RECORDS_UNREPLICATED),
+        AlarmCondition("millrace_replication_unreplicated_records", ">", MANY_RECORDS_UNREPLICATED),
         5 * MINUTE,
         "a replica in sync does not keep up with a partition that this box leads",
         "Consumers see records late, and producers with acks=all wait; soon the replica leaves the ISR.",
@@ -169,7 +169,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillracePreferredImbalance",
         WARNING,
-        Condition("millrace_replication_preferred_imbalance", ">", 0),
+        AlarmCondition("millrace_replication_preferred_imbalance", ">", 0),
         30 * MINUTE,
         "other boxes lead partitions that this box should lead",
         "Load is spread unevenly; leadership has not come back after a fail-over.",
@@ -177,7 +177,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceReplicasStalled",
         WARNING,
-        Condition("millrace_replica_stalled_partitions", ">", 0),
+        AlarmCondition("millrace_replica_stalled_partitions", ">", 0),
         5 * MINUTE,
         "copies of partitions on this box make no progress",
         "They are not in sync, and no help when their leader dies.",
@@ -185,7 +185,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceUncleanElection",
         CRITICAL,
-        Condition("millrace_controller_unclean_elections_total", ">", 0, over_seconds=HOUR),
+        AlarmCondition("millrace_controller_unclean_elections_total", ">", 0, over_seconds=HOUR),
         0,
         "a replica that was not in sync became leader",
         "Records that were acknowledged are lost; consumers may have read what is no longer there.",
@@ -193,7 +193,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceReadRecordsCut",
         CRITICAL,
-        Condition("millrace_log_writer_truncated_below_high_watermark_total", ">", 0, over_seconds=HOUR),
+        AlarmCondition("millrace_log_writer_truncated_below_high_watermark_total", ">", 0, over_seconds=HOUR),
         0,
         "records on disk {disk} that consumers may have read were cut off",
         "The leader does not have them: an unclean election took place, or something is badly wrong.",
@@ -201,7 +201,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceControllerChanges",
         WARNING,
-        Condition("millrace_controller_terms_total", ">", 2, over_seconds=HOUR),
+        AlarmCondition("millrace_controller_terms_total", ">", 2, over_seconds=HOUR),
         0,
         "this box became controller more than twice in an hour",
         "The role wanders; while it does, elections wait.",
@@ -209,7 +209,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceNoController",
         CRITICAL,
-        Condition("millrace_cluster_has_controller", "==", 0),
+        AlarmCondition("millrace_cluster_has_controller", "==", 0),
         MINUTE,
         "the cluster has no controller",
         "Produce and fetch go on where they can; nothing is created or changed, and no leader is elected when a box dies.",
@@ -217,7 +217,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceZooKeeperLost",
         CRITICAL,
-        Condition("millrace_controller_zookeeper_connected", "==", 0),
+        AlarmCondition("millrace_controller_zookeeper_connected", "==", 0),
         MINUTE,
         "this box has no ZooKeeper session",
         "Its partitions go to other boxes when the session has expired; where it is the only replica it goes on.",
@@ -225,7 +225,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceSessionsExpired",
         WARNING,
-        Condition("millrace_controller_zookeeper_sessions_lost_total", ">", 0, over_seconds=HOUR),
+        AlarmCondition("millrace_controller_zookeeper_sessions_lost_total", ">", 0, over_seconds=HOUR),
         0,
         "the ZooKeeper session of this box expired",
         "For the cluster the box was dead: its leaderships went elsewhere. Without a real death it was too slow to be heard.",
@@ -233,7 +233,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceCoordinatorLoading",
         CRITICAL,
-        Condition("millrace_coordinator_partitions_loading", ">", 0),
+        AlarmCondition("millrace_coordinator_partitions_loading", ">", 0),
         MINUTE,
         "partitions of {topic} are not served yet",
         "Groups or transactions that belong to them wait: the state is still being read, or a replica in sync has not fetched it.",
@@ -241,7 +241,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceProduceOverBudget",
         WARNING,
-        Condition("millrace_produce_over_budget_total", ">", 0, over_seconds=5 * MINUTE),
+        AlarmCondition("millrace_produce_over_budget_total", ">", 0, over_seconds=5 * MINUTE),
         5 * MINUTE,
         "{process} turns batches away, because a disk does not keep up",
         "Producers try again; more comes in than a disk takes.",
@@ -249,7 +249,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceSyslogLinesLost",
         WARNING,
-        Condition("millrace_ingest_lost_lines_total", ">", 0, over_seconds=5 * MINUTE),
+        AlarmCondition("millrace_ingest_lost_lines_total", ">", 0, over_seconds=5 * MINUTE),
         0,
         "{process} could not store lines of listener {listener} ({reason})",
         "Lines that were received are lost, and counted by reason. After a crash senders that wait for an acknowledgement send theirs again.",
@@ -257,7 +257,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceSyslogWaits",
         CRITICAL,
-        Condition("millrace_ingest_oldest_waiting_seconds", ">", MINUTE),
+        AlarmCondition("millrace_ingest_oldest_waiting_seconds", ">", MINUTE),
         0,
         "{process} has nowhere to put lines of senders: no leader has taken a batch of theirs for a minute",
         "Lines wait in memory, then on the state disk; then senders wait, and datagrams are dropped and counted.",
@@ -265,7 +265,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceIngestSpool",
         WARNING,
-        Condition("millrace_ingest_spool_bytes", ">", 0),
+        AlarmCondition("millrace_ingest_spool_bytes", ">", 0),
         5 * MINUTE,
         "{process} keeps lines of senders on the state disk, because no leader takes them",
         "When it is full (ingest.spool.bytes) senders wait, and datagrams are dropped and counted.",
@@ -273,7 +273,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceSyslogKernelDrops",
         WARNING,
-        Condition("millrace_ingest_kernel_drops_total", ">", 0, over_seconds=5 * MINUTE),
+        AlarmCondition("millrace_ingest_kernel_drops_total", ">", 0, over_seconds=5 * MINUTE),
         0,
         "the kernel dropped syslog datagrams before {process} received them",
         "UDP lines are lost: more come than ingest takes, or the receive buffer is too small.",
@@ -281,7 +281,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceConsumerLag",
         WARNING,
-        Condition("millrace_consumer_group_lag_records", ">", MANY_RECORDS_BEHIND),
+        AlarmCondition("millrace_consumer_group_lag_records", ">", MANY_RECORDS_BEHIND),
         15 * MINUTE,
         "group {group} is more than a million records behind in topic {topic}",
         "It is stopped or too slow; when retention overtakes it, it loses records.",
@@ -289,7 +289,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceClocksDisagree",
         WARNING,
-        Condition("millrace_retention_clock_disagreement_seconds", ">", HOUR),
+        AlarmCondition("millrace_retention_clock_disagreement_seconds", ">", HOUR),
         0,
         "the wall clock was moved by more than an hour since {disk}'s log-writer started",
         "Nothing is deleted by time until the clocks agree again, so disks fill up.",

@@ -18,9 +18,9 @@ from appliance.cluster.metadata_image import ImageUnreadable, MetadataImage, rea
 from appliance.runtime.process_cost import ProcessCost, read_cost
 from appliance.shm.counter_reader import CounterReader
 from appliance.shm.counters import CounterSnapshot, list_counters
-from services.console.disk_sample import DiskSample, DiskWatch
+from services.console.disk_sample import DiskReader, DiskSample
 from services.console.readiness import Readiness, is_alive, judge_process
-from services.console.senders_sample import SendersSample, SendersWatch
+from services.console.senders_sample import SendersReader, SendersSample
 
 SUPERVISOR = "supervisor"
 SERVING = "serving"
@@ -86,8 +86,8 @@ class BoxReader:
         self._box = box
         self._box_changed_ns = -1
         self._counters: dict[str, CounterReader] = {}
-        self._disks: dict[str, DiskWatch] = {}
-        self._senders = SendersWatch(layout, box.integer("ingest.sender.silent.ms"))
+        self._disks: dict[str, DiskReader] = {}
+        self._senders = SendersReader(layout, box.integer("ingest.sender.silent.ms"))
         self._image = MetadataImage.empty()
         self._image_identity: tuple[int, int] = (0, 0)
         self.pids: list[int] = []
@@ -137,7 +137,7 @@ class BoxReader:
             self._box = load_box(self._layout)
         names = {disk.name for disk in self._box.disks}
         for name in names - self._disks.keys():
-            self._disks[name] = DiskWatch(self._layout, name, self._box.integer("log.disk.deadline.ms"))
+            self._disks[name] = DiskReader(self._layout, name, self._box.integer("log.disk.deadline.ms"))
         for name in self._disks.keys() - names:
             self._disks.pop(name).close()
 

@@ -21,7 +21,7 @@ from appliance.cluster.metadata_image import MetadataImage
 from appliance.runtime.agent import ServiceContext
 from appliance.shm.counters import read_counters
 from services.console import host_topic
-from services.console.host_figures import LogDirectory, host_records
+from services.console.host_figures import LogDirectorySpace, host_records
 from services.console.host_reading import HostReading, devices_of, read_host
 from services.console.host_topic import RESPONSE_BYTES_MAX, error_name
 
@@ -97,7 +97,7 @@ class HostFigures:
             self._waiting.popleft()
             self._dropped.add()
 
-    def _log_directories(self) -> list[LogDirectory]:
+    def _log_directories(self) -> list[LogDirectorySpace]:
         disks = self._context.box.disks
         devices = devices_of({disk.name: disk.path for disk in disks})
         found = []
@@ -105,7 +105,7 @@ class HostFigures:
             snapshot = read_counters(self._context.layout, f"log-writer@{disk.name}")
             values = {} if snapshot is None else snapshot.values
             device = devices.get(disk.name)
-            found.append(LogDirectory(disk.name, disk.path, device, values.get("disk.free_bytes"), values.get("disk.total_bytes")))
+            found.append(LogDirectorySpace(disk.name, disk.path, device, values.get("disk.free_bytes"), values.get("disk.total_bytes")))
         return found
 
     async def send(self) -> None:

@@ -30,7 +30,7 @@ HUNG, DOWN = "hung", "down"
 STATES = (*DISK_STATE_NAMES, HUNG, DOWN)
 
 
-class HeldPartition(NamedTuple):
+class SampledPartition(NamedTuple):
     """A row, and the size of its log in bytes."""
 
     row: Row
@@ -45,10 +45,10 @@ class DiskSample(NamedTuple):
     probe_age_ns: int | None = None
     recovery_done_bytes: int = 0
     recovery_total_bytes: int = 0
-    partitions: tuple[HeldPartition, ...] = ()
+    partitions: tuple[SampledPartition, ...] = ()
 
 
-class DiskWatch:
+class DiskReader:
     """Samples one disk; `look` returns its present state."""
 
     def __init__(self, layout: BoxLayout, disk: str, deadline_ms: int) -> None:
@@ -61,7 +61,7 @@ class DiskWatch:
         self._rows: list[Row | None] = []
         self._moved = True
         self._sealed: list[int] = []
-        self._held: tuple[HeldPartition, ...] = ()
+        self._held: tuple[SampledPartition, ...] = ()
 
     def look(self, now_ns: int) -> DiskSample:
         table = self._attached()
@@ -76,13 +76,13 @@ class DiskWatch:
         self._read_rows(table)
         return DiskSample(state, bool(words[FENCE_WORD]), now_ns - probed_ns if probed_ns else None, done, total, self._partitions(words))
 
-    def _partitions(self, words: memoryview) -> tuple[HeldPartition, ...]:
+    def _partitions(self, words: memoryview) -> tuple[SampledPartition, ...]:
         """Return the partitions; the same tuple as before if nothing changed."""
         first = SEALED_BYTES_POSITION // WORD_BYTES
         sealed = words[first : first + len(self._rows)].tolist()
         if self._moved or sealed != self._sealed:
             self._moved, self._sealed = False, sealed
-            self._held = tuple(HeldPartition(row, row.active_position + sealed[index]) for index, row in enumerate(self._rows) if row is not None)
+            self._held = tuple(SampledPartition(row, row.active_position + sealed[index]) for index, row in enumerate(self._rows) if row is not None)
         return self._held
 
     def _attached(self) -> PartitionTableReader | None:

@@ -26,7 +26,7 @@ _NO_DISKS = ("loop", "ram", "zram")
 """Virtual devices, which are reported only if a log directory is on them."""
 
 
-class LogDirectory(NamedTuple):
+class LogDirectorySpace(NamedTuple):
     """A log directory, its device if it has one, and its space as its log-writer reported it."""
 
     name: str
@@ -36,7 +36,7 @@ class LogDirectory(NamedTuple):
     size_bytes: int | None
 
 
-def host_records(before: HostReading, after: HostReading, directories: Iterable[LogDirectory], wall_ms: int, host: str, broker_id: int) -> list[bytes]:
+def host_records(before: HostReading, after: HostReading, directories: Iterable[LogDirectorySpace], wall_ms: int, host: str, broker_id: int) -> list[bytes]:
     """Return JSON documents in the order cpu, memory, disks, log directories, networks."""
     seconds = max((after.monotonic_ns - before.monotonic_ns) / 1e9, 1e-3)
     time = datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

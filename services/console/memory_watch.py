@@ -18,7 +18,7 @@ from appliance.runtime.process_cost import read_pss_bytes
 EVERY_SECONDS = 10.0
 
 
-class MemoryWatch:
+class MemoryMonitor:
     """`pss_bytes` by pid, as last read."""
 
     def __init__(self, pids: Callable[[], list[int]]) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from appliance.shm.partition_table import ROLE_LEADER
 from services.console.box_sample import BoxSample
-from services.console.disk_sample import HeldPartition
+from services.console.disk_sample import SampledPartition
 from services.console.metric_rows import PARTITIONS
 
-_FIGURES: dict[str, Callable[[HeldPartition], int | None]] = {
+_FIGURES: dict[str, Callable[[SampledPartition], int | None]] = {
     "millrace_partition_log_start_offset": lambda held: held.row.log_start_offset,
     "millrace_partition_log_end_offset": lambda held: held.row.log_end_offset,
     "millrace_partition_high_watermark": lambda held: held.row.high_watermark,
@@ -36,7 +36,7 @@ class PartitionLines:
         escaped = {disk: _escaped(disk) for disk in sample.disks}
         names = {bytes(topic.topic_id): name for name, topic in sample.image.topics.items()}
         known, labels = self._labels, {}
-        held: list[tuple[str, HeldPartition]] = []
+        held: list[tuple[str, SampledPartition]] = []
         for disk, look in sample.disks.items():
             for partition in look.partitions:
                 topic = names.get(partition.row.topic_id)

@@ -21,7 +21,7 @@ class SendersSample(NamedTuple):
     silent: int = 0
 
 
-class SendersWatch:
+class SendersReader:
     """Reads the files repeatedly."""
 
     def __init__(self, layout: BoxLayout, silent_ms: int) -> None:

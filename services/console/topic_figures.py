@@ -10,7 +10,7 @@ from typing import NamedTuple
 from appliance.cluster.metadata_image import PartitionImage
 from appliance.shm.partition_table import ROLE_LEADER
 from services.console.box_sample import BoxSample
-from services.console.disk_sample import DOWN, HUNG, HeldPartition
+from services.console.disk_sample import DOWN, HUNG, SampledPartition
 
 
 class TopicFigures(NamedTuple):
@@ -27,7 +27,7 @@ class TopicFigures(NamedTuple):
 
 def topic_figures(sample: BoxSample) -> list[TopicFigures]:
     """Return all topics of the image."""
-    held: dict[tuple[bytes, int], tuple[str, HeldPartition]] = {}
+    held: dict[tuple[bytes, int], tuple[str, SampledPartition]] = {}
     for look in sample.disks.values():
         for partition in look.partitions:
             held[partition.row.topic_id, partition.row.partition] = look.state, partition
@@ -37,7 +37,7 @@ def topic_figures(sample: BoxSample) -> list[TopicFigures]:
     ]
 
 
-def _figures(name: str, wanted: tuple[PartitionImage, ...], here: list[tuple[str, HeldPartition] | None], broker_id: int) -> TopicFigures:
+def _figures(name: str, wanted: tuple[PartitionImage, ...], here: list[tuple[str, SampledPartition] | None], broker_id: int) -> TopicFigures:
     records = size_bytes = end_offsets = 0
     for found in here:
         if found is not None:
@@ -49,7 +49,7 @@ def _figures(name: str, wanted: tuple[PartitionImage, ...], here: list[tuple[str
     return TopicFigures(name, len(wanted), not_served, records, size_bytes, end_offsets)
 
 
-def _is_not_served(wanted: PartitionImage, found: tuple[str, HeldPartition] | None, broker_id: int) -> bool:
+def _is_not_served(wanted: PartitionImage, found: tuple[str, SampledPartition] | None, broker_id: int) -> bool:
     if wanted.leader != broker_id:
         return wanted.leader < 0
     return found is None or found[0] in (DOWN, HUNG) or found[1].row.role != ROLE_LEADER

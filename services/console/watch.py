@@ -29,7 +29,7 @@ SMOOTHED = 5
 """Rates in tables cover this many intervals."""
 
 
-class BoxWatch:
+class BoxMonitor:
     """`groups` is the last round of consumer groups; `on_alarm` is called for alarms that begin and
     end."""
 

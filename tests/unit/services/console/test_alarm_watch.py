@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from appliance.shm.histogram import BUCKETS, Histogram, HistogramReading
-from services.console.alarm import CRITICAL, WARNING, Alarm, Condition
+from services.console.alarm import CRITICAL, WARNING, Alarm, AlarmCondition
 from services.console.alarm_watch import AlarmEvent, AlarmWatch
 from services.console.figures import Figures
 
@@ -13,7 +13,7 @@ SECOND = 1_000_000_000
 class World:
     """An alarm, and a clock that goes on by ten seconds with every look."""
 
-    def __init__(self, condition: Condition, hold_seconds: int = 0, words: str = "{disk} hurts") -> None:
+    def __init__(self, condition: AlarmCondition, hold_seconds: int = 0, words: str = "{disk} hurts") -> None:
         self.watch = AlarmWatch([Alarm("Hurts", CRITICAL, condition, hold_seconds, words, "it does")])
         self.seconds = 0
 
@@ -30,7 +30,7 @@ class World:
 
 
 def test_a_value_is_told_once_when_it_begins_and_once_when_it_ends() -> None:
-    world = World(Condition("millrace_disk_recent_fences", ">=", 2))
+    world = World(AlarmCondition("millrace_disk_recent_fences", ">=", 2))
     assert world.look("millrace_disk_recent_fences", d0=1, d1=0) == []
     assert world.look("millrace_disk_recent_fences", d0=2, d1=0) == [("d0 hurts", True)]
     assert world.look("millrace_disk_recent_fences", d0=3, d1=5) == [("d1 hurts", True)]
@@ -43,7 +43,7 @@ def test_a_value_is_told_once_when_it_begins_and_once_when_it_ends() -> None:
 
 
 def test_what_must_hold_for_a_while_is_forgotten_when_it_does_not() -> None:
-    world = World(Condition("millrace_disk_recent_fences", ">", 0), hold_seconds=20)
+    world = World(AlarmCondition("millrace_disk_recent_fences", ">", 0), hold_seconds=20)
     assert [world.look("millrace_disk_recent_fences", d0=1) for _ in range(2)] == [[], []]
     world.look("millrace_disk_recent_fences", d0=0)
     assert [world.look("millrace_disk_recent_fences", d0=1) for _ in range(3)] == [[], [], [("d0 hurts", True)]]
@@ -51,7 +51,7 @@ def test_what_must_hold_for_a_while_is_forgotten_when_it_does_not() -> None:
 
 
 def test_a_rise_is_over_when_it_leaves_the_window() -> None:
-    world = World(Condition("millrace_log_writer_storage_failures_total", ">", 0, over_seconds=30))
+    world = World(AlarmCondition("millrace_log_writer_storage_failures_total", ">", 0, over_seconds=30))
     name = "millrace_log_writer_storage_failures"
     assert world.look(name, d0=7) == [], "what rose before the first look is nobody's news"
     assert world.look(name, d0=8) == [("d0 hurts", True)]
@@ -61,7 +61,7 @@ def test_a_rise_is_over_when_it_leaves_the_window() -> None:
 
 
 def test_a_counter_that_began_anew_rose_by_what_it_is() -> None:
-    world = World(Condition("millrace_log_writer_storage_failures_total", ">", 2, over_seconds=60))
+    world = World(AlarmCondition("millrace_log_writer_storage_failures_total", ">", 2, over_seconds=60))
     name = "millrace_log_writer_storage_failures"
     assert world.look(name, d0=100) == []
     assert world.look(name, d0=2) == []
@@ -69,7 +69,7 @@ def test_a_counter_that_began_anew_rose_by_what_it_is() -> None:
 
 
 def test_a_ratio_needs_both_of_its_sides() -> None:
-    world = World(Condition("millrace_disk_free_bytes", "<", 0.1, divided_by="millrace_disk_size_bytes"))
+    world = World(AlarmCondition("millrace_disk_free_bytes", "<", 0.1, divided_by="millrace_disk_size_bytes"))
     sides = {
         "millrace_disk_free_bytes": {("d0",): 9.0, ("d1",): 10.0, ("d2",): 0.0},
         "millrace_disk_size_bytes": {("d0",): 100.0, ("d1",): 100.0, ("d2",): 0.0},
@@ -78,7 +78,7 @@ def test_a_ratio_needs_both_of_its_sides() -> None:
 
 
 def test_a_percentile_is_that_of_the_window() -> None:
-    world = World(Condition("millrace_log_writer_append_round_seconds", ">", 0.5, over_seconds=30, quantile=0.99, by="disk"))
+    world = World(AlarmCondition("millrace_log_writer_append_round_seconds", ">", 0.5, over_seconds=30, quantile=0.99, by="disk"))
     histogram = Histogram(memoryview(bytearray(8 * BUCKETS)).cast("Q"))
     name = "millrace_log_writer_append_round_seconds"
     histogram.record(SECOND)
@@ -91,17 +91,17 @@ def test_a_percentile_is_that_of_the_window() -> None:
 
 
 def test_labels_pick_series() -> None:
-    watch = AlarmWatch([Alarm("Off", WARNING, Condition("millrace_disk_state", "==", 1, (("state", "offline"),)), 0, "{disk} is {state}", "it is")])
+    watch = AlarmWatch([Alarm("Off", WARNING, AlarmCondition("millrace_disk_state", "==", 1, (("state", "offline"),)), 0, "{disk} is {state}", "it is")])
     figures = Figures({"millrace_disk_state": {("d0", "online"): 1.0, ("d0", "offline"): 0.0, ("d1", "offline"): 1.0}}, {})
     assert [event.words for event in watch.look(figures, 0, 0)] == ["d1 is offline"]
 
 
 def test_conditions_are_written_as_prometheus_asks() -> None:
     written = {
-        'millrace_disk_state{state="full"} == 1': Condition("millrace_disk_state", "==", 1, (("state", "full"),)),
-        "increase(millrace_x_total[15m]) > 3": Condition("millrace_x_total", ">", 3, over_seconds=900),
-        "millrace_a / millrace_b < 0.1": Condition("millrace_a", "<", 0.1, divided_by="millrace_b"),
-        "histogram_quantile(0.99, sum by (instance, disk, le) (rate(millrace_y_seconds_bucket[90s]))) > 0.5": Condition(
+        'millrace_disk_state{state="full"} == 1': AlarmCondition("millrace_disk_state", "==", 1, (("state", "full"),)),
+        "increase(millrace_x_total[15m]) > 3": AlarmCondition("millrace_x_total", ">", 3, over_seconds=900),
+        "millrace_a / millrace_b < 0.1": AlarmCondition("millrace_a", "<", 0.1, divided_by="millrace_b"),
+        "histogram_quantile(0.99, sum by (instance, disk, le) (rate(millrace_y_seconds_bucket[90s]))) > 0.5": AlarmCondition(
             "millrace_y_seconds", ">", 0.5, over_seconds=90, quantile=0.99, by="disk"
         ),
     }

@@ -5,13 +5,13 @@ from __future__ import annotations
 from appliance.base.clock import ManualClock
 from appliance.shm.partition_table import APPEND_SINCE_WORD, DISK_FULL, DISK_ONLINE, FENCE_WORD, PROBED_WORD, PartitionTableWriter
 from lab.pretended_box import PretendedBox
-from services.console.disk_sample import DiskWatch
+from services.console.disk_sample import DiskReader
 
 DEADLINE_MS = 1_000
 
 
 def test_state_fence_probe_and_recovery_are_those_of_the_table(box: PretendedBox, clock: ManualClock) -> None:
-    watch, table = DiskWatch(box.layout, "d0", DEADLINE_MS), box.tables["d0"]
+    watch, table = DiskReader(box.layout, "d0", DEADLINE_MS), box.tables["d0"]
     assert watch.look(clock.monotonic_ns())[:3] == ("online", False, None)
     table.set_disk_state(DISK_FULL)
     table.set_recovery_progress(30, 100)
@@ -23,7 +23,7 @@ def test_state_fence_probe_and_recovery_are_those_of_the_table(box: PretendedBox
 
 
 def test_a_disk_that_keeps_an_append_waiting_is_hung_until_it_answers(box: PretendedBox, clock: ManualClock) -> None:
-    watch, words = DiskWatch(box.layout, "d0", DEADLINE_MS), box.tables["d0"].shared.words
+    watch, words = DiskReader(box.layout, "d0", DEADLINE_MS), box.tables["d0"].shared.words
     words[APPEND_SINCE_WORD] = clock.monotonic_ns()
     clock.advance_ms(DEADLINE_MS)
     assert watch.look(clock.monotonic_ns()).state == "online"
@@ -35,7 +35,7 @@ def test_a_disk_that_keeps_an_append_waiting_is_hung_until_it_answers(box: Prete
 
 
 def test_only_what_moved_is_read_again(box: PretendedBox, clock: ManualClock) -> None:
-    watch = DiskWatch(box.layout, "d0", DEADLINE_MS)
+    watch = DiskReader(box.layout, "d0", DEADLINE_MS)
     first = watch.look(0).partitions
     assert [(held.row.topic_id[-1], held.row.partition) for held in first] == [(1, 0), (1, 2), (2, 0)]
     assert watch.look(0).partitions is first
@@ -49,7 +49,7 @@ def test_only_what_moved_is_read_again(box: PretendedBox, clock: ManualClock) ->
 
 
 def test_a_removed_row_goes_and_its_place_is_taken_again(box: PretendedBox, clock: ManualClock) -> None:
-    watch = DiskWatch(box.layout, "d0", DEADLINE_MS)
+    watch = DiskReader(box.layout, "d0", DEADLINE_MS)
     table, index, row = box.rows["logs", 2]
     watch.look(0)
     table.remove_row(index)
@@ -60,7 +60,7 @@ def test_a_removed_row_goes_and_its_place_is_taken_again(box: PretendedBox, cloc
 
 
 def test_the_next_life_of_a_log_writer_is_followed_and_none_is_down(box: PretendedBox, clock: ManualClock) -> None:
-    watch = DiskWatch(box.layout, "d0", DEADLINE_MS)
+    watch = DiskReader(box.layout, "d0", DEADLINE_MS)
     assert len(watch.look(0).partitions) == 3
     following = PartitionTableWriter.create(box.layout.shared_memory_name("table", "d0", 2), 2)
     following.set_disk_state(DISK_ONLINE)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.console import host_schema
-from services.console.host_figures import LogDirectory, host_records
+from services.console.host_figures import LogDirectorySpace, host_records
 from services.console.host_reading import DiskCounts, HostReading, NetworkCounts, devices_of, read_host
 from services.console.host_schema import COMMON, FIELDS, spark_schema
 
@@ -28,13 +28,15 @@ AFTER = HostReading(
     {"eth0": NetworkCounts(0, 12_000, 0, 120, 3, 0, 0, 0), "idle0": NetworkCounts(0, 0, 0, 0, 0, 0, 0, 0)},
 )
 DIRECTORIES = [
-    LogDirectory("d1", "/srv/d1", "sda", 70, 100),
-    LogDirectory("d0", "/srv/d0", "sda", 60, 100),
-    LogDirectory("late", "/srv/late", None, None, None),
+    LogDirectorySpace("d1", "/srv/d1", "sda", 70, 100),
+    LogDirectorySpace("d0", "/srv/d0", "sda", 60, 100),
+    LogDirectorySpace("late", "/srv/late", None, None, None),
 ]
 
 
-def records(before: HostReading = BEFORE, after: HostReading = AFTER, directories: list[LogDirectory] = DIRECTORIES) -> dict[tuple[str, str], dict[str, Any]]:
+def records(
+    before: HostReading = BEFORE, after: HostReading = AFTER, directories: list[LogDirectorySpace] = DIRECTORIES
+) -> dict[tuple[str, str], dict[str, Any]]:
     found = [json.loads(record) for record in host_records(before, after, directories, WALL_MS, "log1", 7)]
     return {(record["kind"], record["device"]): record for record in found}
 
@@ -45,7 +47,7 @@ def test_a_record_for_each_device_that_was_there_before_and_does_anything() -> N
 
 
 def test_a_loop_device_is_told_of_when_a_log_directory_lies_on_it() -> None:
-    found = records(directories=[LogDirectory("d0", "/srv/d0", "loop0", 1, 2)])
+    found = records(directories=[LogDirectorySpace("d0", "/srv/d0", "loop0", 1, 2)])
     assert found["disk", "loop0"]["log_directories"] == "d0" and found["disk", "sda"]["log_directories"] == ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from services.console.memory_watch import MemoryWatch
+from services.console.memory_watch import MemoryMonitor
 from services.console.release import release_version
 
 
@@ -18,7 +18,7 @@ def nobody() -> int:
 
 def test_memory_is_looked_at_for_those_that_are_there() -> None:
     pids = [os.getpid(), nobody()]
-    watch = MemoryWatch(lambda: pids)
+    watch = MemoryMonitor(lambda: pids)
     assert watch.pss_bytes == {}
     watch.look()
     assert list(watch.pss_bytes) == [os.getpid()]

@@ -13,16 +13,16 @@ from appliance.base.clock import ManualClock
 from lab.pretended_box import PretendedBox
 from services.console.box_sample import BoxReader
 from services.console.group_lag import GroupLag, GroupsSample, TopicLag
-from services.console.watch import BoxWatch
+from services.console.watch import BoxMonitor
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def watch_of(box: PretendedBox) -> BoxWatch:
-    return BoxWatch(BoxReader(box.layout, box.box, box.clock), box.clock, "1.2.3", lambda _event: None)
+def watch_of(box: PretendedBox) -> BoxMonitor:
+    return BoxMonitor(BoxReader(box.layout, box.box, box.clock), box.clock, "1.2.3", lambda _event: None)
 
 
-def scrape(watch: BoxWatch) -> Series:
+def scrape(watch: BoxMonitor) -> Series:
     found: Series = {}
     for family in text_string_to_metric_families(watch.metrics().decode()):
         assert family.documentation

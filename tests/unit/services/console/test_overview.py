@@ -14,7 +14,7 @@ from services.console.box_sample import BoxReader
 from services.console.group_lag import GroupLag, GroupsSample, TopicLag
 from services.console.history import EVERY_MS, POINTS
 from services.console.overview import GROUPS_SHOWN, TOPICS_SHOWN
-from services.console.watch import ALARMS_EVERY_MS, BoxWatch
+from services.console.watch import ALARMS_EVERY_MS, BoxMonitor
 
 
 class Watched:
@@ -23,7 +23,7 @@ class Watched:
     def __init__(self, box: PretendedBox, clock: ManualClock) -> None:
         self.box, self.clock = box, clock
         self.alarms: list[AlarmEvent] = []
-        self.watch = BoxWatch(BoxReader(box.layout, box.box, clock), clock, "1", self.alarms.append)
+        self.watch = BoxMonitor(BoxReader(box.layout, box.box, clock), clock, "1", self.alarms.append)
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
