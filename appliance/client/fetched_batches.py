@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from appliance.base.errors import ProtocolViolation
 from appliance.records.batch import MAGIC, RECORDS_AT, read_batch_header
-from appliance.records.corrupt_batch import CorruptBatch
+from appliance.records.compression import CorruptBatch
 from appliance.records.record import Record, iterate_records
 
 MAX_BATCH_BYTES = 256 * 1024 * 1024

@@ -26,7 +26,7 @@ from appliance.cluster.state_log import ProducerIdentity
 from appliance.protocol.transaction_apis import InitProducerIdRequest
 from appliance.records.builder import NO_HEADERS, BatchBuilder
 from appliance.records.compression import Codec
-from appliance.records.key_hash import partition_of_key
+from appliance.records.keys import partition_of_key
 
 ACKS_ALL = -1
 ACKS_NONE = 0

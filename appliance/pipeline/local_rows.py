@@ -33,7 +33,7 @@ from appliance.shm.partition_table import (
     topic_id_words,
 )
 from appliance.storage import file_io
-from appliance.storage.meta_properties import META_PROPERTIES, MetaProperties
+from appliance.storage.directory_identity import META_PROPERTIES, MetaProperties
 
 
 class LocalRow(NamedTuple):

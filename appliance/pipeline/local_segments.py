@@ -28,7 +28,7 @@ from appliance.pipeline.problems import DataLoss, OnDataLoss
 from appliance.shm.partition_table import Row, TornRow
 from appliance.storage import file_io
 from appliance.storage.cold_file import ACTIVE_WAYS, SEALED_WAYS, ColdFile
-from appliance.storage.meta_properties import read_topic_id
+from appliance.storage.directory_identity import read_topic_id
 from appliance.storage.page_cache import PAGE_BYTES, Cachestat, FileMap, pages_of
 from appliance.storage.reading import Located, LogReading, OffsetOutOfRange
 from appliance.storage.segment_files import LOG_SUFFIX, segment_path

@@ -11,8 +11,7 @@ from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from appliance.records.batch import CODEC_MASK, RECORDS_AT, BatchHeader
-from appliance.records.compression import Buffer, Codec, decompress
-from appliance.records.corrupt_batch import CorruptBatch
+from appliance.records.compression import Buffer, Codec, CorruptBatch, decompress
 
 OPENED_BATCH_BYTES_MAX = 1 << 30
 OPENED_BYTES_MAX = 2**31 - 1

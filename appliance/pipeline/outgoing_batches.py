@@ -20,7 +20,7 @@ from appliance.client.cluster import ClusterClient
 from appliance.pipeline.problems import SourceProblem
 from appliance.pipeline.sink_options import SinkOptions
 from appliance.records.builder import NO_HEADERS, BatchBuilder, encode_headers
-from appliance.records.key_hash import partition_of_key
+from appliance.records.keys import partition_of_key
 
 _BATCH_OVERHEAD = 64
 """More than a record needs beside its key, value and headers."""

@@ -22,7 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from appliance.pipeline.opened_batches import BatchOpener, CorruptRecords, OpenedBatches, StoredBatch
-from appliance.records.corrupt_batch import CorruptBatch
+from appliance.records.compression import CorruptBatch
 from appliance.records.record import Headers, read_record_headers, read_records
 
 Longs = NDArray[np.int64]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from appliance.records.batch import ATTRIBUTES_AT, BATCH_HEADER, LOG_OVERHEAD, MAGIC, RECORDS_AT, TRANSACTIONAL_FLAG
 from appliance.records.compression import Codec, compress
 from appliance.records.crc32c import crc32c
-from appliance.records.varint import NULL_LENGTH, TABLE, TABLE_END, encode_varint
+from appliance.records.record import NULL_LENGTH, TABLE, TABLE_END, encode_varint
 
 NO_HEADERS = encode_varint(0)
 RECORD_OVERHEAD_BYTES_MAX = 36

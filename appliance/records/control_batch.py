@@ -12,11 +12,9 @@ from struct import Struct
 from typing import NamedTuple
 
 from appliance.records.batch import ATTRIBUTES_AT, BATCH_HEADER, CONTROL_FLAG, LOG_OVERHEAD, MAGIC, RECORDS_AT, TRANSACTIONAL_FLAG
-from appliance.records.compression import Buffer
-from appliance.records.corrupt_batch import CorruptBatch
+from appliance.records.compression import Buffer, CorruptBatch
 from appliance.records.crc32c import crc32c
-from appliance.records.record import iterate_records
-from appliance.records.varint import encode_varint
+from appliance.records.record import encode_varint, iterate_records
 
 ABORT, COMMIT = 0, 1
 _KEY = Struct(">hh")

@@ -18,8 +18,7 @@ from __future__ import annotations
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.records.batch import RECORDS_AT, read_batch_header, stored_batch_problem
 from appliance.records.builder import BatchBuilder
-from appliance.records.compression import Buffer, Codec, opened_batch_limit
-from appliance.records.corrupt_batch import CorruptBatch
+from appliance.records.compression import Buffer, Codec, CorruptBatch, opened_batch_limit
 from appliance.records.legacy import NO_TIMESTAMP, RECORDS_MAX, build_message_set, read_message_set
 from appliance.records.record import iterate_records
 

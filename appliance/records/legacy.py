@@ -19,9 +19,17 @@ from typing import NamedTuple
 from zlib import crc32
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.records.compression import Buffer, Codec, compress, decompress, opened_batch_limit
-from appliance.records.corrupt_batch import CorruptBatch, OpenedTooLarge
-from appliance.records.lz4_frame import with_old_header_checksum, with_right_header_checksum
+from appliance.records.compression import (
+    Buffer,
+    Codec,
+    CorruptBatch,
+    OpenedTooLarge,
+    compress,
+    decompress,
+    opened_batch_limit,
+    with_old_header_checksum,
+    with_right_header_checksum,
+)
 
 SIZE_AT = 8
 LOG_OVERHEAD = SIZE_AT + 4

@@ -12,19 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from appliance.records.batch import (
-    ATTRIBUTES_AT,
-    BATCH_HEADER,
-    CODEC_MASK,
-    DELETE_HORIZON_FLAG,
-    LOG_OVERHEAD,
-    RECORDS_AT,
-    BatchHeader,
-)
-from appliance.records.compression import Buffer, Codec, compress, decompress
-from appliance.records.corrupt_batch import CorruptBatch
+from appliance.records.batch import ATTRIBUTES_AT, BATCH_HEADER, CODEC_MASK, DELETE_HORIZON_FLAG, LOG_OVERHEAD, RECORDS_AT, BatchHeader
+from appliance.records.compression import Buffer, Codec, CorruptBatch, compress, decompress
 from appliance.records.crc32c import crc32c
-from appliance.records.varint import decode_varint, encode_varint
+from appliance.records.record import decode_varint, encode_varint
 
 NO_TIMESTAMP = -1
 

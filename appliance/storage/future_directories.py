@@ -15,11 +15,10 @@ from typing import NamedTuple
 
 from appliance.base.model import TopicId, TopicPartition
 from appliance.storage import file_io
+from appliance.storage.directory_identity import encode_partition_metadata, read_topic_id
 from appliance.storage.log_directory import LogDirectory
-from appliance.storage.meta_properties import encode_partition_metadata, read_topic_id
 from appliance.storage.move_record import MOVE_RECORD, Complete, MoveRecord, read_move, write_move
-from appliance.storage.partition_directory import FUTURE_SUFFIX, leaving_name
-from appliance.storage.pinned_directory import PinnedDirectory
+from appliance.storage.partition_directory import FUTURE_SUFFIX, PinnedDirectory, leaving_name
 from appliance.storage.segment_files import PARTITION_METADATA
 
 _FUTURE = re.compile(r".+-[0-9]+\.([0-9a-f]{32})-future\Z")

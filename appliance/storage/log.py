@@ -22,11 +22,9 @@ from appliance.records.batch import LEADER_EPOCH_AT, MAGIC_AT
 from appliance.storage import file_io
 from appliance.storage.append_plan import AppendPlan, AppendResult, SegmentPart, plan_append, plan_roll
 from appliance.storage.batch_boundary import BatchBoundary
-from appliance.storage.batch_flush import BatchFlush, DuplicatedFiles
-from appliance.storage.flush_round import FlushRound
 from appliance.storage.log_config import LogConfig
-from appliance.storage.log_durability import LogDurability
-from appliance.storage.log_loader import LoadedLog, LogLoader, load_producers, producers_at, unlink_segment
+from appliance.storage.log_durability import BatchFlush, DuplicatedFiles, FlushRound, LogDurability
+from appliance.storage.log_loader import LoadedLog, LogLoader, load_producers, open_truncated, producers_at, unlink_segment
 from appliance.storage.log_segments import LogSegments
 from appliance.storage.producer_snapshots import SNAPSHOT_INTERVAL_BYTES, snapshots_at_rolls
 from appliance.storage.producer_state import PRODUCER_EXPIRATION_MS, ProducerStaging, ProducerState
@@ -35,7 +33,6 @@ from appliance.storage.removed_segments import RemovedSegments
 from appliance.storage.segment import OpenSegment, SegmentTail
 from appliance.storage.segment_swap import SwapBroken, apply_swap
 from appliance.storage.transaction_index import TransactionIndexes
-from appliance.storage.truncation import open_truncated
 from appliance.storage.verification import Offer, Verifications
 
 _FILES_AT_ONCE = 64
@@ -108,7 +105,7 @@ class Log:
 
     @property
     def durable_offset(self) -> int:
-        """Batches below it survive a power cut; the recovery point follows it (see `batch_flush`)."""
+        """Batches below it survive a power cut; the recovery point follows it (see `BatchFlush`)."""
         return self._durability.durable_offset
 
     @property

@@ -10,14 +10,24 @@ from __future__ import annotations
 
 import errno
 from bisect import bisect_right
+from collections.abc import Collection
 
 from appliance.base.clock import Clock
-from appliance.base.errors import ConfigurationProblems, DiskFull, ErrorCode, RequestRefused
+from appliance.base.errors import ConfigurationProblems, DiskFull, ErrorCode, RequestRefused, StorageFailed
 from appliance.base.model import TopicId, TopicPartition
 from appliance.storage import file_io
 from appliance.storage.checkpoints import CheckpointWriter
-from appliance.storage.directory_identity import CLEAN_SHUTDOWN_MARKER, KNOWN_NAMES, LOCK_FILE, claim_identity, lock_holder
-from appliance.storage.meta_properties import MetaProperties, encode_partition_metadata, read_topic_id
+from appliance.storage.directory_identity import (
+    CLEAN_SHUTDOWN_MARKER,
+    KNOWN_NAMES,
+    LOCK_FILE,
+    MetaProperties,
+    claim_identity,
+    encode_partition_metadata,
+    lock_holder,
+    read_topic_id,
+)
+from appliance.storage.log import Log
 from appliance.storage.partition_directory import (
     DELETE_SUFFIX,
     STRAY_SUFFIX,
@@ -314,3 +324,31 @@ def _lock(path: str) -> int:
         file_io.close(lock_fd)
         raise
     return lock_fd
+
+
+TOGETHER_MIN = 8
+"""Fewer logs sync for themselves: `syncfs` writes out what other programs have on the same file system, too."""
+
+
+def close_logs(directory: LogDirectory, logs: Collection[Log], together_min: int = TOGETHER_MIN) -> None:
+    """Close the logs of a disk at a clean stop: last entries, one sync for all, then descriptors.
+
+    Afterwards every recovery point is its log's end. A log that closes by itself syncs each of its
+    files, and each sync may cost a flush of the device: 250 logs that had just been written took a
+    second of the second that a restart may take. One `syncfs` does the same for all (`BatchFlush`
+    has its cost for others). If the kernel does not report failed writes there, each log syncs for
+    itself. Raises `StorageFailed`; the logs are closed all the same, and without a clean marker the
+    next start recovers them."""
+    try:
+        if len(logs) >= together_min and file_io.syncfs_tells_errors():
+            for log in logs:
+                log.write_last_entries()
+            directory.sync_file_system()
+            for log in logs:
+                log.on_file_system_synced()
+        for log in logs:
+            log.close()
+    except StorageFailed:
+        for log in logs:
+            log.abandon()
+        raise

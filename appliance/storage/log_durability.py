@@ -1,23 +1,24 @@
 """How far a log survives a power cut, and which of its files must be synced to advance that.
 
 Owned by its log. There are two ends. Below `durable_offset` every batch survives, which takes bytes
-and names of segments alone (`batch_flush`). Below `recovery_point` everything that is derived from
-batches is durable too: indexes, leader epochs, producer snapshots, transaction indexes
-(`flush_round`); a restart scans from there. The recovery point never passes anything unsynced. Each
-part knows its own unsynced files; a round takes all of them, and returns them if it could not begin
-to sync. The two ends move forward after a sync, and back when the log is truncated. Weak spot: one
-round at a time; the later one of two would miss the files that the earlier one took.
+and names of segments alone (`BatchFlush`). Below `recovery_point` everything that is derived from
+batches is durable too: indexes, leader epochs, producer snapshots, transaction indexes (`FlushRound`);
+a restart scans from there. The recovery point never passes anything unsynced. Each part knows its own
+unsynced files; a round takes all of them, and returns them if it could not begin to sync. The two ends
+move forward after a sync, and back when the log is truncated. Weak spot: one round at a time; the
+later one of two would miss the files that the earlier one took.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from appliance.storage import file_io
 from appliance.storage.batch_boundary import BatchBoundary
-from appliance.storage.batch_flush import BatchFlush
-from appliance.storage.flush_round import FlushRound
 from appliance.storage.leader_epoch_cache import LeaderEpochCache
 from appliance.storage.log_segments import LogSegments
-from appliance.storage.pinned_directory import PinnedDirectory
+from appliance.storage.partition_directory import PinnedDirectory
 from appliance.storage.producer_snapshots import ProducerSnapshots
 from appliance.storage.segment_files import TRANSACTION_INDEX_SUFFIX, segment_path
 from appliance.storage.transaction_index import TransactionIndexes
@@ -126,3 +127,106 @@ class LogDurability:
         """Use the snapshots that a truncation found. Which of them are synced is not known."""
         self._snapshots = snapshots
         snapshots.distrust_from(self.recovery_point)
+
+
+class FlushRound(NamedTuple):
+    """What must be synced before a log's recovery point may advance, handed to a flush thread.
+
+    Everything below `end_offset` is durable once `sync` has returned; then call
+    `Log.advance_recovery_point(end_offset)`. The descriptors are duplicates, so the log may roll,
+    truncate or close meanwhile; the directory is pinned, so the partition may be deleted. A round
+    that could not even begin to sync (no descriptor for a small file) goes back to its log with
+    `Log.take_back`. Weak spot: many logs are synced one by one; for one `syncfs` instead, call
+    `release` and use `end_offset`."""
+
+    end_offset: int
+    files: list[int]
+    """Duplicated descriptors: logs and indexes."""
+    paths: list[str]
+    """Small files that were replaced: leader epochs, producer snapshots."""
+    pinned: PinnedDirectory | None
+    """The partition directory, if names in it changed; there is one if there are `paths`."""
+    is_whole: bool = True
+    """False: there was more than one round may take; ask the log again when this one is done."""
+
+    def sync(self) -> None:
+        """Sync all of it and release the descriptors. `SyncFailed` means: never try again, this log directory goes offline."""
+        try:
+            for fd in self.files:
+                file_io.sync_data(fd)
+            if self.pinned is not None:
+                for path in self.paths:
+                    self.pinned.sync_file(path)
+                self.pinned.sync()
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        files = list(self.files)
+        self.files.clear()
+        file_io.close_all(files)
+        if self.pinned is not None:
+            self.pinned.close()
+
+
+FILE_SYSTEM_FILES_MIN = 2
+"""From so many files on one `syncfs` is cheaper than a sync for each."""
+FILE_SYSTEM_OTHER_BYTES_MAX = 16 << 20
+"""`syncfs` writes out what others appended, too: with more than this it would make acknowledgements wait for them."""
+
+
+class BatchFlush(NamedTuple):
+    """What must be synced so that a log's batches survive a power cut: bytes and names of segments.
+
+    Batches below `end_offset` are durable once its files are synced; then call
+    `Log.on_batches_flushed`. Indexes, leader epochs and producer snapshots are left out, because a
+    scan from the recovery point rebuilds them; so the recovery point does not follow. Many logs are
+    synced by one `syncfs`, which costs a few device flushes where a sync of each file costs two
+    (measured on ext4: 10 files 32 ms, 0.4-4 ms with `syncfs`). Weak spot: `syncfs` syncs the whole
+    file system. With two log directories on one, or with other programs' data, a round also waits
+    for those, and a failed write of one log directory is reported to both."""
+
+    end_offset: int
+    base_offset: int
+    """Base offset of the segment that is active now; `position` is its valid end, where `end_offset` begins."""
+    position: int
+    files: tuple[int, ...]
+    """The log's own descriptors, which it may close: to be duplicated before they go to a thread."""
+    directory: str
+    """The partition directory, if a segment's name in it is not durable yet; else empty."""
+
+
+def is_for_file_system(files: int, other_bytes: int) -> bool:
+    """Whether a round of so many files is done by one `syncfs`; `other_bytes` are what the disk has unflushed besides."""
+    return files >= FILE_SYSTEM_FILES_MIN and other_bytes <= FILE_SYSTEM_OTHER_BYTES_MAX and file_io.syncfs_tells_errors()
+
+
+class DuplicatedFiles:
+    """Descriptors of a round's own, so that the logs may roll, truncate or close meanwhile. Used once."""
+
+    def __init__(self, flushes: Sequence[BatchFlush]) -> None:
+        """Raises OSError when there are no descriptors left, and keeps none."""
+        self._files: list[int] = []
+        self._directories: list[int] = []
+        try:
+            for flush in flushes:
+                for fd in flush.files:
+                    self._files.append(file_io.duplicate(fd))
+                if flush.directory:
+                    self._directories.append(file_io.open_directory(flush.directory))
+        except OSError:
+            self._close()
+            raise
+
+    def sync(self) -> None:
+        """Sync all and let go of them. `SyncFailed` means: never try again."""
+        try:
+            for fd in self._files:
+                file_io.sync_data(fd)
+            for fd in self._directories:
+                file_io.sync_all(fd)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        file_io.close_all((*self._files, *self._directories))

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from appliance.base.clock import Clock
 from appliance.records.control_batch import read_end_transaction_marker
 from appliance.storage import file_io
-from appliance.storage.indexes import OffsetIndex
+from appliance.storage.indexes import OFFSET_ENTRY, TIME_ENTRY, OffsetIndex, TimeIndex
 from appliance.storage.leader_epoch_cache import LeaderEpochCache
 from appliance.storage.log_config import LogConfig
 from appliance.storage.producer_snapshots import ProducerSnapshots
@@ -443,3 +443,28 @@ def _position_at(directory: str, base_offset: int, offset: int) -> int:
         return OffsetIndex(fd, base_offset).lookup(offset).position
     finally:
         file_io.close(fd)
+
+
+def open_truncated(directory: str, base_offset: int, offset: int, config: LogConfig, now_ms: int) -> tuple[OpenSegment, RecoveredSegment]:
+    """Truncate the segment of `base_offset` so that it ends at or below `offset`, and open it for
+    appending. The whole batch that holds the offset is removed: first from the file, then from its
+    indexes; a short scan finds the new end."""
+    segment = OpenSegment.open(directory, base_offset)
+    try:
+        _cut(segment, offset)
+    finally:
+        segment.close()
+    return open_recovered(directory, base_offset, config, now_ms)
+
+
+def _cut(segment: OpenSegment, offset: int) -> None:
+    index = OffsetIndex(segment.index_fd, segment.base_offset)
+    start = index.lookup(offset - 1).position if offset > segment.base_offset else 0
+    for position, header in SegmentScan(segment.log_fd, start, file_io.size_of(segment.log_fd), verify=False):
+        if header.last_offset >= offset:
+            file_io.ftruncate(segment.log_fd, position)
+            file_io.sync_all(segment.log_fd)
+            file_io.ftruncate(segment.index_fd, index.count_at_or_before(position - 1) * OFFSET_ENTRY.size)
+            time_index = TimeIndex(segment.time_index_fd, segment.base_offset)
+            file_io.ftruncate(segment.time_index_fd, time_index.count_below(header.base_offset) * TIME_ENTRY.size)
+            return

@@ -5,6 +5,11 @@ one. `resume` relies on the index up to a position and scans from there; `rebuil
 segment. Both apply the append's own index rule, so that a recovered index equals, byte for byte, the
 one that appends would have left. Weak spot: `resume` verifies checksums only from the last index
 entry on; the scrubber checks what is before.
+
+The indexes of a closed segment that the scrubber rejected are rebuilt beside the old ones
+(`rebuild_beside`, in a thread) and renamed over them (`put_in_place`, in the duty cycle, which knows
+whether the segment is still there); look-ups open an index by name each time. A crash leaves `.tmp`
+files, which the next start removes. A damaged log gives no good index, so its index stays.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from appliance.records.batch import CONTROL_FLAG, BatchHeader
 from appliance.storage import file_io
 from appliance.storage.indexes import LARGEST_RELATIVE_OFFSET, OFFSET_ENTRY, TIME_ENTRY, OffsetIndex, TimeIndex
 from appliance.storage.segment import OpenSegment, SegmentTail
+from appliance.storage.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 from appliance.storage.segment_scan import SegmentScan
 
 
@@ -263,3 +269,36 @@ def seal(segment: OpenSegment, tail: SegmentTail) -> bool:
         tail.time_index_count += 1
         tail.last_indexed_timestamp = tail.max_timestamp
     return bool(entry)
+
+
+TEMPORARY = ".tmp"
+
+
+def rebuild_beside(directory: str, base_offset: int, index_interval_bytes: int, now_ms: int) -> str | None:
+    """Write `N.index.tmp` and `N.timeindex.tmp`, synced. None when they are ready, else why there is no rebuilding. Raises OSError."""
+    segment = OpenSegment.beside(directory, base_offset, TEMPORARY)
+    try:
+        recovered = SegmentRecovery(segment, index_interval_bytes, now_ms, cut=False).rebuild()
+        if recovered.problem is not None:
+            return recovered.problem
+        entry = recovered.tail.final_time_entry()
+        if entry:
+            file_io.write_all(segment.time_index_fd, (entry,), file_io.size_of(segment.time_index_fd), len(entry))
+        file_io.sync_data(segment.index_fd)
+        file_io.sync_data(segment.time_index_fd)
+    finally:
+        segment.close()
+    return None
+
+
+def put_in_place(directory: str, base_offset: int) -> None:
+    """Rename the new indexes over the old ones. Raises OSError."""
+    for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+        path = segment_path(directory, base_offset, suffix)
+        file_io.rename(path + TEMPORARY, path)
+
+
+def discard(directory: str, base_offset: int) -> None:
+    """Remove what `rebuild_beside` wrote. Raises OSError."""
+    for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+        file_io.unlink_if_there(segment_path(directory, base_offset, suffix) + TEMPORARY)

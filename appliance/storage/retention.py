@@ -1,12 +1,13 @@
 """Which of the oldest segments of a log are deleted: by time, size, start offset and free space.
 
-Pure: policies decide over facts about segments and touch no file. The log-writer collects the facts
-and carries the plans out (`services/log_writer/background/retention_rounds.py`). The first three
-policies are Kafka's (`UnifiedLog.deletableSegments`): segments go oldest first, up to the first one
-that stays; nothing above the high watermark goes; the active segment goes only when all go, and then a
-new one is rolled first. A new policy is a class with a name and a `count`; `TOPIC_POLICIES` lists
-those that apply to every log. Weak spot: time is what producers say (the largest timestamp of a
-segment), so one record stamped far in the future keeps its segment.
+Policies are pure: they decide over facts about segments and touch no file. The log-writer collects the
+facts and carries the plans out (`services/log_writer/background/retention_rounds.py`); `SegmentTimes`
+reads timestamps in its thread. The first three policies are Kafka's (`UnifiedLog.deletableSegments`):
+segments go oldest first, up to the first one that stays; nothing above the high watermark goes; the
+active segment goes only when all go, and then a new one is rolled first. A new policy is a class with
+a name and a `count`; `TOPIC_POLICIES` lists those that apply to every log. Weak spot: time is what
+producers say (the largest timestamp of a segment), so one record stamped far in the future keeps its
+segment.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from appliance.storage import file_io
+from appliance.storage.indexes import TimeIndex
 from appliance.storage.log_config import LogConfig
+from appliance.storage.segment_files import LOG_SUFFIX, TIME_INDEX_SUFFIX, segment_path
+from appliance.storage.segment_scan import SegmentScan
 
 
 class SegmentFacts(NamedTuple):
@@ -185,3 +190,49 @@ class FreeSpaceReserve:
 
     def _reason(self, log: LogFacts, count: int) -> tuple[str, int, int]:
         return self.name, count, sum(segment.size_bytes for segment in log.segments[:count])
+
+
+YOUNGEST = 2**63 - 1
+
+
+class SegmentTimes:
+    """The largest timestamps of one log's segments, by Kafka's rule (`LogSegment.largestTimestamp`).
+
+    For a sealed segment it is the last entry of the time index, for the active one the known maximum;
+    if records have no timestamps, the time of the file's last write. Each question reads twelve
+    bytes."""
+
+    def __init__(self, directory: str, active_max_timestamp: int) -> None:
+        self._directory = directory
+        self._active_max_timestamp = active_max_timestamp
+
+    def largest(self, segment: SegmentFacts) -> int:
+        """Milliseconds. Raises OSError, FileNotFoundError when the segment has gone meanwhile."""
+        timestamp = self._active_max_timestamp if segment.is_active else self._of_sealed(segment.base_offset)
+        if timestamp >= 0:
+            return timestamp
+        return file_io.stat(segment_path(self._directory, segment.base_offset, LOG_SUFFIX)).st_mtime_ns // 1_000_000
+
+    def largest_if_there(self, segment: SegmentFacts) -> int:
+        """The same; a segment that has gone counts as the youngest of all."""
+        try:
+            return self.largest(segment)
+        except FileNotFoundError:
+            return YOUNGEST
+
+    def _of_sealed(self, base_offset: int) -> int:
+        fd = file_io.open_path(segment_path(self._directory, base_offset, TIME_INDEX_SUFFIX), file_io.READ_ONLY)
+        try:
+            return TimeIndex(fd, base_offset).last().timestamp
+        finally:
+            file_io.close(fd)
+
+
+def lag_times(directory: str, base_offset: int) -> tuple[int, int]:
+    """(maxTimestamp of the first batch or -1, largest timestamp) of a sealed segment in ms: what the compaction lags ask. Raises OSError."""
+    fd = file_io.open_path(segment_path(directory, base_offset, LOG_SUFFIX), file_io.READ_ONLY)
+    try:
+        first = next((header.max_timestamp for _, header in SegmentScan(fd, 0, file_io.size_of(fd), verify=False)), -1)
+    finally:
+        file_io.close(fd)
+    return first, SegmentTimes(directory, -1).largest(SegmentFacts(base_offset, base_offset, 0, False))

@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 
 from appliance.base.model import TopicId, TopicPartition
 from appliance.storage import checkpoints
-from appliance.storage.directory_identity import CLEAN_SHUTDOWN_MARKER
-from appliance.storage.meta_properties import read_topic_id
+from appliance.storage.directory_identity import CLEAN_SHUTDOWN_MARKER, read_topic_id
 from lab.running_box import RunningBox, start_box
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.generators.planted_logs import append, plant_sealed

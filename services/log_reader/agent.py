@@ -37,7 +37,7 @@ from appliance.ipc.log_reader_messages import (
     unpack_question,
 )
 from appliance.ipc.scrub_report import report_file
-from appliance.records.corrupt_batch import CorruptBatch
+from appliance.records.compression import CorruptBatch
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.storage import file_io
 from appliance.storage.reading import LogReading, OffsetOutOfRange, SegmentMoved

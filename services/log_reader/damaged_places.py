@@ -13,8 +13,7 @@ from appliance.base.layout import Disk
 from appliance.base.model import TopicPartition
 from appliance.storage import file_io
 from appliance.storage.cold_file import ACTIVE_WAYS, SEALED_WAYS
-from appliance.storage.place_scrub import PlaceScrub
-from appliance.storage.scrub import UNREADABLE, Damage
+from appliance.storage.scrub import UNREADABLE, Damage, PlaceScrub
 from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, offset_of_name, segment_path
 
 OFFSET_MAX = 2**63 - 1

@@ -34,7 +34,7 @@ from appliance.shm.partition_table import (
     SLEEPING_WORD,
     PartitionTableWriter,
 )
-from appliance.storage.orderly_close import close_logs
+from appliance.storage.log_directory import close_logs
 from services.log_writer.background.batch_flushes import BatchFlushes
 from services.log_writer.background.batch_repairs import BatchRepairs
 from services.log_writer.background.cleaning_rounds import CleaningRounds

@@ -18,13 +18,12 @@ from appliance.base.model import TopicId, TopicPartition
 from appliance.records.batch import LEADER_EPOCH_AT, MAGIC_AT, TRANSACTIONAL_FLAG, BatchHeader, read_batch_header
 from appliance.records.control_batch import EndTransactionMarker, build_end_transaction_batch, read_end_transaction_marker
 from appliance.records.record import iterate_records
-from appliance.storage import file_io, index_rebuild
+from appliance.storage import file_io, recovery
 from appliance.storage.append_plan import RefusedBatch
 from appliance.storage.checkpoints import CLEANED, HIGH_WATERMARKS, LOG_START_OFFSETS, RECOVERY_POINTS
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
-from appliance.storage.log_directory import LogDirectory
-from appliance.storage.orderly_close import TOGETHER_MIN, close_logs
+from appliance.storage.log_directory import TOGETHER_MIN, LogDirectory, close_logs
 from appliance.storage.producer_state import ProducerState
 from appliance.storage.recovery import CLEAN, Recovery, SameBoot, Unclean
 from appliance.storage.removed_segments import DepartingFiles
@@ -375,9 +374,9 @@ class TorturedLog:
         """What the log-writer does about a finding of the scrubber."""
         bases = self._log.segment_base_offsets
         if number + 1 < len(bases):
-            problem = index_rebuild.rebuild_beside(str(self.path), bases[number], self.config.index_interval_bytes, self.clock.wall_ms())
+            problem = recovery.rebuild_beside(str(self.path), bases[number], self.config.index_interval_bytes, self.clock.wall_ms())
             assert problem is None, problem
-            index_rebuild.put_in_place(str(self.path), bases[number])
+            recovery.put_in_place(str(self.path), bases[number])
             self.damaged_index = False
 
     def damage_index(self, number: int = 0) -> None:

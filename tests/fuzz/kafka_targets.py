@@ -25,9 +25,8 @@ from appliance.protocol.replica_fetch import decode_replica_fetch_response
 from appliance.protocol.request_header import parse_request_header
 from appliance.records.batch import batch_problem
 from appliance.records.builder import BatchBuilder
-from appliance.records.compression import Codec
+from appliance.records.compression import Codec, CorruptBatch
 from appliance.records.conversion import convert_down, convert_up
-from appliance.records.corrupt_batch import CorruptBatch
 from appliance.records.legacy import build_message, build_message_set, read_message_set
 from appliance.records.record import iterate_records
 from lab import kio_adapter

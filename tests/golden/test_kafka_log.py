@@ -12,10 +12,10 @@ import pytest
 from appliance.base.clock import ManualClock
 from appliance.base.model import TopicPartition
 from appliance.storage.checkpoints import HIGH_WATERMARKS, LOG_START_OFFSETS, RECOVERY_POINTS, read_offsets
+from appliance.storage.directory_identity import encode_partition_metadata, read_topic_id
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
 from appliance.storage.log_directory import LogDirectory
-from appliance.storage.meta_properties import encode_partition_metadata, read_topic_id
 from appliance.storage.recovery import CLEAN, Recovery, Unclean
 from appliance.storage.transaction_index import AbortedTransaction, encode_transaction_index, read_transaction_index
 from lab.foreign_clients import Read

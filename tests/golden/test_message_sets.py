@@ -12,10 +12,9 @@ from appliance.protocol.framing import FrameSplitter
 from appliance.protocol.produce import decode_produce
 from appliance.protocol.request_header import parse_request_header
 from appliance.records.batch import batch_problem, read_batch_header
-from appliance.records.compression import Codec
+from appliance.records.compression import Codec, with_old_header_checksum, with_right_header_checksum
 from appliance.records.conversion import convert_up
 from appliance.records.legacy import read_entries, read_message_set
-from appliance.records.lz4_frame import with_old_header_checksum, with_right_header_checksum
 from appliance.records.record import iterate_records
 from tests.golden.capture_message_sets import CLIENTS, DIRECTORY, RECORDS
 

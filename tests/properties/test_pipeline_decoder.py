@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from appliance.pipeline.record_columns import LOG_APPEND_TIME, ColumnDecoder
 from appliance.records.batch import RECORDS_AT
 from appliance.records.builder import BatchBuilder
-from appliance.records.compression import Codec
-from appliance.records.corrupt_batch import CorruptBatch
+from appliance.records.compression import Codec, CorruptBatch
 from appliance.records.crc32c import crc32c
 from tests.unit.pipeline.made_batches import Given, compacted, fast_records, made_of, slow_records, stored, with_append_time
 

@@ -7,11 +7,9 @@ from hypothesis import strategies as st
 
 from appliance.records.batch import RECORDS_AT, batch_problem, read_batch_header, stored_batch_problem
 from appliance.records.builder import BatchBuilder
-from appliance.records.compression import Codec, decompress
-from appliance.records.corrupt_batch import CorruptBatch
+from appliance.records.compression import Codec, CorruptBatch, decompress
 from appliance.records.crc32c import crc32c
-from appliance.records.record import iterate_records
-from appliance.records.varint import decode_varint, encode_varint
+from appliance.records.record import decode_varint, encode_varint, iterate_records
 
 LIMIT = 1_000_000
 TIMES = st.integers(-1, 2**52)

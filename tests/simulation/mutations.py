@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from appliance.cluster.znodes import PartitionState
 from appliance.ipc.descriptors import Truncation
 from appliance.ipc.replication_descriptors import TruncateOrder
-from appliance.storage import epoch_truncation
+from appliance.storage import leader_epoch_cache
 from services.controller.decisions import isr_operations, leader_operations
 from services.controller.decisions import leader_selection as failover
 from services.log_writer.replicas.replication_state import FollowerProgress, ReplicationState
@@ -113,9 +113,9 @@ def _follows_whoever_fetches(writer: Writer, leader_epoch: int, *rest: Any, take
 
 
 MUTATIONS = {
-    "truncation by high watermark": Mutation(((Writer, "truncate", _cuts_at_high_watermark), (epoch_truncation, "is_diverging", lambda *_: False))),
-    "no comparison of leader epochs": Mutation(((epoch_truncation, "is_diverging", lambda *_: False),)),
-    "truncation at the leader's end of the epoch alone": Mutation(((epoch_truncation, "truncation_offset", _cuts_at_the_leaders_end),)),
+    "truncation by high watermark": Mutation(((Writer, "truncate", _cuts_at_high_watermark), (leader_epoch_cache, "is_diverging", lambda *_: False))),
+    "no comparison of leader epochs": Mutation(((leader_epoch_cache, "is_diverging", lambda *_: False),)),
+    "truncation at the leader's end of the epoch alone": Mutation(((leader_epoch_cache, "truncation_offset", _cuts_at_the_leaders_end),)),
     "acks=all before the in-sync set has it": Mutation(((ReplicationState, "_advance", _everything_is_committed),)),
     "the in-sync set shrinks before it is written": Mutation(((ReplicationState, "_want", _shrinks_at_once),)),
     "who was asked for does not count": Mutation(((ReplicationState, "maximal_isr", property(_wishes_count_for_nothing)),)),  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from typing import Any
 from appliance.base.errors import ErrorCode
 from appliance.ipc.descriptors import DescriptorKind, Truncation
 from appliance.ipc.replication_descriptors import TruncateOrder
-from appliance.storage import epoch_truncation
+from appliance.storage import leader_epoch_cache
 from services.log_writer.replicas.replication_state import IsrProposal, ReplicationState
 from tests.simulation.invariants import Invariants
 from tests.simulation.records import MemoryLog, Record
@@ -174,7 +174,7 @@ class Writer:
         else:
             offset = order.offset
             if order.kind == Truncation.DIVERGED:
-                offset = epoch_truncation.truncation_offset(order.leader_epoch, order.offset, log.epochs.end_offset_for, log.end_offset)
+                offset = leader_epoch_cache.truncation_offset(order.leader_epoch, order.offset, log.epochs.end_offset_for, log.end_offset)
             if offset < self.high_watermark:
                 self._watched.on_cut_below_high_watermark(self.broker_id, offset, self.high_watermark)
             self._world.note(f"box {self.broker_id}: cuts its log from {log.end_offset} to {offset}")

@@ -1,12 +1,12 @@
 """The leader's side of a fetch where leader and follower may differ, for worlds in which one function knows the leader's log.
 
-In a box the acceptor asks a log-reader for the end of an epoch and then applies the same rule, `epoch_truncation.is_diverging`.
+In a box the acceptor asks a log-reader for the end of an epoch and then applies the same rule, `leader_epoch_cache.is_diverging`.
 """
 
 from __future__ import annotations
 
-from appliance.storage import epoch_truncation
-from appliance.storage.epoch_truncation import UNDEFINED, EndOffsetFor
+from appliance.storage import leader_epoch_cache
+from appliance.storage.leader_epoch_cache import UNDEFINED, EndOffsetFor
 
 
 def diverging_answer(last_fetched_epoch: int, fetch_offset: int, end_offset_for: EndOffsetFor, log_end_offset: int) -> tuple[int, int] | None:
@@ -17,4 +17,4 @@ def diverging_answer(last_fetched_epoch: int, fetch_offset: int, end_offset_for:
     known_epoch, end_offset = end_offset_for(last_fetched_epoch, log_end_offset)
     if known_epoch == UNDEFINED or end_offset == UNDEFINED:
         return UNDEFINED, UNDEFINED
-    return (known_epoch, end_offset) if epoch_truncation.is_diverging(last_fetched_epoch, fetch_offset, known_epoch, end_offset) else None
+    return (known_epoch, end_offset) if leader_epoch_cache.is_diverging(last_fetched_epoch, fetch_offset, known_epoch, end_offset) else None

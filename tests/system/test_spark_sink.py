@@ -15,7 +15,7 @@ from appliance.client.admin import create_topic
 from appliance.client.cluster import ClusterClient
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.topic_offsets import TopicOffsets
-from appliance.records.key_hash import partition_of_key
+from appliance.records.keys import partition_of_key
 from lab.committed_reads import read_committed
 from lab.running_box import RunningBox
 

@@ -20,7 +20,7 @@ from appliance.ipc.log_reader_messages import EPOCH_END, LOOKUP, OPEN, Answer, S
 from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy
 from appliance.protocol.fetch import MAGIC_2_SINCE, READ_COMMITTED, TOPIC_IDS_SINCE, EpochEndOffset, FetchPartition, FetchPartitionResult
 from appliance.shm.partition_table import ROLE_LEADER, Row, TornRow
-from appliance.storage.epoch_truncation import is_diverging
+from appliance.storage.leader_epoch_cache import is_diverging
 from services.acceptor.arena_range import ArenaRange
 from services.acceptor.fetch.cold_reads import GATHERED_BYTES_MAX, ColdRead, ColdReads, GatheredBatch
 from services.acceptor.fetch.committed_reads import CommittedReads, cut

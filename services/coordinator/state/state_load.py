@@ -20,8 +20,8 @@ from appliance.cluster.state_log import LoadedRecord, ProducerIdentity
 from appliance.ipc.log_reader_messages import FIRST_WHATEVER, IS_ACTIVE, LOOKUP, OPEN, READ, WHOLE_BATCHES, Answer, Extent, ReadAnswer
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.records.batch import CONTROL_FLAG, LOG_OVERHEAD, RECORDS_AT, TRANSACTIONAL_FLAG, read_batch_header
+from appliance.records.compression import CorruptBatch
 from appliance.records.control_batch import read_end_transaction_marker
-from appliance.records.corrupt_batch import CorruptBatch
 from appliance.records.record import iterate_records
 from appliance.shm.partition_table import Row, TornRow
 

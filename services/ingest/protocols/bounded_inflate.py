@@ -15,8 +15,7 @@ from typing import Final
 import crc32c
 
 from appliance.base.errors import MillraceError
-from appliance.records.compression import Codec, decompress
-from appliance.records.corrupt_batch import CorruptBatch, OpenedTooLarge
+from appliance.records.compression import Codec, CorruptBatch, OpenedTooLarge, decompress
 
 Data = bytes | bytearray | memoryview
 

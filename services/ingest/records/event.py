@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from appliance.records.builder import encode_headers
-from appliance.records.varint import encode_varint
+from appliance.records.record import encode_varint
 from appliance.senders.syslog_names import FACILITY_NAMES, SEVERITY_NAMES
 from services.ingest.protocols.syslog.structured_data import read_structured_data
 from services.ingest.protocols.syslog.syslog_framing import CutMessage

@@ -8,7 +8,7 @@ of a key is hashed. The partition that stands in for a dead one gets the lines o
 from __future__ import annotations
 
 from appliance.base.invariants import check
-from appliance.records.key_hash import partition_of_key
+from appliance.records.keys import partition_of_key
 
 CACHED_KEYS_MAX = 65536
 CACHED_KEY_BYTES_MAX = 256

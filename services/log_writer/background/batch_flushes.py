@@ -19,7 +19,7 @@ from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
-from appliance.storage.batch_flush import BatchFlush, DuplicatedFiles, is_for_file_system
+from appliance.storage.log_durability import BatchFlush, DuplicatedFiles, is_for_file_system
 from services.log_writer.replicas.replica import FLUSH_BEFORE_ACKNOWLEDGEMENT, Replica
 from services.log_writer.replicas.replicas_of_disk import Replicas
 

@@ -14,8 +14,8 @@ import sys
 
 from appliance.runtime.parent_death import BOUND_VARIABLE, PARENT_VARIABLE
 from appliance.runtime.run_options import python_arguments
-from appliance.storage.cleaning_job import DIRECTORY_FD, CleaningJob, RunReport
-from appliance.storage.pinned_directory import PinnedDirectory
+from appliance.storage.cleaning_plan import DIRECTORY_FD, CleaningJob, RunReport
+from appliance.storage.partition_directory import PinnedDirectory
 
 
 class CleaningProcess:

@@ -24,13 +24,24 @@ from appliance.shm.counters import Counters
 from appliance.storage import file_io
 from appliance.storage.checkpoints import CLEANED, RECOVERY_POINTS
 from appliance.storage.cleaned_segment import remove_cleaned
-from appliance.storage.cleaning_job import DONE, FAILED, CleanedGroup, CleaningJob, RunReport
-from appliance.storage.cleaning_plan import NEVER_MS, CleanableSegment, CleaningCandidate, CleaningPlan, filthiest, plan_cleaning
+from appliance.storage.cleaning_plan import (
+    DONE,
+    FAILED,
+    NEVER_MS,
+    CleanableSegment,
+    CleanedGroup,
+    CleaningCandidate,
+    CleaningJob,
+    CleaningPlan,
+    RunReport,
+    filthiest,
+    plan_cleaning,
+)
 from appliance.storage.log_directory import LogDirectory
-from appliance.storage.pinned_directory import PinnedDirectory
+from appliance.storage.partition_directory import PinnedDirectory
 from appliance.storage.removed_segments import DepartingFiles
+from appliance.storage.retention import lag_times
 from appliance.storage.segment_files import CLEANED_SUFFIX
-from appliance.storage.segment_times import lag_times
 from services.log_writer.background.background_task import BackgroundTask, Result
 from services.log_writer.background.cleaning_process import CleaningProcess
 from services.log_writer.replicas.replica import Replica

@@ -17,8 +17,7 @@ from appliance.base.layout import Disk
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.known_disks import read_known_disk
 from appliance.storage import file_io
-from appliance.storage.directory_identity import PROBE_FILE
-from appliance.storage.meta_properties import META_PROPERTIES
+from appliance.storage.directory_identity import META_PROPERTIES, PROBE_FILE
 from services.log_writer.background.background_task import BackgroundTask
 from services.log_writer.background.disk_probe import probe_once
 

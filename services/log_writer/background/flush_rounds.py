@@ -19,8 +19,8 @@ from appliance.shm.counters import Counters
 from appliance.shm.partition_table import FLUSH_SINCE_WORD
 from appliance.storage import file_io
 from appliance.storage.checkpoints import HIGH_WATERMARKS, RECOVERY_POINTS
-from appliance.storage.flush_round import FlushRound
 from appliance.storage.log_directory import LogDirectory
+from appliance.storage.log_durability import FlushRound
 from services.log_writer.background.background_task import BackgroundTask
 from services.log_writer.replicas.replica import Replica
 from services.log_writer.replicas.replicas_of_disk import Replicas

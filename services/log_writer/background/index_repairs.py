@@ -16,9 +16,9 @@ from appliance.base.model import TopicPartition
 from appliance.ipc.scrub_report import read_report
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
-from appliance.storage.index_rebuild import discard, put_in_place, rebuild_beside
 from appliance.storage.log import Log
-from appliance.storage.pinned_directory import PinnedDirectory
+from appliance.storage.partition_directory import PinnedDirectory
+from appliance.storage.recovery import discard, put_in_place, rebuild_beside
 from services.log_writer.background.background_task import BackgroundTask
 from services.log_writer.replicas.replicas_of_disk import Replicas
 

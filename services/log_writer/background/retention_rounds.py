@@ -26,8 +26,7 @@ from appliance.storage import file_io
 from appliance.storage.checkpoints import LOG_START_OFFSETS
 from appliance.storage.log_directory import LogDirectory
 from appliance.storage.removed_segments import DepartingFiles, RemovedSegments
-from appliance.storage.retention import TIMELESS_POLICIES, TOPIC_POLICIES, FreeSpaceReserve, LogFacts, RetentionPlan, SegmentFacts, plan_retention
-from appliance.storage.segment_times import SegmentTimes
+from appliance.storage.retention import TIMELESS_POLICIES, TOPIC_POLICIES, FreeSpaceReserve, LogFacts, RetentionPlan, SegmentFacts, SegmentTimes, plan_retention
 from services.log_writer.background.background_task import BackgroundTask
 from services.log_writer.replicas.replica import Replica
 from services.log_writer.replicas.replicas_of_disk import Replicas

@@ -12,7 +12,7 @@ from appliance.runtime.idle_priority import take_idle_priority
 from appliance.runtime.parent_death import bind_to_parent
 from appliance.runtime.service_main import name_process
 from appliance.storage.cleaner import run_cleaning
-from appliance.storage.cleaning_job import DIRECTORY_FD, CleaningJob, RunReport
+from appliance.storage.cleaning_plan import DIRECTORY_FD, CleaningJob, RunReport
 
 
 def main() -> int:

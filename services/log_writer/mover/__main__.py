@@ -15,7 +15,7 @@ from appliance.base.model import TopicId
 from appliance.runtime.idle_priority import take_idle_priority
 from appliance.runtime.parent_death import bind_to_parent
 from appliance.runtime.service_main import name_process
-from appliance.storage.move_job import FAILED, PACKET_BYTES_MAX, MoveJob, MoveSaid
+from appliance.storage.move_record import FAILED, PACKET_BYTES_MAX, MoveJob, MoveSaid
 from services.log_writer.mover.agent import LogMover
 from services.log_writer.mover.moving_source import MovingSource
 

@@ -18,8 +18,7 @@ from appliance.base.errors import StorageFailed
 from appliance.base.model import TopicId
 from appliance.runtime.idle_priority import take_ordinary_io
 from appliance.storage.log_move import LogMove
-from appliance.storage.move_job import COMPLETE, FAILED, FINISH, PACKET_BYTES_MAX, PROGRESS, MoveCommand, MoveJob, MoveSaid
-from appliance.storage.move_record import Complete
+from appliance.storage.move_record import COMPLETE, FAILED, FINISH, PACKET_BYTES_MAX, PROGRESS, Complete, MoveCommand, MoveJob, MoveSaid
 from appliance.storage.move_source import SourceChanged, SourceFailed, SourceState
 from appliance.storage.retention import FreeSpaceReserve
 

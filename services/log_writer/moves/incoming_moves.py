@@ -27,8 +27,7 @@ from appliance.storage import future_directories
 from appliance.storage.checkpoints import CLEANED
 from appliance.storage.future_directories import Future, FutureDirectories
 from appliance.storage.log_directory import LogDirectory
-from appliance.storage.move_job import COMPLETE, FAILED, FINISH, PROGRESS, THROTTLE, MoveCommand, MoveJob, MoveSaid
-from appliance.storage.move_record import Complete, MoveRecord
+from appliance.storage.move_record import COMPLETE, FAILED, FINISH, PROGRESS, THROTTLE, Complete, MoveCommand, MoveJob, MoveRecord, MoveSaid
 from appliance.storage.recovery import CLEAN
 from services.log_writer.background.background_task import BackgroundTask
 from services.log_writer.moves.mover_process import MoverProcess

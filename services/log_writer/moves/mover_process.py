@@ -16,7 +16,7 @@ from collections.abc import Callable
 from appliance.runtime.parent_death import BOUND_VARIABLE, PARENT_VARIABLE
 from appliance.runtime.poller import Poller
 from appliance.runtime.run_options import python_arguments
-from appliance.storage.move_job import PACKET_BYTES_MAX, MoveCommand, MoveJob, MoveSaid
+from appliance.storage.move_record import PACKET_BYTES_MAX, MoveCommand, MoveJob, MoveSaid
 
 
 class MoverProcess:

@@ -20,7 +20,7 @@ from appliance.ipc.replication_descriptors import TruncateOrder, replica_append_
 from appliance.records.batch import read_batch_header, stored_batch_problem
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import APPEND_SINCE_WORD, FENCE_WORD, ROLE_FOLLOWER, ROLE_OFFLINE
-from appliance.storage.epoch_truncation import truncation_offset
+from appliance.storage.leader_epoch_cache import truncation_offset
 from services.log_writer.background.batch_flushes import BatchFlushes
 from services.log_writer.background.cleaning_rounds import CleaningRounds
 from services.log_writer.background.disk_trouble import DiskTrouble

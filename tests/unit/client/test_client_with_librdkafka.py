@@ -16,7 +16,7 @@ from appliance.client.cluster import ClusterClient
 from appliance.client.fetch import StartAt, TopicTail
 from appliance.client.producer import BatchProducer, RecordProducer, new_identity
 from appliance.records.compression import Codec
-from appliance.records.key_hash import partition_of_key
+from appliance.records.keys import partition_of_key
 
 pytestmark = pytest.mark.slow
 

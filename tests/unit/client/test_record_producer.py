@@ -11,7 +11,7 @@ from appliance.client.errors import ClientFailed
 from appliance.client.fetched_batches import read_fetched
 from appliance.client.producer import ACKS_ALL, ACKS_NONE, BatchProducer, RecordProducer, new_identity
 from appliance.records.compression import Codec
-from appliance.records.key_hash import partition_of_key
+from appliance.records.keys import partition_of_key
 from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker, HangUp, produced
 
 

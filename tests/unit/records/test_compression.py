@@ -10,8 +10,7 @@ from time import process_time
 import cramjam
 import pytest
 
-from appliance.records.compression import Codec, compress, decompress, opened_batch_limit
-from appliance.records.corrupt_batch import CorruptBatch
+from appliance.records.compression import Codec, CorruptBatch, compress, decompress, opened_batch_limit
 
 CODECS = [codec for codec in Codec if codec]
 PLAIN = b"disk d3 is warm\n" * 20_000

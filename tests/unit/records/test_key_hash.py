@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.records.key_hash import murmur2, partition_of_key
+from appliance.records.keys import murmur2, partition_of_key
 
 
 @pytest.mark.parametrize(

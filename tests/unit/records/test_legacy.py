@@ -9,9 +9,8 @@ import pytest
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.records import legacy
-from appliance.records.compression import Codec, compress, decompress
+from appliance.records.compression import Codec, compress, decompress, with_old_header_checksum, with_right_header_checksum, xxhash32_short
 from appliance.records.legacy import build_message, build_message_set, open_wrapper, read_message_set
-from appliance.records.lz4_frame import with_old_header_checksum, with_right_header_checksum, xxhash32_short
 
 LIMIT = 1 << 20
 TIME = 1_700_000_000_000

@@ -9,10 +9,9 @@ import pytest
 
 from appliance.records.batch import ATTRIBUTES_AT, BATCH_HEADER, CRC_AT
 from appliance.records.builder import BatchBuilder, encode_headers
-from appliance.records.corrupt_batch import CorruptBatch
+from appliance.records.compression import CorruptBatch
 from appliance.records.crc32c import crc32c
-from appliance.records.record import iterate_records
-from appliance.records.varint import decode_varint, encode_varint
+from appliance.records.record import decode_varint, encode_varint, iterate_records
 
 
 def batch_of(body: bytes, count: int = 1) -> bytes:

@@ -13,8 +13,7 @@ from appliance.records.crc32c import crc32c
 from appliance.records.record import iterate_records
 from appliance.storage import file_io
 from appliance.storage.cleaner import run_cleaning
-from appliance.storage.cleaning_job import CleaningJob, RunReport
-from appliance.storage.cleaning_plan import CleanableSegment, CleaningCandidate, CleaningPlan, plan_cleaning
+from appliance.storage.cleaning_plan import CleanableSegment, CleaningCandidate, CleaningJob, CleaningPlan, RunReport, plan_cleaning
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
 from tests.unit.storage.storage_support import LIMIT, NOW_MS, stored_bytes

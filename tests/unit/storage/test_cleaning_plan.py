@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.storage.cleaner import SLOT_BYTES, OffsetMap, slots_for
 from appliance.storage.cleaning_plan import (
     CleanableSegment,
     CleaningCandidate,
@@ -16,7 +17,6 @@ from appliance.storage.cleaning_plan import (
     plan_cleaning,
 )
 from appliance.storage.log_config import LogConfig
-from appliance.storage.offset_map import SLOT_BYTES, OffsetMap, slots_for
 
 NOW_MS = 1_000_000
 COMPACT = LogConfig(cleanup_policy="compact")

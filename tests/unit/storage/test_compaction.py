@@ -13,7 +13,7 @@ from appliance.base.errors import StorageFailed
 from appliance.records.batch import DELETE_HORIZON_FLAG, TRANSACTIONAL_FLAG, read_batch_header
 from appliance.records.compression import Codec
 from appliance.storage import file_io
-from appliance.storage.cleaned_transactions import CleanedTransactions
+from appliance.storage.cleaned_segment import CleanedTransactions
 from appliance.storage.log import Log
 from appliance.storage.producer_state import DuplicateBatch
 from appliance.storage.reading import LogReading

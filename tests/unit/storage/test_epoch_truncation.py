@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.storage.epoch_truncation import truncation_offset
+from appliance.storage.leader_epoch_cache import truncation_offset
 from tests.support.diverging_answers import diverging_answer
 from tests.support.memory_epochs import MemoryEpochs
 

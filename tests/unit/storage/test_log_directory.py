@@ -14,8 +14,8 @@ from appliance.base.clock import ManualClock
 from appliance.base.errors import ConfigurationProblems, ErrorCode, RequestRefused, StorageFailed
 from appliance.base.model import TopicId, TopicPartition
 from appliance.storage.checkpoints import CLEANED, FILES, HIGH_WATERMARKS, LOG_START_OFFSETS, RECOVERY_POINTS, read_offsets
+from appliance.storage.directory_identity import MetaProperties
 from appliance.storage.log_directory import LogDirectory
-from appliance.storage.meta_properties import MetaProperties
 from appliance.storage.partition_directory import is_leaving, leaving_name, parse_partition_name
 from tests.unit.storage.storage_support import NAME, TOPIC_ID, close_clean, failing_file_calls
 

@@ -411,7 +411,7 @@ def test_a_copy_stops_before_it_takes_the_disks_reserve(move: Move, monkeypatch:
     monkeypatch.setattr(file_io, "space", lambda _path: file_io.Space(1 << 30, 58 << 20))
     copy = move.begin(FreeSpaceReserve(1 << 30, 5))
     copy.align(move.state)
-    with pytest.raises(DiskFull, match="no room"):
+    with pytest.raises(DiskFull, match="too little space"):
         copy.copy_some(move.state)
     monkeypatch.setattr(file_io, "space", lambda _path: file_io.Space(1 << 30, 1 << 29))
     move.complete()

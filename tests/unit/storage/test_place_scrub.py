@@ -8,8 +8,7 @@ import pytest
 
 from appliance.records.batch import BATCH_LENGTH_AT, read_batch_header
 from appliance.storage.cold_file import ACTIVE_WAYS, SEALED_WAYS
-from appliance.storage.place_scrub import PlaceScrub
-from appliance.storage.scrub import CHECKSUM, OFFSETS, UNREADABLE, Damage
+from appliance.storage.scrub import CHECKSUM, OFFSETS, UNREADABLE, Damage, PlaceScrub
 from tests.unit.storage.test_scrub import BATCHES, LOG, OFFSET_INDEX, flip, positions, write_segment
 
 BEYOND = 2**63 - 1

@@ -11,9 +11,8 @@ import pytest
 from appliance.base.errors import ErrorCode, StorageFailed
 from appliance.records.batch import read_batch_header, stamp_batch
 from appliance.records.builder import BatchBuilder
-from appliance.records.compression import Codec
+from appliance.records.compression import Codec, CorruptBatch
 from appliance.records.control_batch import EndTransactionMarker, build_end_transaction_batch
-from appliance.records.corrupt_batch import CorruptBatch
 from appliance.storage.dump import dump_file
 from appliance.storage.log_config import LogConfig
 from appliance.storage.reading import READS_AHEAD, LogReading, OffsetOutOfRange, ReadAhead

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from appliance.records.builder import NO_HEADERS
-from appliance.records.key_hash import partition_of_key
+from appliance.records.keys import partition_of_key
 from appliance.records.record import iterate_records
 from appliance.senders.listener import Listener, Protocol, Transport
 from services.ingest.records.ack_group import AckGroup

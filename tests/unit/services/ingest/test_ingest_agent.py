@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from appliance.records.key_hash import partition_of_key
+from appliance.records.keys import partition_of_key
 from tests.unit.services.ingest.stepped_ingest import SteppedIngest
 
 Start = Callable[..., SteppedIngest]

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from appliance.base.errors import StorageFailed
-from appliance.records.key_hash import partition_of_key
+from appliance.records.keys import partition_of_key
 from services.ingest.producer.partition_leaders import AWAY_NS
 from tests.unit.services.ingest.stepped_ingest import TOPIC, SteppedIngest
 

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from appliance.base.errors import ErrorCode
-from appliance.records.key_hash import partition_of_key
+from appliance.records.keys import partition_of_key
 from services.ingest.producer.partition_queues import PartitionQueue
 from tests.support.produce_leader import ProduceLeader
 from tests.unit.services.ingest.stepped_ingest import SteppedIngest

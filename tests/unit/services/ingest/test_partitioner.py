@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.base.invariants import InvariantViolation
-from appliance.records.key_hash import partition_of_key
+from appliance.records.keys import partition_of_key
 from services.ingest.records import partitioner as partitioner_module
 from services.ingest.records.partitioner import CACHED_KEYS_MAX, Partitioner, next_live_partition
 

@@ -15,7 +15,7 @@ from appliance.base.model import TopicPartition
 from appliance.shm.partition_table import DISK_ONLINE
 from appliance.storage import checkpoints
 from appliance.storage.cleaner import run_cleaning
-from appliance.storage.cleaning_job import CleaningJob, RunReport
+from appliance.storage.cleaning_plan import CleaningJob, RunReport
 from lab.running_box import eventually
 from services.log_writer.agent import SLICE_PARK_MS
 from services.log_writer.background import cleaning_rounds

@@ -23,7 +23,7 @@ from appliance.ipc.scrub_report import NOTHING, FoundDamage, write_report
 from appliance.records.builder import BatchBuilder
 from appliance.shm.partition_table import DISK_OFFLINE, DISK_ONLINE
 from appliance.storage import file_io
-from appliance.storage.cleaning_job import CleaningJob
+from appliance.storage.cleaning_plan import CleaningJob
 from appliance.storage.move_record import MOVE_RECORD
 from appliance.storage.scrub import INDEX
 from lab.running_box import eventually

@@ -20,7 +20,7 @@ from appliance.ipc.proxies import LogWriterProxies
 from appliance.records.builder import BatchBuilder
 from appliance.runtime import background_thread
 from appliance.shm.partition_table import DISK_OFFLINE, DISK_ONLINE, FLUSH_SINCE_WORD, PROBE_SINCE_WORD, PartitionTableReader, Row
-from appliance.storage import batch_flush, file_io
+from appliance.storage import file_io, log_durability
 from lab.running_box import eventually
 from tests.support.real_log_writer import BROKER_ID, DISK, TOPIC_ID, RealLogWriter
 
@@ -145,7 +145,7 @@ def test_many_partitions_are_synced_by_one_call(layout: BoxLayout, tmp_path: Pat
 
 def test_other_topics_bytes_are_not_waited_for(layout: BoxLayout, tmp_path: Path, platter: Platter, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, acceptor = _leader(layout, tmp_path, ACK, partitions=3)
-    monkeypatch.setattr(batch_flush, "FILE_SYSTEM_OTHER_BYTES_MAX", 1000)
+    monkeypatch.setattr(log_durability, "FILE_SYSTEM_OTHER_BYTES_MAX", 1000)
     bulk = writer.agent._partitions.find(TOPIC_ID, 2)
     assert bulk is not None
     writer.agent._partitions.configure(bulk, {})

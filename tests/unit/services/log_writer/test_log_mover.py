@@ -15,8 +15,21 @@ from appliance.base.clock import ManualClock
 from appliance.storage import file_io
 from appliance.storage.future_directories import FutureDirectories
 from appliance.storage.log_directory import LogDirectory
-from appliance.storage.move_job import COMPLETE, FAILED, FINISH, NO_THROTTLE, PACKET_BYTES_MAX, PROGRESS, THROTTLE, MoveCommand, MoveJob, MoveSaid
-from appliance.storage.move_record import Complete, MoveRecord, read_move
+from appliance.storage.move_record import (
+    COMPLETE,
+    FAILED,
+    FINISH,
+    NO_THROTTLE,
+    PACKET_BYTES_MAX,
+    PROGRESS,
+    THROTTLE,
+    Complete,
+    MoveCommand,
+    MoveJob,
+    MoveRecord,
+    MoveSaid,
+    read_move,
+)
 from appliance.storage.move_source import SourceState
 from services.log_writer.mover.agent import ABSENT_NS_MAX, LogMover
 from tests.unit.storage.storage_support import NAME, NOW_MS, TOPIC_ID, batch, open_log
