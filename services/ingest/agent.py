@@ -13,6 +13,11 @@ listening sockets.
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from appliance.base.logging import Logger
 from appliance.base.model import NO_LEADER
 from appliance.client.peers import Peers
 from appliance.cluster.lease_gate import LeaseGate
@@ -26,10 +31,9 @@ from appliance.ipc.proxies import LogWriterProxies
 from appliance.ipc.source import Source
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.senders.accounting import LossReason, read_ledger
-from appliance.senders.listener import Transport
+from appliance.senders.listener import Listener, Transport
 from appliance.senders.sender_tables import tables_of
 from appliance.shm.lease import LeaseReader
-from services.ingest.listeners.ingest_listeners import ConnectionManager, hand_out
 from services.ingest.listeners.sender_connections import SenderConnections
 from services.ingest.listeners.sender_datagrams import SenderDatagrams
 from services.ingest.producer.batch_sender import BatchSender
@@ -297,3 +301,27 @@ class IngestAgent:
         if self._ready and not self._drained:
             self._datagrams.read(not self._topics.of(self._topic).is_blocked)
         self._connections.resume(self._topics.is_partition_blocked)
+
+
+class ConnectionManager(Protocol):
+    """Serves the senders of some listeners."""
+
+    def add(self, listener: Listener, sock: socket.socket) -> None: ...
+
+
+def hand_out(listeners: Iterable[Listener], sockets: Mapping[str, socket.socket], rooms: Mapping[Transport, ConnectionManager], log: Logger) -> list[Listener]:
+    """Pass each listener with a socket to its component; return those listeners."""
+    served = []
+    left = dict(sockets)
+    for listener in listeners:
+        sock = left.pop(listener.fd_name, None)
+        if sock is None:
+            message = f"listener {listener.name} has no socket; run `millrace units apply`, then restart the box"
+            log.error(message, listener=listener.name)
+            continue
+        rooms[listener.transport].add(listener, sock)
+        served.append(listener)
+    for name, sock in left.items():
+        log.warning(f"socket {name} belongs to no listener; run `millrace units apply`, then restart the box")
+        sock.close()
+    return served

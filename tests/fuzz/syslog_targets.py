@@ -16,8 +16,7 @@ from appliance.senders.listener import Listener, Protocol, ProxyMode, Transport
 from lab.certificates import Authority
 from services.ingest.listeners.proxy_header import NO_HEADER, V2_START, BadProxyHeader, ProxyHeader, read_proxy_header
 from services.ingest.listeners.sender_stream import StreamError
-from services.ingest.listeners.tls_contexts import make_context
-from services.ingest.listeners.tls_stream import TlsStream
+from services.ingest.listeners.tls_stream import TlsStream, make_context
 from services.ingest.protocols.syslog.relp_session import RelpSession
 from services.ingest.protocols.syslog.structured_data import read_structured_data
 from services.ingest.protocols.syslog.syslog_datagrams import SyslogDatagrams

@@ -19,16 +19,15 @@ from appliance.runtime.agent import ServiceContext
 from appliance.runtime.listening import NO_ROOM_TO_ACCEPT
 from appliance.senders.accounting import INPUT_BYTES_COUNTER
 from appliance.senders.listener import Listener, Transport
-from services.ingest.listeners.peer_address import address_text
 from services.ingest.listeners.proxy_header import Networks, ProxyHeader
 from services.ingest.listeners.sender_stream import PLAIN, SenderStream, StreamError
 from services.ingest.protocols.registry import session_of
-from services.ingest.records.event import EventSource
+from services.ingest.records.event import EventSource, address_text
 
 if TYPE_CHECKING:
     from services.ingest.listeners.sender_connection import SenderConnection
     from services.ingest.listeners.sender_connections import SenderConnections
-    from services.ingest.listeners.tls_contexts import TlsContext
+    from services.ingest.listeners.tls_stream import TlsContext
     from services.ingest.protocols.session import MakeSession
 
 ACCEPT_BURST = 64
@@ -60,7 +59,7 @@ class ListeningSocket:
     def _tls_context(self) -> TlsContext | None:
         if self.listener.transport is not Transport.TLS:
             return None
-        from services.ingest.listeners.tls_contexts import TlsContext  # imported on demand: OpenSSL takes 4 MB
+        from services.ingest.listeners.tls_stream import TlsContext  # imported on demand: OpenSSL takes 4 MB
 
         return TlsContext(self.listener, self._log)
 

@@ -23,10 +23,9 @@ from appliance.senders.listener import Listener
 from services.ingest.listeners.half_closed_connections import SESSION_SCOPED_IDS, HalfClosedConnections
 from services.ingest.listeners.listening_socket import ListeningSocket
 from services.ingest.listeners.sender_connection import ENDED, GONE, LINGERING, NEW, OPEN, RECEIVE_BYTES, Pause, SenderConnection
-from services.ingest.listeners.sender_limits import SenderLimits, connections_possible
+from services.ingest.listeners.sender_limits import SenderLimits, UnfinishedFrames, connections_possible
 from services.ingest.listeners.sender_owners import REPEATING, AcceptedConnection, SenderOwners
 from services.ingest.listeners.sender_stream import StreamError
-from services.ingest.listeners.unfinished_frames import UnfinishedFrames
 from services.ingest.protocols.session import RepeatingSession
 from services.ingest.records.intake import Intake
 

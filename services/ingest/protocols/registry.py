@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from appliance.senders.listener import Protocol
 
 if TYPE_CHECKING:
-    from services.ingest.listeners.datagrams import MakeDatagramHandler
+    from services.ingest.listeners.sender_datagrams import MakeDatagramHandler
     from services.ingest.protocols.session import MakeSession
 
 SESSIONS: dict[Protocol, tuple[str, str]] = {

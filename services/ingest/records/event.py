@@ -209,3 +209,10 @@ def head_json(head: tuple[Any, ...]) -> bytes:
         "structured_data": {},
     }
     return b"," + orjson.dumps(words)[1:-1] + b","
+
+
+def address_text(address: str, port: int) -> tuple[bytes, bytes]:
+    """Return (`ADDRESS:PORT`, `ADDRESS`) of a peer: IPv4 in IPv6 as IPv4, IPv6 with brackets before
+    a port."""
+    host = address.removeprefix("::ffff:")
+    return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}").encode(), host.encode()

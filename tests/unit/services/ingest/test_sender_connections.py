@@ -18,7 +18,7 @@ import pytest
 from appliance.senders.listener import Listener, Protocol, ProxyMode, Transport
 from services.ingest.listeners.proxy_header import V2_START
 from services.ingest.listeners.sender_connection import UNSENT_BYTES_MAX
-from services.ingest.listeners.unfinished_frames import SMALL_BYTES
+from services.ingest.listeners.sender_limits import SMALL_BYTES
 from services.ingest.records.ack_group import AckOutcome
 from tests.support.stepped_room import SteppedRoom
 

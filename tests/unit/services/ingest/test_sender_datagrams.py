@@ -15,8 +15,7 @@ from appliance.runtime.systemd import SystemdNotifier
 from appliance.senders.listener import Listener, Protocol, Transport
 from appliance.shm.counters import Counters
 from lab.scratch_layout import make_layout, remove_layout
-from services.ingest.listeners.datagram_socket import SENDERS_MAX
-from services.ingest.listeners.sender_datagrams import SenderDatagrams
+from services.ingest.listeners.sender_datagrams import SENDERS_MAX, SenderDatagrams
 from tests.support.recording_intake import RecordingIntake
 from tests.unit.base.test_settings import make_box
 

@@ -15,8 +15,7 @@ import pytest
 
 from appliance.senders.listener import Listener, Protocol, ProxyMode, Transport
 from lab.certificates import Authority, Certificate
-from services.ingest.listeners.tls_contexts import make_context
-from services.ingest.listeners.tls_stream import certificate_names, name_matches
+from services.ingest.listeners.tls_stream import certificate_names, make_context, name_matches
 from tests.support.stepped_room import SteppedRoom
 
 
