@@ -31,7 +31,7 @@ class HostLookup:
         except (OSError, UnicodeError):
             try:
                 BackgroundThread(self._look_up_name, f"lookup of {address.host}", (address,)).start()
-            except ThreadRefused:  # as a resolver that does not answer: who connects tries again
+            except ThreadRefused:  # like a resolver that does not answer: the next connection attempt looks it up again
                 self.found = []
 
     def _look_up_name(self, address: Address) -> None:

@@ -9,7 +9,9 @@ from appliance.client.connection import ClientConnection
 
 
 def await_readable(connections: Iterable[ClientConnection], timeout_ms: float) -> list[ClientConnection]:
-    """Waits until one of them has, or is broken, at most so long. Level-triggered: what was not read is told again."""
+    """Return the connections with something to read, or broken; wait for the first one up to `timeout_ms`.
+
+    Level-triggered: what was not read is reported again. poll(2), because select(2) takes no descriptor above 1,023."""
     by_descriptor = {connection.fileno(): connection for connection in connections}
     poll = select.poll()
     for descriptor in by_descriptor:

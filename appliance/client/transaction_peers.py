@@ -57,7 +57,7 @@ class TransactionPeers:
         self._peers = peers
 
     def other_coordinator(self, transactional_id: str) -> int:
-        """The box that coordinates a transactional id; -1 if that should be ours, or nobody."""
+        """Return the box that coordinates a transactional id; -1 if this box does, or none."""
         topic = self._view.image.topics.get(TRANSACTIONS_TOPIC)
         if topic is None or not topic.partitions:
             return NO_LEADER

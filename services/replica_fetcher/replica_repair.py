@@ -27,8 +27,8 @@ class Repair:
         self.piece_bytes = PIECE_BYTES
         self.empty_answers = 0
         self.is_final = False
-        """Everybody who could have a healthy copy was heard; else another try may do better."""
-        self.was_told = False
+        """True if every box that could have a healthy copy has answered; else another attempt may succeed."""
+        self.is_reported = False
         self.reasons: list[str] = []
 
     @property
@@ -69,7 +69,7 @@ class Repair:
 
 
 class RepairOwner(Protocol):
-    """Who is told what the log-writer did."""
+    """Receives the completions of repair orders."""
 
     def on_ordered(self, copy: RepairCopy, completion: Completion | None) -> None:
         """`completion` is None when the log-writer died, or is set aside. Called once for each order."""

@@ -246,8 +246,8 @@ class ReplicaRepairs:
             self._later.append((self._clock.monotonic_ns() + AGAIN_NS, repair))
         if repair.is_final:
             self._left.add()
-        if repair.is_final or not repair.was_told:
-            repair.was_told = True
+        if repair.is_final or not repair.is_reported:
+            repair.is_reported = True
             words = "stays, no healthy copy fits" if repair.is_final else "cannot be repaired yet"
             text = f"disk {repair.disk}: damage in {repair.name} at offset {damage.offset} {words}: {'; '.join(repair.reasons)}"
             tell = self._log.error if repair.is_final else self._log.warning

@@ -69,7 +69,7 @@ class ClassicMembership:
         return ErrorCode.NONE if may_be else ErrorCode.NON_EMPTY_GROUP
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """Where nobody can tell, it is."""
+        """True also if the members' subscriptions cannot be read."""
         group = self.group
         return group.state is not GroupState.EMPTY and (group.subscribed_topics is None or topic in group.subscribed_topics)
 

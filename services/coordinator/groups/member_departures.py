@@ -34,7 +34,7 @@ class MemberDepartures:
     def _leave(self, group: Group, leaving: LeavingMember, now_ms: int) -> ErrorCode:
         member_id = leaving.member_id
         instance = leaving.group_instance_id
-        if not member_id:  # whoever is this instance now
+        if not member_id:  # the member that has this instance id now
             member_id = group.static_members.get(instance, "") if instance is not None else ""
             instance = None
         elif member_id in group.pending_members:

@@ -82,7 +82,9 @@ class OffsetFetches:
 
 
 def _all_partitions(hosted: HostedGroup | None, require_stable: bool) -> Iterable[tuple[str, list[int]]]:
-    """With `require_stable` also those whose first commit is undecided: who left them out would say that there is none. (Kafka leaves them out.)"""
+    """Return the partitions with a commit; with `require_stable` also those whose first commit is undecided, because leaving them out means no commit.
+
+    (Kafka leaves them out.)"""
     if hosted is None:
         return ()
     by_topic: dict[str, list[int]] = {}

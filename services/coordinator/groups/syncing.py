@@ -63,14 +63,14 @@ class Syncing:
         return ErrorCode.REBALANCE_IN_PROGRESS if group.state is GroupState.PREPARING_REBALANCE else ErrorCode.NONE
 
     def _assign(self, group: Group, given: tuple[SyncGroupAssignment, ...]) -> None:
-        """Members that the leader has forgotten get nothing; members that it has invented are nobody's business."""
+        """Append and send the assignments of the group leader; a member that it left out gets none, and unknown members are ignored."""
         said = dict(given)
         assignments = {member_id: said.get(member_id, b"") for member_id in group.members}
         generation_id = group.generation_id
 
         def on_done(error: ErrorCode, position: int, now_ms: int) -> None:
             if group.state is not GroupState.COMPLETING_REBALANCE or group.generation_id != generation_id:
-                return  # a rebalance began meanwhile and has answered everybody
+                return  # a rebalance began meanwhile and has answered all members
             if error is ErrorCode.NONE:
                 for member in group.members.values():
                     member.assignment = assignments[member.member_id]

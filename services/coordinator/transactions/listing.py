@@ -22,7 +22,7 @@ from services.coordinator.transactions.transactional_ids import TransactionalIds
 
 
 def list_transactions(ids: TransactionalIds, request: ListTransactionsRequest, wall_ms: int) -> ListTransactionsResponse:
-    """Those that pass every filter; a state that nobody knows is told and filters nothing in."""
+    """List the transactions that pass every filter; an unknown state is reported and matches none."""
     known = set(STATE_NAMES.values())
     unknown = tuple(state for state in request.state_filters if state not in known)
     if ids.is_loading:

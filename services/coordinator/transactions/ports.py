@@ -32,7 +32,7 @@ class ProducerIds(Protocol):
     """The one allocator of producer ids."""
 
     def next(self) -> int | None:
-        """An id that nobody had before; None while there is none: ask again soon."""
+        """Return an id that no producer had before; None: none is leased yet, retry soon."""
 
 
 class TransactionSettings(NamedTuple):
