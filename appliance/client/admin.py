@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import BrokerId, Offset, TopicPartition, topic_name_problem
-from appliance.client.cluster import ClusterClient
+from appliance.client.cluster import ClusterClient, PartitionMetadata, TopicMetadata
 from appliance.client.coordinator import by_topic
 from appliance.client.errors import ClientFailed, is_retriable, refused
 from appliance.client.messages import (
@@ -22,7 +22,6 @@ from appliance.client.messages import (
     Asked,
     ClientApi,
 )
-from appliance.client.metadata import PartitionMetadata, TopicMetadata
 from appliance.protocol.config_apis import (
     ConfigSource,
     ConfigToAlter,

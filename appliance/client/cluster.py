@@ -9,17 +9,110 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from appliance.base.clock import Clock, SystemClock
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.base.model import NO_LEADER, BrokerId
+from appliance.base.model import NO_LEADER, NO_TOPIC_ID, BrokerId, LeaderEpoch, TopicId
 from appliance.client.address import Address
-from appliance.client.backoff import Backoff, Sleep
 from appliance.client.connection import CONNECT_TIMEOUT_MS, REQUEST_TIMEOUT_MS, ClientConnection
-from appliance.client.errors import BrokerUnreachable, ConnectionLost, is_retriable, refused
-from appliance.client.messages import Answered, Asked, ClientApi
-from appliance.client.metadata import EMPTY_METADATA, ClusterMetadata, TopicMetadata, read_metadata
+from appliance.client.errors import BrokerUnreachable, ConnectionLost, error_code, is_retriable, refused
+from appliance.client.messages import METADATA, Answered, Asked, ClientApi, PartitionOfMetadata, TopicOfMetadata
+from appliance.protocol.metadata import MetadataRequest, MetadataRequestTopic
+
+# ---- metadata
+
+
+class PartitionMetadata(NamedTuple):
+    """One partition as Metadata describes it; `leader` is NO_LEADER while there is none."""
+
+    partition: int
+    leader: BrokerId
+    leader_epoch: LeaderEpoch
+    assigned_replicas: tuple[BrokerId, ...]
+    isr: tuple[BrokerId, ...]
+    error: ErrorCode
+
+
+class TopicMetadata(NamedTuple):
+    """One topic; `error` is NONE where the topic is there and well."""
+
+    name: str
+    topic_id: TopicId | None
+    partitions: tuple[PartitionMetadata, ...]
+    is_internal: bool
+    error: ErrorCode
+
+
+class ClusterMetadata(NamedTuple):
+    """A whole answer."""
+
+    brokers: dict[BrokerId, Address]
+    cluster_id: str | None
+    controller_id: BrokerId
+    topics: dict[str, TopicMetadata]
+
+
+EMPTY_METADATA = ClusterMetadata({}, None, NO_LEADER, {})
+
+
+def read_metadata(connection: ClientConnection, topics: Iterable[str] | None, *, allow_auto_topic_creation: bool = False) -> ClusterMetadata:
+    """Ask for `topics` (None: all). A topic that is not there comes back with its error, it does not raise."""
+    asked = None if topics is None else tuple(MetadataRequestTopic(name=name) for name in topics)
+    body = connection.request(METADATA, MetadataRequest(asked, allow_auto_topic_creation))
+    return ClusterMetadata(
+        {BrokerId(broker.node_id): Address(broker.host, broker.port) for broker in body.brokers},
+        body.cluster_id,
+        BrokerId(body.controller_id),
+        {topic.name: _topic(topic.name, topic) for topic in body.topics if topic.name is not None},
+    )
+
+
+def _topic(name: str, topic: TopicOfMetadata) -> TopicMetadata:
+    topic_id = None if topic.topic_id == NO_TOPIC_ID else topic.topic_id
+    return TopicMetadata(name, topic_id, tuple(sorted(map(_partition, topic.partitions))), topic.is_internal, error_code(topic.error_code))
+
+
+def _partition(found: PartitionOfMetadata) -> PartitionMetadata:
+    replicas, isr = tuple(map(BrokerId, found.replicas)), tuple(map(BrokerId, found.isr))
+    return PartitionMetadata(found.partition, BrokerId(found.leader_id), LeaderEpoch(found.leader_epoch), replicas, isr, error_code(found.error_code))
+
+
+# ---- retries
+
+
+FIRST_PAUSE_MS = 20
+LONGEST_PAUSE_MS = 1_000
+
+Sleep = Callable[[float], None]
+
+
+class Backoff:
+    """Pauses that double from 20 ms to 1 s until `give_up_after_ms` have passed since the last success."""
+
+    def __init__(self, clock: Clock, give_up_after_ms: int, sleep: Sleep = time.sleep) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._give_up_after_ms = give_up_after_ms
+        self._pause_ms = FIRST_PAUSE_MS
+        self._deadline_ms = clock.monotonic_ms() + give_up_after_ms
+        self.tries = 0
+
+    def succeeded(self) -> None:
+        """Start over: the next failure is a first one."""
+        self._pause_ms = FIRST_PAUSE_MS
+        self._deadline_ms = self._clock.monotonic_ms() + self._give_up_after_ms
+        self.tries = 0
+
+    def pause_or_raise(self, error: Exception) -> None:
+        """Wait before another try, or raise `error` if the time is over."""
+        remaining_ms = self._deadline_ms - self._clock.monotonic_ms()
+        if remaining_ms <= 0:
+            raise error
+        self.tries += 1
+        self._sleep(min(self._pause_ms, remaining_ms) / 1000)
+        self._pause_ms = min(self._pause_ms * 2, LONGEST_PAUSE_MS)
+
 
 Answer = TypeVar("Answer")
 

@@ -7,8 +7,10 @@ knows what may be asked again (`cluster`, `fetch`, `produce`).
 
 from __future__ import annotations
 
+import select
 import socket
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from appliance.base.clock import Clock, SystemClock
@@ -199,3 +201,17 @@ def _reason(error: OSError) -> str:
     if isinstance(error, TimeoutError):
         return "it did not answer in time"
     return (error.strerror or str(error)).lower()
+
+
+# ---- waiting for several connections
+
+
+def await_readable(connections: Iterable[ClientConnection], timeout_ms: float) -> list[ClientConnection]:
+    """Return the connections with something to read, or broken; wait for the first one up to `timeout_ms`.
+
+    Level-triggered: what was not read is reported again. poll(2), because select(2) takes no descriptor above 1,023."""
+    by_descriptor = {connection.fileno(): connection for connection in connections}
+    poll = select.poll()
+    for descriptor in by_descriptor:
+        poll.register(descriptor, select.POLLIN)
+    return [by_descriptor[descriptor] for descriptor, _ in poll.poll(max(timeout_ms, 0))]

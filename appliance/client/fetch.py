@@ -15,13 +15,13 @@ from appliance.base.errors import ErrorCode, ProtocolViolation, RequestRefused
 from appliance.base.model import NO_LEADER, BrokerId, Offset, TopicPartition
 from appliance.client.admin import list_offsets
 from appliance.client.cluster import ClusterClient
-from appliance.client.connection import ClientConnection
+from appliance.client.connection import ClientConnection, await_readable
 from appliance.client.errors import METADATA_IS_STALE, ClientFailed, ConnectionLost, ReplyTimedOut, error_code, is_retriable, refused
-from appliance.client.fetched_batches import read_fetched
 from appliance.client.messages import FETCH, ClientFetchRequest, ClientFetchResponse, PartitionOfFetch, PartitionToFetch, TopicToFetch
-from appliance.client.readiness import await_readable
 from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
-from appliance.records.record import Record
+from appliance.records.batch import MAGIC, RECORDS_AT, read_batch_header
+from appliance.records.compression import CorruptBatch
+from appliance.records.record import Record, iterate_records
 
 FETCH_WAIT_MS_MAX = 500
 FETCH_BYTES_MAX = 8 * 1024 * 1024
@@ -227,3 +227,45 @@ class TopicTail:
         if self._backoff.tries == 0:
             self._on_notice(f"{error}; trying again")
         self._backoff.pause_or_raise(error)
+
+
+# ---- fetched batches: whole, checked, without records before the fetch offset
+
+
+MAX_BATCH_BYTES = 256 * 1024 * 1024
+
+
+class FetchedRecords(NamedTuple):
+    """Records from a fetch offset on, and the offset to ask for next."""
+
+    records: list[Record]
+    next_offset: int
+
+
+def read_fetched(fetched: bytes, fetch_offset: int) -> FetchedRecords:
+    """All records at or after `fetch_offset`. Raises ProtocolViolation for bytes that are no batches or fail their checksum."""
+    records: list[Record] = []
+    next_offset = fetch_offset
+    position = 0
+    while position + RECORDS_AT <= len(fetched):
+        header = read_batch_header(fetched, position)
+        if header.magic != MAGIC:
+            raise ProtocolViolation("fetched_batch", f"the batch at offset {header.base_offset} has format {header.magic}, this client reads format {MAGIC}")
+        if header.size_bytes < RECORDS_AT:
+            raise ProtocolViolation("fetched_batch", f"the batch at offset {header.base_offset} claims {header.size_bytes} bytes")
+        end = position + header.size_bytes
+        if end > len(fetched):
+            break
+        if header.last_offset >= next_offset:
+            if not header.is_control:
+                records += _open(fetched[position:end], header.base_offset, next_offset)
+            next_offset = header.last_offset + 1
+        position = end
+    return FetchedRecords(records, next_offset)
+
+
+def _open(batch: bytes, base_offset: int, next_offset: int) -> list[Record]:
+    try:
+        return [record for record in iterate_records(batch, MAX_BATCH_BYTES) if record.offset >= next_offset]
+    except CorruptBatch as error:
+        raise ProtocolViolation("fetched_batch", f"the batch at offset {base_offset} is damaged: {error}") from error

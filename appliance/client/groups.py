@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from struct import Struct
+from struct import error as StructError
 from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused
@@ -10,7 +12,6 @@ from appliance.base.model import Offset, TopicPartition
 from appliance.client.cluster import ClusterClient
 from appliance.client.coordinator import GROUP, CoordinatorClient, ask_every_broker, by_topic, first_error
 from appliance.client.errors import refused
-from appliance.client.member_assignment import read_assignment
 from appliance.client.messages import CONSUMER_GROUP_DESCRIBE, DELETE_GROUPS, DESCRIBE_GROUPS, LIST_GROUPS, OFFSET_COMMIT, OFFSET_FETCH
 from appliance.protocol.consumer_group_apis import ConsumerGroupDescribeRequest, ConsumerGroupMember
 from appliance.protocol.group_apis import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
@@ -147,3 +148,36 @@ def require_no_members(group: GroupDescription) -> None:
     if group.members:
         words = f"group {group.group_id!r} has {len(group.members)} members; stop them first, they would commit over it"
         raise RequestRefused(ErrorCode.NON_EMPTY_GROUP, words)
+
+
+# ---- a consumer's assignment (Kafka's ConsumerProtocolAssignment); what cannot be read is shown as none
+
+
+_HEAD = Struct(">hi")
+_LENGTH = Struct(">h")
+_COUNT = Struct(">i")
+
+
+def read_assignment(data: bytes) -> tuple[TopicPartition, ...]:
+    """Sorted; nothing for an empty or foreign assignment."""
+    found: list[TopicPartition] = []
+    try:
+        _version, topics = _HEAD.unpack_from(data)
+        position = _HEAD.size
+        for _ in range(topics):
+            (length,) = _LENGTH.unpack_from(data, position)
+            position += _LENGTH.size
+            if length < 0:  # it would lead back to where we were
+                return ()
+            topic = data[position : position + length].decode()
+            position += length
+            (count,) = _COUNT.unpack_from(data, position)
+            position += _COUNT.size
+            if count < 0:
+                return ()
+            numbers = Struct(f">{count}i")
+            found += (TopicPartition(topic, number) for number in numbers.unpack_from(data, position))
+            position += numbers.size
+    except (StructError, UnicodeDecodeError):
+        return ()
+    return tuple(sorted(found))

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from appliance.base.clock import Clock
 from appliance.base.errors import ProtocolViolation
 from appliance.client.address import Address
-from appliance.client.host_lookup import HostLookup
-from appliance.client.peer_stream import PeerStream, StreamEnded
+from appliance.client.peer_stream import HostLookup, PeerStream, StreamEnded
 from appliance.ipc.registry import Registry
 from appliance.protocol import api_versions
 from appliance.protocol.apis import CODED_APIS, ApiKey

@@ -11,12 +11,49 @@ import os
 import select
 import socket
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from appliance.base.errors import ProtocolViolation
-from appliance.client.host_lookup import SocketAddress
+from appliance.client.address import Address
 from appliance.ipc.registry import Registry
 from appliance.protocol.framing import SIZE_PREFIX, SIZE_PREFIX_BYTES
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
+
+# ---- names are looked up on a thread: getaddrinfo blocks, and the duty cycle must not
+
+
+class SocketAddress(NamedTuple):
+    """What `socket.socket` and `connect` want."""
+
+    family: int
+    sockaddr: Any
+    """as `getaddrinfo` gives it"""
+
+
+class HostLookup:
+    """One look-up. `found` is None until it has ended, and empty when there is no such host."""
+
+    def __init__(self, address: Address) -> None:
+        self.found: list[SocketAddress] | None = None
+        try:
+            self.found = _look_up(address, socket.AI_NUMERICHOST | socket.AI_NUMERICSERV)
+        except (OSError, UnicodeError):
+            try:
+                BackgroundThread(self._look_up_name, f"lookup of {address.host}", (address,)).start()
+            except ThreadRefused:  # like a resolver that does not answer: the next connection attempt looks it up again
+                self.found = []
+
+    def _look_up_name(self, address: Address) -> None:
+        try:
+            self.found = _look_up(address, socket.AI_NUMERICSERV)
+        except (OSError, UnicodeError):
+            self.found = []
+
+
+def _look_up(address: Address, flags: int) -> list[SocketAddress]:
+    answers = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=flags)
+    return [SocketAddress(family, sockaddr) for family, _, _, _, sockaddr in answers]
+
 
 UNHEARD_MS = 4_000
 """A network that was cut: sent and not acknowledged, or silent to probes, for so long ends the connection. A peer that is only slow acknowledges."""

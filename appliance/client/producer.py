@@ -16,12 +16,11 @@ from typing import NamedTuple
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import NO_LEADER, BrokerId, Offset, TopicPartition
 from appliance.client.cluster import ClusterClient
-from appliance.client.connection import ClientConnection
+from appliance.client.connection import ClientConnection, await_readable
 from appliance.client.coordinator import by_topic
 from appliance.client.errors import ClientFailed, ReplyTimedOut, is_retriable, refused
 from appliance.client.messages import INIT_PRODUCER_ID, PRODUCE, BatchToProduce, ClientProduceRequest, ClientProduceResponse, TopicToProduce
 from appliance.client.partition_producer import LONGEST_PAUSE_MS, PartitionProducer
-from appliance.client.readiness import await_readable
 from appliance.cluster.state_log import ProducerIdentity
 from appliance.protocol.transaction_apis import InitProducerIdRequest
 from appliance.records.builder import NO_HEADERS, BatchBuilder

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode
 from appliance.client.boxes import BoxDescription, Ongoing, Partition, close_boxes, closed_boxes, describe_boxes, ongoing_reassignments
-from appliance.client.cluster import ClusterClient
-from appliance.client.metadata import PartitionMetadata
+from appliance.client.cluster import ClusterClient, PartitionMetadata
 from appliance.cluster.box_balance import BoxCapacity, ReplicatedPartition
 
 

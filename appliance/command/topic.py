@@ -25,7 +25,7 @@ from appliance.command.topic_trim import confirm, trim
 
 if TYPE_CHECKING:
     from appliance.client.admin import DescribedTopic
-    from appliance.client.metadata import TopicMetadata
+    from appliance.client.cluster import TopicMetadata
 
 
 def elect(

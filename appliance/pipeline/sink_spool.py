@@ -14,8 +14,7 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.invariants import check
 from appliance.base.model import Offset, TopicPartition
 from appliance.client.admin import create_topic
-from appliance.client.cluster import ClusterClient
-from appliance.client.metadata import TopicMetadata
+from appliance.client.cluster import ClusterClient, TopicMetadata
 from appliance.client.producer import BatchProducer, new_identity
 from appliance.pipeline.batch_scan import BatchScan, ReadProgress
 from appliance.pipeline.cluster_access import ClusterAccess

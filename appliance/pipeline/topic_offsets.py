@@ -14,9 +14,8 @@ from typing import TypeVar
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import TopicPartition
 from appliance.client.admin import FoundOffset, list_offsets
-from appliance.client.cluster import ClusterClient
+from appliance.client.cluster import ClusterClient, TopicMetadata
 from appliance.client.errors import ClientFailed, is_retriable
-from appliance.client.metadata import TopicMetadata
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.problems import SourceProblem
 from appliance.pipeline.sink_spool import SPOOL_TOPIC

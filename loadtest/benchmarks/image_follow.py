@@ -20,9 +20,8 @@ from typing import Any, ClassVar
 from appliance.client.address import Address
 from appliance.client.admin import create_topic
 from appliance.client.boxes import elect_leaders, reassign
-from appliance.client.cluster import ClusterClient
+from appliance.client.cluster import ClusterClient, PartitionMetadata, read_metadata
 from appliance.client.connection import ClientConnection
-from appliance.client.metadata import PartitionMetadata, read_metadata
 from lab.cluster import KAFKA_PORT, Cluster
 from lab.machine import address_of, why_not
 from lab.running_box import RunningBox

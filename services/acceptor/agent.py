@@ -12,7 +12,7 @@ import resource
 from collections.abc import Callable
 
 from appliance.client.peers import Peers
-from appliance.client.transaction_peers import TransactionPeers
+from appliance.client.transaction_gate import TransactionPeers
 from appliance.cluster.lease_gate import LeaseGate
 from appliance.cluster.metadata_cache import CacheChange, MetadataCache
 from appliance.cluster.metadata_image import ImageFollower

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from appliance.base.networks import Network, masked, packed_address
 from appliance.client.address import Address
-from appliance.client.host_lookup import HostLookup
+from appliance.client.peer_stream import HostLookup
 
 LOOK_UP_AGAIN_NS = 60_000_000_000
 RETRY_NS = 5_000_000_000

@@ -14,7 +14,7 @@ from typing import Any
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
 from appliance.client.peers import Peers
-from appliance.client.transaction_peers import TransactionPeers
+from appliance.client.transaction_gate import TransactionPeers
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import ImageFollower
 from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC

@@ -16,7 +16,7 @@ from pathlib import Path
 import crc32c
 
 from appliance.base.errors import ProtocolViolation, RequestRefused
-from appliance.client.member_assignment import read_assignment as read_member_assignment
+from appliance.client.groups import read_assignment as read_member_assignment
 from appliance.protocol.apis import CODED_APIS, ApiKey
 from appliance.protocol.framing import FrameSplitter
 from appliance.protocol.produce import ProduceRequest

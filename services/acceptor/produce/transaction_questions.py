@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from appliance.base.model import NO_LEADER
-from appliance.client.transaction_gate import OnVerified
-from appliance.client.transaction_peers import TIMEOUT_MS, TransactionPeers, codes, question
+from appliance.client.transaction_gate import TIMEOUT_MS, OnVerified, TransactionPeers, codes, question
 from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.protocol import transaction_apis

@@ -8,7 +8,7 @@ import pytest
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import TopicPartition
 from appliance.client import messages
-from appliance.client.fetched_batches import read_fetched
+from appliance.client.fetch import read_fetched
 from appliance.client.producer import BatchProducer
 from appliance.cluster.state_log import ProducerIdentity
 from appliance.records.batch import batch_problem, read_batch_header

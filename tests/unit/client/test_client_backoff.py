@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.base.clock import ManualClock
-from appliance.client.backoff import Backoff
+from appliance.client.cluster import Backoff
 from appliance.client.errors import ConnectionLost
 
 

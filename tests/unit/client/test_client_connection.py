@@ -9,9 +9,9 @@ import pytest
 
 from appliance.client import messages
 from appliance.client.address import Address
+from appliance.client.cluster import read_metadata
 from appliance.client.connection import ClientConnection
 from appliance.client.errors import BrokerUnreachable, ConnectionLost, ReplyTimedOut, VersionUnsupported
-from appliance.client.metadata import read_metadata
 from appliance.protocol.metadata import MetadataRequest
 from appliance.protocol.topic_apis import CreateTopicsRequest
 from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker, HangUp, encode_response

@@ -9,8 +9,7 @@ import pytest
 
 from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode
-from appliance.client.backoff import Backoff
-from appliance.client.cluster import ClusterClient
+from appliance.client.cluster import Backoff, ClusterClient
 from appliance.client.coordinator import GROUP, CoordinatorClient, ask_every_broker
 from appliance.client.errors import BrokerUnreachable
 from appliance.client.messages import DESCRIBE_GROUPS, FIND_COORDINATOR, LIST_GROUPS, ClientApi

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.base.errors import ProtocolViolation
-from appliance.client.fetched_batches import read_fetched
+from appliance.client.fetch import read_fetched
 from appliance.records.batch import ATTRIBUTES_AT, BATCH_LENGTH_AT, CONTROL_FLAG, CRC_AT, MAGIC_AT, batch_crc, stamp_batch
 from appliance.records.builder import BatchBuilder
 from appliance.records.compression import Codec

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from appliance.base.model import TopicPartition
-from appliance.client.member_assignment import read_assignment
+from appliance.client.groups import read_assignment
 
 ASSIGNMENT = struct.pack(">hi", 0, 2) + struct.pack(">h3siii", 3, b"web", 2, 1, 0) + struct.pack(">h1sii", 1, b"a", 1, 7) + struct.pack(">i", -1)
 

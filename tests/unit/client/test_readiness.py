@@ -10,8 +10,7 @@ from typing import cast
 
 import pytest
 
-from appliance.client.connection import ClientConnection
-from appliance.client.readiness import await_readable
+from appliance.client.connection import ClientConnection, await_readable
 
 SELECT_MAX = 1024
 

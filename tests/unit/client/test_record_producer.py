@@ -8,7 +8,7 @@ import pytest
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.client import messages
 from appliance.client.errors import ClientFailed
-from appliance.client.fetched_batches import read_fetched
+from appliance.client.fetch import read_fetched
 from appliance.client.producer import ACKS_ALL, ACKS_NONE, BatchProducer, RecordProducer, new_identity
 from appliance.records.compression import Codec
 from appliance.records.keys import partition_of_key

@@ -1,4 +1,4 @@
-"""Questions to the box that coordinates a transaction (`client/transaction_peers.py`): who is asked, what is asked, what an answer means."""
+"""Questions to the box that coordinates a transaction (`client/transaction_gate.py`): who is asked, what is asked, what an answer means."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from appliance.base.errors import ErrorCode
-from appliance.client.transaction_peers import TransactionPeers
+from appliance.client.transaction_gate import TransactionPeers
 from appliance.cluster.state_log import TRANSACTIONS_TOPIC, partition_of
 from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.protocol.topic_partitions import PartitionResult, TopicPartitions, TopicResult

@@ -8,7 +8,7 @@ from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import BrokerId, LeaderEpoch
 from appliance.client.boxes import BoxContents, BoxDescription, DiskSize, Ongoing, Partition
-from appliance.client.metadata import PartitionMetadata
+from appliance.client.cluster import PartitionMetadata
 from appliance.cluster.box_balance import BalancePlan, PlannedReassignment, ReplicatedPartition
 from appliance.command import topic
 from appliance.command.box import require_known, require_running

@@ -6,7 +6,7 @@ import pytest
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import BrokerId, LeaderEpoch
-from appliance.client.metadata import PartitionMetadata, TopicMetadata
+from appliance.client.cluster import PartitionMetadata, TopicMetadata
 from appliance.command.topic import replicas_text
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from appliance.client.fetched_batches import read_fetched
+from appliance.client.fetch import read_fetched
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.outgoing_batches import OutgoingBatches, TopicBatch
 from appliance.pipeline.problems import SourceProblem

@@ -14,7 +14,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.logging import Logger
 from appliance.base.networks import packed_address, read_networks
 from appliance.client.address import Address
-from appliance.client.host_lookup import HostLookup, SocketAddress
+from appliance.client.peer_stream import HostLookup, SocketAddress
 from appliance.cluster.metadata_image import BrokerImage
 from appliance.protocol import offset_apis, transaction_apis
 from appliance.protocol.apis import ApiKey
