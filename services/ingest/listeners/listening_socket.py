@@ -51,7 +51,7 @@ class ListeningSocket:
         self._proxies = Networks(listener.proxy_from)
         self._make_session: MakeSession | None = None
         self._tls = self._tls_context()
-        self._accepting = self._is_pausing = False
+        self._accepting = self._is_pausing = self._is_refusing = False
         self._accept_failures = counters.counter("ingest.accept_failures")
         self._logged: set[str] = set()
         sock.setblocking(False)
@@ -100,9 +100,14 @@ class ListeningSocket:
         """Once a second: accept connections that no process was woken for, and reload a changed
         certificate."""
         if self._accepting:
-            if self._is_pausing:
+            was_pausing = self._is_pausing
+            if was_pausing:
                 self._listen()
             self._on_acceptable(0)
+            if was_pausing and self._is_pausing:
+                self._refuse_waiting()
+            elif not self._is_pausing:
+                self._is_refusing = False
         if self._tls is not None:
             self._tls.reload()
 
@@ -126,6 +131,15 @@ class ListeningSocket:
                 return
             self._connections.on_accepted(self, sock, peer[0], peer[1])
 
+    def _refuse_waiting(self) -> None:
+        """No descriptor was free for a second: close the connections in the backlog, where they would wait without end."""
+        refused = self._connections.reserved_descriptor.refuse(self._socket, ACCEPT_BURST)
+        self.count_closed("descriptor-limit", refused)
+        if refused and not self._is_refusing:
+            self._is_refusing = True
+            message = f"listener {self.listener.name} refuses new connections: no file descriptor is free; raise the limit of open files"
+            self._log.warning(f"{message} (LimitNOFILE=, ulimit -Hn), or lower max.connections", listener=self.listener.name, reason="descriptor-limit")
+
     # -- what connections ask
 
     def on_header(self, connection: SenderConnection, header: ProxyHeader) -> None:
@@ -141,8 +155,8 @@ class ListeningSocket:
             connection.source = connection.source._replace(host=host)
             self._connections.move_address(connection, header.address)
 
-    def count_closed(self, reason: str) -> None:
-        self._counters.counter(f'ingest.closed{{reason="{reason}"}}').add()
+    def count_closed(self, reason: str, count: int = 1) -> None:
+        self._counters.counter(f'ingest.closed{{reason="{reason}"}}').add(count)
 
     def log_once(self, connection: SenderConnection, error: StreamError) -> None:
         """Log each kind of failure once, so that a port scan does not fill the journal."""

@@ -23,7 +23,7 @@ from appliance.senders.listener import Listener
 from services.ingest.listeners.half_closed_connections import SESSION_SCOPED_IDS, HalfClosedConnections
 from services.ingest.listeners.listening_socket import ListeningSocket
 from services.ingest.listeners.sender_connection import ENDED, GONE, LINGERING, NEW, OPEN, RECEIVE_BYTES, Pause, SenderConnection
-from services.ingest.listeners.sender_limits import SenderLimits, UnfinishedFrames, connections_possible
+from services.ingest.listeners.sender_limits import ReservedDescriptor, SenderLimits, UnfinishedFrames, connections_possible
 from services.ingest.listeners.sender_owners import REPEATING, AcceptedConnection, SenderOwners
 from services.ingest.listeners.sender_stream import StreamError
 from services.ingest.protocols.session import RepeatingSession
@@ -62,6 +62,7 @@ class SenderConnections:
         self._clock = context.clock
         self._intake = intake
         self._limits = SenderLimits(connections_possible(box.integer("max.connections"), context.log), box.integer("max.connections.per.ip"))
+        self.reserved_descriptor = ReservedDescriptor()
         self.is_one_of_several = box.ingests > 1
         """True if other processes accept from the same sockets."""
         self._owners = SenderOwners(context, self._serve) if self.is_one_of_several else None
@@ -424,5 +425,6 @@ class SenderConnections:
             self._drop(connection)
         for listening in self._listening_sockets:
             listening.close()
+        self.reserved_descriptor.close()
         if self._owners is not None:
             self._owners.close()

@@ -216,6 +216,27 @@ def test_without_descriptors_nobody_is_accepted_and_nothing_spins(room: SteppedR
     room.run_until(lambda: room.intake.messages == [b"<13>x"])
 
 
+def test_a_sender_for_which_no_descriptor_is_free_for_a_second_is_refused_and_counted(room: SteppedRoom) -> None:
+    room.listen()
+    room.step()
+    held = resource.getrlimit(resource.RLIMIT_NOFILE)
+    senders = [room.connect() for _ in range(3)]
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, held[1]))
+    try:
+        room.run_until(lambda: room.counter("ingest.accept_failures") == 1)
+        assert not any(room.is_ended(sender) for sender in senders), "a descriptor may become free within a second"
+        room.pass_time(1)
+        assert all(room.is_ended(sender) for sender in senders) and room.closed("descriptor-limit") == 3
+        senders.clear()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, held)
+    room.connect().sendall(b"<13>x\n")
+    room.pass_time(1)
+    room.run_until(lambda: room.intake.messages == [b"<13>x"], "ingest accepts again")
+
+
 def test_answers_go_out_after_settlement_also_to_a_peer_that_has_ended_its_side(room: SteppedRoom) -> None:
     room.listen(protocol=Protocol.RELP)
     sender = room.connect()
