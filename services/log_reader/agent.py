@@ -1,8 +1,9 @@
-"""The log-reader: opens segments for acceptors and answers look-ups by offset and by time. It may wait for its disk; nobody waits for it for long.
+"""The log-reader: opens segments for acceptors, and answers look-ups by offset and by time.
 
-It owns nothing lasting: no client socket, no lock, no ring. A hung disk can take it and nothing else: its askers have deadlines. Questions of
-all acceptors are answered in the order in which they come. Weak spot: one thread, so one slow look-up delays the next; what is not in the page
-cache is read here in look-ups only, records are still sent by the acceptors.
+It owns nothing lasting: no client socket, no lock, no ring. A hung disk blocks this process and no
+other, because each question has a deadline. Questions are answered in the order of their arrival. Weak
+spot: one thread, so one slow look-up delays the next; only look-ups read here what is not in the page
+cache, records are sent by the acceptors.
 """
 
 from __future__ import annotations
@@ -256,7 +257,7 @@ class LogReaderAgent:
             self._errors.add()
             self._readings.pop((question.topic, question.partition), None)
             if isinstance(failure.__cause__, FileNotFoundError):
-                # Retention or deletion came between the row and us: the asker looks at the row again.
+                # Retention or deletion came after the row was read: the acceptor reads the row again.
                 return Answer(question.kind, question.token, ErrorCode.NOT_LEADER_OR_FOLLOWER), -1
             words = f"disk {self._disk.name}: {failure}"
             self._context.log.error(words, topic=question.topic, partition=question.partition, disk=self._disk.name)
@@ -304,7 +305,7 @@ class LogReaderAgent:
 
 
 def _identity(directory: str) -> tuple[int, int]:
-    """Tells a partition's directory from another one of the same name: its `partition.metadata` is written once."""
+    """Identify a partition's directory among others of the same name: `partition.metadata` is written once."""
     try:
         status = file_io.stat(f"{directory}/{PARTITION_METADATA}")
     except OSError:

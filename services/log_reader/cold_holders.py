@@ -1,7 +1,8 @@
-"""Which acceptor process still sends from which slots of a log-reader's memory.
+"""The acceptor processes that still send from slots of a log-reader's memory.
 
-Who was given a part of an answer holds its slot until he says RELEASE or is proven dead: by his pidfd, because a socket may hang up while its owner
-still sends. A slot is held as often as it was given. Owned by one life of a log-reader. Weak spot: an acceptor that is stopped keeps what it holds.
+A process that received a part of an answer holds its slot until it sends RELEASE or is dead according
+to its pidfd: a socket may hang up while its owner still sends. A slot is held once for each answer.
+Weak spot: an acceptor that is stopped (SIGSTOP) keeps its slots.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ class SlotHolder:
 
 
 class ColdHolders:
-    """All of them. `on_release(slot)` for each hold that ends; `on_buried` after a process died and all it held was released."""
+    """All of them. `on_release(slot)` for each hold that ends; `on_reaped` after a process died and all it held was released."""
 
-    def __init__(self, poller: Poller, held: Counter, on_release: Callable[[int], None], on_buried: Callable[[], None]) -> None:
+    def __init__(self, poller: Poller, held: Counter, on_release: Callable[[int], None], on_reaped: Callable[[], None]) -> None:
         self._poller = poller
         self._held = held
         self._on_release = on_release
-        self._on_buried = on_buried
+        self._on_reaped = on_reaped
         self._by_pid: dict[int, SlotHolder] = {}
 
     def holder(self, sock: socket.socket) -> SlotHolder:
@@ -50,7 +51,7 @@ class ColdHolders:
         if holder is None:
             holder = self._by_pid[pid] = SlotHolder(pid)
             if holder.pidfd >= 0:
-                self._poller.register(holder.pidfd, select.EPOLLIN, lambda _events: self._bury(holder))
+                self._poller.register(holder.pidfd, select.EPOLLIN, lambda _events: self._reap(holder))
         return holder
 
     def hold(self, holder: SlotHolder, slot: int) -> None:
@@ -70,7 +71,7 @@ class ColdHolders:
         """A socket is gone; what its process holds it holds until it is proven dead, where there is a pidfd to prove it."""
         for holder in list(self._by_pid.values()):
             if holder.pidfd < 0:
-                self._bury(holder)
+                self._reap(holder)
 
     def _release(self, holder: SlotHolder, slot: int) -> None:
         holder.slots[slot] -= 1
@@ -79,7 +80,7 @@ class ColdHolders:
         self._held.add(-1)
         self._on_release(slot)
 
-    def _bury(self, holder: SlotHolder) -> None:
+    def _reap(self, holder: SlotHolder) -> None:
         """It is dead, and sends nothing any more."""
         if self._by_pid.pop(holder.pid, None) is None:
             return
@@ -87,7 +88,7 @@ class ColdHolders:
             for _ in range(count):
                 self._release(holder, slot)
         self._forget(holder)
-        self._on_buried()
+        self._on_reaped()
 
     def _forget(self, holder: SlotHolder) -> None:
         if holder.pidfd >= 0:

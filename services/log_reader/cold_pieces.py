@@ -1,9 +1,10 @@
-"""Which piece of which segment lies in which slot of a log-reader's memory, who needs it, and which goes first when room is wanted.
+"""The pieces of segments in a log-reader's memory: their readers, and which is evicted next.
 
-A piece is the n-th MiB of a file, up to `end`. It is being read, or ready. It is held by requests that wait for it and by acceptors that send
-from it; a held piece, or one that is being read, is never given up. The least recently used of the others goes. A piece that does not reach far
-enough (the segment grew) is followed by another one in another slot; the old one lives until nobody holds it.
-Owned by one log-reader; pure. Weak spot: none of it knows how valuable a piece is; one backfill with many readers can push out another's.
+A piece is the n-th MiB of a file, up to `end`. It is being read, or ready. Requests that wait for it
+and acceptors that send from it hold it. A piece that is held or being read is never evicted; of the
+others the least recently used goes first. If a piece does not reach far enough because the segment
+grew, a new one in another slot replaces it, and the old one stays while it is held. Pure. Weak spot:
+all pieces count the same, so one backfill with many readers can evict another's.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class ColdPieces(Generic[Waiter]):
         self._slots: dict[int, Piece[Waiter]] = {}
         self._current: dict[PieceKey, Piece[Waiter]] = {}
         self._unheld: OrderedDict[int, Piece[Waiter]] = OrderedDict()
-        """ready pieces that nobody holds, by slot, the least recently used first"""
+        """Ready pieces that are not held, by slot, the least recently used first."""
         self.slots = slots
 
     def find(self, key: PieceKey, end: int) -> Piece[Waiter] | None:
@@ -66,13 +67,13 @@ class ColdPieces(Generic[Waiter]):
         return piece
 
     def on_read(self, piece: Piece[Waiter]) -> None:
-        """It is whole. Who waits for it holds it already."""
+        """The piece is complete. The requests that wait for it hold it already."""
         check(not piece.is_ready, f"piece {piece.key} was read twice")
         piece.is_ready = True
         self._maybe_forget(piece)
 
     def on_failed(self, piece: Piece[Waiter]) -> None:
-        """It could not be read: nobody finds it, and its slot is free when those who waited have let go."""
+        """The piece could not be read: no request finds it, and its slot is free when no request waits."""
         if piece.is_current:
             piece.is_current = False
             del self._current[piece.key]
@@ -86,20 +87,20 @@ class ColdPieces(Generic[Waiter]):
     def release(self, slot: int) -> None:
         piece = self._slots.get(slot)
         if piece is None or piece.holds <= 0:
-            check(False, f"slot {slot} was released and nobody held it")
+            check(False, f"slot {slot} was released and not held")
             return
         piece.holds -= 1
         self._maybe_forget(piece)
 
     def forget_file(self, number: int) -> None:
-        """Nobody will ask for this file again."""
+        """Evict the pieces of a file that no request can name any more."""
         for key in [key for key in self._current if key[0] == number]:
             piece = self._current.pop(key)
             piece.is_current = False
             self._maybe_forget(piece)
 
     def give_up_unheld(self) -> list[int]:
-        """Forget everything that nobody holds; returns all slots that are free now."""
+        """Evict all pieces that are not held; return all free slots."""
         while self._unheld:
             self._forget(self._unheld.popitem(last=False)[1])
         return list(self._free)
@@ -110,7 +111,7 @@ class ColdPieces(Generic[Waiter]):
         return len(self._free) + len(self._unheld)
 
     def _maybe_forget(self, piece: Piece[Waiter]) -> None:
-        """A ready piece that nobody holds is kept for the next reader, or not at all."""
+        """Keep a ready piece that is not held for the next reader, or evict it if a newer one exists."""
         if piece.holds or not piece.is_ready:
             return
         if piece.is_current:

@@ -1,8 +1,10 @@
-"""What is not in the page cache, read for acceptors: questions READ become pieces in shared memory, and each piece is read once however many want it.
+"""Read for acceptors what is not in the page cache: each piece once, however many requests need it.
 
-Threads wait for the disk (`cold_threads`), so that OPEN and LOOKUP of consumers that keep up are answered meanwhile. What has to be read is taken from each
-asker and partition in turn. A consumer that goes on where it left off finds the next pieces read already. Who was given a part of an answer holds its
-slot (`cold_holders`). Owned by one life of a log-reader. Weak spot: two reads that hang stop all others of that disk (askers have a deadline).
+A READ request becomes pieces in shared memory. Threads wait for the disk (`cold_threads`), so that OPEN
+and LOOKUP of consumers at the log end are answered meanwhile. Reads are taken from each acceptor and
+partition in turn. A consumer that continues where its last answer ended finds the next pieces read
+already. An acceptor holds the slots of its answer (`cold_holders`). Weak spot: two reads that hang stop
+all others of that disk until their deadlines.
 """
 
 from __future__ import annotations
@@ -158,7 +160,7 @@ class ColdReading:
         self._waiting.set(len(self._lanes))
 
     def _begin(self, request: _Request) -> bool:
-        """Read what is missing for the request whose turn it is. False: no room, it stays where it is."""
+        """Read what is missing for the next request. Return False, and keep it queued, if no slot is free."""
         file, extent = request.file, request.question.extent
         assert extent is not None
         wanted = parts_of(request.question.value_b, request.end)
@@ -280,7 +282,7 @@ class ColdReading:
         request.file.reads -= 1
 
     def _read_ahead(self, file: ColdSegment, position: int, end: int, limit: int) -> None:
-        """A consumer that goes on where it left off will want the next pieces; but only where that pushes out nobody."""
+        """Read ahead for a consumer that continues where its last answer ended, if that evicts nothing."""
         is_sequel = file.is_sequel(position)
         file.expect(end)
         if not is_sequel:

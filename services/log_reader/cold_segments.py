@@ -1,6 +1,6 @@
-"""The segments that a log-reader has open for cold reads: found by inode, closed when the reads in them are over.
+"""The segments that a log-reader has open for cold reads, found by inode.
 
-A consumer that goes on where it left off is known by the position at which its last answer ended. Owned by one life of a log-reader.
+A consumer that continues is recognized by the position at which its last answer ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ColdSegment:
 
     def __init__(self, number: int, cold: ColdFile) -> None:
         self.number = number
-        """No other open file of this life has, or had, the same."""
+        """Unique among all files that this process has opened."""
         self.cold = cold
         self.reads = 0
         self.sequels: OrderedDict[int, None] = OrderedDict()
@@ -36,7 +36,8 @@ class ColdSegment:
 
 
 class ColdSegments:
-    """At most `SEGMENTS_MAX`, the least recently used goes. `on_retired(number)`: nobody is to find pieces of that file any more."""
+    """At most `SEGMENTS_MAX`; the least recently used is closed. `on_retired(number)`: pieces of that
+    file must not be found any more."""
 
     def __init__(self, ways: tuple[str, ...], on_retired: Callable[[int], None]) -> None:
         """`ways`: how files are read, the preferred way first."""

@@ -1,7 +1,8 @@
-"""The threads that wait for the disk of cold reads, so that the log-reader's loop does not.
+"""The threads that wait for the disk in cold reads, so that the log-reader's duty cycle does not.
 
-A read is handed over with the memory it goes into, and comes back through a bell in the poller. Threads start when they are first needed.
-Owned by one life of a log-reader. Weak spot: reads that hang keep all threads of their disk (askers have a deadline).
+A read is passed on with its memory, and its end rings a bell in the poller. Threads start when they are
+first needed. Work is taken from a queue that serves its sources in turn. Weak spot: reads that hang
+keep all threads of their disk until their deadlines.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class ColdThreads(Generic[Waiter]):
 
 
 def _read_jobs(jobs: queue.SimpleQueue[Job[Waiter] | None], done: deque[Done[Waiter]], bell: int) -> None:
-    """A thread's life. Reading leaves the interpreter to others."""
+    """Run one thread. Reads release the interpreter lock."""
     while (job := jobs.get()) is not None:
         piece, segment, view, position, began_ns = job
         count, error = 0, None

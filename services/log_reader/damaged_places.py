@@ -1,8 +1,8 @@
-"""Places where somebody met a damaged batch, looked at by themselves: what is wrong there, in a segment that still grows, too.
+"""Check at once the places where a reader found a damaged batch, also in a growing segment.
 
-Used by the scrubber, in its thread. What it finds is looked at twice, since compaction changes files under its eyes. Where the disk has the batch as it was
-written, what was met came out of the page cache: that is let go, and the next reader gets what the disk has. Weak spot: pages that are dirty, or mapped,
-stay.
+The scrubber uses it in its thread. Damage is confirmed by a second read, because compaction changes
+files meanwhile. If the disk has the batch intact, the damage is in the page cache only: those pages are
+dropped, and the next reader gets what is on the disk. Weak spot: pages that are dirty, or mapped, stay.
 """
 
 from __future__ import annotations

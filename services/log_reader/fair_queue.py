@@ -1,7 +1,4 @@
-"""A queue that takes from each lane in turn: who asks for much waits behind himself and nobody else.
-
-Owned by one process; pure. Weak spot: a lane is whoever the caller says it is.
-"""
+"""A queue that takes from each source in turn, so that one with many items delays only itself."""
 
 from __future__ import annotations
 
@@ -14,23 +11,23 @@ Item = TypeVar("Item")
 
 class FairQueue(Generic[Item]):
     def __init__(self) -> None:
-        self._lanes: OrderedDict[Hashable, deque[Item]] = OrderedDict()
+        self._by_source: OrderedDict[Hashable, deque[Item]] = OrderedDict()
         self._count = 0
 
-    def add(self, lane: Hashable, item: Item) -> None:
-        self._lanes.setdefault(lane, deque()).append(item)
+    def add(self, source: Hashable, item: Item) -> None:
+        self._by_source.setdefault(source, deque()).append(item)
         self._count += 1
 
     def first(self) -> Item:
-        """Whose turn it is; he stays."""
-        return next(iter(self._lanes.values()))[0]
+        """Return the next item, and keep it."""
+        return next(iter(self._by_source.values()))[0]
 
     def take(self) -> Item:
-        """As `first`, and the next lane's turn comes."""
-        lane, items = self._lanes.popitem(last=False)
+        """Return the next item; then it is another source's turn."""
+        source, items = self._by_source.popitem(last=False)
         item = items.popleft()
         if items:
-            self._lanes[lane] = items
+            self._by_source[source] = items
         self._count -= 1
         return item
 

@@ -1,14 +1,19 @@
-"""The scrubber of one disk: reads every closed segment once in a while, slowly, in a thread of the log-reader, and tells what is damaged.
+"""The scrubber of one disk: reads every closed segment now and then, slowly, and reports damage.
 
-It keeps to a rate and begins a pass when the pause since the last one is over; where a restart interrupted a pass it goes on. What it finds is looked at
-twice, and a segment that compaction replaced meanwhile is begun anew: retention, compaction and truncation change files under its eyes. It reads past the
-page cache. Findings go to a report on tmpfs (`ipc/scrub_report.py`), to counters and to the log. An index that leads astray is made anew by the log-writer
-(`services/log_writer/background/index_repairs.py`); a damaged batch is fetched from a box that has it whole
-(`services/replica_fetcher/replica_repairs.py`) and written in its place. A segment with
-findings that was written to is checked again, before the pass goes on: what is right now leaves the report. A place where somebody met a damaged batch (a
-follower that was sent it, a load) is looked at at once, in a segment that still grows, too. Where the disk has it as it was written, the page cache has not:
-that is let go, and the next reader gets what the disk has. Weak spots: after a reboot a pass begins with the first log again; the rate is the same by day and
-by night.
+It runs in a thread of the log-reader, reads past the page cache and keeps to a rate. A pass starts when
+the pause since the last one is over, and continues after a restart. Damage is confirmed by a second
+read, and a segment that was replaced meanwhile is checked from its start: retention, compaction and
+truncation change files at any time.
+
+Findings go to a report on tmpfs (`ipc/scrub_report.py`), to counters and to the log. The log-writer
+rebuilds a wrong index (`services/log_writer/background/index_repairs.py`). A damaged batch is fetched
+from a box that has it intact (`services/replica_fetcher/replica_repairs.py`) and written in its place.
+A segment with findings that was written to is checked again before the pass continues, and what is
+intact now leaves the report.
+
+A place where a reader found a damaged batch (a follower that received it, a load) is checked at once,
+also in a segment that grows. If the disk has the batch intact, the page cache has not: it is dropped
+there. Weak spots: after a reboot a pass starts with the first log; the rate is the same day and night.
 """
 
 from __future__ import annotations
@@ -41,7 +46,7 @@ _KINDS = (CHECKSUM, OFFSETS, UNREADABLE, INDEX, TIME_INDEX)
 
 
 class Scrubber:
-    """Step it by hand, or `maybe_start` its thread. `bytes_per_second` 0: only where somebody met damage."""
+    """`step` it, or `maybe_start` its thread. `bytes_per_second` 0: check reported places only."""
 
     def __init__(self, disk: Disk, report_path: str, clock: Clock, counters: Counters, log: Logger, bytes_per_second: int, pause_ms: int) -> None:
         self._disk = disk
@@ -59,7 +64,7 @@ class Scrubber:
         self._published_ms = 0
         self._places = DamagedPlaces(disk)
         self._looks: dict[tuple[TopicPartition, int], None] = {}
-        """Places where somebody met damage. Two threads: nothing but single steps."""
+        """Places where a reader found damage. Two threads use it, with atomic operations only."""
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._thread: BackgroundThread | None = None
@@ -80,7 +85,7 @@ class Scrubber:
             self._thread = thread
 
     def look_at(self, topic_partition: TopicPartition, offset: int) -> None:
-        """Somebody met a damaged batch there. For another thread than the scrubber's own."""
+        """Queue a place where a reader found a damaged batch. For the log-reader's thread."""
         if len(self._looks) < LOOKS_MAX:
             self._looks[topic_partition, offset] = None
         self._wake.set()
@@ -187,7 +192,7 @@ class Scrubber:
         self._report = self._report._replace(damages=(*self._report.damages, found))
         self._publish(now_ms)
 
-    # -- where somebody met damage
+    # -- reported places
 
     def _look(self, topic_partition: TopicPartition, offset: int) -> None:
         self._looked.add()
@@ -199,7 +204,7 @@ class Scrubber:
                 self._tell(topic_partition, damage)
         if look.is_sound:
             words = "the disk has it as it was written, so it is taken out of the page cache"
-            text = f"disk {self._disk.name}: somebody met a damaged batch in {topic_partition} at offset {offset}; {words}"
+            text = f"disk {self._disk.name}: a reader found a damaged batch in {topic_partition} at offset {offset}; {words}"
             self._log.warning(text, **topic_partition._asdict(), disk=self._disk.name)
 
     # -- what was repaired
@@ -271,7 +276,7 @@ class Scrubber:
         try:
             return sorted(file_io.listdir(self._disk.path))
         except OSError:
-            return []  # the log-writer tells of a directory that cannot be read
+            return []  # the log-writer reports a directory that cannot be read
 
     def _publish(self, now_ms: int) -> None:
         self._published_ms = now_ms

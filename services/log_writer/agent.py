@@ -1,10 +1,12 @@
-"""The log-writer: alone owns every file of one log directory, its partition table, and the high watermarks of the partitions on it.
+"""The log-writer: owns every file of a log directory, its partition table and high watermarks.
 
-Starting, it opens the directory, recovers one log a turn, and only then listens. One turn of serving: take all descriptors that are there (bounded): produces,
-grouped by partition, one write a partition (`log_writer_appends`), what the replica-fetcher brings (`replica_appends`), how far followers are
-(`replica_progress`); rows, then one burst of completions a source. Commands come after that, for a few milliseconds a turn (`postponed_work`). When its
-directory fails it says so in the table and refuses everything; when it is full it refuses what writes until there is room; nobody else notices
-(`disk_trouble`). No asyncio, no numpy, no client socket.
+It opens the directory, recovers one log a turn, and only then listens. A turn takes a bounded number of
+descriptors: produces, grouped by partition with one write each (`log_writer_appends`), batches from the
+replica-fetcher (`replica_appends`) and positions of followers (`replica_progress`); then rows, then one
+burst of completions for each source. Commands come after that, for a few milliseconds a turn
+(`command_queue`). If its directory fails, the table says so and every request is refused; if the disk is
+full, writes are refused until there is free space (`disk_trouble`). No asyncio, no numpy, no client
+socket.
 """
 
 from __future__ import annotations
@@ -91,10 +93,10 @@ class LogWriterAgent:
         except BaseException:
             self._poller.unregister(self._doorbell.fileno())
             self._doorbell.close()
-            self._table.close()  # nobody saw it: the next life needs what older ones left, not this
+            self._table.close()  # no process has seen it; the next incarnation needs the older tables
             raise
         self._late: LogWriterStartup | None = None
-        """While logs wait for space: who opens them when there is some."""
+        """Opens logs that wait for free space; None if there are none."""
         self._directory = self._startup.directory
         self._partitions = self._startup.partitions
         self._boot = self._startup.boot
@@ -218,8 +220,11 @@ class LogWriterAgent:
         return work
 
     def _end_fenced(self) -> int:
-        """The disk held us for too long, and others were told so: what we did meanwhile is for the next life to find. While a thread of ours is still
-        held by the disk this process cannot end; until then it refuses, so that nobody takes the disk for one that is just being started."""
+        """Exit after the disk was fenced because it blocked this process for too long.
+
+        Other processes have answered for the disk, so nothing is published any more; the next
+        incarnation finds what was written. While the disk blocks a thread, the process cannot end: it
+        refuses requests, so that sources do not wait as for a disk that is starting."""
         if not (self._words[PROBE_SINCE_WORD] or self._words[FLUSH_SINCE_WORD] or self._batch_flushes.is_under_way):
             self._fences.add()
             raise StepsDown(f"disk {self._disk.name} kept it waiting for too long, and it was fenced")
@@ -421,13 +426,13 @@ class LogWriterAgent:
             self._trouble.on_failure(failure)
 
     def _on_space(self) -> None:
-        """A full disk has room again: take writes, and open what waited for it."""
+        """Accept writes again after the disk was full, and open the logs that waited for space."""
         self._trouble.on_space()
         if self._postponed.owes_commands and self._late is None:
             self._invite_controller()
 
     def _invite_controller(self) -> None:
-        """Whatever it was told at its last WELCOME, and was refused since, is different now."""
+        """Make the controller connect again: it repeats the commands that were refused."""
         self._postponed.owes_commands = False
         self._door.disconnect(_CONTROLLER)
 

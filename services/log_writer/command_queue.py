@@ -1,7 +1,9 @@
-"""What a log-writer does behind the appends of a turn: the controller's commands, moves, truncations, DeleteRecords, descriptions of producers.
+"""What a log-writer does after the appends of a turn: commands, moves, truncations, DeleteRecords.
 
-Owned by the log-writer. What a source offered from its first such entry on waits here, in order, and it is not polled before that is done; a few milliseconds
-a turn are spent on it, because creating a thousand partitions must not make producers wait. Weak spot: the one under way when the time is over is finished.
+From the first such entry on, everything that a source offered waits here in order, and the source is not
+polled before it is done: an append behind a command must see its effect. A few milliseconds a turn are
+spent on it, because creating a thousand partitions must not make producers wait. Weak spot: an entry
+that was started is finished, even beyond that time.
 """
 
 from __future__ import annotations
@@ -108,7 +110,8 @@ class CommandQueue:
         self._completions.answer(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR if self._words[FENCE_WORD] else code)
 
     def _move(self, channel: SinkChannel, entry: Entry) -> None:
-        """A command about a move between disks. What freezes a log tells its end, its high watermark as base offset, and its start."""
+        """Carry out a command about a move between disks. The answer to a freeze has the log's end, its
+        high watermark as base offset, and its start."""
         if self._trouble.offline:
             self._completions.answer(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
             return
@@ -150,7 +153,8 @@ class CommandQueue:
             self._completions.answer(channel, entry, code)
 
     def _describe_producers(self, channel: SinkChannel, entry: Entry) -> None:
-        """Write who produces into a partition to where the source wants it, as many as there is room for; the completion says how many there are."""
+        """Write the producers of a partition into the source's slot, as many as fit; the completion has
+        their number."""
         hosted = self._partitions.by_row.get(entry[3])
         if hosted is None or entry[4] != hosted.row_generation or hosted.role != ROLE_LEADER:
             code = ErrorCode.KAFKA_STORAGE_ERROR if self._trouble.offline else ErrorCode.NOT_LEADER_OR_FOLLOWER

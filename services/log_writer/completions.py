@@ -1,6 +1,7 @@
-"""Answers of one turn of a log-writer: gathered, and told in one burst a source when the rows are stored.
+"""Completions of one turn of a log-writer: collected, and sent in one burst for each source.
 
-Owned by the log-writer. Who gets an answer may look at the row, and who watches rows is woken even if nothing of the turn was his.
+They are sent after the rows are stored: a source that receives one may read the row. Sources that watch
+rows are woken even if the turn completed nothing for them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Completions:
         self.by_channel.pop(channel, None)
 
     def publish(self, door: ChannelAcceptor) -> None:
-        """Rows were stored before; now the completions, then the doorbells of those who got one or who watch rows."""
+        """Send the completions, then ring sources that received one or that watch rows. The rows are
+        stored already."""
         completions, self.by_channel = self.by_channel, {}
         for channel, entries in completions.items():
             channel.completions.offer_all(entries)

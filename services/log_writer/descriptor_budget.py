@@ -1,8 +1,9 @@
-"""How many descriptors of a log-writer belong to logs, and how many are kept back for what must always go on.
+"""How many descriptors of a log-writer belong to logs, and how many are reserved.
 
-An open log holds three. Flush rounds duplicate those of a slice of logs, checkpoints need one, each source two; so logs stop short of the process's
-limit. The kernel gives the lowest free number, so a log whose numbers lie above the line is one too many. Owned by nobody; values only.
-Weak spot: segments that roll faster than they are flushed stay open and take from what is kept back.
+An open log has three. Flush rounds duplicate those of a slice of logs, checkpoints need one, each source
+two; so logs stop short of the process's limit. The kernel assigns the lowest free number, so a log whose
+descriptors are above the line is one too many. Weak spot: segments that roll faster than they are
+flushed stay open and use the reserve.
 """
 
 from __future__ import annotations

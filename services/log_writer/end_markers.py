@@ -1,7 +1,7 @@
-"""The control batch that a TRANSACTION_MARKER descriptor stands for. Used by the log-writer.
+"""The control batch that a TRANSACTION_MARKER descriptor stands for.
 
-What its producer id and epochs mean is decided where the log's producers are known (`storage/producer_state.py`). Weak spot: it is built anew for each
-partition of a transaction.
+`storage/producer_state.py` decides what its producer id and epochs mean, because it knows the log's
+producers. Weak spot: it is built again for each partition of a transaction.
 """
 
 from __future__ import annotations

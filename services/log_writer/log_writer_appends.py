@@ -1,8 +1,9 @@
-"""Produces and markers of one log-writer: grouped by partition, one plan and one write each, and their answers.
+"""Produces and transaction markers of one log-writer: one plan and one write for each partition.
 
-Owned by the log-writer. Role, row generation, leader epoch and config generation as the source saw them must still hold. Where acknowledgements wait for
-flushes an answer is held until the round that covers it is over; with several replicas acks=all is answered by the acceptor, when the high watermark in the
-row has passed. Weak spot: a turn waits for its own disk whenever the kernel makes a write to the page cache wait.
+Role, row generation, leader epoch and config generation must be those that the source saw. If
+acknowledgements wait for flushes, an answer is held until the round that covers it is over. With several
+replicas the acceptor answers acks=all when the high watermark in the row has passed the batch. Weak
+spot: a turn waits for its own disk whenever the kernel makes a write to the page cache wait.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ class LogWriterAppends:
         return work
 
     def _acknowledge(self, hosted: Replica, durable_offset: int, base_offset: int, position: int) -> None:
-        """The row first, then the completions: who gets one may look at the row."""
+        """Publish the row before the completions: a source that receives one may read the row."""
         hosted.on_durable(durable_offset, base_offset, position)
         self._completions.rows_moved = True
         self._held.release(hosted, durable_offset, self._completions.by_channel)

@@ -1,8 +1,8 @@
-"""What the controller tells a log-writer to do: create, lead, follow, a new in-sync set, delete, new configuration; and which boxes live.
-All of them are idempotent.
+"""Commands of the controller to a log-writer: create, lead, follow, ISR, delete, configure.
 
-A command is JSON in the controller's arena; the answer is an error code. Owned by the log-writer. Weak spot: CREATE and DELETE touch directories and
-fsync them within a turn of the duty cycle (some ms on a healthy disk).
+All of them are idempotent. A command is JSON in the controller's arena; the answer is an error code. Weak
+spot: CREATE and DELETE change directories and fsync them within a turn of the duty cycle (some ms on a
+healthy disk).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LogWriterCommands:
         leader_epoch: int = command["leader_epoch"]
         latest = max(hosted.leader_epoch, hosted.log.leader_epochs.latest)
         if leader_epoch < latest or (hosted.needs_epoch_bump and leader_epoch == latest):
-            # Offsets that consumers saw under `latest` may come back with other content: only a larger epoch tells them.
+            # Offsets that consumers saw under `latest` may return with other records; only a larger epoch shows that.
             return ErrorCode.FENCED_LEADER_EPOCH
         self._partitions.settle_truncation(hosted)
         self._configure_hosted(hosted, command)

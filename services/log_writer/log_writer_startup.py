@@ -1,11 +1,15 @@
-"""How a log-writer starts: which boot this is, what its last life knew, and each log recovered in its turn.
+"""How a log-writer starts: find out how the last incarnation ended, then recover log after log.
 
-Same boot (only our process died): from the rows of the dead life's table, and leading and following are taken up again by itself, from the image, under the
-same leader epoch; leading what other boxes hold too only while the box's lease lasts (else the whole box was away).
-Clean stop: no scan. Unclean boot: from the recovery point, and no partition leads before the controller has bumped its leader epoch.
-A log that needs space to be opened, on a disk that has none, waits: the others are served, and `open_late` tries again. What no row or descriptor is
-left for stays closed and untouched in this life. Owned by the log-writer until it serves, and while logs wait for space.
-Weak spot: logs of one disk are recovered one after the other (disks are parallel, they have a process each).
+* Same boot (only the process died): the rows of its table say where each log ends. Leading and following
+  continue at once, from the image, under the same leader epoch. Partitions with other replicas are led
+  again only while the box's lease lasts, because otherwise another replica may have been elected.
+* Clean stop: no scan.
+* Unclean boot: each log is scanned from its recovery point, and no partition leads before the controller
+  has raised its leader epoch: unsynced batches that consumers have seen may be lost.
+
+If the disk has no space for opening a log, that log waits (`open_late`), and the others are served. Logs
+without a free row or descriptor stay closed and untouched in this incarnation. Weak spot: logs of one
+disk are recovered one after the other (disks are parallel, each has a process).
 """
 
 from __future__ import annotations
@@ -120,7 +124,8 @@ class LogWriterStartup:
         return {name: share_of(f"{self._disk.path}/{name}", points.get(name, 0), first_bytes_max) for name, _ in self._waiting}
 
     def recover_next(self) -> bool:
-        """Open one more log. False: all are open that can be, and if none waits for space, what the dead life left behind is removed."""
+        """Open one more log. Return False if all are open that can be; then, if none waits for space, the
+        tables of earlier incarnations are removed."""
         if not self._waiting:
             self._checkpoints.unserved.update(self._left, (name for name, _ in self._short_of_space))
             if not self._short_of_space:
@@ -190,7 +195,7 @@ class LogWriterStartup:
     def _open(self, name: TopicPartition, topic_id: TopicId) -> Replica:
         if self._lives.is_suspect:
             self.directory.forget_pages(name)
-        elif self.boot == UNCLEAN_BOOT:  # perhaps of this boot all the same, and a disk failed that nobody remembers: a box that ends takes the tables away
+        elif self.boot == UNCLEAN_BOOT:  # the machine may still be up: a box that ends removes its tables, even after its disk failed
             self.directory.forget_pages(name, self._checkpoints.lines[RECOVERY_POINTS].get(name, 0))
         row = self._lives.rows.get((topic_id, name.partition)) if self.boot == SAME_BOOT else None
         moved = self._take_move_record(name)
@@ -229,12 +234,13 @@ class LogWriterStartup:
         return Unclean(recovery_point)
 
     def _serve_again(self, hosted: Replica) -> None:
-        """Lead or follow under the epoch that the dead life had, if the image still says so: produce, fetch and replication do not wait for the controller.
-        What has other replicas is led only while this box's lease lasts: nobody else was elected then because we were gone."""
+        """Lead or follow under the leader epoch of the last incarnation, if the image has the same one:
+        produce, fetch and replication do not wait for the controller. A partition with other replicas is
+        led only while this box's lease lasts: until then no other replica can have been elected."""
         row = self._lives.rows.get((hosted.topic_id, hosted.topic_partition.partition))
         topic = self._image.topics_by_id.get(hosted.topic_id)
         if row is not None and row.leader_epoch < 0 <= hosted.log.leader_epochs.latest:
-            # The dead life never led it: if its boot was unclean, the controller may not have moved the leader epoch yet.
+            # The last incarnation never led it: after an unclean boot the controller may not have raised its epoch yet.
             hosted.needs_epoch_bump = True
         if row is None or topic is None or hosted.topic_partition.partition >= len(topic.partitions):
             return
@@ -244,18 +250,19 @@ class LogWriterStartup:
         broker_id = self._context.box.broker_id
         if row.role == ROLE_LEADER and should_be.leader == broker_id:
             if len(should_be.replicas) > 1 and not self._is_registered:
-                return  # the whole box was away, and others may lead by now: the controller says who does
+                return  # another replica may lead by now; the controller decides
             if hosted.log.config.acknowledges_after_flush:
                 self._make_durable(hosted)
-            # No partition epoch: the image may be older than what the dead life was told or had wished, so every replica counts until the controller speaks.
+            # No partition epoch: the image may be older than the last ISR that the dead incarnation received or
+            # proposed, so every replica counts until the controller sends one.
             lead(hosted, row.leader_epoch, should_be.isr, should_be.replicas, row.config_generation)
             self._led_at_once += 1
         elif row.role == ROLE_FOLLOWER and should_be.leader != broker_id and broker_id in should_be.replicas:
             hosted.follow(row.leader_epoch, should_be.isr, should_be.replicas, row.config_generation)
 
     def _make_durable(self, hosted: Replica) -> None:
-        """What it holds was perhaps not acknowledged and not synced when the dead life ended. Nothing is appended before we serve, so one sync of
-        the file system is enough for all logs."""
+        """Sync what was perhaps neither acknowledged nor synced when the last incarnation ended. Nothing
+        is appended before this one serves, so one sync of the file system suffices for all logs."""
         flush = hosted.log.plan_batch_flush()
         if flush is None:
             return
@@ -270,7 +277,7 @@ class LogWriterStartup:
     def summary(self) -> str:
         """One line for the log when it serves."""
         elapsed_ms = (self._context.clock.monotonic_ns() - self._started_ns) // 1_000_000
-        how = {CLEAN_STOP: "after a clean stop", SAME_BOOT: "after the death of its last life", UNCLEAN_BOOT: "after an unclean boot"}
+        how = {CLEAN_STOP: "after a clean stop", SAME_BOOT: "after its process died", UNCLEAN_BOOT: "after an unclean boot"}
         cut = f", cut {self._cut_bytes} bytes of unfinished appends" if self._cut_bytes else ""
         if not self._total:
             return f"opened {self._disk.path}, which holds no log yet"

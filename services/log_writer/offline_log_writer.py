@@ -1,8 +1,9 @@
-"""The log-writer of a directory that cannot be opened: it says so, refuses everything with KAFKA_STORAGE_ERROR, and waits for the disk.
+"""The log-writer of a directory that cannot be opened: it answers only KAFKA_STORAGE_ERROR.
 
-It holds no file of the disk, so that the disk can be unmounted, checked, changed. One disk's trouble is thereby one disk's: its process is there, the box
-is ready, the others serve. When the disk answers it steps down, and the next life of the process opens the directory. Owns its table and its door.
-Weak spot: what the last life's rows said is forgotten when the disk failed: its logs are recovered as after a power cut.
+It holds no file of the disk, so that the disk can be unmounted, checked and replaced. So the failure of
+one disk stays with that disk: the process is there, the box is ready, the others serve. When the disk
+answers, it exits, and the next incarnation opens the directory. Weak spot: if the disk failed, the rows
+of the last incarnation are not used, and its logs are recovered as after a power cut.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def open_log_writer(context: ServiceContext) -> Agent:
 
 
 class OfflineLogWriter:
-    """One life without a disk."""
+    """One incarnation without a disk."""
 
     def __init__(self, context: ServiceContext, failure: StorageFailed | ConfigurationProblems, first_look_ns: int | None = None) -> None:
         """`first_look_ns`: after so long the disk is looked at; by default that depends on how often it came and went."""
@@ -113,7 +114,7 @@ class OfflineLogWriter:
         return not self._door.has_descriptors()
 
     def close(self) -> None:
-        """The table of a suspect disk stays: it tells the next life not to believe the page cache."""
+        """Keep the table of a suspect disk: its mark makes the next incarnation drop the page cache."""
         self._door.close()
         if not self._is_suspect:
             self._table.close()

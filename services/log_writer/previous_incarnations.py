@@ -1,9 +1,11 @@
-"""What a log-writer's previous lives left in shared memory: their partition tables, if they are of this boot.
+"""The partition tables that earlier incarnations of a log-writer left in shared memory.
 
-A table that is still there means that its writer was killed (a clean end unlinks it), and that the page cache is whole: recovery starts from its
-rows. A torn row counts as absent. A life that died while it recovered leaves a partial table: it adds to the newest complete one, and says
-nothing by itself about how the machine came up. What is older than a complete table, and tables without a row, go at once, so that a log-writer
-that keeps dying leaves no more than one table a life that got somewhere. Owned by the log-writer while it starts.
+A table that exists means that its log-writer was killed (a clean end unlinks it) and that the page cache
+is complete: recovery starts from its rows. A torn row counts as absent. An incarnation that died while it
+recovered leaves a partial table: its rows add to those of the newest complete one, and it says nothing
+about how the machine came up. Everything older than a complete table, and tables without a row, are
+unlinked at once, so that a log-writer that keeps dying leaves at most one table for each incarnation that
+recovered something.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from appliance.shm.partition_table import PartitionTableReader, Row
 
 
 class PreviousLives:
-    """Rows of dead lives by (topic id, partition); the newest life's row wins."""
+    """Rows of dead incarnations by (topic id, partition); the newest row wins."""
 
     def __init__(self, layout: BoxLayout, disk: str, own_table: str) -> None:
         self.rows: dict[tuple[bytes, int], Row] = {}
@@ -23,9 +25,10 @@ class PreviousLives:
         lives = {name: name[len(prefix) :] for name in list_names(prefix) if name != own_table and "." not in name[len(prefix) :]}
         self._names: list[str] = []
         self.is_same_boot = False
-        """Whether a life of this boot had opened every log: only then is it known what users saw."""
+        """Whether an incarnation of this boot had opened every log: only then is known what clients saw."""
         self.is_suspect = False
-        """Whether the disk failed under one of them: then no row is believed, of that life or an older one, nor what the page cache says."""
+        """Whether the disk failed under one of them. Then its rows, older rows and the page cache are not
+        used: they may have what never reached the disk."""
         for name in sorted(lives, key=lambda name: int(lives[name], 16), reverse=True):
             if self.is_same_boot or self.is_suspect or not self._read(name):
                 unlink(name)
@@ -33,7 +36,7 @@ class PreviousLives:
                 self._names.append(name)
 
     def _read(self, name: str) -> bool:
-        """Take the rows over that no newer life had. False: there is nothing in it to keep."""
+        """Add the rows that no newer incarnation has. Return False if the table can be unlinked."""
         try:
             table = PartitionTableReader.attach(name)
         except SharedObjectAbsent:
@@ -45,7 +48,7 @@ class PreviousLives:
                 return False
             if table.is_suspect:
                 self.is_suspect = True
-                return True  # it stays until the disk is read again: a life that dies while it does so must not forget it
+                return True  # it stays until the disk was read again, even if that incarnation dies before the end
             rows = table.rows()
             for _, row in rows:
                 self.rows.setdefault((row.topic_id, row.partition), row)

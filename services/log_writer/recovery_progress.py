@@ -1,9 +1,10 @@
-"""How far a starting log-writer is, in bytes: what it has to read, what it has read, how long the rest will take.
+"""The progress of a starting log-writer in bytes, and how long the rest takes.
 
-After an unclean boot a log's share is what it holds above its recovery point, estimated from the sizes of its files before any is opened; otherwise next to
-nothing is read. To each share comes what opening a log costs, whatever is in it. Published in the table (RECOVERY_DONE, RECOVERY_TOTAL), told to the
-supervisor a few times a second, shown by `millrace status`. Owned by the log-writer's start. Weak spot: an estimate: a log whose indexes
-do not agree with it is read whole, which is seen only then; its share never counts for more than it was given.
+After an unclean boot a log's share is what is above its recovery point, estimated from the sizes of its
+files before any is opened; otherwise next to nothing is read. Each share includes the cost of opening a
+log. Published in the table (RECOVERY_DONE, RECOVERY_TOTAL), sent to the supervisor a few times a second,
+shown by `millrace status`. Weak spot: it is an estimate. A log whose indexes do not match is read whole,
+which is noticed only then; its share never counts for more than it was given.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class RecoveryProgress:
         self._advance(step)
 
     def end(self) -> None:
-        """It is open, or will not be in this life."""
+        """The log is open, or stays closed in this incarnation."""
         step, self._left_in_share = self._left_in_share, 0
         self._advance(step)
 
@@ -56,7 +57,7 @@ class RecoveryProgress:
         self._left_in_share = 0
 
     def skip(self, name: TopicPartition) -> None:
-        """It stays closed in this life."""
+        """Count a log that stays closed in this incarnation as done."""
         self.begin(name)
         self.end()
 
@@ -87,5 +88,5 @@ def share_of(directory: str, recovery_point: int, first_bytes_max: int) -> int:
         first = max((base for base in bases if base <= recovery_point), default=0)
         sizes = {base: file_io.stat(segment_path(directory, base, LOG_SUFFIX)).st_size for base in bases if base >= first}
     except OSError:
-        return OPEN_BYTES  # whoever opens it will say what is wrong with it
+        return OPEN_BYTES  # opening it reports what is wrong
     return OPEN_BYTES + sum(min(size, first_bytes_max) if base == first and recovery_point > base else size for base, size in sizes.items())

@@ -74,7 +74,7 @@ def test_after_the_death_of_everything_the_last_life_is_taken_up(start: Start) -
     first.kill_supervisor()
     second = start()
     _check(second, "kept", 40)
-    assert second.messages.count("after the death of its last life") == 2
+    assert second.messages.count("after its process died") == 2
     assert {key: epoch for key, epoch in _leader_epochs(second).items() if key in epochs} == epochs
 
 

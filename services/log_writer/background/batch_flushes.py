@@ -1,9 +1,11 @@
-"""Flush rounds for topics that ask for more than the box's recovery points: `flush.messages`, `flush.ms`, and acknowledgement after the flush.
+"""Flush rounds for topics with `flush.messages`, `flush.ms`, or acknowledgement after the flush.
 
-A round takes every partition that wants one now, syncs their batches in a thread beside the append loop, and rings the loop when it is
-done; what is appended meanwhile is the next round's. One round at a time, none in a queue: the more comes in, the more each sync covers. Recovery points
-are not moved here but by `FlushRounds`, which syncs indexes too and does not make anybody wait. Owned by the log-writer; only `_sync` runs in the
-thread. A failed sync is raised once and nothing is tried again. Weak spot: a hung disk keeps the thread and all that waits for it.
+A round takes every partition that is due, syncs their batches in a thread beside the duty cycle, and
+wakes it at the end. Batches that are appended meanwhile belong to the next round. There is one round at
+a time and no queue: the more is appended, the more each sync covers. Recovery points stay; `FlushRounds`
+moves them, which also syncs indexes and lets no producer wait. Only `_run` runs in the thread. A failed
+sync is raised once and never retried. Weak spot: a hung disk keeps the thread and all acknowledgements
+that wait for it.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class BatchFlushes:
         self._file_system_rounds = counters.counter("flush.batch_rounds_by_syncfs")
 
     def open(self) -> None:
-        """Before the first append: a write that fails from now on is told to whom syncs with this descriptor."""
+        """Open the directory, before the first append: syncfs reports the failed writes since then."""
         self._directory_fd = file_io.open_directory(self._path)
 
     def want(self, hosted: Replica, size_bytes: int) -> None:
@@ -84,7 +86,7 @@ class BatchFlushes:
         return max(0, min(most_ms, (self._next_due_ns - self._clock.monotonic_ns()) // 1_000_000 + 1))
 
     def take_finished(self) -> Round:
-        """The round that is synced now, to be told to its partitions. Raises StorageFailed once if the sync failed."""
+        """Return the round that was synced. Raises StorageFailed once if the sync failed."""
         if not self._is_done:
             return []
         finished, self._under_way = self._under_way or [], None
@@ -182,7 +184,7 @@ class BatchFlushes:
                 work()
             except OSError as error:
                 self._failure = file_io.storage_failure(f"flush {self._path}", error)
-                if isinstance(error, file_io.SyncFailed):  # said at once: nobody is told of it again, and we may die before the loop looks
+                if isinstance(error, file_io.SyncFailed):  # at once: no later sync reports it, and we may die before the next turn
                     self._partitions.table.set_suspect()
             except Exception as failure:  # handed to the loop, which knows what it means
                 self._failure = failure
@@ -208,8 +210,8 @@ class BatchFlushes:
         return self._under_way is not None and not self._is_done
 
     def close(self) -> None:
-        """Wait for a round that is under way. Raises StorageFailed, unless all was given up, if it failed or does not end: nobody who syncs after it would
-        be told."""
+        """Wait for a round that is under way. Raises StorageFailed, unless the directory is offline, if
+        it failed or does not end: no later sync would report its failure."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._work.put(None)

@@ -1,9 +1,10 @@
-"""Damaged batches of one disk's logs, put right in place with the bytes of another replica (REPAIR, from the replica-fetcher).
+"""Repair damaged batches of one disk's logs in place, with the bytes of another replica (REPAIR).
 
-Owned by the log-writer, one at a time. A thread reads what is there and compares; what differs is written by the loop, where it is known that the segment is
-still the same, and made durable by the thread. Written are whole batches only that are damaged here and lie below the high watermark; a crash in the middle
-leaves a damaged batch, which is found again. Indexes are not touched: the scrubber checks the segment again, and has them made anew if they lead astray.
-Weak spot: a file that the disk refuses to read is not written to.
+The replica-fetcher sends the bytes. One repair at a time: a thread reads and compares; the duty cycle
+writes, because it knows whether the segment is still the same; the thread syncs. Only whole batches are
+written, which are damaged here and below the high watermark. A crash in the middle leaves a damaged
+batch, which the scrubber finds again. Indexes are not touched: the scrubber checks the segment again and
+has them rebuilt if they are wrong. Weak spot: a file that the disk refuses to read is not written to.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class BatchRepairs:
             self._completions.add(repair.channel, answer)
 
     def forget(self, channel: SinkChannel) -> None:
-        """Who asked is gone; what was begun is done all the same."""
+        """Drop the answer for a source that is gone; a repair that was started is finished."""
         if self._repair is not None and self._repair.channel is channel:
             self._repair.channel = None
 

@@ -1,9 +1,10 @@
-"""One cleaning run as a process: started, listened to, ended. The log-writer's side of `services/log_writer/cleaner/__main__.py`.
+"""One cleaning run as a process: start it, read its reports, end it.
 
-posix_spawn, not fork: nothing of the log-writer is copied, and its threads do not matter. It gets the log's directory as a descriptor, not by its
-name, which a new topic may have before the run is ended. Job and reports pass through files in memory, so nobody can
-wait for a full pipe. The child binds itself to us and dies when we do. Weak spot: a child whose disk hangs cannot be killed before the disk answers; it is
-left to the kernel then.
+The log-writer's side of `services/log_writer/cleaner/__main__.py`. posix_spawn, not fork: nothing of the
+log-writer is copied, and its threads do not matter. The run gets the log's directory as a descriptor: a
+new topic may have its name before the run ends. Job and reports pass through files in memory, so neither
+side waits for a full pipe. The child binds itself to this process and dies with it. Weak spot: a child
+whose disk hangs cannot be killed before the disk answers; it is left to the kernel then.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class CleaningProcess:
             os.close(self._reports)
             raise
         self.status: int | None = None
-        """How it ended, as `waitstatus_to_exitcode` tells; None while it runs."""
+        """The exit code as of `waitstatus_to_exitcode`; None while it runs."""
 
     def _start(self, job: CleaningJob, disk: str) -> int:
         environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}

@@ -1,11 +1,17 @@
-"""Compaction, the log-writer's part: which log is due, one run at a time in a process of its own, and the swap of what it has finished.
+"""Compaction in the log-writer: choose a log, run a cleaning process, swap in what it has finished.
 
-Owned by the log-writer: `turn` is called from its loop. There the facts of compacted logs are collected, runs started and heard, and one
-finished segment a turn is swapped in (some ten renames); timestamps of segments, syncs, the checkpoint and the removal of old files are the business
-of one thread beside it. For each segment: the run has written and synced `.cleaned` files → renames (`storage/segment_swap.py`) → row. After the
-last: directory synced → `cleaner-offset-checkpoint` → old files go in slices after file.delete.delay.ms. A log whose run fails is left alone until this
-process starts again, counted and told; want of space, or a run that was killed, is tried again. Weak spots: one run for a disk, however many logs are
-dirty.
+The duty cycle collects the facts of compacted logs, starts a run, reads its reports, and swaps in one
+finished segment a turn (some ten renames). A thread does what waits for the disk: timestamps of
+segments, syncs, the checkpoint and the removal of old files.
+
+For each segment: the run has written and synced `.cleaned` files → renames (`storage/segment_swap.py`) →
+row. Why renames in the duty cycle: no append or truncation may come between them. After the last one:
+directory synced → `cleaner-offset-checkpoint` → old files are removed in slices after
+file.delete.delay.ms. The sync comes before the checkpoint, because a power cut that undid a swap would
+bring back records that the checkpoint calls clean.
+
+A log whose run fails is left alone until this process starts again, and is counted; a run that found no
+space, or was killed, is repeated. Weak spot: one run for a disk, however many logs are dirty.
 """
 
 from __future__ import annotations
@@ -48,7 +54,7 @@ from services.log_writer.replicas.replica import Replica
 from services.log_writer.replicas.replicas_of_disk import Replicas
 
 POLL_NS = 100_000_000
-"""Between two looks at a run."""
+"""Between two polls of a run."""
 RETRIES_MAX = 3
 """Runs of one log in a row that may be killed before it is left alone."""
 DELETE_SLICE_BYTES = 32 << 20
@@ -278,7 +284,7 @@ class CleaningRounds:
         self._swap_time.record(self._clock.monotonic_ns() - started_ns)
 
     def _on_killed(self, run: _Run) -> None:
-        """It ended without a last word: somebody killed it, or the machine had no memory for it."""
+        """Handle a run that ended without its last report: it was killed, perhaps for want of memory."""
         self._failures.add()
         key = _key(run.hosted)
         self._kills[key] = self._kills.get(key, 0) + 1

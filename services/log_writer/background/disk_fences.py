@@ -1,9 +1,11 @@
-"""How often a disk was fenced of late, and how long it therefore waits before it is served again.
+"""Count how often a disk was fenced recently, and how long it waits before it is served again.
 
-A disk that is only a little too slow takes its logs, is fenced under load, lets its log-writer go, is taken back, and is fenced again; its clients go back and
-forth with it. So it is served again at once after the first fence, and after 2 s, 4 s, … up to 2 minutes after the next ones, if it takes a write in time
-then. Ten minutes of service without a fence begin that anew. Counters keep it, which outlive their process. Owned by one log-writer at a time.
-Weak spot: who mends the disk meanwhile waits out the back-off, or says `millrace disk replace`.
+A disk that is a little too slow opens its logs, is fenced under load, releases its log-writer, is opened
+again, and is fenced again; its clients go back and forth with it. So it is served again at once after
+the first fence, and after 2 s, 4 s, … up to 2 minutes after the next ones, if it then accepts a write in
+time. Ten minutes of service without a fence reset the count. It is kept in counters, which outlive their
+process. Weak spot: after a repair of the disk the back-off still runs, unless the operator calls
+`millrace disk replace`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ FORGOTTEN_NS = 600_000_000_000
 
 
 class DiskFences:
-    """Over the lives of one disk's log-writer."""
+    """Over all incarnations of one disk's log-writer."""
 
     def __init__(self, counters: Counters, now_ns: int) -> None:
         self._fences = counters.counter(FENCES_LABEL)
@@ -35,7 +37,7 @@ class DiskFences:
         return f"fenced {self.count} times of late: its disk is too slow" if self.count else ""
 
     def add(self) -> None:
-        """This life was fenced and ends."""
+        """Count a fence: this incarnation ends."""
         self._fences.add()
 
     def wait_ns(self) -> int:
@@ -46,11 +48,11 @@ class DiskFences:
         return min(WAIT_NS_MAX, WAIT_NS_FIRST << min(fences - 2, 16))
 
     def on_waited(self) -> None:
-        """The next life serves."""
+        """The wait is over: the next incarnation serves."""
         self._waited.set(self._fences.value)
 
     def maybe_forget(self, now_ns: int) -> None:
-        """To be called once in a while by a life that serves."""
+        """Reset the count after ten minutes of service. Call it now and then."""
         if self._fences.value and now_ns - self._since_ns > FORGOTTEN_NS:
             self._fences.set(0)
             self._waited.set(0)

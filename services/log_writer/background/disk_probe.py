@@ -1,9 +1,10 @@
-"""Asks the disk whether it still writes: 4 KiB in place and one fdatasync, in a thread, and says in the table since when it waits for the answer.
+"""Probe the disk: write 4 KiB in place and fdatasync; the table says since when that waits.
 
-What it costs: one write of 4 KiB and one flush of the drive's cache a second while the disk is written to (about 10 ms of a SATA disk's time), one in ten
-seconds while it is not; a thread of 60 µs each. The file is made once, so a probe changes no metadata, and a full disk can be probed. A
-probe that fails takes the directory offline: it synced, and what failed to sync is never tried again. Owned by one log-writer. Weak spot: a disk that loses
-some sectors only, or answers from a cache that lies, passes; and a disk that is idle for long never sleeps.
+The cost: one write of 4 KiB and one flush of the drive's cache a second while the disk is written to
+(about 10 ms of a SATA disk's time), every ten seconds otherwise; a thread of 60 µs each. The file is
+created once, so a probe changes no metadata and works on a full disk. A probe that fails takes the
+directory offline: a failed sync is never retried. Weak spots: a disk that loses only some sectors, or
+answers from a cache that lies, passes; an idle disk never sleeps.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from services.log_writer.background.background_task import BackgroundTask
 
 PROBE_BYTES = 4096
 IDLE_FACTOR = 10
-"""So many intervals lie between two probes of a disk that nobody writes to."""
+"""Intervals between two probes of a disk without writes."""
 _TEXT = b"Millrace writes this file to see whether the disk answers. It may be deleted while the box is stopped.\n".ljust(PROBE_BYTES, b"\0")
 
 

@@ -1,10 +1,12 @@
-"""Looks whether a disk that failed can be used again: is it the one that was there, and does it take a write and a sync?
+"""Check whether a disk that failed can be used again: same directory, and a write and sync succeed.
 
-In a thread, with back-off: 1 s after the failure, then 2 s, 4 s, … up to 30 s, over the lives of the log-writer (a counter keeps the attempts, since a counter
-outlives its process). When the disk answers, the log-writer steps down, and its next life opens the directory as after a power cut: nothing that
-failed to sync is tried again or believed. Owned by one log-writer while its disk is offline. Weak spot: a disk that takes writes and loses them comes and goes.
+In a thread, with back-off: 1 s after the failure, then 2 s, 4 s, … up to 30 s, over the incarnations of
+the log-writer (a counter keeps the attempts, since it outlives its process). If the disk answers, the
+log-writer exits, and its next incarnation opens the directory as after a power cut: what failed to sync
+is neither retried nor believed. Weak spot: a disk that accepts writes and loses them comes and goes.
 
-Before a directory is opened at all, `check_answers` touches it in a thread: a disk that hangs at the start is offline, and its log-writer can say so.
+Before a directory is opened at all, `check_answers` touches it in a thread: a disk that hangs at the
+start is offline, and its log-writer can report that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What a log-writer makes of a disk that fails, is full, or leaves it without descriptors.
+"""How a log-writer reacts to a disk that fails, is full, or to a want of descriptors.
 
-Owned by the log-writer; everything that writes to the disk ends here when it failed. A disk that fails takes its directory offline for the rest of this life;
-a full one refuses what writes until there is room; for want of descriptors nothing stops.
+Every failed write to the disk ends here. A disk that fails takes its directory offline for the rest of
+this incarnation. A full disk refuses writes until there is free space. For want of descriptors nothing
+stops.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from appliance.shm.partition_table import DISK_FULL, DISK_OFFLINE, DISK_ONLINE, 
 from services.log_writer.background.disk_return import DiskReturn
 
 DESCRIPTORS_TOLD_NS = 10_000_000_000
-"""Not more often is it said that descriptors are short."""
+"""Time between two messages that descriptors are short."""
 
 
 class DiskTrouble:
-    """`on_full()` and `on_offline()` are told once each time; after `on_offline` nothing of the disk is touched."""
+    """`on_full()` and `on_offline()` are called once each time; after `on_offline` nothing of the disk
+    is touched."""
 
     def __init__(self, context: ServiceContext, disk: Disk, table: PartitionTableWriter, on_full: Callable[[], None], on_offline: Callable[[], None]) -> None:
         self.offline = ""
         """Why the directory is offline; empty while it is not."""
         self.is_full = False
         self.returning: DiskReturn | None = None
-        """While the directory is offline: who looks for its disk."""
+        """Checks an offline disk; None while the directory is online."""
         self._context = context
         self._clock = context.clock
         self._disk = disk
@@ -56,7 +58,8 @@ class DiskTrouble:
         self.go_offline(failure)
 
     def go_offline(self, failure: StorageFailed) -> None:
-        """The disk failed: every partition on it stops being served, every file is let go. What it holds is read again by the next life."""
+        """Stop serving every partition of a disk that failed, and close every file. The next incarnation
+        reads it again."""
         disk, context = self._disk, self._context
         self.offline = str(failure)
         context.log.error(f"disk {disk.name} ({disk.path}) goes offline: {failure}", disk=disk.name)
@@ -68,7 +71,7 @@ class DiskTrouble:
         context.counters.set_state("offline")
 
     def on_space(self) -> None:
-        """A full disk has room again."""
+        """Accept writes again: a full disk has free space."""
         self.is_full = False
         self._table.set_disk_state(DISK_ONLINE)
         self._context.log.notice(f"disk {self._disk.name} has space again, it takes writes", disk=self._disk.name)

@@ -1,11 +1,12 @@
-"""Flush rounds: what was appended reaches the platter beside the append loop, and recovery points follow.
+"""Flush rounds: sync what was appended, beside the duty cycle, and advance recovery points.
 
-A round goes through all logs in slices, so that it never holds more than a few descriptors: it collects those of a slice that have unflushed
-bytes, syncs them in one thread (the GIL is released in fdatasync) and advances their recovery points; after the last slice the checkpoint is written.
-Started by time or by unflushed bytes, so that a restart after a power cut scans little. Owned by the log-writer: collecting and advancing
-happen in its loop, syncing and checkpoint files in the thread. What fails keeps its kind: DiskFull and OutOfDescriptors are tried again,
-a sync never. On a full disk no checkpoint is tried before there is room.
-Weak spot: a hung disk keeps the thread; the round is then never finished and no recovery point moves, which is the truth.
+A round goes through all logs in slices, so that it never holds more than a few descriptors: it collects
+the logs of a slice that have unflushed bytes, syncs them in a thread (fdatasync releases the interpreter
+lock) and advances their recovery points; after the last slice the checkpoint is written. Rounds start
+by time or by unflushed bytes, so that a restart after a power cut scans little. DiskFull and
+OutOfDescriptors are retried, a failed sync never. On a full disk no checkpoint is written before there
+is free space. Weak spot: a hung disk keeps the thread; then the round does not end and no recovery point
+moves, which is correct.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class FlushRounds:
         self._recovery_points_moved = True
 
     def take_found_space(self) -> bool:
-        """Whether a full disk has room again (checkpoints could be written, and more than the reserve is free); said once."""
+        """Return once whether a full disk has free space again: checkpoints could be written, and more
+        than the reserve is free."""
         if not self._found_space:
             return False
         self._is_full = self._found_space = False
@@ -133,7 +135,8 @@ class FlushRounds:
         self._directory.delete_some(DELETE_SLICE_BYTES)
 
     def _look_for_space(self) -> None:
-        """In the thread: free what was deleted; with room again, the checkpoints tell whether files can be written (a quota lets them fail)."""
+        """In the thread: free what was deleted. If there is free space, the checkpoints show whether
+        files can be written; with a quota they may still fail."""
         self._tidy()
         space = self._publish_space()
         if space.free_bytes > min(RESERVE_BYTES_MAX, space.total_bytes // 20):
@@ -229,8 +232,8 @@ class FlushRounds:
         self._directory.close_clean()
 
     def close(self) -> None:
-        """Wait for a round that is under way. Raises StorageFailed if it failed or does not end: what it was to sync may not be durable, and nobody who
-        syncs after it would be told."""
+        """Wait for a round that is under way. Raises StorageFailed if it failed or does not end: what it
+        was to sync may not be durable, and no later sync would report that."""
         if not self.task.join(10):
             raise StorageFailed(f"a flush of {self._directory.path} does not end")
         if not self.task.has_ended:

@@ -1,7 +1,8 @@
-"""Repairs of one disk's indexes: what the scrubber found to lead astray, the log-writer makes anew from the log, one segment at a time, in a thread.
+"""Rebuild indexes that the scrubber found wrong, one segment at a time, in a thread.
 
-Owned by the log-writer. `turn`, once a second, looks whether the report has changed, starts the next rebuild, and puts a finished one in place if its
-segment is still there. Each finding is tried once in a life. Weak spot: a rebuild reads its whole segment at the disk's speed, beside appends.
+`turn`, once a second, checks whether the scrubber's report has changed, starts the next rebuild, and
+puts a finished one in place if its segment is still there. Each finding is tried once in an
+incarnation. Weak spot: a rebuild reads its whole segment at the disk's speed, beside appends.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class IndexRepairs:
         self._rebuilt = counters.counter("log_writer.indexes_rebuilt")
 
     def turn(self) -> None:
-        """Look at the report, finish what is ready, begin what is next. Raises nothing: an index is a hint, the log lives without it."""
+        """Read the report, finish a rebuild that is ready, start the next. Raises nothing: an index is a
+        hint, and the log works without it."""
         if self.task.is_running:
             return
         if self.task.has_ended:

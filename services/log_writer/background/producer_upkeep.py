@@ -1,7 +1,8 @@
-"""Lets every log forget the producers that have been silent for too long (`producer.id.expiration.ms`). Owned by the log-writer.
+"""Let every log forget producers that have been silent for too long (`producer.id.expiration.ms`).
 
-A sweep begins every ten minutes, as with Kafka, and takes a bounded number of partitions a turn. Weak spot: a partition with tens of thousands of producers
-is looked at in one go (about 10 ms for each ten thousand).
+A sweep starts every ten minutes, as in Kafka, and handles a bounded number of partitions a turn. Weak
+spot: a partition with tens of thousands of producers is handled in one go (about 10 ms for each ten
+thousand).
 """
 
 from __future__ import annotations

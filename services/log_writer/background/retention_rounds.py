@@ -1,11 +1,20 @@
-"""Retention: old segments go, by each topic's configs and for the disk's reserve of free space.
+"""Retention: delete old segments, by each topic's configs and for the disk's reserve of free space.
 
-Owned by the log-writer: `turn` is called from its loop. Facts are collected, plans applied and rows published there, in small portions; whatever asks the disk
-(timestamps, free space, checkpoint, renames, the removal of files) happens in one thread at a time beside it, so that appends do not wait. Order for
-every segment: the log start offset goes up in memory and row → `log-start-offset-checkpoint` is durable → files are renamed to `.deleted` → leader epochs
-forget what is gone → after a delay the files are removed in slices. DeleteRecords takes the same way and is answered when the
-checkpoint is durable. On a full disk, where no checkpoint can be written, whole segments go without: the first one that stays tells where the log begins.
-Weak spots: two log directories on one disk each delete for the same reserve; a hung disk keeps the thread, and nothing is deleted then.
+The duty cycle collects facts, applies plans and publishes rows, in small portions. A thread does what
+waits for the disk: timestamps, free space, checkpoint, renames and the removal of files, so that appends
+do not wait. The order for every segment, and why:
+
+1. The log start offset goes up in memory and in the row: no reader opens the segment any more.
+2. `log-start-offset-checkpoint` is durable: after a power cut the log does not start lower again.
+3. Files are renamed to `.deleted`: a start removes them, however far this got.
+4. Leader epochs below the start are forgotten: a power cut before step 2 brings the segments back.
+5. After a delay, in which readers finish, the files are removed in slices: freeing gigabytes at once
+   stalls a disk.
+
+DeleteRecords takes the same way and is answered after step 2. On a full disk, where no checkpoint can be
+written, whole segments are removed without step 2: the first segment that stays then shows where the log
+starts. Weak spots: two log directories on one disk each delete for the same reserve; a hung disk keeps
+the thread, and nothing is deleted then.
 """
 
 from __future__ import annotations
@@ -38,7 +47,7 @@ APPLY_NS = 1_000_000
 DELETE_SLICE_BYTES = 32 << 20
 SPACE_NS = 1_000_000_000
 SHORT_SPACE_NS = 200_000_000
-"""Time between two looks at the free space; and while the reserve is short."""
+"""Time between two checks of the free space; and while the reserve is short."""
 HURRY_MS = 1000
 """When space is short, a file waits no longer than this for its readers."""
 TOLD_NS = 600_000_000_000
@@ -87,7 +96,7 @@ class RetentionRounds:
         on_durable: Callable[[Any, Replica, int], None],
     ) -> None:
         self.rows_moved = False
-        """Set here, taken back by the caller, who tells those that watch rows."""
+        """Set here and reset by the caller, which wakes the sources that watch rows."""
         self._directory = directory
         self._partitions = partitions
         self._clock = clock
@@ -111,7 +120,8 @@ class RetentionRounds:
         self.task = BackgroundTask("retention", f"delete old segments in {directory.path}")
         self._retry_ns = 0
         self._waiting_from_ns = 0
-        """On a full disk those that wait for a checkpoint are looked at now and then: what makes room goes before them."""
+        """When DeleteRecords that wait for a checkpoint are tried again on a full disk; what frees space
+        comes first."""
         self._clock_told_ns = self._reserve_told_ns = self._missing_told_ns = -TOLD_NS
         self._rounds = counters.counter("retention.rounds")
         self._held_by_clock = counters.counter("retention.rounds_without_time")
@@ -321,7 +331,7 @@ class RetentionRounds:
             if plan.rolls:
                 if log.log_end_offset == end_offset:
                     log.roll()
-                else:  # somebody appends after all
+                else:  # batches were appended since the plan
                     end_offset = log.active_base_offset
             self._advance(hosted, max(log.log_start_offset, min(end_offset, hosted.high_watermark)), tuple(name for name, _, _ in plan.reasons), delay_ms)
             for name, segments, size_bytes in plan.reasons:
@@ -394,12 +404,12 @@ class RetentionRounds:
         self._departing_files.set(len(self._departing))
 
     def forget(self, is_context: Callable[[Any], bool]) -> None:
-        """Whoever asked for these is gone."""
+        """Drop the answers for a source that is gone."""
         for waiting in (self._waiting, self._writing.waiting if self._writing is not None else []):
             waiting[:] = [(context, hosted) for context, hosted in waiting if not is_context(context)]
 
     def fail(self) -> None:
-        """The disk is offline: who waits is told."""
+        """Answer all waiting DeleteRecords with an error: the disk is offline."""
         waiting, self._waiting = self._waiting, []
         if self._writing is not None:
             waiting, self._writing.waiting = self._writing.waiting + waiting, []

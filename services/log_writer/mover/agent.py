@@ -1,10 +1,11 @@
-"""The mover: copies one log from another disk of the box to a `-future` directory of its own, for as long as its log-writer wants it.
+"""The mover: copies one log from another disk of the box to a `-future` directory of its own disk.
 
-A transient child of the target disk's log-writer (`services/log_writer/mover/__main__.py`), so that nobody but itself waits for either disk. It
-follows the source, throttled,
-until it is told where the source ends for good (FINISH), completes the copy there and says so. If the source leads again after all, it takes that back and goes
-on; else nothing of a complete copy is touched. Whatever fails is said with its reason, and ends it: the log-writer starts another one later, which goes on
-where this one was. Weak spot: a copy that is caught up keeps its disk's only turn until somebody hands it over.
+A child of the target disk's log-writer (`services/log_writer/mover/__main__.py`), so that neither
+log-writer waits for the other disk. It follows the source, throttled, until FINISH names the offset at
+which the source ends; then it completes the copy and reports that. If the source leads again after all,
+it removes the completion and continues; otherwise a complete copy is not touched. A failure is reported
+with its reason, and ends it: the log-writer starts another mover later, which continues. Weak spot: a
+copy that is caught up occupies the disk's only mover until it is handed over.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ IDLE_MS = 50
 CHANGES_MAX = 40
 """Times in a row that the source is not what it was said to be, before that counts as damage."""
 ABSENT_NS_MAX = 10_000_000_000
-"""A source that is not served for so long makes room for other moves."""
+"""A source that is not served for so long lets other moves go first."""
 
 
 class SourceRows(Protocol):
@@ -100,7 +101,7 @@ class LogMover:
         return False
 
     def _rests(self, state: SourceState | None) -> bool:
-        """Whether the copy is complete, and nobody has shown that it must be more than that."""
+        """Whether the copy is complete, and the source has not led again since."""
         complete = self._move.record.complete
         if complete is None:
             return False
@@ -135,7 +136,8 @@ class LogMover:
         return copied
 
     def _complete(self, finish: Complete) -> bool:
-        """If source and copy both end there. The life of the source that was told to freeze is asked again, and must be the one we are in line with."""
+        """Complete the copy if it and the source both end at `finish`. The source's incarnation is read
+        again: it must be the frozen one, and the one that the copy is aligned with."""
         state = self._rows.look(anew=True)
         if state is None or state.is_led or state.log_end_offset != finish.log_end_offset:
             return False
@@ -162,7 +164,7 @@ class LogMover:
     # -- the log-writer
 
     def _listen(self) -> bool:
-        """True: nobody wants it any more."""
+        """Take orders; return True if the log-writer has closed the channel."""
         while True:
             try:
                 packet = self._channel.recv(PACKET_BYTES_MAX)
@@ -206,7 +208,7 @@ class LogMover:
         try:
             self._channel.send(MoveSaid(PROGRESS, self._is_caught_up, move.log_end_offset, move.size_bytes, source_end, lag_bytes, rate, reason).encode())
         except (BlockingIOError, ConnectionError):
-            pass  # the next one tells more
+            pass  # the next report replaces it
 
     def _say(self, said: MoveSaid) -> None:
         """What must be heard."""
@@ -214,7 +216,7 @@ class LogMover:
         try:
             self._channel.send(said.encode())
         except ConnectionError:
-            pass  # nobody is there to hear it
+            pass  # the log-writer has died
         self._channel.setblocking(False)
 
     def _wait(self, timeout_ms: int) -> None:

@@ -1,9 +1,10 @@
-"""What the log-writer of another disk says of a partition that is being moved: its row, read from outside.
+"""The partition that is being moved, as the row of the other disk's log-writer describes it.
 
-Used by a mover, which hears nothing when that log-writer dies and begins anew: its newest table is looked up again now and then. A dead life's table is as
-good as a living one's for this: what it says was appended stays, unless the partition is followed there; then every change of its segments, and every leader
-epoch, counts as another life. None: the partition is not served there now. Weak spot: while a log-writer begins
-anew its rows come one after the other, and until then there is nothing to say.
+A mover is not notified when that log-writer dies and starts again, so it looks for the newest table now
+and then. The table of a dead incarnation is as good as a live one: what it says was appended stays. If
+the partition follows, batches may be truncated; then every change of its segments, and every leader
+epoch, counts as another incarnation. None: the partition is not served there now. Weak spot: while a
+log-writer starts, its rows appear one by one, and until then nothing is known.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class MovingSource:
         self._look_again_ns = 0
 
     def look(self, anew: bool = False) -> SourceState | None:
-        """`anew`: whatever life there is at this moment."""
+        """Return the state of the source. `anew`: look for a newer incarnation now."""
         now_ns = self._clock.monotonic_ns()
         if anew or now_ns >= self._look_again_ns:
             self._look_again_ns = now_ns + LOOK_AGAIN_NS

@@ -1,10 +1,10 @@
-"""Partitions that are being moved to a disk: their copies, the mover that fills them one after the other, and the promotion. The target's part of a move.
+"""Partitions that are being moved to this disk: their copies, the mover, and the promotion.
 
-Owned by the log-writer of the target disk; it never touches the source's disk, and waits for nobody: copying is the mover's business
-(`services/log_writer/mover/agent.py`), a mover that was killed is left to the kernel. A copy that fails is put behind the others, and tried again
-after a while; what it
-had copied is kept. FINISH is answered when the mover has written down that the copy is complete, or at its deadline.
-Weak spot: a copy that is caught up keeps the only turn until it is handed over.
+The target's part of a move. The log-writer of the target never touches the source's disk and waits for
+nothing: the mover copies (`services/log_writer/mover/agent.py`), and a killed mover is left to the
+kernel. A copy that fails goes to the end of the queue and is tried again later; what was copied is kept.
+FINISH is answered when the mover has recorded that the copy is complete, or at its deadline. Weak spot: a
+copy that is caught up occupies the only mover until it is handed over.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Key = tuple[TopicId, int]
 
 
 class _Finish(NamedTuple):
-    """Who waits for a copy to be complete at `wanted`."""
+    """A FINISH that waits for a copy to be complete at `wanted`."""
 
     context: Any
     wanted: Complete
@@ -52,7 +52,7 @@ class _Finish(NamedTuple):
 
 
 class Incoming:
-    """One copy that somebody wants."""
+    """One copy that was ordered."""
 
     __slots__ = ("bytes_per_second", "config", "failures", "finish", "furthest", "future", "not_before_ns", "reason", "said", "source_path", "state")
 
@@ -252,7 +252,8 @@ class IncomingMoves:
         ]
 
     def forget(self, is_context: Callable[[Any], bool]) -> None:
-        """Whoever asked is gone; what he asked for is not taken back before somebody asks for something else, or the source leads again."""
+        """Drop the answers for a source that is gone. Its FINISH stays in force until another order
+        replaces it, or until the partition leads again on its old disk."""
         for incoming in self._queue:
             if incoming.finish is not None and is_context(incoming.finish.context):
                 incoming.finish = None
@@ -399,7 +400,7 @@ class IncomingMoves:
         self._next_report_ns = now_ns + REPORT_NS
         try:
             write_moves(self._report_path, (incoming.progress(self._disk) for incoming in self._queue))
-        except OSError as error:  # tmpfs is full, or gone: nobody's log is hurt by that
+        except OSError as error:  # tmpfs is full, or gone; no log depends on it
             self._log.warning(f"could not write {self._report_path}: {(error.strerror or str(error)).lower()}", disk=self._disk)
 
     # -- after a promotion
@@ -441,7 +442,7 @@ class IncomingMoves:
     # -- ends
 
     def fail(self) -> None:
-        """The disk is offline: nothing of it is touched any more, and who waits is told."""
+        """Answer all waiting FINISH orders with an error: the disk is offline, and not touched any more."""
         self._stop_run()
         for incoming in self._queue:
             incoming.state, incoming.reason = move_report.FAILED, f"disk {self._disk} is offline"
@@ -449,6 +450,6 @@ class IncomingMoves:
         self._report(self._clock.monotonic_ns())
 
     def close(self) -> None:
-        """End the mover; its copy is gone on with in the next life."""
+        """End the mover; the next incarnation continues its copy."""
         self._stop_run()
         self.task.join(10)

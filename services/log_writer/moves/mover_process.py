@@ -1,7 +1,9 @@
-"""One mover as a process: started, listened to, ordered, killed. The log-writer's side of `services/log_writer/mover/__main__.py`.
+"""One mover as a process: start it, read its reports, send it orders, kill it.
 
-posix_spawn, as with cleaning runs. What it says wakes the log-writer's loop, which never waits for it. The child binds itself to us and dies when we do. Nobody
-waits for a child that was killed, because one whose disk hangs cannot die before the disk answers; `is_gone` tells.
+The log-writer's side of `services/log_writer/mover/__main__.py`; posix_spawn, as for cleaning runs. A
+report wakes the log-writer's duty cycle, which never waits for the mover. The child binds itself to this
+process and dies with it. A killed child is not waited for, because one whose disk hangs cannot die before
+the disk answers; `is_gone` says when it has.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class MoverProcess:
         finally:
             theirs.close()
         self.status: int | None = None
-        """How it ended, as `waitstatus_to_exitcode` tells; None while it runs."""
+        """The exit code as of `waitstatus_to_exitcode`; None while it runs."""
         self.has_ended = False
         """It will say nothing more."""
         poller.register(ours.fileno(), select.EPOLLIN, self._wake)
@@ -70,7 +72,7 @@ class MoverProcess:
         return said
 
     def order(self, order: MoveCommand) -> bool:
-        """False: it could not be told, it does not listen."""
+        """Send an order; return False if the mover does not read."""
         if self.has_ended:
             return False
         try:

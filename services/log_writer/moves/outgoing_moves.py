@@ -1,8 +1,9 @@
-"""Partitions that are being moved away from a disk: marked, frozen, given away. The source's part of a move, in its log-writer.
+"""Partitions that are being moved away from this disk: marked, frozen, removed.
 
-Owned by the log-writer. A mark keeps the log from being compacted while it is copied. A freeze is in memory only, and for a while only: a life that is not
-frozen, or was frozen at another end, gives nothing away, so whatever was appended behind the copy stays here. Giving away is a rename: the one commit
-point of a move.
+The source's part of a move. A mark keeps the log from being compacted while it is copied. A freeze is in
+memory only, and for a limited time: an incarnation that is not frozen, or was frozen at another end, does
+not commit, so batches that were appended behind the copy stay here. The commit is a rename: the one
+commit point of a move.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from services.log_writer.replicas.replica import Replica
 from services.log_writer.replicas.replicas_of_disk import Replicas
 
 FREEZES = 3
-"""Deadlines of a disk after which a partition that was frozen, and then forgotten by everybody, leads again."""
+"""A frozen partition leads again after so many deadlines of a disk without an order."""
 
 
 class MoveAnswer(NamedTuple):
@@ -60,7 +61,8 @@ class OutgoingMoves:
         return MoveAnswer()
 
     def freeze(self, topic_partition: TopicPartition, topic_id: TopicId) -> MoveAnswer:
-        """Lead, or follow, no more; where the log ends now it ends until somebody thaws it. Again is the same answer again."""
+        """Stop leading or following: the log end stays until a commit or a cancel. Repeating it returns
+        the same answer."""
         hosted = self._partitions.find(topic_id, topic_partition.partition)
         if hosted is None:
             return self._absent(topic_partition, topic_id)
@@ -104,7 +106,9 @@ class OutgoingMoves:
                 del self._frozen[hosted]
             elif now_ns >= until_ns:
                 del self._frozen[hosted]
-                self._log.warning(f"{hosted.topic_partition} was frozen, and nobody came for it: it is served again", **hosted.topic_partition._asdict())
+                self._log.warning(
+                    f"{hosted.topic_partition} was frozen for a move that did not continue: it is served again", **hosted.topic_partition._asdict()
+                )
                 hosted.thaw()
 
     def describe(self) -> list[list[Any]]:

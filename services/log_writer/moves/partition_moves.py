@@ -1,7 +1,8 @@
-"""What a controller tells a log-writer about moves of partitions between the disks of its box: MOVE_BEGIN to MOVE_CANCEL.
+"""Commands of the controller about moves between the disks of its box: MOVE_BEGIN to MOVE_CANCEL.
 
-A command is JSON in the controller's arena, as others are. All are idempotent, and answered at once, except MOVE_FINISH. Owned by the log-writer. A disk is the
-source of some moves (`outgoing_moves`) and the target of others (`incoming_moves`); the two sides know nothing of each other.
+A command is JSON in the controller's arena, like others. All are idempotent, and answered at once except
+MOVE_FINISH. A disk is the source of some moves (`outgoing_moves`) and the target of others
+(`incoming_moves`); the two sides share nothing.
 """
 
 from __future__ import annotations

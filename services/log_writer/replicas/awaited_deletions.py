@@ -1,8 +1,9 @@
-"""DeleteRecords that the leader has carried out, until the followers have, too (KIP-107).
+"""DeleteRecords that the leader has carried out, and that wait for the followers (KIP-107).
 
-Owned by the log-writer. A follower's fetch says where its log begins (PROGRESS); a deletion is answered when the low watermark, the least of these over all
-replicas whose boxes live, has reached what was asked for, or with REQUEST_TIMED_OUT when its time is over. Which boxes live the controller says
-(LIVE_BROKERS); until it has, all do. Weak spot: a follower's new start is in its memory when it says so and durable a moment later; after a power cut in
+A follower's fetch has its log start offset (PROGRESS). A deletion is answered when the low watermark, the
+smallest of these over all replicas on live boxes, has reached the requested offset, or with
+REQUEST_TIMED_OUT at its deadline. The controller sends the live boxes (LIVE_BROKERS); until then all
+count as live. Weak spot: a follower reports its new start before it is durable; after a power cut in
 between it has the records again until its first fetch.
 """
 
@@ -81,7 +82,7 @@ class AwaitedDeletions:
         return progress.low_watermark(self._partitions.live_brokers)
 
     def forget(self, channel: SinkChannel) -> None:
-        """Who asked is gone."""
+        """Drop the deletions of a source that is gone."""
         self._awaited = [each for each in self._awaited if each[0].channel is not channel]
 
     def fail(self) -> None:

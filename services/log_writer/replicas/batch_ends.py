@@ -1,7 +1,8 @@
-"""Where appended batches end that the high watermark has not reached yet: so that it moves without asking the disk.
+"""The ends of appended batches above the high watermark, so that it moves without reading the disk.
 
-One entry for each append call, as followers fetch what one call has published, as a rule. Owned by one partition of a log-writer. Weak spot: bounded, and what
-lies between two entries (a fetch that ended inside of an append, an entry that gave way) is looked up in the files.
+One entry for each append, because a follower usually fetches what one append has published. Owned by one
+partition of a log-writer. Weak spot: bounded; what lies between two entries (a fetch that ended inside an
+append, an entry that was dropped) is looked up in the files.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Completions that wait until what they acknowledge survives a power cut. Owned by the log-writer.
+"""Completions that wait until what they acknowledge survives a power cut.
 
-A completion is held from the append on and released when its log is durable up to its end offset: one sync serves every batch that was appended
-before the sync began. An answer to a duplicate is held like any other, for its first answer may not be durable yet either. A follower's append is held, too:
-what its replica-fetcher asks for next tells the leader that everything before is safe here. Nothing held ends in silence: what can no longer be promised
-gets an error that clients retry. A log-writer that dies takes them with it, and its sources answer for them (`ipc/proxies.py`). Weak spot: what is held keeps
-its arena slot, so a disk that syncs slowly fills its sources' budgets.
+A completion is held from the append on and released when its log is durable up to its end offset: one
+sync serves every batch that was appended before it began. The answer to a duplicate is held like any
+other, because the first answer may not be durable yet. A follower's append is held, too: the next fetch
+offset of its replica-fetcher shows the leader that everything before is durable here. Each held
+completion is answered: if it can no longer be promised, with an error that clients retry. If the
+log-writer dies, its sources answer (`ipc/proxies.py`). Weak spot: a held completion keeps its arena slot,
+so a disk that syncs slowly fills its sources' budgets.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class HeldAcknowledgements:
         return sum(self.fail(hosted, code, released) for hosted in list(self._held))
 
     def drop_source(self, channel: SinkChannel) -> None:
-        """It is gone, and nobody waits for its answers."""
+        """Drop the completions of a source that is gone."""
         for hosted, completions in list(self._held.items()):
             completions.pop(channel, None)
             if not completions:

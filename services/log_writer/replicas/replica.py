@@ -1,9 +1,10 @@
-"""A partition that a log-writer holds: its log, its role, and its row in the table. The log-writer alone changes it.
+"""A partition of a log-writer: its log, its role, and its row in the table.
 
-The high watermark of a sole replica is its log end, or where acknowledgements wait for flushes, what is durable. With several replicas the leader's is what
-`ReplicationState` says, a follower's what its leader says, as far as its own log reaches. Below the log's end its place in the files is kept with it: always
-a boundary between two batches. The last stable offset is what the log says of the transactions in it. Whatever changes here is published by `publish` (the
-whole row) or `publish_append` (the hot path).
+The high watermark of a sole replica is its log end; if acknowledgements wait for flushes, it is what is
+durable. With several replicas `ReplicationState` decides the leader's, and a follower takes its leader's
+up to its own log end. Below the log end its position in the files is kept with it, always a boundary
+between two batches. The log computes the last stable offset from its transactions. Changes are published
+by `publish` (the whole row) or `publish_append` (the hot path).
 """
 
 from __future__ import annotations
@@ -140,7 +141,8 @@ class Replica:
         self.table.announce()
 
     def follow(self, leader_epoch: int, isr: tuple[int, ...], replicas: tuple[int, ...], config_generation: int) -> None:
-        """Follow whoever leads under `leader_epoch`; publishes. What was visible stays so. Raises StorageFailed."""
+        """Follow the leader of `leader_epoch`; publishes. What was visible stays visible. Raises
+        StorageFailed."""
         self._take_epoch(leader_epoch)
         self.role = ROLE_FOLLOWER
         self.isr = isr
@@ -199,8 +201,8 @@ class Replica:
             self.table.store_progress(self.row, log.log_end_offset, self.high_watermark, log.active_position)
 
     def on_durable(self, offset: int, base_offset: int, position: int) -> None:
-        """Batches below `offset`, which is at `position` of segment `base_offset`, survive a power cut: consumers may see them, if nobody else must have them;
-        publishes."""
+        """Batches below `offset`, which is at `position` of segment `base_offset`, survive a power cut:
+        consumers may see them if the ISR has them too. Publishes."""
         if self.flush_policy != FLUSH_BEFORE_ACKNOWLEDGEMENT or self.role == ROLE_FOLLOWER:
             return
         check(offset <= self.log.log_end_offset, f"{self.topic_partition} is durable beyond its log")
@@ -219,7 +221,8 @@ class Replica:
         return True
 
     def apply_isr(self, isr: tuple[int, ...], partition_epoch: int, number: int = NO_WISH) -> None:
-        """The in-sync set that is committed under this leader epoch; `number` of the wish that it answers. Publishes. Raises StorageFailed."""
+        """Apply the ISR that is committed under this leader epoch. `number`: of the proposal that it
+        answers. Publishes. Raises StorageFailed."""
         if self.progress is not None:
             self.progress.on_isr(isr, partition_epoch, self.terms.clock.monotonic_ns(), number)
             self.isr = self.progress.isr
@@ -262,7 +265,7 @@ class Replica:
         return True
 
     def advance_log_start_offset(self, offset: int) -> RemovedSegments | None:
-        """Let the log begin at `offset` for everybody; publishes. What `Log.advance_log_start_offset` returns."""
+        """Raise the log start offset; publishes. Returns what `Log.advance_log_start_offset` does."""
         check(offset <= self.high_watermark, f"the log start offset of {self.topic_partition} would go over its high watermark")
         removed = self.log.advance_log_start_offset(offset)
         self.publish()
@@ -313,7 +316,8 @@ class Replica:
             self.high_watermark = self.log.log_end_offset
 
     def _row(self) -> Row:
-        """The segment-list generation names our life and row as well: a log-reader must not take another log's list for this one."""
+        """Return the row. The segment-list generation includes incarnation and row generation, so that a
+        log-reader never uses another log's list for this one."""
         log = self.log
         watermark_base_offset, watermark_position = log.active_base_offset, log.active_position
         if self._knows_watermark and self.high_watermark != log.log_end_offset:

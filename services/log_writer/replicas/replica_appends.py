@@ -1,10 +1,12 @@
-"""What the replica-fetcher gives a log-writer for the partitions that it follows: the leader's batches as they are, and where to cut.
+"""Appends and truncations of followed partitions: the leader's batches, from the replica-fetcher.
 
-Owned by the log-writer. A batch is taken only if it is whole, its checksum is right and it continues the log; of a call that is refused nothing stays. The
-high watermark is the leader's, as far as the own log reaches; the log start offset is raised to the leader's, never above the high watermark. A log is cut
-where the leader epochs of both part, which is never below the high watermark unless a replica was elected that did not have it. Before a log that was cut
-grows again no checkpoint says more of it than it holds. With the flush policy `ack` an append is answered when it is durable: who is told that it is there
-counts on it. Weak spot: checksums are computed in the loop, 0.1 ms a MiB, though the replica-fetcher has looked at them already.
+A batch is accepted only if it is whole, its checksum is right and it continues the log; a call that is
+refused leaves nothing. The high watermark is the leader's, up to the own log end; the log start offset is
+raised to the leader's, never above the high watermark. A log is truncated where the leader epochs of the
+two diverge, which is below the high watermark only if a replica was elected that did not have everything.
+Before a truncated log grows again, no checkpoint exceeds it. With acknowledgement after the flush an
+append is answered when it is durable, because the leader counts on it. Weak spot: checksums are computed
+in the duty cycle, 0.1 ms a MiB, although the replica-fetcher has checked them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How far the followers of a disk's led partitions are: taken from their fetches, and what their leaders wish the in-sync sets to be.
+"""Positions of followers, from their fetches, and the ISR changes that leaders propose.
 
-Owned by the log-writer. An acceptor tells of each fetch of a follower (PROGRESS); `ReplicationState` decides; the high watermark goes into the row,
-wishes go to
-the box's controller over the socket of its channel, which answers with the order ISR. While no controller is there, wishes wait. Weak spot: all led partitions
-are looked at in one turn a second (more often where followers may lag for less than eight), some µs each.
+An acceptor reports each fetch of a follower (PROGRESS); `ReplicationState` decides. The high watermark
+goes into the row; proposals go to the box's controller over the socket of its channel, which answers with
+the command ISR. Without a controller, proposals wait. Weak spot: all led partitions are checked in one
+turn a second (more often if followers may lag for less than eight seconds), some µs each.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from services.log_writer.replicas.replicas_of_disk import Replicas
 
 TICK_NS = 1_000_000_000
 TICKS_IN_LAG = 8
-"""Where followers may lag for a few seconds only: `ReplicationState.tick` takes who looks seldom for somebody who slept, and who may not know who lagged."""
+"""Ticks within the allowed lag. With fewer, `ReplicationState.tick` assumes that the process slept and
+does not know which followers lagged."""
 WISHES_MAX = 500
 """In one frame."""
 
 
 class ReplicaProgress:
-    """`may_send()`: whether the controller is there; `send(wishes)`: to it. What is lost is said again."""
+    """`may_send()`: whether the controller is connected; `send(proposals)`: to it. A lost one is repeated."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class ReplicaProgress:
         self._wishes = counters.counter("log_writer.isr_wishes")
 
     def take(self, channel: SinkChannel, entry: tuple[Any, ...]) -> None:
-        """PROGRESS: of another life of the row, another epoch, or a replica that is none, nothing is believed."""
+        """Handle PROGRESS. It is dropped if row generation or leader epoch differ, or for an unknown replica."""
         self._completions.answer(channel, entry, 0)
         hosted = self._partitions.by_row.get(entry[3])
         progress = None if hosted is None else hosted.progress
@@ -72,7 +73,7 @@ class ReplicaProgress:
         self._dropped.add(progress.dropped - dropped)
 
     def turn(self, now_ns: int) -> None:
-        """Once in a while, when what came was taken: who lags is not in sync for ever."""
+        """Check all followers for lag, after this turn's fetches were handled."""
         if now_ns < self._next_tick_ns or self._trouble.offline:
             return
         self._next_tick_ns = now_ns + self._tick_ns

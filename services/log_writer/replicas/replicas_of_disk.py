@@ -1,8 +1,7 @@
-"""All partitions of one disk, as its log-writer holds them: opened by recovery, created and deleted by command.
+"""All partitions of one disk in its log-writer: opened by recovery, created and deleted by command.
 
-Configs arrive whole from the controller: the topic's own values before the box's.
-
-Rows of the table and entries here come and go together. Owned by the log-writer, one thread.
+Configs arrive complete from the controller: the topic's own values before the box's. Rows of the table
+and entries here are added and removed together.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class Replicas:
         if log.highest_descriptor >= self.room.for_logs:
             log.abandon()
             raise OutOfDescriptors(
-                f"{self.directory.path} has {len(self)} open logs, and the limit of {self.room.limit} open files leaves room for no more; "
+                f"{self.directory.path} has {len(self)} open logs, and the limit of {self.room.limit} open files allows no more; "
                 "raise the hard limit (ulimit -Hn; LimitNOFILE= in a unit), add a disk or delete topics"
             )
         hosted = Replica(topic_partition, topic_id, log, self.table, high_watermark, self._terms, self._producers.verifies_transactions)
@@ -114,7 +113,7 @@ class Replicas:
             raise
 
     def _open_found(self, topic_partition: TopicPartition, topic_id: TopicId, config: Mapping[str, str]) -> Replica:
-        """A former life made it, or this one left it unserved: nobody says that its files are whole."""
+        """Recover a log whose directory an earlier incarnation created, or that this one left unserved."""
         checkpoints = self.directory.checkpoints
         if topic_partition not in checkpoints.unserved:
             return self.open(topic_partition, topic_id, config, Unclean(0), 0, 0)
@@ -127,13 +126,14 @@ class Replicas:
         return hosted
 
     def delete(self, topic_partition: TopicPartition, topic_id: TopicId) -> None:
-        """Take a partition out: row first, so that nobody is sent to it, then its directory is renamed and later removed. Twice is once."""
+        """Remove a partition: first its row, so that no request is sent to it, then its directory is
+        renamed and later removed. Idempotent."""
         hosted = self._by_identity.pop((topic_id, topic_partition.partition), None)
         if hosted is not None:
             hosted.withdraw(ROLE_NONE)
             self.table.remove_row(hosted.row)
             del self.by_row[hosted.row]
-            hosted.log.abandon()  # nobody will read it again: no reason to wait for the disk
+            hosted.log.abandon()  # it is never read again: no reason to wait for the disk
         elif self._names_another(topic_partition, topic_id):
             return
         self.directory.mark_deleted(topic_partition)
@@ -148,7 +148,7 @@ class Replicas:
         hosted.log.abandon()
 
     def _names_another(self, topic_partition: TopicPartition, topic_id: TopicId) -> bool:
-        """Whether a topic of the same name but another id lives here: a late deletion must not hit it."""
+        """Whether the name belongs to a topic with another id: a late deletion must not remove it."""
         return any(hosted.topic_partition == topic_partition and hosted.topic_id != topic_id for hosted in self.by_row.values())
 
     def settle_truncation(self, hosted: Replica) -> None:

@@ -1,15 +1,19 @@
-"""How far the replicas of a led partition are: its high watermark, and what its leader wants the ISR to be.
+"""The replicas of a led partition: its high watermark, and the ISR that its leader proposes.
 
-One object for each partition that this box leads and that has more than one replica; made and owned by the log-writer, which tells it of everything
-(appends, followers' fetches, committed ISRs, time) and carries out what it decides. Pure: times are arguments, monotonic nanoseconds of one box.
+One object for each partition that this box leads and that has several replicas. The log-writer passes
+everything to it (appends, followers' fetches, committed ISRs, time) and carries out its decisions. Pure:
+times are arguments, monotonic nanoseconds of one box.
 
-The maximal ISR (the committed one and what is asked for) counts until ZooKeeper has answered: acks=all is then safe whatever becomes of the wish. Who leads
-before its controller has said a word (partition epoch `UNKNOWN`: a new life of the log-writer) knows neither what is committed nor what its former life asked
-for, so every assigned replica counts. Who leaves
-the ISR must show its position anew, by a fetch that came later, before anything is believed of it: its disk may be gone. Sources: KIP-497 (maximal ISR),
-KIP-903 (broker epochs of who comes back), KIP-966 (the high watermark stands still below `min.insync.replicas`).
-Weak spots: a fetch that lay unread on an old connection while its follower lost its disk and came back under the same broker epoch is believed until that
-follower's next fetch; the box of a follower that is not in the ISR is alive as far as can be told from here (`OUTSIDER_WAIT_NS`).
+The maximal ISR (the committed one and the proposal) counts until ZooKeeper has answered, so acks=all is
+safe whatever becomes of the proposal. A leader that has not heard from its controller (partition epoch
+`UNKNOWN`: a new incarnation of the log-writer) knows neither the committed ISR nor the last proposal of
+the dead one, so every assigned replica counts. A replica that leaves the ISR must show its position again
+by a later fetch: its disk may be gone. Sources: KIP-497 (maximal ISR), KIP-903 (broker epochs of
+returning replicas), KIP-966 (the high watermark does not move below `min.insync.replicas`).
+
+Weak spots: a fetch that was unread on an old connection while its follower lost its disk and came back
+under the same broker epoch counts until that follower's next fetch; a follower outside the ISR counts as
+live for `OUTSIDER_WAIT_NS` after its last fetch.
 """
 
 from __future__ import annotations
@@ -25,18 +29,20 @@ NO_WISH = -1
 UNSENT = 0
 
 WISH_REPEAT_NS = 5_000_000_000
-"""After which a wish that nobody answered is sent again."""
+"""After which a proposal without an answer is repeated."""
 ISR_PROPOSAL_PAUSE_NS = 500_000_000
-"""Between a wish that was refused and the next one."""
+"""Between a refused proposal and the next one."""
 OUTSIDER_WAIT_NS = 250_000_000
-"""How long after its last fetch the high watermark waits for a replica that keeps up and is not in the ISR yet. One that lives fetches many times in that
-while much is written; without waiting, it would never get in, being behind by what came since its last fetch. One whose box is stopped, cleanly, has left
-the ISR and fetches until the end: all acks=all wait so long for it (with 1 s they took 1.3 s over a stop)."""
+"""How long after its last fetch the high watermark waits for a replica that keeps up and is not in the
+ISR yet. A live one fetches many times in that while under load; without the wait it would never get in,
+always behind by what was appended since its last fetch. A replica whose box stops cleanly has left the
+ISR and fetches until the end: acks=all waits this long for it (with 1 s it took 1.3 s over a stop)."""
 
 
 class IsrProposal(NamedTuple):
-    """What the leader asks its controller to write, if the partition's state still has `partition_epoch`. `broker_epochs`: replica → the broker epoch under
-    which it fetched, for each that is to be added. `number` comes back with the answer; a repeated wish has a new one."""
+    """The ISR that the controller is to write if the partition's state still has `partition_epoch`.
+    `broker_epochs`: for each replica to be added, the broker epoch under which it fetched. `number` comes
+    back with the answer; a repeated proposal has a new one."""
 
     number: int
     leader_epoch: int
@@ -80,7 +86,7 @@ class FollowerProgress:
 
 
 class ReplicationState:
-    """Methods that return a bool: whether the high watermark moved or a wish is due (`take_wish`)."""
+    """Methods that return a bool: whether the high watermark moved or a proposal is due (`take_wish`)."""
 
     __slots__ = (
         "_checked_ns",
@@ -124,7 +130,8 @@ class ReplicationState:
         """What of the leader's own log counts, where acknowledgements wait for flushes; None: all of it."""
         self.high_watermark = 0
         self.dropped = 0
-        """Fetches of which nothing was believed: of an unknown replica, an old life, or from before its replica left the ISR."""
+        """Fetches that were dropped: of an unknown replica, of an old broker epoch, or from before the
+        replica left the ISR."""
         self._epoch_start_offset = 0
         self._followers: tuple[FollowerProgress, ...] = ()
         self._counted: tuple[FollowerProgress, ...] = ()
@@ -171,8 +178,10 @@ class ReplicationState:
         return self._advance(now_ns)
 
     def on_isr(self, isr: Iterable[int], partition_epoch: int, now_ns: int, number: int = NO_WISH) -> bool:
-        """The committed ISR under the leader epoch that we have. `number`: of the wish that this answers. The same partition epoch again settles a wish
-        only if it answers the last copy that was sent of it; a larger one settles it always, since wishes are written for one partition epoch."""
+        """Apply the committed ISR under the current leader epoch. `number`: of the proposal that it answers.
+
+        With the same partition epoch it ends a proposal only if it answers the last copy that was sent. A
+        larger partition epoch always ends it, since a proposal is written for one partition epoch."""
         if partition_epoch < self.partition_epoch:
             return False
         if partition_epoch == self.partition_epoch:
@@ -188,12 +197,13 @@ class ReplicationState:
                 follower.forget()
                 follower.left_ns = now_ns
             elif follower.replica_id in self.isr and follower.replica_id not in before and follower.caught_up_ns < now_ns - self._lag_ns:
-                follower.caught_up_ns = now_ns  # somebody else let it in: it has as long as everybody
+                follower.caught_up_ns = now_ns  # the controller added it: it has the full time to catch up
         self._count()
         return self._advance(now_ns)
 
     def _count(self) -> None:
-        """Who follows, and who of them counts. Who is being taken out of the assignment counts for as long as it is in sync."""
+        """Update the followers and which of them count. A replica that is being removed from the
+        assignment counts as long as it is in sync."""
         known = {follower.replica_id: follower for follower in self._followers}
         replicas = dict.fromkeys((*self.replicas, *self.isr))
         self._followers = tuple(known.get(replica) or FollowerProgress(replica) for replica in replicas if replica != self.broker_id)
@@ -205,7 +215,7 @@ class ReplicationState:
     # --- what the log says
 
     def on_append(self, log_end_offset: int, now_ns: int) -> bool:
-        """The leader's log ends there now. Who had everything until now has caught up until now."""
+        """The leader's log ends there now. A follower that had everything has been caught up until now."""
         before = self.log_end_offset
         self.log_end_offset = log_end_offset
         for follower in self._followers:
@@ -255,13 +265,13 @@ class ReplicationState:
     # --- time
 
     def tick(self, now_ns: int) -> bool:
-        """To be called a few times a second (at least every `lag_ns` / 8), after everything that came was told. Finds followers that lag, and says again
-        what nobody answered."""
+        """Find followers that lag, and repeat an unanswered proposal. Call it at least every `lag_ns` / 8,
+        after all fetches that have arrived."""
         slept_ns, self._ticked_ns = now_ns - self._ticked_ns, now_ns
         if self._wish is not None and now_ns - self._sent_ns >= WISH_REPEAT_NS:
             self._is_due = True
         if slept_ns > self._lag_ns // 4:
-            self._checked_ns = now_ns - self._lag_ns // 4  # who did not look for so long does not know who lagged
+            self._checked_ns = now_ns - self._lag_ns // 4  # this process slept, and does not know which followers lagged
         elif now_ns - self._checked_ns >= self._lag_ns // 2 and self._wish is None:
             self._checked_ns = now_ns
             self._maybe_shrink(now_ns)
@@ -276,7 +286,7 @@ class ReplicationState:
             self._want(tuple(replica for replica in self.isr if replica not in lagging))
 
     def _maybe_expand(self, follower: FollowerProgress, now_ns: int) -> bool:
-        """Let in who has everything that was committed, and of this leader's own reign."""
+        """Propose to add a follower that has everything committed, and everything of this leader epoch's start."""
         if self._wish is not None or self.partition_epoch == UNKNOWN or now_ns < self._pause_until_ns or follower.replica_id not in self.replicas:
             return False
         if follower.log_end_offset < max(self.high_watermark, self._epoch_start_offset):
@@ -304,8 +314,10 @@ class ReplicationState:
     # --- what follows from it
 
     def low_watermark(self, live_brokers: frozenset[int] | None) -> int:
-        """Below it no replica on a box that lives holds anything (KIP-107); None: nobody has said which live, so all do. `log_start_offset`, the leader's own,
-        is its owner's to set; of a follower that has not fetched under this leader epoch nothing is known, and 0 is believed."""
+        """Return the offset below which no replica on a live box has records (KIP-107).
+
+        `live_brokers` None: not known yet, so all count. The caller sets the leader's own
+        `log_start_offset`; a follower that has not fetched under this leader epoch counts with 0."""
         awaited = (each for each in self._followers if live_brokers is None or each.replica_id in live_brokers)
         return min((self.log_start_offset, *(follower.log_start_offset for follower in awaited)))
 
@@ -326,7 +338,7 @@ class ReplicationState:
         return frozenset(self.isr if self._wish is None else (*self.isr, *self._wish.isr))
 
     def _advance(self, now_ns: int) -> bool:
-        """Move the high watermark to where everybody who counts is; never back."""
+        """Move the high watermark to the smallest end of all replicas that count; never back."""
         end = self.log_end_offset if self.durable_offset is None else min(self.durable_offset, self.log_end_offset)
         for follower in self._followers:
             if follower.log_end_offset < end and (follower.is_counted or self._is_outsider_awaited(follower, now_ns)):

@@ -248,7 +248,7 @@ def test_damage_that_the_disk_does_not_have_is_taken_out_of_the_page_cache(
     scrubber.look_at(TopicPartition("one", 0), 1)
     assert scrubber.step() == 0
     assert not scrubber.report.damages and not resident_bytes(file)
-    assert "somebody met a damaged batch in one-0 at offset 1; the disk has it as it was written" in capfd.readouterr().err
+    assert "a reader found a damaged batch in one-0 at offset 1; the disk has it as it was written" in capfd.readouterr().err
     for nowhere in (TopicPartition("gone", 0), TopicPartition("one", 0)):
         scrubber.look_at(nowhere, -1)
         assert scrubber.step() == 0

@@ -311,7 +311,7 @@ def test_what_nobody_comes_for_leads_again(pair: Pair) -> None:
     pair.source.seconds(5)
     assert pair.hosted(pair.source).role == ROLE_NONE
     pair.source.seconds(6)
-    assert pair.hosted(pair.source).role == ROLE_LEADER and "nobody came for it" in pair.source.said
+    assert pair.hosted(pair.source).role == ROLE_LEADER and "frozen for a move that did not continue" in pair.source.said
 
 
 def test_a_partition_that_is_not_served_but_there_is_not_said_to_be_gone(pair: Pair, tmp_path: Path) -> None:
