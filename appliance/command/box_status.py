@@ -19,7 +19,7 @@ from appliance.base.layout import BoxLayout
 from appliance.base.settings import default_settings, load_box
 from appliance.cluster.metadata_image import ImageUnreadable, MetadataImage, PartitionImage, read_image
 from appliance.cluster.replication_figures import ReplicationFigures, count_replication
-from appliance.command.known_senders import KnownSenders, look_at_senders
+from appliance.command.ingest_figures import KnownSenders, look_at_senders
 from appliance.command.moves import standing_moves
 from appliance.command.process_memory import BoxMemory, Memory, box_memory, memory_of
 from appliance.command.unit_installation import with_unit_states

@@ -29,7 +29,7 @@ def check(
     Example: millrace config check /etc/millrace/millrace.toml
     """
     if reference:
-        from appliance.base.settings_reference import reference_page
+        from appliance.command.config_check import reference_page
 
         with until_reader_closes():
             sys.stdout.write(reference_page())

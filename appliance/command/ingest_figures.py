@@ -5,17 +5,47 @@ Weak spot: counters and files are read one after the other while lines arrive, s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from appliance.base.layout import BoxLayout
 from appliance.base.settings import Box
 from appliance.command.finding import FoundBox
-from appliance.command.known_senders import INGEST, look_at_senders
 from appliance.senders.accounting import Ledger, labels_of, listeners_of, read_ledger
 from appliance.senders.listener import Listener
-from appliance.senders.sender_accounts import SenderFigures
+from appliance.senders.sender_accounts import OTHERS, SenderFigures, add_figures, read_senders, senders_file
 from appliance.senders.sender_tables import tables_of
 from appliance.shm.counters import read_counters
+
+INGEST = "ingest@"
+
+
+class KnownSenders(NamedTuple):
+    """One look."""
+
+    all: list[SenderFigures]
+    """The busiest first, `OTHERS` last."""
+    silent: list[SenderFigures]
+    """Longest first."""
+    limit_ms: int
+    now_ms: int
+
+    @property
+    def known_count(self) -> int:
+        return sum(known.host != OTHERS for known in self.all)
+
+    def document(self) -> dict[str, Any]:
+        silent = [{"host": known.host, "silent_ms": known.silent_ms(self.now_ms)} for known in self.silent]
+        return {"known": self.known_count, "silent_limit_ms": self.limit_ms, "silent": silent}
+
+
+def look_at_senders(layout: BoxLayout, process_names: Sequence[str], limit_ms: int, now_ms: int) -> KnownSenders:
+    """Those of the ingests among these processes."""
+    ingests = [name for name in process_names if name.startswith(INGEST)]
+    senders = add_figures(known for name in ingests for known in read_senders(senders_file(layout, name)))
+    silent = [known for known in senders if known.host != OTHERS and known.silent_ms(now_ms) >= limit_ms]
+    return KnownSenders(senders, sorted(silent, key=lambda known: known.last_seen_ms), limit_ms, now_ms)
+
 
 Values = Mapping[str, int]
 """Counters by label, summed over the ingests."""

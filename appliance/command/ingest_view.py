@@ -5,11 +5,10 @@ from __future__ import annotations
 from appliance.command.ingest_figures import IngestFigures, ListenerFigures
 from appliance.command.output import NOTHING, Column, count_text, duration_text, plain_table, plural
 from appliance.senders.accounting import LossReason
-from appliance.senders.conditions import Condition
+from appliance.senders.conditions import FACILITY_NAMES, SEVERITY_NAMES, Condition
 from appliance.senders.listener import Protocol, ProxyMode
 from appliance.senders.sender_accounts import OTHERS, SenderFigures
 from appliance.senders.sender_tables import TableReading
-from appliance.senders.syslog_names import FACILITY_NAMES, SEVERITY_NAMES
 
 SILENT_SHOWN = 10
 ACKNOWLEDGING = (Protocol.RELP, Protocol.FLUENT, Protocol.LUMBERJACK, Protocol.HTTP)

@@ -15,7 +15,7 @@ from appliance.command.output import NOTHING, Column, bytes_text, count_text, du
 if TYPE_CHECKING:
     from appliance.command.box_status import BoxStatus, ClusterStatus, ProcessStatus, TopicStatus
     from appliance.command.finding import FoundBox
-    from appliance.command.known_senders import KnownSenders
+    from appliance.command.ingest_figures import KnownSenders
     from appliance.command.process_memory import BoxMemory, Memory
     from appliance.ipc.move_report import MoveProgress
     from appliance.ipc.scrub_report import FoundDamage

@@ -1,23 +1,28 @@
-"""Who sent how much: one account for each sender (an address without its port), bounded, with those seen longest ago folded into one.
+"""How much each sender sent: one account for each address (without port), bounded; the least recently seen ones are added up in one.
 
-Pure; time is an argument (wall clock, ms). Owned by one ingest, which writes the accounts into a file once a second (`sender_books`);
-`millrace ingest status` adds up those of all ingests. Weak: an address is a sender: what comes through a relay or a proxy that is not believed
-is the relay's.
+Owned by one ingest, which writes its accounts to `RUN/ingest@K/senders.json` once a second; its next incarnation and commands read
+the file. Time is an argument (wall clock, ms). Weak: an address counts as a sender, so lines through a relay or an untrusted proxy
+belong to the relay; the file is on tmpfs, so it ends with the box.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from weakref import WeakSet
 
+import orjson
+
+from appliance.base.layout import BoxLayout
+
 SENDERS_MAX = 4096
 OTHERS = "others"
-"""The name under which those are kept that had no room."""
+"""The name of the account for all senders above the limit."""
 
 
 class SenderLedger:
-    """One sender's account; whoever holds one adds to it. `reasons` are those of `counted` and `refused` together."""
+    """One sender's account; its connections hold it and add to it. `reasons`: those of `counted` and `refused` together."""
 
     __slots__ = ("__weakref__", "_heir", "duplicate", "host", "last_seen_ms", "listeners", "malformed", "reasons", "received", "refused", "stored")
 
@@ -28,28 +33,28 @@ class SenderLedger:
         self.duplicate = 0
         self.malformed = 0
         self.refused = 0
-        """Not stored: counted after it was received, or refused before."""
+        """Not stored: lost after it was received, or refused before."""
         self.reasons: dict[str, int] = {}
         self.listeners: set[str] = set()
         self.last_seen_ms = 0
         self._heir: SenderLedger | None = None
 
     def seen(self, now_ms: int) -> None:
-        """It sent something."""
+        """The sender sent something."""
         self.last_seen_ms = now_ms
 
     def refuse(self, reason: str, count: int = 1) -> None:
-        """Not stored, for this reason."""
+        """Count records that were not stored."""
         self.refused += count
         self.reasons[reason] = self.reasons.get(reason, 0) + count
 
     def fold_into(self, heir: SenderLedger) -> None:
-        """There is no room for it any more: what it has is the heir's, and what is added from now on as well."""
+        """Give the counts of this account, and those added from now on, to `heir`."""
         self._heir = heir
         self.hand_over()
 
     def hand_over(self) -> None:
-        """Give the heir what came since."""
+        """Move the counts since the last call to the heir."""
         heir = self._heir
         if heir is None:
             return
@@ -58,7 +63,7 @@ class SenderLedger:
         self.reasons = {}
 
     def absorb(self, other: SenderLedger) -> None:
-        """Add what another account has."""
+        """Add the counts of another account."""
         self.received += other.received
         self.stored += other.stored
         self.duplicate += other.duplicate
@@ -70,17 +75,17 @@ class SenderLedger:
         self.last_seen_ms = max(self.last_seen_ms, other.last_seen_ms)
 
     def __del__(self) -> None:
-        self.hand_over()  # nobody adds to it any more
+        self.hand_over()  # no connection adds to it any more
 
     def figures(self) -> SenderFigures:
-        """What it says now."""
+        """The counts now."""
         return SenderFigures(
             self.host, self.received, self.stored, self.duplicate, self.malformed, self.refused, dict(self.reasons), sorted(self.listeners), self.last_seen_ms
         )
 
 
 class SenderFigures(NamedTuple):
-    """An account as it is written and shown."""
+    """An account as it is written to the file and shown."""
 
     host: str
     received: int
@@ -93,14 +98,14 @@ class SenderFigures(NamedTuple):
     last_seen_ms: int
 
     def book(self) -> SenderLedger:
-        """The account with these figures, to go on with."""
+        """An account that continues these counts."""
         book = SenderLedger(self.host)
         book.received, book.stored, book.duplicate, book.malformed, book.refused = self[1:6]
         book.reasons, book.listeners, book.last_seen_ms = dict(self.reasons), set(self.listeners), self.last_seen_ms
         return book
 
     def silent_ms(self, now_ms: int) -> int:
-        """Since when nothing came of it."""
+        """How long the sender has been silent."""
         return max(0, now_ms - self.last_seen_ms)
 
 
@@ -112,7 +117,7 @@ class SenderAccounts:
         self._senders_max = senders_max
         self.others = SenderLedger(OTHERS)
         self._folded: WeakSet[SenderLedger] = WeakSet()
-        """Those that somebody may still add to."""
+        """Accounts without a place of their own that a connection still adds to."""
         for known in sorted(figures, key=lambda known: -known.last_seen_ms):
             if known.host == OTHERS:
                 self.others.absorb(known.book())
@@ -125,7 +130,7 @@ class SenderAccounts:
         return len(self._books)
 
     def of(self, host: str) -> SenderLedger:
-        """A sender's account, a new one if need be."""
+        """Return a sender's account; make a new one if there is none."""
         book = self._books.get(host)
         if book is None:
             if len(self._books) >= self._senders_max:
@@ -134,7 +139,7 @@ class SenderAccounts:
         return book
 
     def _make_room(self) -> None:
-        """Fold the eighth part that was seen longest ago, so that a flood of addresses does not sort all of them for each."""
+        """Move the least recently seen eighth into `others`. An eighth, so that a flood of addresses does not sort all accounts for each."""
         oldest = sorted(self._books.values(), key=lambda book: book.last_seen_ms)[: max(1, self._senders_max // 8)]
         for book in oldest:
             del self._books[book.host]
@@ -142,7 +147,7 @@ class SenderAccounts:
             self._folded.add(book)
 
     def news_mark(self) -> int:
-        """A number that changes when anything is counted; much cheaper than looking at all figures."""
+        """A number that changes when anything is counted; much cheaper than comparing all figures."""
         books = (*self._books.values(), *self._folded)
         return sum(book.received + book.stored + book.duplicate + book.malformed + book.refused + book.last_seen_ms for book in books)
 
@@ -155,8 +160,39 @@ class SenderAccounts:
 
 
 def add_figures(figures: Iterable[SenderFigures]) -> list[SenderFigures]:
-    """Of several ingests, by sender: the busiest first, `OTHERS` last."""
+    """Add up the figures of several ingests by sender: the busiest first, `OTHERS` last."""
     books: dict[str, SenderLedger] = {}
     for known in figures:
         books.setdefault(known.host, SenderLedger(known.host)).absorb(known.book())
     return sorted((book.figures() for book in books.values()), key=lambda known: (known.host == OTHERS, -known.received, known.host))
+
+
+def senders_file(layout: BoxLayout, process_name: str) -> str:
+    """The path of an ingest's file."""
+    return f"{layout.runtime_directory}/{process_name}/senders.json"
+
+
+def write_senders(path: str, figures: Sequence[SenderFigures]) -> None:
+    """Replace the file. Raises OSError."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    with open(f"{path}.new", "wb") as file:
+        file.write(orjson.dumps([list(known) for known in figures]))
+    os.rename(f"{path}.new", path)
+
+
+def read_senders(path: str) -> list[SenderFigures]:
+    """Read the file; return nothing if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            rows = orjson.loads(file.read())
+        return [SenderFigures(*row) for row in rows if _is_row(row)]
+    except (OSError, ValueError, TypeError):
+        return []
+
+
+def _is_row(row: object) -> bool:
+    if not isinstance(row, list) or len(row) != len(SenderFigures._fields):
+        return False
+    host, *counts, reasons, listeners, last_seen_ms = row
+    numbers = [*counts, last_seen_ms]
+    return isinstance(host, str) and all(isinstance(number, int) for number in numbers) and isinstance(reasons, dict) and isinstance(listeners, list)

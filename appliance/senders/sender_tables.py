@@ -32,10 +32,9 @@ from typing import Any, NamedTuple
 
 from appliance.base.model import topic_name_problem
 from appliance.base.settings import Box
-from appliance.senders.conditions import Condition, Subject, text_of
+from appliance.senders.conditions import FACILITIES, FACILITY_NAMES, SEVERITIES, SEVERITY_NAMES, Condition, Subject, text_of
 from appliance.senders.listener import KeyKind, KeyRule, Listener, Protocol, ProxyMode, Transport, built_in_listeners, listener_defaults, parse_key
 from appliance.senders.router import Route, Router, RouteTable
-from appliance.senders.syslog_names import FACILITIES, FACILITY_NAMES, SEVERITIES, SEVERITY_NAMES
 
 TRANSPORTS: dict[Protocol, tuple[Transport, ...]] = {
     Protocol.SYSLOG: (Transport.TCP, Transport.UDP, Transport.TLS),

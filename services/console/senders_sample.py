@@ -10,8 +10,7 @@ import os
 from typing import NamedTuple
 
 from appliance.base.layout import BoxLayout
-from appliance.senders.sender_accounts import OTHERS
-from appliance.senders.senders_file import read_senders, senders_file
+from appliance.senders.sender_accounts import OTHERS, read_senders, senders_file
 
 
 class SendersSample(NamedTuple):

@@ -21,8 +21,7 @@ from services.ingest.protocols import document
 from services.ingest.protocols.bounded_inflate import CODINGS, Inflater, NotCompressed, TooLarge, inflate
 from services.ingest.protocols.document import encode_document
 from services.ingest.protocols.fluent import fluent_messages
-from services.ingest.protocols.fluent.fluent_handshake import FluentHandshake
-from services.ingest.protocols.fluent.fluent_session import FluentSession
+from services.ingest.protocols.fluent.fluent_session import FluentHandshake, FluentSession
 from services.ingest.protocols.fluent.msgpack_stream import decode_objects, pack, split_objects
 from services.ingest.protocols.json_text import read_json
 from services.ingest.protocols.lumberjack.lumberjack_frames import ACK, ACK_KIND

@@ -11,8 +11,7 @@ import zlib
 from collections.abc import Iterator
 
 from appliance.senders.listener import Listener, Protocol, Transport
-from services.ingest.protocols.gelf.gelf_chunks import DEADLINE_MS, MAGIC, SENDER_BYTES_MAX, ChunkAssembly
-from services.ingest.protocols.gelf.gelf_datagrams import GelfDatagrams
+from services.ingest.protocols.gelf.gelf_datagrams import DEADLINE_MS, MAGIC, SENDER_BYTES_MAX, ChunkAssembly, GelfDatagrams
 from services.ingest.protocols.gelf.gelf_session import GelfSession
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.event import EventSource

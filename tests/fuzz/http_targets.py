@@ -23,7 +23,7 @@ from services.ingest.protocols.http.http_wire import CONTINUE, has_token, open_b
 from services.ingest.protocols.http.journal_export import BadExport, JournalExportReader
 from services.ingest.protocols.otlp.otlp_json import read_otlp_json
 from services.ingest.protocols.otlp.otlp_protobuf import read_protobuf
-from services.ingest.protocols.otlp.otlp_reading import BadPayload
+from services.ingest.protocols.otlp.otlp_record import BadPayload
 from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.event import EventSource
 from services.ingest.records.intake import RefusedReason

@@ -15,9 +15,9 @@ import orjson
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from services.ingest.protocols.elasticsearch.elasticsearch_filter import answer_filter
+from services.ingest.protocols.elasticsearch.elasticsearch_answers import answer_filter
 from services.ingest.protocols.http.http_request import Answer
-from services.ingest.protocols.loki.loki_labels import parse_labels
+from services.ingest.protocols.loki.loki_push import parse_labels
 from services.ingest.records.ack_group import AckOutcome
 from tests.fuzz.target import Target, Targets, check_records
 from tests.support.recording_intake import RecordingIntake

@@ -16,8 +16,8 @@ from appliance.senders.conditions import Routable
 from appliance.senders.listener import KeyKind
 from appliance.senders.old_table import convert_table, tables_text
 from appliance.senders.router import key_of
+from appliance.senders.sender_accounts import read_senders, write_senders
 from appliance.senders.sender_tables import read_tables
-from appliance.senders.senders_file import read_senders, write_senders
 from services.ingest.records.ingest_record import IngestRecord
 from services.ingest.replay.journal_records import Begun, Damaged, Done, Forgotten, Frames, JournalFindings, JournalledBatch, Stored, decode_all, encode
 from services.ingest.replay.replay_memory import ReplayMemory

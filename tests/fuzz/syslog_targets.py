@@ -18,11 +18,9 @@ from services.ingest.listeners.proxy_header import NO_HEADER, V2_START, BadProxy
 from services.ingest.listeners.sender_stream import StreamError
 from services.ingest.listeners.tls_stream import TlsStream, make_context
 from services.ingest.protocols.syslog.relp_session import RelpSession
-from services.ingest.protocols.syslog.structured_data import read_structured_data
-from services.ingest.protocols.syslog.syslog_datagrams import SyslogDatagrams
 from services.ingest.protocols.syslog.syslog_framing import SyslogSplitter
-from services.ingest.protocols.syslog.syslog_message import SyslogParser
-from services.ingest.protocols.syslog.syslog_session import SyslogSession
+from services.ingest.protocols.syslog.syslog_message import SyslogParser, read_structured_data
+from services.ingest.protocols.syslog.syslog_session import SyslogDatagrams, SyslogSession
 from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.event import EventBuilder, EventSource
 from tests.fuzz.target import Target, Targets, talk, whole_and_pieces

@@ -8,8 +8,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.ingest.protocols.syslog.structured_data import end_of_structured_data, read_structured_data
-from services.ingest.protocols.syslog.syslog_message import SyslogParser
+from services.ingest.protocols.syslog.syslog_message import SyslogParser, end_of_structured_data, read_structured_data
 from services.ingest.records.event import EventBuilder, EventSource
 
 ARRIVAL_MS = 1_728_684_860_000

@@ -21,7 +21,7 @@ from appliance.senders.accounting import INPUT_BYTES_COUNTER
 from appliance.senders.listener import Listener, Transport
 from services.ingest.listeners.proxy_header import Networks, ProxyHeader
 from services.ingest.listeners.sender_stream import PLAIN, SenderStream, StreamError
-from services.ingest.protocols.registry import session_of
+from services.ingest.protocols.session import session_of
 from services.ingest.records.event import EventSource, address_text
 
 if TYPE_CHECKING:

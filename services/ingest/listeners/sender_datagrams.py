@@ -24,7 +24,7 @@ from appliance.base.logging import Logger
 from appliance.runtime.agent import ServiceContext
 from appliance.senders.accounting import INPUT_BYTES_COUNTER, KERNEL_DROPS_COUNTER
 from appliance.senders.listener import Listener
-from services.ingest.protocols.registry import handler_of
+from services.ingest.protocols.session import handler_of
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.event import EventSource, address_text
 from services.ingest.records.intake import Intake

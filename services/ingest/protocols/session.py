@@ -1,59 +1,64 @@
-"""What one connection of a sender is made of: a session that eats bytes and hands over records, on a connection that carries its answers.
+"""The interface between ingest's listeners and the protocols of senders: sessions on connections, handlers of datagrams.
 
-A session owns its protocol's state and no socket, no clock and no shared memory; the room of its transport (`sender_connections`) drives it.
-It never raises for bad input: it counts it (`Intake.refuse`), or keeps it as an event with `parsed: false`, and closes only where the stream cannot be found
-again. It takes no memory for a size that a sender claims before that size is checked. Weak: a session trusts its room not to call it after `lost`.
+A session owns its protocol's state, and no socket, clock or shared memory; `SenderConnections` drives it. It takes bytes and hands
+over records. It never raises for bad input: it counts it (`Intake.refuse`) or stores it with `parsed: false`, and closes only if it
+cannot find the next frame. It allocates nothing for a claimed size before that size is checked. A protocol's module is imported by
+the first connection that needs it, so that an idle box stays small. Weak: no call after `lost` is the listener's duty; a wrong
+module name shows at the first connection, so a test imports all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, cast
 
+from appliance.senders.listener import Protocol as ListenerProtocol
 from services.ingest.records.intake import Intake
 
 if TYPE_CHECKING:
     from appliance.senders.listener import Listener
+    from services.ingest.listeners.sender_datagrams import MakeDatagramHandler
     from services.ingest.records.event import EventSource
 
 
 class Connection(Protocol):
-    """What a session may do with its connection."""
+    """A sender's connection as its session sees it."""
 
     @property
     def listener(self) -> Listener: ...
 
     @property
     def source(self) -> EventSource:
-        """The peer, and what a PROXY header claimed. Whole before the session exists."""
+        """The peer, and the content of a PROXY header. Complete before the session exists."""
 
     @property
     def intake(self) -> Intake: ...
 
     @property
     def principal(self) -> str:
-        """The name in the client's certificate; "" without one."""
+        """The name in the client's certificate; "" without a certificate."""
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of answers that the peer does not take."""
+        """Bytes of answers that the peer has not received."""
 
     @property
     def has_delivered(self) -> bool:
-        """Whether the peer has every answer: a peer that ended its side when it had them all, and was not cut off, has read them (a kernel resets a
-        connection whose program leaves without reading)."""
+        """Whether the peer has every answer. A peer that closed its side after all answers were sent, without a reset, has read them: the
+        kernel resets a connection whose program ends without reading."""
 
     def send(self, data: bytes) -> None:
-        """Send an answer, behind those before it. A connection that is gone takes it and forgets it."""
+        """Send an answer after those before it. A lost connection discards it."""
 
     def hold(self) -> None:
-        """Stop reading until `release`, because a window is full; holds do not nest."""
+        """Stop reading until `release`, because a window is full. Holds do not nest."""
 
     def release(self) -> None: ...
 
     def close(self, reason: str) -> None:
-        """Close after what was sent has gone out. `reason` is the label of a counter, `ingest.closed{reason=…}`. Nothing is received any more; `lost`
-        follows."""
+        """Close after the answers were sent. `reason` is the label of the counter `ingest.closed{reason=…}`. Nothing more is received;
+        `lost` follows."""
 
 
 class Session(Protocol):
@@ -61,33 +66,82 @@ class Session(Protocol):
 
     @property
     def unacknowledged_bytes(self) -> int:
-        """Bytes of units that are not settled; the room stops reading while they are above `ingest.connection.window.bytes`."""
+        """Bytes of ack groups that are not complete. Above `ingest.connection.window.bytes` the connection is not read."""
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that are kept of a frame or request that is not whole; the room reads large ones one after the other while there are too many of all
-        connections together (`ingest.unfinished.bytes`)."""
+        """Bytes of an incomplete frame or request. If all connections together exceed `ingest.unfinished.bytes`, those with large
+        incomplete frames are read one after the other."""
 
     def received(self, data: bytes | memoryview) -> None:
-        """The next piece of the stream, or one datagram. A memoryview is valid during the call only."""
+        """Take the next piece of the stream. A memoryview is valid during the call only."""
 
     def finished(self) -> None:
-        """The peer ended its side; what was whole was handed over before. Answers can still be sent: close when they are."""
+        """The peer closed its side. Answers can still be sent: close after the last one."""
 
     def lost(self) -> None:
-        """The connection is gone, whoever ended it: never send again. Units under way go on, and their settlements come."""
+        """The connection is closed: send nothing more. Open ack groups still complete."""
 
     def tick(self, now_ms: int) -> None:
-        """Once a second, `Intake.monotonic_ms`: what began and does not go on for `listener.idle_ms_max` is given up."""
+        """Called once a second with `Intake.monotonic_ms`: give up frames without progress for `listener.idle_ms_max`."""
 
 
 class RepeatingSession(Session, Protocol):
-    """Of a protocol whose replays are known by the session before, and by nothing else (`Intake.open_stream`)."""
+    """A session of a protocol whose repeated records only the preceding session can identify (`Intake.open_stream`)."""
 
     def left(self) -> None:
-        """The peer has ended its side, or was cut off, and not all that it sent can be read yet. What goes on being received counts, until another session
-        goes on with the stream."""
+        """The peer closed its side or was cut off, and not all bytes that it sent were read yet. They still count, until another session
+        continues the stream."""
 
 
 MakeSession = Callable[[Connection], Session]
-"""One factory for each protocol."""
+"""Makes the session of a connection."""
+
+
+class Unfinished:
+    """How long a frame has been incomplete. Frames may be minutes apart, but one that has begun must end within a limit.
+
+    Weak: it is checked once a second, so a frame may be a second older.
+    """
+
+    __slots__ = ("_frames_done", "_since_ms")
+
+    def __init__(self) -> None:
+        self._frames_done = -1
+        self._since_ms = 0
+
+    def is_overdue(self, frames_done: int, buffered_bytes: int, now_ms: int, limit_ms: int) -> bool:
+        """`frames_done` is any number that changes with each complete frame, `buffered_bytes` the size of the incomplete one."""
+        if not buffered_bytes or frames_done != self._frames_done:
+            self._frames_done = frames_done
+            self._since_ms = now_ms
+            return False
+        return now_ms - self._since_ms > limit_ms
+
+
+SESSIONS: dict[ListenerProtocol, tuple[str, str]] = {
+    ListenerProtocol.SYSLOG: ("services.ingest.protocols.syslog.syslog_session", "SyslogSession"),
+    ListenerProtocol.RELP: ("services.ingest.protocols.syslog.relp_session", "RelpSession"),
+    ListenerProtocol.FLUENT: ("services.ingest.protocols.fluent.fluent_session", "FluentSession"),
+    ListenerProtocol.LUMBERJACK: ("services.ingest.protocols.lumberjack.lumberjack_session", "LumberjackSession"),
+    ListenerProtocol.GELF: ("services.ingest.protocols.gelf.gelf_session", "GelfSession"),
+    ListenerProtocol.HTTP: ("services.ingest.protocols.http.http_session", "HttpSession"),
+}
+"""Streams: (module, class) by protocol."""
+DATAGRAM_HANDLERS: dict[ListenerProtocol, tuple[str, str]] = {
+    ListenerProtocol.SYSLOG: ("services.ingest.protocols.syslog.syslog_session", "SyslogDatagrams"),
+    ListenerProtocol.GELF: ("services.ingest.protocols.gelf.gelf_datagrams", "GelfDatagrams"),
+}
+"""Datagrams: (module, class) by protocol."""
+
+
+def session_of(protocol: ListenerProtocol) -> MakeSession:
+    """Import the module of a protocol, and return its session class."""
+    module, name = SESSIONS[protocol]
+    return cast("MakeSession", getattr(import_module(module), name))
+
+
+def handler_of(protocol: ListenerProtocol) -> MakeDatagramHandler:
+    """Import the module of a protocol, and return its datagram handler class."""
+    module, name = DATAGRAM_HANDLERS[protocol]
+    return cast("MakeDatagramHandler", getattr(import_module(module), name))

@@ -19,8 +19,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
+from appliance.senders.conditions import FACILITY_NAMES, SEVERITY_NAMES
 from appliance.senders.listener import Listener
-from appliance.senders.syslog_names import FACILITY_NAMES, SEVERITY_NAMES
 from services.ingest.protocols.document import deep_text, encode_document
 from services.ingest.protocols.syslog.syslog_timestamp import TimestampReader, rfc3339_text
 from services.ingest.records.field_roles import FieldKind, facility_of, roles_of, severity_of, severity_of_python

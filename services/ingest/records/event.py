@@ -24,10 +24,9 @@ import orjson
 
 from appliance.records.builder import encode_headers
 from appliance.records.record import encode_varint
-from appliance.senders.syslog_names import FACILITY_NAMES, SEVERITY_NAMES
-from services.ingest.protocols.syslog.structured_data import read_structured_data
+from appliance.senders.conditions import FACILITY_NAMES, SEVERITY_NAMES
 from services.ingest.protocols.syslog.syslog_framing import CutMessage
-from services.ingest.protocols.syslog.syslog_message import SyslogMessage
+from services.ingest.protocols.syslog.syslog_message import SyslogMessage, read_structured_data
 from services.ingest.protocols.syslog.syslog_timestamp import rfc3339_text
 
 KEYS = ("host", "app", "none")

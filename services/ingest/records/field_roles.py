@@ -19,7 +19,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from appliance.senders.syslog_names import FACILITIES, SEVERITIES
+from appliance.senders.conditions import FACILITIES, SEVERITIES
 
 NAMES: Final[dict[str, tuple[str, ...]]] = {
     "message": ("message", "msg", "log", "MESSAGE", "@message", "short_message", "text", "body", "event", "line"),

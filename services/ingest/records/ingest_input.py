@@ -12,9 +12,8 @@ from typing import Any
 
 from appliance.senders.listener import SYSLOG_TCP, SYSLOG_UDP, KeyKind, Listener
 from appliance.senders.router import ANSWERS_KEPT_MAX, Destinations, Router, direct
-from services.ingest.protocols.syslog.structured_data import read_structured_data
 from services.ingest.protocols.syslog.syslog_lines import SyslogLines
-from services.ingest.protocols.syslog.syslog_message import SyslogMessage, SyslogParser
+from services.ingest.protocols.syslog.syslog_message import SyslogMessage, SyslogParser, read_structured_data
 from services.ingest.records.event import KEYS, EventBuilder
 
 KEPT_NAMES_BYTES_MAX = 512

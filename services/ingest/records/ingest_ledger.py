@@ -35,8 +35,7 @@ from appliance.senders.accounting import (
     LossReason,
 )
 from appliance.senders.listener import Listener
-from appliance.senders.sender_accounts import SenderAccounts, SenderLedger
-from appliance.senders.senders_file import read_senders, senders_file, write_senders
+from appliance.senders.sender_accounts import SenderAccounts, SenderLedger, read_senders, senders_file, write_senders
 from appliance.shm.counters import Counter, Counters
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.intake import Oddity, RefusedReason

@@ -6,10 +6,11 @@ import pytest
 import typer
 
 from appliance.base.errors import MillraceError
-from appliance.base.settings_reference import reference_page
+from appliance.base.setting_rows import GROUPS, SETTING_ROWS
 from appliance.command.config import check, convert
-from appliance.command.config_check import line_of_problem, lines_by_name
+from appliance.command.config_check import line_of_problem, lines_by_name, reference_page
 from appliance.command.failures import UsageProblem
+from lab.running_box import ROOT
 
 ILL = """\
 # what is wrong here is wrong on purpose
@@ -201,3 +202,14 @@ def test_an_empty_table_that_nobody_knows_is_a_problem_and_one_that_holds_settin
     assert [line.removeprefix(f"{file}:").partition(";")[0] for line in lines[::2]] == ["3: there is no setting nope", "5: there is no setting log.nope"]
     file.write_text("[log]\n[box]\n")
     check(str(file))
+
+
+def test_the_reference_page_is_in_step_with_the_rows() -> None:
+    page = (ROOT / "docs/settings.md").read_text()
+    assert page == reference_page(), "run: millrace config check --reference > docs/settings.md"
+
+
+def test_every_setting_stands_once_on_the_page() -> None:
+    page = reference_page()
+    assert sum(len(rows) for rows in GROUPS.values()) == len(SETTING_ROWS)
+    assert all(page.count(f"| `{name}` |") == 1 for name in SETTING_ROWS)

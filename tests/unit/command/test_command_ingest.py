@@ -14,8 +14,7 @@ from appliance.command.ingest import build_app, duration_ms
 from appliance.command.ingest_figures import IngestFigures, document_of, gather
 from appliance.command.ingest_view import status_text
 from appliance.senders.accounting import LossReason
-from appliance.senders.sender_accounts import OTHERS, SenderFigures
-from appliance.senders.senders_file import senders_file, write_senders
+from appliance.senders.sender_accounts import OTHERS, SenderFigures, senders_file, write_senders
 from appliance.shm.counters import Counters
 from lab.running_box import listener
 from lab.scratch_layout import scratch_layout

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
-from appliance.senders.sender_accounts import OTHERS, SenderAccounts, SenderFigures, add_figures
-from appliance.senders.senders_file import read_senders, senders_file
+from appliance.senders.sender_accounts import OTHERS, SenderAccounts, SenderFigures, add_figures, read_senders, senders_file
 from services.ingest.records.ingest_ledger import SenderLedgers
 
 

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from services.ingest.protocols.elasticsearch.elasticsearch_actions import CARRIES_RECORD, Action, BadBulk, BulkItem, TooManyItems, read_bulk, read_document
-from services.ingest.protocols.elasticsearch.elasticsearch_filter import AnswerFilter, answer_filter
-from services.ingest.protocols.elasticsearch.elasticsearch_words import busy, error_answer, json_answer, unauthorized
+from services.ingest.protocols.elasticsearch.elasticsearch_answers import AnswerFilter, answer_filter, busy, error_answer, json_answer, unauthorized
 from services.ingest.protocols.http.http_request import WAITING, Answer, PendingAnswer, Request
 from services.ingest.protocols.json_text import has_long_number
 from services.ingest.records.ack_group import IDENTITY_BYTES, AckGroup

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from services.ingest.protocols.elasticsearch.elasticsearch_words import PRODUCT, VERSION, error_answer, json_answer, unauthorized
-from services.ingest.protocols.http.http_request import TEXT, Answer, Request
+from services.ingest.protocols.elasticsearch.elasticsearch_answers import PRODUCT, VERSION, error_answer, json_answer, unauthorized
+from services.ingest.protocols.http.http_endpoints import PATHS
+from services.ingest.protocols.http.http_request import TEXT, Answer, Request, busy_answer
 from services.ingest.protocols.json_text import read_json
 
 _INDEX_PARTS: Final = frozenset(("settings", "mappings", "aliases"))
@@ -140,3 +141,19 @@ def _names(body: bytes) -> Iterable[str]:
     except ValueError:
         parsed = None
     return parsed if type(parsed) is dict else ("",)
+
+
+WORDS = "Millrace ingests logs here"
+
+
+def describe_inputs(request: Request) -> Answer:
+    """What this is, and its inputs; and what Elasticsearch's clients look for before they send anything."""
+    inputs = [{"methods": path.methods, "path": path.pattern, "what": path.words} for path in PATHS if path.words]
+    return json_answer(request, 200, {"what": WORDS, **root_document(), "inputs": inputs})
+
+
+def health(request: Request) -> Answer:
+    """200 while records are taken."""
+    if request.intake.blocked_by(request.listener):
+        return busy_answer(request)
+    return Answer(200, b'{"status":"ok"}')

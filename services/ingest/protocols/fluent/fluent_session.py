@@ -1,30 +1,70 @@
-"""Fluent's forward protocol (v1) on one connection: chunks are acknowledged when their records are where the listener's `acks` wants them.
+"""Fluent's forward protocol (v1) on one connection: a chunk is acknowledged when its records meet the listener's `acks`.
 
-Owned by one connection. A message with `chunk` is a unit with one identity, the chunk's id: sent again, on whatever connection, it is not stored again. Each
-chunk is answered `{"ack": chunk}` when it settles, in whatever order; one that is refused for now is not answered, and the connection ends: the sender brings
-it again. Messages without `chunk` are one unit that nobody waits for. `nil` is a heartbeat of senders that have nothing to say.
-What cannot be read (no msgpack, no message) ends the connection; entries that cannot be read are kept (`fluent_messages`).
+A message with `chunk` is an ack group whose identity is the chunk's id, so a repeated chunk is not stored again, on any connection.
+Each chunk is answered `{"ack": chunk}` when it completes, in any order. A chunk that is refused for now is not answered and the
+connection closes, so that the sender repeats it. Messages without `chunk` share one ack group without an answer. `nil` is a
+heartbeat. Invalid msgpack or messages close the connection; entries that cannot be parsed are stored (`fluent_messages`).
 
-Weak: heartbeats over UDP are not answered (`heartbeat_type transport` or `none` at the sender); the old form in JSON is no message; a chunk id counts for a
-whole listener, so two senders that choose the same one (they are random, 128 bits) would be taken for one.
+Weak: heartbeats over UDP are not answered (set `heartbeat_type transport` or `none`); the old JSON form is not supported; chunk ids
+count for the whole listener, so two senders with the same id (128 random bits) would be taken for one.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from services.ingest.protocols.bounded_inflate import TooLarge
+from services.ingest.protocols.document import utf8
 from services.ingest.protocols.fluent.fluent_messages import FluentMessage, read_messages, records_of
 from services.ingest.protocols.fluent.msgpack_stream import ObjectSplitter, decode_objects, pack
-from services.ingest.protocols.session import Connection
-from services.ingest.protocols.unfinished import Unfinished
+from services.ingest.protocols.session import Connection, Unfinished
 from services.ingest.records.ack_group import AckGroup, AckOutcome, identity_of
 from services.ingest.records.intake import Oddity, RefusedReason
 
-if TYPE_CHECKING:
-    from services.ingest.protocols.fluent.fluent_handshake import FluentHandshake
+NONCE_BYTES = 16
+SERVER_NAME = b"millrace"
+
+
+class Verdict(NamedTuple):
+    """Whether the sender is accepted, and the answer to it."""
+
+    is_welcome: bool
+    answer: bytes
+
+
+class FluentHandshake:
+    """The shared-key handshake: HELO from ingest, PING from the sender, PONG from ingest.
+
+    Each side proves that it knows the key: a SHA-512 of salt, name, nonce and key (version 1 of the protocol). Users and passwords
+    of the protocol are not checked. hashlib brings OpenSSL, so it is loaded for the first connection with a `shared-key`.
+    """
+
+    def __init__(self, shared_key: str, chance: Callable[[int], bytes]) -> None:
+        self._key = shared_key.encode()
+        self._nonce = chance(NONCE_BYTES)
+        self.greeting = pack(["HELO", {"nonce": self._nonce, "auth": b"", "keepalive": True}])
+
+    def judge(self, message: Any) -> Verdict | None:
+        """Check a PING; None if the message is not one."""
+        if type(message) is not list or len(message) != 6 or message[0] not in ("PING", b"PING"):
+            return None
+        _, name, salt, digest, _user, _password = map(_bytes, message)
+        import hmac
+
+        if not hmac.compare_digest(digest.lower(), self._digest(salt, name)):
+            return Verdict(False, pack(["PONG", False, "shared_key mismatch", "", ""]))
+        return Verdict(True, pack(["PONG", True, "", SERVER_NAME.decode(), self._digest(salt, SERVER_NAME).decode()]))
+
+    def _digest(self, salt: bytes, name: bytes) -> bytes:
+        import hashlib
+
+        return hashlib.sha512(salt + name + self._nonce + self._key).hexdigest().encode()
+
+
+def _bytes(value: Any) -> bytes:
+    return value if type(value) is bytes else utf8(value) if type(value) is str else b""
 
 
 class FluentSession:
@@ -42,8 +82,6 @@ class FluentSession:
         self.unacknowledged_bytes = 0
         self._handshake: FluentHandshake | None = None
         if listener.shared_key:
-            from services.ingest.protocols.fluent.fluent_handshake import FluentHandshake
-
             self._handshake = FluentHandshake(listener.shared_key, chance)
             connection.send(self._handshake.greeting)
 

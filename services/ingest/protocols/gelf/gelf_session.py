@@ -7,8 +7,7 @@ too long closes the connection. What is left when the sender ends is a message, 
 from __future__ import annotations
 
 from services.ingest.protocols.gelf.gelf_message import gelf_record
-from services.ingest.protocols.session import Connection
-from services.ingest.protocols.unfinished import Unfinished
+from services.ingest.protocols.session import Connection, Unfinished
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.intake import RefusedReason
 

@@ -17,10 +17,20 @@ from services.ingest.protocols.http.http2_stream import Reply
 from services.ingest.protocols.http.http_exchange import count
 from services.ingest.protocols.http.http_request import BUSY_SECONDS, Answer, Request
 from services.ingest.protocols.http.http_wire import has_token
-from services.ingest.protocols.otlp.otlp import BUSY_WORDS, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE, rejected, take
-from services.ingest.protocols.otlp.otlp_answers import as_any, encode_status, encode_success, retry_info
+from services.ingest.protocols.otlp.otlp import (
+    BUSY_WORDS,
+    INVALID_ARGUMENT,
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+    as_any,
+    encode_status,
+    encode_success,
+    rejected,
+    retry_info,
+    take,
+)
 from services.ingest.protocols.otlp.otlp_protobuf import read_protobuf
-from services.ingest.protocols.otlp.otlp_reading import BadPayload, TooManyRecords
+from services.ingest.protocols.otlp.otlp_record import BadPayload, TooManyRecords
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.intake import RefusedReason
 

@@ -78,8 +78,8 @@ def _probe(path: str, function: str, methods: tuple[str, ...] = GET) -> Path:
 
 
 PATHS: tuple[Path, ...] = (
-    Path(GET, "/", "http.http_probes", "root", "what this is", stores=False, needs_token=False),
-    Path(GET, "/health", "http.http_probes", "health", "200 while records are taken, else 503", stores=False, needs_token=False),
+    Path(GET, "/", "elasticsearch.elasticsearch_probes", "describe_inputs", "what this is", stores=False, needs_token=False),
+    Path(GET, "/health", "elasticsearch.elasticsearch_probes", "health", "200 while records are taken, else 503", stores=False, needs_token=False),
     Path(POST, "/v1/logs", "otlp.otlp", "export_logs", "OTLP logs, protobuf or JSON", busy="busy"),
     Path(POST_OR_PUT, "/ingest/{topic}", "http.ndjson", "ingest_lines", "NDJSON, a JSON array, or lines of text, into TOPIC"),
     Path(POST, "/upload", "http.journal_upload", "upload", "systemd-journal-upload", is_stream=True),

@@ -7,6 +7,7 @@ Nothing is too old, and nothing out of order. Weak: a push has no identity, unle
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
@@ -15,7 +16,6 @@ from appliance.senders.listener import Listener
 from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate
 from services.ingest.protocols.http.http_request import RECORDS_MAX, TEXT, WAITING, Answer, PendingAnswer, Request
 from services.ingest.protocols.json_text import read_json
-from services.ingest.protocols.loki.loki_labels import parse_labels
 from services.ingest.protocols.loki.loki_messages import TooManyParts, read_streams
 from services.ingest.protocols.protobuf_wire import BadWire
 from services.ingest.records.ack_group import AckGroup
@@ -211,3 +211,71 @@ def _answer(unit: AckGroup) -> Answer:
 
 def _no(words: str, status: int = 400) -> Answer:
     return Answer(status, words.encode("utf-8", "replace") + b"\n", TEXT)
+
+
+_PAIR = re.compile(r'\s*([^\s=,{}"`]+)\s*=\s*(?:"((?:[^"\\\n]|\\.)*)"|`([^`]*)`)\s*(,|\Z)')
+_ESCAPE = re.compile(r"""\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([0-7]{3})|(.))""")
+_LETTERS = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\\": "\\", '"': '"', "'": "'"}
+_SURROGATES = range(0xD800, 0xE000)
+_CODE_POINT_MAX = 0x10FFFF
+_BYTE_MAX = 0xFF
+
+
+def parse_labels(text: str) -> dict[str, str] | None:
+    """The labels; None if the text is no label set. `{}` has none."""
+    text = text.strip()
+    if not (text.startswith("{") and text.endswith("}")) or len(text) < 2:
+        return None
+    inner = text[1:-1].rstrip()
+    labels: dict[str, str] = {}
+    position = 0
+    while position < len(inner):
+        match = _PAIR.match(inner, position)
+        if match is None:
+            return None
+        name, quoted, plain, _ = match.groups()
+        value = plain if quoted is None else _unquote(quoted)
+        if value is None:
+            return None
+        labels[name] = value
+        position = match.end()
+    return labels
+
+
+def _unquote(text: str) -> str | None:
+    if "\\" not in text:
+        return text
+    pieces: list[str] = []
+    position = 0
+    octets = bytearray()  # \x and \NNN are bytes of a UTF-8 text, not characters
+
+    def flush() -> None:
+        if octets:
+            pieces.append(octets.decode("utf-8", "replace"))
+            octets.clear()
+
+    for match in _ESCAPE.finditer(text):
+        if match.start() > position:
+            flush()
+            pieces.append(text[position : match.start()])
+        position = match.end()
+        hexadecimal, short, long, octal, letter = match.groups()
+        if hexadecimal or octal:
+            octet = int(hexadecimal, 16) if hexadecimal else int(octal, 8)
+            if octet > _BYTE_MAX:
+                return None
+            octets.append(octet)
+            continue
+        flush()
+        if letter is not None:
+            if letter not in _LETTERS:
+                return None
+            pieces.append(_LETTERS[letter])
+            continue
+        code_point = int(short or long, 16)
+        if code_point > _CODE_POINT_MAX or code_point in _SURROGATES:
+            return None
+        pieces.append(chr(code_point))
+    flush()
+    pieces.append(text[position:])
+    return "".join(pieces)

@@ -14,8 +14,7 @@ from collections import deque
 
 from services.ingest.protocols.json_text import read_json
 from services.ingest.protocols.lumberjack.lumberjack_frames import ACK, ACK_KIND, Event, LumberjackSplitter, Window
-from services.ingest.protocols.session import Connection
-from services.ingest.protocols.unfinished import Unfinished
+from services.ingest.protocols.session import Connection, Unfinished
 from services.ingest.records.ack_group import AckGroup, AckOutcome, digest_of
 from services.ingest.records.agent_event import agent_record, unparsed_record
 from services.ingest.records.ingest_record import IngestRecord

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import orjson
+
 from appliance.senders.listener import Listener
 from services.ingest.protocols.http.http_exchange import count
 from services.ingest.protocols.http.http_request import BUSY_SECONDS, JSON, WAITING, Answer, Headers, PendingAnswer, Request, refusal
-from services.ingest.protocols.otlp.otlp_answers import encode_status, encode_success, json_status, json_success
 from services.ingest.protocols.otlp.otlp_protobuf import read_protobuf
-from services.ingest.protocols.otlp.otlp_reading import BadPayload, Reading, TooManyRecords
+from services.ingest.protocols.otlp.otlp_record import BadPayload, Reading, TooManyRecords
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.ingest_record import ColumnarRecords
 from services.ingest.records.intake import Intake, Oddity, RefusedReason
@@ -76,3 +77,48 @@ def _failure(request: Request, status: int, code: int, words: str, headers: Head
     if request.media_type == JSON:
         return Answer(status, json_status(code, words), JSON, headers)
     return Answer(status, encode_status(code, words), PROTOBUF, headers)
+
+
+def encode_success(rejected_records: int, words: str) -> bytes:
+    """An ExportLogsServiceResponse; nothing of it is there when no record was rejected."""
+    return _field(1, b"\x08" + _varint(rejected_records) + _field(2, words.encode())) if rejected_records else b""
+
+
+def json_success(rejected_records: int, words: str) -> bytes:
+    """The same in JSON."""
+    if not rejected_records:
+        return b"{}"
+    return orjson.dumps({"partialSuccess": {"rejectedLogRecords": str(rejected_records), "errorMessage": words}})
+
+
+def encode_status(code: int, words: str, details: bytes = b"") -> bytes:
+    """A google.rpc.Status. `details`: one Any, encoded."""
+    return b"\x08" + _varint(code) + _field(2, words.encode()) + (_field(3, details) if details else b"")
+
+
+def json_status(code: int, words: str) -> bytes:
+    """The same in JSON."""
+    return orjson.dumps({"code": code, "message": words})
+
+
+def retry_info(seconds: int) -> bytes:
+    """A google.rpc.RetryInfo."""
+    return _field(1, b"\x08" + _varint(seconds))
+
+
+def as_any(type_name: str, message: bytes) -> bytes:
+    """`message` as a google.protobuf.Any."""
+    return _field(1, f"type.googleapis.com/{type_name}".encode()) + _field(2, message)
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)

@@ -13,8 +13,7 @@ from appliance.senders.listener import Listener
 from services.ingest.protocols.document import FreeNames, encode_document
 from services.ingest.protocols.http.http_request import RECORDS_MAX
 from services.ingest.protocols.json_text import read_json
-from services.ingest.protocols.otlp.otlp_reading import SLICE_RECORDS, BadPayload, Reading, TooManyRecords
-from services.ingest.protocols.otlp.otlp_record import Origin, log_record, origin_of
+from services.ingest.protocols.otlp.otlp_record import SLICE_RECORDS, BadPayload, Origin, Reading, TooManyRecords, log_record, origin_of
 from services.ingest.records.agent_event import unparsed_record
 from services.ingest.records.ingest_record import IngestRecord
 

@@ -19,8 +19,7 @@ import orjson
 from appliance.senders.listener import Listener
 from services.ingest.protocols.document import FreeNames
 from services.ingest.protocols.http.http_request import RECORDS_MAX
-from services.ingest.protocols.otlp.otlp_reading import SLICE_RECORDS, BadPayload, Reading, TooManyRecords
-from services.ingest.protocols.otlp.otlp_record import Origin, Row, log_record, log_records, origin_of
+from services.ingest.protocols.otlp.otlp_record import SLICE_RECORDS, BadPayload, Origin, Reading, Row, TooManyRecords, log_record, log_records, origin_of
 from services.ingest.protocols.otlp.otlp_wire import Pair, read_plain
 from services.ingest.protocols.protobuf_wire import BadWire, Field, split_fields
 from services.ingest.records.agent_event import unparsed_record

@@ -8,7 +8,7 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from appliance.senders.listener import Listener
@@ -18,6 +18,24 @@ from services.ingest.records.agent_event import agent_record
 from services.ingest.records.agent_events import Common, agent_records, common_of
 from services.ingest.records.field_roles import severity_of, severity_of_otel
 from services.ingest.records.ingest_record import IngestRecord
+
+SLICE_RECORDS = 128
+
+
+class BadPayload(ValueError):
+    """It is not what it says it is. The text says why."""
+
+
+class TooManyRecords(BadPayload):
+    """More than `RECORDS_MAX`."""
+
+
+class Reading(NamedTuple):
+    """A request's records, in order, a slice at a time; and how many of it can never be stored because they are too large to be read."""
+
+    slices: Iterator[Sequence[IngestRecord]]
+    too_large: int = 0
+
 
 HOST_NAMES = ("host.name", "k8s.node.name", "k8s.pod.name")
 APP_NAMES = ("service.name", "k8s.container.name", "container.name")

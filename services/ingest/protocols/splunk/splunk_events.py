@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -19,9 +19,33 @@ from appliance.senders.listener import Listener
 from services.ingest.protocols.document import encode_document
 from services.ingest.protocols.http.http_request import RECORDS_MAX
 from services.ingest.protocols.json_text import has_long_number, read_json
-from services.ingest.protocols.splunk.splunk_codes import BAD_FIELDS, EVENT_BLANK, EVENT_REQUIRED, INVALID_FORMAT, NO_DATA, TOO_MANY, Code
 from services.ingest.records.agent_event import agent_record, epoch_ns
 from services.ingest.records.ingest_record import IngestRecord
+
+
+class Code(NamedTuple):
+    """One of the collector's own answers."""
+
+    number: int
+    status: int
+    text: str
+
+
+SUCCESS: Final = Code(0, 200, "Success")
+TOKEN_REQUIRED: Final = Code(2, 401, "Token is required")
+INVALID_TOKEN: Final = Code(4, 403, "Invalid token")
+NO_DATA: Final = Code(5, 400, "No data")
+INVALID_FORMAT: Final = Code(6, 400, "Invalid data format")
+SERVER_BUSY: Final = Code(9, 503, "Server is busy")
+CHANNEL_MISSING: Final = Code(10, 400, "Data channel is missing")
+INVALID_CHANNEL: Final = Code(11, 400, "Invalid data channel")
+EVENT_REQUIRED: Final = Code(12, 400, "Event field is required")
+EVENT_BLANK: Final = Code(13, 400, "Event field cannot be blank")
+BAD_FIELDS: Final = Code(15, 400, "Error in handling indexed fields")
+HEALTHY: Final = Code(17, 200, "HEC is healthy")
+UNHEALTHY: Final = Code(18, 503, "HEC is unhealthy, queues are full")
+TOO_MANY: Final = Code(27, 413, "Request entity too large")
+
 
 ENVELOPES_CACHED_MAX = 4096
 SHORT_BYTES = 1 << 20

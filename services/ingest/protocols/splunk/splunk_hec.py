@@ -16,7 +16,7 @@ from services.ingest.protocols.document import encode_document
 from services.ingest.protocols.http.http_request import BUSY_SECONDS, JSON, WAITING, Answer, PendingAnswer, Request
 from services.ingest.protocols.json_text import read_json
 from services.ingest.protocols.splunk.splunk_acks import AckLedger, Channel, Taken
-from services.ingest.protocols.splunk.splunk_codes import (
+from services.ingest.protocols.splunk.splunk_events import (
     CHANNEL_MISSING,
     HEALTHY,
     INVALID_CHANNEL,
@@ -27,9 +27,11 @@ from services.ingest.protocols.splunk.splunk_codes import (
     TOKEN_REQUIRED,
     TOO_MANY,
     UNHEALTHY,
+    BadEvents,
     Code,
+    read_events,
+    read_lines,
 )
-from services.ingest.protocols.splunk.splunk_events import BadEvents, read_events, read_lines
 from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.intake import RefusedReason
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from services.ingest.protocols.session import Connection
+from services.ingest.protocols.session import Connection, Unfinished
 from services.ingest.protocols.syslog.relp_frames import TRANSACTION_MAX, RelpFrame, RelpSplitter, is_cut, next_transaction
-from services.ingest.protocols.unfinished import Unfinished
 from services.ingest.records.ack_group import AckGroup, AckOutcome, digest_of
 from services.ingest.records.intake import Oddity, RefusedReason
 

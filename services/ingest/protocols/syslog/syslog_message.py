@@ -8,12 +8,48 @@ Weak: only version 1 of RFC 5424 is known; the empty fields of a header with dou
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, tzinfo
 from typing import NamedTuple
 
-from services.ingest.protocols.syslog.structured_data import end_of_structured_data
 from services.ingest.protocols.syslog.syslog_legacy import read_legacy
 from services.ingest.protocols.syslog.syslog_timestamp import Instant, TimestampReader
+
+Element = dict[str, "str | list[str]"]
+
+_VALUE = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_NAME = rb'[^\s="\]\[\\]++'
+_ELEMENTS = re.compile(rb"(?:\[" + _NAME + rb"(?: ++" + _NAME + rb"=" + _VALUE + rb")*+ *+\])++", re.DOTALL)
+_ELEMENT = re.compile(r'\[([^\s="\]\[\\]++)((?: ++[^\s="\]\[\\]++="[^"\\]*+(?:\\.[^"\\]*+)*+")*+) *+\]', re.DOTALL)
+_PARAMETER = re.compile(r' ++([^\s="\]\[\\]++)="([^"\\]*+(?:\\.[^"\\]*+)*+)"', re.DOTALL)
+_ESCAPE = re.compile(r'\\(["\\\]])')
+
+
+def end_of_structured_data(text: bytes, position: int) -> int:
+    """Where the elements that start at `position` end (at a space or the end of `text`); -1 if they are malformed or unterminated."""
+    match = _ELEMENTS.match(text, position)
+    if match is None:
+        return -1
+    end = match.end()
+    return end if end == len(text) or text[end] == 0x20 else -1
+
+
+def read_structured_data(text: str) -> dict[str, Element]:
+    """`{id: {name: value}}` of what `end_of_structured_data` delimited."""
+    elements: dict[str, Element] = {}
+    for element in _ELEMENT.finditer(text):
+        parameters = elements.setdefault(element[1], {})
+        for name, escaped in _PARAMETER.findall(element[2]):
+            value = _ESCAPE.sub(r"\1", escaped) if "\\" in escaped else escaped
+            earlier = parameters.get(name)
+            if earlier is None:
+                parameters[name] = value
+            elif isinstance(earlier, list):
+                earlier.append(value)
+            else:
+                parameters[name] = [earlier, value]
+    return elements
+
 
 DEFAULT_FACILITY, DEFAULT_SEVERITY = 1, 5  # user.notice = 13, what RFC 3164 4.3.3 gives a message without a priority
 PRIORITY_MAX = 191

@@ -7,11 +7,11 @@ buffer when the process is killed is lost; plain syslog has no acknowledgement.
 
 from __future__ import annotations
 
-from services.ingest.protocols.session import Connection
-from services.ingest.protocols.syslog.syslog_framing import SyslogSplitter
-from services.ingest.protocols.unfinished import Unfinished
+from appliance.senders.listener import Listener
+from services.ingest.protocols.session import Connection, Unfinished
+from services.ingest.protocols.syslog.syslog_framing import SyslogSplitter, cut_message, unframe_datagram
 from services.ingest.records.ack_group import AckGroup
-from services.ingest.records.intake import Oddity
+from services.ingest.records.intake import Intake, Oddity
 
 
 class SyslogSession:
@@ -64,3 +64,27 @@ class SyslogSession:
 
     def _note(self, oddity: Oddity, count: int) -> None:
         self._connection.intake.note(self._connection.listener, self._connection.source, oddity, count)
+
+
+_DIGIT_ONE, _DIGIT_NINE = 0x31, 0x39
+
+
+class SyslogDatagrams:
+    """Takes off an octet count that some senders put in front, and cuts what is too long."""
+
+    def __init__(self, listener: Listener, intake: Intake) -> None:
+        self._listener = listener
+        self._intake = intake
+
+    def received(self, unit: AckGroup, datagrams: list[bytes]) -> None:
+        size_bytes_max = self._listener.message_bytes_max
+        for index, message in enumerate(datagrams):
+            if _DIGIT_ONE <= message[0] <= _DIGIT_NINE:
+                message = datagrams[index] = unframe_datagram(message)
+            if len(message) > size_bytes_max:
+                datagrams[index] = cut_message(message, size_bytes_max)
+                self._intake.note(self._listener, unit.source, Oddity.TRUNCATED)
+        self._intake.take_syslog(unit, datagrams)
+
+    def tick(self, now_ms: int) -> None:
+        pass

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from services.ingest.protocols.elasticsearch import elasticsearch_actions, elasticsearch_bulk
-from services.ingest.protocols.elasticsearch.elasticsearch_filter import answer_filter
+from services.ingest.protocols.elasticsearch.elasticsearch_answers import answer_filter
 from services.ingest.protocols.http.http_endpoints import PATHS, Found, find_path
 from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.intake import RefusedReason

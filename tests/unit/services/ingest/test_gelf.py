@@ -10,11 +10,10 @@ import orjson
 import pytest
 
 from appliance.senders.listener import Listener, Protocol, Transport
-from services.ingest.protocols.gelf.gelf_chunks import DEADLINE_MS, MAGIC, UNFINISHED_OVERHEAD_BYTES, ChunkAssembly, LossReason
-from services.ingest.protocols.gelf.gelf_datagrams import GelfDatagrams
+from services.ingest.protocols.gelf.gelf_datagrams import DEADLINE_MS, MAGIC, UNFINISHED_OVERHEAD_BYTES, ChunkAssembly, GelfDatagrams, LossReason
 from services.ingest.protocols.gelf.gelf_session import GelfSession
 from services.ingest.protocols.http.http_wire import open_body
-from services.ingest.protocols.registry import handler_of, session_of
+from services.ingest.protocols.session import handler_of, session_of
 from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.event import EventSource
 from services.ingest.records.intake import Oddity, RefusedReason

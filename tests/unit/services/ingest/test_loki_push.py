@@ -11,7 +11,7 @@ from google.protobuf.internal.encoder import _VarintBytes as varint  # type: ign
 
 from services.ingest.protocols.http.http_request import Answer
 from services.ingest.protocols.loki import loki_push
-from services.ingest.protocols.loki.loki_labels import parse_labels
+from services.ingest.protocols.loki.loki_push import parse_labels
 from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.intake import RefusedReason
 from tests.support.recording_intake import RecordingIntake

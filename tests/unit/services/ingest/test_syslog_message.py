@@ -6,7 +6,6 @@ from datetime import datetime
 
 import pytest
 
-from services.ingest.protocols.syslog.structured_data import read_structured_data
 from services.ingest.protocols.syslog.syslog_message import (
     BAD_PRIORITY,
     BAD_STRUCTURED_DATA,
@@ -16,6 +15,7 @@ from services.ingest.protocols.syslog.syslog_message import (
     NO_PRIORITY,
     SyslogMessage,
     SyslogParser,
+    read_structured_data,
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from appliance.senders.listener import Listener, Protocol, Transport
 from services.ingest.listeners.sender_datagrams import DatagramHandler
-from services.ingest.protocols.registry import DATAGRAM_HANDLERS, SESSIONS, handler_of, session_of
+from services.ingest.protocols.session import DATAGRAM_HANDLERS, SESSIONS, handler_of, session_of
 from services.ingest.protocols.syslog.syslog_framing import CutMessage
 from services.ingest.protocols.syslog.syslog_session import SyslogSession
 from services.ingest.records.ack_group import AckGroup
