@@ -100,7 +100,7 @@ class ConsumerGroupMember(NamedTuple):
     member_type: Annotated[int, Field(INT8, since=1)] = UNKNOWN_MEMBER_TYPE
 
 
-class ConsumerGroup(NamedTuple):
+class DescribedConsumerGroup(NamedTuple):
     """One group, or an error."""
 
     error_code: Annotated[int, Field(INT16)] = 0
@@ -118,7 +118,7 @@ class ConsumerGroupDescribeResponse(NamedTuple):
     """Groups in the order of the request."""
 
     throttle_time_ms: Annotated[int, Field(INT32)] = 0
-    groups: Annotated[tuple[ConsumerGroup, ...], Field(ArrayOf(ConsumerGroup))] = ()
+    groups: Annotated[tuple[DescribedConsumerGroup, ...], Field(ArrayOf(DescribedConsumerGroup))] = ()
 
 
 CONSUMER_GROUP_DESCRIBE_REQUEST: Final = Message(ApiKey.CONSUMER_GROUP_DESCRIBE, "ConsumerGroupDescribe request", ConsumerGroupDescribeRequest)
@@ -126,5 +126,7 @@ CONSUMER_GROUP_DESCRIBE_RESPONSE: Final = Message(
     ApiKey.CONSUMER_GROUP_DESCRIBE,
     "ConsumerGroupDescribe response",
     ConsumerGroupDescribeResponse,
-    error=lambda _version, request, code, _text: ConsumerGroupDescribeResponse(0, tuple(ConsumerGroup(code, group_id=each) for each in request.group_ids)),
+    error=lambda _version, request, code, _text: ConsumerGroupDescribeResponse(
+        0, tuple(DescribedConsumerGroup(code, group_id=each) for each in request.group_ids)
+    ),
 )

@@ -29,10 +29,9 @@ from appliance.ipc.source import Source
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.runtime.request_server import RequestClient, RequestServer
 from appliance.shm.lease import LeaseReader
-from services.coordinator.coordinated_groups import CoordinatedGroups
+from services.coordinator.coordinated_groups import CoordinatedGroups, LegacyOffsetRequests
 from services.coordinator.coordinated_transactions import CoordinatedTransactions
 from services.coordinator.coordinator_requests import CoordinatorRequests
-from services.coordinator.legacy_offset_requests import LegacyOffsetRequests
 from services.coordinator.marker_appends import MarkerAppend, MarkerAppends
 from services.coordinator.marker_requests import MarkerRequests
 from services.coordinator.state.state_partition import StateAppend

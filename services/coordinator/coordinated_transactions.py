@@ -13,7 +13,7 @@ from appliance.cluster.metadata_cache import MetadataCache
 from appliance.ipc.producer_id_leases import ProducerIdLeases
 from services.coordinator.marker_appends import MarkerAppends
 from services.coordinator.state.state_topic import StateTopic
-from services.coordinator.transactions.ports import TransactionSettings
+from services.coordinator.transactions.transaction import TransactionSettings
 from services.coordinator.transactions.transaction_coordinator import TransactionCoordinator
 
 

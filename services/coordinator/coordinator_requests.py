@@ -24,8 +24,8 @@ from appliance.runtime.request_server import RequestClient
 from appliance.shm.counters import Counters
 from services.coordinator.coordinated_groups import CoordinatedGroups
 from services.coordinator.coordinated_transactions import CoordinatedTransactions
-from services.coordinator.groups.append_errors import transactional_commit_error
-from services.coordinator.groups.client_identity import ClientIdentity
+from services.coordinator.groups.group_log import transactional_commit_error
+from services.coordinator.groups.member import ClientIdentity
 from services.coordinator.transactions.transaction import SECOND_PROTOCOL
 
 _ADDS_ITSELF_SINCE = 5

@@ -18,7 +18,7 @@ from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMIT_FLAG, RAISED_EPOCH_F
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import HIGH_WATERMARK, ISR_AND_CONFIG, PARTITION_AND_GENERATION, ROLE_AND_EPOCH, ROLE_LEADER, TornRow
 from services.coordinator.marker_requests import MarkerRequests, leader_of
-from services.coordinator.transactions.ports import Marker
+from services.coordinator.transactions.transaction import Marker
 
 TIMEOUT_NS = 5_000_000_000
 _HALF = (1 << 32) - 1

@@ -25,7 +25,7 @@ from appliance.protocol.transaction_apis import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-from services.coordinator.transactions.ports import Marker
+from services.coordinator.transactions.transaction import Marker
 
 LANES = 4
 MARKERS_A_REQUEST = 2_000

@@ -31,9 +31,9 @@ from appliance.records.legacy import build_message, build_message_set, read_mess
 from appliance.records.record import iterate_records
 from lab import kio_adapter
 from services.acceptor.receiver import OTHER_REQUEST_BYTES_MAX
-from services.coordinator.groups.consumer_embedded import read_assignment, read_subscription
+from services.coordinator.groups.consumer_migration import read_assignment, read_subscription
 from services.coordinator.groups.group_records import FORMATS, read_key
-from services.coordinator.groups.subscriptions import topics_of_subscription
+from services.coordinator.groups.member import topics_of_subscription
 from services.coordinator.state.state_format import UnreadableRecord
 from services.coordinator.transactions.transaction_records import decode_transaction, decode_transaction_key
 from tests.fuzz.target import Target, Targets, whole_and_pieces

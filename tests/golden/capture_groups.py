@@ -144,7 +144,7 @@ ANSWERS: dict[ApiKey, tuple[Message[Any], Message[Any], Answer]] = {
         consumer_group_apis.CONSUMER_GROUP_DESCRIBE_REQUEST,
         consumer_group_apis.CONSUMER_GROUP_DESCRIBE_RESPONSE,
         lambda request, _version: consumer_group_apis.ConsumerGroupDescribeResponse(
-            0, tuple(consumer_group_apis.ConsumerGroup(0, None, group_id, "Empty") for group_id in request.group_ids)
+            0, tuple(consumer_group_apis.DescribedConsumerGroup(0, None, group_id, "Empty") for group_id in request.group_ids)
         ),
     ),
     ApiKey.INIT_PRODUCER_ID: (

@@ -13,9 +13,9 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
 from services.coordinator.groups.consumer_assignors import ASSIGNORS, Reader
 from services.coordinator.groups.consumer_group import ConsumerGroup
-from services.coordinator.groups.consumer_loading import PartitionLoad
 from services.coordinator.groups.consumer_member import NO_PARTITIONS
 from services.coordinator.groups.consumer_membership import ConsumerMembership
+from services.coordinator.groups.consumer_records import PartitionLoad
 from services.coordinator.groups.consumer_topic_regex import TopicRegex
 from tests.support.consumer_world import ClassicReader, ConsumerWorld, NewReader
 from tests.support.group_world import GROUP

@@ -7,12 +7,12 @@ from typing import Any
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
-from appliance.protocol.consumer_group_apis import ConsumerGroup as DescribedGroup
 from appliance.protocol.consumer_group_apis import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
+    DescribedConsumerGroup,
 )
 from appliance.protocol.group_apis import (
     HeartbeatRequest,
@@ -26,9 +26,9 @@ from appliance.protocol.group_apis import (
 )
 from appliance.protocol.schema import struct_codec
 from appliance.protocol.topic_partitions import TopicPartitions
-from services.coordinator.groups.client_identity import ClientIdentity
-from services.coordinator.groups.consumer_embedded import EmbeddedAssignment, EmbeddedSubscription, read_assignment, read_subscription
 from services.coordinator.groups.consumer_member import as_topics, partitions_of
+from services.coordinator.groups.consumer_migration import EmbeddedAssignment, EmbeddedSubscription, read_assignment, read_subscription
+from services.coordinator.groups.member import ClientIdentity
 from tests.support.group_world import CLIENT, GROUP, Replies, World
 
 Places = frozenset[tuple[str, int]]
@@ -98,7 +98,7 @@ class ConsumerWorld(World):
         named = ((self.topics.name_of(topic_id), partition) for topic_id, partition in partitions_of(response.assignment.topic_partitions))
         return frozenset((name, partition) for name, partition in named if name is not None)
 
-    def describe_consumer(self, group: str = GROUP) -> DescribedGroup:
+    def describe_consumer(self, group: str = GROUP) -> DescribedConsumerGroup:
         told = Replies[ConsumerGroupDescribeResponse]()
         self.coordinator.consumer_group_describe(ConsumerGroupDescribeRequest((group,)), 1, CLIENT, self.now_ms, told)
         return told.only.groups[0]

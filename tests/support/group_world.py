@@ -44,10 +44,9 @@ from appliance.protocol.group_offset_apis import (
 )
 from appliance.protocol.topic_partitions import TopicPartitions
 from appliance.protocol.transaction_apis import TxnOffsetCommitPartition, TxnOffsetCommitRequest, TxnOffsetCommitResponse, TxnOffsetCommitTopic
-from services.coordinator.groups.client_identity import ClientIdentity
 from services.coordinator.groups.group_coordinator import GroupCoordinator
-from services.coordinator.groups.group_settings import GroupSettings
-from services.coordinator.groups.ports import KnownTopic
+from services.coordinator.groups.member import ClientIdentity
+from services.coordinator.groups.ports import GroupSettings, KnownTopic
 
 Response = TypeVar("Response")
 

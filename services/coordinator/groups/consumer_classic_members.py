@@ -22,19 +22,16 @@ from appliance.protocol.group_apis import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from services.coordinator.groups.client_identity import ClientIdentity
 from services.coordinator.groups.consumer_deadlines import ConsumerDeadlines, Wait
-from services.coordinator.groups.consumer_embedded import EmbeddedSubscription, by_id, read_subscription, write_assignment
 from services.coordinator.groups.consumer_group import ConsumerGroup
 from services.coordinator.groups.consumer_heartbeats import Again, replace_static, static_member
 from services.coordinator.groups.consumer_member import ClassicSide, ConsumerMember, MemberRequest, MemberState, reconciled
+from services.coordinator.groups.consumer_migration import EmbeddedSubscription, by_id, read_subscription, write_assignment
 from services.coordinator.groups.consumer_turns import Refusal
-from services.coordinator.groups.group_settings import GroupSettings
+from services.coordinator.groups.group_log import Replies
 from services.coordinator.groups.joining import MEMBER_ID_REQUIRED_SINCE
-from services.coordinator.groups.member import ReplyToJoin, ReplyToSync
-from services.coordinator.groups.ports import Topics
-from services.coordinator.groups.replies import Replies
-from services.coordinator.groups.subscriptions import CONSUMER_PROTOCOL_TYPE
+from services.coordinator.groups.member import CONSUMER_PROTOCOL_TYPE, ClientIdentity, ReplyToJoin, ReplyToSync
+from services.coordinator.groups.ports import GroupSettings, Topics
 
 
 class ClassicJoin:

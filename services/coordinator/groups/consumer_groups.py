@@ -22,25 +22,22 @@ from appliance.protocol.group_apis import (
     SyncGroupRequest,
 )
 from appliance.runtime.timers import Timers
-from services.coordinator.groups.client_identity import ClientIdentity
 from services.coordinator.groups.consumer_classic_members import ClassicHeartbeat, ClassicJoin, ClassicLeave, ClassicSync
 from services.coordinator.groups.consumer_group import ConsumerGroup
 from services.coordinator.groups.consumer_heartbeats import Again, MemberHeartbeat, MemberLeave, ReplyToHeartbeat, refused_heartbeat, request_problem
-from services.coordinator.groups.consumer_loading import PartitionLoad
 from services.coordinator.groups.consumer_membership import ConsumerMembership, ConsumerSurroundings
 from services.coordinator.groups.consumer_migration import Downgrade, may_upgrade, upgraded
+from services.coordinator.groups.consumer_records import PartitionLoad
 from services.coordinator.groups.consumer_topic_regex import TopicRegexes
 from services.coordinator.groups.consumer_turns import Farewell, Refusal
-from services.coordinator.groups.consumer_views import ConsumerGroupViews
 from services.coordinator.groups.group import Group, GroupState
 from services.coordinator.groups.group_directory import GroupDirectory, HostedGroup
-from services.coordinator.groups.group_log import GroupLog
-from services.coordinator.groups.group_settings import GroupSettings
-from services.coordinator.groups.member import ReplyToJoin, ReplyToSync
-from services.coordinator.groups.ports import Topics
+from services.coordinator.groups.group_log import GroupLog, Replies
+from services.coordinator.groups.group_records import group_tombstone
+from services.coordinator.groups.group_views import ConsumerGroupViews
+from services.coordinator.groups.member import ClientIdentity, ReplyToJoin, ReplyToSync
+from services.coordinator.groups.ports import GroupSettings, Topics
 from services.coordinator.groups.rebalances import Rebalances
-from services.coordinator.groups.replies import Replies
-from services.coordinator.groups.state_records import group_tombstone
 
 
 class ConsumerGroups:

@@ -17,15 +17,15 @@ from appliance.protocol.consumer_group_apis import (
     ConsumerGroupHeartbeatResponse,
     MemberAssignment,
 )
-from services.coordinator.groups.client_identity import ClientIdentity
 from services.coordinator.groups.consumer_assignors import ASSIGNORS
 from services.coordinator.groups.consumer_deadlines import ConsumerDeadlines, Wait
 from services.coordinator.groups.consumer_group import ConsumerGroup
 from services.coordinator.groups.consumer_member import ConsumerMember, as_topics, partitions_of, reconciled
 from services.coordinator.groups.consumer_topic_regex import UnusableRegex, compile_regex
 from services.coordinator.groups.consumer_turns import Refusal
-from services.coordinator.groups.group_settings import GroupSettings
-from services.coordinator.groups.replies import Replies
+from services.coordinator.groups.group_log import Replies
+from services.coordinator.groups.member import ClientIdentity
+from services.coordinator.groups.ports import GroupSettings
 
 ReplyToHeartbeat = Callable[[ConsumerGroupHeartbeatResponse], None]
 Again = Callable[[int], None]

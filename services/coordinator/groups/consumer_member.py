@@ -14,7 +14,7 @@ from appliance.base.model import TopicId
 from appliance.protocol.consumer_group_apis import LEAVE_FOR_A_WHILE
 from appliance.protocol.group_apis import JoinGroupProtocol
 from appliance.protocol.topic_partitions import TopicIdPartitions
-from services.coordinator.groups.client_identity import ClientIdentity
+from services.coordinator.groups.member import ClientIdentity
 
 Partitions: TypeAlias = frozenset[tuple[TopicId, int]]
 

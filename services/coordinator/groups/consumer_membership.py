@@ -21,9 +21,8 @@ from services.coordinator.groups.consumer_turns import ConsumerTurns, Farewell
 from services.coordinator.groups.group_log import GroupLog
 from services.coordinator.groups.group_membership import ExpiryRule, GroupType
 from services.coordinator.groups.group_records import SubscribedTopic
-from services.coordinator.groups.group_settings import GroupSettings
-from services.coordinator.groups.ports import Topics
-from services.coordinator.groups.subscriptions import CONSUMER_PROTOCOL_TYPE
+from services.coordinator.groups.member import CONSUMER_PROTOCOL_TYPE
+from services.coordinator.groups.ports import GroupSettings, Topics
 
 MEMBER_EPOCHS_SINCE: Final = 9
 """In OffsetCommit."""

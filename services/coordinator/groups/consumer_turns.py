@@ -13,10 +13,9 @@ from typing import Final, Protocol
 
 from appliance.base.errors import ErrorCode
 from appliance.cluster.state_log import StateRecord
-from services.coordinator.groups.append_errors import consumer_group_error
 from services.coordinator.groups.consumer_group import ConsumerGroup
 from services.coordinator.groups.consumer_records import all_tombstones, changed_records
-from services.coordinator.groups.group_log import GroupLog
+from services.coordinator.groups.group_log import GroupLog, consumer_group_error
 
 OPERATIONS_A_BATCH: Final = 64
 

@@ -2,7 +2,7 @@
 
 State is changed by methods only, so that what they keep holds: the leader is a member, an instance id belongs to one member, the votes count what the
 members offer, the generation only grows. Owned by the group coordinator. Weak spot: what a protocol's metadata says is read for the protocol type
-`consumer` only, and only its topics (`subscriptions.py`).
+`consumer` only, and only its topics (`member.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.invariants import check
 from appliance.protocol.group_apis import JoinGroupProtocol
 from appliance.runtime.timers import Timer
-from services.coordinator.groups.member import Member
-from services.coordinator.groups.subscriptions import CONSUMER_PROTOCOL_TYPE, topics_of_subscription
+from services.coordinator.groups.member import CONSUMER_PROTOCOL_TYPE, Member, topics_of_subscription
 
 
 class GroupState(Enum):

@@ -46,22 +46,17 @@ from appliance.protocol.group_offset_apis import (
 )
 from appliance.protocol.transaction_apis import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 from appliance.runtime.timers import Timers
-from services.coordinator.groups.client_identity import ClientIdentity
 from services.coordinator.groups.consumer_groups import ConsumerGroups, end_membership
 from services.coordinator.groups.group_directory import GroupDirectory
 from services.coordinator.groups.group_loading import GroupLoading
-from services.coordinator.groups.group_log import GroupLog
-from services.coordinator.groups.group_settings import GroupSettings
+from services.coordinator.groups.group_log import GroupLog, Replies
 from services.coordinator.groups.group_views import GroupViews
-from services.coordinator.groups.joining import Joining
-from services.coordinator.groups.member_departures import MemberDepartures
-from services.coordinator.groups.offset_commits import OffsetCommits
-from services.coordinator.groups.offset_fetches import OffsetFetches
+from services.coordinator.groups.joining import Joining, Syncing
+from services.coordinator.groups.member import ClientIdentity
+from services.coordinator.groups.offset_commits import OffsetCommits, OffsetFetches
 from services.coordinator.groups.offset_removal import OffsetRemoval
-from services.coordinator.groups.ports import LegacyOffsets, Topics
-from services.coordinator.groups.rebalances import Rebalances
-from services.coordinator.groups.replies import Replies
-from services.coordinator.groups.syncing import Syncing
+from services.coordinator.groups.ports import GroupSettings, LegacyOffsets, Topics
+from services.coordinator.groups.rebalances import MemberDepartures, Rebalances
 
 REPLIES_A_TURN: Final = 256
 ANSWERS_A_TURN: Final = 256

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from appliance.base.errors import ErrorCode
 from appliance.base.invariants import check
 from appliance.cluster.state_log import partition_of
-from services.coordinator.groups.classic_membership import ClassicMembership
 from services.coordinator.groups.group import Group
-from services.coordinator.groups.group_membership import GroupMembership
+from services.coordinator.groups.group_membership import ClassicMembership, GroupMembership
 from services.coordinator.groups.offsets import GroupOffsets
 
 

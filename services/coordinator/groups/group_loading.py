@@ -11,15 +11,13 @@ from collections.abc import Iterable
 
 from appliance.base.model import TopicPartition
 from appliance.cluster.state_log import LoadedRecord
-from services.coordinator.groups.classic_membership import ClassicMembership
 from services.coordinator.groups.group import Group
 from services.coordinator.groups.group_directory import GroupDirectory, HostedGroup
 from services.coordinator.groups.group_log import GroupLog
-from services.coordinator.groups.group_membership import OtherMemberships
-from services.coordinator.groups.group_records import GROUP_METADATA, OFFSET_COMMIT, GroupMetadataKey, OffsetKey, read_key
-from services.coordinator.groups.group_settings import GroupSettings
+from services.coordinator.groups.group_membership import ClassicMembership, OtherMemberships
+from services.coordinator.groups.group_records import GROUP_METADATA, OFFSET_COMMIT, GroupMetadataKey, OffsetKey, read_key, restored_group
+from services.coordinator.groups.ports import GroupSettings
 from services.coordinator.groups.rebalances import Rebalances
-from services.coordinator.groups.state_records import restored_group
 from services.coordinator.state.state_format import UnreadableRecord
 
 

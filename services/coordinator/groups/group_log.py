@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from appliance.base.errors import ErrorCode
 from appliance.cluster.state_log import ProducerIdentity, StateLog, StateRecord
@@ -53,3 +54,84 @@ class GroupLog:
 
 def ignore_answer(error: ErrorCode, position: int, now_ms: int) -> None:
     """For what is appended again at the next occasion, and does no harm until then."""
+
+
+# ---- replies are sent after the change that they answer, a few per turn: a rebalance answers thousands of members
+
+
+Response = TypeVar("Response")
+
+
+class Replies:
+    """First in, first out; each reply is called once."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Callable[[Any], None], object]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def say(self, reply: Callable[[Response], None], response: Response) -> None:
+        self._waiting.append((reply, response))
+
+    def send(self, limit: int) -> int:
+        """Send at most `limit`; returns how many."""
+        waiting = self._waiting
+        sent = 0
+        while waiting and sent < limit:
+            reply, response = waiting.popleft()
+            sent += 1
+            reply(response)
+        return sent
+
+
+# ---- what a refused append means to a client (Kafka's tables): a log that is led elsewhere is a coordinator that is elsewhere
+
+
+_UNAVAILABLE: Final = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+}
+
+_OF_GROUPS: Final = _UNAVAILABLE | {
+    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.REBALANCE_IN_PROGRESS,
+    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+}
+
+_OF_CONSUMER_GROUPS: Final = _OF_GROUPS | {ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE}
+
+_OF_COMMITS: Final = _UNAVAILABLE | {
+    ErrorCode.NETWORK_EXCEPTION: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.INVALID_COMMIT_OFFSET_SIZE,
+    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.INVALID_COMMIT_OFFSET_SIZE,
+}
+
+_ABORTABLE_SINCE: Final = 4
+
+
+def group_error(error: ErrorCode) -> ErrorCode:
+    """For JoinGroup and SyncGroup, when the group's metadata was not appended."""
+    return _OF_GROUPS.get(error, error)
+
+
+def consumer_group_error(error: ErrorCode) -> ErrorCode:
+    """For whatever members of a consumer group ask."""
+    return _OF_CONSUMER_GROUPS.get(error, error)
+
+
+def commit_error(error: ErrorCode) -> ErrorCode:
+    """For OffsetCommit, and for whatever deletes offsets."""
+    return _OF_COMMITS.get(error, error)
+
+
+def transactional_commit_error(error: ErrorCode, version: int) -> ErrorCode:
+    """For TxnOffsetCommit of `version`: older clients know neither a fenced producer nor a transaction that can only be aborted."""
+    if error is ErrorCode.PRODUCER_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    if error is ErrorCode.TRANSACTION_ABORTABLE and version < _ABORTABLE_SINCE:
+        return ErrorCode.INVALID_TXN_STATE
+    return commit_error(error)

@@ -7,11 +7,55 @@ SyncGroup; a client that sends the same again before it is answered replaces the
 from __future__ import annotations
 
 from collections.abc import Callable
+from struct import Struct
+from typing import Final, NamedTuple
 
 from appliance.base.invariants import check
 from appliance.protocol.group_apis import JoinGroupProtocol, JoinGroupResponse, SyncGroupResponse
 from appliance.runtime.timers import Timer
-from services.coordinator.groups.client_identity import ClientIdentity
+
+# ---- a consumer's subscription: int16 version, then the topics. Unreadable bytes count as a subscription to every topic, so no offset expires
+
+
+CONSUMER_PROTOCOL_TYPE: Final = "consumer"
+
+_HEAD: Final = Struct(">hi")
+_LENGTH: Final = Struct(">h")
+
+
+def topics_of_subscription(metadata: bytes) -> list[str] | None:
+    """None if these are not the bytes of a consumer's subscription."""
+    if len(metadata) < _HEAD.size:
+        return None
+    version, count = _HEAD.unpack_from(metadata)
+    if version < 0 or count < 0:
+        return None
+    position = _HEAD.size
+    topics: list[str] = []
+    for _ in range(count):
+        if position + _LENGTH.size > len(metadata):
+            return None
+        (length,) = _LENGTH.unpack_from(metadata, position)
+        position += _LENGTH.size
+        if length < 0 or position + length > len(metadata):
+            return None
+        try:
+            topics.append(metadata[position : position + length].decode())
+        except UnicodeDecodeError:
+            return None
+        position += length
+    return topics
+
+
+# ---- clients
+
+
+class ClientIdentity(NamedTuple):
+    """The client id of the request's header, and the client's address as Java writes it (`/10.0.0.1`)."""
+
+    client_id: str
+    client_host: str
+
 
 ReplyToJoin = Callable[[JoinGroupResponse], None]
 ReplyToSync = Callable[[SyncGroupResponse], None]

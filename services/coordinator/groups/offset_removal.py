@@ -21,15 +21,12 @@ from appliance.protocol.group_apis import DeletedGroup, DeleteGroupsRequest, Del
 from appliance.protocol.group_offset_apis import OffsetDeleteRequest, OffsetDeleteResponse
 from appliance.protocol.topic_partitions import PartitionResult, TopicResult
 from appliance.runtime.timers import Timers
-from services.coordinator.groups.append_errors import commit_error
-from services.coordinator.groups.classic_membership import ClassicMembership
 from services.coordinator.groups.group import Group
 from services.coordinator.groups.group_directory import GroupDirectory, HostedGroup
-from services.coordinator.groups.group_log import GroupLog
-from services.coordinator.groups.group_settings import GroupSettings
-from services.coordinator.groups.ports import Topics
-from services.coordinator.groups.replies import Replies
-from services.coordinator.groups.state_records import offset_record
+from services.coordinator.groups.group_log import GroupLog, Replies, commit_error
+from services.coordinator.groups.group_membership import ClassicMembership
+from services.coordinator.groups.group_records import offset_record
+from services.coordinator.groups.ports import GroupSettings, Topics
 
 TOMBSTONES_MAX: Final = 1_000
 """In one batch, which stays far below `message.max.bytes`."""

@@ -6,7 +6,7 @@ Implemented by the process that runs the coordinator, by fakes in tests. Weak sp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId, TopicPartition
@@ -48,3 +48,43 @@ class LegacyOffsets(Protocol):
 
     def fetch(self, group_id: str, partitions: Sequence[TopicPartition], on_fetched: LegacyFetched) -> None:
         """Those that are there; others are left out."""
+
+
+# ---- settings, under Kafka's names and with its defaults
+
+
+MINUTE_MS: Final = 60_000
+UPGRADE: Final = "upgrade"
+DOWNGRADE: Final = "downgrade"
+BIDIRECTIONAL: Final = "bidirectional"
+
+
+class GroupSettings(NamedTuple):
+    """Milliseconds, bytes, counts; `offsets_retention_minutes` is in minutes, as its name says."""
+
+    group_min_session_timeout_ms: int = 6_000
+    group_max_session_timeout_ms: int = 1_800_000
+    group_initial_rebalance_delay_ms: int = 3_000
+    group_max_size: int = (1 << 31) - 1
+    group_consumer_session_timeout_ms: int = 45_000
+    group_consumer_heartbeat_interval_ms: int = 5_000
+    group_consumer_max_size: int = (1 << 31) - 1
+    offset_metadata_max_bytes: int = 4_096
+    offsets_retention_minutes: int = 10_080
+    offsets_retention_check_interval_ms: int = 600_000
+    offsets_commit_timeout_ms: int = 5_000
+    offsets_topic_num_partitions: int = 50
+    group_consumer_migration_policy: str = BIDIRECTIONAL
+
+    @property
+    def may_upgrade(self) -> bool:
+        """Whether a live group may go from the classic to the newer protocol."""
+        return self.group_consumer_migration_policy in (BIDIRECTIONAL, UPGRADE)
+
+    @property
+    def may_downgrade(self) -> bool:
+        return self.group_consumer_migration_policy in (BIDIRECTIONAL, DOWNGRADE)
+
+    @property
+    def offsets_retention_ms(self) -> int:
+        return self.offsets_retention_minutes * MINUTE_MS

@@ -13,14 +13,23 @@ from functools import partial
 from typing import Final
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.group_apis import JoinGroupMember, JoinGroupProtocol, JoinGroupResponse, SyncGroupResponse
+from appliance.protocol.group_apis import (
+    JoinGroupMember,
+    JoinGroupProtocol,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    LeavingMember,
+    LeftMember,
+    SyncGroupResponse,
+)
 from appliance.runtime.timers import Timers
 from services.coordinator.groups.group import Group, GroupState
-from services.coordinator.groups.group_log import GroupLog, ignore_answer
-from services.coordinator.groups.group_settings import GroupSettings
+from services.coordinator.groups.group_directory import GroupDirectory
+from services.coordinator.groups.group_log import GroupLog, Replies, ignore_answer
+from services.coordinator.groups.group_records import metadata_record
 from services.coordinator.groups.member import Member, ReplyToJoin
-from services.coordinator.groups.replies import Replies
-from services.coordinator.groups.state_records import metadata_record
+from services.coordinator.groups.ports import GroupSettings
 
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60_000
 """A new member cannot send heartbeats before its JoinGroup is answered, and nobody hears of its end; if it still wants to join by then, it asks again."""
@@ -261,3 +270,40 @@ def members_for_leader(group: Group) -> tuple[JoinGroupMember, ...]:
     name = group.protocol_name
     assert name is not None
     return tuple(JoinGroupMember(member.member_id, member.group_instance_id, member.metadata(name)) for member in group.members.values())
+
+
+# ---- LeaveGroup. Static members do not send it: their sessions expire, or an administrator removes their instance
+
+
+class MemberDepartures:
+    """Decides about one LeaveGroup at a time, at once."""
+
+    def __init__(self, directory: GroupDirectory, rebalances: Rebalances) -> None:
+        self._directory = directory
+        self._rebalances = rebalances
+
+    def leave(self, request: LeaveGroupRequest, now_ms: int) -> LeaveGroupResponse:
+        error = self._directory.refusal(request.group_id)
+        if error is not ErrorCode.NONE:
+            return LeaveGroupResponse(error_code=error)
+        group = self._directory.find_classic(request.group_id)
+        return LeaveGroupResponse(
+            members=tuple(
+                LeftMember(member.member_id, member.group_instance_id, ErrorCode.UNKNOWN_MEMBER_ID if group is None else self._leave(group, member, now_ms))
+                for member in request.members
+            )
+        )
+
+    def _leave(self, group: Group, leaving: LeavingMember, now_ms: int) -> ErrorCode:
+        member_id = leaving.member_id
+        instance = leaving.group_instance_id
+        if not member_id:  # the member that has this instance id now
+            member_id = group.static_members.get(instance, "") if instance is not None else ""
+            instance = None
+        elif member_id in group.pending_members:
+            self._rebalances.remove_pending(group, member_id, now_ms)
+            return ErrorCode.NONE
+        problem = group.member_problem(member_id, instance)
+        if problem is ErrorCode.NONE:
+            self._rebalances.remove_member(group, group.members[member_id], now_ms)
+        return problem

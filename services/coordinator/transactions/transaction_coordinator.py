@@ -32,16 +32,17 @@ from appliance.protocol.transaction_apis import (
     TransactionToExtend,
 )
 from appliance.runtime.timers import Timers
-from services.coordinator.transactions.listing import describe_transactions, list_transactions
-from services.coordinator.transactions.ports import MarkerWriter, ProducerIds, TransactionSettings
 from services.coordinator.transactions.transaction import (
     ENDING,
     LARGEST_EPOCH,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     SECOND_PROTOCOL,
+    MarkerWriter,
+    ProducerIds,
     Transaction,
     TransactionalId,
+    TransactionSettings,
     TransactionState,
     add_partitions,
     is_exhausted,
@@ -50,7 +51,7 @@ from services.coordinator.transactions.transaction import (
     next_producer,
 )
 from services.coordinator.transactions.transaction_ends import TransactionEnds
-from services.coordinator.transactions.transactional_ids import OnDone, TransactionalIds
+from services.coordinator.transactions.transactional_ids import OnDone, TransactionalIds, describe_transactions, list_transactions
 
 TIMERS_A_TURN = 100
 _FENCED_SINCE_INIT = 4

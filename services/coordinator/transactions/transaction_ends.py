@@ -12,8 +12,17 @@ from collections.abc import Callable
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
 from appliance.runtime.timers import Timers
-from services.coordinator.transactions.ports import Marker, MarkerWriter
-from services.coordinator.transactions.transaction import ENDING, NO_PRODUCER_ID, SECOND_PROTOCOL, TransactionalId, complete, fence, prepare
+from services.coordinator.transactions.transaction import (
+    ENDING,
+    NO_PRODUCER_ID,
+    SECOND_PROTOCOL,
+    Marker,
+    MarkerWriter,
+    TransactionalId,
+    complete,
+    fence,
+    prepare,
+)
 from services.coordinator.transactions.transactional_ids import OnDone, TransactionalIds
 
 RETRY_MS = 100

@@ -19,7 +19,7 @@ from appliance.protocol.transaction_apis import AddPartitionsToTxnRequest, EndTx
 from appliance.storage.verification import NeedsVerification
 from services.acceptor.handlers.produce import OFFERS_MAX
 from services.acceptor.produce.refused_sequences import FOR_NOW
-from services.coordinator.transactions.ports import Marker, TransactionSettings
+from services.coordinator.transactions.transaction import Marker, TransactionSettings
 from services.coordinator.transactions.transaction_coordinator import TransactionCoordinator
 from tests.simulation.transactions.partition import GUARDS_A_LIFE, Batch, Partition
 from tests.simulation.world import MS, World

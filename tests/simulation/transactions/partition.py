@@ -11,7 +11,7 @@ from appliance.base.errors import ErrorCode
 from appliance.records.control_batch import EndTransactionMarker
 from appliance.storage.producer_state import DuplicateBatch, ProducerState
 from appliance.storage.verification import NeedsVerification, Offer, Verifications
-from services.coordinator.transactions.ports import Marker
+from services.coordinator.transactions.transaction import Marker
 
 GUARDS_A_LIFE = 1_000_000
 OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"

@@ -24,7 +24,7 @@ from appliance.runtime.request_server import RequestClient
 from appliance.shm.counters import Counters
 from lab.scratch_layout import scratch_layout
 from services.coordinator.coordinator_requests import VERIFICATIONS_MAX, CoordinatorRequests
-from services.coordinator.groups.client_identity import ClientIdentity
+from services.coordinator.groups.member import ClientIdentity
 from services.coordinator.transactions.transaction import SECOND_PROTOCOL
 
 OFFSETS = TopicPartition("__consumer_offsets", 3)

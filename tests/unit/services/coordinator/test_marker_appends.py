@@ -15,7 +15,7 @@ from appliance.protocol.topic_partitions import TopicPartitions
 from lab.scratch_layout import scratch_layout
 from services.coordinator.marker_appends import MarkerAppends
 from services.coordinator.marker_requests import MarkerRequests
-from services.coordinator.transactions.ports import Marker
+from services.coordinator.transactions.transaction import Marker
 from tests.support.asked_boxes import AskedBoxes
 from tests.support.stepped_state import TOPIC, SteppedState
 

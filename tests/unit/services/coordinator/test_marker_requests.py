@@ -11,7 +11,7 @@ from appliance.cluster.metadata_image import MetadataImage
 from appliance.protocol.topic_partitions import PartitionResult, TopicPartitions, TopicResult
 from appliance.protocol.transaction_apis import TxnMarkerResult, WriteTxnMarkersResponse
 from services.coordinator.marker_requests import LANES, MARKERS_A_REQUEST, MarkerRequests
-from services.coordinator.transactions.ports import Marker
+from services.coordinator.transactions.transaction import Marker
 from tests.support.asked_boxes import AskedBoxes
 
 

@@ -13,8 +13,8 @@ from appliance.base.model import TopicId
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, PartitionTableReader, PartitionTableWriter, Row
 from lab.scratch_layout import scratch_layout
+from services.replica_fetcher.replica_following import SCAN_PAUSE_NS, ReplicaRows
 from services.replica_fetcher.replica_partition import FollowedRow
-from services.replica_fetcher.replica_rows import SCAN_PAUSE_NS, ReplicaRows
 from services.replica_fetcher.replica_session import Key
 
 TOPIC = TopicId(bytes(range(16)))

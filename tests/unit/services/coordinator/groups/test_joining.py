@@ -6,7 +6,7 @@ import pytest
 
 from appliance.base.errors import ErrorCode
 from appliance.protocol.group_apis import JoinGroupProtocol
-from services.coordinator.groups.client_identity import ClientIdentity
+from services.coordinator.groups.member import ClientIdentity
 from services.coordinator.groups.rebalances import NEW_MEMBER_JOIN_TIMEOUT_MS
 from tests.support.group_world import RANGE, World
 

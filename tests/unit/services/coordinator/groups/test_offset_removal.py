@@ -6,8 +6,8 @@ from struct import pack
 
 from appliance.base.errors import ErrorCode
 from appliance.protocol.group_apis import JoinGroupProtocol
-from services.coordinator.groups.group_settings import MINUTE_MS
 from services.coordinator.groups.offset_removal import TOMBSTONES_MAX
+from services.coordinator.groups.ports import MINUTE_MS
 from tests.support.group_world import World, codes
 
 A0 = ("syslog", 0)

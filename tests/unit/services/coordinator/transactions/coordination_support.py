@@ -18,8 +18,7 @@ from appliance.protocol.transaction_apis import (
     InitProducerIdResponse,
     TransactionToExtend,
 )
-from services.coordinator.transactions.ports import Marker, TransactionSettings
-from services.coordinator.transactions.transaction import Transaction
+from services.coordinator.transactions.transaction import Marker, Transaction, TransactionSettings
 from services.coordinator.transactions.transaction_coordinator import TransactionCoordinator
 
 PARTITIONS = 4

@@ -17,7 +17,7 @@ from appliance.protocol.transaction_apis import EndTxnRequest, InitProducerIdReq
 from appliance.records.control_batch import EndTransactionMarker
 from appliance.storage.producer_state import ProducerState
 from services.coordinator.marker_requests import MarkerRequests
-from services.coordinator.transactions.ports import Marker, TransactionSettings
+from services.coordinator.transactions.transaction import Marker, TransactionSettings
 from services.coordinator.transactions.transaction_coordinator import TransactionCoordinator
 from tests.support.asked_boxes import AskedBoxes, Question
 
