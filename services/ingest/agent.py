@@ -13,11 +13,8 @@ listening sockets.
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable
 
-from appliance.base.logging import Logger
 from appliance.base.model import NO_LEADER
 from appliance.client.peers import Peers
 from appliance.cluster.lease_gate import LeaseGate
@@ -64,7 +61,7 @@ class IngestAgent:
         counters, box, log = context.counters, context.box, context.log
         disks = [disk.name for disk in box.disks]
         table = tables_of(box)
-        self._topic = table.routes.default.topics[0]
+        self._default_topic = table.routes.default.topics[0]
         """The default topic; no sender is read before it exists."""
         self._source = Source(context.layout, context.process_name, context.incarnation, box.integer("ingest.arena.bytes"), box.integer("channel.ring.entries"))
         self._proxies = LogWriterProxies(
@@ -84,39 +81,31 @@ class IngestAgent:
         self._producer_ids = ProducerIdLeases(self._controller, self._clock, counters.counter("ingest.producer_ids"), log)
         self._lease = LeaseGate(LeaseReader(context.layout), self._clock, counters)
         self._senders = SenderLedgers(context.layout, context.process_name, self._clock)
-        ledger = IngestLedger(table.listeners, self._senders, counters)
-        self._acknowledger = Acknowledger(ledger)
+        self._acknowledger = Acknowledger(IngestLedger(table.listeners, self._senders, counters))
         self._peers = Peers("millrace-ingest", self._poller, self._clock)
         self._previous = PreviousIncarnations(context, {listener.name: listener for listener in table.listeners}, self._peers, self._writer_incarnation)
         self._crash_accounting, self._replays = self._previous.accounting, self._previous.replays
         self._sender = BatchSender(
+            context,
             self._source.arena,
             self._view,
-            min(box.integer("disk.budget.bytes"), self._source.arena.size_bytes // len(disks)),
-            self._poller,
-            self._clock,
-            counters,
-            log,
             self._acknowledger,
             self._producer_ids,
-            self._replays,
-            self._previous.spool,
-            self._peers,
+            self._previous,
             lambda placement: not self._lease.is_shut(placement),
-            self._on_blocks,
+            self._on_blocked_changed,
         )
-        self._topics = IngestTopics(box, self._topic, self._sender, self._controller, self._clock, log, self._on_stale)
+        self._topics = IngestTopics(context, self._default_topic, self._sender, self._controller, self._on_stale)
         for left_over in self._previous.topics:
             self._topics.of(left_over)
         held = HeldRecords(box.integer("ingest.held.bytes"), counters)
-        self._intake = RecordRouter(table.listeners, table.router(), self._topics, ledger, self._acknowledger, self._replays, held, self._clock)
+        self._router = RecordRouter(table, self._topics, self._acknowledger, self._replays, held, self._clock)
         self._box_disks = BoxDisks(context.layout, box)
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), lambda _disk, _operation: None, lambda _disk: None)
         self._disks = DeadDisks(self._proxies, counters, log)
-        self._connections = SenderConnections(context, self._intake)
-        self._datagrams = SenderDatagrams(context, self._intake)
-        rooms: dict[Transport, ConnectionManager] = {Transport.TCP: self._connections, Transport.TLS: self._connections, Transport.UDP: self._datagrams}
-        hand_out(table.listeners, context.listen_sockets, rooms, log)
+        self._connections = SenderConnections(context, self._router)
+        self._datagrams = SenderDatagrams(context, self._router)
+        self._pass_sockets(table.listeners)
         self._in_flight = counters.gauge("ingest.in_flight")
         self._oldest_waiting = counters.gauge("ingest.oldest_waiting_ms")
         self._blocks_changed = False
@@ -124,6 +113,21 @@ class IngestAgent:
         self._drain_until_ns = 0
         self._ready = False
         self._drained = False
+
+    def _pass_sockets(self, listeners: Iterable[Listener]) -> None:
+        """Pass each listening socket to the component that serves its transport. The sockets belong to the supervisor
+        or systemd; all ingests share them. A listener without a socket is logged, and the others serve."""
+        unused = dict(self._context.listen_sockets)
+        for listener in listeners:
+            sock = unused.pop(listener.fd_name, None)
+            if sock is None:
+                message = f"listener {listener.name} has no socket; run `millrace units apply`, then restart the box"
+                self._context.log.error(message, listener=listener.name)
+            else:
+                (self._datagrams if listener.transport is Transport.UDP else self._connections).add(listener, sock)
+        for name, sock in unused.items():
+            self._context.log.warning(f"socket {name} belongs to no listener; run `millrace units apply`, then restart the box")
+            sock.close()
 
     # -- duty cycle
 
@@ -229,12 +233,12 @@ class IngestAgent:
     def _maybe_ready(self) -> None:
         """Report readiness when records can be stored: the default topic exists, and one of its
         partitions is served here or led by another box."""
-        topic = self._view.image.topics.get(self._topic)
-        self._topics.of(self._topic)
+        topic = self._view.image.topics.get(self._default_topic)
+        self._topics.of(self._default_topic)
         if topic is None or self._drain_until_ns or not self._replays.is_loaded:
             return
         for number, partition in enumerate(topic.partitions):
-            if self._view.placement(self._topic, number) is not None or partition.leader not in (NO_LEADER, self._view.broker_id):
+            if self._view.placement(self._default_topic, number) is not None or partition.leader not in (NO_LEADER, self._view.broker_id):
                 self._ready = True
                 self._connections.accept(True)
                 self._datagrams.read(True)
@@ -291,7 +295,7 @@ class IngestAgent:
     def _on_stale(self) -> None:
         self._image.is_stale = True
 
-    def _on_blocks(self, topic: str) -> None:
+    def _on_blocked_changed(self, topic: str) -> None:
         """Locations went over or below their budget, or disks died or returned."""
         self._topics.on_blocked_changed(topic)
         self._blocks_changed = True
@@ -299,29 +303,5 @@ class IngestAgent:
     def _apply_blocks(self) -> None:
         self._blocks_changed = False
         if self._ready and not self._drained:
-            self._datagrams.read(not self._topics.of(self._topic).is_blocked)
+            self._datagrams.read(not self._topics.of(self._default_topic).is_blocked)
         self._connections.resume(self._topics.is_partition_blocked)
-
-
-class ConnectionManager(Protocol):
-    """Serves the senders of some listeners."""
-
-    def add(self, listener: Listener, sock: socket.socket) -> None: ...
-
-
-def hand_out(listeners: Iterable[Listener], sockets: Mapping[str, socket.socket], rooms: Mapping[Transport, ConnectionManager], log: Logger) -> list[Listener]:
-    """Pass each listener with a socket to its component; return those listeners."""
-    served = []
-    left = dict(sockets)
-    for listener in listeners:
-        sock = left.pop(listener.fd_name, None)
-        if sock is None:
-            message = f"listener {listener.name} has no socket; run `millrace units apply`, then restart the box"
-            log.error(message, listener=listener.name)
-            continue
-        rooms[listener.transport].add(listener, sock)
-        served.append(listener)
-    for name, sock in left.items():
-        log.warning(f"socket {name} belongs to no listener; run `millrace units apply`, then restart the box")
-        sock.close()
-    return served

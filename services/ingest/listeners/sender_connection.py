@@ -36,7 +36,7 @@ _INT = Struct("i")
 _TLS_RECORD_START = (b"\x16\x03\x01", b"\x16\x03\x03")
 
 
-class Phase(IntEnum):
+class ConnectionPhase(IntEnum):
     """How far a connection is. `close` sets `close_reason` in NEW, OPEN or ENDED; no phase returns to an earlier one."""
 
     NEW = 0
@@ -49,10 +49,10 @@ class Phase(IntEnum):
     GONE = 4
 
 
-NEW, OPEN, ENDED, LINGERING, GONE = Phase  # reading an enum member costs 60 ns in Python 3.11
+NEW, OPEN, ENDED, LINGERING, GONE = ConnectionPhase  # reading an enum member costs 60 ns in Python 3.11
 
 
-class Pause(IntEnum):
+class PauseReason(IntEnum):
     """Why a connection is not read: bits of `SenderConnection.pauses`."""
 
     SESSION = 1
@@ -67,7 +67,7 @@ class Pause(IntEnum):
     """Earlier connections of its sender are read first."""
 
 
-_STOPPING = Pause.SESSION | Pause.PARTITION | Pause.WINDOW
+_STOPPING = PauseReason.SESSION | PauseReason.PARTITION | PauseReason.WINDOW
 
 
 class SenderConnection:
@@ -107,7 +107,7 @@ class SenderConnection:
         self.phase = OPEN
         self.pauses = 0
         self.blocked_by: tuple[str, int] | None = None
-        """The blocked partition of `Pause.PARTITION`."""
+        """The blocked partition of `PauseReason.PARTITION`."""
         self.inquiry = 0
         """Number of the inquiry to other ingests about earlier connections of its sender (`sender_owners`)."""
         self.is_broken = False
@@ -157,13 +157,13 @@ class SenderConnection:
             self._send_raw(self.stream.encode(data))
 
     def hold(self) -> None:
-        self.pauses |= Pause.SESSION
+        self.pauses |= PauseReason.SESSION
         self.on_changed(self)
 
     def release(self) -> None:
-        self.resume(Pause.SESSION)
+        self.resume(PauseReason.SESSION)
 
-    def resume(self, reason: Pause) -> None:
+    def resume(self, reason: PauseReason) -> None:
         self.pauses &= ~reason
         self.on_changed(self)
 

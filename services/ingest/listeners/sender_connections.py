@@ -22,7 +22,7 @@ from appliance.runtime.agent import ServiceContext
 from appliance.senders.listener import Listener
 from services.ingest.listeners.half_closed_connections import SESSION_SCOPED_IDS, HalfClosedConnections
 from services.ingest.listeners.listening_socket import ListeningSocket
-from services.ingest.listeners.sender_connection import ENDED, GONE, LINGERING, NEW, OPEN, RECEIVE_BYTES, Pause, SenderConnection
+from services.ingest.listeners.sender_connection import ENDED, GONE, LINGERING, NEW, OPEN, RECEIVE_BYTES, PauseReason, SenderConnection
 from services.ingest.listeners.sender_limits import ReservedDescriptor, SenderLimits, UnfinishedFrames, connections_possible
 from services.ingest.listeners.sender_owners import REPEATING, AcceptedConnection, SenderOwners
 from services.ingest.listeners.sender_stream import StreamError
@@ -184,7 +184,7 @@ class SenderConnections:
         """
         if connection.phase is NEW:
             if not self._is_first(connection):
-                connection.pauses |= Pause.ORDER
+                connection.pauses |= PauseReason.ORDER
                 self._behind[connection] = None
                 return False
             connection.phase = OPEN
@@ -259,18 +259,18 @@ class SenderConnections:
         if session is None:
             return False
         if session.unacknowledged_bytes > self._window_bytes:
-            connection.pauses |= Pause.WINDOW
+            connection.pauses |= PauseReason.WINDOW
             self._windowed[connection] = None
         if self._intake.blocked_partition is not None:
-            connection.pauses |= Pause.PARTITION
+            connection.pauses |= PauseReason.PARTITION
             connection.blocked_by = self._intake.blocked_partition
             self._blocked[connection] = None
             self._pauses.add()
         must_wait = self._unfinished.must_wait(connection)
         if must_wait:
-            connection.pauses |= Pause.FRAMES
+            connection.pauses |= PauseReason.FRAMES
         elif connection.pauses:
-            connection.pauses &= ~Pause.FRAMES
+            connection.pauses &= ~PauseReason.FRAMES
         return must_wait or connection.is_stopped
 
     def resume(self, is_partition_blocked: Callable[[Partition], bool]) -> None:
@@ -278,7 +278,7 @@ class SenderConnections:
         for connection in [each for each in self._blocked if each.blocked_by is None or not is_partition_blocked(each.blocked_by)]:
             del self._blocked[connection]
             connection.blocked_by = None
-            connection.resume(Pause.PARTITION)
+            connection.resume(PauseReason.PARTITION)
 
     # -- a turn
 
@@ -292,9 +292,9 @@ class SenderConnections:
         self._half_closed.begin_turn()
         for connection in [each for each in self._windowed if each.session is None or each.session.unacknowledged_bytes <= self._window_bytes]:
             del self._windowed[connection]
-            connection.resume(Pause.WINDOW)
+            connection.resume(PauseReason.WINDOW)
         for connection in self._unfinished.released():
-            connection.resume(Pause.FRAMES)
+            connection.resume(PauseReason.FRAMES)
         for connection in list(self._behind):
             if connection.phase is not GONE and self._is_first(connection):
                 self._release(connection)
@@ -309,7 +309,7 @@ class SenderConnections:
         self._behind.pop(connection, None)
         if connection.phase is NEW:
             connection.phase = OPEN
-        connection.resume(Pause.ORDER)
+        connection.resume(PauseReason.ORDER)
 
     def _update(self, connection: SenderConnection) -> None:
         """Bring a connection to what its state requires: sent, polled, ended."""

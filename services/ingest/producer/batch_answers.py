@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
-from appliance.base.logging import Logger
+from appliance.runtime.agent import ServiceContext
 from appliance.senders.accounting import RESENT_COUNTER, LossReason
-from appliance.shm.counters import Counters
 from services.ingest.producer.partition_queues import PartitionQueue, PartitionQueues
 from services.ingest.producer.producer_batch import ProducerBatch
 from services.ingest.records.acknowledger import Acknowledger
@@ -63,17 +61,16 @@ class BatchAnswers:
         acknowledger: Acknowledger,
         replays: ReplayRecorder,
         on_ended: Callable[[ProducerBatch], None],
-        clock: Clock,
-        counters: Counters,
-        log: Logger,
+        context: ServiceContext,
     ) -> None:
+        counters = context.counters
         self._queues = queues
         self._topic_ids = topic_ids
         self._acknowledger = acknowledger
         self._replays = replays
         self._on_ended = on_ended
-        self._clock = clock
-        self._log = log
+        self._clock = context.clock
+        self._log = context.log
         self._resent = counters.counter(RESENT_COUNTER)
         self._latency = counters.histogram("ingest.batch_us")
         self._epochs = counters.counter("ingest.producer_epochs_raised")

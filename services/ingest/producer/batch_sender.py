@@ -17,19 +17,16 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from appliance.base.clock import Clock
-from appliance.base.logging import Logger
 from appliance.base.model import NO_LEADER
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.cluster.metadata_image import BrokerImage
-from appliance.ipc.registry import Registry
+from appliance.runtime.agent import ServiceContext
 from appliance.senders.accounting import LossReason
 from appliance.shm.arena import Arena
-from appliance.shm.counters import Counters
-from services.ingest.producer.batch_answers import BatchAnswers, ReplayRecorder
-from services.ingest.producer.ingest_spooling import IngestSpooling, Spool
+from services.ingest.producer.batch_answers import BatchAnswers
+from services.ingest.producer.ingest_spooling import IngestSpooling
 from services.ingest.producer.local_leaders import LocalLeaders
 from services.ingest.producer.partition_leaders import Key, PartitionLeaders
 from services.ingest.producer.partition_queues import IN_FLIGHT_MAX, IngestProducers, PartitionQueue, PartitionQueues, ProducerIdSource
@@ -38,7 +35,9 @@ from services.ingest.producer.remote_leaders import RemoteLeaders
 from services.ingest.producer.unresolved_sequences import UnresolvedSequences
 from services.ingest.records.acknowledger import Acknowledger
 from services.ingest.records.batcher import ReadyBatch
-from services.ingest.replay.journalled_batches import SequenceRequester
+
+if TYPE_CHECKING:
+    from services.ingest.producer.previous_incarnation import PreviousIncarnations
 
 _by_number = attrgetter("number")
 
@@ -48,33 +47,31 @@ class BatchSender:
 
     def __init__(
         self,
+        context: ServiceContext,
         arena: Arena,
         view: MetadataCache,
-        budget_bytes: int,
-        registry: Registry,
-        clock: Clock,
-        counters: Counters,
-        log: Logger,
         acknowledger: Acknowledger,
         producer_ids: ProducerIdSource,
-        replays: ReplayRecorder,
-        spool: Spool,
-        peers: SequenceRequester,
+        previous: PreviousIncarnations,
         may_lead_alone: Callable[[LocalReplica], bool],
         on_changed: Callable[[str], None],
     ) -> None:
+        box, clock, counters = context.box, context.clock, context.counters
         self._clock = clock
         self._view = view
         self._broker_id = view.broker_id
         self._acknowledger = acknowledger
         self._producers = IngestProducers(producer_ids, clock.monotonic_ns())
+        budget_bytes = min(box.integer("disk.budget.bytes"), arena.size_bytes // len(box.disks))
         self.leaders = PartitionLeaders(view.broker_id, budget_bytes, counters, self._can_spool, on_changed)
         self.queues = PartitionQueues(self.leaders, counters)
-        self._spooling = IngestSpooling(spool, self.queues.charge, lambda batch: batch.bytes_in(arena), acknowledger.on_lost, replays.before_offer)
-        answers = BatchAnswers(self.queues, self.leaders.topic_ids, acknowledger, replays, self._on_ended, clock, counters, log)
+        self._spooling = IngestSpooling(
+            previous.spool, self.queues.charge, lambda batch: batch.bytes_in(arena), acknowledger.on_lost, previous.replays.before_offer
+        )
+        answers = BatchAnswers(self.queues, self.leaders.topic_ids, acknowledger, previous.replays, self._on_ended, context)
         self._local = LocalLeaders(arena, view, self.queues.of, answers, may_lead_alone)
-        self._remote = RemoteLeaders(registry, clock, answers, self._local.copy_out, counters)
-        self._unresolved = UnresolvedSequences(peers, answers.on_found, answers.on_sequences_lost)
+        self._remote = RemoteLeaders(context.poller, clock, answers, self._local.copy_out, counters)
+        self._unresolved = UnresolvedSequences(previous.peers, answers.on_found, answers.on_sequences_lost)
         self._next_number = 0
         self._held: frozenset[Key] = frozenset()
         self._away: set[int] = set()

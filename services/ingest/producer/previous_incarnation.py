@@ -19,14 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from appliance.base.layout import BoxLayout, boot_id
-from appliance.base.logging import Logger
+from appliance.base.layout import boot_id
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.ipc.descriptors import COMPLETION, DescriptorKind
 from appliance.runtime.agent import ServiceContext
 from appliance.senders.accounting import COUNTED_COUNTER, STORED_COUNTER, LossReason, listeners_of, plan_crash_accountings, read_ledger
 from appliance.senders.listener import SYSLOG_TCP, Listener
-from appliance.shm.counters import Counters
 from appliance.shm.mapping import LayoutMismatch, SharedObjectAbsent, list_names, unlink
 from appliance.shm.ring_pair import RingPair
 from services.ingest.producer.batch_sender import BatchSender
@@ -45,20 +43,19 @@ class PreviousIncarnation:
     """The accounting: call `account` until `is_accounted` and `is_final`. `spooled`: records of
     each listener in the spool."""
 
-    def __init__(
-        self, layout: BoxLayout, process_name: str, incarnation: int, counters: Counters, log: Logger, now_ns: int, spooled: Mapping[str, int] | None = None
-    ) -> None:
+    def __init__(self, context: ServiceContext, spooled: Mapping[str, int]) -> None:
+        layout, process_name, counters = context.layout, context.process_name, context.counters
         self._counters = counters
-        self._log = log
-        self._deadline_ns = now_ns + PATIENCE_NS
-        self._spooled = spooled or {}
+        self._log = context.log
+        self._deadline_ns = context.clock.monotonic_ns() + PATIENCE_NS
+        self._spooled = spooled
         values = {label: counters.counter(label).value for label in counters.labels()}
         self._ledgers = {listener: read_ledger(values, listener) for listener in listeners_of(values)}
         self._completed_unseen = 0
         self._rings: list[tuple[str, RingPair]] = []  # (disk, rings)
         self.is_accounted = False
         """The ledger balances."""
-        own = f".{incarnation:x}"
+        own = f".{context.incarnation:x}"
         prefix = layout.shared_memory_name("channel", process_name) + "."
         for name in list_names(prefix):
             if not name.endswith(own):
@@ -142,8 +139,8 @@ class PreviousIncarnations:
         found = {label: counters.counter(label).value for label in counters.labels()}
         self.spool = IngestSpool(f"{state}/spool", box.integer("ingest.spool.bytes"), clock, counters, log)
         self._left_over = SpoolReplay(self.spool, found, listeners, lambda name: listeners[SYSLOG_TCP]._replace(name=name))
-        now_ns = clock.monotonic_ns()
-        self.accounting = PreviousIncarnation(context.layout, context.process_name, context.incarnation, counters, log, now_ns, self._left_over.records)
+        self.accounting = PreviousIncarnation(context, self._left_over.records)
+        self.peers = peers
         self.replays = Replays(
             f"{state}/journal",
             f"{context.process_name}.{context.incarnation:x}",

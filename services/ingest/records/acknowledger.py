@@ -26,7 +26,7 @@ class Acknowledger:
     """`on_completed` (set by the router) is called for each group before its session is."""
 
     def __init__(self, ledger: IngestLedger) -> None:
-        self._ledger = ledger
+        self.ledger = ledger
         self._completed: list[AckGroup] = []
         self.on_completed: Callable[[AckGroup], None] = lambda _group: None
 
@@ -60,7 +60,7 @@ class Acknowledger:
             share.is_completed = True
             lost += share.count
             if share.count:
-                self._ledger.on_counted(share.group, reason, share.count)
+                self.ledger.on_counted(share.group, reason, share.count)
             share.group.outcome = AckOutcome.REFUSED
             if share.is_awaited:
                 self.release(share.group)
@@ -70,14 +70,14 @@ class Acknowledger:
         """Count records whose topic did not exist before the process stops; return how many."""
         for record in records:
             if not record.is_copy:
-                self._ledger.on_counted(record.group, LossReason.SHUTDOWN, 1)
+                self.ledger.on_counted(record.group, LossReason.SHUTDOWN, 1)
         return sum(not record.is_copy for record in records)
 
     def _store(self, share: Share) -> None:
         if share.is_completed:
             return
         share.is_completed = True
-        self._ledger.on_stored(share.group, share.count, share.copies)
+        self.ledger.on_stored(share.group, share.count, share.copies)
         if share.is_awaited:
             self.release(share.group)
 
@@ -102,7 +102,7 @@ class Acknowledger:
                 group.outcome = AckOutcome.DUPLICATE if 0 < group.record_count == group.duplicate_count else AckOutcome.STORED
             self.on_completed(group)
             if group.outcome is not AckOutcome.REFUSED:
-                self._ledger.on_acknowledged(group)
+                self.ledger.on_acknowledged(group)
             if group.on_completed is not None:
                 group.on_completed(group)
         return len(completed)

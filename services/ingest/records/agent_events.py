@@ -60,6 +60,14 @@ def _written(value: Any) -> Any:
     return value
 
 
+class _Times(NamedTuple):
+    """The times of records: the start of each event, its milliseconds, and its nanoseconds if it is finer (else 0)."""
+
+    begins: Sequence[bytes]
+    times_ms: Sequence[int | None]
+    finer: Sequence[int]
+
+
 class _Unlike(Exception):
     """The values of a column differ in kind."""
 
@@ -119,13 +127,14 @@ def _alike(
     moved: list[tuple[str, Column]] = []
     try:
         parts, behind = _said(shape, common, said or {}, len(fields))
-        begins, times_ms, finer = _given_times(times_ns, len(fields))
+        times = _given_times(times_ns, len(fields))
         for role in roles_of(shape):
             if role.part in parts or role.part in common.known or role.part in behind:
                 continue
             if role.kind is FieldKind.TIME:
                 if times_ns is None and (read := _read_times(role, fields, listener)) is not None:
                     begins, times_ms, is_moved = read
+                    times = _Times(begins, times_ms, times.finer)
                     parts[role.part] = begins
                     if is_moved:
                         moved.append((role.name, [each[role.name] for each in fields]))
@@ -133,7 +142,7 @@ def _alike(
                 parts[role.part] = column
                 if role.kind in _MOVED_KINDS and not role.inner:
                     moved.append((role.name, [each[role.name] for each in fields]))
-        return _write(fields, common, parts, behind, begins, times_ms, finer, moved)
+        return _write(fields, common, parts, behind, times, moved)
     except (_Unlike, TypeError):
         for name, column in moved:
             for each, value in zip(fields, column, strict=True):
@@ -158,11 +167,11 @@ def _said(shape: tuple[str, ...], common: Common, said: Mapping[str, Column], co
     return parts, behind
 
 
-def _given_times(times_ns: Sequence[int | None] | None, count: int) -> tuple[Sequence[bytes], Sequence[int | None], Sequence[int]]:
+def _given_times(times_ns: Sequence[int | None] | None, count: int) -> _Times:
     """Return the start of each event, its milliseconds, and its nanoseconds if it is finer (else
     0)."""
     if times_ns is None:
-        return (NO_TIME,) * count, (None,) * count, ()
+        return _Times((NO_TIME,) * count, (None,) * count, ())
     if None in times_ns:
         raise _Unlike
     given = cast("Sequence[int]", times_ns)
@@ -171,7 +180,7 @@ def _given_times(times_ns: Sequence[int | None] | None, count: int) -> tuple[Seq
     if not all(seconds.values()):
         raise _Unlike
     begins = [seconds[time_ms // 1000] + MILLISECONDS[time_ms % 1000] for time_ms in times_ms]
-    return begins, times_ms, [time_ns if time_ns % _NS_A_MS else 0 for time_ns in given]
+    return _Times(begins, times_ms, [time_ns if time_ns % _NS_A_MS else 0 for time_ns in given])
 
 
 def _read_times(role: FieldRole, fields: Sequence[dict[str, Any]], listener: Listener) -> tuple[list[bytes], list[int | None], bool] | None:
@@ -257,11 +266,10 @@ def _write(
     common: Common,
     parts: Mapping[str, Column],
     behind: Mapping[str, Column],
-    begins: Sequence[bytes],
-    times_ms: Sequence[int | None],
-    finer: Sequence[int],
+    times: _Times,
     moved: list[tuple[str, Column]],
 ) -> ColumnarRecords:
+    begins, times_ms, finer = times
     nothing = (None,) * len(fields)
     known_behind = common.behind
     tails: list[dict[str, Any]] = [{"message": message, **known_behind} for message in parts.get("message", nothing)]

@@ -18,13 +18,11 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from appliance.base.clock import Clock
-from appliance.base.logging import Logger
 from appliance.base.model import TopicId
-from appliance.base.settings import Box
 from appliance.cluster.metadata_image import MetadataImage, TopicImage
 from appliance.ipc.controller_frames import AUTO_CREATE
 from appliance.ipc.controller_link import ControllerLink
+from appliance.runtime.agent import ServiceContext
 from services.ingest.producer.batch_sender import BatchSender
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.batcher import Acceptance, Batcher
@@ -119,16 +117,14 @@ class IngestTopics:
     """All topics of one ingest. `on_too_large`: a backlogged record that no batch may hold;
     `on_batched`: every record that left a backlog."""
 
-    def __init__(
-        self, box: Box, default: str, sender: BatchSender, controller: ControllerLink, clock: Clock, log: Logger, on_stale: Callable[[], None]
-    ) -> None:
+    def __init__(self, context: ServiceContext, default: str, sender: BatchSender, controller: ControllerLink, on_stale: Callable[[], None]) -> None:
         """`default` is always needed: no sender is read before it exists."""
-        self._box = box
+        self._box = context.box
         self._default = default
         self._sender = sender
         self._controller = controller
-        self._clock = clock
-        self._log = log
+        self._clock = context.clock
+        self._log = context.log
         self._on_stale = on_stale
         self._image = MetadataImage.empty()
         self._topics: dict[str, IngestTopic] = {}

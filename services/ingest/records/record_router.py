@@ -13,7 +13,7 @@ Weak: pure Python, 2-8 µs a record with its parser; that bounds the throughput 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from typing import Final, NamedTuple, cast
 
@@ -21,7 +21,8 @@ from appliance.base.clock import Clock
 from appliance.records.builder import encode_headers
 from appliance.senders.accounting import LossReason
 from appliance.senders.listener import Listener
-from appliance.senders.router import Destinations, Router, key_of
+from appliance.senders.router import Destinations, key_of
+from appliance.senders.sender_tables import TableReading
 from services.ingest.protocols.syslog.syslog_message import SyslogMessage
 from services.ingest.records.ack_group import AckGroup, ReplayedStream
 from services.ingest.records.acknowledger import Acknowledger
@@ -101,23 +102,22 @@ class RecordRouter:
 
     def __init__(
         self,
-        listeners: Iterable[Listener],
-        router: Router,
+        tables: TableReading,
         topics: IngestTopics,
-        ledger: IngestLedger,
         acknowledger: Acknowledger,
         replays: ReplayLookup,
         held: HeldRecords,
         clock: Clock,
     ) -> None:
-        self._inputs = {listener.name: IngestInput(listener, router) for listener in listeners}
+        router, ledger = tables.router(), acknowledger.ledger
+        self._inputs = {listener.name: IngestInput(listener, router) for listener in tables.listeners}
         self._router = router
         self._topics = topics
         self._ledger = ledger
         self._acknowledger = acknowledger
         self._clock = clock
         self._dead_letters = DeadLetters(router.dead_letter, topics, ledger, clock, self._on_blocked)
-        self._identified = IdentifiedRecords(replays, self._ledger, acknowledger, self._store, held, clock)
+        self._identified = IdentifiedRecords(replays, ledger, acknowledger, self._store, held, clock)
         acknowledger.on_completed = self._identified.on_completed
         topics.on_too_large = self._on_late_too_large
         topics.on_batched = self._on_batched

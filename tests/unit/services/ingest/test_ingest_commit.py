@@ -47,7 +47,7 @@ class Sent:
     """A unit of some records, and whether it has settled."""
 
     def __init__(self, box: SteppedIngest, values: list[bytes], identities: list[bytes] | None = None, acks: int = -1) -> None:
-        intake = box.agent._intake
+        intake = box.agent._router
         self.completed: list[AckOutcome] = []
         self.unit = AckGroup(listener_of(box)._replace(acks=acks), SOURCE, identities, lambda unit: self.completed.append(unit.outcome))
         intake.take(self.unit, [IngestRecord(value, host="web") for value in values])
@@ -56,7 +56,7 @@ class Sent:
 
 
 def listener_of(box: SteppedIngest) -> Listener:
-    return box.agent._intake._inputs["syslog-tcp"].listener
+    return box.agent._router._inputs["syslog-tcp"].listener
 
 
 def values(box: SteppedIngest) -> list[bytes | None]:
@@ -169,7 +169,7 @@ def test_a_unit_that_is_refused_for_good_is_told_so_and_can_be_sent_again(box: S
 
 
 def test_a_topic_that_is_not_there_is_asked_for_and_its_records_wait_for_it(box: SteppedIngest) -> None:
-    intake, completed = box.agent._intake, []
+    intake, completed = box.agent._router, []
     unit = AckGroup(listener_of(box), SOURCE, None, completed.append, topic="other")
     intake.take(unit, [IngestRecord(b"a")])
     intake.close_group(unit)
@@ -182,7 +182,7 @@ def test_a_topic_that_is_not_there_is_asked_for_and_its_records_wait_for_it(box:
 
 
 def test_a_topic_that_was_deleted_is_made_again_only_if_a_record_needs_it(box: SteppedIngest) -> None:
-    intake, completed = box.agent._intake, []
+    intake, completed = box.agent._router, []
     box.create_other("other")
     for wanted in (set(), {"other"}):
         unit = AckGroup(listener_of(box), SOURCE, None, completed.append, topic="other")
@@ -250,7 +250,7 @@ def test_a_sender_of_dead_letters_is_slowed_down_like_others(make: Callable[...,
 
 
 def test_who_names_a_topic_is_blocked_by_that_one(box: SteppedIngest) -> None:
-    intake, listener = box.agent._intake, listener_of(box)
+    intake, listener = box.agent._router, listener_of(box)
     box.create_other("other")
     box.step()
     box.agent._topics.of("other").collector.set_blocked(frozenset({0}))  # type: ignore[union-attr]
@@ -259,7 +259,7 @@ def test_who_names_a_topic_is_blocked_by_that_one(box: SteppedIngest) -> None:
 
 @pytest.mark.parametrize("is_full", [True, False], ids=["full", "gone while it was blocked"])
 def test_senders_are_told_to_come_later_while_a_topic_that_is_gone_has_no_room_and_no_longer(box: SteppedIngest, is_full: bool) -> None:
-    intake, listener = box.agent._intake, listener_of(box)
+    intake, listener = box.agent._router, listener_of(box)
     box.agent._topics.of("syslog").collector.set_blocked(frozenset({0}))  # type: ignore[union-attr]
     assert intake.blocked_by(listener)
     box.publish(0)
