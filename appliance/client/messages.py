@@ -78,7 +78,7 @@ class ClientProduceRequest(NamedTuple):
     topics: Annotated[tuple[TopicToProduce, ...], Field(ArrayOf(TopicToProduce))]
 
 
-class RecordError(NamedTuple):
+class RejectedRecord(NamedTuple):
     batch_index: Annotated[int, Field(INT32)]
     message: Annotated[str | None, Field(STRING, nullable_since=0)]
 
@@ -89,7 +89,7 @@ class ProducedPartition(NamedTuple):
     base_offset: Annotated[int, Field(INT64)]
     log_append_time_ms: Annotated[int, Field(INT64)] = -1
     log_start_offset: Annotated[int, Field(INT64, since=5)] = -1
-    record_errors: Annotated[tuple[RecordError, ...], Field(ArrayOf(RecordError), since=8)] = ()
+    record_errors: Annotated[tuple[RejectedRecord, ...], Field(ArrayOf(RejectedRecord), since=8)] = ()
     error_message: Annotated[str | None, Field(STRING, since=8, nullable_since=8)] = None
 
 

@@ -39,7 +39,7 @@ from appliance.protocol.transaction_apis import (
 TRANSACTION_TIMEOUT_MS = 300_000
 
 
-class Transaction:
+class TransactionalProducer:
     """`begin`, `append` …, `flush`, `commit_offsets`, `commit`; or `abort`. Use it in a `with` block: leaving it without a commit aborts."""
 
     def __init__(self, cluster: ClusterClient, transactional_id: str, *, timeout_ms: int = TRANSACTION_TIMEOUT_MS,
@@ -55,7 +55,7 @@ class Transaction:
         self._joined: set[TopicPartition] = set()
         self._is_open = False
 
-    def __enter__(self) -> Transaction:
+    def __enter__(self) -> TransactionalProducer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:

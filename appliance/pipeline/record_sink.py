@@ -32,7 +32,7 @@ from appliance.base.model import Offset, TopicPartition
 from appliance.client.cluster import ClusterClient
 from appliance.client.groups import CommittedOffset, committed_offsets
 from appliance.client.producer import BatchProducer, new_identity
-from appliance.client.transaction import Transaction
+from appliance.client.transaction import TransactionalProducer
 from appliance.pipeline.outgoing_batches import OutgoingBatches, TopicBatch
 from appliance.pipeline.problems import SourceProblem
 from appliance.pipeline.sink_options import SinkOptions, place_in_series, sink_options
@@ -67,7 +67,7 @@ def last_batch(offsets: Mapping[TopicPartition, CommittedOffset]) -> int:
 class SinkCommit:
     """One attempt to commit a micro-batch. `run` does it; `steps` stops after each step, for tests."""
 
-    def __init__(self, cluster: ClusterClient, micro_batch: MicroBatch, transaction: Transaction) -> None:
+    def __init__(self, cluster: ClusterClient, micro_batch: MicroBatch, transaction: TransactionalProducer) -> None:
         self.micro_batch = micro_batch
         self.was_in_already = False
         self._cluster = cluster

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from appliance.base.model import topic_name_problem
 from appliance.client.cluster import ClusterClient
 from appliance.client.producer import DELIVERY_TIMEOUT_MS
-from appliance.client.transaction import TRANSACTION_TIMEOUT_MS, Transaction
+from appliance.client.transaction import TRANSACTION_TIMEOUT_MS, TransactionalProducer
 from appliance.pipeline.cluster_access import ClusterAccess, access_from
 from appliance.pipeline.option_values import OptionValues
 from appliance.pipeline.problems import SourceProblem
@@ -44,8 +44,8 @@ class SinkOptions(NamedTuple):
     delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
 
-    def transaction(self, cluster: ClusterClient, transactional_id: str) -> Transaction:
-        return Transaction(cluster, transactional_id, timeout_ms=self.transaction_timeout_ms, delivery_timeout_ms=self.delivery_timeout_ms)
+    def transaction(self, cluster: ClusterClient, transactional_id: str) -> TransactionalProducer:
+        return TransactionalProducer(cluster, transactional_id, timeout_ms=self.transaction_timeout_ms, delivery_timeout_ms=self.delivery_timeout_ms)
 
 
 def sink_options(options: Mapping[str, str], fields: Iterable[Any], overwrite: bool) -> SinkOptions:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
-from services.coordinator.groups.consumer_assignors import ASSIGNORS, Reader
+from services.coordinator.groups.consumer_assignors import ASSIGNORS, Subscriber
 from services.coordinator.groups.consumer_group import ConsumerGroup
 from services.coordinator.groups.consumer_member import NO_PARTITIONS
 from services.coordinator.groups.consumer_membership import ConsumerMembership
@@ -52,17 +52,17 @@ class ConsumerGroupUnderStress(RuleBasedStateMachine):
 
     @rule(name=new_names)
     def a_new_reader_asks(self, name: str) -> None:
-        reader = self.new.get(name)
-        if reader is not None and reader.waiting is None:
+        subscriber = self.new.get(name)
+        if subscriber is not None and subscriber.waiting is None:
             self.said_ms[name] = self.world.now_ms
-            reader.ask()
+            subscriber.ask()
             self.look()
 
     @rule(name=new_names, epoch=st.sampled_from((-1, -2)))
     def a_new_reader_leaves(self, name: str, epoch: int) -> None:
-        reader = self.new.get(name)
-        if reader is not None and reader.epoch > 0 and reader.waiting is None and (epoch == -1 or "instance_id" in reader.fields):
-            reader.leave(epoch)
+        subscriber = self.new.get(name)
+        if subscriber is not None and subscriber.epoch > 0 and subscriber.waiting is None and (epoch == -1 or "instance_id" in subscriber.fields):
+            subscriber.leave(epoch)
             del self.new[name]
             self.look()
 
@@ -78,23 +78,23 @@ class ConsumerGroupUnderStress(RuleBasedStateMachine):
 
     def step_classic(self, name: str) -> None:
         self.world.settle()
-        reader = self.classic[name]
-        if reader.joining is None and reader.syncing is None:
+        subscriber = self.classic[name]
+        if subscriber.joining is None and subscriber.syncing is None:
             self.said_ms[name] = self.world.now_ms
-        reader.step()
+        subscriber.step()
         self.look()
 
     @rule(name=classic_names)
     def a_classic_reader_leaves(self, name: str) -> None:
-        reader = self.classic.pop(name, None)
-        if reader is not None and reader.joining is None and reader.syncing is None:
-            reader.leave()
+        subscriber = self.classic.pop(name, None)
+        if subscriber is not None and subscriber.joining is None and subscriber.syncing is None:
+            subscriber.leave()
             self.look()
 
     def look(self) -> None:
         """Answers reach their clients."""
-        for reader in self.new.values():
-            reader.look()
+        for subscriber in self.new.values():
+            subscriber.look()
 
     # ---- the world
 
@@ -117,10 +117,10 @@ class ConsumerGroupUnderStress(RuleBasedStateMachine):
         self.look()
 
     def lose_the_silent(self) -> None:
-        for name, reader in {**self.new, **self.classic}.items():
+        for name, subscriber in {**self.new, **self.classic}.items():
             session_ms = NEW_SESSION_MS if name in self.new else CLASSIC_SESSION_MS
             if self.world.now_ms - self.said_ms.get(name, self.world.now_ms) >= session_ms:
-                reader.holds = frozenset()
+                subscriber.holds = frozenset()
 
     @rule(topic=st.sampled_from(TOPICS), count=st.integers(0, 5))
     def a_topic_changes(self, topic: str, count: int) -> None:
@@ -128,15 +128,15 @@ class ConsumerGroupUnderStress(RuleBasedStateMachine):
         if is_growth or count == 0:
             self.world.topics.set_count(topic, count)
             if count == 0:
-                for reader in [*self.new.values(), *self.classic.values()]:
-                    reader.holds = frozenset(place for place in reader.holds if place[0] != topic)
+                for subscriber in [*self.new.values(), *self.classic.values()]:
+                    subscriber.holds = frozenset(place for place in subscriber.holds if place[0] != topic)
 
     @rule()
     def the_coordinator_dies(self) -> None:
         epoch = self.group.group_epoch if self.group is not None else None
         self.world.restart()
-        for reader in [*self.new.values(), *self.classic.values()]:
-            reader.lose_answer()
+        for subscriber in [*self.new.values(), *self.classic.values()]:
+            subscriber.lose_answer()
         self.last_epoch = None
         if epoch is not None and self.group is not None:
             assert self.group.group_epoch >= epoch
@@ -149,14 +149,16 @@ class ConsumerGroupUnderStress(RuleBasedStateMachine):
         self.world.pass_ms(NEW_SESSION_MS)
         self.lose_the_silent()
         self.look()
-        readers = [*self.new.values(), *self.classic.values()]
-        if readers:
-            for reader in readers:
-                reader.lose_answer()
-            self.world.run(*readers, rounds=100)
+        subscribers = [*self.new.values(), *self.classic.values()]
+        if subscribers:
+            for subscriber in subscribers:
+                subscriber.lose_answer()
+            self.world.run(*subscribers, rounds=100)
             self.said_ms = dict.fromkeys([*self.new, *self.classic], self.world.now_ms)
-            wanted = {(topic, partition) for topic in {topic for reader in readers for topic in reader.topics} for partition in range(self.count(topic))}
-            assert frozenset().union(*(reader.holds for reader in readers)) == wanted
+            wanted = {
+                (topic, partition) for topic in {topic for subscriber in subscribers for topic in subscriber.topics} for partition in range(self.count(topic))
+            }
+            assert frozenset().union(*(subscriber.holds for subscriber in subscribers)) == wanted
 
     def count(self, topic: str) -> int:
         return self.world.topics.counts.get(topic, 0)
@@ -174,7 +176,7 @@ class ConsumerGroupUnderStress(RuleBasedStateMachine):
 
     @invariant()
     def nobody_reads_what_another_reads(self) -> None:
-        held = [(place, name) for name, reader in {**self.new, **self.classic}.items() for place in reader.holds]
+        held = [(place, name) for name, subscriber in {**self.new, **self.classic}.items() for place in subscriber.holds]
         assert len({place for place, _ in held}) == len(held), sorted(held)
 
     @invariant()
@@ -230,14 +232,14 @@ def test_every_partition_that_is_read_has_one_reader_of_its_topic(counts: list[i
     partitions = dict(zip(topic_ids, counts, strict=True))
     targets: dict[str, frozenset[tuple[TopicId, int]]] = {}
     for topics in rounds:
-        readers = [Reader(f"m{rank}", None, tuple(sorted(each)), targets.get(f"m{rank}", NO_PARTITIONS)) for rank, each in enumerate(topics)]
-        targets = ASSIGNORS[name](readers, partitions)
+        subscribers = [Subscriber(f"m{rank}", None, tuple(sorted(each)), targets.get(f"m{rank}", NO_PARTITIONS)) for rank, each in enumerate(topics)]
+        targets = ASSIGNORS[name](subscribers, partitions)
         given_out = [place for target in targets.values() for place in target]
-        read = {topic_id for reader in readers for topic_id in reader.topics}
+        read = {topic_id for subscriber in subscribers for topic_id in subscriber.topics}
         assert len(given_out) == len(set(given_out))
         assert set(given_out) == {(topic_id, partition) for topic_id in read for partition in range(partitions[topic_id])}
-        assert all(topic_id in reader.topics for reader in readers for topic_id, _ in targets[reader.member_id])
-        again = ASSIGNORS[name]([reader._replace(target=targets[reader.member_id]) for reader in readers], partitions)
+        assert all(topic_id in subscriber.topics for subscriber in subscribers for topic_id, _ in targets[subscriber.member_id])
+        again = ASSIGNORS[name]([subscriber._replace(target=targets[subscriber.member_id]) for subscriber in subscribers], partitions)
         assert again == targets, "nothing moves when nothing has changed"
 
 
@@ -247,8 +249,8 @@ def test_uniform_is_even_and_moves_no_more_than_it_must(partitions: int, sizes: 
     targets: dict[str, frozenset[tuple[TopicId, int]]] = {}
     for size in sizes:
         before = targets
-        readers = [Reader(f"m{rank}", None, (topic_id,), before.get(f"m{rank}", NO_PARTITIONS)) for rank in range(size)]
-        targets = ASSIGNORS["uniform"](readers, {topic_id: partitions})
+        subscribers = [Subscriber(f"m{rank}", None, (topic_id,), before.get(f"m{rank}", NO_PARTITIONS)) for rank in range(size)]
+        targets = ASSIGNORS["uniform"](subscribers, {topic_id: partitions})
         loads = [len(target) for target in targets.values()]
         assert max(loads) - min(loads) <= 1
         kept = sum(len(targets[name] & before.get(name, NO_PARTITIONS)) for name in targets)

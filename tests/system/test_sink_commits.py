@@ -15,7 +15,7 @@ from appliance.client.address import Address
 from appliance.client.admin import create_topic
 from appliance.client.cluster import ClusterClient
 from appliance.client.groups import committed_offsets
-from appliance.client.transaction import Transaction
+from appliance.client.transaction import TransactionalProducer
 from appliance.pipeline.outgoing_batches import TopicBatch
 from appliance.pipeline.record_sink import NO_BATCH, MicroBatch, SinkCommit, last_batch, sink_name
 from appliance.records.builder import BatchBuilder
@@ -56,7 +56,7 @@ def _micro_batch(query_id: str, topic: str, batch_id: int, attempt: int) -> Micr
 def _attempt(box: RunningBox, micro_batch: MicroBatch) -> Iterator[Iterator[str]]:
     """Its steps, to be taken one by one. Left behind as a killed driver leaves it."""
     with _connect(box) as cluster:
-        transaction = Transaction(cluster, sink_name(micro_batch.query_id), waiting_bytes_max=0)
+        transaction = TransactionalProducer(cluster, sink_name(micro_batch.query_id), waiting_bytes_max=0)
         yield SinkCommit(cluster, micro_batch, transaction).steps()
         transaction.close()
 

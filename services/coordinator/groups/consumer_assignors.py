@@ -18,7 +18,7 @@ Place = tuple[TopicId, int]
 Targets = dict[str, Partitions]
 
 
-class Reader(NamedTuple):
+class Subscriber(NamedTuple):
     """A member, as an assignor sees it."""
 
     member_id: str
@@ -30,15 +30,15 @@ class Reader(NamedTuple):
 
 
 Counts = Mapping[TopicId, int]
-Assignor = Callable[[list[Reader], Counts], Targets]
+Assignor = Callable[[list[Subscriber], Counts], Targets]
 
 
-def range_targets(readers: list[Reader], counts: Counts) -> Targets:
+def range_targets(subscribers: list[Subscriber], counts: Counts) -> Targets:
     """Static members first, by instance; then the others by member id. The first ones get one more where it does not come out even."""
-    ranked = sorted(readers, key=lambda reader: (reader.instance_id is None, reader.instance_id or reader.member_id))
-    given: dict[str, set[Place]] = {reader.member_id: set() for reader in readers}
+    ranked = sorted(subscribers, key=lambda subscriber: (subscriber.instance_id is None, subscriber.instance_id or subscriber.member_id))
+    given: dict[str, set[Place]] = {subscriber.member_id: set() for subscriber in subscribers}
     for topic_id, count in counts.items():
-        of_topic = [reader.member_id for reader in ranked if topic_id in reader.topics]
+        of_topic = [subscriber.member_id for subscriber in ranked if topic_id in subscriber.topics]
         if not of_topic:
             continue
         share, more = divmod(count, len(of_topic))
@@ -50,32 +50,32 @@ def range_targets(readers: list[Reader], counts: Counts) -> Targets:
     return {member_id: frozenset(places) for member_id, places in given.items()}
 
 
-def uniform_targets(readers: list[Reader], counts: Counts) -> Targets:
-    """Every partition of a topic that somebody reads is given to one of its readers; counts differ by at most one where all read the same."""
-    if len({reader.topics for reader in readers}) <= 1:
-        return _even(readers, counts)
-    return _as_even_as_can_be(readers, counts)
+def uniform_targets(subscribers: list[Subscriber], counts: Counts) -> Targets:
+    """Every partition of a topic that somebody reads is given to one of its subscribers; counts differ by at most one where all read the same."""
+    if len({subscriber.topics for subscriber in subscribers}) <= 1:
+        return _even(subscribers, counts)
+    return _as_even_as_can_be(subscribers, counts)
 
 
-def _even(readers: list[Reader], counts: Counts) -> Targets:
+def _even(subscribers: list[Subscriber], counts: Counts) -> Targets:
     """All read the same: everybody keeps what he may, the rest fills up."""
-    topics = readers[0].topics if readers else ()
+    topics = subscribers[0].topics if subscribers else ()
     places = [(topic_id, partition) for topic_id in topics for partition in range(counts[topic_id])]
-    if not readers:
+    if not subscribers:
         return {}
-    share, more = divmod(len(places), len(readers))
+    share, more = divmod(len(places), len(subscribers))
     known = frozenset(places)
     kept: dict[str, list[Place]] = {}
     taken: set[Place] = set()
-    for reader in sorted(readers, key=lambda each: (-len(each.target & known), each.member_id)):  # those with most are the first to keep one more
-        mine = sorted((reader.target & known) - taken)
+    for subscriber in sorted(subscribers, key=lambda each: (-len(each.target & known), each.member_id)):  # those with most are the first to keep one more
+        mine = sorted((subscriber.target & known) - taken)
         limit = share + (more > 0 and len(mine) > share)
-        kept[reader.member_id] = mine[:limit]
+        kept[subscriber.member_id] = mine[:limit]
         taken.update(mine[:limit])
-        more -= len(kept[reader.member_id]) > share
+        more -= len(kept[subscriber.member_id]) > share
     rest = iter([place for place in places if place not in taken])
-    for reader in sorted(readers, key=lambda each: (len(kept[each.member_id]), each.member_id), reverse=True):
-        mine = kept[reader.member_id]
+    for subscriber in sorted(subscribers, key=lambda each: (len(kept[each.member_id]), each.member_id), reverse=True):
+        mine = kept[subscriber.member_id]
         if len(mine) <= share and more > 0:
             limit, more = share + 1, more - 1
         else:
@@ -84,18 +84,18 @@ def _even(readers: list[Reader], counts: Counts) -> Targets:
     return {member_id: frozenset(mine) for member_id, mine in kept.items()}
 
 
-def _as_even_as_can_be(readers: list[Reader], counts: Counts) -> Targets:
+def _as_even_as_can_be(subscribers: list[Subscriber], counts: Counts) -> Targets:
     """Keep what may be kept; give what nobody has to whoever has least; then move single partitions from who has more to who has less."""
     by_topic: dict[TopicId, list[str]] = {}
-    for reader in readers:
-        for topic_id in reader.topics:
-            by_topic.setdefault(topic_id, []).append(reader.member_id)
+    for subscriber in subscribers:
+        for topic_id in subscriber.topics:
+            by_topic.setdefault(topic_id, []).append(subscriber.member_id)
     holders: dict[Place, str] = {}
-    for reader in sorted(readers):
-        for topic_id, partition in reader.target:
-            if topic_id in reader.topics and partition < counts[topic_id]:
-                holders.setdefault((topic_id, partition), reader.member_id)
-    loads = dict.fromkeys((reader.member_id for reader in readers), 0)
+    for subscriber in sorted(subscribers):
+        for topic_id, partition in subscriber.target:
+            if topic_id in subscriber.topics and partition < counts[topic_id]:
+                holders.setdefault((topic_id, partition), subscriber.member_id)
+    loads = dict.fromkeys((subscriber.member_id for subscriber in subscribers), 0)
     for member_id in holders.values():
         loads[member_id] += 1
     for topic_id in sorted(by_topic, key=lambda each: (len(by_topic[each]), each)):  # the pickiest topics first
@@ -108,7 +108,7 @@ def _as_even_as_can_be(readers: list[Reader], counts: Counts) -> Targets:
                 loads[member_id] = load + 1
                 heappush(least, (load + 1, member_id))
     _level(by_topic, holders, loads)
-    given: dict[str, set[Place]] = {reader.member_id: set() for reader in readers}
+    given: dict[str, set[Place]] = {subscriber.member_id: set() for subscriber in subscribers}
     for place, member_id in holders.items():
         given[member_id].add(place)
     return {member_id: frozenset(places) for member_id, places in given.items()}

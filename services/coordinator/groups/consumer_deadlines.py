@@ -15,7 +15,7 @@ from typing import Final
 from appliance.base.errors import ErrorCode
 from appliance.runtime.timers import Timer, Timers
 from services.coordinator.groups.consumer_group import ConsumerGroup
-from services.coordinator.groups.consumer_member import ConsumerMember, MemberAssignment, MemberState
+from services.coordinator.groups.consumer_member import ConsumerMember, CurrentAssignment, MemberState
 from services.coordinator.groups.consumer_turns import Operation, Refusal
 
 RETRY_MS: Final = 1_000
@@ -38,7 +38,7 @@ class ConsumerDeadlines:
         self._session_timeout_ms = session_timeout_ms
         self._submit = submit
         self._live: dict[tuple[Wait, str], Timer] = {}
-        self._told: dict[str, MemberAssignment] = {}
+        self._told: dict[str, CurrentAssignment] = {}
         """What each member has to get out of by giving partitions up."""
 
     def renew_session(self, member: ConsumerMember, now_ms: int) -> None:

@@ -68,7 +68,7 @@ class MemberRequest(NamedTuple):
     classic: ClassicSide | None = None
 
 
-class MemberAssignment(NamedTuple):
+class CurrentAssignment(NamedTuple):
     """How far a member has come. `assigned` is its to read; `revoking` is still its until it says that it is not."""
 
     epoch: int = NEVER_JOINED
@@ -83,7 +83,7 @@ class ConsumerMember(NamedTuple):
 
     member_id: str
     wish: MemberRequest = MemberRequest()
-    current: MemberAssignment = MemberAssignment()
+    current: CurrentAssignment = CurrentAssignment()
 
     @property
     def is_classic(self) -> bool:
@@ -120,9 +120,9 @@ def reconciled(member: ConsumerMember, target_epoch: int, target: Partitions, ow
     kept = current.assigned & target
     given_up = current.assigned - target
     if given_up and (owned is None or owned & given_up):
-        return member._replace(current=MemberAssignment(epoch, current.epoch, MemberState.UNREVOKED_PARTITIONS, kept, given_up))
+        return member._replace(current=CurrentAssignment(epoch, current.epoch, MemberState.UNREVOKED_PARTITIONS, kept, given_up))
     wanted = target - kept
     free = frozenset(place for place in wanted if owners.get(place, member.member_id) == member.member_id)
     state = MemberState.STABLE if len(free) == len(wanted) else MemberState.UNRELEASED_PARTITIONS
     previous_epoch = current.previous_epoch if current.epoch == target_epoch else current.epoch
-    return member._replace(current=MemberAssignment(target_epoch, previous_epoch, state, kept | free))
+    return member._replace(current=CurrentAssignment(target_epoch, previous_epoch, state, kept | free))

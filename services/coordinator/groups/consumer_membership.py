@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from appliance.base.errors import ErrorCode
 from appliance.cluster.state_log import StateRecord
 from appliance.runtime.timers import Timers
-from services.coordinator.groups.consumer_assignors import ASSIGNORS, UNIFORM, Reader
+from services.coordinator.groups.consumer_assignors import ASSIGNORS, UNIFORM, Subscriber
 from services.coordinator.groups.consumer_deadlines import ConsumerDeadlines
 from services.coordinator.groups.consumer_group import EMPTY, ConsumerGroup
 from services.coordinator.groups.consumer_member import ConsumerMember
@@ -141,8 +141,8 @@ class ConsumerMembership:
                 group.group_epoch += 1
         group.checked_generation = generation
         if group.group_epoch > group.target_epoch:
-            readers = [
-                Reader(
+            subscribers = [
+                Subscriber(
                     member.member_id,
                     member.wish.instance_id,
                     tuple(sorted(found[name].topic_id for name in names[member.member_id] if name in found)),
@@ -151,7 +151,7 @@ class ConsumerMembership:
                 for member in group.members.values()
             ]
             counts = {topic.topic_id: topic.partition_count for topic in found.values()}
-            group.targets = ASSIGNORS[group.assignor or UNIFORM](readers, counts)
+            group.targets = ASSIGNORS[group.assignor or UNIFORM](subscribers, counts)
             group.target_epoch = group.group_epoch
 
     def _found(self, names: frozenset[str]) -> dict[str, SubscribedTopic]:

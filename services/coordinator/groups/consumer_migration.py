@@ -16,7 +16,7 @@ from appliance.protocol.schema import BYTES, INT32, STRING, ArrayOf, Field, deco
 from appliance.protocol.topic_partitions import TopicPartitions
 from appliance.protocol.wire import INT16
 from services.coordinator.groups.consumer_group import ConsumerGroup
-from services.coordinator.groups.consumer_member import ClassicSide, ConsumerMember, MemberAssignment, MemberRequest, MemberState, Partitions
+from services.coordinator.groups.consumer_member import ClassicSide, ConsumerMember, CurrentAssignment, MemberRequest, MemberState, Partitions
 from services.coordinator.groups.group import Group, GroupState
 from services.coordinator.groups.group_directory import GroupDirectory
 from services.coordinator.groups.group_membership import ClassicMembership
@@ -118,7 +118,7 @@ def upgraded(group: Group, topics: Topics) -> ConsumerGroup | None:
             None,
             ClassicSide(member.session_timeout_ms, member.protocols),
         )
-        current = MemberAssignment(group.generation_id, group.generation_id, MemberState.STABLE, assigned)
+        current = CurrentAssignment(group.generation_id, group.generation_id, MemberState.STABLE, assigned)
         found.put(ConsumerMember(member.member_id, wish, current))
         found.aim(member.member_id, assigned)
     return found

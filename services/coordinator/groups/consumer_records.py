@@ -16,7 +16,7 @@ from services.coordinator.groups.consumer_group import ConsumerGroup
 from services.coordinator.groups.consumer_member import (
     ClassicSide,
     ConsumerMember,
-    MemberAssignment,
+    CurrentAssignment,
     MemberRequest,
     MemberState,
     Partitions,
@@ -120,7 +120,7 @@ def _target_record(group_id: str, member_id: str, target: Partitions | None) -> 
     return CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER.record(ConsumerGroupTargetAssignmentMemberKey(group_id, member_id), value)
 
 
-def _current_record(group_id: str, member_id: str, current: MemberAssignment | None) -> StateRecord:
+def _current_record(group_id: str, member_id: str, current: CurrentAssignment | None) -> StateRecord:
     value = None
     if current is not None:
         value = ConsumerGroupCurrentMemberAssignmentValue(
@@ -146,26 +146,26 @@ def restored_wish(value: ConsumerGroupMemberMetadataValue) -> MemberRequest:
     )
 
 
-def restored_current(value: ConsumerGroupCurrentMemberAssignmentValue) -> MemberAssignment:
+def restored_current(value: ConsumerGroupCurrentMemberAssignmentValue) -> CurrentAssignment:
     """States of a later release are UNKNOWN."""
     try:
         state = MemberState(value.state)
     except ValueError:
         state = MemberState.UNKNOWN
     assigned, revoking = partitions_of(value.assigned_partitions), partitions_of(value.partitions_pending_revocation)
-    return MemberAssignment(value.member_epoch, value.previous_member_epoch, state, assigned, revoking - assigned)
+    return CurrentAssignment(value.member_epoch, value.previous_member_epoch, state, assigned, revoking - assigned)
 
 
 def restored_group(
     wishes: dict[str, MemberRequest],
-    currents: dict[str, MemberAssignment],
+    currents: dict[str, CurrentAssignment],
     targets: dict[str, Partitions],
 ) -> ConsumerGroup:
     """Members with what they have; should two have the same partition, or be the same instance, it is the first one's."""
     group = ConsumerGroup()
     taken: set[tuple[TopicId, int]] = set()
     for member_id, wish in wishes.items():
-        current = currents.get(member_id, MemberAssignment())
+        current = currents.get(member_id, CurrentAssignment())
         if taken & (current.assigned | current.revoking):
             current = current._replace(assigned=current.assigned - taken, revoking=current.revoking - taken)
         taken |= current.assigned | current.revoking
@@ -188,7 +188,7 @@ class _LoadedGroup:
         self.topics: dict[str, SubscribedTopic] = {}
         self.wishes: dict[str, MemberRequest] = {}
         self.targets: dict[str, Partitions] = {}
-        self.currents: dict[str, MemberAssignment] = {}
+        self.currents: dict[str, CurrentAssignment] = {}
 
 
 class PartitionLoad:

@@ -108,8 +108,8 @@ def test_nobody_gets_a_partition_before_another_has_given_it_up() -> None:
 
 def test_a_second_change_while_a_member_gives_up_is_the_next_step() -> None:
     world = ConsumerWorld()
-    readers = [NewReader(world, name) for name in "abcd"]
-    world.run(readers[0])
+    subscribers = [NewReader(world, name) for name in "abcd"]
+    world.run(subscribers[0])
     world.told("b")
     asked = world.told("a", 1)
     world.told("c")
