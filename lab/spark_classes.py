@@ -56,7 +56,7 @@ def make_archive() -> None:
 def main() -> int:
     import pyspark
 
-    from appliance.pipeline.spark_java import spark_java_home
+    from appliance.pipeline.spark_session import spark_java_home
 
     release = Path(spark_java_home(), "release")
     java = release.read_text() if release.exists() else spark_java_home()
