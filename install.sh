@@ -281,7 +281,7 @@ join() {
 TEST_COMMANDS="git:git curl:curl mvn:maven gcc,g++,make:gcc,g++,make,zlib1g-dev,libssl-dev ip,tc:iproute2 mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs
 losetup,mount,unshare,nsenter,setpriv:mount,util-linux systemctl:systemd"
 
-# packages_of_system: all that apt-get brings, one after the other; none of it needs .venv.
+# packages_of_system DEEP: all that apt-get brings, one after the other; none of it needs .venv.
 packages_of_system() {
     local row packages=
     java_is_there || apt_install openjdk-17-jre-headless || apt_install default-jre-headless || true
@@ -290,6 +290,7 @@ packages_of_system() {
         # shellcheck disable=SC2046  # words are meant
         has_commands $(tr , ' ' <<<"${row%%:*}") || packages+=" $(tr , ' ' <<<"${row#*:}")"
     done
+    [ -z "$1" ] || has_commands debootstrap || packages+=" debootstrap" # for the test of a bare machine
     # shellcheck disable=SC2086
     [ -z "$packages" ] || apt_install $packages || SKIPPED+=("$(tr ' ' ',' <<<"${packages# }"): not installed, and this user may not install packages")
     # Tests under systemd boot their own, in namespaces; it installs a release with the system's Python.
@@ -348,9 +349,12 @@ SIDE_BY_SIDE=(--dist loadfile --no-loadscope-reorder --max-worker-restart 0)
 # seconds, and waits half of its time.
 # shellcheck disable=SC2329  # called through `beside`
 tests_that_compute() {
+    local coverage=$VENV/log/coverage
     renice -n 5 "$BASHPID" >/dev/null || true
-    step "fast and slow tests" tests -n "$1" "${SIDE_BY_SIDE[@]}" -m "not system and not alone and not spark"
+    rm -rf "$coverage"
+    step "fast and slow tests" tests -n "$1" "${SIDE_BY_SIDE[@]}" -p tests.support.branch_coverage --branch-coverage "$coverage" -m "not system and not alone and not spark"
     kill -0 $$ 2>/dev/null || return # the run was interrupted
+    step "branch coverage" "$VENV/bin/python" -m tests.support.branch_coverage "$coverage"
     step "tests of Spark" tests -n 2 "${SIDE_BY_SIDE[@]}" --word spark -m spark
 }
 
@@ -371,7 +375,7 @@ run_tests() {
     say "clients (220 MB under .venv/clients); and, unpacked under .venv/peers without root, $PEER_PACKAGES."
     lock
     [ -x "$VENV/bin/python" ] || ensure_python
-    beside packages_of_system
+    beside packages_of_system "$deep"
     ensure_venv test
     join
     ensure_java test
