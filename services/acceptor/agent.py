@@ -31,7 +31,7 @@ from services.acceptor.delayed import Delayed
 from services.acceptor.dispatch import RESTRICTED_APIS, ApiVersionsHandler, Dispatch, Handler, InterBrokerHandler
 from services.acceptor.fanned_out_request import InFlight
 from services.acceptor.fetch.cold_reads import ColdReads
-from services.acceptor.fetch.read_replicas import RACK_AWARE_SELECTOR
+from services.acceptor.fetch.partition_read import RACK_AWARE_SELECTOR
 from services.acceptor.fetch.residency import choose_residency
 from services.acceptor.handlers.coordinated import COORDINATED_KEYS, CoordinatedHandler
 from services.acceptor.handlers.delete_records import DeleteRecordsHandler

@@ -98,8 +98,11 @@ class RowWatch:
         self.due: dict[int, None] = {}
 
     def watch(self, placement: LocalReplica, ticket: int) -> RowKey:
-        """Tell a waiter of every move from now on; it looks again after this call, because the row may have moved in between."""
-        watched = self._row(placement, placement.table.words[_SEQUENCES_WORD + placement.row])
+        """Wake a waiter at each change after the row was last read through `placement`, even if it has changed already."""
+        sequence = placement.table.words[_SEQUENCES_WORD + placement.row]
+        if sequence != placement.seen[SEQUENCE]:
+            self.due[ticket] = None
+        watched = self._row(placement, sequence)
         watched.tickets[ticket] = None
         return (placement.disk, placement.row)
 

@@ -10,7 +10,7 @@ Which connections may fetch as a follower is decided before, in `inter_broker`. 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from appliance.base.errors import ErrorCode
 from appliance.cluster.metadata_cache import LocalReplica
@@ -20,8 +20,10 @@ from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.ipc.replication_descriptors import Progress, progress_descriptor
 from appliance.protocol.fetch import FetchPartition, FetchPartitionResult
 from appliance.shm.counters import Counters
-from appliance.shm.partition_table import Row
-from services.acceptor.fetch.pending_fetch import PendingFetch, Target
+from services.acceptor.fetch.pending_fetch import PendingFetch
+
+if TYPE_CHECKING:
+    from services.acceptor.fetch.partition_read import PartitionRead
 
 
 class ReportedProgress:
@@ -81,16 +83,20 @@ class FollowerFetches:
         self._strangers.add()
         return ErrorCode.UNKNOWN_LEADER_EPOCH if wanted.current_leader_epoch >= 0 else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
-    def tell(self, pending: PendingFetch, target: Target, wanted: FetchPartition, placement: LocalReplica, row: Row, reader: LogReaderProxy) -> None:
-        """The follower's offset is in our log, and its log is ours up to there. If it was sent something damaged, the disk's log-reader looks at that."""
-        if target in pending.progressed:
+    def report(self, read: PartitionRead, reader: LogReaderProxy) -> None:
+        """Send the follower's offset to the log-writer: its log equals ours up to there.
+
+        If the follower received a damaged batch, the disk's log-reader checks it.
+        """
+        pending, wanted, placement = read.pending, read.wanted, read.replica
+        if read.target in pending.progressed:
             return
-        pending.progressed.add(target)
+        pending.progressed.add(read.target)
         if wanted.damaged_offset >= 0:
             self._damages.add()
             reader.have_checked(placement.topic, placement.partition, wanted.damaged_offset)
         request = pending.request
         progress = Progress(request.replica_id, wanted.fetch_offset, pending.received_ns, request.replica_epoch, wanted.log_start_offset)
-        descriptor = progress_descriptor(placement.row, placement.row_generation, row.leader_epoch, progress)
+        descriptor = progress_descriptor(placement.row, placement.row_generation, read.row.leader_epoch, progress)
         if placement.proxy.offer_or_queue(descriptor, 0, PROGRESS_TOLD):
             self._told.add()

@@ -49,7 +49,7 @@ class FollowerReads:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def look(
+    def read(
         self, partition: SessionPartition, file: SegmentFile, position: int, most: int, limit: int, is_first: bool, is_active: bool
     ) -> FileRange | ArenaRange | ErrorCode | None:
         """About `most` bytes of [position, limit) if they have come, else nothing yet. Not more than `most` unless the answer `is_first` with it."""

@@ -1,11 +1,11 @@
-"""One fetch request on its way: what it wants, what was found out for it, and what it waits for.
+"""One fetch request under way: what it requests, its reads, and what it waits for.
 
-Made and answered by `handlers/fetch`, filled by `partition_answers`. Owned by one acceptor.
+Created and answered by `handlers/fetch`; `fetch/partition_read` counts questions here. Owned by one acceptor.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from appliance.base.errors import ErrorCode
 from appliance.protocol.fetch import CONSUMER_REPLICA_ID, FOLLOWER_FETCH_SINCE, AbortedTransaction, FetchRequest
@@ -14,19 +14,22 @@ from services.acceptor.fetch.cold_reads import ColdRead
 from services.acceptor.fetch.fetch_session import FetchSession, SessionPartition
 from services.acceptor.fetch.parked_growth import ParkedGrowth
 
+if TYPE_CHECKING:
+    from services.acceptor.fetch.partition_read import PartitionRead
+
 Target: TypeAlias = int | SessionPartition
-"""Which partition of a fetch: its index in the request, or the session's own object."""
+"""A partition of a fetch: its index in the request, or the session's own object."""
 
 
 class Found(NamedTuple):
-    """Where a batch begins, as the log-reader told; `first_batch_bytes` 0: not known."""
+    """Where a batch begins, as the log-reader found it; `first_batch_bytes` 0: unknown."""
 
     offset: int
     segment_base_offset: int
     position: int
     first_batch_bytes: int
     inode: int = 0
-    """of the file that `position` is in; 0: of the active segment, which nobody replaces"""
+    """of the file that `position` is in; 0: of the active segment, which is never replaced"""
 
 
 class AbortedFound(NamedTuple):
@@ -39,7 +42,7 @@ class AbortedFound(NamedTuple):
 
 
 class FetchReader(Protocol):
-    """Whoever looks at a fetch again when something has happened to it."""
+    """Evaluates a fetch again after an event."""
 
     def has_grown(self, pending: PendingFetch, growth: ParkedGrowth) -> bool: ...
 
@@ -49,11 +52,13 @@ class FetchReader(Protocol):
 
 
 class PendingFetch:
-    """One fetch request on its way."""
+    """One fetch request under way. The counts and flags marked (*) are of the current evaluation."""
 
-    __slots__ = ("aborted", "cold", "correlation_id", "deadline_ns", "epoch_ends", "expected_epoch", "finished", "found", "growth", "handler", "is_held_back",
-                 "is_partial", "only_leader", "progressed", "questions", "reads_to_end", "ready_ns", "received_ns", "reply", "request", "rounds", "session",
-                 "targets", "ticket", "unknown", "version")  # fmt: skip
+    __slots__ = (
+        "cold", "correlation_id", "deadline_ns", "epoch_ends", "expected_epoch", "finished", "growth", "handler", "is_held_back",
+        "is_partial", "only_leader", "progressed", "questions", "reads", "reads_to_end", "ready_ns", "received_ns", "reply",
+        "request", "rounds", "session", "targets", "ticket", "unknown", "version",
+    )  # fmt: skip
 
     def __init__(self, handler: FetchReader, reply: Reply, request: FetchRequest, version: int, correlation_id: int, deadline_ns: int) -> None:
         self.handler = handler
@@ -61,46 +66,53 @@ class PendingFetch:
         self.request = request
         self.version = version
         self.reads_to_end = request.replica_id != CONSUMER_REPLICA_ID
-        """a follower, or who looks for errors: up to the log end; else up to the high watermark"""
+        """a follower or a debugging client reads up to the log end, a consumer up to the high watermark"""
         self.only_leader = request.replica_id >= 0 or (not self.reads_to_end and version < FOLLOWER_FETCH_SINCE)
         self.progressed: set[Target] = set()
-        """partitions of which a follower's fetch was told to their log-writer"""
+        """partitions whose follower's offset was sent to their log-writer"""
         self.correlation_id = correlation_id
         self.deadline_ns = deadline_ns
         self.questions = 0
+        """to log-readers, under way"""
         self.rounds = 0
+        """evaluations that ended with questions"""
         self.unknown = 0
-        """in this look: partitions that a question has to be answered for"""
+        """(*) partitions that need an answer"""
         self.is_held_back = False
-        """in this look: some of those questions are asked when others were answered"""
+        """(*) some questions are asked only after others were answered"""
         self.targets = 0
-        """in this look: partitions with something to read"""
+        """(*) partitions with records"""
         self.is_partial = False
-        """in this look: some partition has more, but its turn comes with the next fetch"""
+        """(*) some partition has more, which follows with the next fetch"""
         self.growth: ParkedGrowth | None = None
-        """while it is parked with many partitions: what of them is worth a look"""
+        """while it is parked with many partitions: decides when to evaluate it again"""
         self.cold: ColdRead | None = None
-        """its one partition that is read by a log-reader"""
+        """its one partition that a log-reader reads"""
         self.ticket = 0
         self.session: FetchSession | None = None
         self.expected_epoch = 0
         """of the session's next request, as long as this one is its latest"""
-        self.found: dict[Target, Found | ErrorCode] = {}
-        """partition → what the log-reader answered"""
+        self.reads: dict[Target, PartitionRead] = {}
         self.epoch_ends: dict[tuple[Target, int], tuple[int, int] | ErrorCode] = {}
-        """(partition, leader epoch of its row) → what the log-reader said of the epoch that the client fetched last"""
-        self.aborted: dict[Target, AbortedFound | ErrorCode] = {}
-        """partition → what the log-reader said of aborted transactions in what is about to be sent"""
+        """(partition, leader epoch of its row) → end of the epoch that the client fetched last"""
         self.finished = False
         self.received_ns = self.ready_ns = reply.connection.last_active_ns
-        """Since when nothing but us delays the answer: received, or woken from the last wait; 0 while it waits."""
+        """Since when only this process delays the response: received, or woken from the last wait; 0 while parked."""
 
     def on_row_moved(self) -> None:
         if self.growth is None or self.handler.has_grown(self, self.growth):
             self.rounds = 0
-            self.aborted.clear()
+            for read in self.reads.values():
+                read.aborted = None
             self.handler.woken(self)
             self.handler.evaluate(self, False)
+
+    def on_parked(self) -> None:
+        """Forget positions: the next evaluation may be much later."""
+        for read in self.reads.values():
+            read.found = None
+        self.cold = None
+        self.rounds = 0
 
     def on_deadline(self) -> None:
         if self.session is not None and self.session.parked_ticket == self.ticket:

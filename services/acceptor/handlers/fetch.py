@@ -43,7 +43,7 @@ from services.acceptor.fetch.follower_fetches import FollowerFetches
 from services.acceptor.fetch.follower_reads import FollowerReads
 from services.acceptor.fetch.message_sets import CONVERTED_BYTES_MAX, DownConversion
 from services.acceptor.fetch.parked_growth import FEW_PARTITIONS, ParkedGrowth
-from services.acceptor.fetch.partition_answers import TARGETS_MAX, PartitionAnswers
+from services.acceptor.fetch.partition_read import TARGETS_MAX, PartitionRead, PartitionReading
 from services.acceptor.fetch.pending_fetch import PendingFetch
 from services.acceptor.fetch.residency import Residency
 from services.acceptor.fetch.segment_files import SegmentFiles
@@ -89,7 +89,7 @@ class FetchHandler:
         self._finds_nearest = finds_nearest
         self._follower_reads = FollowerReads(cold_reads, clock, self._wake_session)
         self._followers = FollowerFetches(counters)
-        self._answers = PartitionAnswers(
+        self._reading = PartitionReading(
             view,
             readers,
             self.files,
@@ -206,15 +206,19 @@ class FetchHandler:
         total = 0
         failed = urgent = False
         watched: list[LocalReplica] = []
+        reads, reading = pending.reads, self._reading
         for index, wanted in enumerate(request.partitions):
-            result, placement = self._answers.look(pending, index, wanted, room - total, total == 0)
+            read = reads.get(index)
+            if read is None:
+                read = reads[index] = PartitionRead(reading, pending, index, wanted)
+            result = read.step(room - total, total == 0)
             if result is None:
                 continue
             if result.error_code:
                 failed = True
-            elif placement is not None:
+            else:
                 urgent = urgent or result.diverging_epoch is not None or pending.cold is not None or result.preferred_read_replica >= 0
-                watched.append(placement)
+                watched.append(read.replica)
                 if result.records is not None:
                     total += result.records.size_bytes  # type: ignore[union-attr]
             results.append(result)
@@ -235,15 +239,15 @@ class FetchHandler:
             self._answer(pending, session_id, results, total, failed)
         elif not pending.ticket:
             self._parked.add()
-            pending.found.clear()
-            pending.cold = None
-            pending.rounds = 0
+            pending.on_parked()
             pending.ticket = self._delayed.park(pending, watched, pending.deadline_ns)
             if len(watched) > FEW_PARTITIONS:
                 self._delayed.rows.tell_which(pending.ticket)
                 pending.growth = ParkedGrowth(pending.reads_to_end, pending.only_leader)
                 pending.growth.begin(watched, request.partitions, results, needed_bytes)
-            self.evaluate(pending, False)  # a row may have moved before it was watched
+                self.evaluate(pending, False)  # a row may have changed before it was watched
+            else:
+                pending.ready_ns = 0  # if a row has changed already, `RowWatch.watch` wakes the fetch in this turn
         else:
             pending.ready_ns = 0
             if pending.growth is not None:
@@ -283,6 +287,8 @@ class FetchHandler:
 
     def _leave(self, pending: PendingFetch) -> None:
         pending.finished = True
+        pending.reads.clear()  # they refer to it: a cycle would hold memory of a log-reader until the next collection
+        pending.cold = None
         session = pending.session
         if session is not None and session.parked_ticket == pending.ticket:
             session.parked_ticket = 0
@@ -345,13 +351,18 @@ class FetchHandler:
         tells_watermark = self._finds_nearest and request.replica_id >= 0
         news: list[tuple[SessionPartition, FetchPartitionResult]] = []
         awake: list[tuple[SessionPartition, LocalReplica]] = []
+        reads, reading = pending.reads, self._reading
         for partition in session.awake_in_order():
             wanted = partition.wanted
-            result, placement = self._answers.look(pending, partition, wanted, room - total, total == 0)
+            read = reads.get(partition)
+            if read is None or read.wanted is not wanted:
+                read = reads[partition] = PartitionRead(reading, pending, partition, wanted)
+            result = read.step(room - total, total == 0)
             if result is None:
                 continue
-            if placement is not None:
-                awake.append((partition, placement))
+            has_replica = not result.error_code
+            if has_replica:
+                awake.append((partition, read.replica))
             if partition.must_report(result):
                 news.append((partition, result))
                 failed = failed or result.error_code != 0
@@ -360,7 +371,7 @@ class FetchHandler:
                 urgent = urgent or (tells_watermark and result.high_watermark > partition.high_watermark)
                 if result.records is not None:
                     total += result.records.size_bytes  # type: ignore[union-attr]
-            elif placement is not None and _may_sleep(pending, wanted, placement, result) and rows.sleep(placement, partition):
+            elif has_replica and _may_sleep(pending, wanted, read.replica, result) and rows.sleep(read.replica, partition):
                 session.awake.pop(partition, None)
                 awake.pop()
         if pending.unknown:
@@ -373,9 +384,7 @@ class FetchHandler:
             self._answer(pending, session.session_id, [result for _, result in news], total, failed)
         elif not pending.ticket:
             self._parked.add()
-            pending.found.clear()
-            pending.cold = None
-            pending.rounds = 0
+            pending.on_parked()
             pending.ticket = session.parked_ticket = self._delayed.park(pending, [], pending.deadline_ns)
             pending.reply.gives_way = request.replica_id >= 0
             if pending.reply.gives_way and pending.reply.connection.read_paused:

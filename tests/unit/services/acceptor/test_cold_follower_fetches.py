@@ -49,8 +49,8 @@ class PlayedDisks:
         self.side = side
         self.cold = cold
         self.asked: list[tuple[ColdRead, SegmentFile, int, int, bool, Callable[[], None]]] = []
-        answers = cast(Any, side.fetches._answers)
-        answers._residency = self
+        reading = cast(Any, side.fetches._reading)
+        reading.residency = self
         side.fetches._follower_reads._cold_reads = cast(Any, self)
 
     def is_resident(self, file: SegmentFile, _position: int, _size_bytes: int) -> bool:

@@ -27,6 +27,8 @@ class Disk:
             self.writer.add_row(Row(bytes(16), partition, 0, ROLE_LEADER, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1))
         self.table = self.proxy.table = PartitionTableReader.attach(name)
         self.placements = [LocalReplica("t", bytes(16), partition, self.proxy, self.table, partition, partition + 1, 1000) for partition in range(rows)]
+        for placement in self.placements:
+            placement.read_words()
 
     def move(self, row: int) -> None:
         self.ends[row] += 1
@@ -166,6 +168,14 @@ def test_no_move_is_missed(steps: list[tuple[str, int]]) -> None:
                     sleeper.watched is not None and seen[number] == disk.ends[number] for number, sleeper in enumerate(sleeping)
                 ]
         disk.close()
+
+
+def test_a_waiter_wakes_for_a_row_that_changed_after_it_was_read_and_before_it_was_watched(disk: Disk) -> None:
+    watch = RowWatch()
+    disk.move(1)
+    for ticket in (0, 1):
+        watch.watch(disk.placements[ticket], ticket)
+    assert list(watch.due) == [1]
 
 
 def test_a_waiter_that_wants_to_know_is_told_which_of_its_rows_moved(disk: Disk) -> None:
