@@ -47,7 +47,7 @@ def advance_sequence(sequence: int, by: int) -> int:
     return (sequence + by) % (LARGEST_SEQUENCE + 1)
 
 
-class ProducerBatch(NamedTuple):
+class BatchMetadata(NamedTuple):
     """A batch as a producer's retry would repeat it."""
 
     base_sequence: int
@@ -58,7 +58,7 @@ class ProducerBatch(NamedTuple):
 
 
 RecentBatches = tuple[int, int, list[list[int]]]
-"""Producer id, producer epoch, remembered batches with the fields of `ProducerBatch`, newest last."""
+"""Producer id, producer epoch, remembered batches with the fields of `BatchMetadata`, newest last."""
 
 
 class DuplicateBatch(NamedTuple):
@@ -73,7 +73,7 @@ class ProducerEntry(NamedTuple):
     """One producer id; `batches` newest last, at most five."""
 
     producer_epoch: int
-    batches: tuple[ProducerBatch, ...]
+    batches: tuple[BatchMetadata, ...]
     timestamp: int
     coordinator_epoch: int = -1
     transaction_first_offset: int = -1
@@ -115,7 +115,7 @@ class ProducerState:
         """Take what `recent` said over, of producers that have written nothing since: a retry may be of any of the last five."""
         for producer_id, producer_epoch, batches in recent:
             entry = self._entries.get(producer_id)
-            remembered = tuple(ProducerBatch(*batch) for batch in batches)
+            remembered = tuple(BatchMetadata(*batch) for batch in batches)
             if entry is not None and entry.producer_epoch == producer_epoch and entry.batches and entry.batches[-1][:4] == remembered[-1][:4]:
                 self._entries[producer_id] = entry._replace(batches=remembered)
 
@@ -213,7 +213,7 @@ class ProducerState:
         """The snapshot file."""
         content = bytearray(_COUNT.pack(len(self._entries)))
         for producer_id, entry in self._entries.items():
-            last = entry.batches[-1] if entry.batches else ProducerBatch(-1, -1, -1, -1, -1)
+            last = entry.batches[-1] if entry.batches else BatchMetadata(-1, -1, -1, -1, -1)
             content += _SNAPSHOT_ENTRY.pack(
                 producer_id,
                 entry.producer_epoch,
@@ -245,10 +245,10 @@ class ProducerState:
 
 def _decode_entry(fields: tuple[int, ...]) -> tuple[int, ProducerEntry]:
     producer_id, producer_epoch, last_sequence, last_offset, offset_delta, timestamp, coordinator_epoch, first_offset = fields
-    batches: tuple[ProducerBatch, ...] = ()
+    batches: tuple[BatchMetadata, ...] = ()
     if last_offset >= 0:
         base_sequence = advance_sequence(last_sequence, -offset_delta)
-        batches = (ProducerBatch(base_sequence, last_sequence, last_offset - offset_delta, last_offset, timestamp),)
+        batches = (BatchMetadata(base_sequence, last_sequence, last_offset - offset_delta, last_offset, timestamp),)
     return producer_id, ProducerEntry(producer_epoch, batches, timestamp, coordinator_epoch, first_offset)
 
 
@@ -387,7 +387,7 @@ class ProducerStaging:
             last_stable_offset = min((first for first in others.values() if first >= 0), default=offset + 1)
             self.aborted = (*self.aborted, AbortedTransaction(producer_id, entry.transaction_first_offset, offset, last_stable_offset))
 
-    def _remember(self, producer_id: int, producer_epoch: int, batch: ProducerBatch, entry: ProducerEntry | None) -> None:
+    def _remember(self, producer_id: int, producer_epoch: int, batch: BatchMetadata, entry: ProducerEntry | None) -> None:
         if entry is None:
             self.changes[producer_id] = ProducerEntry(producer_epoch, (batch,), batch.timestamp)
             return
@@ -396,11 +396,11 @@ class ProducerStaging:
         self.changes[producer_id] = entry._replace(producer_epoch=producer_epoch, batches=batches, timestamp=batch.timestamp)
 
 
-def _producer_batch(base_sequence: int, base_offset: int, last_offset: int, timestamp: int) -> ProducerBatch:
-    return ProducerBatch(base_sequence, advance_sequence(base_sequence, last_offset - base_offset), base_offset, last_offset, timestamp)
+def _producer_batch(base_sequence: int, base_offset: int, last_offset: int, timestamp: int) -> BatchMetadata:
+    return BatchMetadata(base_sequence, advance_sequence(base_sequence, last_offset - base_offset), base_offset, last_offset, timestamp)
 
 
-def _known(entry: ProducerEntry, producer_epoch: int, batch: ProducerBatch) -> DuplicateBatch | ErrorCode | None:
+def _known(entry: ProducerEntry, producer_epoch: int, batch: BatchMetadata) -> DuplicateBatch | ErrorCode | None:
     """Whether a batch is a retry of one of the last five, or of a producer that was replaced."""
     if producer_epoch < entry.producer_epoch:
         return ErrorCode.INVALID_PRODUCER_EPOCH
