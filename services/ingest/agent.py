@@ -135,10 +135,10 @@ class IngestAgent:
         now_ns = self._clock.monotonic_ns()
         work = self._proxies.do_work(now_ns)
         work += self._health.look(now_ns)
-        self._look_at_disks(now_ns)
+        self._follow_disks(now_ns)
         work += self._controller.do_work(now_ns)
         work += self._producer_ids.turn(now_ns)
-        work += self._look_at_image()
+        work += self._load_image()
         if self._disks.refresh(now_ns):
             self._sender.set_dead_disks(self._disks.dead)
             work += 1
@@ -162,7 +162,7 @@ class IngestAgent:
             self._maybe_ready()
         return work
 
-    def _look_at_image(self) -> int:
+    def _load_image(self) -> int:
         work = 0
         if self._image.is_stale:
             image = self._image.load()
@@ -174,7 +174,7 @@ class IngestAgent:
             work = 1
         return work + self._view.refresh()
 
-    def _look_at_disks(self, now_ns: int) -> None:
+    def _follow_disks(self, now_ns: int) -> None:
         changes = self._box_disks.look(now_ns)
         self._proxies.follow(changes, self._sender.on_detached)
         for disk in changes.went:

@@ -44,8 +44,8 @@ class TlsContext:
         try:
             self.current = make_context(self._listener)
         except ValueError as error:
-            outlook = "the previous certificate stays in use" if self.current else "its senders are refused until the file is replaced"
-            self._log.error(f"{error}; {outlook}", listener=self._listener.name)
+            consequence = "the previous certificate stays in use" if self.current else "its senders are refused until the file is replaced"
+            self._log.error(f"{error}; {consequence}", listener=self._listener.name)
             return False
         if not is_first:
             self._log.notice(f"listener {self._listener.name} has loaded its changed certificate; new connections use it", listener=self._listener.name)
@@ -62,12 +62,12 @@ def make_context(listener: Listener) -> ssl.SSLContext:
     try:
         context.load_cert_chain(listener.certificate, listener.private_key or None, password=_no_password)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{where}: certificate {listener.certificate} and key {listener.private_key} cannot be used: {_words(error)}") from error
+        raise ValueError(f"{where}: certificate {listener.certificate} and key {listener.private_key} cannot be used: {_reason_of(error)}") from error
     if listener.client_ca:
         try:
             context.load_verify_locations(listener.client_ca)
         except (OSError, ValueError) as error:
-            raise ValueError(f"{where}: client-ca {listener.client_ca} cannot be used: {_words(error)}") from error
+            raise ValueError(f"{where}: client-ca {listener.client_ca} cannot be used: {_reason_of(error)}") from error
         context.verify_mode = ssl.CERT_REQUIRED
     if listener.protocol is Protocol.HTTP:
         context.set_alpn_protocols(_HTTP_PROTOCOLS)
@@ -82,7 +82,7 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted; use one without a password")
 
 
-def _words(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return error.reason.replace("_", " ").lower() if error.reason else "not a certificate or key"
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)

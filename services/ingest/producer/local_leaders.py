@@ -61,7 +61,7 @@ class LocalLeaders:
     ) -> None:
         self._arena = arena
         self._view = view
-        self._lane_of = queue_of
+        self._queue_of = queue_of
         self._answers = answers
         self._may_lead_alone = may_lead_alone
         """True if a leader that may have been replaced may accept acks=1 batches, which its
@@ -136,7 +136,7 @@ class LocalLeaders:
         elif entry[1] & COMMITTED_FLAG or not batch.wants_all:
             self._answers.on_stored(batch)
         else:
-            queue = self._lane_of(batch)
+            queue = self._queue_of(batch)
             placement = self._view.placement(batch.topic, batch.partition)
             if placement is None:
                 self._answers.on_unknown(batch)
@@ -192,7 +192,7 @@ class LocalLeaders:
         that process is done with it."""
         if batch.is_replaced:
             return
-        queue = self._lane_of(batch)
+        queue = self._queue_of(batch)
         again = batch.copy_of(batch.bytes_in(self._arena))
         queue.in_flight[queue.in_flight.index(batch)] = again
         batch.is_replaced = True

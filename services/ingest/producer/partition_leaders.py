@@ -74,11 +74,11 @@ class DeadDisks:
         self.dead -= {disk}
         self._dead_count.set(len(self.dead))
 
-    def _log_changes(self, died: set[str], came_back: frozenset[str]) -> None:
+    def _log_changes(self, died: set[str], returned: frozenset[str]) -> None:
         for disk in sorted(died):
             message = f"disk {disk} takes no lines: it is offline, hung or without a log-writer"
             self._log.warning(f"{message}; lines of its partitions go to the next live ones", disk=disk)
-        for disk in sorted(came_back):
+        for disk in sorted(returned):
             self._log.notice(f"disk {disk} takes lines again", disk=disk)
 
 

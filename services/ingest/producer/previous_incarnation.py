@@ -98,12 +98,12 @@ class PreviousIncarnation:
 
     def _account(self) -> None:
         self.is_accounted = True
-        bookings = plan_crash_accountings(self._ledgers, self._completed_unseen, self._spooled)
-        for listener, booking in bookings.items():
-            self._counters.counter(STORED_COUNTER.format(listener=listener)).add(booking.stored)
-            if booking.crash:
-                self._counters.counter(COUNTED_COUNTER.format(listener=listener, reason=LossReason.CRASH)).add(booking.crash)
-        stored, crash = (sum(column) for column in zip(*bookings.values(), strict=True)) if bookings else (0, 0)
+        accountings = plan_crash_accountings(self._ledgers, self._completed_unseen, self._spooled)
+        for listener, accounting in accountings.items():
+            self._counters.counter(STORED_COUNTER.format(listener=listener)).add(accounting.stored)
+            if accounting.crash:
+                self._counters.counter(COUNTED_COUNTER.format(listener=listener, reason=LossReason.CRASH)).add(accounting.crash)
+        stored, crash = (sum(column) for column in zip(*accountings.values(), strict=True)) if accountings else (0, 0)
         if stored or crash:
             message = f"the previous incarnation ended: {stored} records were stored without a read completion"
             self._log.warning(f"{message}, {crash} were only in its memory and are counted as crash", reason="crash")

@@ -196,7 +196,7 @@ def write_head(head: tuple[Any, ...]) -> bytes:
 def head_json(head: tuple[Any, ...]) -> bytes:
     """Return the same without caching it."""
     host, app, proc_id, msg_id, severity, facility = head
-    words = {
+    fields = {
         "host": host,
         "app": app,
         "proc_id": proc_id,
@@ -207,7 +207,7 @@ def head_json(head: tuple[Any, ...]) -> bytes:
         "facility_name": None if facility is None else FACILITY_NAMES[facility],
         "structured_data": {},
     }
-    return b"," + orjson.dumps(words)[1:-1] + b","
+    return b"," + orjson.dumps(fields)[1:-1] + b","
 
 
 def address_text(address: str, port: int) -> tuple[bytes, bytes]:

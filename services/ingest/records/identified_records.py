@@ -99,7 +99,7 @@ class IdentifiedRecords:
         line = self._held_connections.get(group.source.address) if self._held_connections else None
         if line is not None and line.head is group:
             line = None
-        if self._has_to_come_again(group, memory, numbers, line):
+        if self._must_be_repeated(group, memory, numbers, line):
             self._refuse(group, memory)
             if line is not None:
                 line.is_closed = True
@@ -112,7 +112,7 @@ class IdentifiedRecords:
 
     # -- the bound of what is held
 
-    def _has_to_come_again(self, group: AckGroup, memory: GroupMemory, numbers: range, line: HeldConnection | None) -> bool:
+    def _must_be_repeated(self, group: AckGroup, memory: GroupMemory, numbers: range, line: HeldConnection | None) -> bool:
         """True if an earlier group was refused, or the group would have to wait and no more may. A
         group that waits already may add all its records."""
         if memory.is_refused or (line is not None and line.is_closed) or (self._refused and group.source.address in self._refused):

@@ -55,11 +55,11 @@ class SenderLedgers:
 
     def of(self, host: bytes, listener: str = "") -> SenderLedger:
         """Return the account of an address; the caller keeps it as long as its connection."""
-        book = self._accounts.of(host.decode("ascii", "replace"))
-        book.seen(self._clock.wall_ms())
+        account = self._accounts.of(host.decode("ascii", "replace"))
+        account.seen(self._clock.wall_ms())
         if listener:
-            book.listeners.add(listener)
-        return book
+            account.listeners.add(listener)
+        return account
 
     def write_changes(self) -> bool:
         """Write the accounts that changed; return True if there are any."""
@@ -152,9 +152,9 @@ class IngestLedger:
     def on_received(self, group: AckGroup, count: int, now_ms: int) -> None:
         """Count records before anything else is done with them."""
         self.of(group.listener).received.add(count)
-        book = self._sender(group)
-        book.received += count
-        book.seen(now_ms)
+        account = self._sender(group)
+        account.received += count
+        account.seen(now_ms)
 
     def on_stored(self, group: AckGroup, count: int, copies: int) -> None:
         ledger = self.of(group.listener)
@@ -179,10 +179,10 @@ class IngestLedger:
         self.of(group.listener).acknowledged.add(group.record_count - len(group.rejected))
 
     def _sender(self, group: AckGroup) -> SenderLedger:
-        book: SenderLedger | None = group.sender_ledger
-        if book is None:
-            book = group.sender_ledger = self._senders.of(group.source.host, group.listener.name)
-        return book
+        account: SenderLedger | None = group.sender_ledger
+        if account is None:
+            account = group.sender_ledger = self._senders.of(group.source.host, group.listener.name)
+        return account
 
     # -- what was no record, or an odd one
 

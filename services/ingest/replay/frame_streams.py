@@ -63,14 +63,14 @@ def begin_of_replay(
     frame that would count as new otherwise was sent exactly once before: storing it again would be
     a certain duplicate. A line that may be new is always stored.
     """
-    end, came = len(remembered) // DIGEST_BYTES, len(frames) // DIGEST_BYTES
+    end, received = len(remembered) // DIGEST_BYTES, len(frames) // DIGEST_BYTES
     candidates = [place.first for place in places if place.is_whole or is_late]
     begin = next((index for index in ([end] if answered_end >= end else []) + candidates if index <= answered_end), end)
     seen_once = list(accumulate((counts.get(digest, 0) == 1 for digest in split(remembered)), initial=0))
     for index in candidates:
         if index < begin:
-            first_doubted, doubted_end = index + end - begin, min(end, index + came)
-            if first_doubted < doubted_end and seen_once[doubted_end] > seen_once[first_doubted]:
+            first_uncertain, uncertain_end = index + end - begin, min(end, index + received)
+            if first_uncertain < uncertain_end and seen_once[uncertain_end] > seen_once[first_uncertain]:
                 begin = index
     return begin if begin < end else None
 

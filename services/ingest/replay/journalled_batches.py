@@ -109,9 +109,9 @@ class JournalledBatches:
         """Send the requests that are due. Answers arrive in the peers' turn."""
         self._now_ms = now_ms
         asked = 0
-        room = IN_FLIGHT_MAX - sum(partition.is_asking for partition in self._partitions.values())
+        free = IN_FLIGHT_MAX - sum(partition.is_asking for partition in self._partitions.values())
         for partition in list(self._partitions.values()):
-            if room <= asked:
+            if free <= asked:
                 break
             if partition.is_asking or now_ms < partition.retry_at_ms:
                 continue

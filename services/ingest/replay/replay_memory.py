@@ -286,12 +286,12 @@ class ReplayMemory:
         """Forget what is too old or too much."""
         limit_ms = now_ms - self._keep_ms
         excess = len(self._completed_ms) - self._entries_max
-        gone: list[bytes] = []
-        for identity, settled_ms in self._completed_ms.items():
-            if settled_ms > limit_ms and len(gone) >= excess:
+        expired: list[bytes] = []
+        for identity, completed_ms in self._completed_ms.items():
+            if completed_ms > limit_ms and len(expired) >= excess:
                 break
-            gone.append(identity)
-        for identity in gone:
+            expired.append(identity)
+        for identity in expired:
             self.forget(identity)
 
     def remember_found(self, now_ms: int) -> None:

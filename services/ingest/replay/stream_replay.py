@@ -107,8 +107,8 @@ class StreamReplay:
             return stream.append(digests)
         serial = self._next_replayed
         due = stream.digests[(serial - stream.base) * DIGEST_BYTES :]
-        came = b"".join([digest[:DIGEST_BYTES] for digest in digests])
-        if not came.startswith(bytes(due)) and not due.startswith(came):
+        received = b"".join([digest[:DIGEST_BYTES] for digest in digests])
+        if not received.startswith(bytes(due)) and not due.startswith(received):
             serial = stream.append(digests)  # its order differs after all: a line that may be new is stored
             self._next_replayed = -1
             return serial
