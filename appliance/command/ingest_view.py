@@ -5,7 +5,7 @@ from __future__ import annotations
 from appliance.command.ingest_figures import IngestFigures, ListenerFigures
 from appliance.command.output import NOTHING, Column, count_text, duration_text, plain_table, plural
 from appliance.senders.accounting import LossReason
-from appliance.senders.conditions import FACILITY_NAMES, SEVERITY_NAMES, Condition
+from appliance.senders.conditions import FACILITY_NAMES, SEVERITY_NAMES, RouteCondition
 from appliance.senders.listener import Protocol, ProxyMode
 from appliance.senders.sender_accounts import OTHERS, SenderFigures
 from appliance.senders.sender_tables import TableReading
@@ -100,7 +100,7 @@ def senders_view(reading: TableReading) -> str:
     return text + f"default -> {default}; " + (f"dead letters -> {dead_letter}\n" if dead_letter else "dead letters are only counted\n")
 
 
-def _condition_text(condition: Condition) -> str:
+def _condition_text(condition: RouteCondition) -> str:
     names = {"severity": SEVERITY_NAMES, "facility": FACILITY_NAMES}.get(condition.subject.kind)
     values = [str(value) if names is None or isinstance(value, str) else names[value] for value in condition.values]
     return ("min-" if condition.is_at_most else "") + ".".join(filter(None, condition.subject)) + "=" + ",".join(values)

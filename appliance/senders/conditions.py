@@ -48,7 +48,7 @@ class Subject(NamedTuple):
     name: str = ""
 
 
-class Condition(NamedTuple):
+class RouteCondition(NamedTuple):
     """`subject=value,…` or `severity<=value`. Numbers of facilities and severities; else texts, in which `*` stands for anything."""
 
     subject: Subject
@@ -56,7 +56,7 @@ class Condition(NamedTuple):
     is_at_most: bool = False
 
 
-def compile_conditions(conditions: Sequence[Condition]) -> Callable[[Routable], bool]:
+def compile_conditions(conditions: Sequence[RouteCondition]) -> Callable[[Routable], bool]:
     """Whether all hold, the listener's apart: that is known before there is a record."""
     tests = [_compile_condition(condition) for condition in conditions if condition.subject.kind != "listener"]
     if not tests:
@@ -66,7 +66,7 @@ def compile_conditions(conditions: Sequence[Condition]) -> Callable[[Routable], 
     return lambda record: all(test(record) for test in tests)
 
 
-def _compile_condition(condition: Condition) -> Callable[[Routable], bool]:
+def _compile_condition(condition: RouteCondition) -> Callable[[Routable], bool]:
     kind = condition.subject.kind
     values = condition.values
     if kind == "severity" and condition.is_at_most:

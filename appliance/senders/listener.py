@@ -30,7 +30,7 @@ class Protocol(StrEnum):
     HTTP = "http"
 
 
-class Transport(StrEnum):
+class ListenerTransport(StrEnum):
     """What it is spoken over."""
 
     TCP = "tcp"
@@ -77,7 +77,7 @@ class Listener(NamedTuple):
 
     name: str
     protocol: Protocol
-    transport: Transport
+    transport: ListenerTransport
     port: int
     address: str = ""
     """"": the address that the box listens on."""
@@ -124,7 +124,7 @@ class Listener(NamedTuple):
 
     @property
     def is_datagram(self) -> bool:
-        return self.transport is Transport.UDP
+        return self.transport is ListenerTransport.UDP
 
 
 def parse_key(text: str) -> KeyRule | None:
@@ -140,7 +140,7 @@ def listener_defaults(box: Box) -> Listener:
     return Listener(
         name="",
         protocol=Protocol.SYSLOG,
-        transport=Transport.TCP,
+        transport=ListenerTransport.TCP,
         port=0,
         key=parse_key(box.text("ingest.syslog.key")) or KeyRule(),
         time_zone=box.text("ingest.syslog.time.zone"),
@@ -154,6 +154,6 @@ def built_in_listeners(box: Box) -> tuple[Listener, ...]:
     defaults = listener_defaults(box)
     return (
         defaults._replace(name=SYSLOG_TCP, port=box.syslog_port, proxy=ProxyMode.V1),
-        defaults._replace(name=SYSLOG_UDP, transport=Transport.UDP, port=box.syslog_port),
+        defaults._replace(name=SYSLOG_UDP, transport=ListenerTransport.UDP, port=box.syslog_port),
         defaults._replace(name=HTTP, protocol=Protocol.HTTP, port=box.ingest_port),
     )

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from appliance.senders.conditions import Condition, Routable, compile_conditions, field_of, matcher, text_of
+from appliance.senders.conditions import Routable, RouteCondition, compile_conditions, field_of, matcher, text_of
 from appliance.senders.listener import KeyKind, KeyRule, Listener
 
 ANSWERS_KEPT_MAX = 4096
 
 
-class Destination(NamedTuple):
+class RouteDestination(NamedTuple):
     """One topic that a record goes to, and by which key."""
 
     topic: str
@@ -26,7 +26,7 @@ class Destination(NamedTuple):
 class Route(NamedTuple):
     """A line of the table. `key` None: the listener's."""
 
-    conditions: tuple[Condition, ...]
+    conditions: tuple[RouteCondition, ...]
     topics: tuple[str, ...]
     key: KeyRule | None = None
     is_key_required: bool = False
@@ -40,7 +40,7 @@ class RouteTable(NamedTuple):
     dead_letter: str = ""
 
 
-Destinations = tuple[Destination, ...]
+Destinations = tuple[RouteDestination, ...]
 """Never empty. The first is where the record counts as stored; the others are copies."""
 
 
@@ -85,7 +85,7 @@ class Router:
 
 def direct(topic: str, listener: Listener) -> Destinations:
     """For a sender that names the topic itself (`POST /ingest/TOPIC`): no route is asked."""
-    return (Destination(topic, listener.key, listener.is_key_required),)
+    return (RouteDestination(topic, listener.key, listener.is_key_required),)
 
 
 def key_of(rule: KeyRule, record: Routable, source_host: bytes) -> bytes | None:
@@ -112,7 +112,7 @@ def _topics(listeners: Sequence[Listener], table: RouteTable) -> tuple[str, ...]
 
 def _destinations(route: Route, listener: Listener) -> Destinations:
     key, is_required = (listener.key, listener.is_key_required) if route.key is None else (route.key, route.is_key_required)
-    return tuple(Destination(topic, key, is_required or route.is_key_required) for topic in route.topics)
+    return tuple(RouteDestination(topic, key, is_required or route.is_key_required) for topic in route.topics)
 
 
 def _may_take(route: Route, listener: Listener) -> bool:

@@ -32,17 +32,17 @@ from typing import Any, NamedTuple
 
 from appliance.base.model import topic_name_problem
 from appliance.base.settings import Box
-from appliance.senders.conditions import FACILITIES, FACILITY_NAMES, SEVERITIES, SEVERITY_NAMES, Condition, Subject, text_of
-from appliance.senders.listener import KeyKind, KeyRule, Listener, Protocol, ProxyMode, Transport, built_in_listeners, listener_defaults, parse_key
+from appliance.senders.conditions import FACILITIES, FACILITY_NAMES, SEVERITIES, SEVERITY_NAMES, RouteCondition, Subject, text_of
+from appliance.senders.listener import KeyKind, KeyRule, Listener, ListenerTransport, Protocol, ProxyMode, built_in_listeners, listener_defaults, parse_key
 from appliance.senders.router import Route, Router, RouteTable
 
-TRANSPORTS: dict[Protocol, tuple[Transport, ...]] = {
-    Protocol.SYSLOG: (Transport.TCP, Transport.UDP, Transport.TLS),
-    Protocol.RELP: (Transport.TCP, Transport.TLS),
-    Protocol.FLUENT: (Transport.TCP, Transport.TLS),
-    Protocol.LUMBERJACK: (Transport.TCP, Transport.TLS),
-    Protocol.GELF: (Transport.TCP, Transport.UDP, Transport.TLS),
-    Protocol.HTTP: (Transport.TCP, Transport.TLS),
+TRANSPORTS: dict[Protocol, tuple[ListenerTransport, ...]] = {
+    Protocol.SYSLOG: (ListenerTransport.TCP, ListenerTransport.UDP, ListenerTransport.TLS),
+    Protocol.RELP: (ListenerTransport.TCP, ListenerTransport.TLS),
+    Protocol.FLUENT: (ListenerTransport.TCP, ListenerTransport.TLS),
+    Protocol.LUMBERJACK: (ListenerTransport.TCP, ListenerTransport.TLS),
+    Protocol.GELF: (ListenerTransport.TCP, ListenerTransport.UDP, ListenerTransport.TLS),
+    Protocol.HTTP: (ListenerTransport.TCP, ListenerTransport.TLS),
 }
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}\Z")
 _ADDRESS = re.compile(r"([0-9a-fA-F:.]+|[0-9A-Za-z.\-]+|\*)\Z")
@@ -112,7 +112,7 @@ class Key(NamedTuple):
     read: Callable[[Any], Any]
     allowed: str
     protocols: tuple[Protocol, ...] = ()
-    transports: tuple[Transport, ...] = ()
+    transports: tuple[ListenerTransport, ...] = ()
 
 
 def _number_key(field: str, low: int, high: int, factor: int = 1) -> Key:
@@ -141,10 +141,10 @@ _TOPIC = "letters, digits, '.', '_' and '-', not beginning with __ (those topics
 _PATTERNS = "a text, a number, true or false, or several in [brackets]; * matches any characters"
 _KEY = Key("key", _key, "host, app, tag, none, label.NAME or field.PATH")
 _KEY_REQUIRED = Key("is_key_required", _flag, _FLAG)
-_STREAMS, _TLS, _SYSLOG = (Transport.TCP, Transport.TLS), (Transport.TLS,), (Protocol.SYSLOG, Protocol.RELP)
+_STREAMS, _TLS, _SYSLOG = (ListenerTransport.TCP, ListenerTransport.TLS), (ListenerTransport.TLS,), (Protocol.SYSLOG, Protocol.RELP)
 _SOCKET_KEYS = {
     "protocol": _choice_key("protocol", Protocol),
-    "transport": _choice_key("transport", Transport),
+    "transport": _choice_key("transport", ListenerTransport),
     "port": _number_key("port", 0, 65535),
     "address": Key("address", _address, "an address of this machine"),
 }
@@ -312,7 +312,7 @@ class _Reader:
                     self._report(place, f"{name} is for {' and '.join(users)}, and this listener is {own}; leave it out")
 
     def _check_relations(self, place: str, listener: Listener, table: Mapping[str, Any]) -> None:
-        if listener.transport is Transport.TLS and not {"certificate", "private-key"} <= table.keys():
+        if listener.transport is ListenerTransport.TLS and not {"certificate", "private-key"} <= table.keys():
             self._report(place, "transport: TLS needs a certificate; add certificate and private-key")
         if "client-names" in table and "client-ca" not in table:
             self._report(place, "client-names: certificates of senders are checked by client-ca; add it")
@@ -350,14 +350,14 @@ class _Reader:
             self._report(place, f"no record comes here: {earlier} takes all of them; move this table before it")
         self._routes.append((place, target._replace(conditions=conditions)))
 
-    def _conditions(self, place: str, table: Mapping[str, Any]) -> Iterator[Condition]:
+    def _conditions(self, place: str, table: Mapping[str, Any]) -> Iterator[RouteCondition]:
         for name, value in table.items():
             if name in ("label", "field"):
                 for path, inner in _flattened(value):
                     if not path or (values := _several(_pattern)(inner)) is None:
                         self._report_value(place, f"{name}.{path}".rstrip("."), inner, _PATTERNS if path else f"{name}.NAME = …")
                     else:
-                        yield Condition(Subject(name, path), values)
+                        yield RouteCondition(Subject(name, path), values)
             elif name not in _CONDITION_KEYS:
                 allowed = f"{', '.join(CONDITION_NAMES)}{nearest(name, [*CONDITION_NAMES, *_TARGET_KEYS])}"
                 self._report(place, f"{name} is not a condition; the conditions are {allowed}")
@@ -365,11 +365,11 @@ class _Reader:
                 for values in self._fields(place, {name: value}, _CONDITION_KEYS).values():
                     if name == "min-severity" and len(values) > 1:
                         self._report(place, "min-severity has several values; write only the least severe one")
-                    yield Condition(Subject(_CONDITION_KEYS[name].field), values, name == "min-severity")
+                    yield RouteCondition(Subject(_CONDITION_KEYS[name].field), values, name == "min-severity")
         if {"severity", "min-severity"} <= table.keys():
             self._report(place, "severity and min-severity would both have to match; keep one of them")
 
-    def _check_listeners(self, place: str, condition: Condition) -> None:
+    def _check_listeners(self, place: str, condition: RouteCondition) -> None:
         names = list(self.listeners)
         for value in map(str, condition.values):
             if "*" not in value and value not in names:

@@ -13,7 +13,7 @@ from typing import Any
 from appliance.base.settings import OLD_TABLE_SETTING, Box, SenderSocket
 from appliance.runtime.run_options import ResolvedOptions
 from appliance.runtime.sender_table import SenderTable
-from appliance.senders.listener import Listener, Transport
+from appliance.senders.listener import Listener, ListenerTransport
 from appliance.senders.sender_tables import TableReading, read_tables
 
 ZONE_DIRECTORY = "/usr/share/zoneinfo"
@@ -30,7 +30,7 @@ def read_sender_table(options: ResolvedOptions) -> SenderTable:
         return SenderTable(tables, problems=tuple(problems))
     own = reading.own_listeners()
     sockets = tuple(SenderSocket(each.fd_name, each.is_datagram, each.address, each.port, reading.places[each.name]) for each in own)
-    secured = [(reading.places[each.name], each) for each in own if each.transport is Transport.TLS]
+    secured = [(reading.places[each.name], each) for each in own if each.transport is ListenerTransport.TLS]
     return SenderTable(tables, sockets, (), (lambda: certificate_problems(secured)) if secured else None)
 
 

@@ -28,7 +28,7 @@ from appliance.ipc.proxies import LogWriterProxies
 from appliance.ipc.source import Source
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.senders.accounting import LossReason, read_ledger
-from appliance.senders.listener import Listener, Transport
+from appliance.senders.listener import Listener, ListenerTransport
 from appliance.senders.sender_tables import tables_of
 from appliance.shm.lease import LeaseReader
 from services.ingest.listeners.sender_connections import SenderConnections
@@ -124,7 +124,7 @@ class IngestAgent:
                 message = f"listener {listener.name} has no socket; run `millrace units apply`, then restart the box"
                 self._context.log.error(message, listener=listener.name)
             else:
-                (self._datagrams if listener.transport is Transport.UDP else self._connections).add(listener, sock)
+                (self._datagrams if listener.transport is ListenerTransport.UDP else self._connections).add(listener, sock)
         for name, sock in unused.items():
             self._context.log.warning(f"socket {name} belongs to no listener; run `millrace units apply`, then restart the box")
             sock.close()

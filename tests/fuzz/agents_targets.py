@@ -16,7 +16,7 @@ import msgpack
 import orjson
 import zstandard
 
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from services.ingest.protocols import document
 from services.ingest.protocols.bounded_inflate import CODINGS, Inflater, NotCompressed, TooLarge, inflate
 from services.ingest.protocols.document import encode_document
@@ -26,7 +26,7 @@ from services.ingest.protocols.fluent.msgpack_stream import decode_objects, pack
 from services.ingest.protocols.json_text import read_json
 from services.ingest.protocols.lumberjack.lumberjack_frames import ACK, ACK_KIND
 from services.ingest.protocols.lumberjack.lumberjack_session import LumberjackSession
-from services.ingest.protocols.session import Connection
+from services.ingest.protocols.session import SessionConnection
 from services.ingest.records.ack_group import AckOutcome
 from tests.fuzz.target import Target, Targets, setting, talk, whole_and_pieces
 from tests.golden.capture_senders import read_stream, stream_names
@@ -34,12 +34,12 @@ from tests.golden.capture_senders import read_stream, stream_names
 _FRAME_BYTES, _OPENED_BYTES = 1 << 12, 1 << 16
 _OBJECTS_MAX = 1 << 16
 _KEY = "secret"
-_FLUENT = Listener("fluent", Protocol.FLUENT, Transport.TCP, 0, frame_bytes_max=_FRAME_BYTES, decompressed_bytes_max=_OPENED_BYTES)
+_FLUENT = Listener("fluent", Protocol.FLUENT, ListenerTransport.TCP, 0, frame_bytes_max=_FRAME_BYTES, decompressed_bytes_max=_OPENED_BYTES)
 _LUMBERJACK = _FLUENT._replace(name="beats", protocol=Protocol.LUMBERJACK)
 _CODINGS = (*sorted(CODINGS), "snappy")
 
 
-def _greeted(connection: Connection) -> FluentSession:
+def _greeted(connection: SessionConnection) -> FluentSession:
     return FluentSession(connection, bytes)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from services.ingest.protocols.json_text import read_json
 from services.ingest.protocols.otlp import otlp_protobuf
 from services.ingest.protocols.otlp.otlp_wire import read_plain
@@ -25,7 +25,7 @@ from tests.support.otlp_requests import SPAN_ID, TRACE_ID, otlp_request
 
 _ARRIVAL_MS = 1_728_684_860_000
 _SOURCE = EventSource(b"192.0.2.7:40312", b"192.0.2.7", b"tcp")
-_LISTENER = Listener("fluent", Protocol.FLUENT, Transport.TCP, 0)
+_LISTENER = Listener("fluent", Protocol.FLUENT, ListenerTransport.TCP, 0)
 _WAYS = [(EventBuilder(key, b"a", is_raw), SyslogParser()) for key, is_raw in (("host", False), ("app", False), ("none", False), ("host", True))]
 _LINES = [SyslogLines(parser, events) for events, parser in _WAYS]
 _NEIGHBOUR = b"\x0a\x01" * 8

@@ -10,7 +10,7 @@ import gzip
 import zlib
 from collections.abc import Iterator
 
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from services.ingest.protocols.gelf.gelf_datagrams import DEADLINE_MS, MAGIC, SENDER_BYTES_MAX, ChunkAssembly, GelfDatagrams
 from services.ingest.protocols.gelf.gelf_session import GelfSession
 from services.ingest.records.ack_group import AckGroup
@@ -21,8 +21,8 @@ from tests.fuzz.target import Target, Targets, check_records, talk, whole_and_pi
 from tests.support.recording_intake import RecordingIntake
 
 _FRAME_BYTES = 128
-_UDP = Listener("gelf", Protocol.GELF, Transport.UDP, 0, frame_bytes_max=_FRAME_BYTES, decompressed_bytes_max=1 << 16)
-_TCP = _UDP._replace(transport=Transport.TCP)
+_UDP = Listener("gelf", Protocol.GELF, ListenerTransport.UDP, 0, frame_bytes_max=_FRAME_BYTES, decompressed_bytes_max=1 << 16)
+_TCP = _UDP._replace(transport=ListenerTransport.TCP)
 _HOSTS = b"192.0.2.7", b"192.0.2.8"
 _GELF = b'{"version":"1.1","host":"h","short_message":"x","timestamp":1.5,"level":3,"_a":1}'
 

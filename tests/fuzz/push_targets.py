@@ -16,7 +16,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from services.ingest.protocols.elasticsearch.elasticsearch_answers import answer_filter
-from services.ingest.protocols.http.http_request import Answer
+from services.ingest.protocols.http.http_request import HttpResponse
 from services.ingest.protocols.loki.loki_push import parse_labels
 from services.ingest.records.ack_group import AckOutcome
 from tests.fuzz.target import Target, Targets, check_records
@@ -35,7 +35,7 @@ _BULK_ANSWER: dict[str, Any] = {"took": 7, "errors": False, "items": [{"index": 
 class Answered(RecordingIntake):
     """An intake that was given one request, with the answer to it."""
 
-    answer: Answer
+    answer: HttpResponse
 
 
 def answered(path: str, body: bytes, outcome: AckOutcome = AckOutcome.STORED, **more: object) -> Answered:

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 import orjson
 
-from appliance.senders.listener import Listener, Protocol, ProxyMode, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol, ProxyMode
 from lab.certificates import Authority
 from services.ingest.listeners.proxy_header import NO_HEADER, V2_START, BadProxyHeader, ProxyHeader, read_proxy_header
 from services.ingest.listeners.sender_stream import StreamError
@@ -29,7 +29,7 @@ from tests.support.recording_intake import RecordingIntake
 MESSAGE_BYTES = 128
 FRAME_BYTES_MAX = 1024
 _ARRIVAL_MS = 1_728_684_860_000
-_SYSLOG = Listener("syslog", Protocol.SYSLOG, Transport.TCP, 0, message_bytes_max=MESSAGE_BYTES)
+_SYSLOG = Listener("syslog", Protocol.SYSLOG, ListenerTransport.TCP, 0, message_bytes_max=MESSAGE_BYTES)
 _RELP = _SYSLOG._replace(name="relp", protocol=Protocol.RELP, frame_bytes_max=FRAME_BYTES_MAX)
 _SOURCE = EventSource(b"192.0.2.7:40312", b"192.0.2.7", b"tcp")
 _BERLIN = ZoneInfo("Europe/Berlin")
@@ -130,7 +130,7 @@ def _proxy_header(data: bytes, mode: ProxyMode) -> ProxyHeader | str | None:
 def _tls_context() -> ssl.SSLContext:
     with tempfile.TemporaryDirectory() as directory:
         made = Authority(Path(directory)).sign("localhost")
-        return make_context(Listener("tls", Protocol.SYSLOG, Transport.TLS, 0, certificate=str(made.certificate), private_key=str(made.private_key)))
+        return make_context(Listener("tls", Protocol.SYSLOG, ListenerTransport.TLS, 0, certificate=str(made.certificate), private_key=str(made.private_key)))
 
 
 def fuzz_tls(data: bytes) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from fluent.sender import FluentSender
 from pylogbeat import PyLogBeatClient
 
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from lab import client_packages
 from lab.running_box import eventually
 from services.ingest.protocols.fluent.fluent_session import FluentSession
@@ -21,8 +21,8 @@ from services.ingest.protocols.lumberjack.lumberjack_session import LumberjackSe
 from tests.support.session_server import SessionServer
 
 TARGET = Path(__file__).parent / "senders"
-FLUENT = Listener("fluent", Protocol.FLUENT, Transport.TCP, 0)
-LUMBERJACK = Listener("beats", Protocol.LUMBERJACK, Transport.TCP, 0)
+FLUENT = Listener("fluent", Protocol.FLUENT, ListenerTransport.TCP, 0)
+LUMBERJACK = Listener("beats", Protocol.LUMBERJACK, ListenerTransport.TCP, 0)
 LINE_BYTES = 64
 
 

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
 from appliance.records.builder import NO_HEADERS
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from services.ingest.protocols.document import Extension
 from services.ingest.protocols.fluent import fluent_messages
 from services.ingest.protocols.fluent.msgpack_stream import decode_objects, may_hold_nan, split_objects
@@ -30,7 +30,7 @@ from services.ingest.records.batcher import Batcher
 from services.ingest.records.event import EventBuilder, EventSource, ProducerRecord
 from services.ingest.records.ingest_record import IngestRecord
 
-LISTENER = Listener("test", Protocol.FLUENT, Transport.TCP, 0)
+LISTENER = Listener("test", Protocol.FLUENT, ListenerTransport.TCP, 0)
 SOURCE = EventSource(b"192.0.2.7:40312", b"192.0.2.7", b"tcp")
 NOW_MS = 1_795_348_800_000
 

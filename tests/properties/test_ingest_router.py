@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.senders.conditions import Condition, Subject, field_of, text_of
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.conditions import RouteCondition, Subject, field_of, text_of
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from appliance.senders.old_table import convert_table, tables_text
 from appliance.senders.router import Route, Router, RouteTable
 from appliance.senders.sender_tables import CONDITION_NAMES, LISTENER_KEYS, read_tables
@@ -35,18 +35,18 @@ records = st.builds(
 )
 texts = st.lists(patterns, min_size=1, max_size=3).map(tuple)
 conditions = st.one_of(
-    st.builds(Condition, st.builds(Subject, st.sampled_from(["host", "app", "tag", "listener"])), texts),
-    st.builds(Condition, st.builds(Subject, st.just("label"), st.sampled_from(["a", "b"])), texts),
-    st.builds(Condition, st.builds(Subject, st.just("field"), st.sampled_from(["a", "b", "a.b", "b.a", "a.a.b"])), texts),
-    st.builds(Condition, st.just(Subject("facility")), st.lists(st.integers(0, 23), min_size=1, max_size=3).map(tuple)),
-    st.builds(Condition, st.just(Subject("severity")), st.lists(st.integers(0, 7), min_size=1, max_size=3).map(tuple)),
-    st.builds(Condition, st.just(Subject("severity")), st.integers(0, 7).map(lambda value: (value,)), st.just(True)),
+    st.builds(RouteCondition, st.builds(Subject, st.sampled_from(["host", "app", "tag", "listener"])), texts),
+    st.builds(RouteCondition, st.builds(Subject, st.just("label"), st.sampled_from(["a", "b"])), texts),
+    st.builds(RouteCondition, st.builds(Subject, st.just("field"), st.sampled_from(["a", "b", "a.b", "b.a", "a.a.b"])), texts),
+    st.builds(RouteCondition, st.just(Subject("facility")), st.lists(st.integers(0, 23), min_size=1, max_size=3).map(tuple)),
+    st.builds(RouteCondition, st.just(Subject("severity")), st.lists(st.integers(0, 7), min_size=1, max_size=3).map(tuple)),
+    st.builds(RouteCondition, st.just(Subject("severity")), st.integers(0, 7).map(lambda value: (value,)), st.just(True)),
 )
 routes = st.builds(Route, st.lists(conditions, min_size=1, max_size=3).map(tuple), st.sampled_from([("t1",), ("t2",), ("t1", "t3")]))
-LISTENERS = tuple(Listener(name, Protocol.RELP, Transport.TCP, 0) for name in ("a", "b", "ab"))
+LISTENERS = tuple(Listener(name, Protocol.RELP, ListenerTransport.TCP, 0) for name in ("a", "b", "ab"))
 
 
-def holds(condition: Condition, record: Routed, listener: str) -> bool:
+def holds(condition: RouteCondition, record: Routed, listener: str) -> bool:
     """The rule as it is documented."""
     kind, name = condition.subject
     value: Any

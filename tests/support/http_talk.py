@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from services.ingest.protocols.http.http_session import HttpSession
 from tests.support.recording_connection import RecordingConnection
 
-LISTENER = Listener("http", Protocol.HTTP, Transport.TCP, 0)
+LISTENER = Listener("http", Protocol.HTTP, ListenerTransport.TCP, 0)
 
 
 class Response(NamedTuple):

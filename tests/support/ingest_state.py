@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.base.clock import ManualClock
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from appliance.shm.counters import Counters
 from lab.listening_log import ListeningLog
 from lab.scratch_layout import make_layout, remove_layout
@@ -17,7 +17,7 @@ from services.ingest.replay.journal_records import Begun, JournalRecord
 from services.ingest.replay.replay_journal import Checkpoint, ReplayJournal
 from services.ingest.replay.replay_memory import Part
 
-LISTENER = Listener("relp", Protocol.RELP, Transport.TCP, 0)
+LISTENER = Listener("relp", Protocol.RELP, ListenerTransport.TCP, 0)
 SOURCE = EventSource(b"192.0.2.1:601", b"192.0.2.1", b"relp")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from services.ingest.records.event import EventSource
 from tests.support.recording_intake import RecordingIntake
 
@@ -11,7 +11,7 @@ class RecordingConnection:
     """`sent` is everything that was sent and not yet taken by `take_sent`."""
 
     def __init__(self, listener: Listener | None = None, intake: RecordingIntake | None = None, principal: str = "") -> None:
-        self.listener = listener or Listener("test", Protocol.SYSLOG, Transport.TCP, 0)
+        self.listener = listener or Listener("test", Protocol.SYSLOG, ListenerTransport.TCP, 0)
         self.intake = intake or RecordingIntake()
         self.source = EventSource(b"192.0.2.7:4711", b"192.0.2.7", str(self.listener.protocol).encode())
         self.principal = principal

@@ -15,7 +15,7 @@ from appliance.base.settings import Box
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
 from appliance.runtime.systemd import SystemdNotifier
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from appliance.shm.counters import Counters
 from lab.scratch_layout import make_layout, remove_layout
 from services.ingest.listeners.sender_connections import SenderConnections
@@ -61,7 +61,7 @@ class SteppedRoom:
         self._addresses: dict[str, tuple[str, int]] = {}
         self._senders: list[socket.socket] = []
 
-    def listen(self, name: str = "test", protocol: Protocol = Protocol.SYSLOG, transport: Transport = Transport.TCP, **options: Any) -> None:
+    def listen(self, name: str = "test", protocol: Protocol = Protocol.SYSLOG, transport: ListenerTransport = ListenerTransport.TCP, **options: Any) -> None:
         self.listen_at(socket.create_server(("127.0.0.1", 0)), Listener(name, protocol, transport, 0)._replace(**options))
 
     def listen_at(self, listening: socket.socket, listener: Listener) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.listening import NO_ROOM_TO_ACCEPT
 from appliance.senders.accounting import INPUT_BYTES_COUNTER
-from appliance.senders.listener import Listener, Transport
+from appliance.senders.listener import Listener, ListenerTransport
 from services.ingest.listeners.proxy_header import Networks, ProxyHeader
 from services.ingest.listeners.sender_stream import PLAIN, SenderStream, StreamError
 from services.ingest.protocols.session import session_of
@@ -57,7 +57,7 @@ class ListeningSocket:
         sock.setblocking(False)
 
     def _tls_context(self) -> TlsContext | None:
-        if self.listener.transport is not Transport.TLS:
+        if self.listener.transport is not ListenerTransport.TLS:
             return None
         from services.ingest.listeners.tls_stream import TlsContext  # imported on demand: OpenSSL takes 4 MB
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from services.ingest.records.event import EventSource
 
 
-class Connection(Protocol):
+class SessionConnection(Protocol):
     """A sender's connection as its session sees it."""
 
     @property
@@ -94,7 +94,7 @@ class RepeatingSession(Session, Protocol):
         continues the stream."""
 
 
-MakeSession = Callable[[Connection], Session]
+MakeSession = Callable[[SessionConnection], Session]
 """Makes the session of a connection."""
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from appliance.senders.conditions import field_of
 from appliance.senders.listener import SYSLOG_TCP, KeyKind, KeyRule
-from appliance.senders.router import Destination, Router, direct, key_of
+from appliance.senders.router import RouteDestination, Router, direct, key_of
 from appliance.senders.sender_tables import read_tables
 from lab.running_box import listener
 from services.ingest.records.ingest_input import KEPT_NAMES_BYTES_MAX, IngestInput
@@ -46,8 +46,8 @@ def routes_of(made: Router, name: str) -> Any:
 
 def test_without_routes_the_answer_is_one_and_nobody_is_asked() -> None:
     made = router(listener("dmz", "relp", topic="dmz", key="app"), default="other")
-    assert routes_of(made, "http").constant == (Destination("other", KeyRule(KeyKind.HOST)),)
-    assert routes_of(made, "dmz").constant == (Destination("dmz", KeyRule(KeyKind.APP)),)
+    assert routes_of(made, "http").constant == (RouteDestination("other", KeyRule(KeyKind.HOST)),)
+    assert routes_of(made, "dmz").constant == (RouteDestination("dmz", KeyRule(KeyKind.APP)),)
     assert made.topics == ("other", "dmz") and made.dead_letter == ""
 
 
@@ -108,10 +108,10 @@ def test_the_first_route_takes_the_record_to_all_its_topics_with_its_key() -> No
     )
     routes = routes_of(made, "a")
     tagged = KeyRule(KeyKind.TAG)
-    assert routes.route(Routed(app="x")) == (Destination("one", tagged, True), Destination("two", tagged, True))
-    assert routes.route(Routed(app="xy")) == (Destination("three", KeyRule(KeyKind.FIELD, "user"), True),)
-    assert routes_of(made, "http").route(Routed(app="x"))[0] == Destination("one", KeyRule(KeyKind.HOST), False)
-    assert direct("named", routes.listener) == (Destination("named", tagged, True),)
+    assert routes.route(Routed(app="x")) == (RouteDestination("one", tagged, True), RouteDestination("two", tagged, True))
+    assert routes.route(Routed(app="xy")) == (RouteDestination("three", KeyRule(KeyKind.FIELD, "user"), True),)
+    assert routes_of(made, "http").route(Routed(app="x"))[0] == RouteDestination("one", KeyRule(KeyKind.HOST), False)
+    assert direct("named", routes.listener) == (RouteDestination("named", tagged, True),)
 
 
 def test_only_routes_that_look_into_the_record_need_more_than_its_header() -> None:

@@ -14,8 +14,8 @@ import pytest
 from appliance.base.settings import SenderSocket
 from appliance.runtime.run_options import RunOptions, resolve_options
 from appliance.runtime.sender_table import SenderTable
-from appliance.senders.conditions import Condition, Subject
-from appliance.senders.listener import HTTP, SYSLOG_TCP, SYSLOG_UDP, KeyKind, KeyRule, Listener, Protocol, ProxyMode, Transport
+from appliance.senders.conditions import RouteCondition, Subject
+from appliance.senders.listener import HTTP, SYSLOG_TCP, SYSLOG_UDP, KeyKind, KeyRule, Listener, ListenerTransport, Protocol, ProxyMode
 from appliance.senders.router import Route
 from appliance.senders.sender_tables import CONDITION_NAMES, LISTENER_KEYS, TableReading, read_tables
 from appliance.senders.table_checks import certificate_problems, machine_problems, read_sender_table
@@ -120,7 +120,7 @@ def test_every_table_is_understood() -> None:
     listeners = named(reading)
     assert list(listeners) == [SYSLOG_TCP, SYSLOG_UDP, HTTP, "dmz", "relp", "fluent", "beats", "gelf"]
     dmz = listeners["dmz"]
-    assert (dmz.protocol, dmz.transport, dmz.address, dmz.port, dmz.topic, dmz.acks) == (Protocol.SYSLOG, Transport.TLS, "", 6514, "dmz", 1)
+    assert (dmz.protocol, dmz.transport, dmz.address, dmz.port, dmz.topic, dmz.acks) == (Protocol.SYSLOG, ListenerTransport.TLS, "", 6514, "dmz", 1)
     assert (dmz.key, dmz.client_names, dmz.fd_name) == (KeyRule(KeyKind.APP), ("a.example", "*.b.example"), "ingest-dmz")
     relp = listeners["relp"]
     assert (relp.address, relp.message_bytes_max, relp.time_zone) == ("10.0.0.5", 1000, "Europe/Berlin")
@@ -130,9 +130,9 @@ def test_every_table_is_understood() -> None:
     assert listeners["gelf"].is_datagram and listeners["gelf"].address == "0.0.0.0"
     assert (listeners[HTTP].tokens, listeners[HTTP].frame_bytes_max, listeners[HTTP].port) == (("one", "two"), 2048, 8081)
     assert reading.routes.routes == (
-        Route((Condition(Subject("listener"), ("dmz",)), Condition(Subject("facility"), (4, 10))), ("security", "all")),
-        Route((Condition(Subject("severity"), (3,), True), Condition(Subject("app"), ("sshd*",))), ("errors",), KeyRule(KeyKind.APP), True),
-        Route((Condition(Subject("label", "job"), ("nginx",)), Condition(Subject("field", "a.b"), ("5*", "404", "true"))), ("web",)),
+        Route((RouteCondition(Subject("listener"), ("dmz",)), RouteCondition(Subject("facility"), (4, 10))), ("security", "all")),
+        Route((RouteCondition(Subject("severity"), (3,), True), RouteCondition(Subject("app"), ("sshd*",))), ("errors",), KeyRule(KeyKind.APP), True),
+        Route((RouteCondition(Subject("label", "job"), ("nginx",)), RouteCondition(Subject("field", "a.b"), ("5*", "404", "true"))), ("web",)),
     )
     assert reading.routes.default == Route((), ("other",), KeyRule(KeyKind.NONE)) and reading.routes.dead_letter == "ingest-dead-letter"
     assert reading.places["relp"] == "m.toml: [[ingest.listener]] 2"

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from services.ingest.protocols.document import encode_document
-from services.ingest.protocols.http.http_request import BUSY_SECONDS, JSON, Answer, Headers, Request
+from services.ingest.protocols.http.http_request import BUSY_SECONDS, JSON, Headers, HttpResponse, Request
 
 VERSION: Final = "8.19.0"
 """Whose API this is. Beats and Logstash of 8 and 9 go on with it; clients of 9 do not ask."""
@@ -21,24 +21,24 @@ PRODUCT: Final = (b"X-Elastic-Product", b"Elasticsearch")
 _VENDOR_JSON: Final = b"application/vnd.elasticsearch+json"
 
 
-def json_answer(request: Request, status: int, document: Any, headers: Headers = ()) -> Answer:
+def json_answer(request: Request, status: int, document: Any, headers: Headers = ()) -> HttpResponse:
     """An answer with the header and the content type that the client wants."""
-    return Answer(status, encode_document(document), _content_type(request), (PRODUCT, *headers))
+    return HttpResponse(status, encode_document(document), _content_type(request), (PRODUCT, *headers))
 
 
-def error_answer(request: Request, status: int, kind: str, reason: str, headers: Headers = ()) -> Answer:
+def error_answer(request: Request, status: int, kind: str, reason: str, headers: Headers = ()) -> HttpResponse:
     """A no to a whole request."""
     cause = {"type": kind, "reason": reason}
     return json_answer(request, status, {"error": {"root_cause": [cause], **cause}, "status": status}, headers)
 
 
-def busy(request: Request) -> Answer:
+def busy(request: Request) -> HttpResponse:
     """429: clients wait and send the request again."""
     reason = "the records cannot be stored now: disks are behind, or a leader is away; send the same request again"
     return error_answer(request, 429, "es_rejected_execution_exception", reason, ((b"Retry-After", b"%d" % BUSY_SECONDS),))
 
 
-def unauthorized(request: Request) -> Answer:
+def unauthorized(request: Request) -> HttpResponse:
     """401."""
     reason = (
         f"missing or wrong credentials for REST request [{request.path[:200]}]: use basic authentication with a token as password, Bearer TOKEN, or an ApiKey"

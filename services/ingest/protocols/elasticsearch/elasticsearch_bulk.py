@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from services.ingest.protocols.elasticsearch.elasticsearch_actions import CARRIES_RECORD, Action, BadBulk, BulkItem, TooManyItems, read_bulk, read_document
 from services.ingest.protocols.elasticsearch.elasticsearch_answers import AnswerFilter, answer_filter, busy, error_answer, json_answer, unauthorized
-from services.ingest.protocols.http.http_request import WAITING, Answer, PendingAnswer, Request
+from services.ingest.protocols.http.http_request import WAITING, HttpResponse, PendingResponse, Request
 from services.ingest.protocols.json_text import has_long_number
 from services.ingest.records.ack_group import IDENTITY_BYTES, AckGroup
 from services.ingest.records.agent_event import agent_record
@@ -30,7 +30,7 @@ _STORED_ITEM: Final = {"_version": 1, "result": "created", "_shards": {"total": 
 __all__ = ["bulk", "busy", "document", "unauthorized"]
 
 
-def bulk(request: Request) -> Answer | PendingAnswer:
+def bulk(request: Request) -> HttpResponse | PendingResponse:
     """`/_bulk` and `/INDEX/_bulk`."""
     try:
         items = read_bulk(request.body, request.arguments.get("index", ""), request.query.get("pipeline", ""))
@@ -45,7 +45,7 @@ def bulk(request: Request) -> Answer | PendingAnswer:
     return _Bulk(request, items).take(items)
 
 
-def document(request: Request) -> Answer | PendingAnswer:
+def document(request: Request) -> HttpResponse | PendingResponse:
     """`/INDEX/_doc`, `/INDEX/_doc/ID`, `/INDEX/_create/ID`: one document, answered as one."""
     index, document_id = request.arguments["index"], request.arguments.get("id")
     labels = {"index": index} if document_id is None else {"index": index, "id": document_id}
@@ -68,7 +68,7 @@ class _Bulk:
         self._busy_from = len(items)
         """The first item that could not be taken any more."""
 
-    def take(self, items: Sequence[BulkItem]) -> PendingAnswer:
+    def take(self, items: Sequence[BulkItem]) -> PendingResponse:
         request = self._request
         intake, listener, is_plain = request.intake, request.listener, not has_long_number(request.body)
         is_one_thing = request.identities() is not None
@@ -112,7 +112,7 @@ class _Bulk:
             content = b"%b%b\n%b\n%b" % (prefix, index.encode("utf-8", "replace"), document_id.encode("utf-8", "replace"), source)
         return hashlib.blake2b(content, digest_size=IDENTITY_BYTES).digest()
 
-    def _answer(self, unit: AckGroup) -> Answer:
+    def _answer(self, unit: AckGroup) -> HttpResponse:
         rejected = self._rejected_items(unit)
         if self._is_single:
             return self._single_answer(rejected)
@@ -145,7 +145,7 @@ class _Bulk:
                 rejected[item] = reason
         return rejected
 
-    def _single_answer(self, rejected: dict[int, str]) -> Answer:
+    def _single_answer(self, rejected: dict[int, str]) -> HttpResponse:
         if self._problems:
             return error_answer(self._request, 400, "document_parsing_exception", self._problems[0])
         if rejected:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from services.ingest.protocols.elasticsearch.elasticsearch_answers import PRODUCT, VERSION, error_answer, json_answer, unauthorized
 from services.ingest.protocols.http.http_endpoints import PATHS
-from services.ingest.protocols.http.http_request import TEXT, Answer, Request, busy_answer
+from services.ingest.protocols.http.http_request import TEXT, HttpResponse, Request, busy_answer
 from services.ingest.protocols.json_text import read_json
 
 _INDEX_PARTS: Final = frozenset(("settings", "mappings", "aliases"))
@@ -55,12 +55,12 @@ def root_document() -> dict[str, Any]:
     return {"name": CLUSTER, "cluster_name": CLUSTER, "cluster_uuid": _UUID, "version": version, "tagline": "You Know, for Search"}
 
 
-def root(request: Request) -> Answer:
+def root(request: Request) -> HttpResponse:
     """`GET /`, `HEAD /`."""
     return json_answer(request, 200, root_document())
 
 
-def cluster_health(request: Request) -> Answer:
+def cluster_health(request: Request) -> HttpResponse:
     """`/_cluster/health`: green, yellow while nothing can be taken."""
     status = "yellow" if request.intake.blocked_by(request.listener) else "green"
     counts = dict.fromkeys(("relocating_shards", "initializing_shards", "unassigned_shards", "delayed_unassigned_shards", "number_of_pending_tasks"), 0)
@@ -69,30 +69,30 @@ def cluster_health(request: Request) -> Answer:
     return json_answer(request, 200, {"cluster_name": CLUSTER, "status": status, "timed_out": False, **nodes, **counts, **more})
 
 
-def cat_health(request: Request) -> Answer:
+def cat_health(request: Request) -> HttpResponse:
     """`/_cat/health`, by which rsyslog finds out whether somebody is there: a line of text."""
     status = "yellow" if request.intake.blocked_by(request.listener) else "green"
     line = f"{request.intake.now_ms() // 1000} - {CLUSTER} {status} 1 1 1 1 0 0 0 0 - 100.0%\n"
-    return Answer(200, line.encode(), TEXT, (PRODUCT,))
+    return HttpResponse(200, line.encode(), TEXT, (PRODUCT,))
 
 
-def license_state(request: Request) -> Answer:
+def license_state(request: Request) -> HttpResponse:
     """`/_license`: Beats and Logstash want one that is active."""
     return json_answer(request, 200, {"license": _LICENSE})
 
 
-def xpack(request: Request) -> Answer:
+def xpack(request: Request) -> HttpResponse:
     """`/_xpack`: nothing of it; without index lifecycle management Beats and Logstash set none up."""
     features = {name: {"available": False, "enabled": False} for name in ("ilm", "data_streams", "security", "monitoring", "ml", "graph", "watcher")}
     return json_answer(request, 200, {"build": {}, "license": _LICENSE, "features": features, "tagline": "You know, for X"})
 
 
-def nodes(request: Request) -> Answer:
+def nodes(request: Request) -> HttpResponse:
     """`/_nodes`, `/_nodes/http`: no addresses to sniff; clients stay with the one they have."""
     return json_answer(request, 200, {"_nodes": {"total": 0, "successful": 0, "failed": 0}, "cluster_name": CLUSTER, "nodes": {}})
 
 
-def set_up(request: Request) -> Answer:
+def set_up(request: Request) -> HttpResponse:
     """Templates, policies, pipelines, data streams, aliases, indices: by name."""
     if request.method in ("GET", "HEAD"):
         name = request.arguments.get("name", "")
@@ -103,7 +103,7 @@ def set_up(request: Request) -> Answer:
     return json_answer(request, 200, acknowledged, (_NOT_USED,))
 
 
-def index_templates(request: Request) -> Answer:
+def index_templates(request: Request) -> HttpResponse:
     """`GET /_index_template/NAME`, `GET /_component_template/NAME`, in the form of their own."""
     if request.method not in ("GET", "HEAD"):
         return set_up(request)
@@ -112,7 +112,7 @@ def index_templates(request: Request) -> Answer:
     return json_answer(request, 200, {f"{kind}s": [template]})
 
 
-def data_streams(request: Request) -> Answer:
+def data_streams(request: Request) -> HttpResponse:
     """`/_data_stream/NAME`: every index is one, since documents are only ever added."""
     if request.method not in ("GET", "HEAD"):
         return set_up(request)
@@ -120,12 +120,12 @@ def data_streams(request: Request) -> Answer:
     return json_answer(request, 200, {"data_streams": [stream]})
 
 
-def refresh(request: Request) -> Answer:
+def refresh(request: Request) -> HttpResponse:
     """`/_refresh`, `/INDEX/_refresh`, `_flush`: what was acknowledged is stored already."""
     return json_answer(request, 200, {"_shards": {"total": 1, "successful": 1, "failed": 0}})
 
 
-def index(request: Request) -> Answer:
+def index(request: Request) -> HttpResponse:
     """`/INDEX`: any index takes documents (HEAD, PUT); nothing is read (GET), and no document is put there by mistake."""
     if request.method == "GET":
         reason = f"no such path [{request.path[:200]}]: documents are taken here, and read with Kafka's clients"
@@ -146,14 +146,14 @@ def _names(body: bytes) -> Iterable[str]:
 WORDS = "Millrace ingests logs here"
 
 
-def describe_inputs(request: Request) -> Answer:
+def describe_inputs(request: Request) -> HttpResponse:
     """What this is, and its inputs; and what Elasticsearch's clients look for before they send anything."""
     inputs = [{"methods": path.methods, "path": path.pattern, "what": path.words} for path in PATHS if path.words]
     return json_answer(request, 200, {"what": WORDS, **root_document(), "inputs": inputs})
 
 
-def health(request: Request) -> Answer:
+def health(request: Request) -> HttpResponse:
     """200 while records are taken."""
     if request.intake.blocked_by(request.listener):
         return busy_answer(request)
-    return Answer(200, b'{"status":"ok"}')
+    return HttpResponse(200, b'{"status":"ok"}')

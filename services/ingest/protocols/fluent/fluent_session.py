@@ -19,7 +19,7 @@ from services.ingest.protocols.bounded_inflate import TooLarge
 from services.ingest.protocols.document import utf8
 from services.ingest.protocols.fluent.fluent_messages import FluentMessage, read_messages, records_of
 from services.ingest.protocols.fluent.msgpack_stream import ObjectSplitter, decode_objects, pack
-from services.ingest.protocols.session import Connection, Unfinished
+from services.ingest.protocols.session import SessionConnection, Unfinished
 from services.ingest.records.ack_group import AckGroup, AckOutcome, identity_of
 from services.ingest.records.intake import Oddity, RefusedReason
 
@@ -27,7 +27,7 @@ NONCE_BYTES = 16
 SERVER_NAME = b"millrace"
 
 
-class Verdict(NamedTuple):
+class HandshakeResult(NamedTuple):
     """Whether the sender is accepted, and the answer to it."""
 
     is_welcome: bool
@@ -46,7 +46,7 @@ class FluentHandshake:
         self._nonce = chance(NONCE_BYTES)
         self.greeting = pack(["HELO", {"nonce": self._nonce, "auth": b"", "keepalive": True}])
 
-    def judge(self, message: Any) -> Verdict | None:
+    def judge(self, message: Any) -> HandshakeResult | None:
         """Check a PING; None if the message is not one."""
         if type(message) is not list or len(message) != 6 or message[0] not in ("PING", b"PING"):
             return None
@@ -54,8 +54,8 @@ class FluentHandshake:
         import hmac
 
         if not hmac.compare_digest(digest.lower(), self._digest(salt, name)):
-            return Verdict(False, pack(["PONG", False, "shared_key mismatch", "", ""]))
-        return Verdict(True, pack(["PONG", True, "", SERVER_NAME.decode(), self._digest(salt, SERVER_NAME).decode()]))
+            return HandshakeResult(False, pack(["PONG", False, "shared_key mismatch", "", ""]))
+        return HandshakeResult(True, pack(["PONG", True, "", SERVER_NAME.decode(), self._digest(salt, SERVER_NAME).decode()]))
 
     def _digest(self, salt: bytes, name: bytes) -> bytes:
         import hashlib
@@ -72,7 +72,7 @@ class FluentSession:
 
     __slots__ = ("_connection", "_handshake", "_is_ended", "_nobody_waits", "_splitter", "_unfinished", "unacknowledged_bytes")
 
-    def __init__(self, connection: Connection, chance: Callable[[int], bytes] = os.urandom) -> None:
+    def __init__(self, connection: SessionConnection, chance: Callable[[int], bytes] = os.urandom) -> None:
         self._connection = connection
         listener = connection.listener
         self._splitter = ObjectSplitter(listener.frame_bytes_max)

@@ -27,7 +27,7 @@ UNFINISHED_OVERHEAD_BYTES: Final = 512
 _ID_AT, _INDEX_AT, _COUNT_AT, _DATA_AT = 2, 10, 11, 12
 
 
-class LossReason(StrEnum):
+class ChunkLoss(StrEnum):
     """Why an unfinished message was given up."""
 
     INCOMPLETE = "chunks_incomplete"
@@ -42,7 +42,7 @@ class LostMessage(NamedTuple):
     """One message that will not be whole any more."""
 
     host: bytes
-    reason: LossReason
+    reason: ChunkLoss
 
 
 class _Unfinished:
@@ -88,11 +88,11 @@ class ChunkAssembly:
             return datagram
         self.expire(now_ms)
         if len(datagram) < _DATA_AT:
-            self._lost.append(LostMessage(host, LossReason.BROKEN))
+            self._lost.append(LostMessage(host, ChunkLoss.BROKEN))
             return None
         index, count = datagram[_INDEX_AT], datagram[_COUNT_AT]
         if not index < count <= CHUNKS_MAX:
-            self._lost.append(LostMessage(host, LossReason.BROKEN))
+            self._lost.append(LostMessage(host, ChunkLoss.BROKEN))
             return None
         if count == 1:
             return datagram[_DATA_AT:]
@@ -103,7 +103,7 @@ class ChunkAssembly:
             self._senders.setdefault(host, _Sender()).ids[name[1]] = None
             self._charge(host, UNFINISHED_OVERHEAD_BYTES)
         elif unfinished.count != count:
-            self._give_up(name, LossReason.BROKEN)
+            self._give_up(name, ChunkLoss.BROKEN)
             return None
         if index not in unfinished.pieces:
             piece = datagram[_DATA_AT:]
@@ -122,7 +122,7 @@ class ChunkAssembly:
             name, unfinished = next(iter(self._unfinished.items()))
             if unfinished.deadline_ms > now_ms:
                 return
-            self._give_up(name, LossReason.INCOMPLETE)
+            self._give_up(name, ChunkLoss.INCOMPLETE)
 
     def take_lost(self) -> list[LostMessage]:
         """What was given up since the last call."""
@@ -131,11 +131,11 @@ class ChunkAssembly:
 
     def _make_room(self, host: bytes) -> None:
         while (sender := self._senders.get(host)) is not None and sender.size_bytes > self._sender_bytes_max:
-            self._give_up((host, next(iter(sender.ids))), LossReason.CROWDED_OUT)
+            self._give_up((host, next(iter(sender.ids))), ChunkLoss.CROWDED_OUT)
         while self.size_bytes > self._bytes_max:
-            self._give_up(next(iter(self._unfinished)), LossReason.CROWDED_OUT)
+            self._give_up(next(iter(self._unfinished)), ChunkLoss.CROWDED_OUT)
 
-    def _give_up(self, name: _Name, reason: LossReason) -> None:
+    def _give_up(self, name: _Name, reason: ChunkLoss) -> None:
         self._drop(name)
         self._lost.append(LostMessage(name[0], reason))
 
@@ -153,7 +153,7 @@ class ChunkAssembly:
         self._senders[host].size_bytes += size_bytes
 
 
-_REASONS = {LossReason.BROKEN: RefusedReason.MALFORMED}
+_REASONS = {ChunkLoss.BROKEN: RefusedReason.MALFORMED}
 
 
 class GelfDatagrams:

@@ -6,13 +6,13 @@ Weak: a message has no identity, unless the sender adds `Idempotency-Key`.
 from __future__ import annotations
 
 from services.ingest.protocols.gelf.gelf_message import gelf_record, record_of
-from services.ingest.protocols.http.http_request import RECORDS_MAX, WAITING, Answer, PendingAnswer, Request, refusal
+from services.ingest.protocols.http.http_request import RECORDS_MAX, WAITING, HttpResponse, PendingResponse, Request, refusal
 from services.ingest.protocols.json_text import read_json
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.intake import RefusedReason
 
 
-def gelf(request: Request) -> Answer | PendingAnswer:
+def gelf(request: Request) -> HttpResponse | PendingResponse:
     """Messages of one request."""
     body = request.body.strip()
     if not body:
@@ -36,8 +36,8 @@ def gelf(request: Request) -> Answer | PendingAnswer:
     return WAITING
 
 
-def _answer(unit: AckGroup) -> Answer:
+def _answer(unit: AckGroup) -> HttpResponse:
     if not unit.rejected:
-        return Answer(202)
+        return HttpResponse(202)
     numbers = ", ".join(f"{number}: {reason}" if number >= 0 else reason for number, reason in unit.rejected[:20])
     return refusal(400, f"{len(unit.rejected)} of {unit.record_count} messages can never be stored, the others are", numbers)

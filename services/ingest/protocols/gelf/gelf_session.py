@@ -7,7 +7,7 @@ too long closes the connection. What is left when the sender ends is a message, 
 from __future__ import annotations
 
 from services.ingest.protocols.gelf.gelf_message import gelf_record
-from services.ingest.protocols.session import Connection, Unfinished
+from services.ingest.protocols.session import SessionConnection, Unfinished
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.intake import RefusedReason
 
@@ -19,7 +19,7 @@ class GelfSession:
 
     unacknowledged_bytes = 0
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: SessionConnection) -> None:
         self._connection = connection
         self._unit = AckGroup(connection.listener, connection.source)
         self._tail = bytearray()

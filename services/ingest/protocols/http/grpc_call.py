@@ -13,9 +13,9 @@ from collections.abc import Callable
 from struct import Struct
 
 from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate
-from services.ingest.protocols.http.http2_stream import Reply
+from services.ingest.protocols.http.http2_stream import Http2Response
 from services.ingest.protocols.http.http_exchange import count
-from services.ingest.protocols.http.http_request import BUSY_SECONDS, Answer, Request
+from services.ingest.protocols.http.http_request import BUSY_SECONDS, HttpResponse, Request
 from services.ingest.protocols.http.http_wire import has_token
 from services.ingest.protocols.otlp.otlp import (
     BUSY_WORDS,
@@ -57,7 +57,7 @@ class GrpcCall:
         self._error: tuple[int, str, bytes] | None = None  # code, words, details
         self.is_complete = False
         request.on_answer(self._answered)
-        request.busy = lambda _request: Answer(UNAVAILABLE)
+        request.busy = lambda _request: HttpResponse(UNAVAILABLE)
 
     is_stream = False
 
@@ -116,9 +116,9 @@ class GrpcCall:
             self._fail(INVALID_ARGUMENT, str(problem))
             return
 
-        def answer(unit: AckGroup) -> Answer:
+        def answer(unit: AckGroup) -> HttpResponse:
             self._message = encode_success(*rejected(unit, reading))
-            return Answer(0)
+            return HttpResponse(0)
 
         self._unacknowledged_bytes = max(1, len(message))
         unit = request.open_unit(answer)
@@ -133,11 +133,11 @@ class GrpcCall:
         if self._request is not None:
             self._request.on_answer(None)
 
-    def reply(self) -> Reply:
+    def reply(self) -> Http2Response:
         """Header, message and trailers; an error is all header."""
         headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
         if self._error is None:
-            return Reply(headers, _PREFIX.pack(0, len(self._message)) + self._message, [(b"grpc-status", b"0")])
+            return Http2Response(headers, _PREFIX.pack(0, len(self._message)) + self._message, [(b"grpc-status", b"0")])
         code, words, info = self._error
         headers += [(b"grpc-status", b"%d" % code), (b"grpc-message", _percent(words))]
         if info:
@@ -145,7 +145,7 @@ class GrpcCall:
             headers += [(b"grpc-status-details-bin", _base64(details)), (b"google.rpc.retryinfo-bin", _base64(info))]
         if code == UNIMPLEMENTED:
             headers.append((b"grpc-accept-encoding", _ACCEPTED))
-        return Reply(headers, b"", [])
+        return Http2Response(headers, b"", [])
 
     def _open(self, request: Request, body: bytes) -> bytes | None:
         """The one message of a body, or None: then the call has failed."""
@@ -180,9 +180,9 @@ class GrpcCall:
     def _fail(self, code: int, words: str) -> None:
         assert self._request is not None
         self._error = (code, words, retry_info(BUSY_SECONDS) if code in (RESOURCE_EXHAUSTED, UNAVAILABLE) else b"")
-        self._request.answer(Answer(code))
+        self._request.answer(HttpResponse(code))
 
-    def _answered(self, answer: Answer) -> None:
+    def _answered(self, answer: HttpResponse) -> None:
         if answer.status == UNAVAILABLE and self._error is None:
             self._error = (UNAVAILABLE, BUSY_WORDS, retry_info(BUSY_SECONDS))
         self._request = None

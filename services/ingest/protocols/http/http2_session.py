@@ -23,7 +23,7 @@ from services.ingest.protocols.http.http2_stream import Stream, reply_of
 from services.ingest.protocols.http.http_exchange import Exchange
 from services.ingest.protocols.http.http_request import Request
 from services.ingest.protocols.http.http_wire import split_target
-from services.ingest.protocols.session import Connection
+from services.ingest.protocols.session import SessionConnection
 from services.ingest.records.intake import RefusedReason
 
 STREAMS_MAX = 64
@@ -46,7 +46,7 @@ _RESET_COST, _SETTINGS_COST = 4, 4
 class Http2Session:
     """One connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: SessionConnection) -> None:
         self._connection = connection
         self._listener = connection.listener
         self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False, header_encoding=None))

@@ -13,7 +13,7 @@ from services.ingest.protocols.http.http_exchange import Exchange
 Headers = list[tuple[bytes, bytes]]
 
 
-class Reply:
+class Http2Response:
     """What goes back on a stream: header, data, trailers (empty: none)."""
 
     __slots__ = ("data", "headers", "trailers")
@@ -64,7 +64,7 @@ class Stream:
         self.trailers: Headers = []
 
 
-def reply_of(call: Call) -> Reply:
+def reply_of(call: Call) -> Http2Response:
     """The answer of an exchange."""
     assert isinstance(call, Exchange) and call.answer is not None
     answer = call.answer
@@ -74,4 +74,4 @@ def reply_of(call: Call) -> Reply:
     if answer.status != 204:
         headers.append((b"content-length", b"%d" % len(answer.body)))
     headers += [(name.lower(), value) for name, value in answer.headers]
-    return Reply(headers, b"" if call.is_head else answer.body, [])
+    return Http2Response(headers, b"" if call.is_head else answer.body, [])

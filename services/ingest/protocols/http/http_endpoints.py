@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from services.ingest.protocols.http.http_request import Answer, Endpoint, Request, busy_answer, refusal, too_many_answer
+from services.ingest.protocols.http.http_request import Endpoint, HttpResponse, Request, busy_answer, refusal, too_many_answer
 
 GET, POST = ("GET",), ("POST",)
 POST_OR_PUT = ("POST", "PUT")
@@ -43,11 +43,11 @@ class Path(NamedTuple):
         return endpoint
 
     @property
-    def busy_answer(self) -> Callable[[Request], Answer]:
+    def busy_answer(self) -> Callable[[Request], HttpResponse]:
         return _BUSY.get(self.busy) or self._load(self.busy)
 
     @property
-    def unauthorized_answer(self) -> Callable[[Request], Answer]:
+    def unauthorized_answer(self) -> Callable[[Request], HttpResponse]:
         return self._load(self.unauthorized) if self.unauthorized else unauthorized_answer
 
     def _load(self, function: str) -> Any:
@@ -108,20 +108,20 @@ PATHS: tuple[Path, ...] = (
     _probe("/{index}", "index", SET_UP),
 )
 
-_BUSY: dict[str, Callable[[Request], Answer]] = {"503": busy_answer, "429": too_many_answer}
+_BUSY: dict[str, Callable[[Request], HttpResponse]] = {"503": busy_answer, "429": too_many_answer}
 
 
-class Found(NamedTuple):
+class FoundPath(NamedTuple):
     """The row for a method and a path, and what the path's names stand for."""
 
     path: Path
     arguments: dict[str, str]
 
 
-def find_path(method: str, path: str) -> Found | Answer:
+def find_path(method: str, path: str) -> FoundPath | HttpResponse:
     """The input, or 404 (no such path) or 405 (not by this method) in words. HEAD goes wherever GET goes."""
     exact, patterns = _tables()
-    rows = [Found(row, {}) for row in exact.get(path, ())] or _match(patterns, path)
+    rows = [FoundPath(row, {}) for row in exact.get(path, ())] or _match(patterns, path)
     wanted = "GET" if method == "HEAD" else method
     for found in rows:
         if wanted in found.path.methods:
@@ -134,7 +134,7 @@ def find_path(method: str, path: str) -> Found | Answer:
     return refusal(404, "no such path", path[:200], f"inputs are {inputs}. Traces and metrics are not taken, only logs.")
 
 
-def unauthorized_answer(request: Request) -> Answer:
+def unauthorized_answer(request: Request) -> HttpResponse:
     """401."""
     do = "send one of the listener's tokens as `Authorization: Bearer TOKEN`, or as the password of basic authentication"
     headers = ((b"WWW-Authenticate", b'Bearer realm="millrace", Basic'),)
@@ -158,7 +158,7 @@ def _tables() -> tuple[dict[str, list[Path]], list[tuple[list[str], Path]]]:
     return exact, patterns
 
 
-def _match(patterns: list[tuple[list[str], Path]], path: str) -> list[Found]:
+def _match(patterns: list[tuple[list[str], Path]], path: str) -> list[FoundPath]:
     segments = path.split("/")
     rows = []
     for names, row in patterns:
@@ -173,5 +173,5 @@ def _match(patterns: list[tuple[list[str], Path]], path: str) -> list[Found]:
             elif name != segment:
                 break
         else:
-            rows.append(Found(row, arguments))
+            rows.append(FoundPath(row, arguments))
     return rows

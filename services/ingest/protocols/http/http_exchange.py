@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 from appliance.base.invariants import check
 from services.ingest.protocols.http.http_endpoints import Path, find_path
-from services.ingest.protocols.http.http_request import Answer, Request, refusal
+from services.ingest.protocols.http.http_request import HttpResponse, Request, refusal
 from services.ingest.protocols.http.http_wire import has_token, open_body
 from services.ingest.records.intake import RefusedReason
 
@@ -58,7 +58,7 @@ class Exchange:
     def __init__(self, request: Request | None, keep_alive: bool, on_answered: Callable[[], None]) -> None:
         self.request = request
         self.keep_alive = keep_alive
-        self.answer: Answer | None = None
+        self.answer: HttpResponse | None = None
         self.is_complete = False
         """Whether its body has ended, or is not read any more."""
         self.is_head = request is not None and request.method == "HEAD"
@@ -137,16 +137,16 @@ class Exchange:
         if self.request is not None:
             self.request.on_answer(None)
 
-    def _answered(self, answer: Answer) -> None:
+    def _answered(self, answer: HttpResponse) -> None:
         self.answer = answer
         self.request = self._stream = None
         self._unacknowledged_bytes = 0
         self._on_answered()
 
-    def _look_at_header(self, request: Request) -> Answer | None:
+    def _look_at_header(self, request: Request) -> HttpResponse | None:
         """What the header alone decides; None: the body is wanted."""
         found = find_path(request.method, request.path)
-        if isinstance(found, Answer):
+        if isinstance(found, HttpResponse):
             if request.method in _WITH_RECORDS:  # what it brings is lost if its sender does not look at answers: the books say so
                 count(request, RefusedReason.NO_INPUT)
             return found
@@ -166,8 +166,8 @@ class Exchange:
             count(request, RefusedReason.BUSY)
             return request.busy(request)
         if path.is_stream:
-            opened = cast("BodyStream | Answer", path.endpoint(request))
-            if isinstance(opened, Answer):
+            opened = cast("BodyStream | HttpResponse", path.endpoint(request))
+            if isinstance(opened, HttpResponse):
                 return opened
             self._stream = opened
         return None
@@ -183,7 +183,7 @@ class Exchange:
         self._unacknowledged_bytes = max(1, len(request.body))
         answer = self._path.endpoint(request)
         request.body = b""
-        if isinstance(answer, Answer):
+        if isinstance(answer, HttpResponse):
             request.answer(answer)
         else:
             check(request.unit is not None, "an endpoint that waits has opened a unit")
@@ -194,6 +194,6 @@ def count(request: Request, reason: RefusedReason) -> None:
     request.intake.refuse(request.listener, request.source, reason)
 
 
-def _too_large(request: Request) -> Answer:
+def _too_large(request: Request) -> HttpResponse:
     count(request, RefusedReason.TOO_LARGE)
     return refusal(413, f"the body has more than {request.listener.frame_bytes_max} bytes", request.path, "send smaller requests")

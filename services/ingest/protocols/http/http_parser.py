@@ -13,7 +13,7 @@ import httptools
 HEADER_BYTES_MAX = 65536
 
 
-class Reader(Protocol):
+class HttpReader(Protocol):
     """Who is told."""
 
     def on_header(self, method: str, target: str, headers: dict[bytes, bytes], keep_alive: bool) -> None: ...
@@ -34,7 +34,7 @@ class BadRequest(Exception):
 class HttpParser:
     """`feed` bytes; the reader is called from inside. `is_in_request`: a request has begun and not ended."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: HttpReader) -> None:
         self._reader = reader
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""

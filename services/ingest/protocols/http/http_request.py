@@ -28,7 +28,7 @@ BUSY_SECONDS = 1
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """What goes back. The session adds Content-Type, Content-Length and Connection."""
 
     status: int
@@ -37,11 +37,11 @@ class Answer(NamedTuple):
     headers: Headers = ()
 
 
-class PendingAnswer:
+class PendingResponse:
     """The request is answered when its unit has settled."""
 
 
-WAITING: Final = PendingAnswer()
+WAITING: Final = PendingResponse()
 
 
 class Request:
@@ -84,9 +84,9 @@ class Request:
         """What was taken off the body."""
         self.unit: AckGroup | None = None
         self.is_answered = False
-        self.busy: Callable[[Request], Answer] = busy_answer
+        self.busy: Callable[[Request], HttpResponse] = busy_answer
         """How this input says "later"; also the answer to a unit that was refused."""
-        self._answer: Callable[[Answer], None] | None = None
+        self._answer: Callable[[HttpResponse], None] | None = None
         self._query: dict[str, str] | None = None
 
     # -- reading
@@ -118,11 +118,11 @@ class Request:
 
     # -- answering
 
-    def on_answer(self, answer: Callable[[Answer], None] | None) -> None:
+    def on_answer(self, answer: Callable[[HttpResponse], None] | None) -> None:
         """Who sends the answer; None: nobody is there any more."""
         self._answer = answer
 
-    def open_unit(self, answer_of: Callable[[AckGroup], Answer], identities: Sequence[bytes] | None = None, topic: str = "") -> AckGroup:
+    def open_unit(self, answer_of: Callable[[AckGroup], HttpResponse], identities: Sequence[bytes] | None = None, topic: str = "") -> AckGroup:
         """A unit whose settlement answers this request: by `answer_of` when its records are stored (now or before), by `busy` when they are refused.
         Without `identities` the header `Idempotency-Key` decides."""
         check(self.unit is None, "a request has one unit")
@@ -134,7 +134,7 @@ class Request:
         self.unit = AckGroup(self.listener, self.source, self.identities() if identities is None else identities, on_completed, topic)
         return self.unit
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: HttpResponse) -> None:
         """Once. An answer to a sender that has gone is dropped."""
         check(not self.is_answered, "a request is answered once")
         self.is_answered = True
@@ -143,24 +143,24 @@ class Request:
             send(answer)
 
 
-Endpoint = Callable[[Request], Answer | PendingAnswer]
+Endpoint = Callable[[Request], HttpResponse | PendingResponse]
 
 
-def refusal(status: int, what: str, where: str = "", do: str = "", retry_after_s: int | None = None, headers: Headers = ()) -> Answer:
+def refusal(status: int, what: str, where: str = "", do: str = "", retry_after_s: int | None = None, headers: Headers = ()) -> HttpResponse:
     """A no in words: what is wrong, where, and what to do about it."""
     words = {"what": what, "where": where, "do": do}
     if retry_after_s is not None:
         headers = (*headers, (b"Retry-After", b"%d" % retry_after_s))
-    return Answer(status, orjson.dumps({name: text for name, text in words.items() if text}), JSON, headers)
+    return HttpResponse(status, orjson.dumps({name: text for name, text in words.items() if text}), JSON, headers)
 
 
-def busy_answer(request: Request) -> Answer:
+def busy_answer(request: Request) -> HttpResponse:
     """503: nothing of the request was stored for sure; it may come again as it is."""
     do = "send the same request again, later"
     return refusal(503, "the records cannot be stored now: disks are behind, or a leader is away", request.path, do, BUSY_SECONDS)
 
 
-def too_many_answer(request: Request) -> Answer:
+def too_many_answer(request: Request) -> HttpResponse:
     """429, for senders whose protocol waits on that."""
     return busy_answer(request)._replace(status=429)
 

@@ -13,7 +13,7 @@ from services.ingest.protocols.http.http_exchange import Exchange
 from services.ingest.protocols.http.http_parser import BadRequest, HttpParser
 from services.ingest.protocols.http.http_request import Request, refusal
 from services.ingest.protocols.http.http_wire import CONTINUE, encode_answer, split_target
-from services.ingest.protocols.session import Connection, Session
+from services.ingest.protocols.session import Session, SessionConnection
 from services.ingest.records.intake import RefusedReason
 
 AHEAD_MAX = 32
@@ -31,7 +31,7 @@ _REASONS = {400: RefusedReason.MALFORMED, 408: RefusedReason.TIMED_OUT, 431: Ref
 class HttpSession:
     """One connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: SessionConnection) -> None:
         self._connection = connection
         self._listener = connection.listener
         self._http2: Session | None = None

@@ -10,7 +10,7 @@ import hmac
 
 from appliance.senders.listener import Listener
 from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate
-from services.ingest.protocols.http.http_request import Answer, Request, refusal
+from services.ingest.protocols.http.http_request import HttpResponse, Request, refusal
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REASONS = {
@@ -43,7 +43,7 @@ _GZIP_BEGINNING = b"\x1f\x8b"
 IDENTITY = frozenset((b"", b"identity"))
 
 
-def encode_answer(answer: Answer, keep_alive: bool, without_body: bool) -> bytes:
+def encode_answer(answer: HttpResponse, keep_alive: bool, without_body: bool) -> bytes:
     """The answer on the wire. `without_body`: it is for a HEAD, which is told the length all the same."""
     status, body, content_type, headers = answer
     lines = [b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"Status"))]
@@ -93,7 +93,7 @@ def split_target(target: str) -> tuple[str, str]:
     return path, query
 
 
-def open_body(request: Request, body: bytes) -> Answer | None:
+def open_body(request: Request, body: bytes) -> HttpResponse | None:
     """Put the body into the request, its content encoding off; or what is wrong with it."""
     limit_bytes = request.listener.decompressed_bytes_max
     coding = request.headers.get(b"content-encoding", b"").strip().lower()

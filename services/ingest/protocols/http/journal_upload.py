@@ -13,7 +13,7 @@ from itertools import groupby
 from appliance.senders.listener import Listener
 from services.ingest.protocols.bounded_inflate import CODINGS, Inflater, NotCompressed, TooLarge
 from services.ingest.protocols.http.http_exchange import BodyStream, count
-from services.ingest.protocols.http.http_request import Answer, Request, refusal
+from services.ingest.protocols.http.http_request import HttpResponse, Request, refusal
 from services.ingest.protocols.http.journal_export import BadExport, Entry, JournalExportReader, Value
 from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.agent_event import agent_record
@@ -29,7 +29,7 @@ READ_BYTES = 1 << 20
 """Of what was opened, so much is read and taken before the next."""
 
 
-def upload(request: Request) -> BodyStream | Answer:
+def upload(request: Request) -> BodyStream | HttpResponse:
     """The endpoint: takes the body as it comes."""
     if request.media_type != EXPORT_TYPE:
         count(request, RefusedReason.NO_INPUT)
@@ -50,7 +50,7 @@ class JournalUpload:
         self._reader = JournalExportReader(request.listener.frame_bytes_max)
         self._units = 0
         self._is_refused = False
-        self._problem: Answer | None = None
+        self._problem: HttpResponse | None = None
         self._has_ended = False
         self.unacknowledged_bytes = 0
 
@@ -135,7 +135,7 @@ class JournalUpload:
         if self._is_refused:
             request.answer(request.busy(request))
         else:
-            request.answer(self._problem or Answer(202, b"OK.\n", b"text/plain"))
+            request.answer(self._problem or HttpResponse(202, b"OK.\n", b"text/plain"))
 
 
 def journal_record(entry: Entry, listener: Listener) -> IngestRecord:

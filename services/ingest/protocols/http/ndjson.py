@@ -16,7 +16,7 @@ from appliance.base.model import topic_name_problem
 from appliance.senders.listener import Listener
 from services.ingest.protocols.document import encode_document
 from services.ingest.protocols.http.http_exchange import count
-from services.ingest.protocols.http.http_request import RECORDS_MAX, WAITING, Answer, PendingAnswer, Request, refusal
+from services.ingest.protocols.http.http_request import RECORDS_MAX, WAITING, HttpResponse, PendingResponse, Request, refusal
 from services.ingest.protocols.json_text import read_json
 from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.agent_event import agent_record, unparsed_record
@@ -30,7 +30,7 @@ NDJSON_TYPES = frozenset(
 REASONS_SHOWN_MAX = 20
 
 
-def ingest_lines(request: Request) -> Answer | PendingAnswer:
+def ingest_lines(request: Request) -> HttpResponse | PendingResponse:
     """The endpoint."""
     topic, listener = request.arguments["topic"], request.listener
     if topic_name_problem(topic) or not request.intake.has_topic(topic):
@@ -58,7 +58,7 @@ def ingest_lines(request: Request) -> Answer | PendingAnswer:
     return _take(request, topic, records)
 
 
-def _take_json(request: Request, topic: str) -> Answer | PendingAnswer:
+def _take_json(request: Request, topic: str) -> HttpResponse | PendingResponse:
     try:
         documents = read_json(request.body)
     except ValueError as problem:
@@ -71,7 +71,7 @@ def _take_json(request: Request, topic: str) -> Answer | PendingAnswer:
     return _take(request, topic, [_record_of(document, b"", request.listener) for document in documents])
 
 
-def _take(request: Request, topic: str, records: list[IngestRecord]) -> PendingAnswer:
+def _take(request: Request, topic: str, records: list[IngestRecord]) -> PendingResponse:
     unparsed = sum(record.fields is None for record in records)
     if unparsed:
         request.intake.note(request.listener, request.source, Oddity.UNPARSED, unparsed)
@@ -81,7 +81,7 @@ def _take(request: Request, topic: str, records: list[IngestRecord]) -> PendingA
     return WAITING
 
 
-def _answer(unit: AckGroup, received: int, unparsed: int) -> Answer:
+def _answer(unit: AckGroup, received: int, unparsed: int) -> HttpResponse:
     """200 with counts; 422 if nothing of it can ever be stored."""
     number = len(unit.rejected)
     is_duplicate = unit.outcome is AckOutcome.DUPLICATE
@@ -92,7 +92,7 @@ def _answer(unit: AckGroup, received: int, unparsed: int) -> Answer:
         words["unparsed"] = unparsed
     if number:
         words["reasons"] = [{"record": index, "reason": reason} for index, reason in unit.rejected[:REASONS_SHOWN_MAX]]
-    return Answer(422 if number and number == received else 200, orjson.dumps(words))
+    return HttpResponse(422 if number and number == received else 200, orjson.dumps(words))
 
 
 def _lines(body: bytes) -> list[bytes]:
@@ -117,6 +117,6 @@ def _record_of_text(line: bytes, listener: Listener) -> IngestRecord:
     return agent_record({}, listener, {"message": line}, raw=line)
 
 
-def _too_many(request: Request, number: int) -> Answer:
+def _too_many(request: Request, number: int) -> HttpResponse:
     count(request, RefusedReason.TOO_LARGE)
     return refusal(413, f"{number} records in one request; {RECORDS_MAX} are allowed", request.path, "send smaller requests")

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from appliance.senders.listener import Listener
 from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate
-from services.ingest.protocols.http.http_request import RECORDS_MAX, TEXT, WAITING, Answer, PendingAnswer, Request
+from services.ingest.protocols.http.http_request import RECORDS_MAX, TEXT, WAITING, HttpResponse, PendingResponse, Request
 from services.ingest.protocols.json_text import read_json
 from services.ingest.protocols.loki.loki_messages import TooManyParts, read_streams
 from services.ingest.protocols.protobuf_wire import BadWire
@@ -40,7 +40,7 @@ class BadPush(ValueError):
     """The push cannot be read; nothing of it was taken."""
 
 
-def push(request: Request) -> Answer | PendingAnswer:
+def push(request: Request) -> HttpResponse | PendingResponse:
     """`/loki/api/v1/push`, `/api/prom/push`."""
     try:
         records = _read_bounded(request)
@@ -64,16 +64,16 @@ def _read_bounded(request: Request) -> list[IngestRecord]:
     return records
 
 
-def ready(request: Request) -> Answer:
+def ready(request: Request) -> HttpResponse:
     """`/ready`"""
     if request.intake.blocked_by(request.listener):
         return _no("not ready: records cannot be stored now", 503)
-    return Answer(200, b"ready\n", TEXT)
+    return HttpResponse(200, b"ready\n", TEXT)
 
 
-def build_info(request: Request) -> Answer:
+def build_info(request: Request) -> HttpResponse:
     """`/loki/api/v1/status/buildinfo`: the version of the API that is spoken."""
-    return Answer(200, b'{"version":"3.0.0","revision":"millrace","branch":"","buildUser":"","buildDate":"","goVersion":""}')
+    return HttpResponse(200, b'{"version":"3.0.0","revision":"millrace","branch":"","buildUser":"","buildDate":"","goVersion":""}')
 
 
 def read_push(body: bytes, media_type: bytes, content_encoding: bytes, tenant: bytes, listener: Listener) -> Iterator[IngestRecord]:
@@ -203,14 +203,14 @@ def _list(value: object, name: str) -> list[Any]:
     raise BadPush(f"`{name}` is a list")
 
 
-def _answer(unit: AckGroup) -> Answer:
+def _answer(unit: AckGroup) -> HttpResponse:
     if not unit.rejected:
-        return Answer(204)
+        return HttpResponse(204)
     return _no(f"{len(unit.rejected)} of {unit.record_count} entries can never be stored, the others are; the first: {unit.rejected[0][1]}")
 
 
-def _no(words: str, status: int = 400) -> Answer:
-    return Answer(status, words.encode("utf-8", "replace") + b"\n", TEXT)
+def _no(words: str, status: int = 400) -> HttpResponse:
+    return HttpResponse(status, words.encode("utf-8", "replace") + b"\n", TEXT)
 
 
 _PAIR = re.compile(r'\s*([^\s=,{}"`]+)\s*=\s*(?:"((?:[^"\\\n]|\\.)*)"|`([^`]*)`)\s*(,|\Z)')

@@ -27,7 +27,7 @@ class Event(NamedTuple):
     payload: bytes
 
 
-class Window(NamedTuple):
+class WindowSize(NamedTuple):
     """So many events are sent before the sender waits."""
 
     event_count: int
@@ -50,12 +50,12 @@ class LumberjackSplitter:
     def buffered_bytes(self) -> int:
         return len(self._buffer)
 
-    def feed(self, data: bytes | memoryview) -> list[Event | Window]:
+    def feed(self, data: bytes | memoryview) -> list[Event | WindowSize]:
         """What is whole now, in order."""
         if self.problem:
             return []
         self._buffer += data
-        found: list[Event | Window] = []
+        found: list[Event | WindowSize] = []
         if end := self._read(self._buffer, found, False):
             del self._buffer[:end]
         if self._buffer and self._buffer[:1] != b"2" and not self.problem:
@@ -65,7 +65,7 @@ class LumberjackSplitter:
             return []  # none of it is acknowledged
         return found
 
-    def _read(self, data: bytes | bytearray, found: list[Event | Window], is_opened: bool) -> int:
+    def _read(self, data: bytes | bytearray, found: list[Event | WindowSize], is_opened: bool) -> int:
         """Reads whole frames from the beginning; returns where the last of them ends."""
         position, size = 0, len(data)
         while position + 6 <= size and not self.problem:
@@ -84,7 +84,7 @@ class LumberjackSplitter:
                 found.append(Event(number, bytes(data[start + 4 : end])))
             elif kind == b"2W":
                 end = start
-                found.append(Window(number))
+                found.append(WindowSize(number))
             elif kind == b"2C" and not is_opened:
                 end = start + number
                 if self._is_too_large(number):
@@ -101,7 +101,7 @@ class LumberjackSplitter:
                 break
         return position
 
-    def _open(self, compressed: bytes, found: list[Event | Window]) -> None:
+    def _open(self, compressed: bytes, found: list[Event | WindowSize]) -> None:
         try:
             opened = inflate("zlib", compressed, self._opened_bytes_max)
         except TooLarge:

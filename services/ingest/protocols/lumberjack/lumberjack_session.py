@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import deque
 
 from services.ingest.protocols.json_text import read_json
-from services.ingest.protocols.lumberjack.lumberjack_frames import ACK, ACK_KIND, Event, LumberjackSplitter, Window
-from services.ingest.protocols.session import Connection, Unfinished
+from services.ingest.protocols.lumberjack.lumberjack_frames import ACK, ACK_KIND, Event, LumberjackSplitter, WindowSize
+from services.ingest.protocols.session import SessionConnection, Unfinished
 from services.ingest.records.ack_group import AckGroup, AckOutcome, digest_of
 from services.ingest.records.agent_event import agent_record, unparsed_record
 from services.ingest.records.ingest_record import IngestRecord
@@ -45,7 +45,7 @@ class LumberjackSession:
         "_acked", "_answered_ms", "_connection", "_is_ended", "_parts", "_splitter", "_stream", "_unfinished", "_window", "unacknowledged_bytes",
     )  # fmt: skip
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: SessionConnection) -> None:
         self._connection = connection
         listener = connection.listener
         self._splitter = LumberjackSplitter(listener.frame_bytes_max, listener.decompressed_bytes_max)
@@ -77,7 +77,7 @@ class LumberjackSession:
                 if len(events) == PART_EVENTS_MAX:
                     self._take(events)
                     events = []
-            elif type(found) is Window:
+            elif type(found) is WindowSize:
                 self._take(events)
                 events = []
                 self._window += 1

@@ -13,9 +13,9 @@ import orjson
 
 from appliance.senders.listener import Listener
 from services.ingest.protocols.http.http_exchange import count
-from services.ingest.protocols.http.http_request import BUSY_SECONDS, JSON, WAITING, Answer, Headers, PendingAnswer, Request, refusal
+from services.ingest.protocols.http.http_request import BUSY_SECONDS, JSON, WAITING, Headers, HttpResponse, PendingResponse, Request, refusal
 from services.ingest.protocols.otlp.otlp_protobuf import read_protobuf
-from services.ingest.protocols.otlp.otlp_record import BadPayload, Reading, TooManyRecords
+from services.ingest.protocols.otlp.otlp_record import BadPayload, OtlpRequest, TooManyRecords
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.ingest_record import ColumnarRecords
 from services.ingest.records.intake import Intake, Oddity, RefusedReason
@@ -26,10 +26,10 @@ BUSY_WORDS = "the records cannot be stored now: disks are behind, or a leader is
 TOO_LARGE_WORDS = "too large to be stored"
 
 
-def export_logs(request: Request) -> Answer | PendingAnswer:
+def export_logs(request: Request) -> HttpResponse | PendingResponse:
     """`POST /v1/logs`."""
     media_type = request.media_type
-    read: Callable[[bytes, Listener], Reading]
+    read: Callable[[bytes, Listener], OtlpRequest]
     if media_type == PROTOBUF or media_type == b"application/protobuf":
         read, success = read_protobuf, encode_success
     elif media_type == JSON:
@@ -45,12 +45,12 @@ def export_logs(request: Request) -> Answer | PendingAnswer:
         is_too_much = isinstance(problem, TooManyRecords)
         count(request, RefusedReason.TOO_LARGE if is_too_much else RefusedReason.MALFORMED)
         return _failure(request, 413 if is_too_much else 400, INVALID_ARGUMENT, str(problem))
-    unit = request.open_unit(lambda unit: Answer(200, success(*rejected(unit, reading)), request.media_type))
+    unit = request.open_unit(lambda unit: HttpResponse(200, success(*rejected(unit, reading)), request.media_type))
     take(request.intake, unit, reading)
     return WAITING
 
 
-def take(intake: Intake, unit: AckGroup, reading: Reading) -> None:
+def take(intake: Intake, unit: AckGroup, reading: OtlpRequest) -> None:
     """Give a request's records to the intake."""
     if reading.too_large:
         intake.refuse(unit.listener, unit.source, RefusedReason.TOO_LARGE, reading.too_large)
@@ -62,21 +62,21 @@ def take(intake: Intake, unit: AckGroup, reading: Reading) -> None:
     intake.close_group(unit)
 
 
-def rejected(unit: AckGroup, reading: Reading) -> tuple[int, str]:
+def rejected(unit: AckGroup, reading: OtlpRequest) -> tuple[int, str]:
     """How many records can never be stored, and why the first cannot."""
     number = len(unit.rejected) + reading.too_large
     return number, (unit.rejected[0][1] if unit.rejected else TOO_LARGE_WORDS) if number else ""
 
 
-def busy(request: Request) -> Answer:
+def busy(request: Request) -> HttpResponse:
     """503, with a delay."""
     return _failure(request, 503, UNAVAILABLE, BUSY_WORDS, ((b"Retry-After", b"%d" % BUSY_SECONDS),))
 
 
-def _failure(request: Request, status: int, code: int, words: str, headers: Headers = ()) -> Answer:
+def _failure(request: Request, status: int, code: int, words: str, headers: Headers = ()) -> HttpResponse:
     if request.media_type == JSON:
-        return Answer(status, json_status(code, words), JSON, headers)
-    return Answer(status, encode_status(code, words), PROTOBUF, headers)
+        return HttpResponse(status, json_status(code, words), JSON, headers)
+    return HttpResponse(status, encode_status(code, words), PROTOBUF, headers)
 
 
 def encode_success(rejected_records: int, words: str) -> bytes:

@@ -13,7 +13,7 @@ from appliance.senders.listener import Listener
 from services.ingest.protocols.document import FreeNames, encode_document
 from services.ingest.protocols.http.http_request import RECORDS_MAX
 from services.ingest.protocols.json_text import read_json
-from services.ingest.protocols.otlp.otlp_record import SLICE_RECORDS, BadPayload, Origin, Reading, TooManyRecords, log_record, origin_of
+from services.ingest.protocols.otlp.otlp_record import SLICE_RECORDS, BadPayload, OtlpRequest, RecordOrigin, TooManyRecords, log_record, origin_of
 from services.ingest.records.agent_event import unparsed_record
 from services.ingest.records.ingest_record import IngestRecord
 
@@ -22,7 +22,7 @@ _OTHER_NAMES = {"resourceLogs": ("resource_logs",), "scopeLogs": ("scope_logs", 
 """Under these a sender may have meant his records; whoever ignored them would lose all without a word."""
 
 
-def read_otlp_json(data: bytes, listener: Listener) -> Reading:
+def read_otlp_json(data: bytes, listener: Listener) -> OtlpRequest:
     """The records of a request, in order. Raises `BadPayload`."""
     try:
         request = read_json(data)
@@ -32,7 +32,7 @@ def read_otlp_json(data: bytes, listener: Listener) -> Reading:
         raise BadPayload("no JSON of OTLP: the request is an object with resourceLogs")
     if request and "resourceLogs" not in request:
         raise BadPayload(f"no JSON of OTLP logs: the request has no resourceLogs, but {', '.join(map(repr, [*request][:3]))[:100]}")
-    scopes: list[tuple[Origin, list[Any]]] = []
+    scopes: list[tuple[RecordOrigin, list[Any]]] = []
     records = 0
     for resource_logs in _parents(request, "resourceLogs"):
         resource = _object(resource_logs, "resource")
@@ -44,16 +44,16 @@ def read_otlp_json(data: bytes, listener: Listener) -> Reading:
             if records > RECORDS_MAX:
                 raise TooManyRecords(f"more than {RECORDS_MAX} records in one request")
             scopes.append((origin, found))
-    return Reading(_slices(scopes, listener))
+    return OtlpRequest(_slices(scopes, listener))
 
 
-def _slices(scopes: list[tuple[Origin, list[Any]]], listener: Listener) -> Iterator[list[IngestRecord]]:
+def _slices(scopes: list[tuple[RecordOrigin, list[Any]]], listener: Listener) -> Iterator[list[IngestRecord]]:
     for origin, found in scopes:
         for first in range(0, len(found), SLICE_RECORDS):
             yield [_read_log_record(record, origin, listener) for record in found[first : first + SLICE_RECORDS]]
 
 
-def _read_log_record(record: Any, origin: Origin, listener: Listener) -> IngestRecord:
+def _read_log_record(record: Any, origin: RecordOrigin, listener: Listener) -> IngestRecord:
     if type(record) is not dict:
         return unparsed_record(encode_document(record, True), "no LogRecord: it is no object", listener, origin.known)
     return log_record(

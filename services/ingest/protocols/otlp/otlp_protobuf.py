@@ -19,7 +19,17 @@ import orjson
 from appliance.senders.listener import Listener
 from services.ingest.protocols.document import FreeNames
 from services.ingest.protocols.http.http_request import RECORDS_MAX
-from services.ingest.protocols.otlp.otlp_record import SLICE_RECORDS, BadPayload, Origin, Reading, Row, TooManyRecords, log_record, log_records, origin_of
+from services.ingest.protocols.otlp.otlp_record import (
+    SLICE_RECORDS,
+    BadPayload,
+    OtlpRequest,
+    RecordOrigin,
+    Row,
+    TooManyRecords,
+    log_record,
+    log_records,
+    origin_of,
+)
 from services.ingest.protocols.otlp.otlp_wire import Pair, read_plain
 from services.ingest.protocols.protobuf_wire import BadWire, Field, split_fields
 from services.ingest.records.agent_event import unparsed_record
@@ -58,14 +68,14 @@ def _library() -> _Library:
     return _Library(LogRecord.FromString, pair, value, Resource.FromString, InstrumentationScope.FromString, DecodeError)
 
 
-def read_protobuf(data: bytes, listener: Listener) -> Reading:
+def read_protobuf(data: bytes, listener: Listener) -> OtlpRequest:
     """The records of an ExportLogsServiceRequest, in order. Raises `BadPayload`."""
     request = _Request(data)
     try:
         request.read()
     except (_library().error, UnicodeDecodeError) as problem:
         raise BadPayload(f"no protobuf of OTLP: {problem}") from None
-    return Reading(request.slices(listener), request.too_large)
+    return OtlpRequest(request.slices(listener), request.too_large)
 
 
 class _Request:
@@ -73,7 +83,7 @@ class _Request:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._scopes: list[tuple[Origin, list[Field]]] = []
+        self._scopes: list[tuple[RecordOrigin, list[Field]]] = []
         self._records = 0
         self._parts_left = 4 * RECORDS_MAX
         self.too_large = 0
@@ -172,7 +182,7 @@ def _row_of(message: Any) -> Row:
     )
 
 
-def _read_log_record(data: bytes, origin: Origin, listener: Listener) -> IngestRecord:
+def _read_log_record(data: bytes, origin: RecordOrigin, listener: Listener) -> IngestRecord:
     library = _library()
     try:
         message = library.log_record(data)

@@ -30,7 +30,7 @@ class TooManyRecords(BadPayload):
     """More than `RECORDS_MAX`."""
 
 
-class Reading(NamedTuple):
+class OtlpRequest(NamedTuple):
     """A request's records, in order, a slice at a time; and how many of it can never be stored because they are too large to be read."""
 
     slices: Iterator[Sequence[IngestRecord]]
@@ -48,7 +48,7 @@ Row = tuple[int, int, int, str, Any, dict[str, Any], str, str, str, int, int]
 """What a record says, in the order of `log_record`'s arguments from `time_ns` on."""
 
 
-class Origin(NamedTuple):
+class RecordOrigin(NamedTuple):
     """What the records of one scope have in common: the beginning of what is `known` of each, and of their part `otlp`."""
 
     known: dict[str, Any]
@@ -57,7 +57,7 @@ class Origin(NamedTuple):
     """`known`, for many records."""
 
 
-def origin_of(resource: dict[str, Any], resource_dropped: int, resource_schema: str, scope: dict[str, Any], scope_schema: str) -> Origin:
+def origin_of(resource: dict[str, Any], resource_dropped: int, resource_schema: str, scope: dict[str, Any], scope_schema: str) -> RecordOrigin:
     """Of a resource's attributes, and a scope as it is to stand in the document."""
     known: dict[str, Any] = {}
     for part, names in (("host", HOST_NAMES), ("app", APP_NAMES)):
@@ -78,12 +78,12 @@ def origin_of(resource: dict[str, Any], resource_dropped: int, resource_schema: 
         otlp["resource_schema_url"] = resource_schema
     if scope_schema:
         otlp["scope_schema_url"] = scope_schema
-    return Origin(known, otlp, common_of(known))
+    return RecordOrigin(known, otlp, common_of(known))
 
 
 def log_record(
     listener: Listener,
-    origin: Origin,
+    origin: RecordOrigin,
     time_ns: int,
     observed_ns: int,
     severity_number: int,
@@ -129,7 +129,7 @@ def log_record(
     return agent_record(attributes, listener, known, time_ns or observed_ns or None, "", raw)
 
 
-def log_records(rows: Sequence[Row], origin: Origin, listener: Listener) -> Sequence[IngestRecord]:
+def log_records(rows: Sequence[Row], origin: RecordOrigin, listener: Listener) -> Sequence[IngestRecord]:
     """Of many of one scope, none of them raw: the same as `log_record` of each."""
     times_ns, observed_ns, numbers, texts, bodies, attributes, trace_ids, span_ids, event_names, flags, dropped = zip(*rows, strict=True)
     severities = {said: _severity_of(*said) for said in set(zip(numbers, texts, strict=True))}

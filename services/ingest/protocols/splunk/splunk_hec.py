@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from services.ingest.protocols.document import encode_document
-from services.ingest.protocols.http.http_request import BUSY_SECONDS, JSON, WAITING, Answer, PendingAnswer, Request
+from services.ingest.protocols.http.http_request import BUSY_SECONDS, JSON, WAITING, HttpResponse, PendingResponse, Request
 from services.ingest.protocols.json_text import read_json
 from services.ingest.protocols.splunk.splunk_acks import AckLedger, Channel, Taken
 from services.ingest.protocols.splunk.splunk_events import (
@@ -46,15 +46,15 @@ class Collector:
     def __init__(self) -> None:
         self._acks = AckLedger()
 
-    def event(self, request: Request) -> Answer | PendingAnswer:
+    def event(self, request: Request) -> HttpResponse | PendingResponse:
         """`/services/collector`, `/services/collector/event[/1.0]`"""
         return self._take(request, is_raw=False)
 
-    def raw(self, request: Request) -> Answer | PendingAnswer:
+    def raw(self, request: Request) -> HttpResponse | PendingResponse:
         """`/services/collector/raw[/1.0]`"""
         return self._take(request, is_raw=True)
 
-    def ack(self, request: Request) -> Answer:
+    def ack(self, request: Request) -> HttpResponse:
         """`/services/collector/ack`: {"acks": [number, …]} of one channel."""
         channel_name = _channel_of(request)
         if not channel_name:
@@ -72,9 +72,9 @@ class Collector:
         said = channel.ask(numbers) if channel is not None else dict.fromkeys(numbers, False)
         if channel is not None:
             _forget(request, channel.take_forgotten())
-        return Answer(200, encode_document({"acks": {str(number): is_stored for number, is_stored in said.items()}}))
+        return HttpResponse(200, encode_document({"acks": {str(number): is_stored for number, is_stored in said.items()}}))
 
-    def _take(self, request: Request, is_raw: bool) -> Answer | PendingAnswer:
+    def _take(self, request: Request, is_raw: bool) -> HttpResponse | PendingResponse:
         channel_name = _channel_of(request)
         if len(channel_name) > CHANNEL_BYTES_MAX:
             return _invalid_channel(request)
@@ -113,27 +113,27 @@ class Collector:
         return channel
 
 
-def health(request: Request) -> Answer:
+def health(request: Request) -> HttpResponse:
     """`/services/collector/health[/1.0]`"""
     return _answer(UNHEALTHY if request.intake.blocked_by(request.listener) else HEALTHY)
 
 
-def options(_request: Request) -> Answer:
+def options(_request: Request) -> HttpResponse:
     """`OPTIONS`: a collector is there."""
-    return Answer(200, b"", JSON, ((b"Allow", b"OPTIONS, POST"),))
+    return HttpResponse(200, b"", JSON, ((b"Allow", b"OPTIONS, POST"),))
 
 
-def busy(request: Request) -> Answer:
+def busy(request: Request) -> HttpResponse:
     """503: the client sends the same request again."""
     return _answer(SERVER_BUSY)._replace(headers=((b"Retry-After", b"%d" % BUSY_SECONDS),))
 
 
-def unauthorized(request: Request) -> Answer:
+def unauthorized(request: Request) -> HttpResponse:
     """401 without a token, 403 with a wrong one."""
     return _answer(INVALID_TOKEN if request.headers.get(b"authorization") else TOKEN_REQUIRED)
 
 
-def _invalid_channel(request: Request) -> Answer:
+def _invalid_channel(request: Request) -> HttpResponse:
     """Channels are kept, by their names."""
     request.intake.refuse(request.listener, request.source, RefusedReason.MALFORMED)
     return _answer(INVALID_CHANNEL)
@@ -148,20 +148,20 @@ def _on_completed(channel: Channel, taken: Taken, unit: AckGroup) -> None:
     channel.on_completed(taken, unit.outcome is not AckOutcome.REFUSED, unit.keeps_identity)
 
 
-def _stored(unit: AckGroup) -> Answer:
+def _stored(unit: AckGroup) -> HttpResponse:
     if not unit.rejected:
         return _answer(SUCCESS)
     number = unit.rejected[0][0]
     return _answer(INVALID_FORMAT, number if number >= 0 else None)
 
 
-def _answer(code: Code, event_number: int | None = None, ack_id: int | None = None) -> Answer:
+def _answer(code: Code, event_number: int | None = None, ack_id: int | None = None) -> HttpResponse:
     words: dict[str, Any] = {"text": code.text, "code": code.number}
     if event_number is not None:
         words["invalid-event-number"] = event_number
     if ack_id is not None:
         words["ackId"] = ack_id
-    return Answer(code.status, encode_document(words), JSON)
+    return HttpResponse(code.status, encode_document(words), JSON)
 
 
 def _channel_of(request: Request) -> bytes:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from services.ingest.protocols.session import Connection, Unfinished
+from services.ingest.protocols.session import SessionConnection, Unfinished
 from services.ingest.protocols.syslog.relp_frames import TRANSACTION_MAX, RelpFrame, RelpSplitter, is_cut, next_transaction
 from services.ingest.records.ack_group import AckGroup, AckOutcome, digest_of
 from services.ingest.records.intake import Oddity, RefusedReason
@@ -55,7 +55,7 @@ class RelpSession:
         "unacknowledged_bytes",
     )
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: SessionConnection) -> None:
         self._connection = connection
         listener = connection.listener
         self._splitter = RelpSplitter(listener.frame_bytes_max, listener.message_bytes_max)

@@ -8,7 +8,7 @@ buffer when the process is killed is lost; plain syslog has no acknowledgement.
 from __future__ import annotations
 
 from appliance.senders.listener import Listener
-from services.ingest.protocols.session import Connection, Unfinished
+from services.ingest.protocols.session import SessionConnection, Unfinished
 from services.ingest.protocols.syslog.syslog_framing import SyslogSplitter, cut_message, unframe_datagram
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.intake import Intake, Oddity
@@ -22,7 +22,7 @@ class SyslogSession:
     unacknowledged_bytes = 0
     """Nobody waits for an acknowledgement; a sender is slowed down by what its lines meet."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: SessionConnection) -> None:
         self._connection = connection
         self._splitter = SyslogSplitter(connection.listener.message_bytes_max)
         self._unit = AckGroup(connection.listener, connection.source)

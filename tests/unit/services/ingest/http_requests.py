@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from appliance.senders.listener import Listener, Protocol, Transport
-from services.ingest.protocols.http.http_endpoints import Found, find_path
-from services.ingest.protocols.http.http_request import Answer, PendingAnswer, Request
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
+from services.ingest.protocols.http.http_endpoints import FoundPath, find_path
+from services.ingest.protocols.http.http_request import HttpResponse, PendingResponse, Request
 from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.event import EventSource
 from tests.support.recording_intake import RecordingIntake
 
-HTTP = Listener("http", Protocol.HTTP, Transport.TCP, 0)
+HTTP = Listener("http", Protocol.HTTP, ListenerTransport.TCP, 0)
 SOURCE = EventSource(b"192.0.2.7:40312", b"192.0.2.7", b"http")
 
 
@@ -21,10 +21,10 @@ class Asked(NamedTuple):
     """One request, and every answer to it so far."""
 
     request: Request
-    answers: list[Answer]
+    answers: list[HttpResponse]
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> HttpResponse:
         """The one answer."""
         (answer,) = self.answers
         return answer
@@ -48,12 +48,12 @@ def ask(
     request = Request(method, path, query, headers or {}, listener, SOURCE, intake)
     request.body, request.content_encoding = body, content_encoding
     found = find_path(method, path)
-    assert isinstance(found, Found), found
+    assert isinstance(found, FoundPath), found
     request.pattern, request.arguments, request.busy = found.path.pattern, found.arguments, found.path.busy_answer
     asked = Asked(request, [])
     request.on_answer(asked.answers.append)
     answer = found.path.endpoint(request)
-    if not isinstance(answer, PendingAnswer):
+    if not isinstance(answer, PendingResponse):
         asked.answers.append(answer)
     return asked
 

@@ -7,13 +7,13 @@ from typing import Any
 import orjson
 import pytest
 
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from services.ingest.records import field_roles
 from services.ingest.records.agent_event import agent_record, epoch_ns, unparsed_record
 from services.ingest.records.field_roles import facility_of, severity_of, severity_of_otel
 from services.ingest.records.ingest_record import IngestRecord
 
-LISTENER = Listener("test", Protocol.FLUENT, Transport.TCP, 0)
+LISTENER = Listener("test", Protocol.FLUENT, ListenerTransport.TCP, 0)
 SYSLOG_NAMES = ["time", "host", "app", "proc_id", "msg_id", "severity", "severity_name", "facility", "facility_name", "structured_data", "message"]
 
 

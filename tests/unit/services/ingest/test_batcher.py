@@ -5,13 +5,13 @@ from __future__ import annotations
 from appliance.records.builder import NO_HEADERS
 from appliance.records.keys import partition_of_key
 from appliance.records.record import iterate_records
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.batcher import Acceptance, Batcher, ReadyBatch
 from services.ingest.records.event import EventSource, ProducerRecord
 
 NOW_MS = 1_700_000_000_000
-LISTENER = Listener("test", Protocol.SYSLOG, Transport.TCP, 0)
+LISTENER = Listener("test", Protocol.SYSLOG, ListenerTransport.TCP, 0)
 SOURCE = EventSource(b"192.0.2.7:40312", b"192.0.2.7", b"tcp")
 NOBODY = AckGroup(LISTENER, SOURCE)
 

@@ -7,7 +7,7 @@ import pytest
 
 from services.ingest.protocols.elasticsearch import elasticsearch_actions, elasticsearch_bulk
 from services.ingest.protocols.elasticsearch.elasticsearch_answers import answer_filter
-from services.ingest.protocols.http.http_endpoints import PATHS, Found, find_path
+from services.ingest.protocols.http.http_endpoints import PATHS, FoundPath, find_path
 from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.intake import RefusedReason
 from tests.support.recording_intake import RecordingIntake
@@ -220,7 +220,7 @@ def test_an_index_is_put_and_documents_in_its_place_are_not() -> None:
     assert ask(intake, "/web", b'{"settings":{},"aliases":{"logs":{}}}', method="PUT").answer.status == 200
     for body in (b'{"message":"x"}', b"[]", b"x", INDEX + b"{}\n"):
         assert ask(intake, "/web", body, method="PUT").answer.status == 400
-    assert isinstance(find_path("PUT", "/web"), Found) and not isinstance(find_path("POST", "/web"), Found)
+    assert isinstance(find_path("PUT", "/web"), FoundPath) and not isinstance(find_path("POST", "/web"), FoundPath)
 
 
 def test_what_clients_ask_at_the_start_makes_them_go_on() -> None:

@@ -11,12 +11,12 @@ import orjson
 import pytest
 from fluent.sender import FluentSender
 
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from lab import client_packages
 from services.ingest.protocols.fluent.fluent_session import FluentSession
 from tests.support.session_server import SessionServer
 
-LISTENER = Listener("fluent", Protocol.FLUENT, Transport.TCP, 0)
+LISTENER = Listener("fluent", Protocol.FLUENT, ListenerTransport.TCP, 0)
 
 needs_js = pytest.mark.skipif(client_packages.missing_js() is not None, reason=str(client_packages.missing_js()))
 

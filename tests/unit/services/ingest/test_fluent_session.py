@@ -11,14 +11,14 @@ import orjson
 import pytest
 import zstandard
 
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from services.ingest.protocols.fluent.fluent_session import FluentSession
 from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.intake import Oddity, RefusedReason
 from tests.golden.capture_senders import read_stream, stream_names
 from tests.support.recording_connection import RecordingConnection
 
-LISTENER = Listener("fluent", Protocol.FLUENT, Transport.TCP, 24224)
+LISTENER = Listener("fluent", Protocol.FLUENT, ListenerTransport.TCP, 24224)
 TIME = msgpack.ExtType(0, (1_700_000_000).to_bytes(4, "big") + (123_456_789).to_bytes(4, "big"))
 ENTRIES = [[TIME, {"log": f"line {number}", "level": "warn"}] for number in range(3)]
 PACKED = b"".join(map(msgpack.packb, ENTRIES))

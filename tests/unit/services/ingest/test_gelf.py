@@ -9,8 +9,8 @@ from collections.abc import Callable
 import orjson
 import pytest
 
-from appliance.senders.listener import Listener, Protocol, Transport
-from services.ingest.protocols.gelf.gelf_datagrams import DEADLINE_MS, MAGIC, UNFINISHED_OVERHEAD_BYTES, ChunkAssembly, GelfDatagrams, LossReason
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
+from services.ingest.protocols.gelf.gelf_datagrams import DEADLINE_MS, MAGIC, UNFINISHED_OVERHEAD_BYTES, ChunkAssembly, ChunkLoss, GelfDatagrams
 from services.ingest.protocols.gelf.gelf_session import GelfSession
 from services.ingest.protocols.http.http_wire import open_body
 from services.ingest.protocols.session import handler_of, session_of
@@ -21,8 +21,8 @@ from tests.support.recording_connection import RecordingConnection
 from tests.support.recording_intake import RecordingIntake
 from tests.unit.services.ingest.http_requests import ask, documents, stored
 
-UDP = Listener("gelf", Protocol.GELF, Transport.UDP, 0, frame_bytes_max=1 << 16, decompressed_bytes_max=1 << 16)
-TCP = UDP._replace(transport=Transport.TCP, frame_bytes_max=1_000)
+UDP = Listener("gelf", Protocol.GELF, ListenerTransport.UDP, 0, frame_bytes_max=1 << 16, decompressed_bytes_max=1 << 16)
+TCP = UDP._replace(transport=ListenerTransport.TCP, frame_bytes_max=1_000)
 SOURCE = EventSource(b"192.0.2.7:40312", b"192.0.2.7", b"gelf")
 MESSAGE = {
     "version": "1.1",
@@ -127,7 +127,7 @@ def test_unfinished_messages_are_bounded_for_each_sender_and_in_all() -> None:
             assert assembly.size_bytes <= 15_000
     assert len(assembly) <= 15_000 // (1_000 + UNFINISHED_OVERHEAD_BYTES)
     lost = assembly.take_lost()
-    assert len(lost) + len(assembly) == 300 and {loss.reason for loss in lost} == {LossReason.CROWDED_OUT}
+    assert len(lost) + len(assembly) == 300 and {loss.reason for loss in lost} == {ChunkLoss.CROWDED_OUT}
     assembly.expire(DEADLINE_MS)
     assert not len(assembly) and not assembly.size_bytes and not assembly._senders
 
@@ -137,7 +137,7 @@ def test_chunks_of_two_senders_do_not_mix_and_counts_that_differ_are_a_broken_me
     first, second = chunks(b"abcdef", 2)
     assert assembly.take(first, b"a", 0) is None and assembly.take(second, b"b", 0) is None and len(assembly) == 2
     assert assembly.take(second[:11] + b"\x03" + b"x", b"a", 0) is None
-    assert assembly.take_lost() == [(b"a", LossReason.BROKEN)] and assembly.take(first, b"b", 0) == b"abcdef"
+    assert assembly.take_lost() == [(b"a", ChunkLoss.BROKEN)] and assembly.take(first, b"b", 0) == b"abcdef"
 
 
 @pytest.mark.parametrize("step", [1, 7, 100, 10_000])

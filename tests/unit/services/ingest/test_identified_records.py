@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from services.ingest.records.ack_group import AckGroup, AckOutcome, digest_of
 from services.ingest.records.event import EventSource
 from services.ingest.records.held_records import MESSAGE_COST_BYTES, RECORD_COST_BYTES, HeldRecords, cost_of
@@ -24,7 +24,7 @@ IDENTITY = b"i" * 16
 PARTS = [(IDENTITY, 0, 1)]
 SOURCE = EventSource(b"192.0.2.1:601", b"192.0.2.1", b"fluent")
 ELSEWHERE = SOURCE._replace(address=b"192.0.2.1:602")
-LISTENER = Listener("fluent", Protocol.FLUENT, Transport.TCP, 0)
+LISTENER = Listener("fluent", Protocol.FLUENT, ListenerTransport.TCP, 0)
 RECORDS = [b"one", b"two"]
 COST = cost_of(RECORDS)
 

@@ -10,7 +10,7 @@ import msgpack
 import orjson
 import pytest
 
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from services.ingest.protocols.document import LEVELS_MAX, Extension, deep_text, encode_document
 from services.ingest.protocols.fluent.fluent_session import FluentSession
 from services.ingest.protocols.gelf.gelf_message import gelf_record
@@ -24,7 +24,7 @@ from tests.support.recording_connection import RecordingConnection
 from tests.support.recording_intake import RecordingIntake
 from tests.unit.services.ingest.http_requests import SOURCE, ask
 
-LISTENER = Listener("any", Protocol.HTTP, Transport.TCP, 0)
+LISTENER = Listener("any", Protocol.HTTP, ListenerTransport.TCP, 0)
 WHOLE = LEVELS_MAX - 2
 """Levels that a field's value may have: the document and `fields` are two."""
 PROTOBUF_LISTS_MAX = 49

@@ -9,7 +9,7 @@ import orjson
 import pytest
 from google.protobuf.internal.encoder import _VarintBytes as varint  # type: ignore[attr-defined]
 
-from services.ingest.protocols.http.http_request import Answer
+from services.ingest.protocols.http.http_request import HttpResponse
 from services.ingest.protocols.loki import loki_push
 from services.ingest.protocols.loki.loki_push import parse_labels
 from services.ingest.records.ack_group import AckOutcome
@@ -40,7 +40,7 @@ def json_push(*values: object, **labels: str) -> bytes:
     return orjson.dumps({"streams": [{"stream": labels, "values": values}]})
 
 
-def check_hello(intake: RecordingIntake, answer: Answer) -> dict[str, Any]:
+def check_hello(intake: RecordingIntake, answer: HttpResponse) -> dict[str, Any]:
     assert answer.status == 204 and not answer.body
     (record,), (document,) = intake.records, documents(intake)
     assert record.labels == {"job": "nginx", "host": "web-1", "level": "error"}

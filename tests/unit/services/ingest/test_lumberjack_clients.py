@@ -11,11 +11,11 @@ from logstash_async.handler import SynchronousLogstashHandler
 from logstash_async.transport import BeatsTransport
 from pylogbeat import PyLogBeatClient
 
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from services.ingest.protocols.lumberjack.lumberjack_session import LumberjackSession
 from tests.support.session_server import SessionServer
 
-LISTENER = Listener("beats", Protocol.LUMBERJACK, Transport.TCP, 0)
+LISTENER = Listener("beats", Protocol.LUMBERJACK, ListenerTransport.TCP, 0)
 
 
 def documents(server: SessionServer) -> list[dict[str, Any]]:

@@ -9,14 +9,14 @@ from typing import Any
 import orjson
 import pytest
 
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from services.ingest.protocols.lumberjack.lumberjack_session import KEEP_ALIVE_MS, PART_EVENTS_MAX, LumberjackSession
 from services.ingest.records.ack_group import AckOutcome, digest_of
 from services.ingest.records.intake import Oddity, RefusedReason
 from tests.golden.capture_senders import read_stream
 from tests.support.recording_connection import RecordingConnection
 
-LISTENER = Listener("beats", Protocol.LUMBERJACK, Transport.TCP, 5044, decompressed_bytes_max=4 << 20)
+LISTENER = Listener("beats", Protocol.LUMBERJACK, ListenerTransport.TCP, 5044, decompressed_bytes_max=4 << 20)
 
 
 def window(count: int) -> bytes:

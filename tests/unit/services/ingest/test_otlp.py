@@ -15,7 +15,7 @@ from services.ingest.protocols.http.http_request import RECORDS_MAX
 from services.ingest.protocols.otlp import otlp_protobuf
 from services.ingest.protocols.otlp.otlp_json import read_otlp_json
 from services.ingest.protocols.otlp.otlp_protobuf import MESSAGE_BYTES_MAX, read_protobuf
-from services.ingest.protocols.otlp.otlp_record import BadPayload, Reading, TooManyRecords
+from services.ingest.protocols.otlp.otlp_record import BadPayload, OtlpRequest, TooManyRecords
 from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.ingest_record import IngestRecord
 from services.ingest.records.intake import Oddity, RefusedReason
@@ -61,7 +61,7 @@ def as_json(message: ExportLogsServiceRequest) -> bytes:
     return orjson.dumps(document)
 
 
-def records_of(reading: Reading) -> list[IngestRecord]:
+def records_of(reading: OtlpRequest) -> list[IngestRecord]:
     return [record for records in reading.slices for record in records]
 
 

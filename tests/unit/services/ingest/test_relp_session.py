@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from services.ingest.protocols.syslog.relp_session import RelpSession
 from services.ingest.records.ack_group import AckOutcome, digest_of
 from services.ingest.records.intake import Oddity, RefusedReason
@@ -17,7 +17,7 @@ OPENED = b"1 rsp 60 200 OK\nrelp_version=0\nrelp_software=millrace\ncommands=sys
 
 
 def make(**options: Any) -> tuple[RelpSession, RecordingConnection]:
-    connection = RecordingConnection(Listener("relp", Protocol.RELP, Transport.TCP, 0)._replace(**options))
+    connection = RecordingConnection(Listener("relp", Protocol.RELP, ListenerTransport.TCP, 0)._replace(**options))
     return RelpSession(connection), connection
 
 

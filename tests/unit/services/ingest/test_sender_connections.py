@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.senders.listener import Listener, Protocol, ProxyMode, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol, ProxyMode
 from services.ingest.listeners.proxy_header import V2_START
 from services.ingest.listeners.sender_connection import UNSENT_BYTES_MAX
 from services.ingest.listeners.sender_limits import SMALL_BYTES
@@ -462,7 +462,7 @@ def test_ingests_that_share_a_socket_take_connections_in_turns(tmp_path: Path) -
     ended, at_end = socket.socketpair()
     at_end.close()
     for room in rooms:
-        room.listen_at(listening.dup(), Listener("test", Protocol.SYSLOG, Transport.TCP, 0))
+        room.listen_at(listening.dup(), Listener("test", Protocol.SYSLOG, ListenerTransport.TCP, 0))
     changed, is_over = threading.Condition(), threading.Event()
 
     def work(room: SteppedRoom) -> None:

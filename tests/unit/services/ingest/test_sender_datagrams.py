@@ -12,7 +12,7 @@ from appliance.base.logging import Logger, Severity
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
 from appliance.runtime.systemd import SystemdNotifier
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from appliance.shm.counters import Counters
 from lab.scratch_layout import make_layout, remove_layout
 from services.ingest.listeners.sender_datagrams import SENDERS_MAX, SenderDatagrams
@@ -32,7 +32,7 @@ class Room:
         self.room = self._make(self.poller)
         for name in ("one", "two"):
             self.sockets[name] = self._bind()
-            self.room.add(Listener(name, Protocol.SYSLOG, Transport.UDP, 0), self.sockets[name].dup())
+            self.room.add(Listener(name, Protocol.SYSLOG, ListenerTransport.UDP, 0), self.sockets[name].dup())
         self.room.read(True)
 
     def _make(self, poller: Poller) -> SenderDatagrams:
@@ -109,7 +109,7 @@ def test_what_the_kernel_drops_is_counted_once_for_its_listener_also_by_the_next
     assert dropped > 40 and room.counter("ingest.kernel_drops", "one") == 0
     poller = Poller()
     next_life = room._make(poller)
-    next_life.add(Listener("two", Protocol.SYSLOG, Transport.UDP, 0), room.sockets["two"].dup())
+    next_life.add(Listener("two", Protocol.SYSLOG, ListenerTransport.UDP, 0), room.sockets["two"].dup())
     next_life.sweep()
     assert room.counter("ingest.kernel_drops", "two") == dropped
     next_life.close()

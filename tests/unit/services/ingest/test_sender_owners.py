@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from lab.scratch_layout import scratch_layout
 from services.ingest.listeners.sender_owners import ANSWER_MS_MAX, OWNER_AWAY_MS_MAX, TRY_AGAIN_MS, WAITING_MAX, AcceptedConnection
 from tests.support.stepped_room import SteppedRoom
@@ -44,7 +44,7 @@ class TwoRooms:
             listening = self._listening[name] if index == 0 else socket.create_server(("127.0.0.1", 0))
             if index == 1:
                 self._listening_of_1[name] = listening
-            self.rooms[index].listen_at(listening, Listener(name, protocol, Transport.TCP, 0))
+            self.rooms[index].listen_at(listening, Listener(name, protocol, ListenerTransport.TCP, 0))
 
     def connect(self, name: str, address: str) -> socket.socket:
         sender = socket.create_connection(("127.0.0.1", self._listening[name].getsockname()[1]), source_address=(address, 0))

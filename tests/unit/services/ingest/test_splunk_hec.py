@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from services.ingest.protocols.http.http_endpoints import Found, find_path
+from services.ingest.protocols.http.http_endpoints import FoundPath, find_path
 from services.ingest.protocols.splunk import splunk_acks, splunk_events, splunk_hec
 from services.ingest.protocols.splunk.splunk_acks import AckLedger
 from services.ingest.protocols.splunk.splunk_hec import CHANNEL_BYTES_MAX
@@ -341,7 +341,7 @@ def test_health_and_refusals_have_their_own_words() -> None:
     asked = ask(intake, "/services/collector/health/1.0", method="GET")
     assert asked.answer.status == 503 and asked.json["code"] == 18
     found = find_path("POST", EVENT)
-    assert isinstance(found, Found)
+    assert isinstance(found, FoundPath)
     without, wrong = (found.path.unauthorized_answer(_request_with(intake, value)) for value in (b"", b"Splunk nonsense"))
     assert (without.status, orjson.loads(without.body)["code"]) == (401, 2) and (wrong.status, orjson.loads(wrong.body)["code"]) == (403, 4)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from services.ingest.listeners.sender_datagrams import DatagramHandler
 from services.ingest.protocols.session import DATAGRAM_HANDLERS, SESSIONS, handler_of, session_of
 from services.ingest.protocols.syslog.syslog_framing import CutMessage
@@ -13,7 +13,7 @@ from services.ingest.records.intake import Oddity
 from tests.support.recording_connection import RecordingConnection
 from tests.support.recording_intake import RecordingIntake
 
-LISTENER = Listener("test", Protocol.SYSLOG, Transport.UDP, 0, message_bytes_max=10, idle_ms_max=5_000)
+LISTENER = Listener("test", Protocol.SYSLOG, ListenerTransport.UDP, 0, message_bytes_max=10, idle_ms_max=5_000)
 
 
 def test_both_framings_are_taken_under_one_unit_and_nobody_is_answered() -> None:

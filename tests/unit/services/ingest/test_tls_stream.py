@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from appliance.senders.listener import Listener, Protocol, ProxyMode, Transport
+from appliance.senders.listener import Listener, ListenerTransport, Protocol, ProxyMode
 from lab.certificates import Authority, Certificate
 from services.ingest.listeners.tls_stream import certificate_names, make_context, name_matches
 from tests.support.stepped_room import SteppedRoom
@@ -42,7 +42,7 @@ def room(tmp_path: Path) -> Iterator[SteppedRoom]:
 
 
 def listen(room: SteppedRoom, server: Certificate, **options: Any) -> None:
-    room.listen(transport=Transport.TLS, certificate=str(server.certificate), private_key=str(server.private_key), **options)
+    room.listen(transport=ListenerTransport.TLS, certificate=str(server.certificate), private_key=str(server.private_key), **options)
 
 
 def client_context(files: Files, certificate: Certificate | None = None) -> ssl.SSLContext:
@@ -106,7 +106,7 @@ def test_old_tls_is_refused(room: SteppedRoom, files: Files) -> None:
     listen(room, files.server)
     assert (
         make_context(
-            Listener("x", Protocol.SYSLOG, Transport.TLS, 0, certificate=str(files.server.certificate), private_key=str(files.server.private_key))
+            Listener("x", Protocol.SYSLOG, ListenerTransport.TLS, 0, certificate=str(files.server.certificate), private_key=str(files.server.private_key))
         ).minimum_version
         == ssl.TLSVersion.TLSv1_2
     )
@@ -220,7 +220,7 @@ def test_without_a_usable_certificate_senders_are_turned_away_until_there_is_one
 
 
 def test_http_listeners_offer_http_2(files: Files, tmp_path: Path) -> None:
-    listener = Listener("web", Protocol.HTTP, Transport.TLS, 0, certificate=str(files.server.certificate), private_key=str(files.server.private_key))
+    listener = Listener("web", Protocol.HTTP, ListenerTransport.TLS, 0, certificate=str(files.server.certificate), private_key=str(files.server.private_key))
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = make_context(listener).wrap_bio(incoming, outgoing, server_side=True)
     context = client_context(files)
