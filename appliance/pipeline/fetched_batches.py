@@ -20,7 +20,7 @@ from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.offset_range import OffsetRange
 from appliance.pipeline.problems import DataLoss, OnDataLoss
 from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
-from appliance.records.batch_run import whole_batches
+from appliance.records.batch import whole_batches
 
 READ_COMMITTED, READ_UNCOMMITTED = 1, 0
 GONE_AFTER_MS = 5_000

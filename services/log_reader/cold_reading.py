@@ -16,16 +16,14 @@ from typing import Protocol
 from appliance.base.errors import ErrorCode
 from appliance.ipc.dead_incarnations import sweep_arenas
 from appliance.ipc.log_reader_messages import FIRST_WHATEVER, IS_ACTIVE, READ, WHOLE_BATCHES, Answer, Question, ReadAnswer
-from appliance.records.batch_run import whole_batches
+from appliance.records.batch import whole_batches
 from appliance.runtime.agent import ServiceContext
 from appliance.shm.piece_memory import PIECE_BYTES, PieceMemory
 from appliance.storage.cold_file import SEALED_WAYS
 from appliance.storage.page_cache import PAGE_BYTES
 from services.log_reader.cold_holders import ColdHolders
-from services.log_reader.cold_pieces import ColdPieces, Piece
-from services.log_reader.cold_segments import ColdSegment, ColdSegments
-from services.log_reader.cold_threads import THREADS, ColdThreads
-from services.log_reader.fair_queue import FairQueue
+from services.log_reader.cold_pieces import ColdPieces, ColdSegment, ColdSegments, Piece
+from services.log_reader.cold_threads import THREADS, ColdThreads, FairQueue
 
 PARTS_MAX = 3
 """An answer has at most so many pieces; together they hold any batch of up to 2 MiB."""

@@ -11,14 +11,13 @@ import errno
 import os
 import queue
 import select
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.runtime.poller import Poller
-from services.log_reader.cold_pieces import Piece
-from services.log_reader.cold_segments import ColdSegment
+from services.log_reader.cold_pieces import ColdSegment, Piece
 
 THREADS = 2
 
@@ -96,3 +95,32 @@ def _read_jobs(jobs: queue.SimpleQueue[Job[Waiter] | None], done: deque[Done[Wai
         del view, job
         done.append((piece, segment, count, began_ns, error))
         os.eventfd_write(bell, 1)
+
+
+Item = TypeVar("Item")
+
+
+class FairQueue(Generic[Item]):
+    def __init__(self) -> None:
+        self._by_source: OrderedDict[Hashable, deque[Item]] = OrderedDict()
+        self._count = 0
+
+    def add(self, source: Hashable, item: Item) -> None:
+        self._by_source.setdefault(source, deque()).append(item)
+        self._count += 1
+
+    def first(self) -> Item:
+        """Return the next item, and keep it."""
+        return next(iter(self._by_source.values()))[0]
+
+    def take(self) -> Item:
+        """Return the next item; then it is another source's turn."""
+        source, items = self._by_source.popitem(last=False)
+        item = items.popleft()
+        if items:
+            self._by_source[source] = items
+        self._count -= 1
+        return item
+
+    def __len__(self) -> int:
+        return self._count

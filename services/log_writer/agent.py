@@ -40,26 +40,21 @@ from appliance.storage.log_directory import close_logs
 from services.log_writer.background.batch_flushes import BatchFlushes
 from services.log_writer.background.batch_repairs import BatchRepairs
 from services.log_writer.background.cleaning_rounds import CleaningRounds
-from services.log_writer.background.disk_fences import DiskFences
 from services.log_writer.background.disk_probe import DiskProbe
-from services.log_writer.background.disk_return import ATTEMPTS_LABEL, WELL_NS
-from services.log_writer.background.disk_trouble import DiskTrouble
+from services.log_writer.background.disk_trouble import ATTEMPTS_LABEL, WELL_NS, DiskFences, DiskTrouble
 from services.log_writer.background.flush_rounds import FlushRounds
 from services.log_writer.background.index_repairs import IndexRepairs
-from services.log_writer.background.producer_upkeep import ProducerUpkeep
 from services.log_writer.background.retention_rounds import RetentionRounds
-from services.log_writer.command_queue import CommandQueue
-from services.log_writer.completions import Completions
+from services.log_writer.command_queue import CommandQueue, LogWriterCommands
+from services.log_writer.completions import Completions, HeldAcknowledgements
 from services.log_writer.log_writer_appends import APPENDS, LogWriterAppends, Work
-from services.log_writer.log_writer_commands import LogWriterCommands
 from services.log_writer.log_writer_startup import LogWriterStartup
 from services.log_writer.moves.incoming_moves import IncomingMoves
-from services.log_writer.moves.outgoing_moves import OutgoingMoves
-from services.log_writer.moves.partition_moves import PartitionMoves
+from services.log_writer.moves.partition_moves import OutgoingMoves, PartitionMoves
 from services.log_writer.replicas.awaited_deletions import AwaitedDeletions
-from services.log_writer.replicas.held_acknowledgements import HeldAcknowledgements
 from services.log_writer.replicas.replica_appends import ReplicaAppends
 from services.log_writer.replicas.replica_progress import ReplicaProgress
+from services.log_writer.replicas.replicas_of_disk import ProducerUpkeep
 
 DESCRIPTOR_BURST = 256
 """Descriptors taken from one source in one turn."""

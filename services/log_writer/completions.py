@@ -1,7 +1,7 @@
-"""Completions of one turn of a log-writer: collected, and sent in one burst for each source.
+"""Completions of a log-writer: those of one turn, and those that wait for a flush.
 
-They are sent after the rows are stored: a source that receives one may read the row. Sources that watch
-rows are woken even if the turn completed nothing for them.
+They are sent after the rows are stored, in one burst for each source: a source that receives one may read
+the row. Sources that watch rows are woken even if the turn completed nothing for them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from typing import Any
 from appliance.base.errors import ErrorCode
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.channel_acceptor import ChannelAcceptor
+from appliance.ipc.descriptors import COMMITTED_FLAG, DescriptorKind
 from appliance.shm.counters import Counters
+from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER
+from services.log_writer.replicas.replica import Replica
 
 
 class Completions:
@@ -52,3 +55,78 @@ class Completions:
 def told_of_log(entry: tuple[Any, ...], code: ErrorCode, base_offset: int, log_start_offset: int, log_end_offset: int, leader_epoch: int) -> tuple[Any, ...]:
     """The completion of a REPLICA_APPEND or a TRUNCATE: how the log is now."""
     return (entry[0], 0, code, entry[3], entry[9], base_offset, -1, log_start_offset, log_end_offset, leader_epoch, 0, 0)
+
+
+CompletionsBySource = dict[SinkChannel, list[tuple[Any, ...]]]
+_KIND, _ROW, _TOKEN, _END_OFFSET, _LEADER_EPOCH, _RECORDS = 0, 3, 4, 8, 9, 10
+"""Places in a completion."""
+_REPLICA_APPEND = int(DescriptorKind.REPLICA_APPEND)
+
+
+class HeldAcknowledgements:
+    """Completions that wait until what they acknowledge survives a power cut.
+
+    By partition, then by source, in the order of their appends. A completion is held from the append
+    on and released when its log is durable up to its end offset: one sync serves every batch that was
+    appended before it began. The answer to a duplicate is held like any other, because the first
+    answer may not be durable yet. A follower's append is held, too: the next fetch offset of its
+    replica-fetcher shows the leader that everything before is durable here. Each held completion is
+    answered: if it can no longer be promised, with an error that clients retry. If the log-writer
+    dies, its sources answer (`ipc/proxies.py`). Weak spot: a held completion keeps its arena slot, so
+    a disk that syncs slowly fills its sources' budgets."""
+
+    def __init__(self) -> None:
+        self._held: dict[Replica, CompletionsBySource] = {}
+
+    def __len__(self) -> int:
+        """How many partitions have some."""
+        return len(self._held)
+
+    def of(self, hosted: Replica) -> CompletionsBySource:
+        """Where completions of this partition are put."""
+        return self._held.setdefault(hosted, {})
+
+    def release(self, hosted: Replica, durable_offset: int, released: CompletionsBySource) -> None:
+        """Move what is durable to `released`. Where the partition is not led any more as it was, nothing is promised."""
+        waiting = self._held.pop(hosted, {})
+        for channel, completions in waiting.items():
+            kept = []
+            for completion in completions:
+                if not _is_as_it_was(hosted, completion):
+                    released.setdefault(channel, []).append(_refusal(completion, ErrorCode.NOT_LEADER_OR_FOLLOWER))
+                elif completion[_END_OFFSET] <= durable_offset:
+                    flags = COMMITTED_FLAG if hosted.progress is None or completion[_END_OFFSET] <= hosted.high_watermark else 0
+                    released.setdefault(channel, []).append((completion[0], flags, *completion[2:]))
+                else:
+                    kept.append(completion)
+            if kept:
+                self._held.setdefault(hosted, {})[channel] = kept
+
+    def fail(self, hosted: Replica, code: ErrorCode, released: CompletionsBySource) -> int:
+        """The partition is gone or its disk failed: every completion becomes this error; how many there were."""
+        count = 0
+        for channel, completions in self._held.pop(hosted, {}).items():
+            count += len(completions)
+            released.setdefault(channel, []).extend(_refusal(completion, code) for completion in completions)
+        return count
+
+    def fail_all(self, code: ErrorCode, released: CompletionsBySource) -> int:
+        return sum(self.fail(hosted, code, released) for hosted in list(self._held))
+
+    def drop_source(self, channel: SinkChannel) -> None:
+        """Drop the completions of a source that is gone."""
+        for hosted, completions in list(self._held.items()):
+            completions.pop(channel, None)
+            if not completions:
+                del self._held[hosted]
+
+
+def _is_as_it_was(hosted: Replica, completion: tuple[Any, ...]) -> bool:
+    """Whether the partition is still led, or followed, as when the completion was made."""
+    if completion[_KIND] == _REPLICA_APPEND:
+        return hosted.role == ROLE_FOLLOWER
+    return (hosted.role == ROLE_LEADER or hosted.is_frozen) and bool(completion[_LEADER_EPOCH] == hosted.leader_epoch)
+
+
+def _refusal(completion: tuple[Any, ...], code: ErrorCode) -> tuple[Any, ...]:
+    return (completion[0], 0, code, completion[_ROW], completion[_TOKEN], -1, -1, -1, -1, -1, completion[_RECORDS], 0)

@@ -19,6 +19,7 @@ from appliance.ipc.descriptors import (
     ACKS_ALL_FLAG,
     ADDS_PARTITION_FLAG,
     BEHIND_REFUSED_FLAG,
+    COMMIT_FLAG,
     COMMITTED_FLAG,
     COORDINATOR_FLAG,
     NEEDS_VERIFICATION,
@@ -27,15 +28,14 @@ from appliance.ipc.descriptors import (
     DescriptorKind,
 )
 from appliance.records.batch import PRODUCER_ID_AT
+from appliance.records.control_batch import EndTransactionMarker, build_end_transaction_batch
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import APPEND_SINCE_WORD, FENCE_WORD, ROLE_LEADER, ROLE_OFFLINE
 from appliance.storage.append_plan import RefusedBatch
 from appliance.storage.verification import RAISED_EPOCH, NeedsVerification, Offer
 from services.log_writer.background.batch_flushes import BatchFlushes
 from services.log_writer.background.disk_trouble import DiskTrouble
-from services.log_writer.completions import Completions
-from services.log_writer.end_markers import marker_batch
-from services.log_writer.replicas.held_acknowledgements import HeldAcknowledgements
+from services.log_writer.completions import Completions, HeldAcknowledgements
 from services.log_writer.replicas.replica import FLUSH_BEFORE_ACKNOWLEDGEMENT, Replica
 from services.log_writer.replicas.replicas_of_disk import Replicas
 
@@ -228,3 +228,14 @@ class LogWriterAppends:
     def on_given_away(self, hosted: Replica) -> None:
         """The log lies on another disk now, where all of it is durable."""
         self._held.release(hosted, hosted.log.log_end_offset, self._completions.by_channel)
+
+
+def marker_batch(entry: tuple[Any, ...], now_ms: int) -> memoryview:
+    """Of a descriptor (`ipc.descriptors.Descriptor`), stamped with no offset yet."""
+    coordinator_epoch, producer_epoch = _signed(entry[11], 32), _signed(entry[12] & 0xFFFF, 16)
+    marker = EndTransactionMarker(bool(entry[1] & COMMIT_FLAG), coordinator_epoch)
+    return memoryview(build_end_transaction_batch(entry[10], producer_epoch, marker, now_ms))
+
+
+def _signed(word: int, bits: int) -> int:
+    return word - (1 << bits) if word >> (bits - 1) else word

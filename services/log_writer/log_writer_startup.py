@@ -29,13 +29,12 @@ from appliance.storage.checkpoints import HIGH_WATERMARKS, LOG_START_OFFSETS, RE
 from appliance.storage.log_directory import LogDirectory
 from appliance.storage.move_record import read_move
 from appliance.storage.recovery import CLEAN, Recovery, SameBoot, Unclean
-from services.log_writer.background.disk_return import check_not_swapped
-from services.log_writer.descriptor_budget import DescriptorBudget
-from services.log_writer.log_writer_commands import lead
+from services.log_writer.background.disk_trouble import check_not_swapped
+from services.log_writer.command_queue import lead
 from services.log_writer.previous_incarnations import PreviousLives
 from services.log_writer.recovery_progress import OPEN_BYTES, RecoveryProgress, share_of
 from services.log_writer.replicas.replica import Replica, ReplicationTerms
-from services.log_writer.replicas.replicas_of_disk import ProducerSettings, Replicas
+from services.log_writer.replicas.replicas_of_disk import DescriptorBudget, ProducerSettings, Replicas
 
 CLEAN_STOP = "clean"
 SAME_BOOT = "same"

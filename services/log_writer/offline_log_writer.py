@@ -20,8 +20,7 @@ from appliance.runtime.known_disks import read_known_disk
 from appliance.shm.doorbell import Doorbell
 from appliance.shm.partition_table import DISK_OFFLINE, SLEEPING_WORD, PartitionTableWriter
 from services.log_writer.agent import LogWriterAgent
-from services.log_writer.background.disk_fences import DiskFences
-from services.log_writer.background.disk_return import DiskDoesNotAnswer, DiskReturn, check_answers
+from services.log_writer.background.disk_trouble import DiskDoesNotAnswer, DiskFences, DiskReturn, check_answers
 from services.log_writer.previous_incarnations import PreviousLives
 
 DESCRIPTOR_BURST = 256

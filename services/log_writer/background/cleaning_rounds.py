@@ -49,7 +49,7 @@ from appliance.storage.removed_segments import DepartingFiles
 from appliance.storage.retention import lag_times
 from appliance.storage.segment_files import CLEANED_SUFFIX
 from services.log_writer.background.background_task import BackgroundTask, Result
-from services.log_writer.background.cleaning_process import CleaningProcess
+from services.log_writer.helper_processes import CleaningProcess
 from services.log_writer.replicas.replica import Replica
 from services.log_writer.replicas.replicas_of_disk import Replicas
 

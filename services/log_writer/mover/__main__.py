@@ -16,8 +16,7 @@ from appliance.runtime.idle_priority import take_idle_priority
 from appliance.runtime.parent_death import bind_to_parent
 from appliance.runtime.service_main import name_process
 from appliance.storage.move_record import FAILED, PACKET_BYTES_MAX, MoveJob, MoveSaid
-from services.log_writer.mover.agent import LogMover
-from services.log_writer.mover.moving_source import MovingSource
+from services.log_writer.mover.agent import LogMover, MovingSource
 
 NICENESS = 10
 """Not the last: when a copy is completed, producers wait for it."""

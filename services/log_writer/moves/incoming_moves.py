@@ -30,7 +30,7 @@ from appliance.storage.log_directory import LogDirectory
 from appliance.storage.move_record import COMPLETE, FAILED, FINISH, PROGRESS, THROTTLE, Complete, MoveCommand, MoveJob, MoveRecord, MoveSaid
 from appliance.storage.recovery import CLEAN
 from services.log_writer.background.background_task import BackgroundTask
-from services.log_writer.moves.mover_process import MoverProcess
+from services.log_writer.helper_processes import MoverProcess
 from services.log_writer.replicas.replica import Replica
 from services.log_writer.replicas.replicas_of_disk import Replicas
 

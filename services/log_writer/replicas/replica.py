@@ -15,10 +15,10 @@ from appliance.base.clock import Clock
 from appliance.base.invariants import check
 from appliance.base.model import TopicId, TopicPartition
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, ROLE_NONE, PartitionTableWriter, Row
+from appliance.storage.batch_boundary import BatchEnds
 from appliance.storage.log import Log
 from appliance.storage.removed_segments import RemovedSegments
 from appliance.storage.verification import Verifications
-from services.log_writer.replicas.batch_ends import BatchEnds
 from services.log_writer.replicas.replication_state import NO_WISH, ReplicationState
 
 NO_FLUSH_POLICY, FLUSH_BY_INTERVAL, FLUSH_BEFORE_ACKNOWLEDGEMENT = range(3)

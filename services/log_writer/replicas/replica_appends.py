@@ -27,8 +27,7 @@ from services.log_writer.background.batch_flushes import BatchFlushes
 from services.log_writer.background.cleaning_rounds import CleaningRounds
 from services.log_writer.background.disk_trouble import DiskTrouble
 from services.log_writer.background.retention_rounds import RetentionRounds
-from services.log_writer.completions import Completions, told_of_log
-from services.log_writer.replicas.held_acknowledgements import HeldAcknowledgements
+from services.log_writer.completions import Completions, HeldAcknowledgements, told_of_log
 from services.log_writer.replicas.replica import FLUSH_BEFORE_ACKNOWLEDGEMENT, Replica
 from services.log_writer.replicas.replicas_of_disk import Replicas
 

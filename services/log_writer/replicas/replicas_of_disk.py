@@ -6,6 +6,7 @@ and entries here are added and removed together.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -19,7 +20,6 @@ from appliance.storage.log_config import LogConfig
 from appliance.storage.log_directory import LogDirectory
 from appliance.storage.producer_state import PRODUCER_EXPIRATION_MS
 from appliance.storage.recovery import CLEAN, Recovery, Unclean
-from services.log_writer.descriptor_budget import DescriptorBudget
 from services.log_writer.replicas.replica import Replica, ReplicationTerms
 
 
@@ -181,3 +181,66 @@ class Replicas:
 
     def configure(self, hosted: Replica, config: Mapping[str, str]) -> None:
         hosted.log.config = LogConfig.from_topic_config(config)
+
+
+SWEEP_NS = 600_000_000_000
+PARTITIONS_A_TURN = 200
+
+
+class ProducerUpkeep:
+    """Lets every log of a disk forget silent producers (`producer.id.expiration.ms`).
+
+    `turn` is called about every second. A sweep starts every ten minutes, as in Kafka, and handles a
+    bounded number of partitions a turn. Weak spot: a partition with tens of thousands of producers is
+    handled in one go (about 10 ms for each ten thousand)."""
+
+    def __init__(self, partitions: Replicas, clock: Clock) -> None:
+        self._partitions = partitions
+        self._clock = clock
+        self._next_sweep_ns = clock.monotonic_ns() + SWEEP_NS
+        self._waiting: list[Replica] = []
+
+    def turn(self, now_ns: int) -> None:
+        if not self._waiting and now_ns >= self._next_sweep_ns:
+            self._next_sweep_ns = now_ns + SWEEP_NS
+            self._waiting = list(self._partitions.by_row.values())
+        if self._waiting:
+            now_ms = self._clock.wall_ms()
+            for hosted in self._waiting[:PARTITIONS_A_TURN]:
+                hosted.log.expire_producers(now_ms)
+            del self._waiting[:PARTITIONS_A_TURN]
+
+
+DESCRIPTORS_OF_A_LOG = 3
+_KEPT_BACK_MAX = 256
+_UNLIMITED = 1 << 30
+
+
+class DescriptorBudget:
+    """How many descriptors of the process belong to logs, and how many are reserved.
+
+    An open log has three. Flush rounds duplicate those of a slice of logs, checkpoints need one, each
+    source two; so logs stop short of the process's limit. The kernel assigns the lowest free number,
+    so a log whose descriptors are above the line is one too many. Weak spot: segments that roll
+    faster than they are flushed stay open and use the reserve."""
+
+    @property
+    def limit(self) -> int:
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return soft if soft >= 0 else _UNLIMITED
+
+    @property
+    def for_logs(self) -> int:
+        """Numbers below this one may be a log's."""
+        limit = self.limit
+        return limit - min(_KEPT_BACK_MAX, limit // 4)
+
+    @property
+    def logs_max(self) -> int:
+        """About how many logs can be open."""
+        return self.for_logs // DESCRIPTORS_OF_A_LOG
+
+    @property
+    def for_flush_round(self) -> int:
+        """How many a slice of a flush round may take: three quarters of what is kept back."""
+        return (self.limit - self.for_logs) * 3 // 4

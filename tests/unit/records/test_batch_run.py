@@ -7,8 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.records.batch import RECORDS_AT
-from appliance.records.batch_run import WholeBatches, whole_batches
+from appliance.records.batch import RECORDS_AT, WholeBatches, whole_batches
 from tests.support.cold_segments import stamped_batch
 
 BATCHES = [stamped_batch(0, 3, 100), stamped_batch(3, 1, 5), stamped_batch(4, 7, 400), stamped_batch(20, 1, 0)]

@@ -28,9 +28,9 @@ from appliance.storage.move_record import MOVE_RECORD
 from appliance.storage.scrub import INDEX
 from lab.running_box import eventually
 from services.log_writer.background import index_repairs
-from services.log_writer.background.cleaning_process import CleaningProcess
 from services.log_writer.background.index_repairs import IndexRepairs
-from services.log_writer.log_writer_commands import lead
+from services.log_writer.command_queue import lead
+from services.log_writer.helper_processes import CleaningProcess
 from services.log_writer.replicas.replica import Replica
 from tests.support.real_log_writer import BROKER_ID, DISK, TOPIC_ID, RealLogWriter
 

@@ -23,8 +23,7 @@ from appliance.storage import checkpoints, file_io
 from appliance.storage.directory_identity import CLEAN_SHUTDOWN_MARKER
 from lab.running_box import eventually
 from services.log_writer.background import disk_probe
-from services.log_writer.background.disk_fences import FORGOTTEN_NS, DiskFences
-from services.log_writer.background.disk_return import DiskReturn, DiskSwapped
+from services.log_writer.background.disk_trouble import FORGOTTEN_NS, DiskFences, DiskReturn, DiskSwapped
 from services.log_writer.log_writer_startup import SAME_BOOT, UNCLEAN_BOOT
 from services.log_writer.offline_log_writer import OfflineLogWriter, open_log_writer
 from tests.support import real_log_writer
@@ -400,6 +399,7 @@ def test_a_disk_that_was_fenced_and_then_answers_with_an_error_is_doubted(layout
     assert writer.agent._flush_rounds.task.is_running
     answers.set()
     writer.agent._flush_rounds.task.join()
+    writer.agent._probe.task.join()
     with pytest.raises(StepsDown, match="fenced"):
         for _ in range(100):
             writer.turn()

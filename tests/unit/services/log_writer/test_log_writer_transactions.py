@@ -26,7 +26,7 @@ from appliance.shm.partition_table import Row
 from appliance.storage.producer_state import PRODUCER_EXPIRATION_MS
 from lab.raw_transactions import transactional_batch
 from lab.scratch_layout import scratch_layout
-from services.log_writer.background.producer_upkeep import SWEEP_NS
+from services.log_writer.replicas.replicas_of_disk import SWEEP_NS
 from tests.support.real_log_writer import DISK, TOPIC_ID, RealLogWriter
 
 

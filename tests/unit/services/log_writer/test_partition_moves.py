@@ -24,8 +24,8 @@ from appliance.storage import checkpoints, file_io
 from appliance.storage.move_record import MOVE_RECORD
 from lab.running_box import eventually
 from services.log_writer.background.cleaning_rounds import CleaningRounds
-from services.log_writer.descriptor_budget import DescriptorBudget
 from services.log_writer.replicas.replica import Replica
+from services.log_writer.replicas.replicas_of_disk import DescriptorBudget
 from tests.support.real_log_writer import BROKER_ID, TOPIC_ID, RealLogWriter
 from tests.unit.storage.storage_support import stored_bytes
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from appliance.storage.batch_boundary import BatchBoundary
-from services.log_writer.replicas.batch_ends import ENDS_MAX, BatchEnds
+from appliance.storage.batch_boundary import ENDS_MAX, BatchBoundary, BatchEnds
 
 
 def test_ends_are_bounded_and_taken_in_order() -> None:
