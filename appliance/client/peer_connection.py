@@ -20,8 +20,7 @@ from appliance.client.peer_stream import HostLookup, PeerStream, StreamEnded
 from appliance.ipc.registry import Registry
 from appliance.protocol import api_versions
 from appliance.protocol.apis import CODED_APIS, ApiKey
-from appliance.protocol.framing import frame
-from appliance.protocol.request_header import REQUEST_HEADER
+from appliance.protocol.framing import REQUEST_HEADER, frame
 from appliance.protocol.schema import BODY_SIZE_MAX, Message
 from appliance.protocol.wire import INT32, MALFORMED, NO_TAGGED_FIELDS, malformed, skip_tagged_fields
 

@@ -1,9 +1,11 @@
-"""ApiVersions 0-4: what a client asks first, and the one API that is answered in versions nobody knows.
+"""ApiVersions 0-4: the first request of a client, which is answered in unknown versions too.
 
-Owned by nobody. The response header is always version 0, because a client cannot know yet what the broker speaks. A version
-above ours is answered with a body of version 0, UNSUPPORTED_VERSION, and our range of ApiVersions itself, so that the client can
-ask again (kafka-python 3 disconnects on anything else). Two features are told as finalized, because Java goes by them: `transaction.version` 2 (KIP-890:
-every end of a transaction raises the epoch) and `group.version` 1 (KIP-848). A Kafka of ZooKeeper's time has neither. Weak spot: they are always on.
+The response header is always version 0, because the client does not know yet what the broker supports. A
+version above ours gets a body of version 0 with UNSUPPORTED_VERSION and our range of ApiVersions, so that the
+client can retry (kafka-python 3 disconnects on anything else). Two features are reported as finalized,
+because Java clients depend on them: `transaction.version` 2 (KIP-890: each end of a transaction raises the
+producer epoch) and `group.version` 1 (KIP-848). A Kafka with ZooKeeper has neither. Weak spot: they are
+always on.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class FinalizedFeature(NamedTuple):
 
 
 class ApiVersionsResponse(NamedTuple):
-    """The APIs that are served, and the features that are in force; epoch −1 where none are told."""
+    """The served APIs and the finalized features; epoch −1: no features are reported."""
 
     error_code: Annotated[int, Field(INT16)]
     apis: Annotated[tuple[ApiRange, ...], Field(ArrayOf(ApiRange))]

@@ -1,9 +1,9 @@
-"""Which Kafka APIs this broker has codecs for and serves, in which versions, and from which version each is flexible (KIP-482).
+"""Kafka's APIs: which of them have a codec here and which are served, and in which versions.
 
-`SERVED_APIS` is what ApiVersions advertises, what the header parser accepts and what README.md shows; `CODED_APIS` has those too that
-are coded and wait for a handler (`NOT_YET_SERVED`: who builds the handler takes the key out). Owned by nobody, changed by hand when an
-API is built. Weak spot: a version named here without a codec behind it is found by tests only (`tests/properties/test_protocol_codecs.py`
-walks the table).
+`SERVED_APIS` is what ApiVersions advertises, what the header parser accepts and what README.md shows.
+`CODED_APIS` also has the APIs with a codec but without a handler (`NOT_YET_SERVED`: remove the key when you
+add the handler). Each row says from which version the API is flexible (KIP-482). Weak spot: only tests notice
+a version without a codec (`tests/properties/test_protocol_codecs.py` walks the table).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Api(NamedTuple):
 
 
 NEVER_FLEXIBLE: Final = 1_000
-"""A version nobody reaches."""
+"""Larger than each version."""
 
 CODED_APIS: Final[dict[int, Api]] = {
     api.key.value: api
@@ -131,10 +131,10 @@ CODED_APIS: Final[dict[int, Api]] = {
 """Every API that this package can read and write."""
 
 NOT_YET_SERVED: Final[frozenset[ApiKey]] = frozenset()
-"""Coded APIs that nobody answers yet."""
+"""APIs with a codec and without a handler."""
 
 SERVED_APIS: Final[dict[int, Api]] = {key: api for key, api in CODED_APIS.items() if key not in NOT_YET_SERVED}
-"""The APIs that clients are told of."""
+"""The APIs that ApiVersions advertises."""
 
 
 def api_table() -> str:

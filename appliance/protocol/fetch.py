@@ -1,12 +1,13 @@
 """Fetch 0-17: requests of consumers and followers, and responses whose records may be ranges of files.
 
-Owned by nobody; the acceptor calls it for every fetch. Hot: a request or response of one partition costs 3-4 µs. A response
-is a list of pieces, because records go out by sendfile: pieces of ours are bytes, pieces in between are the caller's own
-objects, of which only `size_bytes` is asked. Versions differ in the layouts `_HEAD…` and `_PARTITION…`; before 4 there are no transactions, from 7
-there are sessions, from 11 racks, from 12 compact lengths, from 13 topic ids instead of names, from 15 the replica's id in a tag,
-from 17 its directory, too, which only followers send and nobody here asks for. A follower of ours that was sent a damaged batch says so in a tag of ours
-(`DAMAGE_TAG`), which others skip.
-Weak spot: partition order is the request's own; which partitions a session leaves out is the caller's business.
+The acceptor calls it for each fetch. Hot: a request or response of one partition costs 3-4 µs. A response is
+a list of pieces, because records are sent by sendfile: bytes of ours, and between them the caller's own
+objects, of which only `size_bytes` is used. Versions differ in the layouts `_HEAD…` and `_PARTITION…`: from 4
+there are transactions, from 7 sessions, from 11 racks, from 12 compact lengths, from 13 topic ids instead of
+names, from 15 the replica's id in a tag, from 17 its directory, which only followers send and which is not
+used here. A follower that received a damaged batch reports it in a tag of our own (`DAMAGE_TAG`), which other
+brokers skip.
+Weak spot: partitions are in the order of the request; the caller decides which ones a session leaves out.
 """
 
 from __future__ import annotations
@@ -302,7 +303,7 @@ def _read_forgotten_plain(buffer: Buffer, position: int, limit: int) -> tuple[li
 
 
 class RecordsRange(Protocol):
-    """Records that somebody else will send: a range of a file, or a slot of an arena."""
+    """Records that the caller sends itself: a range of a file, or a slot of an arena."""
 
     @property
     def size_bytes(self) -> int: ...

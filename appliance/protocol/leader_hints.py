@@ -1,6 +1,6 @@
-"""Where a partition's leader is now: the tagged fields that Produce (v10+) and Fetch (v12+, endpoints v16+) add to an error (KIP-951).
+"""Current leaders: the tagged fields that Produce (v10+) and Fetch (v12+, endpoints v16+) add to an error.
 
-Owned by nobody; values and their bytes. The layouts are the same in both APIs, which is why they are here once.
+The layouts are the same in both APIs (KIP-951).
 """
 
 from __future__ import annotations

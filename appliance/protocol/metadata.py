@@ -1,8 +1,8 @@
-"""Metadata 0-12: brokers, topics and who leads what. The request is data, the response is packed by hand.
+"""Metadata 0-12: brokers, topics and leaders. The request is data, the response is packed by hand.
 
-Owned by nobody; the acceptor calls it. A response about every topic of a large box is the longest this broker makes without
-records, so a topic can be encoded by itself (`encode_topic`) and kept by the caller as long as its image stands; and what
-partitions of one box have in common (leader, replicas, ISR) is encoded once and remembered. Weak spot: none known.
+The acceptor calls it. A response about all topics of a large box is the longest one without records, so a
+topic can be encoded by itself (`encode_topic`) and kept by the caller while its image is current. The parts
+that partitions share (leader, replicas, ISR) are encoded once and cached.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class MetadataPartition(NamedTuple):
 
 
 class MetadataTopic(NamedTuple):
-    """One topic. `name` is None (v12+) only for an id that nobody knows."""
+    """One topic. `name` is None (v12+) only for an unknown id."""
 
     name: str | None
     partitions: Sequence[MetadataPartition] = ()

@@ -1,10 +1,11 @@
-"""Produce 0-12: the request's record sets are located, not copied; the response is packed.
+"""Produce 0-12: the request's record sets are located, not copied; the response is packed by hand.
 
-Owned by nobody; the acceptor calls it for every produce. Hot: a request or response of one partition costs 2-3 µs.
-Versions differ in four ways only: from 3 a transactional id leads the request; the response's partition grows (`_PARTITION`);
-from 9 lengths are compact and structs end in tagged fields; from 10 errors may say who leads now; 11 and 12 differ from 10
-in what errors and transactional batches mean, not in their bytes. Weak spot: versions 0-2 carry
-message sets of magic 0 and 1, which are located like any other bytes; converting them is the caller's business.
+The acceptor calls it for each produce. Hot: a request or response of one partition costs 2-3 µs. Versions
+differ in four ways: from 3 the request begins with a transactional id; the response's partition grows
+(`_PARTITION`); from 9 lengths are compact and structs end in tagged fields; from 10 errors may name the
+current leader. 11 and 12 differ from 10 in the meaning of errors and transactional batches, not in bytes.
+Weak spot: versions 0-2 carry message sets of magic 0 and 1, which are located like any other bytes; the
+caller converts them.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class RecordError(NamedTuple):
 
 
 class ProduceResult(NamedTuple):
-    """What became of one partition. What a version has no room for is left out."""
+    """The result of one partition. Fields that a version lacks are left out."""
 
     topic: str
     partition: int

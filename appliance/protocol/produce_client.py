@@ -1,7 +1,7 @@
-"""Produce as an ingest sends it to a leader on another box: versions 7 and 8, which differ by the errors of records in the answer.
+"""Produce 7 and 8 as ingest sends it to a leader on another box.
 
-Owned by nobody. Written by hand like the other side (`produce`), because the batches in it are large: they are joined once. Weak spot: an answer's error
-messages are skipped.
+The versions differ by the record errors in the response. Packed by hand like the other side (`produce`),
+because the batches are large: they are joined once. Weak spot: error messages of the response are skipped.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class PartitionBatch(NamedTuple):
     data: bytes
 
 
-class PartitionResult(NamedTuple):
-    """What its leader says."""
+class ProducedPartition(NamedTuple):
+    """The leader's result."""
 
     topic: str
     partition: int
@@ -55,9 +55,9 @@ def encode_produce(acks: int, timeout_ms: int, batches: Sequence[PartitionBatch]
     return b"".join(pieces)
 
 
-def decode_produce_response(buffer: Buffer, position: int, limit: int, version: int) -> list[PartitionResult]:
+def decode_produce_response(buffer: Buffer, position: int, limit: int, version: int) -> list[ProducedPartition]:
     """The response whose fields lie in `buffer[position:limit]`."""
-    results: list[PartitionResult] = []
+    results: list[ProducedPartition] = []
     try:
         topic_count, position = read_count(buffer, position, limit, _TOPIC_SIZE_MIN)
         for _ in range(require_count(topic_count, position)):
@@ -68,7 +68,7 @@ def decode_produce_response(buffer: Buffer, position: int, limit: int, version: 
                 position += _RESULT.size
                 if version >= _RECORD_ERRORS_SINCE:
                     position = _skip_errors(buffer, position, limit)
-                results.append(PartitionResult(topic, partition, error_code, base_offset))
+                results.append(ProducedPartition(topic, partition, error_code, base_offset))
         position += INT32.size  # throttle time
     except MALFORMED as error:
         raise malformed("Produce response", version, error) from error

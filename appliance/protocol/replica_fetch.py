@@ -1,7 +1,8 @@
-"""Fetch as a follower speaks it, 15-17: the request it sends to a leader, and the leader's response, whose records stay where they were received.
+"""Fetch 15-17 from the follower's side: the request, and the response with its records left in place.
 
-Owned by nobody; the replica-fetcher calls it. The other side of `protocol/fetch.py`. Hot: 0.7 µs for a partition that is asked for, 2 µs for one that is
-answered; nothing is copied: of records only place and size are told. Weak spot: the frame must be in memory as a whole before it is decoded.
+Used by the replica-fetcher; `protocol/fetch.py` is the leader's side. Hot: 0.7 µs for a requested partition,
+2 µs for one in the response. Records are not copied: the decoder returns their position and size. Weak spot:
+the frame must be in memory as a whole before it is decoded.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ def _read_topics(buffer: Buffer, position: int, limit: int) -> tuple[list[Fetche
 def _read_partition(buffer: Buffer, position: int, limit: int, topic_id: TopicId, found: list[FetchedPartition]) -> int:
     partition, error_code, high_watermark, _, log_start_offset = _unpack_response_partition(buffer, position)
     position += _RESPONSE_PARTITION.size
-    if buffer[position] > 1:  # aborted transactions, which nobody tells a follower
+    if buffer[position] > 1:  # aborted transactions, which no leader sends to a follower
         count, position = read_compact_count(buffer, position, limit, _ABORTED_SIZE_MIN)
         for _ in range(count):
             position = skip_tagged_fields(buffer, position + _ABORTED_SIZE_MIN - 1, limit)

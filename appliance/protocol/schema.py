@@ -1,11 +1,13 @@
-"""Messages as data: a NamedTuple whose annotations name wire types and version ranges, read and written in every version.
+"""Messages as data: a NamedTuple whose annotations name wire types and version ranges, for every version.
 
-For the APIs that are asked seldom; Produce, Fetch and the Metadata response are packed by hand. A field is
-`Annotated[type, Field(wire type, since, until, nullable_since)]`; fields stand in the order of the wire, and a version that lacks a field
-gives it its default. A nested struct is a NamedTuple class, an array `ArrayOf(…)` of either; a field with a tag stands in the tagged section
-and is written only where it is not its default. Where old versions have another shape (one group instead of many), an `OlderShape`
-translates, and callers see the new one only. Layouts are made at first use and kept, one per message and version. Owned by nobody.
-Weak spot: the elements of a message are counted in one place for all (`_elements`), so a process decodes one message at a time.
+For APIs that are not hot; Produce, Fetch and the Metadata response are packed by hand. A field is
+`Annotated[type, Field(wire type, since, until, nullable_since)]`. Fields are in the order of the wire, and a
+version that lacks a field gives it its default. A nested struct is a NamedTuple class, an array `ArrayOf(…)`
+of either. A field with a tag is in the tagged section and is written only if it differs from its default. If
+old versions have another shape (one group instead of many), an `OlderShape` translates, and callers see the
+new one only. Codecs are made at first use and kept, one per message and version.
+Weak spot: the elements of a message are counted in one place (`_elements`), so a process decodes one message
+at a time.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ from appliance.protocol.wire import (
 )
 
 NEVER: Final = 1_000
-"""A version nobody reaches: `until=NEVER` for fields that stay, `nullable_since=NEVER` for fields that are never null."""
+"""Larger than each version: `until=NEVER` for fields that stay, `nullable_since=NEVER` for fields that are never null."""
 
 BODY_SIZE_MAX: Final = 4 << 20
 """No request without records is longer: a body of small elements costs about a microsecond for each, and an event loop reads it."""
@@ -64,7 +66,7 @@ Reader: TypeAlias = Callable[[Buffer, int, int], tuple[Any, int]]
 Writer: TypeAlias = Callable[[Any], bytes]
 
 
-class Codec(NamedTuple):
+class FieldCodec(NamedTuple):
     """How one field is read and written in one version; no encoding is shorter than `size_min`."""
 
     read: Reader
@@ -183,7 +185,7 @@ class Message(Generic[Body]):
         """What a body of `shape(version)` means."""
         return cast(Body, self._older.widen(body) if self._older and version <= self._older.until else body)
 
-    def _codec(self, version: int) -> Codec:
+    def _codec(self, version: int) -> FieldCodec:
         return struct_codec(self.shape(version), version, self.api.is_flexible(version))
 
 
@@ -218,13 +220,13 @@ def response_frame(flexible: bool, correlation_id: int, body: bytes) -> bytes:
 
 
 @cache
-def struct_codec(body: type[tuple[Any, ...]], version: int, flexible: bool) -> Codec:
+def struct_codec(body: type[tuple[Any, ...]], version: int, flexible: bool) -> FieldCodec:
     """The codec of a NamedTuple class, its fields that `version` lacks left at their defaults."""
     defaults: dict[str, Any] = body._field_defaults  # type: ignore[attr-defined]
     names: tuple[str, ...] = body._fields  # type: ignore[attr-defined]
     hints = get_type_hints(body, include_extras=True)
-    present: list[tuple[int, Codec]] = []
-    tagged: dict[int, tuple[int, Codec]] = {}
+    present: list[tuple[int, FieldCodec]] = []
+    tagged: dict[int, tuple[int, FieldCodec]] = {}
     for index, name in enumerate(names):
         field: Field = hints[name].__metadata__[0]
         always = field.since == 0 and field.until == NEVER and field.tag is None
@@ -258,10 +260,10 @@ def struct_codec(body: type[tuple[Any, ...]], version: int, flexible: bool) -> C
 
     check(flexible or not tagged, f"{body.__name__} has tagged fields in version {version}, which is not flexible")
     check(list(tagged) == sorted(tagged), f"{body.__name__} has tags out of order")
-    return Codec(read, write, sum(codec.size_min for _, codec in present) + flexible)
+    return FieldCodec(read, write, sum(codec.size_min for _, codec in present) + flexible)
 
 
-def _read_tagged(known: dict[int, tuple[int, Codec]], values: list[Any], buffer: Buffer, position: int, limit: int) -> int:
+def _read_tagged(known: dict[int, tuple[int, FieldCodec]], values: list[Any], buffer: Buffer, position: int, limit: int) -> int:
     """Fills in the fields of `known` that are there; the position behind the tagged section."""
     fields, position = read_tagged_fields(buffer, position, limit)
     for tag, (index, codec) in known.items():
@@ -287,14 +289,14 @@ def decode_struct(
     return cast(Body, value)
 
 
-def _field_codec(wire_type: WireType, version: int, flexible: bool, nullable: bool) -> Codec:
+def _field_codec(wire_type: WireType, version: int, flexible: bool, nullable: bool) -> FieldCodec:
     match wire_type:
         case Fixed(layout):
             return _fixed_codec(layout)
         case Bool():
-            return Codec(_read_bool, _write_bool, 1)
+            return FieldCodec(_read_bool, _write_bool, 1)
         case Uuid():
-            return Codec(_read_uuid, bytes, UUID_SIZE)
+            return FieldCodec(_read_uuid, bytes, UUID_SIZE)
         case Text():
             return _TEXT_CODECS[flexible, nullable]
         case Octets():
@@ -306,7 +308,7 @@ def _field_codec(wire_type: WireType, version: int, flexible: bool, nullable: bo
             return _nullable_struct_codec(codec) if nullable else codec
 
 
-def _nullable_struct_codec(codec: Codec) -> Codec:
+def _nullable_struct_codec(codec: FieldCodec) -> FieldCodec:
     """One byte in front: −1 for null, 1 for a struct that follows."""
 
     def read(buffer: Buffer, position: int, limit: int) -> tuple[Any, int]:
@@ -314,17 +316,17 @@ def _nullable_struct_codec(codec: Codec) -> Codec:
             return None, position + 1
         return codec.read(buffer, position + 1, limit)
 
-    return Codec(read, lambda value: b"\xff" if value is None else b"\1" + codec.write(value), 1)
+    return FieldCodec(read, lambda value: b"\xff" if value is None else b"\1" + codec.write(value), 1)
 
 
-def _fixed_codec(layout: Struct) -> Codec:
+def _fixed_codec(layout: Struct) -> FieldCodec:
     unpack = layout.unpack_from
     size = layout.size
 
     def read(buffer: Buffer, position: int, limit: int) -> tuple[Any, int]:
         return unpack(buffer, position)[0], position + size
 
-    return Codec(read, layout.pack, size)
+    return FieldCodec(read, layout.pack, size)
 
 
 def _read_bool(buffer: Buffer, position: int, limit: int) -> tuple[bool, int]:
@@ -343,21 +345,21 @@ def _read_uuid(buffer: Buffer, position: int, limit: int) -> tuple[TopicId, int]
 
 
 _TEXT_CODECS: Final = {
-    (False, False): Codec(read_string, write_string, 2),
-    (False, True): Codec(read_nullable_string, write_nullable_string, 2),
-    (True, False): Codec(read_compact_string, write_compact_string, 1),
-    (True, True): Codec(read_compact_nullable_string, write_compact_nullable_string, 1),
+    (False, False): FieldCodec(read_string, write_string, 2),
+    (False, True): FieldCodec(read_nullable_string, write_nullable_string, 2),
+    (True, False): FieldCodec(read_compact_string, write_compact_string, 1),
+    (True, True): FieldCodec(read_compact_nullable_string, write_compact_nullable_string, 1),
 }
 
 _OCTETS_CODECS: Final = {
-    (False, False): Codec(read_bytes, write_bytes, 4),
-    (False, True): Codec(read_nullable_bytes, write_nullable_bytes, 4),
-    (True, False): Codec(read_compact_bytes, write_compact_bytes, 1),
-    (True, True): Codec(read_compact_nullable_bytes, write_compact_nullable_bytes, 1),
+    (False, False): FieldCodec(read_bytes, write_bytes, 4),
+    (False, True): FieldCodec(read_nullable_bytes, write_nullable_bytes, 4),
+    (True, False): FieldCodec(read_compact_bytes, write_compact_bytes, 1),
+    (True, True): FieldCodec(read_compact_nullable_bytes, write_compact_nullable_bytes, 1),
 }
 
 
-def _array_codec(element: Codec, flexible: bool, nullable: bool) -> Codec:
+def _array_codec(element: FieldCodec, flexible: bool, nullable: bool) -> FieldCodec:
     read_array_count = read_compact_count if flexible else read_count
     write_array_count = write_compact_count if flexible else write_count
 
@@ -378,4 +380,4 @@ def _array_codec(element: Codec, flexible: bool, nullable: bool) -> Codec:
             return write_array_count(-1)
         return write_array_count(len(values)) + b"".join([element.write(value) for value in values])
 
-    return Codec(read, write, 1 if flexible else 4)
+    return FieldCodec(read, write, 1 if flexible else 4)

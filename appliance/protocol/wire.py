@@ -1,13 +1,13 @@
-"""The primitive types of Kafka's wire protocol, read from a buffer and written to bytes; both old and compact forms.
+"""Primitive types of Kafka's wire protocol, read from a buffer and written to bytes; old and compact forms.
 
-Owned by nobody: functions and values only. Readers take `(buffer, position, limit)` and give `(value, next position)`.
-A request may lie in an arena far larger than itself, so bytes behind `limit` exist and belong to somebody else: every
-reader of variable length compares with `limit`. Readers of fixed length do not, because positions only grow: whoever
-decodes a whole message compares its last position with `limit` once. Reading past the buffer itself raises IndexError or
-struct.error, which `MALFORMED` names and every public decoder turns into a `ProtocolViolation`.
+Readers take `(buffer, position, limit)` and return `(value, next position)`. A request may be in an arena far
+larger than itself, so there are bytes of other requests after `limit`: each reader of variable length
+compares with `limit`. Readers of fixed length do not, because positions only grow: the caller that decodes a
+whole message compares its last position with `limit` once. Reading past the buffer itself raises IndexError
+or struct.error, which `MALFORMED` names and each public decoder turns into a `ProtocolViolation`.
 
-Weak spot: that division of labour. A reader that could move backwards, or a loop whose count was not held against the
-bytes that are left (`read_count`), would break it.
+Weak spot: this division of labour. A reader that could move backwards, or a loop whose count was not checked
+against the remaining bytes (`read_count`), would break it.
 """
 
 from __future__ import annotations

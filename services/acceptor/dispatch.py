@@ -19,13 +19,13 @@ from appliance.protocol.api_versions import (
 )
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.protocol.fetch import CONSUMER_REPLICA_ID
+from appliance.protocol.framing import RequestHeader, parse_request_header
 from appliance.protocol.offset_apis import (
     LIST_OFFSETS_REQUEST,
     LIST_OFFSETS_RESPONSE,
     OFFSET_FOR_LEADER_EPOCH_REQUEST,
     OFFSET_FOR_LEADER_EPOCH_RESPONSE,
 )
-from appliance.protocol.request_header import RequestHeader, parse_request_header
 from appliance.protocol.schema import Message
 from appliance.protocol.transaction_apis import (
     ADD_PARTITIONS_TO_TXN_RESPONSE,

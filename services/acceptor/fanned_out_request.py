@@ -14,7 +14,7 @@ from appliance.base.errors import ErrorCode
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.log_reader_messages import Answer
 from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy
-from appliance.protocol.request_header import RequestHeader
+from appliance.protocol.framing import RequestHeader
 from appliance.shm.partition_table import Row, TornRow
 from services.acceptor.connection import Connection, Reply
 from services.acceptor.leadership import leadership_problem

@@ -18,11 +18,10 @@ import crc32c
 from appliance.base.errors import ProtocolViolation, RequestRefused
 from appliance.client.groups import read_assignment as read_member_assignment
 from appliance.protocol.apis import CODED_APIS, ApiKey
-from appliance.protocol.framing import FrameSplitter
+from appliance.protocol.framing import FrameSplitter, parse_request_header
 from appliance.protocol.produce import ProduceRequest
 from appliance.protocol.produce_client import decode_produce_response
 from appliance.protocol.replica_fetch import decode_replica_fetch_response
-from appliance.protocol.request_header import parse_request_header
 from appliance.records.batch import batch_problem
 from appliance.records.builder import BatchBuilder
 from appliance.records.compression import Codec, CorruptBatch

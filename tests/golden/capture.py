@@ -22,10 +22,9 @@ from appliance.protocol import api_versions, offset_apis, topic_apis
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.protocol.cluster_apis import Coordinator, decode_find_coordinator, encode_find_coordinator_response
 from appliance.protocol.fetch import FetchPartitionResult, decode_fetch, encode_fetch_response
-from appliance.protocol.framing import FrameSplitter, frame
+from appliance.protocol.framing import FrameSplitter, RequestHeader, frame, parse_request_header
 from appliance.protocol.metadata import MetadataBroker, MetadataPartition, MetadataTopic, encode_metadata_response
 from appliance.protocol.produce import ProduceResult, decode_produce, encode_produce_response
-from appliance.protocol.request_header import RequestHeader, parse_request_header
 from appliance.protocol.schema import response_frame
 from lab.foreign_clients import CLIENTS, CODECS, CONSUMERS, Refused, Sent, open_client
 

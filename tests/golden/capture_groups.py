@@ -22,7 +22,7 @@ from appliance.protocol import (
     transaction_apis,
 )
 from appliance.protocol.apis import CODED_APIS, ApiKey
-from appliance.protocol.request_header import RequestHeader
+from appliance.protocol.framing import RequestHeader
 from appliance.protocol.schema import Message, response_frame
 from appliance.protocol.topic_partitions import PartitionResult, TopicIdPartitions, TopicPartitions, TopicResult, same_result
 from lab.client_packages import kafka_jars

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from appliance.protocol.apis import SERVED_APIS, ApiKey
-from appliance.protocol.framing import FrameSplitter
-from appliance.protocol.request_header import parse_request_header
+from appliance.protocol.framing import FrameSplitter, parse_request_header
 from appliance.protocol.topic_apis import TopicConfig
 from appliance.records.batch import read_batch_header
 from appliance.records.compression import Codec

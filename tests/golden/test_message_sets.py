@@ -8,9 +8,8 @@ import pytest
 
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.protocol.fetch import decode_fetch
-from appliance.protocol.framing import FrameSplitter
+from appliance.protocol.framing import FrameSplitter, parse_request_header
 from appliance.protocol.produce import decode_produce
-from appliance.protocol.request_header import parse_request_header
 from appliance.records.batch import batch_problem, read_batch_header
 from appliance.records.compression import Codec, with_old_header_checksum, with_right_header_checksum
 from appliance.records.conversion import convert_up

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from appliance.protocol.apis import CODED_APIS
-from appliance.protocol.request_header import REQUEST_HEADER, RequestHeader
+from appliance.protocol.framing import REQUEST_HEADER, RequestHeader
 from appliance.protocol.wire import skip_tagged_fields
 
 

@@ -26,8 +26,7 @@ from appliance.ipc.replication_descriptors import replica_append_of, truncate_of
 from appliance.protocol.api_versions import encode_api_versions_response
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.fetch import FetchPartition
-from appliance.protocol.framing import SIZE_PREFIX, SIZE_PREFIX_BYTES
-from appliance.protocol.request_header import parse_request_header
+from appliance.protocol.framing import SIZE_PREFIX, SIZE_PREFIX_BYTES, parse_request_header
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from services.acceptor.connection import Connection

@@ -16,7 +16,7 @@ from appliance.base.errors import ErrorCode
 from appliance.client.address import Address
 from appliance.protocol.api_versions import encode_api_versions_response
 from appliance.protocol.apis import CODED_APIS, ApiKey
-from appliance.protocol.request_header import parse_request_header
+from appliance.protocol.framing import parse_request_header
 
 
 class PeerRequest(NamedTuple):

@@ -32,8 +32,8 @@ from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.ipc.replication_descriptors import Progress, progress_of
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.fetch import FetchPartition, ForgottenPartition
+from appliance.protocol.framing import RequestHeader
 from appliance.protocol.replica_fetch import FetchedPartition, ReplicaFetch, decode_replica_fetch_response, encode_replica_fetch
-from appliance.protocol.request_header import RequestHeader
 from appliance.protocol.wire import write_compact_string, write_tagged_fields
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters

@@ -16,7 +16,7 @@ from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.protocol.apis import SERVED_APIS, ApiKey
-from appliance.protocol.request_header import RequestHeader
+from appliance.protocol.framing import RequestHeader
 from appliance.protocol.schema import response_frame
 from services.acceptor.closings import UNREADABLE
 from services.acceptor.connection import RUNS_AHEAD, Connection

@@ -16,6 +16,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import INTERNAL_TOPICS
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.ipc.descriptors import DescriptorKind
+from appliance.protocol.framing import RequestHeader
 from appliance.protocol.offset_apis import (
     DeleteRecordsPartition,
     DeleteRecordsPartitionResult,
@@ -23,7 +24,6 @@ from appliance.protocol.offset_apis import (
     decode_delete_records,
     encode_delete_records_response,
 )
-from appliance.protocol.request_header import RequestHeader
 from appliance.shm.counters import Counters
 from services.acceptor.connection import Connection
 from services.acceptor.fanned_out_request import FannedOutRequest, RequestPart

@@ -16,7 +16,7 @@ from appliance.protocol.cluster_apis import (
     DescribeClusterResponse,
     DescribedBroker,
 )
-from appliance.protocol.request_header import RequestHeader
+from appliance.protocol.framing import RequestHeader
 from services.acceptor.connection import Connection
 from services.acceptor.operations import CLUSTER_OPERATIONS
 

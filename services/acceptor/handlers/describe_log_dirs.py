@@ -15,6 +15,7 @@ from appliance.base.model import TopicId
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.ipc.move_report import MoveProgress, moves_file, read_moves
 from appliance.ipc.proxies import LogWriterProxies
+from appliance.protocol.framing import RequestHeader
 from appliance.protocol.log_dir_apis import (
     DESCRIBE_LOG_DIRS_REQUEST,
     DESCRIBE_LOG_DIRS_RESPONSE,
@@ -25,7 +26,6 @@ from appliance.protocol.log_dir_apis import (
     LogDirResult,
     LogDirTopic,
 )
-from appliance.protocol.request_header import RequestHeader
 from appliance.shm.counters import read_counters
 from appliance.shm.partition_table import DISK_OFFLINE, PartitionTableReader
 from services.acceptor.connection import Connection

@@ -14,7 +14,7 @@ from appliance.base.errors import ErrorCode
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.producer_entries import PRODUCER_ENTRY, unpack_producers
-from appliance.protocol.request_header import RequestHeader
+from appliance.protocol.framing import RequestHeader
 from appliance.protocol.transaction_apis import (
     DESCRIBE_PRODUCERS_REQUEST,
     DESCRIBE_PRODUCERS_RESPONSE,

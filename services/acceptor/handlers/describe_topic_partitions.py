@@ -12,7 +12,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import INTERNAL_TOPICS, topic_name_problem
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage
-from appliance.protocol.request_header import RequestHeader
+from appliance.protocol.framing import RequestHeader
 from appliance.protocol.topic_apis import (
     DESCRIBE_TOPIC_PARTITIONS_REQUEST,
     DESCRIBE_TOPIC_PARTITIONS_RESPONSE,

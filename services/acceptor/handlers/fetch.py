@@ -30,8 +30,8 @@ from appliance.protocol.fetch import (
     decode_fetch,
     encode_fetch_response,
 )
+from appliance.protocol.framing import RequestHeader
 from appliance.protocol.leader_hints import NodeEndpoint
-from appliance.protocol.request_header import RequestHeader
 from appliance.shm.atomic import signed
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import LOG_END_OFFSET

@@ -13,7 +13,7 @@ from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, partition_of
 from appliance.ipc.controller_link import ControllerLink
 from appliance.protocol.cluster_apis import GROUP_KEY, SHARE_KEY, TRANSACTION_KEY, Coordinator, decode_find_coordinator, encode_find_coordinator_response
-from appliance.protocol.request_header import RequestHeader
+from appliance.protocol.framing import RequestHeader
 from services.acceptor.connection import Connection
 from services.acceptor.state_topics import with_state_topic
 

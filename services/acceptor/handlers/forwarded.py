@@ -14,7 +14,7 @@ from appliance.base.errors import ErrorCode
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.protocol.apis import SERVED_APIS
-from appliance.protocol.request_header import RequestHeader
+from appliance.protocol.framing import RequestHeader
 from appliance.protocol.schema import response_frame
 from services.acceptor.closings import CONTROLLER_SILENT, UNREADABLE
 from services.acceptor.connection import Connection

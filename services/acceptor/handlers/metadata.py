@@ -16,6 +16,7 @@ from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import PartitionImage, TopicImage
 from appliance.ipc.controller_frames import AUTO_CREATE
 from appliance.ipc.controller_link import ControllerLink
+from appliance.protocol.framing import RequestHeader
 from appliance.protocol.metadata import (
     OPERATIONS_NOT_ASKED,
     MetadataBroker,
@@ -26,7 +27,6 @@ from appliance.protocol.metadata import (
     encode_metadata_response,
     encode_topic,
 )
-from appliance.protocol.request_header import RequestHeader
 from appliance.shm.counters import Counters
 from services.acceptor.connection import Connection
 from services.acceptor.operations import CLUSTER_OPERATIONS, TOPIC_OPERATIONS

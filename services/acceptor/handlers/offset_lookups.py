@@ -18,6 +18,7 @@ from appliance.base.errors import ErrorCode
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.ipc.log_reader_messages import EPOCH_AT, EPOCH_END, MAX_TIMESTAMP, SEGMENTS, TIME, Answer
 from appliance.ipc.log_reader_proxy import LogReaderProxy
+from appliance.protocol.framing import RequestHeader
 from appliance.protocol.offset_apis import (
     EARLIEST_LOCAL_TIMESTAMP,
     EARLIEST_TIMESTAMP,
@@ -36,7 +37,6 @@ from appliance.protocol.offset_apis import (
     encode_list_offsets_response,
     encode_offset_for_leader_epoch_response,
 )
-from appliance.protocol.request_header import RequestHeader
 from appliance.shm.counters import Counters
 from services.acceptor.connection import Connection
 from services.acceptor.fanned_out_request import LookUpRequest, RequestPart

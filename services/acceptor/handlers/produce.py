@@ -18,8 +18,8 @@ from appliance.client.transaction_gate import ADDS_PARTITIONS_SINCE, Producer, T
 from appliance.cluster.lease_gate import LeaseGate
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.descriptors import ACKS_ALL_FLAG, ADDS_PARTITION_FLAG, BEHIND_REFUSED_FLAG, COMMITTED_FLAG, NEEDS_VERIFICATION, DescriptorKind
+from appliance.protocol.framing import RequestHeader
 from appliance.protocol.produce import MAGIC_2_SINCE, ProducePartition, ProduceResult, RecordError, decode_produce
-from appliance.protocol.request_header import RequestHeader
 from appliance.records.batch import ATTRIBUTES_AT, PRODUCER_ID_AT, RECORDS_COUNT_AT, TRANSACTIONAL_FLAG
 from appliance.records.keys import KeylessProblem, keyless_problem
 from appliance.shm.arena import Arena

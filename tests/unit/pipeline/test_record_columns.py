@@ -13,8 +13,7 @@ from appliance.pipeline.problems import SourceProblem
 from appliance.pipeline.record_columns import ColumnDecoder, Wanted, look_for_starts, walk
 from appliance.pipeline.record_schema import ALL_COLUMNS, COLUMNS, HEADERS_TYPE, RecordBatches, record_schema
 from appliance.protocol.apis import ApiKey
-from appliance.protocol.framing import FrameSplitter
-from appliance.protocol.request_header import parse_request_header
+from appliance.protocol.framing import FrameSplitter, parse_request_header
 from appliance.records.compression import Codec
 from tests.unit.pipeline.made_batches import fast_records, made, made_of, slow_records, stamped, stored
 from tests.unit.protocol.sample_requests import DECODERS

@@ -8,7 +8,7 @@ import pytest
 
 from appliance.base.errors import ErrorCode, ProtocolViolation
 from appliance.protocol.apis import ApiKey
-from appliance.protocol.produce_client import VERSION_MAX, VERSION_MIN, PartitionBatch, PartitionResult, decode_produce_response, encode_produce
+from appliance.protocol.produce_client import VERSION_MAX, VERSION_MIN, PartitionBatch, ProducedPartition, decode_produce_response, encode_produce
 from lab import kio_adapter
 
 VERSIONS = range(VERSION_MIN, VERSION_MAX + 1)
@@ -35,9 +35,9 @@ def test_we_read_kios_answer(version: int) -> None:
     responses.append({"name": "b", "partition_responses": [{"index": 7, "error_code": ErrorCode.NONE, "base_offset": 7, "record_errors": []}]})
     data = answer(version, responses)
     assert decode_produce_response(b"xx" + data, 2, len(data) + 2, version) == [
-        PartitionResult("a", 0, 0, 42),
-        PartitionResult("a", 1, ErrorCode.NOT_LEADER_OR_FOLLOWER, -1),
-        PartitionResult("b", 7, 0, 7),
+        ProducedPartition("a", 0, 0, 42),
+        ProducedPartition("a", 1, ErrorCode.NOT_LEADER_OR_FOLLOWER, -1),
+        ProducedPartition("b", 7, 0, 7),
     ]
 
 

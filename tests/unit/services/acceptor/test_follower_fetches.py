@@ -14,9 +14,9 @@ from appliance.cluster.replication_throttle import LEADER_REPLICAS
 from appliance.ipc.log_reader_messages import CHECK, EPOCH_END, LOOKUP
 from appliance.ipc.replication_descriptors import Progress
 from appliance.protocol.fetch import EpochEndOffset
+from appliance.protocol.framing import RequestHeader
 from appliance.protocol.leader_hints import CurrentLeader
 from appliance.protocol.replica_fetch import decode_replica_fetch_response
-from appliance.protocol.request_header import RequestHeader
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, ROLE_NONE, ROLE_OFFLINE
 from tests.support.leader_side import END, Make, ask, make_sides
 from tests.support.stepped_fetches import BOX_ADDRESS, BROKER_EPOCH, FOLLOWER_VERSION, STRANGER, TOPIC, Asked, Followed

@@ -18,7 +18,7 @@ from appliance.client.peer_stream import HostLookup, SocketAddress
 from appliance.cluster.metadata_image import BrokerImage
 from appliance.protocol import offset_apis, transaction_apis
 from appliance.protocol.apis import ApiKey
-from appliance.protocol.request_header import RequestHeader
+from appliance.protocol.framing import RequestHeader
 from appliance.protocol.schema import Message
 from appliance.protocol.topic_partitions import PartitionResult, TopicPartitions, TopicResult
 from appliance.shm.counters import Counters

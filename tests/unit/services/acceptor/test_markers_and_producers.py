@@ -19,7 +19,7 @@ from appliance.ipc.producer_entries import PRODUCER_ENTRY
 from appliance.ipc.request_frames import TRANSACTION_ENDED, unpack_ended_transaction
 from appliance.protocol import transaction_apis
 from appliance.protocol.apis import ApiKey
-from appliance.protocol.request_header import RequestHeader
+from appliance.protocol.framing import RequestHeader
 from appliance.protocol.topic_partitions import TopicPartitions
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters

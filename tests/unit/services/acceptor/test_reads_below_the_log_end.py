@@ -11,8 +11,8 @@ import pytest
 from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode
 from appliance.cluster.lease_gate import LeaseGate
+from appliance.protocol.framing import RequestHeader
 from appliance.protocol.offset_apis import LIST_OFFSETS_REQUEST, LIST_OFFSETS_RESPONSE, ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from appliance.protocol.request_header import RequestHeader
 from appliance.shm.counters import Counters
 from appliance.shm.lease import LeaseReader, LeaseWriter
 from appliance.shm.mapping import unlink

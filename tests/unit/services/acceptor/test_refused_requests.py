@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from appliance.protocol.apis import ApiKey
-from appliance.protocol.request_header import RequestHeader
+from appliance.protocol.framing import RequestHeader
 from services.acceptor.closings import CONTROLLER_SILENT, UNANSWERED, UNREADABLE
 from services.acceptor.connection import Connection
 from services.acceptor.handlers.forwarded import ForwardedHandler

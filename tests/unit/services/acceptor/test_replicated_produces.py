@@ -21,7 +21,7 @@ from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from appliance.ipc.descriptors import BEHIND_REFUSED_FLAG, NEEDS_VERIFICATION
 from appliance.protocol.apis import ApiKey
-from appliance.protocol.request_header import RequestHeader
+from appliance.protocol.framing import RequestHeader
 from appliance.records.batch import TRANSACTIONAL_FLAG
 from appliance.records.builder import BatchBuilder
 from appliance.shm.arena import Arena

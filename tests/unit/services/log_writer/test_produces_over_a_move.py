@@ -21,7 +21,7 @@ from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.proxies import LogWriterProxies
 from appliance.ipc.source import Source
-from appliance.protocol.request_header import RequestHeader
+from appliance.protocol.framing import RequestHeader
 from appliance.records.builder import BatchBuilder
 from lab.running_box import eventually
 from services.acceptor.connection import Connection

@@ -8,7 +8,7 @@ import pytest
 
 from appliance.base.errors import ProtocolViolation
 from appliance.protocol.apis import SERVED_APIS, ApiKey
-from appliance.protocol.request_header import RequestHeader, parse_request_header
+from appliance.protocol.framing import RequestHeader, parse_request_header
 
 
 def header(api_key: int, version: int, client_id: bytes | None = b"rdkafka", tags: bytes = b"") -> bytes:
