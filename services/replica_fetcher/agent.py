@@ -1,9 +1,11 @@
-"""The replica-fetcher: follows the leaders of all partitions that this box has a copy of.
+"""The replica-fetcher: fetches every partition that this box follows from its leader on another box.
 
-One process a box. The controller says who leads (the metadata image), the log-writers' tables say what is followed; batches come from the leaders' acceptors
-by Fetch, go as they are into our arena, are checked there, and are offered to the log-writers. It owns nothing on a disk: killed at any moment it
-loses nothing, and its next life asks the log-writers where their logs end and goes on. On a box that is alone it has no arena and no rings.
-Weak spot: one process for all disks; a catch-up of many partitions is bounded by one core.
+One process per box. The metadata image names the leaders, the log-writers' partition tables name the
+followed partitions. Batches arrive by Fetch from the leaders' acceptors, are received into the arena,
+checked there, and offered to the log-writers unchanged. The process owns nothing on a disk: after a
+crash, its next incarnation asks the log-writers for their log end offsets and continues. On a box
+without other boxes it has no arena and no rings. Weak spot: one process for all disks, so a catch-up
+of many partitions is bounded by one core.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class ReplicaFetcherAgent:
     def set_image(self, image: MetadataImage) -> None:
         self.image = image
         if self._following is None and self._has_neighbours(image):
-            from services.replica_fetcher.replica_following import ReplicaFollowing  # 3 MB that a box alone does not need
+            from services.replica_fetcher.replica_following import ReplicaFollowing  # 3 MB that a single box does not need
 
             self._following = ReplicaFollowing(self._context)
         if self._following is not None:
@@ -43,7 +45,7 @@ class ReplicaFetcherAgent:
             self._context.notifier.ready()
 
     def _has_neighbours(self, image: MetadataImage) -> bool:
-        """Whether there is, or was, another box that a partition of ours could be led by."""
+        """True if another box leads, or led, a partition that this box has."""
         own = self._context.box.broker_id
         return any(broker_id != own for broker_id in image.brokers) or any(
             partition.leader not in (own, -1) and partition.disk is not None for topic in image.topics.values() for partition in topic.partitions

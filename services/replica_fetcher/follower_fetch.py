@@ -1,10 +1,12 @@
-"""One followed partition as its replica-fetcher sees it: what is to be done next, and what an answer means.
+"""The state machine of one followed partition: what it needs next, and what a response means.
 
-Owned by the replica-fetcher, one object for each partition that it follows. Pure: time is an argument (monotonic nanoseconds). The order is always: learn from
-the own log-writer where the log ends and under which leader epoch (TELL), fetch from there, append what comes, fetch on; where the logs differ, cut
-(by leader epoch), where the leader has nothing for our offset, ask it for its ends. One thing is under way at a time, so that a fetch never names an
-offset that the log-writer has not confirmed: the leader takes it for a promise.
-Weak spot: an answer that lies (a leader whose log starts above its end) is believed.
+Pure: time is an argument (monotonic nanoseconds). The order is always: get log end offset and leader
+epoch from the own log-writer (TELL), fetch from there, append the records, fetch again. If the logs
+diverge, truncate by leader epoch (KIP-101, KIP-595); if the leader has nothing at our offset, ask it
+for its log start and end. One step is in progress at a time, because the leader takes the fetch
+offset as proof that everything below it is stored: it advances the high watermark by it. So a fetch
+must never name an offset that the log-writer has not confirmed. Owned by the replica-fetcher.
+Weak spot: a response that contradicts itself (a log start offset above the log end) is believed.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from appliance.ipc.replication_descriptors import TruncateOrder
 
 UNKNOWN = -1
 BACKOFF_FIRST_NS = 20_000_000
-"""Short, because most errors come from a leader, or a log-writer of our own, that has not heard yet what we have."""
+"""Short, because most errors come from a leader or log-writer that has not received the new image yet."""
 BACKOFF_LONG = 16
 """Failures after which the wait is the longest."""
 
@@ -26,26 +28,26 @@ class Need(IntEnum):
     """What a followed partition needs next."""
 
     NOTHING = 0
-    """Until it is told of a newer leader epoch: it was fenced."""
+    """Nothing until a newer leader epoch arrives: the leader fenced this one."""
     TELL = 1
-    """Of the own log-writer: where the log ends."""
+    """The log end offset, from the own log-writer."""
     FETCH = 2
-    """Of the leader, at `log_end_offset` with `last_fetched_epoch`."""
+    """A fetch from the leader, at `log_end_offset` with `last_fetched_epoch`."""
     APPEND = 3
-    """By the own log-writer: the records that came, or without any the leader's `high_watermark` and `leader_log_start_offset` alone."""
+    """An append by the own log-writer: the fetched records, or only `high_watermark` and `leader_log_start_offset`."""
     TRUNCATE = 4
-    """By the own log-writer: `truncation`."""
+    """A truncation by the own log-writer, as `truncation` says."""
     LATEST = 5
-    """Of the leader: ListOffsets, timestamp -1, as a replica."""
+    """The leader's log end offset: ListOffsets with timestamp -1, as a replica."""
     EARLIEST = 6
-    """Of the leader: ListOffsets, timestamp -2."""
+    """The leader's log start offset: ListOffsets with timestamp -2."""
 
 
 TELL_ONLY = TruncateOrder(Truncation.TELL, UNKNOWN, UNKNOWN)
 
 
 class FollowerFetch:
-    """Offsets are those of the own log, as its log-writer last said, unless a name says otherwise."""
+    """Offsets are those of the own log, as its log-writer last reported, unless the name says otherwise."""
 
     __slots__ = (
         "_backoff_max_ns",
@@ -76,31 +78,31 @@ class FollowerFetch:
         self.log_start_offset = UNKNOWN
         self.log_end_offset = UNKNOWN
         self.last_fetched_epoch = UNKNOWN
-        """Under which the own log ends."""
+        """The leader epoch of the last batch of the own log."""
         self.high_watermark = UNKNOWN
         """The leader's."""
         self.leader_log_start_offset = UNKNOWN
         self.damaged_offset = UNKNOWN
-        """From where on the leader sent what is damaged; it is told so, until it sends something else."""
+        """The offset of a damaged batch that the leader sent. The next fetch names it, so that the leader checks its log."""
         self.need = Need.NOTHING
         self.is_waiting = False
-        """What is needed was asked for. (Of a fetch nobody keeps this: it names the offset it was asked at.)"""
+        """True while `need` is in progress. Not used for FETCH: its response is matched by the fetch offset."""
         self.turn = 0
-        """Number of what was asked for last; answers name it, so that late ones are known."""
+        """The number of the last step; completions name it, so that late ones are recognised."""
         self.retry_ns = 0
-        """Not before this time."""
+        """No step starts before this time."""
         self.failures = 0
         """In a row."""
         self.truncation = TELL_ONLY
         self.problem = ""
-        """Why nothing, or nothing yet, for people."""
+        """Why replication stopped or waits, for operators."""
         self._told_high_watermark = UNKNOWN
         self._told_log_start_offset = UNKNOWN
 
-    # --- what the box is told
+    # --- the image
 
     def follow(self, leader_id: int, leader_epoch: int, now_ns: int) -> bool:
-        """Follow `leader_id` under `leader_epoch`; False if that, or something newer, is what we do."""
+        """Follow `leader_id` under `leader_epoch`; return False if this leader epoch is not newer."""
         if leader_epoch <= self.leader_epoch:
             return False
         self.leader_id, self.leader_epoch = leader_id, leader_epoch
@@ -108,7 +110,7 @@ class FollowerFetch:
         return True
 
     def restart(self, now_ns: int) -> None:
-        """Begin anew under the same epoch: the log-writer has a new life, the log another row."""
+        """Restart under the same leader epoch: the log-writer has a new incarnation, or the log another row."""
         self.need, self.is_waiting = Need.TELL, False
         self.turn += 1
         self.truncation = TELL_ONLY
@@ -119,17 +121,16 @@ class FollowerFetch:
         return self.need != Need.NOTHING and not self.is_waiting and now_ns >= self.retry_ns
 
     def may_fetch(self, now_ns: int) -> bool:
-        """Whether a fetch may name it, at `log_end_offset`."""
+        """True if a fetch may name the partition, at `log_end_offset`."""
         return self.need == Need.FETCH and now_ns >= self.retry_ns
 
     def begin(self) -> int:
-        """What is needed (anything but a fetch) was asked for; the number that its answer has to name. A question to the leader that is lost is answered
-        with NETWORK_EXCEPTION by whoever lost it."""
+        """Start the needed step (not FETCH) and return its number. If a request to the leader is lost, the caller reports NETWORK_EXCEPTION."""
         self.is_waiting = True
         self.turn += 1
         return self.turn
 
-    # --- what the leader answers
+    # --- responses of the leader
 
     def on_fetched(
         self,
@@ -143,8 +144,8 @@ class FollowerFetch:
         diverging_epoch: int = UNKNOWN,
         diverging_end_offset: int = UNKNOWN,
     ) -> bool:
-        """What the leader said to a fetch under `asked_epoch` at `asked_offset`; False: it means us no more and is to be thrown away. Records are to be
-        appended if the need is APPEND afterwards."""
+        """Apply the response to a fetch under `asked_epoch` at `asked_offset`; return False if it is outdated. If the need is APPEND afterwards,
+        the caller appends the records."""
         if self.need != Need.FETCH or asked_epoch != self.leader_epoch or asked_offset != self.log_end_offset:
             return False
         if error == ErrorCode.NONE:
@@ -162,8 +163,8 @@ class FollowerFetch:
     ) -> None:
         common_end = self.log_end_offset if diverging_end_offset == UNKNOWN else diverging_end_offset
         if self.log_start_offset < log_start_offset and common_end <= log_start_offset:
-            # What the leader has begins where ours ends, or is to be cut: it knows no epochs of what is below, which may differ from what it had there,
-            # and must not come under a high watermark.
+            # The leader's log starts at or after the end of what both logs share. It has no epochs below that, so our records there may
+            # differ from what it had. They must not come under a high watermark: the log restarts at the leader's log start offset.
             self._cut(TruncateOrder(Truncation.START_AT, UNKNOWN, log_start_offset))
             return
         if diverging_end_offset != UNKNOWN:
@@ -176,18 +177,18 @@ class FollowerFetch:
             self._next(Need.APPEND)
 
     def on_corrupt(self, offset: int, now_ns: int) -> None:
-        """What the leader sent does not have the checksum that it should have, from `offset` on: once more, from the same offset."""
+        """A batch at `offset` has a wrong checksum: fetch again from the same offset."""
         self.damaged_offset = offset
         self._back_off(Need.FETCH, "its leader sent a batch with a wrong checksum", now_ns)
 
     def on_offset(self, turn: int, error: int, offset: int, now_ns: int) -> bool:
-        """The answer to LATEST or EARLIEST, or why there is none."""
+        """Apply the response to LATEST or EARLIEST, or the error that took its place."""
         if not self._takes(turn) or self.need not in (Need.LATEST, Need.EARLIEST):
             return False
         if error == ErrorCode.FENCED_LEADER_EPOCH:
             self._stop(f"its leader has a larger epoch than {self.leader_epoch}")
         elif error != ErrorCode.NONE or offset < 0:
-            self._back_off(Need.FETCH, f"the leader did not say where its log ends (error {error})", now_ns)
+            self._back_off(Need.FETCH, f"the leader did not return its log end offset (error {error})", now_ns)
         elif self.need == Need.LATEST and offset < self.log_end_offset:
             self._cut(TruncateOrder(Truncation.TO_OFFSET, UNKNOWN, offset))
         elif self.need == Need.LATEST:
@@ -202,13 +203,13 @@ class FollowerFetch:
         self.truncation = truncation
         self._next(Need.TRUNCATE)
 
-    # --- what the own log-writer answers
+    # --- completions of the own log-writer
 
     def on_log(self, turn: int, error: int, log_start_offset: int, log_end_offset: int, last_epoch: int, now_ns: int) -> bool:
-        """The completion of a TELL, an append or a truncation; False: it means us no more."""
+        """Apply the completion of a TELL, an append or a truncation; return False if it is outdated."""
         if not self._takes(turn) or self.need not in (Need.TELL, Need.APPEND, Need.TRUNCATE):
             return False
-        if error == ErrorCode.KAFKA_STORAGE_ERROR:  # the disk is full, or its log goes to another one, or it is offline until its log-writer has a new life
+        if error == ErrorCode.KAFKA_STORAGE_ERROR:  # the disk is full or offline, or the log moves to another disk
             self.failures = max(self.failures, BACKOFF_LONG)
             self._back_off(Need.TELL, "its log cannot be written", now_ns)
         elif error != ErrorCode.NONE:

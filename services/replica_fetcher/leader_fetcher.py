@@ -1,9 +1,11 @@
-"""Everything that this box follows of one leader box: one connection, one fetch session, one fetch after the other.
+"""Fetches from one leader box: one connection, one fetch session, one fetch after the other.
 
-A turn: judge what came (a bounded bite), see to the partitions for which something has changed, then fetch again. The next fetch waits for the appends of the
-last answer, so that it names their new offsets; a disk that takes long is not waited for, or left out of it (`slow_disks.py`). A partition that comes while a
-fetch is parked at the leader does not wait for it: a second fetch of the session follows at once and ends the first (`_may_fetch`). Owned by the
-replica-fetcher. Weak spot: a leader that gives no session has to be asked for everything each time, and new partitions wait for that.
+A turn checks a bounded part of the last response, advances the partitions for which something changed,
+then fetches again. The next fetch waits for the appends of the last response, so that it names their
+new offsets; it does not wait for a slow disk (`slow_disks.py`). If a partition becomes fetchable while
+a fetch is parked at the leader, a second fetch of the session is sent at once and ends the first one
+(`_may_fetch`). Owned by the replica-fetcher. Weak spot: a leader that gives no session gets full
+fetches, and new partitions wait for the one in flight.
 """
 
 from __future__ import annotations
@@ -43,27 +45,27 @@ from services.replica_fetcher.replica_session import Key, ReplicaSession
 from services.replica_fetcher.slow_disks import SlowDisks
 
 BYTES_A_TURN = 2 << 20
-"""Of records that are judged before others have their turn."""
+"""Records that one turn checks, at most."""
 SHORT_WAIT_MS = 50
-"""How long a fetch without a session may be parked at the leader while a partition waits to be in the next one."""
+"""How long a fetch without a session may be parked at the leader while partitions wait for the next one."""
 SETTLING_NS = 2_000_000_000
-"""After partitions came, more may: fetches without a session are short."""
+"""After a partition was added, more may follow: so long, fetches without a session are short."""
 REFUSED_PAUSE_MS = 20
 REFUSALS_LOGGED = 8
-"""So many refusals in a row, over some seconds, are more than a leader whose image is behind."""
+"""Refusals in a row after which the leader is not just behind with its image."""
 _SESSION_ERRORS = frozenset({ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH, ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR})
-_NOT_A_BOX = {
+_REFUSED_AS_REPLICA = {
     int(ErrorCode.CLUSTER_AUTHORIZATION_FAILED): "it connects from an address that no registered box has; add it to inter.broker.allowed.networks there",
     int(ErrorCode.STALE_BROKER_EPOCH): "it does not know the broker epoch under which this box is registered",
 }
 HASTEN_AFTER_NS = 5_000_000
-"""Partitions often come in crowds: those of so long go into one fetch."""
+"""Partitions often become fetchable in groups: those of this time go into one fetch."""
 SLOW_SHARE = 16
-"""One part in so many of the arena may be held by appends of a disk that is not waited for."""
+"""A disk that is not waited for may hold this fraction (1/16) of the arena."""
 
 
 class LeaderFetcher:
-    """One leader box. `own_id`, `own_epoch`: this box's registration, which its fetches name."""
+    """Fetches from one leader. They name this box's broker id and broker epoch (KIP-903)."""
 
     def __init__(
         self,
@@ -89,29 +91,30 @@ class LeaderFetcher:
         self._log = log
         self._throttle = throttle
         self._is_throttled = False
-        """What is throttled is left out of fetches at this moment."""
+        """True while fetches leave out the throttled partitions."""
         self._throttled: frozenset[Key] = frozenset()
-        """What was throttled at the last turn."""
+        """The throttled partitions as of the last turn."""
         self._judge = AnswerJudge(leader_id, counters, log)
         self._broker: BrokerImage | None = None
         self._connection: PeerConnection | None = None
         self._due: set[Key] = set()
-        """To be seen to in the next turn."""
+        """Partitions to advance in the next turn."""
         self._touched: set[Key] = set()
-        """May have to be named in the next fetch, or taken back."""
+        """Partitions that the next fetch may have to name, or to forget."""
         self._fetchable: set[Key] = set()
         """Partitions that could be fetched when they changed last; `_is_any_fetchable` removes those that no longer can."""
         self._newcomers: set[Key] = set()
         """The part of `_fetchable` that the session did not have at that time."""
-        self._unheard: set[Key] = set()
-        """What the leader said of them, once under a leader epoch, was not taken: they are taken back, and named anew."""
+        self._unapplied: set[Key] = set()
+        """Partitions whose last response was not applied. The leader reports a high watermark once per session, so they are
+        removed from the session and named again."""
         self._alarms: list[tuple[int, Key]] = []
         self._under_way = 0
-        """Fetches without an answer: one, or two where a partition does not wait for what the leader has parked."""
+        """Fetches in flight: one, or two if a new partition did not wait for the parked one."""
         self._overtaken: set[Key] = set()
-        """What the later of two names anew: the earlier one's answer says nothing of it."""
+        """Partitions that the second of two fetches names again: the first response is outdated for them."""
         self._is_over = False
-        """The session of what is under way has ended: its answers say nothing."""
+        """True if the session of the fetches in flight has ended: their responses are ignored."""
         self._turn_ns = 0
         self._fetched_ns = 0
         self._slot: ReceivedAnswer | None = None
@@ -121,18 +124,18 @@ class LeaderFetcher:
         self._settles_ns = 0
         self._was_unreachable = False
         self._refusals = 0
-        """Answers in a row that refused the fetch as a whole."""
+        """Responses in a row with an error for the whole fetch."""
         self._resumes_ns = 0
 
-    # --- what the owner tells
+    # --- changes of the image
 
     def set_brokers(self, leader: BrokerImage | None, own_epoch: int) -> None:
-        """The leader as the image has it, None when it is not registered; another registration of either box begins a new session."""
+        """Set the leader's registration (None: not registered) and our broker epoch; a new registration of either box starts a new session."""
         if own_epoch != self._own_epoch or (leader is not None and self._broker is not None and leader.epoch != self._broker.epoch):
             self._own_epoch = own_epoch
             if self._connection is not None:
-                self._connection.disconnect("a box was registered anew")
-            self._begin_anew()
+                self._connection.disconnect("a box has a new registration")
+            self._restart_session()
         self._broker = leader
         if leader is None:
             self._disconnect()
@@ -154,7 +157,7 @@ class LeaderFetcher:
         followed.close()
 
     def on_disk_changed(self, disk: str) -> None:
-        """It hangs, is well again, or its log-writer came or went."""
+        """The disk hangs or recovered, or its log-writer started or stopped."""
         for key, followed in self.partitions.items():
             if followed.disk == disk:
                 self._touch(key)
@@ -173,24 +176,24 @@ class LeaderFetcher:
     def do_work(self, now_ns: int) -> int:
         self._turn_ns = now_ns
         work = self._judge_parts(now_ns) if self._parts else 0
-        self._look_at_throttle(now_ns)
+        self._apply_throttle(now_ns)
         while self._alarms and self._alarms[0][0] <= now_ns:
             self._due.add(heapq.heappop(self._alarms)[1])
         if self._due:
             due, self._due = self._due, set()
             work += len(due)
             for key in due:
-                self._see_to(key, now_ns)
+                self._advance(key, now_ns)
         connection = self._connection
         if connection is not None:
-            work += connection.do_work(now_ns)  # first: what is given up is over before another fetch goes
+            work += connection.do_work(now_ns)  # first, so that a fetch that timed out has ended before the next one is sent
             if self._may_fetch(connection, now_ns):
                 self._fetch(connection, now_ns)
                 work += 1
-            self._tell_reachability(connection)
+            self._log_reachability(connection)
         return work
 
-    def _look_at_throttle(self, now_ns: int) -> None:
+    def _apply_throttle(self, now_ns: int) -> None:
         replicas, throttled = self._throttle.replicas, self._throttled
         if self._is_throttled == self._throttle.is_open(now_ns):
             self._is_throttled = not self._is_throttled
@@ -204,7 +207,7 @@ class LeaderFetcher:
             self._touch(key)
 
     def wake_ns(self) -> int:
-        """When the next turn is due without any event; 0: no time is. What the last turn could not do when its time had come waits for an event."""
+        """Return when the next turn is due without an event; 0: never. What a turn could not do when it was due waits for an event."""
         times = [self._resumes_ns, self._slow.patience_ends_ns()]
         if self._alarms:
             times.append(self._alarms[0][0])
@@ -214,8 +217,8 @@ class LeaderFetcher:
             times.append(self._fetched_ns + HASTEN_AFTER_NS)
         return min((time_ns for time_ns in times if time_ns > self._turn_ns), default=0)
 
-    def _see_to(self, key: Key, now_ns: int) -> None:
-        """Do what one partition needs, or wait until its time has come."""
+    def _advance(self, key: Key, now_ns: int) -> None:
+        """Start the step that one partition needs, or schedule it."""
         followed = self.partitions.get(key)
         self._touch(key)
         if followed is None:
@@ -235,9 +238,9 @@ class LeaderFetcher:
         if need == Need.TELL:
             known = self.session.asked.get(followed.key)
             if known is not None and known.current_leader_epoch == followed.rules.leader_epoch:
-                self._unheard.add(followed.key)  # it begins anew, and may not have what was said of it so far
+                self._unapplied.add(followed.key)  # it restarts, so earlier responses may not be applied
         elif need == Need.TRUNCATE:
-            self._tell_truncation(followed)
+            self._log_truncation(followed)
         elif need == Need.APPEND:
             self._counters.appends.add()
         order = followed.offer_order(now_ns)
@@ -247,7 +250,7 @@ class LeaderFetcher:
             self._slow.on_offered(followed.disk, order.slot, now_ns)
 
     def on_order_done(self, order: LogOrder, completion: Completion | None) -> None:
-        """Its log-writer answered, or (None) died."""
+        """Apply the completion of an order; None: the log-writer died."""
         followed = order.followed
         now_ns = self._clock.monotonic_ns()
         if order.is_append and self._slow.on_done(followed.disk, order.slot, now_ns):
@@ -264,7 +267,7 @@ class LeaderFetcher:
         self._due.add(followed.key)
 
     def retry_stopped(self, now_ns: int) -> None:
-        """Those whose log could not be written, or whose leader is ahead of us: once in a while it is tried whether that has passed."""
+        """Restart partitions that stopped because their log could not be written or the leader has a larger epoch; called every second."""
         for key, followed in self.partitions.items():
             if followed.rules.need == Need.NOTHING:
                 followed.rules.restart(now_ns)
@@ -283,8 +286,9 @@ class LeaderFetcher:
         return followed.rules.may_fetch(self._clock.monotonic_ns()) and proxy.serving and not proxy.is_hung and not self._slow.is_left_out(proxy.disk)
 
     def _may_fetch(self, connection: PeerConnection, now_ns: int) -> bool:
-        """Now: the next one, or a second one behind one that is parked, because a new partition does not wait until the leader has something to say about the
-        others. Neither goes before what came is judged and appended: what is not appended yet would be taken back, and named anew."""
+        """Decide whether to send the next fetch now, or a second one behind a parked one (a new partition must not wait until the leader has records
+        for the others). Neither is sent before the last response is checked and appended: partitions with an append in progress would leave the
+        session and be named again."""
         if self._parts or self._slot is not None or now_ns < self._resumes_ns or (self._under_way and not self._may_hasten(connection, now_ns)):
             return False
         for disk in self._slow.leave_out(now_ns):
@@ -304,13 +308,14 @@ class LeaderFetcher:
         return False
 
     def _may_hasten(self, connection: PeerConnection, now_ns: int) -> bool:
-        """What waits for a connection has not gone yet, and will name what is new by itself. A session without partitions ends, and is answered at once."""
+        """Decide about a second fetch. While the connection is not ready, the first one is not encoded yet and will name the new partitions.
+        A session without partitions ends, and the leader answers at once."""
         if self._under_way > 1 or now_ns < self._fetched_ns + HASTEN_AFTER_NS or not connection.is_ready or connection.hears_answer:
             return False
         return bool(self.session.asked) and self._has_newcomer()
 
     def _has_newcomer(self) -> bool:
-        """Whether something can be fetched that the session does not have."""
+        """True if a partition can be fetched that the session does not have."""
         session, newcomers = self.session, self._newcomers
         while newcomers and not session.is_new:
             key = next(iter(newcomers))
@@ -327,19 +332,19 @@ class LeaderFetcher:
         connection.request(ApiKey.FETCH, VERSION_MIN, VERSION_MAX, self._encode_fetch, self._on_answer, timeout_ms, self._take_memory)
 
     def _encode_fetch(self, _version: int) -> bytes:
-        """Planned when it is sent, which is later where there was no connection."""
+        """Encode the next fetch when it is sent; without a connection that is later than `_fetch`."""
         session, settings = self.session, self._settings
         now_ns = self._clock.monotonic_ns()
         if session.is_new:
             session.asked.clear()
             self._counters.sessions.add()
-        self._unheard.intersection_update(session.asked)
+        self._unapplied.intersection_update(session.asked)
         keys = self.partitions.keys() if session.is_new else self._touched
         named, forgotten = session.plan(keys, self._wanted)
-        taken_back, self._unheard = self._unheard, set()
+        removed, self._unapplied = self._unapplied, set()
         self._touched.clear()
         self._newcomers.clear()
-        for key in taken_back:
+        for key in removed:
             self._touch(key)
         if self._under_way > 1:
             self._counters.hastened.add()
@@ -357,7 +362,7 @@ class LeaderFetcher:
 
     def _wanted(self, key: Key) -> FetchPartition | None:
         followed = self.partitions.get(key)
-        if followed is None or key in self._unheard or not self._is_fetchable(followed):
+        if followed is None or key in self._unapplied or not self._is_fetchable(followed):
             return None
         most = self._settings.partition_bytes_max
         return followed.wanted(self._throttle.piece_bytes(most) if key in self._throttle.replicas else most)
@@ -379,13 +384,13 @@ class LeaderFetcher:
         if answer is None or slot is None or is_over:
             self._counters.lost_fetches.add()
             self._drop_slot()
-            self.session.reset()  # what else was under way is lost with it
+            self.session.reset()  # a second fetch in flight is lost with it
             return
         try:
             fetched = decode_replica_fetch_response(answer.memory, answer.position, answer.limit, answer.version)
         except BaseException:
             self._drop_slot()
-            self.session.reset()  # the connection ends with this, and is not to be begun anew without a pause
+            self.session.reset()  # the connection ends with this exception, which makes it pause before it reconnects
             raise
         if fetched.error_code:
             self._on_refusal(fetched.error_code)
@@ -396,7 +401,7 @@ class LeaderFetcher:
             key = part.topic_id, part.partition
             known = asked.get(key)
             if known is None:
-                continue  # it was not asked for
+                continue  # not in the session
             if key not in overtaken:
                 self._parts.append((part, known))
             elif (followed := self.partitions.get(key)) is not None:
@@ -409,22 +414,22 @@ class LeaderFetcher:
             self._drop_slot()
 
     def _on_refusal(self, error: int) -> None:
-        """A session that the leader has forgotten is no trouble; anything else is not tried again at once."""
+        """Start a new session. After an evicted session the next fetch is sent at once, after any other error it waits."""
         self._counters.on_error(error)
         self._drop_slot()
-        self._begin_anew()
+        self._restart_session()
         if self._refusals or error not in _SESSION_ERRORS:
             pause_ms = min(self._settings.backoff_ms, REFUSED_PAUSE_MS << min(self._refusals, 16))
             self._resumes_ns = self._clock.monotonic_ns() + pause_ms * 1_000_000
         self._refusals += 1
-        if self._refusals == REFUSALS_LOGGED and error in _NOT_A_BOX:
+        if self._refusals == REFUSALS_LOGGED and error in _REFUSED_AS_REPLICA:
             self._log.warning(
-                f"broker {self.leader_id} refuses the fetches of this box ({_NOT_A_BOX[error]}); {len(self.partitions)} partitions wait",
+                f"broker {self.leader_id} refuses the fetches of this box ({_REFUSED_AS_REPLICA[error]}); {len(self.partitions)} partitions wait",
                 peer=f"broker {self.leader_id}",
             )
 
     def _judge_parts(self, now_ns: int) -> int:
-        """A bounded bite of the answer."""
+        """Check a bounded part of the response."""
         slot, memory = self._slot, self._parts_memory
         assert slot is not None and memory is not None
         budget = BYTES_A_TURN
@@ -440,7 +445,7 @@ class LeaderFetcher:
                 continue
             if self._judge.judge(followed, asked, part, memory, slot, now_ns):
                 self._due.add(followed.key)
-                self._unheard.discard(followed.key)
+                self._unapplied.discard(followed.key)
             else:
                 self._on_unfitting(followed, asked, part)
         if not self._parts:
@@ -448,12 +453,13 @@ class LeaderFetcher:
         return judged
 
     def _on_unfitting(self, followed: FollowedPartition, asked: FetchPartition, part: FetchedPartition) -> None:
-        """It means the partition no more. Records come again; where the leader's log begins and what is committed does not, as long as it stays the same."""
+        """The response is outdated for the partition. The next fetch returns its records again, but the leader repeats log start offset and
+        high watermark only if they change: so the partition has to leave the session and be named again."""
         rules = followed.rules
         if part.error_code or asked.current_leader_epoch != rules.leader_epoch:
             return
         if (part.high_watermark, part.log_start_offset) != (rules.high_watermark, rules.leader_log_start_offset):
-            self._unheard.add(followed.key)
+            self._unapplied.add(followed.key)
             self._touched.add(followed.key)
 
     def _drop_slot(self) -> None:
@@ -463,15 +469,15 @@ class LeaderFetcher:
         if slot is not None:
             slot.release()
 
-    def _begin_anew(self) -> None:
-        """The session is over: the next fetch names everything."""
+    def _restart_session(self) -> None:
+        """End the session: the next fetch names all partitions."""
         self.session.reset()
         self._give_up_later_one()
 
     def _give_up_later_one(self) -> None:
-        """A second fetch under way is of a session that is over."""
+        """Drop a second fetch in flight: its session has ended."""
         if self._under_way and self._connection is not None:
-            self._is_over = self._connection.is_ready  # else nothing was sent yet
+            self._is_over = self._connection.is_ready  # else it was not sent yet
             self._connection.disconnect("its fetch session is over")
 
     # --- offsets of the leader
@@ -503,25 +509,25 @@ class LeaderFetcher:
             followed.rules.on_offset(turn, error, offset, self._clock.monotonic_ns())
             self._due.add(followed.key)
 
-    # --- for people
+    # --- log lines
 
-    def _tell_truncation(self, followed: FollowedPartition) -> None:
+    def _log_truncation(self, followed: FollowedPartition) -> None:
         rules, place = followed.rules, followed.place
         kind, leader_epoch, offset = rules.truncation
         if kind == Truncation.START_AT:
             self._counters.restarts.add()
-            text = f"begins anew at offset {offset}: broker {self.leader_id} has nothing older, and the copy here ends at {rules.log_end_offset}"
+            text = f"restarts at offset {offset}: broker {self.leader_id} has nothing older, and the replica here ends at {rules.log_end_offset}"
         elif kind == Truncation.DIVERGED:
             if offset >= rules.log_end_offset:
-                return  # an epoch that brought no record is forgotten: every box that led is told so when it follows again
+                return  # a leader epoch without records is removed: usual when a former leader follows again
             self._counters.truncations.add()
-            text = f"has what broker {self.leader_id} does not have: of leader epoch {leader_epoch} nothing from offset {offset} on is kept"
+            text = f"diverges from broker {self.leader_id}: truncating leader epoch {leader_epoch} at offset {offset}"
         else:
             self._counters.truncations.add()
-            text = f"is cut at offset {offset}, where the log of broker {self.leader_id} ends"
+            text = f"is truncated at offset {offset}, where the log of broker {self.leader_id} ends"
         self._log.warning(f"{place.topic}-{place.partition} on disk {followed.disk} {text}", topic=place.topic, partition=place.partition, disk=followed.disk)
 
-    def _tell_reachability(self, connection: PeerConnection) -> None:
+    def _log_reachability(self, connection: PeerConnection) -> None:
         is_unreachable = connection.failures > 0
         if is_unreachable != self._was_unreachable:
             self._was_unreachable = is_unreachable
@@ -541,7 +547,7 @@ class LeaderFetcher:
             self._is_over = False
             self._overtaken.clear()
             self._drop_slot()
-            self._begin_anew()
+            self._restart_session()
             for followed in self.partitions.values():
                 if followed.rules.need in (Need.LATEST, Need.EARLIEST) and followed.rules.is_waiting:
                     self._on_offset(followed, followed.rules.turn, None)

@@ -1,6 +1,6 @@
-"""What a leader's answer means for one partition: the rules hear it, what can be appended is put aside for the log-writer, what is wrong is counted and said.
+"""Check a leader's response for one partition: apply it to the state machine, keep valid batches for the log-writer, count and log errors.
 
-Owned by a lane. Weak spot: of an error only its code is known; a leader says no more.
+Owned by a `LeaderFetcher`. Weak spot: of an error only the code is known.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class GoodBatches(NamedTuple):
 
 
 def find_good_batches(memory: memoryview, position: int, limit: int, fetch_offset: int, leader_epoch: int) -> GoodBatches:
-    """Of the records in `memory[position:limit]`, answered for `fetch_offset` under `leader_epoch`."""
+    """Find the whole, valid batches in `memory[position:limit]`, fetched at `fetch_offset` under `leader_epoch`.
+
+    A response ends where the byte limit fell, so its last batch may be incomplete, and the first may begin before `fetch_offset`."""
     unpack, unpack_delta = _OFFSET_LENGTH_EPOCH.unpack_from, _LAST_OFFSET_DELTA.unpack_from
     start, next_offset, count = position, fetch_offset, 0
     problem = ""
@@ -44,7 +46,7 @@ def find_good_batches(memory: memoryview, position: int, limit: int, fetch_offse
         base_offset, batch_length, batch_epoch = unpack(memory, position)
         size_bytes = batch_length + LOG_OVERHEAD
         if size_bytes > limit - position:
-            break  # cut off: the rest comes with the next fetch
+            break  # incomplete: the next fetch returns it
         problem = stored_batch_problem(memory, position, limit) or ""
         if problem:
             break
@@ -70,7 +72,7 @@ _NOT_DIVERGED = (-1, -1)
 
 
 class AnswerJudge:
-    """For the answers of one leader."""
+    """Checks the responses of one leader."""
 
     def __init__(self, leader_id: int, counters: ReplicaCounters, log: Logger) -> None:
         self._leader_id = leader_id
@@ -80,10 +82,10 @@ class AnswerJudge:
     def judge(
         self, followed: FollowedPartition, asked: FetchPartition, fetched: FetchedPartition, memory: memoryview, answer: ReceivedAnswer, now_ns: int
     ) -> bool:
-        """Whether the answer still means the partition; its rules' need tells what comes next."""
+        """Apply the response; return False if it is outdated. The need of the partition's rules says what comes next."""
         rules = followed.rules
         if rules.need != Need.FETCH or asked.current_leader_epoch != rules.leader_epoch or asked.fetch_offset != rules.log_end_offset:
-            return False  # something else happened while the leader was asked
+            return False  # the partition restarted while the fetch was in flight
         good = None
         diverging = fetched.diverging_epoch or _NOT_DIVERGED
         if fetched.records_size and not fetched.error_code and diverging == _NOT_DIVERGED:
@@ -116,7 +118,7 @@ class AnswerJudge:
         self._counters.corrupt_batches.add()
         topic, partition = followed.place.topic, followed.place.partition
         self._log.error(
-            f"broker {self._leader_id} sent a damaged copy of {topic}-{partition} at offset {offset}: {problem}; that is told, and it is fetched again",
+            f"broker {self._leader_id} sent a damaged copy of {topic}-{partition} at offset {offset}: {problem}; fetching it again, the leader checks its log",
             topic=topic,
             partition=partition,
         )

@@ -1,4 +1,4 @@
-"""What the replica-fetcher counts, and the settings that its lanes go by."""
+"""Counters and settings of the replica-fetcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ReplicaSettings(NamedTuple):
 
 
 def replica_settings(box: Box, arena_bytes: int) -> ReplicaSettings:
-    """An answer never takes more than a quarter of the arena, so that one leader's does not keep all the others waiting."""
+    """Read the settings. A response takes at most a quarter of the arena, so that one leader's does not block all others."""
     return ReplicaSettings(
         box.integer("replica.fetch.max.bytes"),
         min(box.integer("replica.fetch.response.max.bytes"), arena_bytes // 4),
@@ -33,7 +33,7 @@ def replica_settings(box: Box, arena_bytes: int) -> ReplicaSettings:
 
 
 class ReplicaCounters:
-    """One set for all lanes."""
+    """The counters of all fetchers."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
@@ -50,7 +50,7 @@ class ReplicaCounters:
         self.stalled = counters.gauge("replica_fetcher.stalled_partitions")
 
     def on_error(self, error: int) -> None:
-        """A leader's, or our own log-writer's, refusal."""
+        """Count an error of a leader or of the own log-writer."""
         try:
             name = ErrorCode(error).name
         except ValueError:

@@ -1,7 +1,8 @@
-"""All that this box follows: the log-writers that append it, a lane for each leader, and the arena between them.
+"""All followed partitions of this box: the log-writers that append them, a `LeaderFetcher` per leader, and the arena between them.
 
-Owned by the replica-fetcher, which makes it when the cluster has other boxes. Weak spot: the arena is one for all lanes; answers that a hung disk holds leave
-less to the others.
+Which partitions these are: rows of the log-writers' tables with the follower role whose leader epoch
+the image has, too. Owned by the replica-fetcher, which creates it when the cluster has other boxes.
+Weak spot: all fetchers share one arena; responses that a hung disk holds leave less for the others.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from services.replica_fetcher.replica_session import Key
 
 
 SCAN_PAUSE_NS = 5_000_000
-"""Roles change in bursts; a burst is looked at a few times, not for each row."""
+"""Roles change in bursts; a burst causes a few scans, not one per row."""
 _HALF = (1 << 32) - 1
 
 
 class ReplicaRows:
-    """`image` is the newest. `is_leaving()`: the box is about to stop."""
+    """Finds the followed rows. `image` is the newest; `is_leaving()`: the box is about to stop."""
 
     def __init__(self, broker_id: int, proxies: LogWriterProxies, is_leaving: Callable[[], bool]) -> None:
         self.image = MetadataImage.empty()
         self.is_settled = True
-        """Every row that the image wants to follow does."""
+        """True if every partition that the image makes a follower has its role in the table."""
         self._broker_id = broker_id
         self._proxies = proxies
         self._is_leaving = is_leaving
@@ -57,7 +58,7 @@ class ReplicaRows:
         self._is_image_new = True
 
     def look(self, now_ns: int) -> dict[Key, FollowedRow] | None:
-        """All that is to be followed, if anything may have changed since the last look. What has not changed is the same object."""
+        """Return all rows to follow, or None if nothing may have changed since the last call. An unchanged row is the same object."""
         changed = [(disk, proxy.table) for disk, proxy in self._proxies.by_disk.items() if self._has_changed(disk, proxy.table)]
         if not (changed or self._is_image_new or self._tables.keys() - self._proxies.by_disk.keys()) or now_ns < self._scanned_ns + SCAN_PAUSE_NS:
             return None
@@ -90,7 +91,7 @@ class ReplicaRows:
 
     def _collect(self, found: dict[Key, FollowedRow], proxy: LogWriterProxy, known: KnownRows, is_leaving: bool) -> None:
         topics, own, table = self.image.topics_by_id, self._broker_id, known.table.shared.name
-        for index, (key, role_and_epoch) in enumerate(zip(known.keys, known.table.roles_and_epochs(), strict=False)):  # rows may have come since
+        for index, (key, role_and_epoch) in enumerate(zip(known.keys, known.table.roles_and_epochs(), strict=False)):  # rows may have been added since
             if role_and_epoch >> 32 != ROLE_FOLLOWER or key is None:
                 continue
             topic = topics.get(key[0])
@@ -117,16 +118,16 @@ class ReplicaRows:
 
 
 SETTLING_MS = 5
-"""How long a wait may be while rows are still behind the image: their changes ring no doorbell here."""
+"""The longest wait while rows are behind the image: their changes ring no doorbell here."""
 SETTLING_NS = 10_000_000_000
-"""Rows that are behind for longer wait for something else: a disk, say."""
+"""Rows that are behind for longer wait for something else, for example a disk."""
 RETRY_NS = 1_000_000_000
 LOOK_PAUSE_NS_MAX = 20_000_000
-"""Between two looks at the rows is three times as long as one took, and no longer than this: in a burst of roles there is other work, too."""
+"""The longest pause between two scans of the rows; it is three times as long as the last scan took, so that a burst leaves time for fetches."""
 
 
 class ReplicaFollowing:
-    """`do_work` is a turn of the agent's."""
+    """`do_work` is one turn of the agent."""
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
@@ -144,7 +145,7 @@ class ReplicaFollowing:
         self._counters = ReplicaCounters(counters)
         self._rows = ReplicaRows(box.broker_id, self._proxies, partial(os.path.exists, context.layout.stopping_file))
         self._followed: dict[Key, FollowedPartition] = {}
-        self._lanes: dict[int, LeaderFetcher] = {}
+        self._fetchers: dict[int, LeaderFetcher] = {}
         self._throttle = ReplicationThrottle(is_follower=True)
         self._repairs = ReplicaRepairs(
             context.layout, box.broker_id, self._proxies, self._source.arena, self._settings, context.poller, self._clock, counters, context.log
@@ -158,13 +159,13 @@ class ReplicaFollowing:
         self._repairs.image = image
         self._throttle.set_image(image, self._broker_id)
         self._changed_ns = self._clock.monotonic_ns()
-        for lane in self._lanes.values():
-            self._set_brokers(lane)
+        for fetcher in self._fetchers.values():
+            self._set_brokers(fetcher)
 
-    def _set_brokers(self, lane: LeaderFetcher) -> None:
+    def _set_brokers(self, fetcher: LeaderFetcher) -> None:
         brokers = self._rows.image.brokers
         own = brokers.get(self._broker_id)
-        lane.set_brokers(brokers.get(lane.leader_id), -1 if own is None else own.epoch)
+        fetcher.set_brokers(brokers.get(fetcher.leader_id), -1 if own is None else own.epoch)
 
     # --- a turn
 
@@ -177,14 +178,14 @@ class ReplicaFollowing:
             if found is not None:
                 work += self._follow(found, now_ns)
                 self._look_ns = now_ns + min(LOOK_PAUSE_NS_MAX, 3 * (self._clock.monotonic_ns() - now_ns))
-        for lane in self._lanes.values():
-            work += lane.do_work(now_ns)
+        for fetcher in self._fetchers.values():
+            work += fetcher.do_work(now_ns)
         work += self._repairs.do_work(now_ns)
         if now_ns >= self._retry_ns:
             self._retry_ns = now_ns + RETRY_NS
-            for lane in self._lanes.values():
-                lane.retry_stopped(now_ns)
-            self._counters.stalled.set(sum(lane.stalled for lane in self._lanes.values()))
+            for fetcher in self._fetchers.values():
+                fetcher.retry_stopped(now_ns)
+            self._counters.stalled.set(sum(fetcher.stalled for fetcher in self._fetchers.values()))
         self._proxies.flush()
         return work
 
@@ -194,30 +195,30 @@ class ReplicaFollowing:
             place = found.get(key)
             if place is not followed.place and (place is None or place.identity != followed.place.identity):
                 del self._followed[key]
-                self._lanes[followed.place.leader_id].unfollow(followed)
+                self._fetchers[followed.place.leader_id].unfollow(followed)
                 changes += 1
         for key, place in found.items():
             if key not in self._followed:
-                lane = self._lane(place.leader_id)
-                self._followed[key] = followed = FollowedPartition(key, place, lane, self._settings.backoff_ms, now_ns)
-                lane.follow(followed, now_ns)
+                fetcher = self._fetcher_of(place.leader_id)
+                self._followed[key] = followed = FollowedPartition(key, place, fetcher, self._settings.backoff_ms, now_ns)
+                fetcher.follow(followed, now_ns)
                 changes += 1
-        for leader_id, lane in list(self._lanes.items()):
-            if not lane.partitions:
-                lane.close()
-                del self._lanes[leader_id]
+        for leader_id, fetcher in list(self._fetchers.items()):
+            if not fetcher.partitions:
+                fetcher.close()
+                del self._fetchers[leader_id]
         self._counters.partitions.set(len(self._followed))
         return changes
 
-    def _lane(self, leader_id: int) -> LeaderFetcher:
-        lane = self._lanes.get(leader_id)
-        if lane is None:
+    def _fetcher_of(self, leader_id: int) -> LeaderFetcher:
+        fetcher = self._fetchers.get(leader_id)
+        if fetcher is None:
             context = self._context
-            lane = self._lanes[leader_id] = LeaderFetcher(
+            fetcher = self._fetchers[leader_id] = LeaderFetcher(
                 leader_id, self._broker_id, self._settings, self._source.arena, context.poller, self._clock, self._counters, context.log, self._throttle
             )
-            self._set_brokers(lane)
-        return lane
+            self._set_brokers(fetcher)
+        return fetcher
 
     # --- waiting
 
@@ -236,7 +237,7 @@ class ReplicaFollowing:
         wait_ms = PARK_MS_MAX
         if not self._rows.is_settled and now_ns < self._changed_ns + SETTLING_NS:
             wait_ms = SETTLING_MS
-        for wake_ns in (self._repairs.wake_ns(), *(lane.wake_ns() for lane in self._lanes.values())):
+        for wake_ns in (self._repairs.wake_ns(), *(fetcher.wake_ns() for fetcher in self._fetchers.values())):
             if wake_ns:
                 wait_ms = min(wait_ms, -(-(wake_ns - now_ns) // 1_000_000))
         return max(0, wait_ms)
@@ -252,18 +253,18 @@ class ReplicaFollowing:
         order.end(None)
 
     def _on_detached(self, order: LogOrder | RepairCopy) -> None:
-        """The process that has it may still read its memory."""
+        """The log-writer of a detached disk may still read the memory of this order, so it is not freed."""
         order.end(None)
 
     def _on_disk_news(self, disk: str) -> None:
-        for lane in self._lanes.values():
-            lane.on_disk_changed(disk)
+        for fetcher in self._fetchers.values():
+            fetcher.on_disk_changed(disk)
 
     def _on_hung(self, disk: str, operation: str) -> None:
-        self._context.log.warning(f"disk {disk} hangs ({operation}): what it follows is fetched when it answers", disk=disk)
+        self._context.log.warning(f"disk {disk} hangs ({operation}): fetching for its partitions continues when it answers", disk=disk)
         self._on_disk_news(disk)
 
-    # --- for people
+    # --- status
 
     @property
     def followed_count(self) -> int:
@@ -271,11 +272,11 @@ class ReplicaFollowing:
 
     @property
     def leader_count(self) -> int:
-        return sum(bool(lane.partitions) for lane in self._lanes.values())
+        return sum(bool(fetcher.partitions) for fetcher in self._fetchers.values())
 
     def close(self) -> None:
         self._repairs.close()
-        for lane in self._lanes.values():
-            lane.close()
+        for fetcher in self._fetchers.values():
+            fetcher.close()
         self._proxies.close()
         self._source.close()

@@ -1,7 +1,8 @@
-"""One partition that this box follows: its row, the rules that say what comes next, and what was ordered of its log-writer.
+"""One followed partition: its row, its state machine (`rules`), and its orders to the log-writer.
 
-Owned by the lane of its leader. A new row, row generation or leader epoch is a new object; answers and completions of an old one find it closed and free
-their memory, nothing else. Weak spot: an order that its log-writer never completes (a hung disk) keeps its part of the arena for as long.
+Owned by the `LeaderFetcher` of its leader. A new row, row generation or leader epoch is a new object;
+responses and completions for an old one find it closed, and only free their memory. Weak spot: an order
+that a hung disk never completes keeps its part of the arena.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ _LOST = int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 
 class OrderQueue(Protocol):
-    """Who is told how an order of one of its partitions ended."""
+    """Receives the completions of its partitions' orders."""
 
     def on_order_done(self, order: LogOrder, completion: Completion | None) -> None:
-        """`completion` is None when the log-writer died, or is set aside. Called once for each order."""
+        """`completion` is None if the log-writer died or was detached. Called once per order."""
 
 
 class ReceivedAnswer:
-    """An answer's slot of the arena, free when nobody uses it any more."""
+    """A response's slot of the arena, freed with its last user."""
 
     __slots__ = ("_arena", "position", "size_bytes", "users")
 
     def __init__(self, arena: Arena, position: int, size_bytes: int) -> None:
-        """`size_bytes`: what the arena has less for it."""
+        """`size_bytes`: the space that the slot takes in the arena."""
         self._arena = arena
         self.position = position
         self.size_bytes = size_bytes
@@ -49,7 +50,7 @@ class ReceivedAnswer:
 
 
 class FollowedRow:
-    """Where a partition is on this box and whom it follows; what tells one `FollowedPartition` from another."""
+    """Where a partition is on this box, and its leader; `identity` distinguishes one `FollowedPartition` from the next."""
 
     __slots__ = ("identity", "leader_epoch", "leader_id", "partition", "proxy", "row", "row_generation", "topic")
 
@@ -65,45 +66,45 @@ class FollowedRow:
 
 
 class LogOrder:
-    """A REPLICA_APPEND or TRUNCATE under way; `answer` is what its records lie in."""
+    """A REPLICA_APPEND or TRUNCATE in progress; `answer` is the response that holds its records."""
 
-    __slots__ = ("answer", "followed", "is_append", "is_told", "slot", "turn")
+    __slots__ = ("answer", "followed", "is_append", "is_reported", "slot", "turn")
 
     def __init__(self, followed: FollowedPartition, turn: int, is_append: bool, answer: ReceivedAnswer | None) -> None:
         self.followed = followed
         self.turn = turn
         self.is_append = is_append
         self.answer = self.slot = answer
-        """`slot` is it still when `answer` was released."""
-        self.is_told = False
+        """`slot` stays set after `answer` is released, for the accounting of `SlowDisks`."""
+        self.is_reported = False
 
     def end(self, completion: Completion | None) -> None:
-        """Tell the lane, once."""
-        if not self.is_told:
-            self.is_told = True
-            self.followed.lane.on_order_done(self, completion)
+        """Report the completion to the fetcher, once."""
+        if not self.is_reported:
+            self.is_reported = True
+            self.followed.fetcher.on_order_done(self, completion)
 
     def release(self) -> None:
-        """The log-writer has done with the memory, or is dead."""
+        """Free the memory: the log-writer has finished with it, or is dead."""
         if self.answer is not None:
             self.answer.release()
             self.answer = None
 
 
 class FollowedPartition:
-    """`rules` decide; here it is done."""
+    """`rules` decide what comes next, this class does it."""
 
-    __slots__ = ("answer", "is_closed", "key", "lane", "place", "records_bytes", "records_position", "rules")
+    __slots__ = ("answer", "fetcher", "is_closed", "key", "place", "records_bytes", "records_position", "rules")
 
-    def __init__(self, key: Key, place: FollowedRow, lane: OrderQueue, backoff_ms: int, now_ns: int) -> None:
+    def __init__(self, key: Key, place: FollowedRow, fetcher: OrderQueue, backoff_ms: int, now_ns: int) -> None:
         self.key = key
         self.place = place
-        self.lane = lane
+        self.fetcher = fetcher
         self.rules = FollowerFetch(backoff_ms * 1_000_000)
         self.rules.follow(place.leader_id, place.leader_epoch, now_ns)
         self.is_closed = False
         self.answer: ReceivedAnswer | None = None
-        """What the next append's records lie in, until it is offered."""
+        """The response that holds the next append's records, until it is offered."""
         self.records_position = 0
         self.records_bytes = 0
 
@@ -122,12 +123,12 @@ class FollowedPartition:
         return FetchPartition("", topic_id, partition, *place, max_bytes, rules.damaged_offset)
 
     def take_records(self, answer: ReceivedAnswer, position: int, size_bytes: int) -> None:
-        """Records for the append that the rules want next."""
+        """Keep records for the next append."""
         answer.hold()
         self.answer, self.records_position, self.records_bytes = answer, answer.position + position, size_bytes
 
     def offer_order(self, now_ns: int) -> LogOrder | None:
-        """Ask the log-writer for what the rules want of it. None: it is not there; they hear of that."""
+        """Send the needed order to the log-writer. None: it is not running, which `rules` has learned."""
         rules, place = self.rules, self.place
         need = rules.need
         answer, self.answer = self.answer, None
@@ -147,11 +148,11 @@ class FollowedPartition:
         return None
 
     def on_order_lost(self, turn: int, now_ns: int) -> None:
-        """Its log-writer died: whether it was carried out is asked later."""
+        """The log-writer died. Whether it carried the order out, TELL will show."""
         self.rules.on_log(turn, _LOST, -1, -1, -1, now_ns)
 
     def close(self) -> None:
-        """Followed no longer, or otherwise."""
+        """End this object: the partition is no longer followed, or under another identity."""
         self.is_closed = True
         if self.answer is not None:
             self.answer.release()

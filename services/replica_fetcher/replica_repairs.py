@@ -1,10 +1,12 @@
-"""Repair of damaged batches from other boxes: what the scrubbers of this box's disks found is fetched from a replica in sync, and given to the log-writer.
+"""Repair damaged batches that this box's scrubbers found: fetch them from an in-sync replica and give them to the log-writer.
 
-Owned by the replica-fetcher: one place at a time, a pause between two. Whoever leads is asked first (if that is us, a follower in sync: it serves everything
-below its high watermark), as a consumer asks. What came is checked here, batch by batch; whether it fits the log-writer decides. A finding that no copy fits is
-told once and left until the scrubber finds it again; one that could not be tried (nobody reachable, no role yet) is tried again. Other findings of a segment
-whose offsets were wrong wait for the scrubber, which checks a repaired segment again: they may have come from the one.
-Weak spots: damage that is larger than an answer may be stays; the active segment is not scrubbed, so damage there is found when it is closed.
+One damage at a time, with a pause between two requests. The leader is asked first, as a consumer; if
+this box leads, a follower in sync, which serves everything below its high watermark. The response is
+checked here batch by batch; the log-writer decides whether it fits. If no copy fits, the damage is
+logged once and left until the scrubber finds it again. If no box could be asked, the repair is
+retried. Other damages of a segment with wrong offsets wait for the scrubber, which checks a repaired
+segment again: they may have the same cause. Owned by the replica-fetcher. Weak spots: damage larger
+than a response stays; the active segment is not scrubbed, so its damage is found after it is closed.
 """
 
 from __future__ import annotations
@@ -42,17 +44,17 @@ from services.replica_fetcher.replica_counters import ReplicaSettings
 
 
 PIECE_BYTES = 1 << 20
-"""What is asked for first; more, where the log-writer cannot tell by so much."""
+"""The size of the first request; larger ones follow if the log-writer cannot decide by it."""
 
 
 class Repair:
-    """`damage` on `disk`."""
+    """The repair of one `damage` on `disk`."""
 
     def __init__(self, disk: str, damage: FoundDamage) -> None:
         self.disk = disk
         self.damage = damage
         self.sources: list[BrokerImage] = []
-        """Boxes to ask, the first one now."""
+        """Boxes that may have a healthy copy; the first one is asked now."""
         self.piece_bytes = PIECE_BYTES
         self.empty_answers = 0
         self.is_final = False
@@ -69,7 +71,7 @@ class Repair:
         return self.disk, self.damage.topic, self.damage.partition, self.damage.base_offset
 
     def begin(self, own_id: int, partition: PartitionImage | None, brokers: dict[int, BrokerImage]) -> None:
-        """A new try, with the replicas that are in sync now; the leader first."""
+        """Start an attempt with the replicas that are in sync now, the leader first."""
         self.reasons, self.sources = [], []
         self.piece_bytes, self.empty_answers = PIECE_BYTES, 0
         if partition is None:
@@ -83,14 +85,14 @@ class Repair:
             self.reasons.append("there is no other replica" if self.is_final else "no other replica is in sync")
 
     def give_source_up(self, reason: str, may_change: bool = False) -> None:
-        """The next one is asked."""
+        """Continue with the next box."""
         self.reasons.append(f"broker {self.sources[0].id}: {reason}")
         self.is_final = self.is_final and not may_change
         del self.sources[0]
         self.piece_bytes, self.empty_answers = PIECE_BYTES, 0
 
     def want_more(self, most_bytes: int) -> bool:
-        """Ask for a larger piece, if there may be one."""
+        """Request a larger piece; return False if the largest was not enough."""
         if self.piece_bytes >= most_bytes:
             return False
         self.piece_bytes = min(most_bytes, 4 * self.piece_bytes)
@@ -101,17 +103,17 @@ class RepairOwner(Protocol):
     """Receives the completions of repair orders."""
 
     def on_ordered(self, copy: RepairCopy, completion: Completion | None) -> None:
-        """`completion` is None when the log-writer died, or is set aside. Called once for each order."""
+        """`completion` is None if the log-writer died or was detached. Called once per order."""
 
 
 class RepairCopy:
-    """An answer in the arena; from the order on also what the log-writer's completion is known by."""
+    """A response in the arena, and later the order whose completion the log-writer sends."""
 
     def __init__(self, owner: RepairOwner, repair: Repair, arena: Arena, position: int) -> None:
         self.repair = repair
         self.position = position
         self.reaches = False
-        """It goes on behind where the damage was found."""
+        """True if it reaches beyond the position of the damage."""
         self._owner: RepairOwner | None = owner
         self._arena: Arena | None = arena
 
@@ -121,7 +123,7 @@ class RepairCopy:
             owner.on_ordered(self, completion)
 
     def release(self) -> None:
-        """The log-writer has done with the memory, or is dead."""
+        """Free the memory: the log-writer has finished with it, or is dead."""
         arena, self._arena = self._arena, None
         if arena is not None:
             arena.free(self.position)
@@ -131,14 +133,14 @@ LOOK_NS = 1_000_000_000
 PAUSE_NS = 50_000_000
 """Between two requests: 20 MiB/s of repairs at most, as long as pieces are small."""
 AGAIN_NS = 30_000_000_000
-"""Until what could not be tried is tried again."""
+"""The pause before a repair that no box could serve is retried."""
 WAIT_MS = 500
 EMPTY_ANSWERS_MAX = 10
-"""Of a replica that reads from a cold disk, and has nothing yet."""
+"""Empty responses of a replica that still reads from its disk."""
 
 
 class ReplicaRepairs:
-    """`do_work` is a part of the replica-fetcher's turn; `image` is the newest."""
+    """`do_work` is part of the replica-fetcher's turn; `image` is the newest."""
 
     def __init__(
         self,
@@ -168,9 +170,9 @@ class ReplicaRepairs:
         self._later: list[tuple[int, Repair]] = []
         self._under_way: Repair | None = None
         self._is_waiting = False
-        """For an answer, or for the log-writer."""
+        """True while a response or a completion is awaited."""
         self._copy: RepairCopy | None = None
-        """What the answer that is coming is received into."""
+        """The memory that the response is received into."""
         self._connection: PeerConnection | None = None
         self._look_ns = 0
         self._next_ns = 0
@@ -193,7 +195,7 @@ class ReplicaRepairs:
         return work + 1
 
     def wake_ns(self) -> int:
-        """When the next turn is due without any event; 0: no time is."""
+        """Return when the next turn is due without an event; 0: never."""
         return self._next_ns if not self._is_waiting and (self._waiting or self._under_way) else 0
 
     # -- findings
@@ -222,7 +224,7 @@ class ReplicaRepairs:
         topic = self.image.topics.get(repair.damage.topic)
         return topic.partitions[repair.damage.partition] if topic is not None and repair.damage.partition < len(topic.partitions) else None
 
-    # -- the copy of another box
+    # -- the copy from another box
 
     def _ask(self, repair: Repair) -> None:
         topic, partition = self.image.topics.get(repair.damage.topic), self._partition(repair)
@@ -274,7 +276,7 @@ class ReplicaRepairs:
                 copy.release()
 
     def _judge(self, copy: RepairCopy, fetched: FetchedPartition, memory: memoryview, leader_epoch: int) -> bool:
-        """Whether the log-writer has it."""
+        """Check the copy and offer it to the log-writer; return True if it was offered."""
         repair, start = copy.repair, fetched.records_position
         if not fetched.records_size:
             repair.empty_answers += 1
@@ -283,7 +285,7 @@ class ReplicaRepairs:
             return False
         good = find_good_batches(memory, start, start + fetched.records_size, repair.damage.sound_offset, leader_epoch)
         if not good.batch_count:
-            repair.give_source_up(f"its copy is of no use: {good.problem}")
+            repair.give_source_up(f"its copy is not valid: {good.problem}")
             return False
         length = good.end - good.position
         copy.reaches = repair.damage.sound_position + length > repair.damage.position
@@ -308,7 +310,7 @@ class ReplicaRepairs:
                 return proxy, index, row.row_generation
         return None
 
-    # -- what the log-writer did
+    # -- completions
 
     def on_ordered(self, copy: RepairCopy, completion: Completion | None) -> None:
         repair = copy.repair
@@ -318,7 +320,7 @@ class ReplicaRepairs:
         elif completion.error_code:
             repair.give_source_up(f"the log-writer answers with error {completion.error_code}", completion.error_code != ErrorCode.KAFKA_STORAGE_ERROR)
         elif completion.record_count == Verdict.DIFFERS:
-            repair.give_source_up("its copy is another one, compacted perhaps")
+            repair.give_source_up("its copy differs, perhaps because it was compacted")
         elif completion.record_count == Verdict.REPAIR or (completion.record_count == Verdict.SOUND and copy.reaches):
             self._finish(repair, True)
         elif not repair.want_more(self._settings.answer_bytes_max // 2):
@@ -337,10 +339,10 @@ class ReplicaRepairs:
             self._left.add()
         if repair.is_final or not repair.is_reported:
             repair.is_reported = True
-            words = "stays, no healthy copy fits" if repair.is_final else "cannot be repaired yet"
+            words = "could not be repaired, no healthy copy fits" if repair.is_final else "cannot be repaired yet"
             text = f"disk {repair.disk}: damage in {repair.name} at offset {damage.offset} {words}: {'; '.join(repair.reasons)}"
-            tell = self._log.error if repair.is_final else self._log.warning
-            tell(text, topic=damage.topic, partition=damage.partition, disk=repair.disk, offset=damage.offset)
+            write = self._log.error if repair.is_final else self._log.warning
+            write(text, topic=damage.topic, partition=damage.partition, disk=repair.disk, offset=damage.offset)
 
     # -- ends
 

@@ -1,7 +1,8 @@
-"""A fetch session (KIP-227) as the follower keeps it: what the leader was told of each partition, so that only what changed is told again.
+"""The follower's side of a fetch session (KIP-227): what the last fetches named, so that the next one names only what changed.
 
-A fetch may follow another one that is still under way, of a session that is there; the leader answers both, in their order. Owned by one lane. Pure.
-Weak spot: it believes that the leader remembers what it was told; an error, or a lost connection, begins a new session.
+In an established session a second fetch may be sent before the first one is answered; the leader
+answers both in order. Owned by one `LeaderFetcher`. Pure. Weak spot: it assumes that the leader keeps
+the session; an error or a lost connection starts a new one.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ _by_topic = attrgetter("topic_id")
 
 
 class ReplicaSession:
-    """`asked` has every partition that the leader reads for us, as we named it last; `epoch` is that of the next fetch."""
+    """`asked`: every partition of the session, as the last fetch named it; `epoch`: the session epoch of the next fetch."""
 
     def __init__(self) -> None:
         self.session_id = 0
         self.epoch = 0
         self.is_denied = False
-        """The leader answered, and has none for us: every fetch is a first one."""
+        """The leader gave no session: every fetch is a full one."""
         self.asked: dict[Key, FetchPartition] = {}
 
     def reset(self) -> None:
-        """The next fetch begins a new session, and names everything."""
+        """Start a new session: the next fetch names all partitions."""
         self.session_id = self.epoch = 0
         self.is_denied = False
         self.asked.clear()
 
     @property
     def is_new(self) -> bool:
-        """Whether the leader has not told us of a session yet: until it has, there is one fetch after the other."""
+        """True until the leader has given a session; so long only one fetch is in flight."""
         return self.session_id == 0
 
     def plan(self, keys: Iterable[Key], wanted_of: Callable[[Key], FetchPartition | None]) -> tuple[list[FetchPartition], list[ForgottenPartition]]:
-        """What the next fetch names and what it takes back, of `keys`, which may have changed; what `wanted_of` has no answer for is not fetched now."""
+        """Return what the next fetch names and what it forgets, of `keys`; a partition for which `wanted_of` returns None is not fetched now."""
         asked = self.asked
         named: list[FetchPartition] = []
         forgotten: list[ForgottenPartition] = []
@@ -59,11 +60,11 @@ class ReplicaSession:
         return named, [] if self.is_new else forgotten
 
     def on_sent(self) -> None:
-        """A fetch of this session's went off."""
+        """Count a sent fetch."""
         self.epoch = 1 if self.epoch >= EPOCH_MAX else self.epoch + 1
 
     def on_answer(self, session_id: int) -> None:
-        """The leader answered without an error. It gives no session (0) when it has no room for one: then every fetch is a first one."""
+        """Apply a response without error. Session id 0: the leader's cache is full, and every fetch is a full one."""
         if session_id and (self.is_new or session_id == self.session_id):
             self.session_id = session_id
         else:

@@ -119,7 +119,7 @@ def test_a_copy_that_is_damaged_or_another_one_is_never_written_and_that_is_said
     other.high_watermark = BATCHES
     damaged.serve(other)
     damaged.box.until(lambda: damaged.box.counted("repairs_left") == 1)
-    assert "damage in t-0 at offset 2 stays, no healthy copy fits: broker 2: its copy is another one" in damaged.box.said
+    assert "damage in t-0 at offset 2 could not be repaired, no healthy copy fits: broker 2: its copy differs" in damaged.box.said
     for _ in range(5):
         damaged.box.clock.advance_ms(30_000)
         damaged.box.turns(3)
