@@ -17,7 +17,7 @@ from appliance.base.logging import Logger
 from appliance.cluster.znodes import box_path, placements_path
 from appliance.protocol.cluster_apis import UNREGISTER_BROKER_REQUEST, UNREGISTER_BROKER_RESPONSE, UnregisterBrokerResponse
 from services.controller.admin.topic_administration import Result
-from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, truncated
+from services.controller.admin.waiting_requests import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, truncated
 from services.controller.decisions.cluster import Cluster
 from services.controller.zookeeper import broker_registry
 from services.controller.zookeeper.change_log import ClusterChange, change_write

@@ -16,14 +16,14 @@ from appliance.cluster.placement import CreationDefaults, DiskSpace
 from appliance.cluster.state_log import internal_topic
 from appliance.runtime.agent import ServiceContext
 from appliance.senders.sender_tables import tables_of
-from services.controller.admin.config_administration import ConfigAdministration
-from services.controller.admin.disk_draining import DiskDraining
-from services.controller.admin.election_administration import ElectionAdministration, LeadershipReturn
-from services.controller.admin.partition_administration import PartitionAdministration
-from services.controller.admin.reassignment_administration import ReassignmentAdministration
+from services.controller.admin.configs import ConfigAdministration
+from services.controller.admin.elections import ElectionAdministration, LeadershipReturn
+from services.controller.admin.move_requests import DiskDraining
+from services.controller.admin.partitions import PartitionAdministration
+from services.controller.admin.reassignments import ReassignmentAdministration
 from services.controller.admin.topic_administration import TopicAdministration
 from services.controller.admin.topic_copies import TopicCopies, copies_wanted
-from services.controller.admin.waiting_request import NOT_CONTROLLER
+from services.controller.admin.waiting_requests import NOT_CONTROLLER
 from services.controller.decisions.cluster import Cluster
 from services.controller.zookeeper.operation import OperationRunner
 

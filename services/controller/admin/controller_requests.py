@@ -40,13 +40,13 @@ from appliance.shm.counters import Counters
 from services.controller.admin.box_requests import BoxRequests
 from services.controller.admin.cluster_administration import ClusterAdministration
 from services.controller.admin.config_descriptions import BrokerSide, describe_topic
-from services.controller.admin.config_requests import ConfigRequests
-from services.controller.admin.election_requests import ElectionRequests
+from services.controller.admin.configs import ConfigRequests
+from services.controller.admin.elections import ElectionRequests
 from services.controller.admin.move_requests import MoveRequests
-from services.controller.admin.partition_requests import PartitionRequests
-from services.controller.admin.reassignment_requests import ReassignmentRequests
+from services.controller.admin.partitions import PartitionRequests
+from services.controller.admin.reassignments import ReassignmentRequests
 from services.controller.admin.topic_administration import CreationElsewhere, Result
-from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, truncated
+from services.controller.admin.waiting_requests import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, truncated
 from services.controller.decisions.cluster import Cluster
 
 AUTO_CREATE_TIMEOUT_MS = 30_000

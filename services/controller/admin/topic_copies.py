@@ -27,8 +27,8 @@ from appliance.base.logging import Logger
 from appliance.base.settings import Box
 from appliance.cluster.placement import known_racks
 from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from services.controller.admin.election_administration import ElectionAdministration
-from services.controller.admin.reassignment_administration import ReassignmentAdministration
+from services.controller.admin.elections import ElectionAdministration
+from services.controller.admin.reassignments import ReassignmentAdministration
 from services.controller.admin.topic_administration import Result
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.reassignment import under_way

@@ -12,7 +12,7 @@ from appliance.cluster.broker_configs import broker_configs
 from appliance.cluster.topic_configs import broker_config
 from appliance.protocol.config_apis import CONFIG_TYPES, ConfigSource, DescribedConfig
 from services.controller.admin.config_descriptions import BrokerSide, describe_broker, describe_topic
-from services.controller.admin.config_requests import _broker_refusal
+from services.controller.admin.configs import _broker_refusal
 
 SETTINGS: list[dict[str, Any]] = [
     {},

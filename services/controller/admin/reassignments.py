@@ -1,14 +1,20 @@
-"""Handle AlterPartitionReassignments and ListPartitionReassignments.
+"""Reassignments of partitions to other boxes: carry out orders, per topic one after another, and
+complete those under way.
 
-Owned by the controller process. Weak: as of `waiting_request`.
+Owned by the controller process of the box that is the cluster's controller. What is under way is in
+the topic documents, so a new controller continues it. A pending order is forgotten with the
+process, or when another box becomes controller, and the client retries. Weak: the documents of all
+topics are checked after each change, and twice a second (1 ms for 2,000 topics).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode
+from appliance.base.logging import Logger
 from appliance.protocol import reassignment_apis
 from appliance.protocol.reassignment_apis import (
     AlterPartitionReassignmentsRequest,
@@ -20,12 +26,110 @@ from appliance.protocol.reassignment_apis import (
     ReassignedPartition,
     ReassignedTopic,
 )
-from services.controller.admin.reassignment_administration import ReassignmentAdministration
+from appliance.shm.counters import Counters
 from services.controller.admin.topic_administration import Result
-from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, truncated
+from services.controller.admin.waiting_requests import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, truncated
 from services.controller.decisions.cluster import Cluster
-from services.controller.decisions.reassignment import under_way
+from services.controller.decisions.reassignment import Target, finish_reassignments, order_reassignments, under_way, whole_reassignments
+from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
 from services.controller.zookeeper.topic_registry import TopicState
+
+OnPartition = Callable[[int, Result], None]
+
+
+class Order(NamedTuple):
+    """Targets of partitions of one topic. `is_quiet`: the caller logs it itself, in fewer lines."""
+
+    targets: Mapping[int, Target]
+    on_result: OnPartition
+    is_quiet: bool = False
+
+
+class ReassignmentAdministration:
+    """Orders by topic. `on_failure` gets what ZooKeeper refused or lost."""
+
+    def __init__(self, cluster: Cluster, runner: OperationRunner, counters: Counters, log: Logger, on_failure: Callable[[Exception], None]) -> None:
+        self._cluster = cluster
+        self._runner = runner
+        self._log = log
+        self._on_failure = on_failure
+        self._wanted: dict[str, deque[Order]] = {}
+        self._quiet: set[str] = set()
+        self._under_way_gauge = counters.gauge("controller.reassignments_under_way")
+        self._finished = counters.counter("controller.reassignments_finished")
+
+    def is_busy(self) -> bool:
+        """Whether orders are pending or being written."""
+        return bool(self._wanted)
+
+    def order(self, name: str, targets: Mapping[int, Target], on_result: OnPartition, is_quiet: bool = False) -> None:
+        """Order. `on_result` is called for each partition: refused, or written to ZooKeeper."""
+        self._wanted.setdefault(name, deque()).append(Order(targets, on_result, is_quiet))
+        if is_quiet:
+            self._quiet.add(name)
+        else:
+            self._quiet.discard(name)
+        self._go_on(name)
+
+    def forget_orders(self, result: Result) -> None:
+        """Answer pending orders with `result`: another box is, or was, the controller."""
+        for name in [name for name in self._wanted if not self._runner.is_running(f"topic:{name}")]:
+            for order in self._wanted.pop(name):
+                for partition in order.targets:
+                    order.on_result(partition, result)
+
+    def reconsider(self) -> None:
+        """Start pending orders, and complete reassignments whose targets are in sync."""
+        if self._cluster.fence is None:
+            self._under_way_gauge.set(0)
+            return
+        for name in sorted(self._wanted):
+            self._go_on(name)
+        count = 0
+        for name, topic in list(self._cluster.topics.items()):
+            document = topic.assignment
+            if document.adding_replicas or document.removing_replicas:
+                count += len(under_way(document))
+                if name not in self._cluster.deleting and not self._runner.is_running(f"topic:{name}") and whole_reassignments(self._cluster, topic):
+                    self._runner.start(f"topic:{name}", finish_reassignments(self._cluster, name), lambda outcome, name=name: self._on_finished(name, outcome))  # type: ignore[misc]
+        self._under_way_gauge.set(count)
+
+    def _go_on(self, name: str) -> None:
+        if self._wanted.get(name) and self._cluster.fence is not None and not self._runner.is_running(f"topic:{name}"):
+            operation = order_reassignments(self._cluster, name, self._wanted[name][0].targets)
+            self._runner.start(f"topic:{name}", operation, lambda outcome: self._on_ordered(name, outcome))
+
+    def _on_ordered(self, name: str, outcome: OperationOutcome) -> None:
+        if outcome.failure is not None:
+            self._on_failure(outcome.failure)
+            return
+        orders = self._wanted[name]
+        order = orders.popleft()
+        if not orders:
+            del self._wanted[name]
+        topic = self._cluster.topics.get(name)
+        for partition, refused in outcome.value.items():
+            if refused is not None:
+                order.on_result(partition, Result(refused.code, refused.message))
+                continue
+            if topic is not None and partition in topic.replicas and not order.is_quiet:
+                replicas, target = topic.replicas[partition], order.targets[partition]
+                what = "was called off" if target is None else f"is to lie on {', '.join(map(str, target))}"
+                self._log.info(f"the reassignment of {name}-{partition} {what}; its replicas are {', '.join(map(str, replicas))} now", topic=name)
+            order.on_result(partition, Result(ErrorCode.NONE))
+        self._go_on(name)
+
+    def _on_finished(self, name: str, outcome: OperationOutcome) -> None:
+        if outcome.failure is not None:
+            self._on_failure(outcome.failure)
+            return
+        topic = self._cluster.topics.get(name)
+        for partition in outcome.value:
+            self._finished.add()
+            if topic is not None and partition in topic.replicas and name not in self._quiet:
+                self._log.info(f"{name}-{partition} lies on {', '.join(map(str, topic.replicas[partition]))}: its reassignment is done", topic=name)
+        self._go_on(name)
+
 
 _LISTED = 0
 """The only key of a request to list."""

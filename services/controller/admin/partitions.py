@@ -8,14 +8,24 @@ topic keeps them in ZooKeeper and the disks are asked again; clients see only th
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.logging import Logger
 from appliance.cluster.placement import CreationDefaults, DiskSpace, TopicGrowth, plan_topic_growth, request_problem
+from appliance.protocol.topic_apis import (
+    CREATE_PARTITIONS_REQUEST,
+    CREATE_PARTITIONS_RESPONSE,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    GrownTopic,
+    TopicToGrow,
+)
 from appliance.shm.counters import Counters
 from services.controller.admin.topic_administration import OnResult, Result
+from services.controller.admin.waiting_requests import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, truncated
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.topic_operations import WAITS_FOR_BOXES, add_partitions, complete_topic
 from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
@@ -160,3 +170,48 @@ class PartitionAdministration:
         if not growths:
             del self._growing[name]
         growth.on_result(result)
+
+
+class PartitionRequests:
+    """Requests to add partitions to topics."""
+
+    def __init__(self, cluster: Cluster, administration: PartitionAdministration, wait: Wait, answer: Answer, now_ms: Callable[[], int]) -> None:
+        self._cluster = cluster
+        self._administration = administration
+        self._wait = wait
+        self._answer = answer
+        self._now_ms = now_ms
+
+    def on_create_partitions(self, request: ControllerRequest) -> None:
+        decoded = CREATE_PARTITIONS_REQUEST.decode(request.body, 0, len(request.body), request.version)
+        counts = Counter(topic.name for topic in decoded.topics)
+        waiting = WaitingRequest(
+            counts,
+            self._now_ms() + max(0, decoded.timeout_ms),
+            lambda waiting: self._begin(waiting, decoded, counts),
+            lambda results: self._answer(request, _body(request.version, counts, results)),
+        )
+        self._wait(waiting)
+
+    def _begin(self, waiting: WaitingRequest, decoded: CreatePartitionsRequest, counts: Counter[str]) -> None:
+        too_much = self._administration.request_problem((topic.name, topic.partition_count) for topic in decoded.topics if counts[topic.name] == 1)
+        for topic in {topic.name: topic for topic in decoded.topics}.values():
+            on_result = partial(waiting.record, topic.name)
+            if self._cluster.fence is None:
+                on_result(NOT_CONTROLLER)
+            elif too_much is not None:
+                on_result(Result(ErrorCode.POLICY_VIOLATION, too_much))
+            elif counts[topic.name] > 1:
+                on_result(Result(ErrorCode.INVALID_REQUEST, "Duplicate topic in request."))
+            else:
+                self._administration.grow(_wanted(topic), decoded.validate_only, on_result)
+
+
+def _wanted(topic: TopicToGrow) -> TopicGrowth:
+    assignments = None if topic.assignments is None else tuple(tuple(assignment.broker_ids) for assignment in topic.assignments)
+    return TopicGrowth(topic.name, topic.partition_count, assignments)
+
+
+def _body(version: int, counts: Counter[str], results: dict[Key, Result]) -> bytes:
+    grown = tuple(GrownTopic(name, results[name].code, truncated(results[name].message)) for name in counts)
+    return CREATE_PARTITIONS_RESPONSE.encode(version, CreatePartitionsResponse(0, grown))
