@@ -23,10 +23,9 @@ from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from services.controller.admin.cluster_administration import ClusterAdministration
 from services.controller.admin.move_administration import MoveAdministration
 from services.controller.admin.move_progress import MoveProgressFiles
-from services.controller.box_replicas import BoxReplicas
+from services.controller.box_replicas import BoxReplicas, DiskReports
 from services.controller.controller_server import ControllerServer
-from services.controller.decisions.cluster import Cluster, topic_id_of
-from services.controller.disk_bring_up import DiskReports
+from services.controller.decisions.cluster import Cluster, ControllerContext, topic_id_of
 from services.controller.disk_commands import DiskCommands
 from services.controller.failover import ControlledShutdown
 from services.controller.hosting import DiskSpaces
@@ -56,29 +55,20 @@ class ControllerAgent:
     """The duty cycle, and the connections between session, arrival, disks and image."""
 
     def __init__(self, context: ServiceContext, make_session: MakeSession = ZooKeeperSession) -> None:
-        box, layout, counters, log = context.box, context.layout, context.counters, context.log
+        box, layout, log = context.box, context.layout, context.log
         self._context = context
         self._clock = context.clock
         self._reconsider_at_ms = 0
         self._is_ready = False
         self._stop_deadline_ms: int | None = None
         self._make_counters()
-        deadline_ms = box.integer("log.disk.deadline.ms")
-        disks = [disk.name for disk in box.disks]
-        box_disks = BoxDisks(layout, box)
-        self.cluster = Cluster(box.broker_id, broker_config(box.settings), disks)
+        self.cluster = Cluster(box.broker_id, broker_config(box.settings), [disk.name for disk in box.disks])
         self._publisher = ImagePublisher(layout.image_file, self._make_image, self._on_published)
-        # These callbacks use components that are created below; none is called before the first turn.
+        # Callbacks use components that are created below; none is called before the first turn.
         self._disks = DiskCommands(
-            layout,
-            context.incarnation,
-            disks,
-            context.poller,
-            counters,
+            context,
             lambda disk: self._reports.on_connected(disk),
             lambda disk: self._reports.on_gone(disk),
-            log,
-            deadline_ms,
             lambda disk, requests: self._replicas.isr.on_requests(disk, requests),
         )
         box_session = BoxSession(context, make_session, lambda state: self._membership.on_state(state), self._on_change)
@@ -86,52 +76,38 @@ class ControllerAgent:
         self._pauses = Pauses(context.clock.monotonic_ms)
         self._runner = OperationRunner(self.session.submit, self._disks.command, self._publisher.publish, self._pauses.pause)
         self._own_runner = OperationRunner(self.session.submit, self._disks.command, self._publisher.publish, self._pauses.pause)
-        self._membership = ClusterMembership(
-            context,
+        shared = ControllerContext(
             self.cluster,
-            box_session,
             self._runner,
-            new_topic_id,
-            lambda: self._replicas.is_fenced(),
-            self._may_give_up,
-            self._on_arrived,
-            self._on_left,
+            context.clock,
+            context.counters,
+            log,
+            lambda failure: self._membership.on_failure(failure),
+            lambda: self._membership.has_arrived,
         )
-        on_failure = self._membership.on_failure
+        self._membership = ClusterMembership(context, shared, box_session, new_topic_id, self)
         self._spaces = DiskSpaces(context, self.cluster, self._disks)
-        self._replicas = BoxReplicas(context, self.cluster, self._membership, self._runner, self._own_runner, self._disks, self._spaces)
-        self._administration = ClusterAdministration(context, self.cluster, self._runner, self._spaces.available, new_topic_id, on_failure)
+        self._replicas = BoxReplicas(shared, box, self._own_runner, self._disks, self._spaces)
+        self._administration = ClusterAdministration(shared, box, self._spaces.available, new_topic_id)
         self._watcher = ZnodeWatcher(
-            self.cluster,
-            self._runner,
+            shared,
             new_topic_id,
             lambda: self._administration.topics.creating,
             lambda: self.session.session_id,
-            context.clock,
-            log,
             self._on_cluster_changed,
-            on_failure,
         )
         self._moves = MoveAdministration(
-            self.cluster,
-            self._runner,
+            shared,
+            box,
             self._own_runner,
             lambda disk: self._disks.connected(disk) and not self._disks.is_offline(disk),
             self._publisher.publish,
-            box.disks,
             MoveProgressFiles(layout),
-            deadline_ms,
-            context.clock.monotonic_ns,
-            counters,
-            log,
-            on_failure,
         )
-        self._reports = DiskReports(
-            self.cluster, box_disks, self._disks, self._replicas.bring_up, self._replicas.isr, self._moves, log, self._reconsider_at_once
-        )
+        self._reports = DiskReports(shared, BoxDisks(layout, box), self._disks, self._replicas, self._moves, self._reconsider_at_once)
         self._tree_guard = TreeGuard(box_session.access, box, self._runner, log)
-        self._controlled_shutdown = ControlledShutdown(layout, self.cluster, self._membership, self._replicas.failover, log)
-        self._server = ControllerServer(context, self.cluster, self._runner, box_session, self._membership, self._administration, self._moves, self._publisher)
+        self._controlled_shutdown = ControlledShutdown(layout, shared, self._replicas.failover)
+        self._server = ControllerServer(context, shared, box_session, self._administration, self._moves, self._publisher)
         self.session.start()
 
     def _make_counters(self) -> None:
@@ -147,7 +123,7 @@ class ControllerAgent:
     def do_work(self) -> int:
         now_ms = self._clock.monotonic_ms()
         now_ns = self._clock.monotonic_ns()
-        self._reports.look(now_ns)
+        self._reports.poll(now_ns)
         self._controlled_shutdown.poll(now_ms)
         work = self.session.drain()
         work += self._disks.do_work(now_ns)
@@ -215,12 +191,15 @@ class ControllerAgent:
             self._is_ready = True
             self._context.notifier.ready()
 
-    def _may_give_up(self) -> bool:
+    def is_fenced(self) -> bool:
+        return self._replicas.is_fenced()
+
+    def may_give_up(self) -> bool:
         return not self._is_ready and len(self.cluster.reports) == len(self.cluster.disks)
 
     # --- the box arrives and leaves, the tree changes -----------------------------------------------------------------------
 
-    def _on_arrived(self) -> None:
+    def on_arrived(self) -> None:
         """The tree was loaded."""
         self._spaces.on_arrived()
         self._leads_gauge.set(int(self.cluster.fence is not None))
@@ -239,7 +218,7 @@ class ControllerAgent:
             self._last_term = fence.controller_epoch
             self._terms.add()
 
-    def _on_left(self) -> None:
+    def on_left(self) -> None:
         self._watcher.forget()
         self._publisher.forget_waiting()
         self._leads_gauge.set(0)

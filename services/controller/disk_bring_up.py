@@ -11,16 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from appliance.base.logging import Logger
-from appliance.ipc.box_disks import BoxDisks
-from appliance.shm.counters import Counter, Counters
-from services.controller.admin.move_administration import MoveAdministration
-from services.controller.decisions.cluster import Cluster
+from appliance.shm.counters import Counter
+from services.controller.decisions.cluster import ControllerContext
 from services.controller.decisions.disk_operations import bring_up_disk, missing_partitions
 from services.controller.decisions.disk_report import DiskReport
 from services.controller.disk_commands import DiskCommands
-from services.controller.isr_keeper import IsrKeeper
-from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
+from services.controller.zookeeper.operation import OperationOutcome
 
 OTHERS_TIME_MS = 10_000
 """After an unclean boot a leader waits this long for another in-sync member that has lost nothing.
@@ -33,34 +29,23 @@ class DiskBringUp:
     log-writer is being written.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        runner: OperationRunner,
-        disks: DiskCommands,
-        is_free: Callable[[str], bool],
-        deadline_ms: int,
-        now_ms: Callable[[], int],
-        counters: Counters,
-        log: Logger,
-        on_failure: Callable[[Exception], None],
-    ) -> None:
-        self._cluster = cluster
-        self._runner = runner
+    def __init__(self, context: ControllerContext, disks: DiskCommands, is_free: Callable[[str], bool], deadline_ms: int) -> None:
+        self._cluster = cluster = context.cluster
+        self._runner = context.runner
         self._disks = disks
         self._is_free = is_free
         self._deadline_ms = deadline_ms
-        self._now_ms = now_ms
-        self._counters = counters
-        self._log = log
-        self._on_failure = on_failure
+        self._now_ms = context.clock.monotonic_ms
+        self._counters = context.counters
+        self._log = context.log
+        self._on_failure = context.on_failure
         self.waiting: set[str] = set()
         """Disks to be brought up."""
         self._arrived_ms = 0
         self._were_roles_sent = False
         self._brought_up: dict[str, DiskReport] = {}
         """Reports of the log-writers that were brought up since the last arrival."""
-        self._away_since_ms = dict.fromkeys(cluster.disks, now_ms())
+        self._away_since_ms = dict.fromkeys(cluster.disks, self._now_ms())
         self._missing_gauges = {disk: self._missing_gauge(disk) for disk in cluster.disks}
 
     def _missing_gauge(self, disk: str) -> Counter:
@@ -182,67 +167,3 @@ class DiskBringUp:
             " KAFKA_STORAGE_ERROR for those without a replica on another box; restore their directories, or delete the topics",
             disk=report.disk,
         )
-
-
-class DiskReports:
-    """Keep `Cluster.disks` and `Cluster.reports`: which disks the box has, and what their
-    log-writers reported.
-
-    It notifies the other components of connects and disconnects. A report belongs to one
-    incarnation of a log-writer and is dropped with it. Disks are also added and removed while the
-    box runs (`ipc/box_disks.py`). `on_news` is called when something may have become possible.
-    """
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        box_disks: BoxDisks,
-        disks: DiskCommands,
-        bring_up: DiskBringUp,
-        isr: IsrKeeper,
-        moves: MoveAdministration,
-        log: Logger,
-        on_news: Callable[[], None],
-    ) -> None:
-        self._cluster = cluster
-        self._box_disks = box_disks
-        self._disks = disks
-        self._bring_up = bring_up
-        self._isr = isr
-        self._moves = moves
-        self._log = log
-        self._on_news = on_news
-
-    def on_connected(self, disk: str) -> None:
-        """A log-writer has connected and reported its disk's contents."""
-        report = DiskReport.from_writer_info(disk, self._disks.writer_info(disk))
-        self._cluster.add_report(report)
-        bump = "; raising their leader epochs first" if report.needs_epoch_bump else ""
-        self._log.info(f"log-writer@{disk} connected with {len(report.partitions)} partitions{bump}", disk=disk, peer=f"log-writer@{disk}")
-        self._moves.on_disk_connected(report)
-        self._bring_up.on_connected(report)
-        self._on_news()
-
-    def on_gone(self, disk: str) -> None:
-        """A log-writer has died or was stopped."""
-        self._cluster.reports.pop(disk, None)
-        self._bring_up.on_gone(disk)
-        self._isr.on_disk_gone(disk)
-        message = f"log-writer@{disk} disconnected; its partitions without a replica on another box wait for its return"
-        self._log.info(message, disk=disk, peer=f"log-writer@{disk}")
-
-    def look(self, now_ns: int) -> None:
-        """Apply disks that were added, removed or replaced while the box runs."""
-        came, went, replaced = self._box_disks.look(now_ns)
-        for disk in came:
-            self._bring_up.on_added(disk.name)
-            self._cluster.disks.append(disk.name)
-            self._disks.add_disk(disk.name)
-        for disk in went:
-            self._disks.remove_disk(disk.name)
-            self._cluster.remove_disk(disk.name)
-            self._bring_up.on_removed(disk.name)
-            self._bring_up.reconsider_replacements()
-            self._on_news()
-        for disk in replaced:
-            self._disks.replace_disk(disk.name)

@@ -13,15 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.base.errors import ErrorCode
-from appliance.base.layout import BoxLayout
-from appliance.base.logging import Logger
 from appliance.ipc.commands import Command, command_callbacks
 from appliance.ipc.descriptors import Completion
 from appliance.ipc.disk_health import DiskHealth
 from appliance.ipc.proxies import LogWriterProxies
-from appliance.ipc.registry import Registry
 from appliance.ipc.source import Source
-from appliance.shm.counters import Counters
+from appliance.runtime.agent import ServiceContext
 from appliance.shm.disk_words import fence_life
 from services.controller.zookeeper.operation import DiskCommand
 
@@ -40,29 +37,25 @@ class DiskCommands:
 
     def __init__(
         self,
-        layout: BoxLayout,
-        incarnation: int,
-        disks: list[str],
-        registry: Registry,
-        counters: Counters,
+        context: ServiceContext,
         on_connected: Callable[[str], None],
         on_gone: Callable[[str], None],
-        log: Logger,
-        deadline_ms: int,
-        on_isr_changes: Callable[[str, list[dict[str, Any]]], None] = lambda _disk, _changes: None,
+        on_isr_requests: Callable[[str, list[dict[str, Any]]], None],
     ) -> None:
-        self._source = Source(layout, "controller", incarnation, ARENA_BYTES, RING_ENTRIES)
+        counters = context.counters
+        disks = [disk.name for disk in context.box.disks]
+        self._source = Source(context.layout, "controller", context.incarnation, ARENA_BYTES, RING_ENTRIES)
         self._queues: dict[str, deque[tuple[DiskCommand, OnDone]]] = {disk: deque() for disk in disks}
         self._gone_callback = on_gone
         self._sent = counters.counter("controller.disk_commands")
         self._refused = counters.counter("controller.disk_commands_refused")
         completed, self._give_back = command_callbacks(self._on_completion)
         self._lost: list[Any] = []
-        self._log = log
+        self._log = context.log
         self._proxies = LogWriterProxies(
-            self._source, disks, registry, counters, completed, self._on_lost, on_connected, self._on_gone, on_isr_changes=on_isr_changes
+            self._source, disks, context.poller, counters, completed, self._on_lost, on_connected, self._on_gone, on_isr_changes=on_isr_requests
         )
-        self._health = DiskHealth(self._proxies.by_disk.values(), deadline_ms, self._on_hung, lambda _disk: None)
+        self._health = DiskHealth(self._proxies.by_disk.values(), context.box.integer("log.disk.deadline.ms"), self._on_hung, lambda _disk: None)
 
     def _on_hung(self, disk: str, operation: str) -> None:
         """Fence the log-writer: it publishes nothing more.

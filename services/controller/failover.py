@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from appliance.base.layout import BoxLayout
-from appliance.base.logging import Logger
 from appliance.runtime.leaving import GIVEN_AWAY
-from appliance.shm.counters import Counters
-from services.controller.decisions.cluster import Cluster
+from services.controller.decisions.cluster import ControllerContext
 from services.controller.decisions.leader_operations import (
     Elections,
     controlled_shutdown,
@@ -30,8 +28,7 @@ from services.controller.decisions.leader_operations import (
     to_withdraw,
     withdraw_replicas,
 )
-from services.controller.zookeeper.cluster_membership import ClusterMembership
-from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
+from services.controller.zookeeper.operation import OperationOutcome
 
 OnHandedOver = Callable[[int], None]
 
@@ -45,25 +42,21 @@ class Failover:
 
     def __init__(
         self,
-        cluster: Cluster,
-        runner: OperationRunner,
+        context: ControllerContext,
         is_dead: Callable[[str], bool],
         is_brought_up: Callable[[str], bool],
         patience_ms: Callable[[], int],
-        now_ms: Callable[[], int],
-        counters: Counters,
-        log: Logger,
-        on_failure: Callable[[Exception], None],
     ) -> None:
-        self._cluster = cluster
-        self._runner = runner
+        counters = context.counters
+        self._cluster = context.cluster
+        self._runner = context.runner
         self._patience_ms = patience_ms
-        self._now_ms = now_ms
+        self._now_ms = context.clock.monotonic_ms
         self._awaited_until_ms = 0
         self._is_dead = is_dead
         self._is_brought_up = is_brought_up
-        self._log = log
-        self._on_failure = on_failure
+        self._log = context.log
+        self._on_failure = context.on_failure
         self.is_shutting_down = False
         self._on_done: list[OnHandedOver] = []
         self._is_handed_over = False
@@ -198,12 +191,10 @@ class ControlledShutdown:
     late.
     """
 
-    def __init__(self, layout: BoxLayout, cluster: Cluster, membership: ClusterMembership, failover: Failover, log: Logger) -> None:
+    def __init__(self, layout: BoxLayout, context: ControllerContext, failover: Failover) -> None:
         self._layout = layout
-        self._cluster = cluster
-        self._membership = membership
+        self._context = context
         self._failover = failover
-        self._log = log
         self._poll_at_ms = 0
 
     def poll(self, now_ms: int) -> None:
@@ -217,13 +208,13 @@ class ControlledShutdown:
 
     def _begin(self) -> None:
         self._failover.is_shutting_down = True
-        if self._membership.has_arrived and self._cluster.has_other_boxes:
-            self._log.info("the box is stopping: handing its leaderships over to other boxes")
+        if self._context.can_begin() and self._context.cluster.has_other_boxes:
+            self._context.log.info("the box is stopping: handing its leaderships over to other boxes")
             self._failover.shut_down(self._on_handed_over)
         else:
             self._on_handed_over(0)
 
     def _on_handed_over(self, moved: int) -> None:
         if moved:
-            self._log.info(f"handed {moved} partitions over to other boxes, as leaders or in-sync replicas")
+            self._context.log.info(f"handed {moved} partitions over to other boxes, as leaders or in-sync replicas")
         Path(self._layout.left_file).touch()

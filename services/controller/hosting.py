@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from appliance.base.errors import ErrorCode
-from appliance.base.logging import Logger
 from appliance.cluster.placement import DiskSpace
 from appliance.runtime.agent import ServiceContext
-from appliance.shm.counters import Counters, read_counters
-from services.controller.decisions.cluster import Cluster
+from appliance.shm.counters import read_counters
+from services.controller.decisions.cluster import Cluster, ControllerContext
 from services.controller.decisions.hosting_operations import clear_stale_placement, give_up_partitions, host_partitions, leave_topic, to_give_up, to_host
 from services.controller.disk_commands import DiskCommands
-from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
+from services.controller.zookeeper.operation import OperationOutcome
 from services.controller.zookeeper.requests import ZooKeeperFailed
 from services.controller.zookeeper.topic_registry import TopicState
 
@@ -77,22 +76,14 @@ class Hosting:
     `spaces()`: disks that can take partitions.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        runner: OperationRunner,
-        spaces: Callable[[], list[DiskSpace]],
-        may_host: Callable[[], bool],
-        counters: Counters,
-        log: Logger,
-        on_failure: Callable[[Exception], None],
-    ) -> None:
-        self._cluster = cluster
-        self._runner = runner
+    def __init__(self, context: ControllerContext, spaces: Callable[[], list[DiskSpace]], may_host: Callable[[], bool]) -> None:
+        counters = context.counters
+        self._cluster = context.cluster
+        self._runner = context.runner
         self._spaces = spaces
         self._may_host = may_host
-        self._log = log
-        self._on_failure = on_failure
+        self._log = context.log
+        self._on_failure = context.on_failure
         self._hosted = counters.counter("controller.replicas_hosted")
         self._given_up = counters.counter("controller.replicas_given_up")
 

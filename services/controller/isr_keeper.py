@@ -8,31 +8,23 @@ ZooKeeper is away requests wait, and their leaders count with the larger of both
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from appliance.shm.counters import Counters
-from services.controller.decisions.cluster import Cluster
+from services.controller.decisions.cluster import ControllerContext
 from services.controller.decisions.disk_report import PartitionKey
 from services.controller.decisions.isr_operations import PendingIsrChange, apply_isr_changes, complete_isr_changes
-from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
+from services.controller.zookeeper.operation import OperationOutcome
 
 
 class IsrKeeper:
-    """Requests by disk. `runner` is dropped when ZooKeeper is lost; `on_failure` gets its failures."""
+    """Requests by disk."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        runner: OperationRunner,
-        can_begin: Callable[[], bool],
-        counters: Counters,
-        on_failure: Callable[[Exception], None],
-    ) -> None:
-        self._cluster = cluster
-        self._runner = runner
-        self._can_begin = can_begin
-        self._on_failure = on_failure
+    def __init__(self, context: ControllerContext) -> None:
+        counters = context.counters
+        self._cluster = context.cluster
+        self._runner = context.runner
+        self._can_begin = context.can_begin
+        self._on_failure = context.on_failure
         self._waiting: dict[str, dict[PartitionKey, PendingIsrChange]] = {}
         self._written: dict[str, set[PartitionKey]] = {}
         """Disk → partitions whose request is being written, or was when the connection was lost."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.base.logging import Logger
 from appliance.base.model import TopicId
 from appliance.cluster.znodes import BoxRecord, BrokerRegistration
 from appliance.shm.counters import Counters
 from services.controller.decisions.arrival import Arrival, arrive
-from services.controller.decisions.cluster import Cluster
+from services.controller.decisions.cluster import Cluster, ControllerContext
 from services.controller.decisions.disk_report import DiskReport
 from services.controller.disk_bring_up import DiskBringUp
 from services.controller.disk_commands import DiskCommands
@@ -86,16 +87,13 @@ class ControllerProcess:
         self._runner = runner = OperationRunner(self._ask, self._command, self._publish, self._pause)
         self._own_runner = OperationRunner(self._ask, self._command, self._publish, self._pause)
         counters, log = cast(Counters, _Counters()), cast(Logger, _Notes(world, broker_id))
-        self._isr = IsrKeeper(self.cluster, runner, lambda: self._arrived, counters, self._on_failure)
-        disks = cast(DiskCommands, self)
-        is_settled = self._isr.is_settled
-        self._bring_up = DiskBringUp(self.cluster, runner, disks, is_settled, DISK_DEADLINE_MS, self.monotonic_ms, counters, log, self._on_failure)
-        self._roles = RoleKeeper(self.cluster, self._own_runner, self._bring_up.is_brought_up, self.monotonic_ms)
-        bring_up, now_ms = self._bring_up, self.monotonic_ms
+        context = ControllerContext(self.cluster, runner, cast(Clock, self), counters, log, self._on_failure, lambda: self._arrived)
+        self._isr = IsrKeeper(context)
+        self._bring_up = bring_up = DiskBringUp(context, cast(DiskCommands, self), self._isr.is_settled, DISK_DEADLINE_MS)
+        self._roles = RoleKeeper(self.cluster, self._own_runner, bring_up.is_brought_up, self.monotonic_ms)
         patience = lambda: bring_up.patience_ms(SESSION_TIMEOUT // MS)  # noqa: E731
-        self._failover = Failover(self.cluster, runner, bring_up.is_dead, bring_up.is_brought_up, patience, now_ms, counters, log, self._on_failure)
-        session = self._session_id
-        self._watcher = ZnodeWatcher(self.cluster, runner, lambda: TOPIC_ID, lambda: (), session, self, log, self._reconsider_now, self._on_failure)
+        self._failover = Failover(context, bring_up.is_dead, bring_up.is_brought_up, patience)
+        self._watcher = ZnodeWatcher(context, lambda: TOPIC_ID, lambda: (), self._session_id, self._reconsider_now)
         self.session = Session(world, zookeeper, broker_id, session_id, self._on_connected, self._leave, self._looks_at)
         self._turn_again()
 

@@ -31,7 +31,7 @@ from appliance.protocol.config_apis import (
 from appliance.protocol.schema import Message
 from appliance.protocol.topic_apis import CreatableTopic, CreatePartitionsRequest, GrownTopic, PartitionAssignment, ReplicaAssignment, TopicConfig, TopicToGrow
 from lab.real_zookeeper import RealZooKeeper
-from services.controller.admin import config_requests
+from services.controller.admin import configs as config_requests
 from services.controller.zookeeper import config_changes, topic_registry
 from tests.support.stepped_controller import Killed, SteppedBox
 

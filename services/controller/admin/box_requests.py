@@ -10,18 +10,14 @@ disks when it returns.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.base.logging import Logger
 from appliance.cluster.znodes import box_path, placements_path
 from appliance.protocol.cluster_apis import UNREGISTER_BROKER_REQUEST, UNREGISTER_BROKER_RESPONSE, UnregisterBrokerResponse
-from services.controller.admin.topic_administration import Result
-from services.controller.admin.waiting_requests import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, truncated
-from services.controller.decisions.cluster import Cluster
+from services.controller.admin.waiting_requests import NOT_CONTROLLER, ControllerRequest, Key, Result, WaitingRequest, WaitingRequests, truncated
+from services.controller.decisions.cluster import Cluster, ControllerContext
 from services.controller.zookeeper import broker_registry
 from services.controller.zookeeper.change_log import ClusterChange, change_write
-from services.controller.zookeeper.operation import Operation, OperationOutcome, OperationRunner
+from services.controller.zookeeper.operation import Operation, OperationOutcome
 from services.controller.zookeeper.requests import BadVersion, Delete, GetChildren, MultiFailed, NoNode, NotEmpty, Write
 from services.controller.zookeeper.topic_registry import chunks
 
@@ -30,49 +26,37 @@ UNREGISTER_TIMEOUT_MS = 30_000
 
 
 class BoxRequests:
-    """Requests to remove boxes. `on_failure` gets what ZooKeeper refused or lost."""
+    """Requests to remove boxes."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        runner: OperationRunner,
-        log: Logger,
-        on_failure: Callable[[Exception], None],
-        wait: Wait,
-        answer: Answer,
-        now_ms: Callable[[], int],
-    ) -> None:
-        self._cluster = cluster
-        self._runner = runner
-        self._log = log
-        self._on_failure = on_failure
-        self._wait = wait
-        self._answer = answer
-        self._now_ms = now_ms
+    def __init__(self, context: ControllerContext, requests: WaitingRequests) -> None:
+        self._context = context
+        self._requests = requests
 
     def on_unregister(self, request: ControllerRequest) -> None:
         broker_id = UNREGISTER_BROKER_REQUEST.decode(request.body, 0, len(request.body), request.version).broker_id
 
         def finish(results: dict[Key, Result]) -> None:
             result = results[broker_id]
-            self._answer(request, UNREGISTER_BROKER_RESPONSE.encode(request.version, UnregisterBrokerResponse(0, result.code, truncated(result.message))))
+            body = UNREGISTER_BROKER_RESPONSE.encode(request.version, UnregisterBrokerResponse(0, result.code, truncated(result.message)))
+            self._requests.answer(request, body)
 
-        self._wait(WaitingRequest([broker_id], self._now_ms() + UNREGISTER_TIMEOUT_MS, lambda waiting: self._begin(waiting, broker_id), finish))
+        self._requests.wait([broker_id], UNREGISTER_TIMEOUT_MS, lambda waiting: self._begin(waiting, broker_id), finish)
 
     def _begin(self, waiting: WaitingRequest, broker_id: int) -> None:
-        if self._cluster.fence is None:
+        cluster, runner = self._context.cluster, self._context.runner
+        if cluster.fence is None:
             waiting.record(broker_id, NOT_CONTROLLER)
-        elif not self._runner.start(f"forget:{broker_id}", forget_box(self._cluster, broker_id), lambda outcome: self._on_end(waiting, broker_id, outcome)):
+        elif not runner.start(f"forget:{broker_id}", forget_box(cluster, broker_id), lambda outcome: self._on_end(waiting, broker_id, outcome)):
             waiting.record(broker_id, Result(ErrorCode.INVALID_REQUEST, f"Box {broker_id} is already being removed."))
 
     def _on_end(self, waiting: WaitingRequest, broker_id: int, outcome: OperationOutcome) -> None:
         if isinstance(outcome.failure, RequestRefused):
-            waiting.record(broker_id, Result(outcome.failure.code, outcome.failure.message))
+            waiting.record(broker_id, Result.of(outcome.failure))
         elif outcome.failure is not None:
             waiting.record(broker_id, Result(ErrorCode.REQUEST_TIMED_OUT, f"ZooKeeper failed: {outcome.failure}"))
-            self._on_failure(outcome.failure)
+            self._context.on_failure(outcome.failure)
         else:
-            self._log.info(f"removed box {broker_id}: its record and placements are deleted")
+            self._context.log.info(f"removed box {broker_id}: its record and placements are deleted")
             waiting.record(broker_id, Result(ErrorCode.NONE))
 
 

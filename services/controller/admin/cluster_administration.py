@@ -12,9 +12,8 @@ from collections.abc import Callable
 
 from appliance.base.model import TopicId
 from appliance.base.settings import Box
-from appliance.cluster.placement import CreationDefaults, DiskSpace
+from appliance.cluster.placement import CreationDefaults
 from appliance.cluster.state_log import internal_topic
-from appliance.runtime.agent import ServiceContext
 from appliance.senders.sender_tables import tables_of
 from services.controller.admin.configs import ConfigAdministration
 from services.controller.admin.elections import ElectionAdministration, LeadershipReturn
@@ -24,54 +23,38 @@ from services.controller.admin.reassignments import ReassignmentAdministration
 from services.controller.admin.topic_administration import TopicAdministration
 from services.controller.admin.topic_copies import TopicCopies, copies_wanted
 from services.controller.admin.waiting_requests import NOT_CONTROLLER
-from services.controller.decisions.cluster import Cluster
-from services.controller.zookeeper.operation import OperationRunner
+from services.controller.decisions.cluster import ControllerContext
+from services.controller.decisions.topic_operations import Spaces
 
 
 class ClusterAdministration:
     """Call `reconsider` while this box has arrived."""
 
-    def __init__(
-        self,
-        context: ServiceContext,
-        cluster: Cluster,
-        runner: OperationRunner,
-        spaces: Callable[[], list[DiskSpace]],
-        new_topic_id: Callable[[], TopicId],
-        on_failure: Callable[[Exception], None],
-    ) -> None:
-        box, counters, log, now_ms = context.box, context.counters, context.log, context.clock.monotonic_ms
-        self._cluster = cluster
+    def __init__(self, context: ControllerContext, box: Box, spaces: Spaces, new_topic_id: Callable[[], TopicId]) -> None:
+        self._cluster = cluster = context.cluster
         self._term: int | None = None
-        """The controller epoch in which orders were received; None while another box is the
-        controller.
-        """
+        """The controller epoch in which orders were received; None while another box is the controller."""
         defaults = CreationDefaults(box.integer("num.partitions"), box.integer("default.replication.factor"))
         self.topics = TopicAdministration(
-            cluster,
-            runner,
+            context,
             spaces,
             new_topic_id,
             defaults,
             box.flag("delete.topic.enable"),
             lambda name: internal_topic(name, box, len(cluster.open_brokers())),
-            counters,
-            log,
-            on_failure,
-            now_ms,
         )
-        self.partitions = PartitionAdministration(cluster, runner, spaces, defaults, counters, log, on_failure)
-        self.configs = ConfigAdministration(cluster, runner, counters, log, on_failure)
-        self.reassignments = ReassignmentAdministration(cluster, runner, counters, log, on_failure)
+        self.partitions = PartitionAdministration(context, spaces, defaults)
+        self.configs = ConfigAdministration(context)
+        self.reassignments = ReassignmentAdministration(context)
         leadership_return = LeadershipReturn(
             box.flag("auto.leader.rebalance.enable"),
             box.integer("leader.imbalance.check.interval.seconds") * 1000,
             box.integer("leader.imbalance.per.broker.percentage"),
         )
-        self.elections = ElectionAdministration(cluster, runner, leadership_return, now_ms, counters, log, on_failure)
-        self.draining = DiskDraining(cluster, runner, counters, log, on_failure)
+        self.elections = ElectionAdministration(context, leadership_return)
+        self.draining = DiskDraining(context)
         elections = self.elections if leadership_return.is_enabled else None
-        self._copies = TopicCopies(cluster, _copies_wanted(box), self.reassignments, elections, now_ms, log)
+        self._copies = TopicCopies(cluster, _copies_wanted(box), self.reassignments, elections, context.clock.monotonic_ms, context.log)
 
     def on_arrived(self) -> None:
         """The tree was loaded; whether this box is the controller is known again."""

@@ -9,13 +9,12 @@ are forgotten with the process; the client gets no answer and retries.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.base.logging import Logger
 from appliance.base.model import topic_name_problem
 from appliance.base.setting_rows import SETTING_ROWS
 from appliance.cluster.broker_configs import DYNAMIC_BROKER_CONFIGS, BrokerConfig, dynamic_config_problem
@@ -34,14 +33,13 @@ from appliance.protocol.config_apis import (
     ResourceType,
 )
 from appliance.protocol.schema import Message
-from appliance.shm.counters import Counters
 from services.controller.admin.config_descriptions import BrokerSide, describe_broker, describe_dynamic, describe_topic
-from services.controller.admin.topic_administration import OnResult, Result
-from services.controller.admin.waiting_requests import Answer, ControllerRequest, Key, Wait, WaitingRequest, truncated
-from services.controller.decisions.cluster import Cluster
+from services.controller.admin.pending_orders import PendingOrders
+from services.controller.admin.waiting_requests import ControllerRequest, Key, OnResult, Result, WaitingRequest, WaitingRequests, truncated
+from services.controller.decisions.cluster import Cluster, ControllerContext
 from services.controller.decisions.config_operations import alter_box_config, alter_topic_config
 from services.controller.zookeeper.config_changes import SET, ConfigChange, ConfigOperation, altered, refuse_bad_names_and_nulls, replaced
-from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
+from services.controller.zookeeper.operation import Operation, OperationOutcome
 
 
 class Entity(NamedTuple):
@@ -61,62 +59,31 @@ class Alteration(NamedTuple):
 
 
 class ConfigAdministration:
-    """Alterations by topic and broker. `on_failure` gets what ZooKeeper refused or lost."""
+    """Alterations by topic and broker, one after another."""
 
-    def __init__(self, cluster: Cluster, runner: OperationRunner, counters: Counters, log: Logger, on_failure: Callable[[Exception], None]) -> None:
-        self._cluster = cluster
-        self._runner = runner
-        self._log = log
-        self._on_failure = on_failure
-        self._wanted: dict[Entity, deque[Alteration]] = {}
-        self._altered = counters.counter("controller.configs_altered")
+    def __init__(self, context: ControllerContext) -> None:
+        self._cluster = cluster = context.cluster
+        self._log = context.log
+        self._pending = PendingOrders(
+            context, _run_name, self._alter, self._on_altered, lambda: cluster.has_arrived, lambda alteration: alteration.is_awaited()
+        )
+        self.alter = self._pending.add
+        """`on_result` is called when the change is refused, or written and sent to log-writers and image."""
+        self.reconsider = self._pending.reconsider
+        self._altered = context.counters.counter("controller.configs_altered")
 
-    def alter(self, entity: Entity, alteration: Alteration) -> None:
-        """Order a change. `on_result` is called when it is refused, or written and sent to
-        log-writers and image.
-        """
-        self._wanted.setdefault(entity, deque()).append(alteration)
-        self._go_on(entity)
-
-    def reconsider(self) -> None:
-        """Start what is due and not running."""
-        for entity in sorted(self._wanted):
-            self._go_on(entity)
-
-    def _go_on(self, entity: Entity) -> None:
-        run = f"{'box-config' if entity.is_broker else 'config'}:{entity.name}"
-        waiting = self._wanted.get(entity)
-        if waiting is None or not self._cluster.has_arrived or self._runner.is_running(run):
-            return
-        while waiting and not waiting[0].is_awaited():
-            waiting.popleft()
-        if not waiting:
-            del self._wanted[entity]
-            return
-        alteration = waiting[0]
+    def _alter(self, entity: Entity, alteration: Alteration) -> Operation[None]:
         alter = alter_box_config if entity.is_broker else alter_topic_config
-        operation = alter(self._cluster, entity.name, alteration.change, alteration.validate_only)
-        self._runner.start(run, operation, lambda outcome: self._on_altered(entity, outcome))
+        return alter(self._cluster, entity.name, alteration.change, alteration.validate_only)
 
-    def _on_altered(self, entity: Entity, outcome: OperationOutcome) -> None:
-        if isinstance(outcome.failure, RequestRefused):
-            result = Result(outcome.failure.code, outcome.failure.message)
-        elif outcome.failure is not None:
-            self._on_failure(outcome.failure)
-            return
-        else:
-            result = Result(ErrorCode.NONE)
-        alterations = self._wanted[entity]
-        alteration = alterations.popleft()
-        if not alterations:
-            del self._wanted[entity]
-        if result.code is ErrorCode.NONE and not alteration.validate_only:
+    def _on_altered(self, entity: Entity, alteration: Alteration, outcome: OperationOutcome) -> bool:
+        if outcome.failure is None and not alteration.validate_only:
             self._altered.add()
-            self._tell(entity)
-        alteration.on_result(result)
-        self._go_on(entity)
+            self._log_configs(entity)
+        alteration.on_result(Result.of(outcome.failure))  # type: ignore[arg-type]  # the queue passes on no other failure
+        return True
 
-    def _tell(self, entity: Entity) -> None:
+    def _log_configs(self, entity: Entity) -> None:
         topic = self._cluster.topics.get(entity.name)
         config = self._cluster.dynamic_configs.get(entity.name, {}) if entity.is_broker else topic.config if topic is not None else {}
         configs = ", ".join(f"{key}={value}" for key, value in sorted(config.items())) or "none of its own"
@@ -138,6 +105,10 @@ TOO_MANY = "The request describes too many configs at once; describe fewer resou
 Resource = ResourceToReplace | ResourceToAlter
 
 
+def _run_name(entity: Entity) -> str:
+    return f"{'box-config' if entity.is_broker else 'config'}:{entity.name}"
+
+
 class ConfigRequests:
     """Requests about configs of topics and of this broker."""
 
@@ -146,16 +117,12 @@ class ConfigRequests:
         cluster: Cluster,
         administration: ConfigAdministration,
         broker_configs: Mapping[str, BrokerConfig],
-        wait: Wait,
-        answer: Answer,
-        now_ms: Callable[[], int],
+        requests: WaitingRequests,
     ) -> None:
         self._cluster = cluster
         self._administration = administration
         self._broker_configs = broker_configs
-        self._wait = wait
-        self._answer = answer
-        self._now_ms = now_ms
+        self._requests = requests
 
     # --- describing ---------------------------------------------------------------------------------------------------------
 
@@ -178,10 +145,10 @@ class ConfigRequests:
             if len(body) > ANSWER_BYTES_MAX:
                 described = [DescribedResource(ErrorCode.INVALID_REQUEST, TOO_MANY, kind, name) for _, _, kind, name, _ in described]
                 body = config_apis.DESCRIBE_CONFIGS_RESPONSE.encode(request.version, DescribeConfigsResponse(0, tuple(described)))
-            self._answer(request, body)
+            self._requests.answer(request, body)
 
         if any(resource.resource_type == ResourceType.TOPIC for resource in decoded.resources):
-            self._wait(WaitingRequest([0], self._now_ms() + CONFIG_TIMEOUT_MS, lambda waiting: waiting.record(0, Result(ErrorCode.NONE)), finish))
+            self._requests.wait([0], CONFIG_TIMEOUT_MS, lambda waiting: waiting.record(0, Result(ErrorCode.NONE)), finish)
         else:
             finish({})
 
@@ -247,9 +214,9 @@ class ConfigRequests:
                 AlteredResource(results[index].code, truncated(results[index].message), resource.resource_type, resource.resource_name)
                 for index, resource in enumerate(resources)
             )
-            self._answer(request, message.encode(request.version, AlteredResources(0, done)))
+            self._requests.answer(request, message.encode(request.version, AlteredResources(0, done)))
 
-        self._wait(WaitingRequest(range(len(resources)), self._now_ms() + CONFIG_TIMEOUT_MS, begin, finish))
+        self._requests.wait(range(len(resources)), CONFIG_TIMEOUT_MS, begin, finish)
 
     def _begin(
         self,
@@ -262,7 +229,7 @@ class ConfigRequests:
         try:
             change = self._planned(resource, counts)
         except RequestRefused as refused:
-            on_result(Result(refused.code, refused.message))
+            on_result(Result.of(refused))
             return
         is_broker = resource.resource_type == ResourceType.BROKER
         entity = Entity(is_broker, resource.resource_name or DEFAULT_BROKER if is_broker else resource.resource_name)

@@ -1,16 +1,13 @@
 """Handle the requests on `controller.sock`: Kafka's admin requests and automatic creation.
 
 CreateTopics, DeleteTopics and automatic creation are here, the others in their own modules. Owned
-by the controller process. While ZooKeeper is away, requests that have begun wait until their
-deadline, the others for `UNREACHED_MS`; then they are refused with the reason, and nothing was
-changed. Weak: a response is encoded when the last topic of a request is done or its deadline has
-passed; there is no partial response.
+by the controller process. Weak: as of `waiting_requests`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -18,7 +15,8 @@ import orjson
 
 from appliance.base.errors import ErrorCode, ProtocolViolation
 from appliance.base.model import NO_TOPIC_ID, TopicId
-from appliance.cluster.broker_configs import BrokerConfig
+from appliance.base.settings import Box
+from appliance.cluster.broker_configs import broker_configs
 from appliance.cluster.placement import TopicCreation
 from appliance.ipc.controller_frames import AUTO_CREATE, AUTO_CREATE_DONE, MOVE_ORDERS, MOVE_ORDERS_DONE
 from appliance.ipc.frames import Frame
@@ -36,78 +34,57 @@ from appliance.protocol.topic_apis import (
     encode_delete_topics_body,
 )
 from appliance.runtime.request_server import RequestClient
-from appliance.shm.counters import Counters
 from services.controller.admin.box_requests import BoxRequests
 from services.controller.admin.cluster_administration import ClusterAdministration
 from services.controller.admin.config_descriptions import BrokerSide, describe_topic
 from services.controller.admin.configs import ConfigRequests
 from services.controller.admin.elections import ElectionRequests
+from services.controller.admin.move_orders import MoveOrders
 from services.controller.admin.move_requests import MoveRequests
 from services.controller.admin.partitions import PartitionRequests
 from services.controller.admin.reassignments import ReassignmentRequests
-from services.controller.admin.topic_administration import CreationElsewhere, Result
-from services.controller.admin.waiting_requests import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, truncated
-from services.controller.decisions.cluster import Cluster
+from services.controller.admin.topic_administration import CreationElsewhere
+from services.controller.admin.waiting_requests import NOT_CONTROLLER, ControllerRequest, Key, Result, WaitingRequest, WaitingRequests, truncated
+from services.controller.decisions.cluster import ControllerContext
 
 AUTO_CREATE_TIMEOUT_MS = 30_000
-UNREACHED_MS = 5_000
-"""An ensemble elects a leader within one second. If it is away longer, it may stay away, and an
-operator is waiting at a prompt.
-"""
-
-Respond = Callable[[RequestClient, int, int, bytes], None]
 
 
 class ControllerRequests:
-    """Decode, wait, respond.
-
-    `can_begin()` returns whether the tree is loaded; `unreached()` names ZooKeeper servers whose
-    connection is lost; `respond(client, kind, token, payload)` sends a response.
-    """
+    """Decode requests, start them, encode their responses."""
 
     def __init__(
         self,
-        cluster: Cluster,
+        context: ControllerContext,
         administration: ClusterAdministration,
-        make_box_requests: Callable[[Wait, Answer], BoxRequests],
         elsewhere: CreationElsewhere,
-        make_move_requests: Callable[[Wait, Answer], MoveRequests],
-        broker_configs: Mapping[str, BrokerConfig],
-        can_begin: Callable[[], bool],
-        unreached: Callable[[], str],
-        respond: Respond,
-        counters: Counters,
-        now_ms: Callable[[], int],
+        move_orders: MoveOrders,
+        box: Box,
+        requests: WaitingRequests,
     ) -> None:
-        self._cluster = cluster
+        self._cluster = cluster = context.cluster
         self._topics = administration.topics
         self._elsewhere = elsewhere
-        self._broker_configs = broker_configs
-        self._can_begin = can_begin
-        self._unreached = unreached
-        self._unreached_since_ms: int | None = None
-        self._respond = respond
-        self._now_ms = now_ms
-        self._waiting: list[WaitingRequest] = []
-        self._move_requests = make_move_requests(self._wait, self._answer)
-        configs = ConfigRequests(cluster, administration.configs, broker_configs, self._wait, self._answer, now_ms)
-        reassignments = ReassignmentRequests(cluster, administration.reassignments, self._wait, self._answer, now_ms)
+        self._requests = requests
+        self._broker_configs = broker_configs(box)
+        self._move_requests = MoveRequests(move_orders, administration.draining, box.disks, requests)
+        configs = ConfigRequests(cluster, administration.configs, self._broker_configs, requests)
+        reassignments = ReassignmentRequests(cluster, administration.reassignments, requests)
         self._by_api: dict[int, Callable[[ControllerRequest], None]] = {
             ApiKey.CREATE_TOPICS: self._on_create_topics,
             ApiKey.DELETE_TOPICS: self._on_delete_topics,
-            ApiKey.CREATE_PARTITIONS: PartitionRequests(cluster, administration.partitions, self._wait, self._answer, now_ms).on_create_partitions,
+            ApiKey.CREATE_PARTITIONS: PartitionRequests(cluster, administration.partitions, requests).on_create_partitions,
             ApiKey.ALTER_REPLICA_LOG_DIRS: self._move_requests.on_alter,
             ApiKey.DESCRIBE_CONFIGS: configs.on_describe,
             ApiKey.ALTER_CONFIGS: configs.on_replace,
             ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.on_alter,
             ApiKey.ALTER_PARTITION_REASSIGNMENTS: reassignments.on_alter,
             ApiKey.LIST_PARTITION_REASSIGNMENTS: reassignments.on_list,
-            ApiKey.ELECT_LEADERS: ElectionRequests(cluster, administration.elections, self._wait, self._answer, now_ms).on_elect,
-            ApiKey.UNREGISTER_BROKER: make_box_requests(self._wait, self._answer).on_unregister,
+            ApiKey.ELECT_LEADERS: ElectionRequests(cluster, administration.elections, requests).on_elect,
+            ApiKey.UNREGISTER_BROKER: BoxRequests(context, requests).on_unregister,
         }
-        self._received = counters.counter("controller.requests")
-        self._refused = counters.counter("controller.requests_unreadable")
-        self._timed_out = counters.counter("controller.requests_timed_out")
+        self._received = context.counters.counter("controller.requests")
+        self._refused = context.counters.counter("controller.requests_unreadable")
 
     def on_frame(self, client: RequestClient, frame: Frame) -> None:
         """Handle a frame. An unreadable request gets an empty response, so that the acceptor closes
@@ -123,7 +100,7 @@ class ControllerRequests:
                 self._on_kafka_request(client, frame)
             except (ProtocolViolation, ValueError):
                 self._refused.add()
-                self._respond(client, KAFKA_RESPONSE, frame.token, b"")
+                self._requests.respond(client, KAFKA_RESPONSE, frame.token, b"")
         else:
             self._refused.add()
 
@@ -134,65 +111,23 @@ class ControllerRequests:
             raise ProtocolViolation("unknown_api", f"the controller does not answer API {api_key}")
         action(ControllerRequest(client, frame.token, version, body))
 
-    def _answer(self, request: ControllerRequest, body: bytes) -> None:
-        self._respond(request.client, KAFKA_RESPONSE, request.token, body)
-
     def _on_move_orders(self, client: RequestClient, frame: Frame) -> None:
         try:
-            self._move_requests.on_orders(frame.payload, lambda document: self._respond(client, MOVE_ORDERS_DONE, frame.token, document))
+            self._move_requests.on_orders(frame.payload, lambda document: self._requests.respond(client, MOVE_ORDERS_DONE, frame.token, document))
         except ValueError:
             self._refused.add()
-
-    # --- the wait -----------------------------------------------------------------------------------------------------------
-
-    def _wait(self, waiting: WaitingRequest) -> None:
-        self._waiting.append(waiting)
-        self.do_work()
-
-    def do_work(self) -> int:
-        """Begin requests, answer those that are done or have timed out; return how many were
-        answered.
-        """
-        servers = self._unreached()
-        if not servers:
-            self._unreached_since_ms = None
-        elif self._unreached_since_ms is None:
-            self._unreached_since_ms = self._now_ms()
-        if not self._waiting:
-            return 0
-        now_ms = self._now_ms()
-        can_begin = self._can_begin()
-        away_ms = now_ms - self._unreached_since_ms if self._unreached_since_ms is not None else 0
-        finished = []
-        for waiting in list(self._waiting):
-            if can_begin and not waiting.begun:
-                waiting.begun = True
-                waiting.begin(waiting)
-            if not waiting.begun and away_ms >= UNREACHED_MS:
-                seconds = away_ms // 1_000
-                waiting.time_out(f"ZooKeeper ({servers}) has been unreachable for {seconds} s, so nothing was changed. Check that most of its servers run.")
-            elif not waiting.is_done and now_ms >= waiting.deadline_ms:
-                waiting.time_out()
-                self._timed_out.add()
-            if waiting.is_done:
-                finished.append(waiting)
-        for waiting in finished:
-            self._waiting.remove(waiting)
-            waiting.finish(waiting.results)
-        return len(finished)
 
     # --- CreateTopics -------------------------------------------------------------------------------------------------------
 
     def _on_create_topics(self, request: ControllerRequest) -> None:
         decoded = decode_create_topics(request.body, 0, len(request.body), request.version)
         counts = Counter(topic.name for topic in decoded.topics)
-        waiting = WaitingRequest(
+        self._requests.wait(
             counts,
-            self._now_ms() + max(0, decoded.timeout_ms),
+            decoded.timeout_ms,
             lambda waiting: self._begin_create(waiting, decoded.topics, counts, decoded.validate_only),
-            lambda results: self._answer(request, self._created_body(request.version, decoded.topics, results)),
+            lambda results: self._requests.answer(request, self._created_body(request.version, decoded.topics, results)),
         )
-        self._wait(waiting)
 
     def _begin_create(self, waiting: WaitingRequest, topics: tuple[CreatableTopic, ...], counts: Counter[str], validate_only: bool) -> None:
         too_much = self._topics.request_problem((topic.num_partitions, len(topic.assignments)) for topic in topics if counts[topic.name] == 1)
@@ -227,13 +162,12 @@ class ControllerRequests:
     def _on_delete_topics(self, request: ControllerRequest) -> None:
         decoded = decode_delete_topics(request.body, 0, len(request.body), request.version)
         named: dict[int, tuple[str, TopicId]] = {}
-        waiting = WaitingRequest(
+        self._requests.wait(
             range(len(decoded.topics)),
-            self._now_ms() + max(0, decoded.timeout_ms),
+            decoded.timeout_ms,
             lambda waiting: self._begin_delete(waiting, decoded.topics, named, request.version),
-            lambda results: self._answer(request, _deleted_body(request.version, decoded.topics, named, results)),
+            lambda results: self._requests.answer(request, _deleted_body(request.version, decoded.topics, named, results)),
         )
-        self._wait(waiting)
 
     def _begin_delete(self, waiting: WaitingRequest, topics: tuple[TopicToDelete, ...], named: dict[int, tuple[str, TopicId]], version: int) -> None:
         for index, topic in enumerate(topics):
@@ -272,13 +206,12 @@ class ControllerRequests:
         except (ValueError, KeyError, TypeError, AttributeError):
             self._refused.add()
             return
-        waiting = WaitingRequest(
+        self._requests.wait(
             topics,
-            self._now_ms() + AUTO_CREATE_TIMEOUT_MS,
+            AUTO_CREATE_TIMEOUT_MS,
             lambda waiting: self._begin_ensure(waiting, topics),
-            lambda results: self._respond(client, AUTO_CREATE_DONE, frame.token, _errors_document(results)),
+            lambda results: self._requests.respond(client, AUTO_CREATE_DONE, frame.token, _errors_document(results)),
         )
-        self._wait(waiting)
 
     def _begin_ensure(self, waiting: WaitingRequest, topics: dict[str, int]) -> None:
         affordable = self._topics.affordable(topics)

@@ -8,7 +8,7 @@ with the session is answered only at its deadline, or after the next arrival.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -17,8 +17,9 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.ipc.controller_frames import COMMIT_LEGACY_OFFSETS, COORDINATOR_ANSWER, FETCH_LEGACY_OFFSETS, LEASE_PRODUCER_IDS
 from appliance.ipc.frames import Frame
 from appliance.runtime.request_server import RequestClient
-from appliance.shm.counters import Counters
-from services.controller.zookeeper.operation import Operation, OperationOutcome, OperationRunner, all_of
+from services.controller.admin.waiting_requests import Respond
+from services.controller.decisions.cluster import ControllerContext
+from services.controller.zookeeper.operation import Operation, OperationOutcome, all_of
 from services.controller.zookeeper.requests import BadVersion, Create, Get, Node, NodeExists, NoNode, SetData, ZooKeeperFailed
 
 PRODUCER_ID_BLOCK: Final = "/latest_producer_id_block"
@@ -69,8 +70,6 @@ def lease_block(broker_id: int, size: int) -> Operation[tuple[int, int]]:
 TIMEOUT_MS = 5_000
 KINDS = frozenset({LEASE_PRODUCER_IDS, COMMIT_LEGACY_OFFSETS, FETCH_LEGACY_OFFSETS})
 
-Respond = Callable[[RequestClient, int, int, bytes], None]
-
 
 class _PendingRequest(NamedTuple):
     client: RequestClient
@@ -80,28 +79,19 @@ class _PendingRequest(NamedTuple):
 
 
 class CoordinatorServices:
-    """Requests of coordinators. `can_begin()`: the tree is loaded."""
+    """Requests of coordinators."""
 
-    def __init__(
-        self,
-        broker_id: int,
-        block_size: int,
-        runner: OperationRunner,
-        can_begin: Callable[[], bool],
-        respond: Respond,
-        counters: Counters,
-        now_ms: Callable[[], int],
-    ) -> None:
-        self._broker_id = broker_id
+    def __init__(self, context: ControllerContext, block_size: int, respond: Respond) -> None:
+        self._broker_id = context.cluster.broker_id
         self._block_size = block_size
-        self._runner = runner
-        self._can_begin = can_begin
+        self._runner = context.runner
+        self._can_begin = context.can_begin
         self._respond = respond
-        self._now_ms = now_ms
+        self._now_ms = context.clock.monotonic_ms
         self._pending: dict[str, _PendingRequest] = {}
         self._count = 0
-        self._leased = counters.counter("controller.producer_id_blocks")
-        self._refused = counters.counter("controller.coordinator_requests_refused")
+        self._leased = context.counters.counter("controller.producer_id_blocks")
+        self._refused = context.counters.counter("controller.coordinator_requests_refused")
 
     def on_frame(self, client: RequestClient, frame: Frame) -> None:
         self._count += 1

@@ -10,12 +10,10 @@ operation.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode
-from appliance.base.logging import Logger
 from appliance.protocol.reassignment_apis import (
     ELECT_LEADERS_REQUEST,
     ELECT_LEADERS_RESPONSE,
@@ -26,13 +24,12 @@ from appliance.protocol.reassignment_apis import (
     ElectLeadersRequest,
     ElectLeadersResponse,
 )
-from appliance.shm.counters import Counters
-from services.controller.admin.topic_administration import Result
-from services.controller.admin.waiting_requests import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, truncated
-from services.controller.decisions.cluster import Cluster
-from services.controller.decisions.elections import LedPartition, hold_elections, plan_leadership_return
+from services.controller.admin.pending_orders import PendingOrders
+from services.controller.admin.waiting_requests import NOT_CONTROLLER, ControllerRequest, Key, Result, WaitingRequest, WaitingRequests, truncated
+from services.controller.decisions.cluster import Cluster, ControllerContext
+from services.controller.decisions.elections import LedPartition, Refusals, hold_elections, plan_leadership_return
 from services.controller.decisions.reassignment import Reassignment
-from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
+from services.controller.zookeeper.operation import Operation, OperationOutcome
 
 FIRST_CHECK_MS = 5_000
 """Delay after a box has become controller, as in Kafka: boxes that start at the same time are
@@ -59,52 +56,33 @@ class LeadershipReturn(NamedTuple):
 
 
 class ElectionAdministration:
-    """Elections, one order after another. `on_failure` gets what ZooKeeper refused or lost."""
+    """Elections, one order after another."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        runner: OperationRunner,
-        leadership_return: LeadershipReturn,
-        now_ms: Callable[[], int],
-        counters: Counters,
-        log: Logger,
-        on_failure: Callable[[Exception], None],
-    ) -> None:
-        self._cluster = cluster
-        self._runner = runner
+    def __init__(self, context: ControllerContext, leadership_return: LeadershipReturn) -> None:
+        self._cluster = cluster = context.cluster
+        self._clock = context.clock
+        self._log = context.log
         self._return = leadership_return
-        self._now_ms = now_ms
-        self._log = log
-        self._on_failure = on_failure
-        self._wanted: deque[ElectionOrder] = deque()
+        self._pending = PendingOrders(context, str, self._hold, self._on_held, lambda: cluster.fence is not None)
         self._check_at_ms: int | None = None
-        self._held = counters.counter("controller.elections_ordered")
-        self._returned = counters.counter("controller.leaderships_returned")
+        self._held = context.counters.counter("controller.elections_ordered")
+        self._returned = context.counters.counter("controller.leaderships_returned")
 
     def elect(self, partitions: Sequence[tuple[str, int]], is_unclean: bool, on_result: OnElected) -> None:
-        """Order elections. `on_result` is called for each partition: refused, or written and
-        published.
-        """
-        self._wanted.append(ElectionOrder(tuple(partitions), is_unclean, on_result))
-        self._go_on()
+        """Order elections. `on_result` is called for each partition: refused, or written and published."""
+        self._pending.add("elections", ElectionOrder(tuple(partitions), is_unclean, on_result))
 
     def forget_orders(self, result: Result) -> None:
         """Answer pending orders with `result`: another box is, or was, the controller."""
-        if self._runner.is_running("elections"):
-            return
-        orders, self._wanted = self._wanted, deque()
-        for order in orders:
-            for partition in order.partitions:
-                order.on_result(partition, result)
+        self._pending.forget(lambda order: [order.on_result(partition, result) for partition in order.partitions])
 
     def reconsider(self) -> None:
         """Start what is due, and check the preferred leaders from time to time."""
         if self._cluster.fence is None:
             self._check_at_ms = None
             return
-        self._go_on()
-        now_ms = self._now_ms()
+        self._pending.reconsider()
+        now_ms = self._clock.monotonic_ms()
         if self._check_at_ms is None:
             self._check_at_ms = now_ms + FIRST_CHECK_MS
         elif now_ms >= self._check_at_ms:
@@ -128,24 +106,18 @@ class ElectionAdministration:
         if result.code is ErrorCode.NONE:
             self._returned.add()
 
-    def _go_on(self) -> None:
-        if self._wanted and self._cluster.fence is not None:
-            order = self._wanted[0]
-            self._runner.start("elections", hold_elections(self._cluster, order.partitions, order.is_unclean), self._on_held)
+    def _hold(self, _key: str, order: ElectionOrder) -> Operation[Refusals]:
+        return hold_elections(self._cluster, order.partitions, order.is_unclean)
 
-    def _on_held(self, outcome: OperationOutcome) -> None:
-        if outcome.failure is not None:
-            self._on_failure(outcome.failure)
-            return
-        order = self._wanted.popleft()
-        for partition, refused in outcome.value.items():
+    def _on_held(self, _key: str, order: ElectionOrder, outcome: OperationOutcome) -> bool:
+        for (name, number), refused in outcome.value.items():
             if refused is None:
                 self._held.add()
                 if order.is_unclean:
-                    name, number = partition
-                    self._log.warning(f"{name}-{number}: an operator ordered an unclean election; acknowledged records may be lost", topic=name)
-            order.on_result(partition, Result(ErrorCode.NONE) if refused is None else Result(refused.code, refused.message))
-        self._go_on()
+                    message = f"{name}-{number}: an operator ordered an unclean election; acknowledged records may be lost"
+                    self._log.warning(message, topic=name)
+            order.on_result((name, number), Result.of(refused))
+        return True
 
 
 _ALL = "all"
@@ -155,26 +127,23 @@ _ALL = "all"
 class ElectionRequests:
     """Requests to elect other leaders."""
 
-    def __init__(self, cluster: Cluster, administration: ElectionAdministration, wait: Wait, answer: Answer, now_ms: Callable[[], int]) -> None:
+    def __init__(self, cluster: Cluster, administration: ElectionAdministration, requests: WaitingRequests) -> None:
         self._cluster = cluster
         self._administration = administration
-        self._wait = wait
-        self._answer = answer
-        self._now_ms = now_ms
+        self._requests = requests
 
     def on_elect(self, request: ControllerRequest) -> None:
         decoded = ELECT_LEADERS_REQUEST.decode(request.body, 0, len(request.body), request.version)
         if decoded.election_type not in (PREFERRED, UNCLEAN):
-            self._answer(request, ELECT_LEADERS_RESPONSE.encode(request.version, ElectLeadersResponse(0, ErrorCode.INVALID_REQUEST)))
+            self._requests.answer(request, ELECT_LEADERS_RESPONSE.encode(request.version, ElectLeadersResponse(0, ErrorCode.INVALID_REQUEST)))
             return
         partitions = _named(decoded)
-        waiting = WaitingRequest(
+        self._requests.wait(
             range(len(partitions)) if decoded.topic_partitions is not None else [_ALL],
-            self._now_ms() + max(0, decoded.timeout_ms),
+            decoded.timeout_ms,
             lambda waiting: self._begin(waiting, decoded, partitions),
-            lambda results: self._answer(request, _body(request.version, decoded, partitions, results)),
+            lambda results: self._requests.answer(request, _body(request.version, decoded, partitions, results)),
         )
-        self._wait(waiting)
 
     def _begin(self, waiting: WaitingRequest, decoded: ElectLeadersRequest, partitions: list[tuple[str, int]]) -> None:
         if self._cluster.fence is None:

@@ -14,15 +14,13 @@ from collections.abc import Callable
 from functools import partial
 
 from appliance.base.errors import ErrorCode
-from appliance.base.layout import Disk
-from appliance.base.logging import Logger
+from appliance.base.settings import Box
 from appliance.cluster.znodes import MoveOrder
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.move_report import CAUGHT_UP, FAILED
-from appliance.shm.counters import Counters
 from services.controller.admin.move_orders import MoveOrders
 from services.controller.admin.move_progress import MoveProgressFiles
-from services.controller.decisions.cluster import Cluster, DiskReport
+from services.controller.decisions.cluster import ControllerContext, DiskReport
 from services.controller.decisions.move_operations import (
     HandedOver,
     HandOver,
@@ -81,31 +79,26 @@ class MoveAdministration:
 
     def __init__(
         self,
-        cluster: Cluster,
-        runner: OperationRunner,
+        context: ControllerContext,
+        box: Box,
         own_runner: OperationRunner,
         is_online: Callable[[str], bool],
         publish: Callable[[Callable[[None], None]], None],
-        disks: list[Disk],
         files: MoveProgressFiles,
-        deadline_ms: int,
-        now_ns: Callable[[], int],
-        counters: Counters,
-        log: Logger,
-        on_failure: Callable[[Exception], None],
     ) -> None:
-        self._cluster = cluster
-        self._runner = runner
+        counters = context.counters
+        self._cluster = context.cluster
+        self._runner = context.runner
         self._own_runner = own_runner
         self._is_online = is_online
         self._publish = publish
-        self._disks = disks
+        self._disks = box.disks
         self._files = files
-        self._deadline_ms = deadline_ms
-        self._now_ns = now_ns
-        self._log = log
-        self._on_failure = on_failure
-        self.orders = MoveOrders(cluster, runner, is_online, counters, log, self._on_ordered, on_failure)
+        self._deadline_ms = box.integer("log.disk.deadline.ms")
+        self._now_ns = context.clock.monotonic_ns
+        self._log = context.log
+        self._on_failure = context.on_failure
+        self.orders = MoveOrders(context, is_online, self._on_ordered)
         self._moves: dict[MoveKey, Move] = {}
         self._handing_over: dict[MoveKey, HandOver] = {}
         self._to_write: dict[str, set[int]] = {}

@@ -11,13 +11,11 @@ from collections.abc import Callable
 from functools import partial
 
 from appliance.base.errors import ErrorCode
-from appliance.base.logging import Logger
 from appliance.cluster.znodes import MoveOrder
-from appliance.shm.counters import Counters
-from services.controller.admin.topic_administration import OnResult, Result
-from services.controller.decisions.cluster import Cluster
+from services.controller.admin.waiting_requests import OnResult, Result
+from services.controller.decisions.cluster import ControllerContext
 from services.controller.decisions.move_operations import MoveKey, order_moves
-from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
+from services.controller.zookeeper.operation import OperationOutcome
 
 Wanted = dict[int, tuple[MoveOrder | None, list[OnResult]]]
 """partition → its target (None: no move), and the callbacks for when that is durable"""
@@ -30,26 +28,17 @@ class MoveOrders:
     some are durable, `on_failure` gets what ZooKeeper refused or lost.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        runner: OperationRunner,
-        is_online: Callable[[str], bool],
-        counters: Counters,
-        log: Logger,
-        on_ordered: Callable[[], None],
-        on_failure: Callable[[Exception], None],
-    ) -> None:
-        self._cluster = cluster
-        self._runner = runner
+    def __init__(self, context: ControllerContext, is_online: Callable[[str], bool], on_ordered: Callable[[], None]) -> None:
+        self._cluster = context.cluster
+        self._runner = context.runner
         self._is_online = is_online
-        self._log = log
+        self._log = context.log
         self._notify_ordered = on_ordered
-        self._on_failure = on_failure
+        self._on_failure = context.on_failure
         self._wanted: dict[str, Wanted] = {}
         self._under_way: dict[str, Wanted] = {}
-        self._ordered = counters.counter("controller.moves_ordered")
-        self._cancelled = counters.counter("controller.moves_cancelled")
+        self._ordered = context.counters.counter("controller.moves_ordered")
+        self._cancelled = context.counters.counter("controller.moves_cancelled")
 
     @property
     def is_busy(self) -> bool:

@@ -6,7 +6,6 @@ Owned by the controller process. Weak: as of `waiting_requests`.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +14,6 @@ import orjson
 
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import Disk
-from appliance.base.logging import Logger
 from appliance.protocol.log_dir_apis import (
     ALTER_REPLICA_LOG_DIRS_REQUEST,
     ALTER_REPLICA_LOG_DIRS_RESPONSE,
@@ -23,16 +21,17 @@ from appliance.protocol.log_dir_apis import (
     MovedPartition,
     MovedTopic,
 )
-from appliance.shm.counters import Counters
 from services.controller.admin.move_orders import MoveOrders
-from services.controller.admin.topic_administration import OnResult, Result
-from services.controller.admin.waiting_requests import Answer, ControllerRequest, Key, Wait, WaitingRequest
-from services.controller.decisions.cluster import Cluster
+from services.controller.admin.pending_orders import PendingOrders
+from services.controller.admin.waiting_requests import ControllerRequest, Key, OnResult, Result, WaitingRequest, WaitingRequests
+from services.controller.decisions.cluster import ControllerContext
 from services.controller.decisions.move_operations import mark_draining
-from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
+from services.controller.zookeeper.operation import Operation, OperationOutcome
+
+_DRAINING = "draining"
 
 
-class _Change(NamedTuple):
+class _Mark(NamedTuple):
     directory_ids: tuple[str, ...]
     is_draining: bool
     on_result: OnResult
@@ -41,13 +40,11 @@ class _Change(NamedTuple):
 class DiskDraining:
     """Marks to be written, one after the other."""
 
-    def __init__(self, cluster: Cluster, runner: OperationRunner, counters: Counters, log: Logger, on_failure: Callable[[Exception], None]) -> None:
-        self._cluster = cluster
-        self._runner = runner
-        self._counters = counters
-        self._log = log
-        self._on_failure = on_failure
-        self._wanted: deque[_Change] = deque()
+    def __init__(self, context: ControllerContext) -> None:
+        self._cluster = cluster = context.cluster
+        self._counters = context.counters
+        self._log = context.log
+        self._pending = PendingOrders(context, str, self._write_mark, self._on_marked, lambda: cluster.has_arrived)
 
     def mark(self, disk: str, is_draining: bool, on_result: OnResult) -> None:
         """Mark a disk, or remove its mark."""
@@ -55,36 +52,30 @@ class DiskDraining:
         if not ids:
             on_result(Result(ErrorCode.LOG_DIR_NOT_FOUND, f"There is no disk {disk}, or its log-writer has not reported yet."))
             return
-        self._wanted.append(_Change(ids, is_draining, on_result))
-        self.reconsider()
+        self._pending.add(_DRAINING, _Mark(ids, is_draining, on_result))
 
     def reconsider(self) -> None:
         """Start what is due, and remove marks of directories that are no longer on this box."""
         cluster = self._cluster
         for disk in cluster.disks:
             self._counters.gauge(f'controller.disk_draining{{disk="{disk}"}}').set(int(self.is_draining(disk)))
-        if not cluster.has_arrived or self._runner.is_running("draining"):
-            return
         stale = tuple(directory_id for directory_id in cluster.box.draining if cluster.disk_of(directory_id) is None)
-        if not self._wanted and stale:
-            self._wanted.append(_Change(stale, False, lambda _result: None))
-        if self._wanted:
-            change = self._wanted[0]
-            self._runner.start("draining", mark_draining(cluster, change.directory_ids, change.is_draining), self._on_marked)
+        if cluster.has_arrived and not self._pending and stale:
+            self._pending.add(_DRAINING, _Mark(stale, False, lambda _result: None))
+        self._pending.reconsider()
 
     def is_draining(self, disk: str) -> bool:
         return any(self._cluster.is_draining(directory_id) for directory_id, name in self._cluster.directory_disks.items() if name == disk)
 
-    def _on_marked(self, outcome: OperationOutcome) -> None:
-        if outcome.failure is not None:
-            self._on_failure(outcome.failure)
-            return
-        change = self._wanted.popleft()
-        disks = sorted({disk for directory_id in change.directory_ids if (disk := self._cluster.disk_of(directory_id)) is not None})
+    def _write_mark(self, _key: str, mark: _Mark) -> Operation[None]:
+        return mark_draining(self._cluster, mark.directory_ids, mark.is_draining)
+
+    def _on_marked(self, _key: str, mark: _Mark, _outcome: OperationOutcome) -> bool:
+        disks = sorted({disk for directory_id in mark.directory_ids if (disk := self._cluster.disk_of(directory_id)) is not None})
         for disk in disks:
-            self._log.info(f"disk {disk} {'takes no new partitions' if change.is_draining else 'takes new partitions again'}", disk=disk)
-        change.on_result(Result(ErrorCode.NONE))
-        self.reconsider()
+            self._log.info(f"disk {disk} {'takes no new partitions' if mark.is_draining else 'takes new partitions again'}", disk=disk)
+        mark.on_result(Result(ErrorCode.NONE))
+        return True
 
 
 ORDER_TIMEOUT_MS = 30_000
@@ -99,29 +90,23 @@ class MoveRequests:
         orders: MoveOrders,
         draining: DiskDraining,
         disks: list[Disk],
-        wait: Wait,
-        answer: Answer,
-        now_ms: Callable[[], int],
+        requests: WaitingRequests,
     ) -> None:
         self._orders = orders
         self._draining = draining
         self._disks = disks
-        self._wait = wait
-        self._answer = answer
-        self._now_ms = now_ms
+        self._requests = requests
 
     # --- AlterReplicaLogDirs ------------------------------------------------------------------------------------------------
 
     def on_alter(self, request: ControllerRequest) -> None:
         decoded = ALTER_REPLICA_LOG_DIRS_REQUEST.decode(request.body, 0, len(request.body), request.version)
         wanted = [(topic.name, partition, each.path) for each in decoded.dirs for topic in each.topics for partition in topic.partitions]
-        self._wait(
-            WaitingRequest(
-                range(len(wanted)),
-                self._now_ms() + ORDER_TIMEOUT_MS,
-                lambda waiting: self._begin_alter(waiting, wanted),
-                lambda results: self._answer(request, _altered_body(request.version, wanted, results)),
-            )
+        self._requests.wait(
+            range(len(wanted)),
+            ORDER_TIMEOUT_MS,
+            lambda waiting: self._begin_alter(waiting, wanted),
+            lambda results: self._requests.answer(request, _altered_body(request.version, wanted, results)),
         )
 
     def _begin_alter(self, waiting: WaitingRequest, wanted: list[tuple[str, int, str]]) -> None:
@@ -139,13 +124,11 @@ class MoveRequests:
         """Handle a frame of `millrace disk drain`. Raises ValueError if it cannot be read."""
         orders = DrainOrders.decode(payload)
         keys: list[Key] = ["draining"] if orders.draining is not None else []
-        self._wait(
-            WaitingRequest(
-                [*keys, *range(len(orders.moves))],
-                self._now_ms() + ORDER_TIMEOUT_MS,
-                lambda waiting: self._begin_orders(waiting, orders),
-                lambda results: respond(_refused_document(orders, results)),
-            )
+        self._requests.wait(
+            [*keys, *range(len(orders.moves))],
+            ORDER_TIMEOUT_MS,
+            lambda waiting: self._begin_orders(waiting, orders),
+            lambda results: respond(_refused_document(orders, results)),
         )
 
     def _begin_orders(self, waiting: WaitingRequest, orders: DrainOrders) -> None:

@@ -9,12 +9,11 @@ topics are checked after each change, and twice a second (1 ms for 2,000 topics)
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from appliance.base.errors import ErrorCode
-from appliance.base.logging import Logger
+from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.protocol import reassignment_apis
 from appliance.protocol.reassignment_apis import (
     AlterPartitionReassignmentsRequest,
@@ -26,12 +25,11 @@ from appliance.protocol.reassignment_apis import (
     ReassignedPartition,
     ReassignedTopic,
 )
-from appliance.shm.counters import Counters
-from services.controller.admin.topic_administration import Result
-from services.controller.admin.waiting_requests import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, truncated
-from services.controller.decisions.cluster import Cluster
+from services.controller.admin.pending_orders import PendingOrders
+from services.controller.admin.waiting_requests import NOT_CONTROLLER, ControllerRequest, Key, Result, WaitingRequest, WaitingRequests, truncated
+from services.controller.decisions.cluster import Cluster, ControllerContext
 from services.controller.decisions.reassignment import Target, finish_reassignments, order_reassignments, under_way, whole_reassignments
-from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
+from services.controller.zookeeper.operation import Operation, OperationOutcome
 from services.controller.zookeeper.topic_registry import TopicState
 
 OnPartition = Callable[[int, Result], None]
@@ -46,45 +44,40 @@ class Order(NamedTuple):
 
 
 class ReassignmentAdministration:
-    """Orders by topic. `on_failure` gets what ZooKeeper refused or lost."""
+    """Orders by topic, one after another."""
 
-    def __init__(self, cluster: Cluster, runner: OperationRunner, counters: Counters, log: Logger, on_failure: Callable[[Exception], None]) -> None:
-        self._cluster = cluster
-        self._runner = runner
-        self._log = log
-        self._on_failure = on_failure
-        self._wanted: dict[str, deque[Order]] = {}
+    def __init__(self, context: ControllerContext) -> None:
+        self._cluster = cluster = context.cluster
+        self._runner = context.runner
+        self._log = context.log
+        self._on_failure = context.on_failure
+        self._pending = PendingOrders(context, "topic:{}".format, self._write_order, self._on_ordered, lambda: cluster.fence is not None)
         self._quiet: set[str] = set()
-        self._under_way_gauge = counters.gauge("controller.reassignments_under_way")
-        self._finished = counters.counter("controller.reassignments_finished")
+        self._under_way_gauge = context.counters.gauge("controller.reassignments_under_way")
+        self._finished = context.counters.counter("controller.reassignments_finished")
 
     def is_busy(self) -> bool:
         """Whether orders are pending or being written."""
-        return bool(self._wanted)
+        return bool(self._pending)
 
     def order(self, name: str, targets: Mapping[int, Target], on_result: OnPartition, is_quiet: bool = False) -> None:
         """Order. `on_result` is called for each partition: refused, or written to ZooKeeper."""
-        self._wanted.setdefault(name, deque()).append(Order(targets, on_result, is_quiet))
         if is_quiet:
             self._quiet.add(name)
         else:
             self._quiet.discard(name)
-        self._go_on(name)
+        self._pending.add(name, Order(targets, on_result, is_quiet))
 
     def forget_orders(self, result: Result) -> None:
         """Answer pending orders with `result`: another box is, or was, the controller."""
-        for name in [name for name in self._wanted if not self._runner.is_running(f"topic:{name}")]:
-            for order in self._wanted.pop(name):
-                for partition in order.targets:
-                    order.on_result(partition, result)
+        self._pending.forget(lambda order: [order.on_result(partition, result) for partition in order.targets])
 
     def reconsider(self) -> None:
         """Start pending orders, and complete reassignments whose targets are in sync."""
         if self._cluster.fence is None:
             self._under_way_gauge.set(0)
             return
-        for name in sorted(self._wanted):
-            self._go_on(name)
+        self._pending.reconsider()
         count = 0
         for name, topic in list(self._cluster.topics.items()):
             document = topic.assignment
@@ -94,30 +87,19 @@ class ReassignmentAdministration:
                     self._runner.start(f"topic:{name}", finish_reassignments(self._cluster, name), lambda outcome, name=name: self._on_finished(name, outcome))  # type: ignore[misc]
         self._under_way_gauge.set(count)
 
-    def _go_on(self, name: str) -> None:
-        if self._wanted.get(name) and self._cluster.fence is not None and not self._runner.is_running(f"topic:{name}"):
-            operation = order_reassignments(self._cluster, name, self._wanted[name][0].targets)
-            self._runner.start(f"topic:{name}", operation, lambda outcome: self._on_ordered(name, outcome))
+    def _write_order(self, name: str, order: Order) -> Operation[dict[int, RequestRefused | None]]:
+        return order_reassignments(self._cluster, name, order.targets)
 
-    def _on_ordered(self, name: str, outcome: OperationOutcome) -> None:
-        if outcome.failure is not None:
-            self._on_failure(outcome.failure)
-            return
-        orders = self._wanted[name]
-        order = orders.popleft()
-        if not orders:
-            del self._wanted[name]
+    def _on_ordered(self, name: str, order: Order, outcome: OperationOutcome) -> bool:
         topic = self._cluster.topics.get(name)
         for partition, refused in outcome.value.items():
-            if refused is not None:
-                order.on_result(partition, Result(refused.code, refused.message))
-                continue
-            if topic is not None and partition in topic.replicas and not order.is_quiet:
+            if refused is None and topic is not None and partition in topic.replicas and not order.is_quiet:
                 replicas, target = topic.replicas[partition], order.targets[partition]
-                what = "was called off" if target is None else f"is to lie on {', '.join(map(str, target))}"
-                self._log.info(f"the reassignment of {name}-{partition} {what}; its replicas are {', '.join(map(str, replicas))} now", topic=name)
-            order.on_result(partition, Result(ErrorCode.NONE))
-        self._go_on(name)
+                what = "cancelled" if target is None else f"ordered to {', '.join(map(str, target))}"
+                message = f"reassignment of {name}-{partition} {what}; its replicas are {', '.join(map(str, replicas))}"
+                self._log.info(message, topic=name)
+            order.on_result(partition, Result.of(refused))
+        return True
 
     def _on_finished(self, name: str, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
@@ -127,8 +109,9 @@ class ReassignmentAdministration:
         for partition in outcome.value:
             self._finished.add()
             if topic is not None and partition in topic.replicas and name not in self._quiet:
-                self._log.info(f"{name}-{partition} lies on {', '.join(map(str, topic.replicas[partition]))}: its reassignment is done", topic=name)
-        self._go_on(name)
+                replicas = ", ".join(map(str, topic.replicas[partition]))
+                self._log.info(f"reassignment of {name}-{partition} completed; its replicas are {replicas}", topic=name)
+        self._pending.advance(name)
 
 
 _LISTED = 0
@@ -138,12 +121,10 @@ _LISTED = 0
 class ReassignmentRequests:
     """Requests to reassign partitions to other boxes."""
 
-    def __init__(self, cluster: Cluster, administration: ReassignmentAdministration, wait: Wait, answer: Answer, now_ms: Callable[[], int]) -> None:
+    def __init__(self, cluster: Cluster, administration: ReassignmentAdministration, requests: WaitingRequests) -> None:
         self._cluster = cluster
         self._administration = administration
-        self._wait = wait
-        self._answer = answer
-        self._now_ms = now_ms
+        self._requests = requests
 
     # --- altering -----------------------------------------------------------------------------------------------------------
 
@@ -151,13 +132,12 @@ class ReassignmentRequests:
         message = reassignment_apis.ALTER_PARTITION_REASSIGNMENTS_REQUEST
         decoded = message.decode(request.body, 0, len(request.body), request.version)
         keys = [(index, number) for index, topic in enumerate(decoded.topics) for number in range(len(topic.partitions))]
-        waiting = WaitingRequest(
+        self._requests.wait(
             range(len(keys)),
-            self._now_ms() + max(0, decoded.timeout_ms),
+            decoded.timeout_ms,
             lambda waiting: self._begin_alter(waiting, decoded),
-            lambda results: self._answer(request, _altered_body(request.version, decoded, results)),
+            lambda results: self._requests.answer(request, _altered_body(request.version, decoded, results)),
         )
-        self._wait(waiting)
 
     def _begin_alter(self, waiting: WaitingRequest, decoded: AlterPartitionReassignmentsRequest) -> None:
         counts = Counter((topic.name, each.partition_index) for topic in decoded.topics for each in topic.partitions)
@@ -181,13 +161,12 @@ class ReassignmentRequests:
 
     def on_list(self, request: ControllerRequest) -> None:
         decoded = reassignment_apis.LIST_PARTITION_REASSIGNMENTS_REQUEST.decode(request.body, 0, len(request.body), request.version)
-        waiting = WaitingRequest(
+        self._requests.wait(
             [_LISTED],
-            self._now_ms() + max(0, decoded.timeout_ms),
+            decoded.timeout_ms,
             lambda waiting: waiting.record(_LISTED, NOT_CONTROLLER if self._cluster.fence is None else Result(ErrorCode.NONE)),
-            lambda results: self._answer(request, self._listed_body(request.version, decoded, results[_LISTED])),
+            lambda results: self._requests.answer(request, self._listed_body(request.version, decoded, results[_LISTED])),
         )
-        self._wait(waiting)
 
     def _listed_body(self, version: int, decoded: ListPartitionReassignmentsRequest, result: Result) -> bytes:
         if result.code is not ErrorCode.NONE:

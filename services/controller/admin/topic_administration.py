@@ -12,17 +12,14 @@ too; the client gets no answer and retries.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused, known_error
-from appliance.base.logging import Logger
 from appliance.base.model import INTERNAL_TOPICS, TopicId
 from appliance.client.peers import Peers
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.cluster.placement import (
     PARTITIONS_PER_REQUEST_MAX,
     CreationDefaults,
-    DiskSpace,
     TopicCreation,
     TopicPlan,
     plan_topic_creation,
@@ -30,10 +27,10 @@ from appliance.cluster.placement import (
     wanted_partitions,
 )
 from appliance.protocol.topic_apis import CREATE_TOPICS_REQUEST, CREATE_TOPICS_RESPONSE, CreatableTopic, CreateTopicsRequest, CreateTopicsResponse, TopicConfig
-from appliance.shm.counters import Counters
-from services.controller.decisions.cluster import Cluster
-from services.controller.decisions.topic_operations import WAITS_FOR_BOXES, complete_topic, create_topic, delete_topic
-from services.controller.zookeeper.operation import OperationOutcome, OperationRunner
+from services.controller.admin.waiting_requests import OnResult, Result
+from services.controller.decisions.cluster import ControllerContext
+from services.controller.decisions.topic_operations import WAITS_FOR_BOXES, Spaces, complete_topic, create_topic, delete_topic
+from services.controller.zookeeper.operation import OperationOutcome
 from services.controller.zookeeper.requests import ZooKeeperFailed
 from services.controller.zookeeper.topic_registry import TopicState
 
@@ -45,20 +42,6 @@ A later box starts out of sync and leads nothing at first. A box creates a direc
 is ten times as long, for a topic of 2,000 partitions that three boxes on one small machine create
 at once.
 """
-
-
-class Result(NamedTuple):
-    """The outcome for one part of a request; `plan` and `topic_id` for a created (or validated)
-    topic.
-    """
-
-    code: ErrorCode
-    message: str | None = None
-    plan: TopicPlan | None = None
-    topic_id: TopicId | None = None
-
-
-OnResult = Callable[[Result], None]
 
 
 class Creation:
@@ -73,40 +56,33 @@ class Creation:
 
 
 class TopicAdministration:
-    """Pending creations and deletions, and their operations. `on_failure` gets what ZooKeeper
-    refused or lost.
-    """
+    """Pending creations and deletions, and their operations."""
 
     def __init__(
         self,
-        cluster: Cluster,
-        runner: OperationRunner,
-        spaces: Callable[[], list[DiskSpace]],
+        context: ControllerContext,
+        spaces: Spaces,
         new_topic_id: Callable[[], TopicId],
         defaults: CreationDefaults,
         deletion_enabled: bool,
         internal_topic: Callable[[str], TopicCreation | None],
-        counters: Counters,
-        log: Logger,
-        on_failure: Callable[[Exception], None],
-        now_ms: Callable[[], int],
     ) -> None:
-        self._cluster = cluster
-        self._runner = runner
+        self._cluster = context.cluster
+        self._runner = context.runner
         self._spaces = spaces
-        self._now_ms = now_ms
+        self._now_ms = context.clock.monotonic_ms
         self._incomplete_since_ms: dict[str, int] = {}
         """Topics that wait for other boxes to create their directories."""
         self._new_topic_id = new_topic_id
         self._defaults = defaults
         self.deletion_enabled = deletion_enabled
         self._internal_topic = internal_topic
-        self._log = log
-        self._on_failure = on_failure
+        self._log = context.log
+        self._on_failure = context.on_failure
         self.creating: dict[str, Creation] = {}
         self.deletions: dict[str, list[OnResult]] = {}
-        self._created = counters.counter("controller.topics_created")
-        self._deleted = counters.counter("controller.topics_deleted")
+        self._created = context.counters.counter("controller.topics_created")
+        self._deleted = context.counters.counter("controller.topics_deleted")
 
     # --- what is wanted -----------------------------------------------------------------------------------------------------
 
@@ -138,7 +114,7 @@ class TopicAdministration:
                 wanted, self._names(), cluster.live_brokers(), self._defaults, len(cluster.topics), cluster.racks(), cluster.closed_brokers()
             )
         except RequestRefused as refused:
-            on_result(Result(refused.code, refused.message))
+            on_result(Result.of(refused))
             return
         if validate_only:
             on_result(Result(ErrorCode.NONE, None, plan))
@@ -228,7 +204,7 @@ class TopicAdministration:
     def _on_created(self, name: str, outcome: OperationOutcome) -> None:
         creation = self.creating.get(name)
         if isinstance(outcome.failure, RequestRefused):
-            self._finish_creation(name, Result(outcome.failure.code, outcome.failure.message))
+            self._finish_creation(name, Result.of(outcome.failure))
         elif outcome.failure is not None:
             self._on_failure(outcome.failure)
         elif outcome.value == ErrorCode.NONE:

@@ -29,7 +29,7 @@ from appliance.cluster.placement import known_racks
 from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from services.controller.admin.elections import ElectionAdministration
 from services.controller.admin.reassignments import ReassignmentAdministration
-from services.controller.admin.topic_administration import Result
+from services.controller.admin.waiting_requests import Result
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.reassignment import under_way
 from services.controller.zookeeper.topic_registry import TopicState

@@ -9,18 +9,24 @@ stays as it is. Weak: the states of all partitions of the cluster are in memory,
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
+from appliance.base.clock import Clock
 from appliance.base.invariants import check
+from appliance.base.logging import Logger
 from appliance.base.model import INTERNAL_TOPICS, TopicId
 from appliance.cluster.broker_configs import closed_brokers
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, TopicImage
 from appliance.cluster.topic_configs import effective_config
 from appliance.cluster.znodes import DEFAULT_BROKER, BoxRecord, BrokerRegistration, DirectoryAssignment, PartitionState, TopicAssignment
+from appliance.shm.counters import Counters
 from services.controller.decisions.disk_report import DiskReport, FutureReplica, PartitionKey
 from services.controller.zookeeper.broker_registry import BoxesSeen
-from services.controller.zookeeper.operation import Fence, Guard, OwnWrites
+from services.controller.zookeeper.operation import Fence, Guard, OperationRunner, OwnWrites
 from services.controller.zookeeper.topic_registry import TopicState
 
-__all__ = ["Cluster", "DiskReport", "FutureReplica", "topic_id_of"]
+__all__ = ["Cluster", "ControllerContext", "DiskReport", "FutureReplica", "topic_id_of"]
 
 
 class Cluster:
@@ -272,3 +278,19 @@ def topic_id_of(random_bytes: bytes) -> TopicId:
     if str(topic_id).startswith("-"):
         raise ValueError("this id would begin with a dash")
     return topic_id
+
+
+class ControllerContext(NamedTuple):
+    """What the components of the controller process share.
+
+    `runner` is dropped when the box leaves the cluster; `on_failure` gets what ZooKeeper refused or
+    lost; `can_begin()` returns whether the tree is loaded.
+    """
+
+    cluster: Cluster
+    runner: OperationRunner
+    clock: Clock
+    counters: Counters
+    log: Logger
+    on_failure: Callable[[Exception], None]
+    can_begin: Callable[[], bool]

@@ -3,7 +3,7 @@
 Owned by the controller process. If another session holds the registration of this box, it is
 usually the session of the previous incarnation, which times out. A registration that stays longer
 belongs to a running box: this box or that one is a copy. A refused box retries for ever, because an
-id may become free. Only the first start of a box gives up (`give_up`), after all its disks have
+id may become free. Only the first start of a box gives up (`notify_refused`), after all its disks have
 reported their directory ids and waiting has not helped.
 
 Weak: a ZooKeeper with slow ticks may have granted the other session a longer time-out than ours.
@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from appliance.base.logging import Logger
+from appliance.runtime.agent import ServiceContext
+from appliance.runtime.systemd import notify_refused
 from services.controller.decisions.arrival import ForeignCluster
 from services.controller.zookeeper.broker_registry import BrokerIdTaken, DirectoryTaken, RegistrationHeld, RegistrationLost
 
@@ -35,24 +36,15 @@ class Admission:
     disk.
     """
 
-    def __init__(
-        self,
-        broker_id: int,
-        session_timeout_ms: int,
-        now_ms: Callable[[], int],
-        may_give_up: Callable[[], bool],
-        give_up: Callable[[str], None],
-        report_status: Callable[[str], None],
-        log: Logger,
-    ) -> None:
-        self._broker_id = broker_id
+    def __init__(self, context: ServiceContext, may_give_up: Callable[[], bool]) -> None:
+        session_timeout_ms = context.box.integer("zookeeper.session.timeout.ms")
+        self._broker_id = context.box.broker_id
         self._dead_after_ms = TIMEOUTS_OF_A_DEAD_SESSION * session_timeout_ms
         self._patience_ms = max(TIMEOUTS_OF_PATIENCE * session_timeout_ms, PATIENCE_MS_MIN)
-        self._now_ms = now_ms
+        self._now_ms = context.clock.monotonic_ms
         self._may_give_up = may_give_up
-        self._give_up = give_up
-        self._report_status = report_status
-        self._log = log
+        self._report_status = context.notifier.status
+        self._log = context.log
         self.reason = ""
         self._refused_since_ms: int | None = None
         self._holder = 0
@@ -76,7 +68,7 @@ class Admission:
             (self._log.info if is_awaited else self._log.error)(reason)
             self._report_status(reason)
         if not is_awaited and now_ms - self._refused_since_ms >= self._patience_ms and self._may_give_up():
-            self._give_up(reason)
+            notify_refused(reason)
 
     def _reason(self, failure: Refusal, is_awaited: bool) -> str:
         if not isinstance(failure, RegistrationHeld):

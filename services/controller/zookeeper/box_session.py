@@ -29,8 +29,8 @@ from appliance.cluster.znodes import broker_path
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import READABLE
 from appliance.shm.lease import LeaseWriter
-from services.controller.zookeeper.requests import Exists, Request
-from services.controller.zookeeper.session import OnReply, SavedSession, SessionState, ZooKeeperReply, ZooKeeperSession
+from services.controller.zookeeper.requests import Exists
+from services.controller.zookeeper.session import SavedSession, SessionState, ZooKeeperReply, ZooKeeperSession
 
 SESSION_FILE = "zookeeper.session"
 _AWAY = (SessionState.SUSPENDED, SessionState.EXPIRED)
@@ -118,16 +118,14 @@ class LeaseKeeper:
         incarnation: int,
         broker_id: int,
         session_timeout_ms: int,
-        submit: Callable[[Request, OnReply], None],
-        session_id: Callable[[], int],
+        session: ZooKeeperSession,
         clock: Clock,
     ) -> None:
         self._layout = layout
         self._incarnation = incarnation
         self._path = broker_path(broker_id)
         self._timeout_ns = session_timeout_ms * _MS
-        self._submit = submit
-        self._session_id = session_id
+        self._session = session
         self._clock = clock
         self._writer: LeaseWriter | None = None
         self._next_ns = 0
@@ -144,13 +142,13 @@ class LeaseKeeper:
             self._writer = LeaseWriter(self._layout, self._incarnation)
         self._next_ns = now_ns + self._timeout_ns // REQUESTS_PER_TIMEOUT
         self._is_in_flight = True
-        sent_ns, session_id = self._clock.boottime_ns(), self._session_id()
-        self._submit(Exists(self._path), lambda reply: self._on_reply(reply, sent_ns, session_id))
+        sent_ns, session_id = self._clock.boottime_ns(), self._session.session_id
+        self._session.submit(Exists(self._path), lambda reply: self._on_reply(reply, sent_ns, session_id))
         return 1
 
     def _on_reply(self, reply: ZooKeeperReply, sent_ns: int, session_id: int) -> None:
         self._is_in_flight = False
-        if self._writer is None or reply.failure is not None or session_id != self._session_id():
+        if self._writer is None or reply.failure is not None or session_id != self._session.session_id:
             return
         if reply.value is not None and reply.value.owner == session_id:
             self._writer.extend(sent_ns + self._timeout_ns)

@@ -17,18 +17,18 @@ import base64
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from appliance.base.model import TopicId
 from appliance.cluster.znodes import BoxRecord, BrokerRegistration, broker_path
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.identity import read_joined_cluster, write_joined_cluster
-from appliance.runtime.systemd import notify_refused
 from services.controller.decisions.arrival import Arrival, arrive
-from services.controller.decisions.cluster import Cluster
+from services.controller.decisions.cluster import ControllerContext
 from services.controller.zookeeper.admission import Admission, Refusal
 from services.controller.zookeeper.box_session import BoxSession, LeaseKeeper
 from services.controller.zookeeper.broker_registry import RegistrationLost
-from services.controller.zookeeper.operation import ControllerMoved, OperationOutcome, OperationRunner
+from services.controller.zookeeper.operation import ControllerMoved, OperationOutcome
 from services.controller.zookeeper.requests import ZooKeeperConnectionLost
 from services.controller.zookeeper.session import SessionState
 
@@ -50,38 +50,35 @@ def box_id(state_directory: str) -> str:
         return identity
 
 
+class Member(Protocol):
+    """The controller agent, as the membership uses it."""
+
+    def is_fenced(self) -> bool:
+        """True while no other box may elect this one."""
+
+    def may_give_up(self) -> bool:
+        """True if this incarnation has not served yet and has a report of each disk."""
+
+    def on_arrived(self) -> None:
+        """The tree was loaded."""
+
+    def on_left(self) -> None:
+        """The loaded tree has become stale."""
+
+
 class ClusterMembership:
-    """Arrive, leave, and keep the lease.
+    """Arrive, leave, and keep the lease. The context's runner runs what is allowed only in between."""
 
-    `runner` runs what is allowed only while the box has arrived. `is_fenced()` returns whether no
-    other box may elect this one. `may_give_up()` returns whether this incarnation has not served
-    yet and has a report of each disk. `on_arrived()` is called after everything was loaded,
-    `on_left()` when it has become stale.
-    """
-
-    def __init__(
-        self,
-        context: ServiceContext,
-        cluster: Cluster,
-        session: BoxSession,
-        runner: OperationRunner,
-        new_topic_id: Callable[[], TopicId],
-        is_fenced: Callable[[], bool],
-        may_give_up: Callable[[], bool],
-        on_arrived: Callable[[], None],
-        on_left: Callable[[], None],
-    ) -> None:
-        box, zookeeper = context.box, session.zookeeper
+    def __init__(self, service: ServiceContext, context: ControllerContext, session: BoxSession, new_topic_id: Callable[[], TopicId], member: Member) -> None:
+        box, zookeeper = service.box, session.zookeeper
         self._box = box
-        self._clock = context.clock
-        self._log = context.log
-        self._cluster = cluster
+        self._clock = service.clock
+        self._log = service.log
+        self._cluster = context.cluster
         self._session = session
-        self._runner = runner
+        self._runner = context.runner
         self._new_topic_id = new_topic_id
-        self._is_fenced = is_fenced
-        self._on_arrived = on_arrived
-        self._on_left = on_left
+        self._member = member
         self._identity = box_id(box.state_directory)
         self._joined_cluster = read_joined_cluster(box.state_directory)
         self.has_arrived = False
@@ -89,8 +86,8 @@ class ClusterMembership:
         self._arrive_at_ms: int | None = None
         self._last_failure = ""
         session_ms = box.integer("zookeeper.session.timeout.ms")
-        self._lease = LeaseKeeper(context.layout, context.incarnation, box.broker_id, session_ms, zookeeper.submit, lambda: zookeeper.session_id, context.clock)
-        self._admission = Admission(box.broker_id, session_ms, context.clock.monotonic_ms, may_give_up, notify_refused, context.notifier.status, context.log)
+        self._lease = LeaseKeeper(service.layout, service.incarnation, box.broker_id, session_ms, zookeeper, service.clock)
+        self._admission = Admission(service, member.may_give_up)
 
     @property
     def refusal(self) -> str:
@@ -166,7 +163,7 @@ class ClusterMembership:
         directories = {report.directory_id: report.disk for report in self._cluster.reports.values()}
         known = box.cluster_id or self._joined_cluster
         cluster_id = known or str(self._new_topic_id())
-        record = BoxRecord(self._identity, directories, is_fenced=self._is_fenced())
+        record = BoxRecord(self._identity, directories, is_fenced=self._member.is_fenced())
         has_been_member = bool(self._joined_cluster)
         return Arrival(self._session.zookeeper.session_id, registration, record, cluster_id, bool(known), has_been_member, now_ms, self._new_topic_id)
 
@@ -179,7 +176,7 @@ class ClusterMembership:
         if self._joined_cluster != self._cluster.cluster_id:
             self._keep_cluster(self._cluster.cluster_id)
         self._admission.on_admitted()
-        self._on_arrived()
+        self._member.on_arrived()
 
     def _keep_cluster(self, cluster_id: str) -> None:
         """Store the cluster id: from now on the box, and after its next start each disk, belongs to
@@ -199,7 +196,7 @@ class ClusterMembership:
         self._arrive_at_ms = None
         self._runner.drop_all()
         self._cluster.forget()
-        self._on_left()
+        self._member.on_left()
 
     # --- the lease
 

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from appliance.base.clock import Clock
-from appliance.base.logging import Logger
 from appliance.base.model import TopicId
 from appliance.cluster.znodes import BROKER_IDS, BROKER_TOPICS, CONFIG_CHANGES, CONTROLLER, DEFAULT_BROKER, DELETE_TOPICS, broker_path
 from services.controller.decisions.arrival import follow_changes, read_topics, take_over
-from services.controller.decisions.cluster import Cluster
+from services.controller.decisions.cluster import ControllerContext
 from services.controller.decisions.config_operations import load_box_configs, reload_topic_config
 from services.controller.zookeeper import broker_registry, config_changes, topic_registry
 from services.controller.zookeeper.change_log import CHANGES
-from services.controller.zookeeper.operation import Operation, OperationOutcome, OperationRunner, Publish
+from services.controller.zookeeper.operation import Operation, OperationOutcome, Publish
 from services.controller.zookeeper.requests import GetChildren
 
 
@@ -34,25 +32,21 @@ class ZnodeWatcher:
 
     def __init__(
         self,
-        cluster: Cluster,
-        runner: OperationRunner,
+        context: ControllerContext,
         new_topic_id: Callable[[], TopicId],
         creating: Callable[[], Iterable[str]],
         session_id: Callable[[], int],
-        clock: Clock,
-        log: Logger,
         on_news: Callable[[], None],
-        on_failure: Callable[[Exception], None],
     ) -> None:
-        self._cluster = cluster
-        self._runner = runner
+        self._cluster = cluster = context.cluster
+        self._runner = context.runner
         self._new_topic_id = new_topic_id
         self._creating = creating
         self._session_id = session_id
-        self._clock = clock
-        self._log = log
+        self._clock = context.clock
+        self._log = context.log
         self._on_news = on_news
-        self._on_failure = on_failure
+        self._on_failure = context.on_failure
         self._reloads: dict[str, Callable[[], Operation[bool]]] = {
             CONTROLLER: self._reload_controller,
             CHANGES: self._reload_changes,

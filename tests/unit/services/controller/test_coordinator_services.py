@@ -9,13 +9,16 @@ from typing import Any, NamedTuple, cast
 import orjson
 import pytest
 
+from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
+from appliance.base.logging import Logger
 from appliance.ipc.controller_frames import COMMIT_LEGACY_OFFSETS, COORDINATOR_ANSWER, FETCH_LEGACY_OFFSETS, LEASE_PRODUCER_IDS
 from appliance.ipc.frames import Frame
 from appliance.runtime.request_server import RequestClient
 from appliance.shm.counters import Counters
 from lab.scratch_layout import scratch_layout
 from services.controller.admin.coordinator_services import PRODUCER_ID_BLOCK, TIMEOUT_MS, CoordinatorServices, decode_block
+from services.controller.decisions.cluster import Cluster, ControllerContext
 from services.controller.zookeeper.operation import OperationRunner
 from services.controller.zookeeper.requests import BadVersion, Create, Get, Node, NodeExists, NoNode, SetData, ZooKeeperConnectionLost
 
@@ -39,7 +42,12 @@ class World:
         self.asked: list[tuple[Any, Callable[[Any], None]]] = []
         self.answers: list[dict[str, Any]] = []
         runner = OperationRunner(self._ask, self._ask, lambda _done: None, lambda _ms, _done: None)
-        self.services = CoordinatorServices(7, 1_000, runner, lambda: self.can_begin, self._respond, counters, lambda: self.now_ms)
+        clock, log = cast(Clock, self), cast(Logger, None)
+        context = ControllerContext(Cluster(7, {}, []), runner, clock, counters, log, self.failures.append, lambda: self.can_begin)
+        self.services = CoordinatorServices(context, 1_000, self._respond)
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
 
     def _respond(self, client: RequestClient, kind: int, token: int, payload: bytes) -> None:
         assert (client, kind, token) == (CLIENT, COORDINATOR_ANSWER, 5)

@@ -119,7 +119,7 @@ def test_a_config_whose_client_was_told_of_a_time_out_is_not_set_over_what_was_s
     three.create("t", (1, 2, 3))
     cut_off = three.boxes[2]
     _send_retention(cut_off, "1000")
-    three.until(lambda: cut_off.agent._administration.configs._wanted, "taken")  # type: ignore[union-attr]
+    three.until(lambda: cut_off.agent._administration.configs._pending, "taken")  # type: ignore[union-attr]
     cut_off.agent.session.lose_connection()  # type: ignore[union-attr]
     three.until(lambda: cut_off.frames, "its client is told of a time-out")
     _send_retention(three.boxes[1], "604800000")

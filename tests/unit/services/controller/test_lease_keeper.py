@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
@@ -12,6 +13,7 @@ from appliance.shm.mapping import unlink
 from lab.scratch_layout import scratch_layout
 from services.controller.zookeeper.box_session import LeaseKeeper
 from services.controller.zookeeper.requests import Create, Delete
+from services.controller.zookeeper.session import ZooKeeperSession
 from tests.support.memory_zookeeper import MemorySession, MemoryZooKeeper
 
 TIMEOUT_MS = 1_600
@@ -39,7 +41,7 @@ class Side:
 def kept() -> Iterator[tuple[Side, LeaseKeeper, LeaseReader]]:
     with scratch_layout() as layout:
         side = Side()
-        keeper = LeaseKeeper(layout, 1, 1, TIMEOUT_MS, side.session.submit, lambda: side.session.session_id, side.clock)
+        keeper = LeaseKeeper(layout, 1, 1, TIMEOUT_MS, cast(ZooKeeperSession, side.session), side.clock)
         keeper.do_work(True)
         reader = LeaseReader(layout)
         yield side, keeper, reader
@@ -107,7 +109,7 @@ def test_an_answer_to_an_older_session_says_nothing_and_an_expired_one_ends_it(k
 def test_a_box_without_neighbours_asks_nothing() -> None:
     with scratch_layout() as layout:
         side = Side()
-        keeper = LeaseKeeper(layout, 1, 1, TIMEOUT_MS, side.session.submit, lambda: side.session.session_id, side.clock)
+        keeper = LeaseKeeper(layout, 1, 1, TIMEOUT_MS, cast(ZooKeeperSession, side.session), side.clock)
         asked = len(side.zookeeper.requests)
         assert keeper.do_work(False) == 0 and keeper.park_ms(1_000) == 1_000
         side.session.drain()
