@@ -30,18 +30,35 @@ def packed_address(text: str) -> bytes:
 def read_networks(text: str) -> tuple[Network, ...]:
     """Return the networks of a list such as `10.1.0.0/16, fd00::/8, 192.0.2.7`. Raises ValueError."""
     networks = []
-    for part in text.split(","):
-        address, slash, length = part.strip().partition("/")
-        packed = packed_address(address)
-        bits = len(packed) * 8
-        is_length = length.isascii() and length.isdigit() and int(length) <= bits
-        if not packed or (slash and not is_length):
-            raise ValueError(f"{part.strip()!r} is no network; write 10.1.0.0/16, or a single address")
-        prefix_length = int(length) if slash else bits
-        if masked(packed, prefix_length) != packed:
-            raise ValueError(f"{part.strip()} has bits after its prefix; write the network's first address")
-        networks.append((prefix_length, packed))
+    for part in map(str.strip, text.split(",")):
+        network = parse_network(part)
+        if network is None:
+            raise ValueError(f"{part!r} is no network; write 10.1.0.0/16, or a single address")
+        if masked(network[1], network[0]) != network[1]:
+            raise ValueError(f"{part} has bits after its prefix; write the network's first address")
+        networks.append(network)
     return tuple(networks)
+
+
+def parse_network(text: str) -> Network | None:
+    """Return a network, or a single address as one; None if `text` is neither."""
+    address, slash, length = text.partition("/")
+    packed = packed_address(address)
+    bits = len(packed) * 8
+    is_length = length.isascii() and length.isdigit() and int(length) <= bits
+    if not packed or (slash and not is_length):
+        return None
+    return (int(length) if slash else bits), packed
+
+
+def split_networks(text: str) -> list[str]:
+    """Return the parts of a list for systemd (`IPAddressAllow=`), separated by commas or spaces."""
+    return [part for part in text.replace(",", " ").split(" ") if part]
+
+
+def is_network(text: str) -> bool:
+    """Whether systemd can filter by `text`: an address, or a network such as 10.0.0.0/24, without a scope."""
+    return "%" not in text and parse_network(text) is not None
 
 
 def masked(packed: bytes, prefix_length: int) -> bytes:

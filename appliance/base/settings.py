@@ -15,10 +15,10 @@ from appliance.base.config_numbers import parse_double
 from appliance.base.io_class import io_class_problems
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.model import topic_name_problem
-from appliance.base.networks import read_networks
+from appliance.base.networks import is_network, read_networks, split_networks
 from appliance.base.setting_row import INT64_MAX, SettingRow, SettingValue
 from appliance.base.setting_rows import SETTING_ROWS
-from appliance.base.zookeeper_member import ZooKeeperMember, is_network, parse_member, split_networks
+from appliance.base.zookeeper_member import ZooKeeperMember, parse_member
 
 BOX_TABLE = "box"
 SENDER_TABLES = ("listener", "route", "default", "dead-letter")

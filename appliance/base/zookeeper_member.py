@@ -89,23 +89,6 @@ def _problems_between(members: Sequence[ZooKeeperMember]) -> list[str]:
     return problems
 
 
-def split_networks(text: str) -> list[str]:
-    """Return the parts of `zookeeper.allowed.addresses`."""
-    return [part for part in text.replace(",", " ").split(" ") if part]
-
-
-def is_network(text: str) -> bool:
-    """Return whether a text is an address or a network such as 10.0.0.0/24 that systemd can filter
-    by."""
-    import ipaddress  # few boxes have an ensemble
-
-    try:
-        ipaddress.ip_network(text, strict=False)
-    except ValueError:
-        return False
-    return "%" not in text
-
-
 def connect_string(members: Sequence[ZooKeeperMember], own_id: int) -> str:
     """Return the connect string of the ensemble for clients on box `own_id`: its own member first,
     if it has one."""

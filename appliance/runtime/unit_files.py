@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import SYSTEM_ROOT, Disk
+from appliance.base.networks import is_network, split_networks
 from appliance.base.settings import Box, SenderSocket
-from appliance.base.zookeeper_member import is_network, split_networks
 from appliance.runtime.disk_orders import disk_processes
 from appliance.runtime.run_options import ResolvedOptions
 from appliance.runtime.sender_table import SenderTable
