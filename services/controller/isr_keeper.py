@@ -1,19 +1,160 @@
-"""Collect AlterPartition requests of this box's log-writers, and carry them out disk by disk.
+"""Collect AlterPartition requests of this box's log-writers (in-sync sets that leaders request),
+and carry them out disk by disk.
 
-Owned by the controller process of each box. One operation runs per disk; meanwhile the newest
-request of each partition waits. Requests of an ended incarnation of a log-writer are dropped unless
-they are being written; its next incarnation receives no role before their outcome is known. While
-ZooKeeper is away requests wait, and their leaders count with the larger of both sets.
+Owned by the controller process of the leader's box. Three rules make a change safe:
+
+* A set changes only by a conditional write, under the leader epoch and the partition epoch on
+  which its leader decided. A newer leader or a newer set refuses it.
+* An added replica must be alive, not fenced, and must have fetched under its current
+  registration. The version of its record is checked in the same transaction (KIP-903): a box that
+  registered again since may have lost the end of its log.
+* A refusal names the request, and is sent only if the write certainly did not happen. If the
+  connection was lost, the outcome is unknown. Then the current set is written once more
+  (`complete_isr_changes`), so that a write still under way fails on the version, and the new
+  partition epoch is the answer.
+
+One operation runs per disk; meanwhile the newest request of each partition waits. Requests of an
+ended incarnation of a log-writer are dropped unless they are being written; its next incarnation
+receives no role before their outcome is known. While ZooKeeper is away requests wait, and their
+leaders count with the larger of both sets.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
-from services.controller.decisions.cluster import ControllerContext
+from appliance.cluster.znodes import PartitionState, box_path
+from services.controller.decisions.cluster import Cluster, ControllerContext, DiskReport
 from services.controller.decisions.disk_report import PartitionKey
-from services.controller.decisions.isr_operations import PendingIsrChange, apply_isr_changes, complete_isr_changes
-from services.controller.zookeeper.operation import OperationOutcome
+from services.controller.decisions.role_operations import send_roles
+from services.controller.decisions.state_changes import StateChange, change_states
+from services.controller.zookeeper.operation import Operation, OperationOutcome, Publish
+from services.controller.zookeeper.requests import Check
+from services.controller.zookeeper.topic_registry import TopicState
+
+
+class PendingIsrChange(NamedTuple):
+    """An in-sync set that a leader requests.
+
+    `broker_epochs`: for each added member, the registration under which it fetched. `number`
+    identifies this request.
+    """
+
+    topic: str
+    partition: int
+    topic_id: str
+    leader_epoch: int
+    partition_epoch: int
+    isr: tuple[int, ...]
+    broker_epochs: Mapping[int, int]
+    number: int | None = None
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> PendingIsrChange:
+        """Raises KeyError, TypeError, ValueError."""
+        epochs = {int(broker_id): int(broker_epoch) for broker_id, broker_epoch in document.get("broker_epochs", {}).items()}
+        isr = tuple(int(member) for member in document["isr"])
+        number = document.get("change")
+        return cls(
+            str(document["topic"]),
+            int(document["partition"]),
+            str(document["topic_id"]),
+            int(document["leader_epoch"]),
+            int(document.get("partition_epoch", -1)),
+            isr,
+            epochs,
+            None if number is None else int(number),
+        )
+
+    @property
+    def key(self) -> PartitionKey:
+        return self.topic, self.partition
+
+
+class Granted(NamedTuple):
+    """Counts of sets that grew, sets that shrank, and refused requests."""
+
+    expanded: int = 0
+    shrunk: int = 0
+    refused: int = 0
+
+
+def may_add(cluster: Cluster, request: PendingIsrChange, added: Iterable[int]) -> bool:
+    """Whether all of `added` are alive, not fenced, and fetched under the registration that is
+    known.
+    """
+    return all(
+        member in cluster.brokers
+        and not cluster.is_fenced(member)
+        and member in cluster.box_versions
+        and request.broker_epochs.get(member) == cluster.broker_epochs.get(member, -1)
+        for member in added
+    )
+
+
+def decide_isr_change(
+    cluster: Cluster, topic: TopicState, request: PendingIsrChange, known_added: frozenset[int], state: PartitionState
+) -> PartitionState | None:
+    """Return the state with the requested set, or None to refuse it.
+
+    A leader from an unclean election counts as recovered as soon as another replica is in sync.
+    """
+    members, broker_id = set(request.isr), cluster.broker_id
+    if state.leader != broker_id or state.leader_epoch != request.leader_epoch or broker_id not in members:
+        return None
+    if request.partition_epoch != topic.state_versions[request.partition]:
+        return None
+    if len(members) != len(request.isr) or not members <= set(topic.replicas[request.partition]):
+        return None
+    added = members - set(state.isr)
+    if not added <= known_added or not may_add(cluster, request, added):
+        return None
+    return state._replace(isr=request.isr, leader_recovery_state=0 if len(members) > 1 else state.leader_recovery_state)
+
+
+def apply_isr_changes(cluster: Cluster, report: DiskReport, requests: Iterable[PendingIsrChange]) -> Operation[Granted]:
+    """Write those requests of one log-writer that are allowed, and send it the resulting sets. At
+    most one per partition.
+    """
+    considered: dict[PartitionKey, tuple[TopicState, PendingIsrChange]] = {}
+    changes: list[StateChange] = []
+    grows: set[PartitionKey] = set()
+    for request in requests:
+        topic = cluster.topics.get(request.topic)
+        if topic is None or str(topic.topic_id) != request.topic_id or request.partition not in topic.states:
+            continue  # the log-writer will receive the deletion instead
+        added = frozenset(request.isr) - frozenset(topic.states[request.partition].isr)
+        checks = tuple(Check(box_path(member), cluster.box_versions[member]) for member in sorted(added) if member in cluster.box_versions)
+        considered[request.key] = topic, request
+        changes.append(StateChange(topic, request.partition, partial(decide_isr_change, cluster, topic, request, added), checks, is_forced=True))
+        if added:
+            grows.add(request.key)
+    made = yield from change_states(cluster, changes, cluster.own_writes())
+    granted = {(change.topic.name, change.partition) for change in made}
+    for key, (_topic, request) in considered.items():
+        if key not in granted and request.number is not None and cluster.reports.get(report.disk) is report:
+            report.refused_isr_changes[key] = request.number
+    if made:
+        yield Publish()
+    yield from send_roles(cluster, [(topic, request.partition) for topic, request in considered.values()])
+    return Granted(len(granted & grows), len(granted - grows), len(considered) - len(granted))
+
+
+def complete_isr_changes(cluster: Cluster, keys: Iterable[PartitionKey]) -> Operation[None]:
+    """Settle requests whose outcome is unknown: write the current sets once more.
+
+    The write raises the partition epoch. So no earlier write can take effect later, and the
+    log-writer receives the epoch as its answer.
+    """
+    found = [(topic, number) for name, number in sorted(keys) if (topic := cluster.topics.get(name)) is not None and number in topic.states]
+
+    def same(state: PartitionState) -> PartitionState | None:
+        return state if state.leader == cluster.broker_id else None
+
+    yield from change_states(cluster, [StateChange(topic, number, same, is_forced=True) for topic, number in found], cluster.own_writes())
+    cluster.roles_to_send.update((topic.name, number) for topic, number in found)
 
 
 class IsrKeeper:

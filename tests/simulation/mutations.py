@@ -14,7 +14,8 @@ from appliance.cluster.znodes import PartitionState
 from appliance.ipc.descriptors import Truncation
 from appliance.ipc.replication_descriptors import TruncateOrder
 from appliance.storage import leader_epoch_cache
-from services.controller.decisions import isr_operations, leader_operations
+from services.controller import isr_keeper
+from services.controller.decisions import leader_operations
 from services.controller.decisions import leader_selection as failover
 from services.log_writer.replicas.replication_state import FollowerProgress, ReplicationState
 from tests.simulation.invariants import Broken
@@ -123,7 +124,7 @@ MUTATIONS = {
     "an election outside of the in-sync set": Mutation(((failover, "elect_leader", _elects_anybody),)),
     "an unclean box stays in sync": Mutation(((leader_operations, "after_unclean_boot", _leaves_an_unclean_box_in_sync),)),
     "an unclean box stays in sync with one that is away": Mutation(((leader_operations, "after_unclean_boot", _leaves_an_unclean_follower_in_sync),)),
-    "wishes are written over newer states": Mutation(((isr_operations, "decide_isr_change", _writes_wishes_over_newer_states),)),
+    "wishes are written over newer states": Mutation(((isr_keeper, "decide_isr_change", _writes_wishes_over_newer_states),)),
     "a new life of a log-writer believes an old in-sync set": Mutation(((ReplicationState, "on_become_leader", _believes_the_image),)),
     "progress of another leader epoch counts": Mutation(((Writer, "apply_progress", _follows_whoever_fetches),)),
 }

@@ -50,7 +50,7 @@ def box_id(state_directory: str) -> str:
         return identity
 
 
-class Member(Protocol):
+class MembershipListener(Protocol):
     """The controller agent, as the membership uses it."""
 
     def is_fenced(self) -> bool:
@@ -69,7 +69,9 @@ class Member(Protocol):
 class ClusterMembership:
     """Arrive, leave, and keep the lease. The context's runner runs what is allowed only in between."""
 
-    def __init__(self, service: ServiceContext, context: ControllerContext, session: BoxSession, new_topic_id: Callable[[], TopicId], member: Member) -> None:
+    def __init__(
+        self, service: ServiceContext, context: ControllerContext, session: BoxSession, new_topic_id: Callable[[], TopicId], listener: MembershipListener
+    ) -> None:
         box, zookeeper = service.box, session.zookeeper
         self._box = box
         self._clock = service.clock
@@ -78,7 +80,7 @@ class ClusterMembership:
         self._session = session
         self._runner = context.runner
         self._new_topic_id = new_topic_id
-        self._member = member
+        self._listener = listener
         self._identity = box_id(box.state_directory)
         self._joined_cluster = read_joined_cluster(box.state_directory)
         self.has_arrived = False
@@ -87,7 +89,7 @@ class ClusterMembership:
         self._last_failure = ""
         session_ms = box.integer("zookeeper.session.timeout.ms")
         self._lease = LeaseKeeper(service.layout, service.incarnation, box.broker_id, session_ms, zookeeper, service.clock)
-        self._admission = Admission(service, member.may_give_up)
+        self._admission = Admission(service, listener.may_give_up)
 
     @property
     def refusal(self) -> str:
@@ -163,7 +165,7 @@ class ClusterMembership:
         directories = {report.directory_id: report.disk for report in self._cluster.reports.values()}
         known = box.cluster_id or self._joined_cluster
         cluster_id = known or str(self._new_topic_id())
-        record = BoxRecord(self._identity, directories, is_fenced=self._member.is_fenced())
+        record = BoxRecord(self._identity, directories, is_fenced=self._listener.is_fenced())
         has_been_member = bool(self._joined_cluster)
         return Arrival(self._session.zookeeper.session_id, registration, record, cluster_id, bool(known), has_been_member, now_ms, self._new_topic_id)
 
@@ -176,7 +178,7 @@ class ClusterMembership:
         if self._joined_cluster != self._cluster.cluster_id:
             self._keep_cluster(self._cluster.cluster_id)
         self._admission.on_admitted()
-        self._member.on_arrived()
+        self._listener.on_arrived()
 
     def _keep_cluster(self, cluster_id: str) -> None:
         """Store the cluster id: from now on the box, and after its next start each disk, belongs to
@@ -196,7 +198,7 @@ class ClusterMembership:
         self._arrive_at_ms = None
         self._runner.drop_all()
         self._cluster.forget()
-        self._member.on_left()
+        self._listener.on_left()
 
     # --- the lease
 
