@@ -34,22 +34,25 @@ def build_app(markup: Literal["rich"] | None) -> typer.Typer:
 
 def status(
     senders: Annotated[bool, option("--senders", help="One row for each sender as well.")] = False,
-    silent: Annotated[str | None, option("--silent", metavar="TIME", help="Who was not heard for so long (10m, 1h) is silent. [default: the setting]")] = None,
+    silent: Annotated[
+        str | None, option("--silent", metavar="TIME", help="Senders without a record for so long (10m, 1h) are silent. [default: the setting]")
+    ] = None,
     as_json: Annotated[bool, option("--json", help="For programs.")] = False,
     watch: Annotated[bool, option("--watch", help="Again every second, with lines a second; Ctrl-C ends it.")] = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Show what each listener received, stored, found stored before, lost and refused; and which senders fell silent.
+    """Show what each listener received, stored, recognised as repeated, lost and refused; and which
+    senders are silent.
 
-    For each listener: received = stored + duplicate + lost + in flight. Refused and dropped were never received.
+        For each listener: received = stored + duplicate + lost + in flight. Refused and dropped records were never received.
     """
     silent_ms = None if silent is None else duration_ms(silent)
     found = find_running_box(data, config)
     try:
         _show(found, silent_ms, senders, as_json, watch)
     except KeyboardInterrupt:
-        pass  # the ordinary end of watching something
+        pass  # Ctrl-C is the ordinary end of --watch
 
 
 def _show(found: FoundBox, silent_ms: int | None, with_senders: bool, as_json: bool, watch: bool) -> None:

@@ -1,6 +1,10 @@
-"""What the ingests of a box have counted, by listener and by sender, from shared memory and from their files of senders; pure but for reading those.
+"""What the ingests of a box have counted, by listener and by sender, from shared memory and from
+their files of senders.
 
-Weak spot: counters and files are read one after the other while lines arrive, so `in flight` may be some lines off.
+Pure, except for reading those. A sender is silent after `ingest.sender.silent.ms` without a record.
+Weak: counters and files are read one after the other while records arrive, so `in flight` may be
+wrong by some records; the files are on tmpfs, so silence before the box started is unknown; senders
+above the limit of an ingest are not listed.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ INGEST = "ingest@"
 
 
 class KnownSenders(NamedTuple):
-    """One look."""
+    """The senders of a box over all its ingests."""
 
     all: list[SenderFigures]
     """The busiest first, `OTHERS` last."""
@@ -40,7 +44,7 @@ class KnownSenders(NamedTuple):
 
 
 def look_at_senders(layout: BoxLayout, process_names: Sequence[str], limit_ms: int, now_ms: int) -> KnownSenders:
-    """Those of the ingests among these processes."""
+    """Read the files of the ingests among these processes."""
     ingests = [name for name in process_names if name.startswith(INGEST)]
     senders = add_figures(known for name in ingests for known in read_senders(senders_file(layout, name)))
     silent = [known for known in senders if known.host != OTHERS and known.silent_ms(now_ms) >= limit_ms]
@@ -54,7 +58,9 @@ _SUMS = ("acknowledged", "copies", "input_bytes", "unparsed", "truncated", "kern
 
 
 class ListenerFigures(NamedTuple):
-    """One listener since the box started. Received = stored + duplicate + what is in `counted` + in flight; `refused` and kernel drops were never received."""
+    """One listener since the box started. Received = stored + duplicate + `counted` + in flight;
+    `refused` and kernel drops were never received.
+    """
 
     name: str
     protocol: str
@@ -76,7 +82,7 @@ class ListenerFigures(NamedTuple):
 
 
 class IngestFigures(NamedTuple):
-    """All of one look."""
+    """All figures, read at one time."""
 
     listeners: list[ListenerFigures]
     total: Ledger
@@ -84,12 +90,14 @@ class IngestFigures(NamedTuple):
     senders: list[SenderFigures]
     silent: list[SenderFigures]
     closed: dict[str, int]
-    """Connections that were turned away or broken off, by reason: what they brought may never have been received. Without ordinary ends."""
+    """Connections that ingest refused or closed, by reason, without ordinary ends. What their
+    senders sent last may not have been received.
+    """
     now_ms: int
 
 
 def gather(found: FoundBox, silent_ms: int | None, now_ms: int) -> IngestFigures:
-    """Look at every ingest of the box. `silent_ms` None: as the settings say."""
+    """Read the figures of every ingest of the box. `silent_ms` None: the setting."""
     box = Box.from_document({**found.box})
     names = [name for name in box.process_names() if name.startswith(INGEST)]
     values = add_values(snapshot.values for name in names if (snapshot := read_counters(found.layout, name)) is not None)
@@ -100,7 +108,7 @@ def gather(found: FoundBox, silent_ms: int | None, now_ms: int) -> IngestFigures
 
 
 def add_values(values: Iterable[Values]) -> dict[str, int]:
-    """The counters of several processes together."""
+    """Add up the counters of several processes."""
     summed: dict[str, int] = {}
     for process_values in values:
         for label, value in process_values.items():
@@ -109,7 +117,7 @@ def add_values(values: Iterable[Values]) -> dict[str, int]:
 
 
 def describe_listeners(listeners: Iterable[Listener], box: Box, values: Values) -> list[ListenerFigures]:
-    """Those of the table in its order, then those that are counted and no longer there."""
+    """Describe the box's listeners in their order, then removed ones that still have counters."""
     ports = {sock.name: sock.port for sock in box.sender_sockets}
     known = {listener.name: listener for listener in listeners}
     described = []
@@ -150,7 +158,7 @@ def _closed(values: Values) -> dict[str, int]:
 
 
 def document_of(figures: IngestFigures, with_senders: bool) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return what `--json` prints."""
     total = figures.total
     document: dict[str, Any] = {
         "received": total.received,

@@ -12,12 +12,12 @@ from appliance.senders.sender_tables import TableReading
 
 SILENT_SHOWN = 10
 ACKNOWLEDGING = (Protocol.RELP, Protocol.FLUENT, Protocol.LUMBERJACK, Protocol.HTTP)
-"""Their senders can wait until lines are stored, and send again what nobody acknowledged."""
+"""Protocols with acknowledgements: their senders send again what was not acknowledged."""
 _COUNTS = ("received", "stored", "duplicate", "lost", "refused", "dropped", "in flight")
 
 
 def status_text(figures: IngestFigures, before: IngestFigures | None, with_senders: bool, seconds: float = 1.0) -> str:
-    """Everything; with lines a second since `before`, if there is one."""
+    """Return all figures as text; with records a second if there are figures of `before`."""
     columns = [Column("listener"), Column("protocol"), Column("address"), *(Column(title, is_number=True) for title in _COUNTS)]
     columns += [Column("per second", is_number=True)] if before is not None else []
     earlier = {listener.name: listener.ledger.received for listener in before.listeners} if before is not None else {}
@@ -46,7 +46,7 @@ def _rate(listener: ListenerFigures, earlier: dict[str, int], is_wanted: bool, s
 
 
 def _remarks(listener: ListenerFigures) -> list[str]:
-    """Why lines were lost or refused, and what was odd."""
+    """Return why records were lost or refused, and what was unusual."""
     parts = [f"{count_text(count)} lost: {_reason_text(listener, reason)}" for reason, count in sorted(listener.counted.items())]
     parts += [f"{count_text(count)} refused: {reason}" for reason, count in sorted(listener.refused.items())]
     odd = {"kept unparsed": listener.unparsed, "cut short": listener.truncated, "copies in further topics": listener.copies}
@@ -60,7 +60,7 @@ def _reason_text(listener: ListenerFigures, reason: str) -> str:
 
 
 def senders_text(senders: list[SenderFigures], now_ms: int) -> str:
-    """One row for each sender, the busiest first."""
+    """Return one row for each sender, the busiest first."""
     counted = [Column(title, is_number=True) for title in ("received", "stored", "duplicate", "refused")]
     columns = [Column("sender"), *counted, Column("last heard"), Column("to")]
     rows = []
@@ -71,7 +71,7 @@ def senders_text(senders: list[SenderFigures], now_ms: int) -> str:
 
 
 def silent_text(figures: IngestFigures) -> str:
-    """Who was heard before and is not now, longest first."""
+    """Return the silent senders, longest first."""
     if not figures.silent:
         return ""
     shown = [f"{known.host} ({duration_text(known.silent_ms(figures.now_ms) / 1000)})" for known in figures.silent[:SILENT_SHOWN]]
@@ -80,7 +80,7 @@ def silent_text(figures: IngestFigures) -> str:
 
 
 def senders_view(reading: TableReading) -> str:
-    """Listeners and routes as the tables of a settings file mean them."""
+    """Return listeners and routes as the tables of a settings file mean them."""
     columns = [Column("listener"), Column("protocol"), Column("listens at"), Column("topic"), Column("key"), Column("acks"), Column("options")]
     default = ",".join(reading.routes.default.topics)
     rows = []

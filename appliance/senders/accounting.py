@@ -1,12 +1,16 @@
-"""The ledger of an ingest process, whole and by listener: received = stored + duplicate + counted + in flight; and what its next life books for it.
+"""The ledger of an ingest process, in total and by listener: received = stored + duplicate +
+counted + in flight; and what the next incarnation adds to it.
 
-Pure functions over the values of the shared counters (which outlive the process); the agent reads and writes those. A record is `received`
-once its framing is known and before it is parsed, `stored` when it is where its listener's acks want it, `duplicate` if it was stored before,
-else `counted` under one reason. `resent` counts records that were offered again, `copies` those that went to further topics; they are neither
-received nor stored twice. What was refused before it was a record (`ingest.refused`), and kernel drops, were never received.
+Pure functions over the values of the shared counters, which outlive the process. A record is
+`received` when its frame is complete and before it is parsed, `stored` when its listener's acks are
+met, `duplicate` if it was stored before; otherwise it is `counted` with a reason. `resent` counts
+records that were offered again, `copies` those in further topics; neither is received or stored
+twice. What was refused before it was a record (`ingest.refused`) and kernel drops were never
+received.
 
-Weak: a completion that was taken out of its ring and not yet added to `stored` when the process was killed is booked as `crash`
-though it is stored: the sum stays right, the reason is too pessimistic by one burst.
+Weak: if the process is killed after it took a completion from its ring and before it added it to
+`stored`, the records are counted as `crash` although they are stored. The sum stays right; the
+reason may be wrong for one burst.
 """
 
 from __future__ import annotations
@@ -20,22 +24,24 @@ from appliance.base.invariants import check
 
 
 class LossReason(StrEnum):
-    """Why a received line is not stored. The values are counter labels."""
+    """Why a received record is not stored. The values are counter labels."""
 
     OVERFLOW = "overflow"
-    """The partition of a datagram's line takes no more, because its disk does not keep up (TCP is slowed down instead)."""
+    """The partition of a datagram accepts no more, because its disk is too slow (TCP is slowed down
+    instead).
+    """
     TOO_LARGE = "too_large"
-    """Its record is larger than the topic allows."""
+    """The record is larger than its topic allows."""
     REFUSED = "refused"
-    """The log-writer said no, for good."""
+    """The log-writer refused the record for good."""
     NO_KEY = "no_key"
-    """It has no key where its listener or route requires one."""
+    """The record has no key, and its listener or route requires one."""
     DAMAGED = "damaged"
-    """It waited in the spool, and cannot be read there."""
+    """The record waited in the spool and cannot be read back."""
     SHUTDOWN = "shutdown"
-    """The process was stopped, and no log-writer took the line in the time that a stop has."""
+    """The process was stopped, and no log-writer accepted the record in time."""
     CRASH = "crash"
-    """The process died between receiving it and seeing it stored."""
+    """The process died before it saw that the record was stored."""
 
 
 RECEIVED_COUNTER = 'ingest.received{{listener="{listener}"}}'
@@ -62,7 +68,7 @@ _COLUMNS = {
 
 
 class Ledger(NamedTuple):
-    """Totals in records since the counters were made."""
+    """Totals in records since the counters were created."""
 
     received: int
     stored: int
@@ -72,23 +78,23 @@ class Ledger(NamedTuple):
 
     @property
     def in_flight(self) -> int:
-        """Received, and neither stored, nor found stored before, nor counted yet."""
+        """Received, and not yet stored, found to be a duplicate, or counted."""
         return self.received - self.stored - self.duplicate - self.counted
 
     @property
     def balances(self) -> bool:
-        """Whether every received record is accounted for; true of an idle process, always."""
+        """Whether every received record is accounted for. Always true of an idle process."""
         return self.in_flight == 0
 
 
 def labels_of(counter: str) -> tuple[str, dict[str, str]]:
-    """`ingest.counted{listener="dmz",reason="crash"}` → its name, and its labels."""
+    """Split `ingest.counted{listener="dmz",reason="crash"}` into its name and its labels."""
     name, _, rest = counter.partition("{")
     return name, dict(_LABEL.findall(rest))
 
 
 def read_ledger(values: Mapping[str, int], listener: str | None = None) -> Ledger:
-    """The ledger in a process's counters (label → value), of one listener or of all."""
+    """Return the ledger in a process's counters (label → value), of one listener or of all."""
     sums = dict.fromkeys(Ledger._fields, 0)
     for label, value in values.items():
         column = _COLUMNS.get(label.partition("{")[0])
@@ -98,28 +104,30 @@ def read_ledger(values: Mapping[str, int], listener: str | None = None) -> Ledge
 
 
 def listeners_of(values: Mapping[str, int]) -> list[str]:
-    """The listeners that have counters here, sorted."""
+    """Return the listeners that have counters, sorted."""
     return sorted({labels["listener"] for label in values if label.startswith("ingest.") and "listener" in (labels := labels_of(label)[1])})
 
 
 def add_ledgers(ledgers: Iterable[Ledger]) -> Ledger:
-    """The ledger of several ingest processes together."""
+    """Add up the ledgers of several ingest processes."""
     totals = [sum(column) for column in zip(*ledgers, strict=True)]
     return Ledger(*totals) if totals else Ledger(0, 0, 0)
 
 
 class CrashAccounting(NamedTuple):
-    """What a new life adds to the counters before it receives anything."""
+    """What a new incarnation adds to the counters before it receives anything."""
 
     stored: int
     crash: int
 
 
 def plan_crash_accounting(ledger: Ledger, completed_unseen: int) -> CrashAccounting:
-    """The previous life's end: `completed_unseen` records were completed and never looked at; what else is in flight died with it.
+    """Account for what the previous incarnation had in flight: `completed_unseen` records have a
+    completion that it did not read; the rest is lost.
 
-    More completions than lines in flight would be a mistake of the previous life. It cannot be put right by dying again at every
-    start, so it is bounded here and asserted where records are counted.
+    More completions than records in flight would be a bug of the previous incarnation. An exception
+    would stop every further start as well, so the number is limited here and checked where records
+    are counted.
     """
     check(completed_unseen >= 0, f"completions hold a negative number of records: {completed_unseen}")
     stored = min(completed_unseen, max(0, ledger.in_flight))
@@ -127,8 +135,12 @@ def plan_crash_accounting(ledger: Ledger, completed_unseen: int) -> CrashAccount
 
 
 def plan_crash_accountings(ledgers: Mapping[str, Ledger], completed_unseen: int, spooled: Mapping[str, int]) -> dict[str, CrashAccounting]:
-    """The same by listener, without what waits in the spool: that is in flight still. Completions do not say whose records they are: they are given to the
-    listeners in turn, as far as each has something in flight. So the sums are right, and of several listeners the split between stored and crash may not be."""
+    """Do the same for each listener. Records in the spool are still in flight.
+
+    Completions do not name their listeners, so they are given to the listeners in turn, at most
+    what each has in flight. The sums are right; with several listeners the split between stored and
+    crash may not be.
+    """
     bookings = {}
     for listener, ledger in ledgers.items():
         booking = plan_crash_accounting(ledger._replace(received=ledger.received - spooled.get(listener, 0)), completed_unseen)

@@ -1,7 +1,8 @@
-"""What a route asks of a record, compiled to plain Python.
+"""The conditions of a route, compiled to Python functions.
 
-Pure. Conditions of one route all hold together; several values of one condition are alternatives; a record that lacks what is asked for does not
-fit. Weak: `<=` compares severities alone; a field is compared by its text (true, 5), and regular expressions are not offered.
+Pure. All conditions of a route must match; the values of one condition are alternatives; a record
+that lacks the field does not match. Weak: only severities can be compared by order; a field is
+compared as text (true, 5); there are no regular expressions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FACILITIES = {name: number for number, name in enumerate(FACILITY_NAMES)} | {"se
 
 
 class Routable(Protocol):
-    """What routes and keys look at; `Record` is one. Absent is None."""
+    """What routes and keys read of a record; `Record` is one. Absent values are None."""
 
     @property
     def facility(self) -> int | None: ...
@@ -42,14 +43,17 @@ class Routable(Protocol):
 
 
 class Subject(NamedTuple):
-    """What a condition looks at; `name` is the label's or the field's path."""
+    """What a condition reads; `name` is the label's name or the field's path."""
 
     kind: str
     name: str = ""
 
 
 class RouteCondition(NamedTuple):
-    """`subject=value,…` or `severity<=value`. Numbers of facilities and severities; else texts, in which `*` stands for anything."""
+    """Values of which one must match: numbers of facilities and severities, otherwise texts in
+    which `*` matches any characters. `is_at_most`: the severity must be this one or a more severe
+    one.
+    """
 
     subject: Subject
     values: tuple[int | str, ...]
@@ -57,7 +61,9 @@ class RouteCondition(NamedTuple):
 
 
 def compile_conditions(conditions: Sequence[RouteCondition]) -> Callable[[Routable], bool]:
-    """Whether all hold, the listener's apart: that is known before there is a record."""
+    """Return a function that is true if all conditions match; without those on the listener, which
+    are known before there is a record.
+    """
     tests = [_compile_condition(condition) for condition in conditions if condition.subject.kind != "listener"]
     if not tests:
         return lambda _record: True
@@ -89,7 +95,9 @@ def _compile_condition(condition: RouteCondition) -> Callable[[Routable], bool]:
 
 
 def matcher(values: Sequence[int | str]) -> Callable[[str], bool]:
-    """Whether a text is one of `values`, in which `*` stands for any characters, none included."""
+    """Return a function that is true for a text that equals one of `values`; `*` matches any
+    characters, or none.
+    """
     texts = [str(value) for value in values]
     plain = frozenset(text for text in texts if "*" not in text)
     globs = [_glob(text) for text in texts if "*" in text]
@@ -117,7 +125,9 @@ def _reader(subject: Subject) -> Callable[[Routable], Any]:
 
 
 def field_of(fields: Mapping[str, Any] | None, path: str) -> Any:
-    """`a.b` is the member b of a; a member that is itself called `a.b` goes before. None where there is none."""
+    """Return the field `a.b`: a member named `a.b`, otherwise the member b of a; None if there is
+    neither.
+    """
     if fields is None:
         return None
     if path in fields:
@@ -133,7 +143,7 @@ def field_of(fields: Mapping[str, Any] | None, path: str) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """A field as a condition or a key sees it."""
+    """Return a field as the text that conditions and keys compare."""
     if type(value) is str:
         return value
     if value is None:

@@ -1,8 +1,8 @@
-"""A listener of the ingestion endpoint: where it listens, what it speaks, and the settings that every session of it reads.
+"""A listener of ingest: its address, its protocol, and the options that its sessions read.
 
-Pure values, made once: the built-in ones from the box's settings, the others from the lines of the table (`ingest_table`). Nothing changes while the process
-lives; certificates are files, and looked at by who uses them. Weak: one value holds the settings of all protocols; what a protocol has no use for is
-refused when the table is read, not here.
+Immutable values, made once: the built-in ones from the box's settings, the others from the tables
+of senders (`sender_tables`). Certificates are files; TLS code watches them. Weak: one class has the
+options of all protocols; the reader of the tables refuses what a protocol does not use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ IDLE_MS_MAX = 60_000
 
 
 class Protocol(StrEnum):
-    """What a listener speaks."""
+    """The protocol of a listener."""
 
     SYSLOG = "syslog"
     RELP = "relp"
@@ -31,7 +31,7 @@ class Protocol(StrEnum):
 
 
 class ListenerTransport(StrEnum):
-    """What it is spoken over."""
+    """What the protocol runs over."""
 
     TCP = "tcp"
     UDP = "udp"
@@ -39,7 +39,7 @@ class ListenerTransport(StrEnum):
 
 
 class ProxyMode(StrEnum):
-    """Which header of a proxy in front may stand at the beginning of a connection."""
+    """Which PROXY header may come first on a connection."""
 
     NO = "no"
     V1 = "v1"
@@ -51,7 +51,7 @@ class ProxyMode(StrEnum):
 
 
 class KeyKind(StrEnum):
-    """What of a record its key is."""
+    """What a record's key is taken from."""
 
     HOST = "host"
     APP = "app"
@@ -62,7 +62,7 @@ class KeyKind(StrEnum):
 
 
 class KeyRule(NamedTuple):
-    """`name` is the label's, or the path of the field (`a.b`)."""
+    """`name` is the label's name, or the path of the field (`a.b`)."""
 
     kind: KeyKind = KeyKind.HOST
     name: str = ""
@@ -73,45 +73,50 @@ class KeyRule(NamedTuple):
 
 
 class Listener(NamedTuple):
-    """One listener. Texts are "" and tuples empty where nothing was said."""
+    """One listener. Options that are not set are empty."""
 
     name: str
     protocol: Protocol
     transport: ListenerTransport
     port: int
     address: str = ""
-    """"": the address that the box listens on."""
+    """Empty: the address of the box."""
     topic: str = ""
-    """Where records go that no route takes; "": to the default topic."""
+    """Topic for records that match no route. Empty: the default topic."""
     key: KeyRule = KeyRule()
     is_key_required: bool = False
-    """Whether a record without its key is a dead letter (else it goes to any partition)."""
+    """Whether a record without its key is a dead letter; otherwise it goes to any partition."""
     acks: int = -1
-    """-1: acknowledged when all in-sync replicas have it, 1: when the leader has, 0: when it was received."""
+    """When a record is acknowledged. -1: all in-sync replicas have it; 1: the leader has it; 0: it
+    was received.
+    """
     raw: bool = False
-    """Whether the record's value is what the sender wrote, not the document."""
+    """Whether the record's value is what the sender wrote, not the JSON document."""
     time_zone: str = "UTC"
     message_bytes_max: int = 65536
     """A longer syslog message is cut and marked."""
     frame_bytes_max: int = FRAME_BYTES_MAX
-    """A larger frame, or body of a request, is refused before memory is taken."""
+    """A larger frame or request body is refused before memory is allocated."""
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
-    """What a compressed one may hold."""
+    """The largest content of a compressed frame or request."""
     proxy: ProxyMode = ProxyMode.NO
     proxy_from: tuple[str, ...] = ()
-    """Networks (CIDR) whose proxy headers name the sender; empty: a header is recorded, and names nobody."""
+    """Networks (CIDR) whose PROXY headers set the sender's address. Empty: a header is only
+    recorded.
+    """
     certificate: str = ""
     private_key: str = ""
     client_ca: str = ""
-    """Senders must show a certificate of these authorities."""
+    """Senders must present a certificate of these authorities."""
     client_names: tuple[str, ...] = ()
-    """Names of which a sender's certificate must hold one; `*.example.com` stands for one label."""
+    """Names of which the sender's certificate must contain one; `*.example.com` matches one label.
+    """
     tokens: tuple[str, ...] = ()
-    """HTTP: a request must show one of them (bearer, Splunk, or the password of basic)."""
+    """HTTP: a request must present one of these (bearer, Splunk, or the password of basic)."""
     shared_key: str = ""
-    """Fluent forward."""
+    """The shared key of Fluent's forward protocol."""
     idle_ms_max: int = IDLE_MS_MAX
-    """How long an unfinished frame, request or handshake may stand still."""
+    """How long an incomplete frame, request or handshake may make no progress."""
 
     @property
     def is_built_in(self) -> bool:
@@ -119,7 +124,7 @@ class Listener(NamedTuple):
 
     @property
     def fd_name(self) -> str:
-        """The name of its socket among LISTEN_FDNAMES."""
+        """The name of its socket in LISTEN_FDNAMES."""
         return self.name if self.name in (SYSLOG_TCP, SYSLOG_UDP) else f"ingest-{self.name}"
 
     @property
@@ -128,7 +133,7 @@ class Listener(NamedTuple):
 
 
 def parse_key(text: str) -> KeyRule | None:
-    """`host`, `app`, `tag`, `none`, `label.X`, `field.a.b`; None for anything else."""
+    """Parse `host`, `app`, `tag`, `none`, `label.X` or `field.a.b`; None for anything else."""
     kind, dot, name = text.partition(".")
     if kind in (KeyKind.LABEL, KeyKind.FIELD):
         return KeyRule(KeyKind(kind), name) if name else None
@@ -136,7 +141,7 @@ def parse_key(text: str) -> KeyRule | None:
 
 
 def listener_defaults(box: Box) -> Listener:
-    """What holds for every listener as long as its line does not say otherwise."""
+    """Return the options that a listener has if its table does not set them."""
     return Listener(
         name="",
         protocol=Protocol.SYSLOG,
@@ -150,7 +155,7 @@ def listener_defaults(box: Box) -> Listener:
 
 
 def built_in_listeners(box: Box) -> tuple[Listener, ...]:
-    """Syslog over TCP and UDP on one port, and HTTP."""
+    """Return the built-in listeners: syslog over TCP and UDP on one port, and HTTP."""
     defaults = listener_defaults(box)
     return (
         defaults._replace(name=SYSLOG_TCP, port=box.syslog_port, proxy=ProxyMode.V1),

@@ -1,7 +1,9 @@
-"""Where a record goes: the routes of the table, compiled once per listener; the first that matches takes the record.
+"""Where a record goes: the routes, compiled once for each listener; the first that matches takes
+the record.
 
-Pure, owned by one ingest. `Router.of(listener)` is what a session or intake holds: where no route can take a record of that listener `constant` says so,
-and nobody is asked again. Rejected: a language with expressions, which nobody can check at start. Weak: routes are tried one after the other.
+Pure, owned by one ingest. A session holds `Router.of(listener)`. If no route can match a record of
+that listener, `constant` is the answer for all of them. Rejected: a language with expressions,
+which cannot be checked at the start. Weak: routes are tried one after the other.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ ANSWERS_KEPT_MAX = 4096
 
 
 class RouteDestination(NamedTuple):
-    """One topic that a record goes to, and by which key."""
+    """One topic that a record goes to, and its key there."""
 
     topic: str
     key: KeyRule
@@ -24,7 +26,7 @@ class RouteDestination(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A line of the table. `key` None: the listener's."""
+    """A table of a route. `key` None: the key of the listener."""
 
     conditions: tuple[RouteCondition, ...]
     topics: tuple[str, ...]
@@ -33,7 +35,7 @@ class Route(NamedTuple):
 
 
 class RouteTable(NamedTuple):
-    """What the table says about routes, in its order. `dead_letter` "": there is no topic for them, they are counted alone."""
+    """All routes in their order. `dead_letter` empty: dead letters are only counted."""
 
     routes: tuple[Route, ...] = ()
     default: Route = Route((), ("syslog",))
@@ -41,11 +43,11 @@ class RouteTable(NamedTuple):
 
 
 Destinations = tuple[RouteDestination, ...]
-"""Never empty. The first is where the record counts as stored; the others are copies."""
+"""Never empty. The record counts as stored in the first; the others are copies."""
 
 
 class ListenerRoutes:
-    """The routes as far as they can take a record of one listener."""
+    """The routes that can match records of one listener."""
 
     def __init__(self, listener: Listener, table: RouteTable) -> None:
         self.listener = listener
@@ -54,12 +56,14 @@ class ListenerRoutes:
         own = Route((), (listener.topic,)) if listener.topic else table.default
         self.fallback = _destinations(own, listener)
         self.constant: Destinations | None = None if self._routes else self.fallback
-        """The answer for every record, where there is but one."""
+        """The destinations of every record, if they are the same for all."""
         self.looks_at_header_only = not any(_looks_deeper(route) for route in reachable)
-        """Whether facility, severity, host and app decide alone: then answers may be kept by these four."""
+        """Whether facility, severity, host and app alone decide, so that results can be cached by
+        these four.
+        """
 
     def route(self, record: Routable) -> Destinations:
-        """Where this record goes."""
+        """Return the destinations of a record."""
         for takes, destinations in self._routes:
             if takes(record):
                 return destinations
@@ -67,7 +71,7 @@ class ListenerRoutes:
 
 
 class Router:
-    """All listeners' routes."""
+    """The routes of all listeners."""
 
     def __init__(self, listeners: Sequence[Listener], table: RouteTable) -> None:
         self.table = table
@@ -84,12 +88,14 @@ class Router:
 
 
 def direct(topic: str, listener: Listener) -> Destinations:
-    """For a sender that names the topic itself (`POST /ingest/TOPIC`): no route is asked."""
+    """Return the destination for a sender that names the topic itself (`POST /ingest/TOPIC`)."""
     return (RouteDestination(topic, listener.key, listener.is_key_required),)
 
 
 def key_of(rule: KeyRule, record: Routable, source_host: bytes) -> bytes | None:
-    """A record's key; None where it has none. A sender that does not name its host keeps its order by its address."""
+    """Return a record's key; None if it has none. Without a host, the sender's address is the key,
+    so its records stay in order.
+    """
     kind = rule.kind
     if kind is KeyKind.NONE:
         return None

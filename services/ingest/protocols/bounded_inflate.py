@@ -1,9 +1,11 @@
-"""Opens compressed streams of strangers, and never more of them than a limit: gzip, zlib, deflate, zstd, snappy.
+"""Decompresses streams of untrusted senders up to a limit: gzip, zlib, deflate, zstd, snappy.
 
-Owned by whoever reads the stream (a request's body, a chunk, a frame). The limit is on what comes out; it is held before memory is taken for more.
-A stream that is broken or ends too early raises `NotCompressed`, one that holds too much `TooLarge`; nothing else is raised.
-gzip may have several members, zero bytes behind the last are padding. "deflate" is zlib's format as RFC 9110 says, or the bare stream that some
-programs send. Weak: zstd is kept until its end and opened in one go, because cramjam's streaming decoder knows no limit; it holds input and output at once.
+Owned by the reader of the stream (a request body, a chunk, a frame). The limit is on the output and
+is checked before memory is allocated. A broken or truncated stream raises `NotCompressed`, one with
+too much content `TooLarge`; nothing else is raised. gzip may have several members; zero bytes after
+the last one are padding. "deflate" is zlib's format (RFC 9110), or the bare stream that some
+programs send. Weak: zstd is decompressed in one piece at its end, because cramjam's streaming
+decoder has no limit, so input and output are in memory together.
 """
 
 from __future__ import annotations
@@ -26,16 +28,18 @@ _FIRST_SKIPPABLE = 0x80
 _CHECKSUM = Struct("<I")
 _GZIP, _ZLIB, _BARE = 31, 15, -15
 _FIRST_PIECE_BYTES = 256
-"""`unused_data` is a copy: of a stream of tiny members only as much as this is copied for each."""
+"""`unused_data` is a copy, made for each member; this limits the copies for a stream of tiny
+members.
+"""
 _PIECE_BYTES_MAX = 65536
 
 
 class TooLarge(MillraceError):
-    """A stream holds more than its reader was ready to open: a bomb, or an honest one that is too large."""
+    """The content of a stream is larger than the limit."""
 
 
 class NotCompressed(MillraceError):
-    """A stream is not what its name says, is broken, or ends too early."""
+    """A stream is not in the named format, is broken, or ends too early."""
 
 
 def _too_large(limit_bytes: int) -> TooLarge:
@@ -43,15 +47,15 @@ def _too_large(limit_bytes: int) -> TooLarge:
 
 
 class Inflater:
-    """One stream: `feed` pieces, then `finish`; both return what came out."""
+    """Decompresses one stream: `feed` pieces, then `finish`; both return output."""
 
     def __init__(self, coding: str, limit_bytes: int) -> None:
-        """`coding`: one of `CODINGS`; any other raises KeyError."""
+        """`coding`: one of `CODINGS`; anything else raises KeyError."""
         self._opened = _STREAMS[coding](limit_bytes)
 
     @property
     def kept_bytes(self) -> int:
-        """Of what was fed, bytes that nothing came out of yet."""
+        """Input bytes without output so far."""
         return self._opened.kept_bytes
 
     def feed(self, data: Data) -> bytes:
@@ -62,7 +66,9 @@ class Inflater:
 
 
 def inflate(coding: str, data: Data, limit_bytes: int) -> bytes:
-    """The content of a whole stream. `coding` may also be "snappy": a bare block, framed, or xerial's framing, told apart by their beginning."""
+    """Decompress a whole stream. `coding` may also be "snappy": a bare block, its framing format,
+    or xerial's, recognised by the first bytes.
+    """
     if coding == "snappy":
         if bytes(data[: len(SNAPPY_STREAM)]) == SNAPPY_STREAM:
             coding = "snappy-framed"
@@ -86,7 +92,7 @@ def _whole(codec: Codec, data: Data, limit_bytes: int) -> bytes:
 
 
 class _Identity:
-    """Not compressed; the limit holds nevertheless."""
+    """Not compressed; the limit applies as well."""
 
     kept_bytes = 0
 
@@ -104,7 +110,7 @@ class _Identity:
 
 
 class _Zlib:
-    """zlib's format and the bare stream (one stream), gzip (one member or more)."""
+    """zlib's format and the bare stream (one stream), gzip (one or more members)."""
 
     kept_bytes = 0
 
@@ -126,7 +132,7 @@ class _Zlib:
             self._begun = True
             piece = view[:piece_bytes]
             try:
-                # one byte more than allowed tells "too large" from "just fits"
+                # one byte above the limit distinguishes too large from just fitting
                 plain = self._stream.decompress(piece, self._room + 1)
             except zlib.error as problem:
                 raise NotCompressed(f"a compressed stream is broken: {problem}") from problem
@@ -160,7 +166,7 @@ class _Gzip(_Zlib):
 
 
 class _Deflate:
-    """zlib's format, or the bare stream: the first two bytes tell."""
+    """zlib's format or the bare stream, recognised by the first two bytes."""
 
     kept_bytes = 0
 
@@ -195,7 +201,7 @@ class _Zstd:
         return len(self._data)
 
     def feed(self, data: Data) -> bytes:
-        if len(self._data) + len(data) > self._limit_bytes + 1024:  # what does not shrink is a few bytes longer than its content
+        if len(self._data) + len(data) > self._limit_bytes + 1024:  # incompressible data is a few bytes longer than its content
             raise _too_large(self._limit_bytes)
         self._data += data
         return b""
@@ -205,7 +211,9 @@ class _Zstd:
 
 
 class _SnappyFramed:
-    """snappy's framing format: chunks of type, 24-bit length, masked CRC-32C, and at most 64 KiB of content."""
+    """snappy's framing format: chunks of type, 24-bit length, masked CRC-32C, and at most 64 KiB of
+    content.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = self._room = limit_bytes
@@ -237,7 +245,7 @@ class _SnappyFramed:
             self._begun = True
             return b""
         if kind >= _FIRST_SKIPPABLE:
-            return b""  # the identifier again, padding, and what may be skipped
+            return b""  # the identifier again, padding, and chunks that may be skipped
         if kind not in (_COMPRESSED, _UNCOMPRESSED) or len(content) < _CHECKSUM.size:
             raise NotCompressed(f"a framed snappy stream has a chunk of type {kind} that cannot be read")
         plain = content[4:] if kind == _UNCOMPRESSED else _whole(Codec.SNAPPY, content[4:], _SNAPPY_CHUNK_BYTES_MAX)
@@ -269,4 +277,4 @@ _STREAMS: dict[str, type[_Stream]] = {
     "snappy-framed": _SnappyFramed,
 }
 CODINGS = frozenset(_STREAMS)
-"""What `Inflater` opens."""
+"""The formats of `Inflater`."""

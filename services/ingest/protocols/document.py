@@ -1,11 +1,15 @@
-"""Writes any value that a sender's bytes can make as JSON: nothing raises, nothing is dropped.
+"""Writes any value that a sender can send as JSON. It raises nothing and drops nothing.
 
-Pure functions. What orjson can write, it writes. The rest takes a slow way: bytes are text, and where they are not UTF-8 (or a text holds half a surrogate
-pair) the text has U+FFFD and the document `bytes_base64`, {JSON pointer to the text: its bytes}; integers beyond 64 bits are written in full; NaN and
-infinities are the texts "NaN", "Infinity", "-Infinity"; a key that is no text is its JSON; a key that is there twice then gets `#2`; an object or array that
-is nested deeper than 254 levels, as deep as orjson writes, is its JSON as one text, whichever way the document takes, and so is a text whose pointer would
-be one too many (`POINTER_BYTES_MAX`: a long name, and below it very many bad texts); msgpack's extensions are {"ext": type, "base64": data}.
-Weak: orjson writes NaN as null and says nothing, so who may have met one must say `careful`.
+Pure functions. orjson writes what it can. The slow way writes the rest. Bytes become text; if they
+are not UTF-8 (or a text has half a surrogate pair), the text has U+FFFD, and `bytes_base64` of the
+document has {JSON pointer: the bytes}. Integers beyond 64 bits are written in full. NaN and
+infinities become the texts "NaN", "Infinity", "-Infinity". A key that is not a text becomes its
+JSON; a repeated key gets `#2`. An object or array below 254 levels (orjson's limit) becomes its
+JSON as one text, in both ways; so does a text whose pointer would exceed `POINTER_BYTES_MAX`.
+Extensions of msgpack become {"ext": type, "base64": data}.
+
+Weak: orjson writes NaN as null without an error, so a caller whose input may have one must pass
+`careful`.
 """
 
 from __future__ import annotations
@@ -19,17 +23,17 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 LEVELS_MAX: Final = 254
-"""Objects and arrays within each other, the document among them. orjson refuses what is deeper, so both ways agree."""
+"""Nesting of objects and arrays, the document included. orjson refuses more, so both ways agree."""
 POINTER_BYTES_MAX: Final = 1 << 18
-"""Of all pointers to bad texts of one document, which repeat the names above them."""
+"""Limit for all pointers of one document; a pointer repeats the names above its text."""
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 BYTES_KEY: Final = "bytes_base64"
 _Place = tuple[Any, str | int] | None
-"""Where a value is: what it is in, and its name or number there; None for the document."""
+"""The place of a value: its container, and its name or number there; None for the document."""
 
 
 class Extension:
-    """A value of a type that msgpack leaves to applications."""
+    """A value of an application-defined type of msgpack."""
 
     __slots__ = ("code", "data")
 
@@ -43,12 +47,12 @@ class Extension:
 
 
 def encode_document(document: Any, careful: bool = False) -> bytes:
-    """The JSON of a document. `careful`: it may hold NaN or an infinity."""
+    """Return the JSON of a document. `careful`: it may contain NaN or an infinity."""
     if not careful:
         try:
             return orjson.dumps(document, default=plain_default)
         except TypeError:
-            pass  # the slow way finds out what it was
+            pass  # the slow way finds the cause
     writer = _Writer()
     plain = writer.plain(document, None, 1)
     if writer.bytes_base64 and type(plain) is dict:
@@ -57,7 +61,7 @@ def encode_document(document: Any, careful: bool = False) -> bytes:
 
 
 def utf8(text: str) -> bytes:
-    """The bytes that a text was made of, also where they were not UTF-8 (`surrogateescape`)."""
+    """Return the bytes of a text, also if they were not UTF-8 (`surrogateescape`)."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -69,7 +73,9 @@ def _base64(data: bytes) -> str:
 
 
 def plain_default(value: object) -> Any:
-    """For orjson: bytes that are text, and extensions. Raises TypeError for what only the slow way can write."""
+    """orjson's `default`: bytes that are text, and extensions. Raises TypeError for what only the
+    slow way can write.
+    """
     if isinstance(value, bytes | bytearray | memoryview):
         return str(value, "utf-8")
     if isinstance(value, Extension):
@@ -78,7 +84,9 @@ def plain_default(value: object) -> Any:
 
 
 class FreeNames:
-    """Names for keys that come to be the same: `a`, `a#2`, `a#3`. Counts, because searching from 2 on would take forever where all are the same."""
+    """Makes repeated keys unique: `a`, `a#2`, `a#3`. It counts, because a search from 2 would be
+    quadratic.
+    """
 
     __slots__ = ("_counts",)
 
@@ -98,7 +106,7 @@ class FreeNames:
 
 
 class _Writer:
-    """The slow way: makes a value that orjson writes, and keeps the bytes that are no text."""
+    """The slow way: makes a value that orjson can write, and collects the bytes that are not text."""
 
     def __init__(self) -> None:
         self.bytes_base64: dict[str, str] = {}
@@ -132,7 +140,9 @@ class _Writer:
             return data.decode("utf-8", "replace") if self._keep(data, place) else deep_text(data)
 
     def _keep(self, data: bytes, place: _Place, mark: str = "") -> bool:
-        """The bytes of a bad text beside the document; False if there is no room for one more pointer."""
+        """Add the bytes of an invalid text to the document; False if the pointers have reached
+        their limit.
+        """
         names: list[str] = []
         size_bytes = 0
         while place is not None:
@@ -162,7 +172,7 @@ class _Writer:
 
 
 def key_text(key: object) -> str:
-    """The name that a key of a msgpack map gets in JSON."""
+    """Return the JSON name for a key of a msgpack map."""
     if isinstance(key, str):
         return key
     if isinstance(key, bytes):
@@ -173,7 +183,7 @@ def key_text(key: object) -> str:
 def _digits(value: int) -> str:
     try:
         return str(value)
-    except ValueError:  # more digits than Python turns into decimals
+    except ValueError:  # more digits than Python converts to decimal
         return f'"{value:#x}"'
 
 
@@ -182,13 +192,15 @@ def _not_finite(value: float) -> str:
 
 
 class _Mark(NamedTuple):
-    """A piece of JSON that is written as it is."""
+    """JSON that is written unchanged."""
 
     text: str
 
 
 def deep_text(value: Any) -> str:
-    """The JSON of any value as ASCII, however deep; bytes that are not UTF-8 are escaped surrogates, so nothing is lost."""
+    """Return the JSON of any value as ASCII, at any depth. Bytes that are not UTF-8 become escaped
+    surrogates, so nothing is lost.
+    """
     written: list[str] = []
     waiting = [value]
     while waiting:

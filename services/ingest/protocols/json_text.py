@@ -1,9 +1,11 @@
-"""Reads the JSON that senders write, also where it is not quite JSON: nothing that can be understood is refused or rounded away.
+"""Reads the JSON of senders, also if it is not strictly valid: what can be understood is neither
+refused nor rounded.
 
-Pure functions. orjson reads what is proper. What it refuses (NaN, half surrogate pairs, bytes that are not UTF-8) or would round (integers beyond 64 bits)
-is read by the standard library: NaN, Infinity and numbers beyond a double as texts, bad bytes as surrogates that `document` writes. A text of very
-many containers is refused, because each costs thirty times its two bytes.
-Weak: of a name that is there twice in one object the last value counts; a fraction is rounded to a double.
+Pure functions. orjson reads valid JSON. The standard library reads what orjson refuses (NaN, half
+surrogate pairs, invalid UTF-8) or would round (integers beyond 64 bits): NaN, Infinity and numbers
+beyond a double become texts, invalid bytes become surrogates, which `document` writes. A text with
+very many containers is refused, because each costs thirty times its two bytes. Weak: of a repeated
+name in one object the last value counts; fractions are rounded to doubles.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 def read_json(data: bytes | bytearray | memoryview) -> Any:
-    """The value of a JSON text. Raises ValueError, whose text says what is wrong with it."""
+    """Return the value of a JSON text. Raises ValueError with the reason."""
     if len(data) > _FEW_BYTES:
         whole = bytes(data)
         if whole.count(b"{") + whole.count(b"[") > CONTAINERS_MAX:
@@ -36,7 +38,7 @@ def read_json(data: bytes | bytearray | memoryview) -> Any:
 
 
 def has_long_number(data: bytes | bytearray | memoryview) -> bool:
-    """Whether there may be an integer in a text that `orjson` rounds."""
+    """Whether a text may have an integer that orjson would round."""
     zeros = data.translate(_DIGITS) if type(data) is bytes else bytes(data).translate(_DIGITS)
     return _LONG in zeros or _LONG_NEGATIVE in zeros
 

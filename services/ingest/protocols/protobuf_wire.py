@@ -1,6 +1,8 @@
-"""The wire format of protobuf, as far as it takes to find a message's parts without parsing them (https://protobuf.dev/programming-guides/encoding).
+"""protobuf's wire format, as far as needed to find the parts of a message without parsing them
+(https://protobuf.dev/programming-guides/encoding).
 
-Pure functions. Weak: only fields with a length are given out; numbers are skipped, groups (obsolete since 2008) refused.
+Pure functions. Weak: only length-delimited fields are returned; numbers are skipped, groups
+(obsolete since 2008) refused.
 """
 
 from __future__ import annotations
@@ -10,15 +12,17 @@ VARINT_BITS_MAX = 70
 _TAG_MIN, _TAG_MAX = 8, (1 << 32) - 1
 
 Field = tuple[int, int, int]
-"""Number, and where its content begins and ends."""
+"""Field number, start and end of the content."""
 
 
 class BadWire(ValueError):
-    """No message of protobuf."""
+    """The bytes are not a protobuf message."""
 
 
 def split_fields(data: bytes, position: int, end: int, parts_max: int) -> tuple[list[Field], int]:
-    """The fields between two places that have a length, and how many parts, numbers too, were looked at: `parts_max` at most, and then there may be more."""
+    """Return the length-delimited fields in a range, and how many fields of any kind were read: at
+    most `parts_max`; then there may be more.
+    """
     fields: list[Field] = []
     parts_left = parts_max
     while position < end and parts_left:

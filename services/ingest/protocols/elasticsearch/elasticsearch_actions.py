@@ -1,9 +1,11 @@
-"""Reads the body of a `_bulk` request: an action line, then (for most) a source line, each ended by a line feed. Pure.
+"""Parses the body of a `_bulk` request: an action line, then for most actions a source line, each
+ended by a line feed. Pure.
 
-`index` and `create` carry a record; `update` and `delete` are understood and refused one by one, because a log is not changed afterwards. An action line
-that cannot be read makes the whole request bad, as it does for Elasticsearch: behind it nobody knows which line is which. Sources are read one by one
-afterwards; one that is no JSON object is refused alone.
-Weak: a request is read in one turn of the process, 16 MiB of it in about half a second.
+`index` and `create` contain a record. `update` and `delete` are refused one by one, because a log
+is not changed. As in Elasticsearch, an unreadable action line makes the whole request invalid,
+because the meaning of the lines after it is unknown. Sources are parsed one by one later; one that
+is not a JSON object is refused alone. Weak: a request is parsed in one turn of the process: half a
+second for 16 MiB.
 """
 
 from __future__ import annotations
@@ -22,19 +24,19 @@ _LEGACY_NAMES = {"_routing": "routing", "index": "_index", "id": "_id"}
 ACTIONS_CACHED_MAX = 1024
 EXCERPT_BYTES = 80
 SHORT_BYTES = 1 << 20
-"""A longer document is looked at for the number of its parts before it is read."""
+"""In a longer document, the number of parts is checked before it is parsed."""
 
 
 class TooManyItems(ValueError):
-    """The request as a whole is refused before it is read."""
+    """The request is refused before it is parsed."""
 
 
 class BadBulk(ValueError):
-    """The request as a whole cannot be read; nothing of it was taken."""
+    """The request cannot be parsed; nothing of it was stored."""
 
 
 class Action(NamedTuple):
-    """One action line. `known` goes with its record: {"labels": {index, and what else says where it was meant to go}}."""
+    """One action line. `known` is added to its record: {"labels": {index, and its other targets}}."""
 
     operation: str
     index_name: str
@@ -43,7 +45,7 @@ class Action(NamedTuple):
 
 
 class BulkItem(NamedTuple):
-    """One action and its source, not read yet. `problem`: why it carries no record."""
+    """One action and its unparsed source. `problem`: why it has no record."""
 
     action: Action
     source: bytes
@@ -51,8 +53,9 @@ class BulkItem(NamedTuple):
 
 
 def read_bulk(body: bytes, index: str, pipeline: str = "") -> list[BulkItem]:
-    """The items in their order. `index` and `pipeline` are those of the path and the query, for actions that name none. Raises BadBulk and
-    TooManyItems."""
+    """Return the items in their order. `index` and `pipeline` are those of path and query, for
+    actions without them. Raises BadBulk and TooManyItems.
+    """
     if not body:
         raise BadBulk("request body is required")
     if not body.endswith(b"\n"):
@@ -88,7 +91,9 @@ def read_bulk(body: bytes, index: str, pipeline: str = "") -> list[BulkItem]:
 
 
 def read_document(source: bytes, is_plain: bool) -> dict[str, Any]:
-    """What a source line holds. `is_plain`: it has no number that orjson would round (`has_long_number`). Raises ValueError."""
+    """Parse a source line. `is_plain`: it has no number that orjson would round
+    (`has_long_number`). Raises ValueError.
+    """
     document: Any
     if is_plain and len(source) < SHORT_BYTES:
         try:
@@ -103,7 +108,7 @@ def read_document(source: bytes, is_plain: bool) -> dict[str, Any]:
 
 
 class _ActionReader:
-    """Action lines, most of which are the same in a request."""
+    """A cache of action lines; most lines of a request are equal."""
 
     def __init__(self, index: str, pipeline: str) -> None:
         self._index = index
@@ -139,7 +144,7 @@ class _ActionReader:
             raise BadBulk(f"Malformed action/metadata line [{number}], it is not JSON: {problem}") from problem
         if type(parsed) is not dict or not parsed:
             raise BadBulk(f"Malformed action/metadata line [{number}], expected an object with one field: {_excerpt(line)}")
-        operation, metadata = next(iter(parsed.items()))  # winston-elasticsearch has its own counter behind it
+        operation, metadata = next(iter(parsed.items()))  # winston-elasticsearch adds a counter of its own
         if operation not in OPERATIONS:
             words = ", ".join(sorted(OPERATIONS))
             raise BadBulk(f"Malformed action/metadata line [{number}], expected one of {words} but found [{operation[:EXCERPT_BYTES]}]")

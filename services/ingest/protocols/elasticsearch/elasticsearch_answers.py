@@ -1,8 +1,12 @@
-"""`filter_path`: the parts of an answer that an Elasticsearch client asks for (`errors,items.*.error,items.*.status`), the others left out.
+"""The form of answers to Elasticsearch's clients: error objects, content types, a required header;
+and `filter_path`, the parts of an answer that a client asks for.
 
-Pure; a filter is compiled once and kept, since a client sends the same one with every request. `*` stands for one name or a part of it, `**` for any
-number of names, a leading `-` leaves out instead. Lists are passed through: their elements are looked at under the same name.
-Weak: patterns and their number are bounded, and a filter beyond that is taken for none, so that the client gets everything.
+Clients from 7.14 on stop at an answer without `X-Elastic-Product`; clients of 8 and 9 ask for a
+content type with their version and get it. `filter_path` is a list such as `errors,items.*.error`:
+`*` matches one name or a part of it, `**` any number of names, a leading `-` excludes. Elements of
+lists are filtered under the name of the list. A filter is compiled once and cached, because a
+client sends the same one with every request. Pure. Weak: patterns and their number are limited; a
+filter above the limits is ignored, and the client gets everything.
 """
 
 from __future__ import annotations
@@ -16,30 +20,30 @@ from services.ingest.protocols.document import encode_document
 from services.ingest.protocols.http.http_request import BUSY_SECONDS, JSON, Headers, HttpResponse, Request
 
 VERSION: Final = "8.19.0"
-"""Whose API this is. Beats and Logstash of 8 and 9 go on with it; clients of 9 do not ask."""
+"""The version of the API. Beats and Logstash of 8 and 9 accept it; clients of 9 do not check."""
 PRODUCT: Final = (b"X-Elastic-Product", b"Elasticsearch")
 _VENDOR_JSON: Final = b"application/vnd.elasticsearch+json"
 
 
 def json_answer(request: Request, status: int, document: Any, headers: Headers = ()) -> HttpResponse:
-    """An answer with the header and the content type that the client wants."""
+    """Return a response with the header and content type that the client wants."""
     return HttpResponse(status, encode_document(document), _content_type(request), (PRODUCT, *headers))
 
 
 def error_answer(request: Request, status: int, kind: str, reason: str, headers: Headers = ()) -> HttpResponse:
-    """A no to a whole request."""
+    """Return the error response to a whole request."""
     cause = {"type": kind, "reason": reason}
     return json_answer(request, status, {"error": {"root_cause": [cause], **cause}, "status": status}, headers)
 
 
 def busy(request: Request) -> HttpResponse:
-    """429: clients wait and send the request again."""
+    """Return 429: clients wait and send the request again."""
     reason = "the records cannot be stored now: disks are behind, or a leader is away; send the same request again"
     return error_answer(request, 429, "es_rejected_execution_exception", reason, ((b"Retry-After", b"%d" % BUSY_SECONDS),))
 
 
 def unauthorized(request: Request) -> HttpResponse:
-    """401."""
+    """Return 401."""
     reason = (
         f"missing or wrong credentials for REST request [{request.path[:200]}]: use basic authentication with a token as password, Bearer TOKEN, or an ApiKey"
     )
@@ -59,20 +63,20 @@ def _content_type(request: Request) -> bytes:
 FILTER_BYTES_MAX = 1024
 PATHS_MAX = 32
 NAMES_MAX = 8
-"""In a path; each `**` multiplies what has to be followed."""
+"""Limit for one path; each `**` multiplies the work."""
 _ANY_DEPTH = "**"
 _Path = tuple[re.Pattern[str] | None, ...]  # None: any number of names
 
 
 class AnswerFilter:
-    """What `filter_path` of one request says."""
+    """The compiled `filter_path` of a request."""
 
     def __init__(self, wanted: Iterable[_Path], unwanted: Iterable[_Path]) -> None:
         self._wanted = tuple(wanted)
         self._unwanted = tuple(unwanted)
 
     def apply(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """The answer with what is left of it; the one that was given stays as it was."""
+        """Return the parts of the answer that are left; the argument is not changed."""
         kept: Any = answer
         if self._wanted:
             kept = _keep(answer, self._wanted)
@@ -83,7 +87,7 @@ class AnswerFilter:
 
 @lru_cache(maxsize=64)
 def answer_filter(text: str) -> AnswerFilter | None:
-    """The filter of a `filter_path`; None if there is none, or none that could be applied."""
+    """Compile a `filter_path`; None if there is none, or it is above the limits."""
     if not text or len(text) > FILTER_BYTES_MAX:
         return None
     paths = [path.strip() for path in text.split(",") if path.strip("- ")]
@@ -103,7 +107,7 @@ _NOTHING = object()
 
 
 def _next(name: str, paths: tuple[_Path, ...]) -> tuple[tuple[_Path, ...], bool]:
-    """What is left of the paths behind `name`, and whether one of them ends there."""
+    """Return the paths that continue after `name`, and whether one of them ends there."""
     behind: dict[_Path, None] = {}
     ends = False
     for path in paths:

@@ -1,10 +1,13 @@
-"""Elasticsearch's `_bulk` (and its single documents) as an input: each document is a record, and each item of the answer says what became of one.
+"""Elasticsearch's `_bulk`, and its requests with a single document: each document is a record, each
+item of the answer its result.
 
-A document's index is its label `index`; `@timestamp` its time. An item with an `_id` has an identity of its own, made of index, `_id` and the document's
-bytes: sent again it is answered 201 and not stored twice, while another document under the same `_id` is a new record (nothing is ever overwritten). With
-the header `Idempotency-Key` the request as a whole is the thing. Items without either are stored each time they come.
-While nothing can be taken the request is answered 429; what cannot be taken any more in the middle of one is answered 429 item by item.
-Weak: an item without an `_id` gets none in the answer, since nobody could ask for it here.
+The index is the label `index`, `@timestamp` the time. An item with an `_id` has an identity: index,
+`_id` and the bytes of the document. If it is repeated, the answer is 201 and it is not stored
+again; another document with the same `_id` is a new record (nothing is overwritten). With the
+header `Idempotency-Key` the identity is that of the whole request. Items without either are stored
+each time. If ingest can accept nothing, the request is answered 429; if that happens in the middle
+of a request, the remaining items are. Weak: the answer to an item without `_id` has no `_id`,
+because no client could look it up.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ from services.ingest.records.ingest_record import IngestRecord
 from services.ingest.records.intake import RefusedReason
 
 SLICE_RECORDS: Final = 64
-"""So many records are read and taken before it is asked again whether more can be; they are still in the processor's caches then."""
+"""Records that are parsed and stored before ingest checks again for back-pressure; they still fit
+in the processor's caches.
+"""
 CREATED, BAD_ITEM, BUSY_ITEM = 201, 400, 429
 _STORED_ITEM: Final = {"_version": 1, "result": "created", "_shards": {"total": 1, "successful": 1, "failed": 0}, "status": CREATED}
 
@@ -31,7 +36,7 @@ __all__ = ["bulk", "busy", "document", "unauthorized"]
 
 
 def bulk(request: Request) -> HttpResponse | PendingResponse:
-    """`/_bulk` and `/INDEX/_bulk`."""
+    """Handle `/_bulk` and `/INDEX/_bulk`."""
     try:
         items = read_bulk(request.body, request.arguments.get("index", ""), request.query.get("pipeline", ""))
     except BadBulk as problem:
@@ -46,7 +51,9 @@ def bulk(request: Request) -> HttpResponse | PendingResponse:
 
 
 def document(request: Request) -> HttpResponse | PendingResponse:
-    """`/INDEX/_doc`, `/INDEX/_doc/ID`, `/INDEX/_create/ID`: one document, answered as one."""
+    """Handle `/INDEX/_doc`, `/INDEX/_doc/ID` and `/INDEX/_create/ID`: one document with its own
+    form of answer.
+    """
     index, document_id = request.arguments["index"], request.arguments.get("id")
     labels = {"index": index} if document_id is None else {"index": index, "id": document_id}
     action = Action("create" if "/_create/" in request.pattern else "index", index, document_id, {"labels": labels})
@@ -55,7 +62,9 @@ def document(request: Request) -> HttpResponse | PendingResponse:
 
 
 class _Bulk:
-    """What becomes of the items of one request. It keeps their actions until they are answered, not their sources."""
+    """The results of the items of one request. It keeps their actions until the answer, not their
+    sources.
+    """
 
     def __init__(self, request: Request, items: Sequence[BulkItem], is_single: bool = False) -> None:
         self._request = request
@@ -64,9 +73,9 @@ class _Bulk:
         self._actions = [item.action for item in items]
         self._problems: dict[int, str] = {}
         self._record_items: list[int] = []
-        """Which item each record of the unit is."""
+        """The item of each record of the ack group."""
         self._busy_from = len(items)
-        """The first item that could not be taken any more."""
+        """The first item that could not be accepted."""
 
     def take(self, items: Sequence[BulkItem]) -> PendingResponse:
         request = self._request
@@ -104,7 +113,7 @@ class _Bulk:
         return WAITING
 
     def _identity(self, prefix: bytes, number: int, source: bytes) -> bytes:
-        """That of an item with an `_id`; one without gets what nothing else has."""
+        """Return the identity of an item with an `_id`; an item without one gets a unique identity."""
         _, index, document_id, _ = self._actions[number]
         if document_id is None:
             content = b"%b\n%b %d %d\n%b" % (prefix, self._request.source.address, self._request.intake.now_ms(), number, source)
@@ -138,7 +147,9 @@ class _Bulk:
         return json_answer(self._request, 200, answer)
 
     def _rejected_items(self, unit: AckGroup) -> dict[int, str]:
-        """Why, by item. Where nobody can say which record it was (number -1), it may be any of them: none of those is said to be stored."""
+        """Return the reasons by item. If the record of a reason is unknown (number -1), no item of
+        that group is reported as stored.
+        """
         rejected: dict[int, str] = {}
         for number, reason in unit.rejected:
             for item in self._record_items if number < 0 else (self._record_items[number],):
@@ -155,7 +166,9 @@ class _Bulk:
 
 
 class _ItemWriter:
-    """Items of an answer, each as a list of one, or of none if the filter leaves nothing of it. What looks the same is made and filtered once."""
+    """Return items of the answer, each as a list of one, or of none if the filter removes it. Equal
+    items are made and filtered once.
+    """
 
     def __init__(self, shown: AnswerFilter | None) -> None:
         self._shown = shown

@@ -1,7 +1,10 @@
-"""What Elasticsearch's clients ask before they send, and keep asking: who is there, health, licence, templates, policies, pipelines.
+"""Requests of Elasticsearch's clients before and between their data: version, health, licence,
+templates, policies, pipelines; and ingest's own `GET /` and `GET /health`.
 
-Answered so that they go on. What they want to set up is not used here: whatever they look for is there already (a HEAD says 200), and what they put all the
-same is acknowledged with a `Warning` that says so, which clients print. Nothing is remembered. Weak: searches and everything else that reads are not here.
+The answers make clients go on. What they want to create is not used here: it appears to exist (HEAD
+answers 200), and a PUT is acknowledged with a `Warning`, which clients print. Nothing is stored.
+Weak: there are no searches and no other reads; health is that of one listener of one ingest
+process.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ __all__ = [
 
 
 def root_document() -> dict[str, Any]:
-    """What `GET /` says to them. `version.number` is that of the API which is spoken."""
+    """The document of `GET /` for Elasticsearch's clients. `version.number` is the version of the
+    API.
+    """
     version = {
         "number": VERSION,
         "build_flavor": "default",
@@ -56,12 +61,12 @@ def root_document() -> dict[str, Any]:
 
 
 def root(request: Request) -> HttpResponse:
-    """`GET /`, `HEAD /`."""
+    """Handle `GET /` and `HEAD /`."""
     return json_answer(request, 200, root_document())
 
 
 def cluster_health(request: Request) -> HttpResponse:
-    """`/_cluster/health`: green, yellow while nothing can be taken."""
+    """Handle `/_cluster/health`: green, or yellow while nothing can be accepted."""
     status = "yellow" if request.intake.blocked_by(request.listener) else "green"
     counts = dict.fromkeys(("relocating_shards", "initializing_shards", "unassigned_shards", "delayed_unassigned_shards", "number_of_pending_tasks"), 0)
     nodes = {"number_of_nodes": 1, "number_of_data_nodes": 1, "active_primary_shards": 1, "active_shards": 1}
@@ -70,30 +75,32 @@ def cluster_health(request: Request) -> HttpResponse:
 
 
 def cat_health(request: Request) -> HttpResponse:
-    """`/_cat/health`, by which rsyslog finds out whether somebody is there: a line of text."""
+    """Handle `/_cat/health`, rsyslog's health check: a line of text."""
     status = "yellow" if request.intake.blocked_by(request.listener) else "green"
     line = f"{request.intake.now_ms() // 1000} - {CLUSTER} {status} 1 1 1 1 0 0 0 0 - 100.0%\n"
     return HttpResponse(200, line.encode(), TEXT, (PRODUCT,))
 
 
 def license_state(request: Request) -> HttpResponse:
-    """`/_license`: Beats and Logstash want one that is active."""
+    """Handle `/_license`: Beats and Logstash require an active one."""
     return json_answer(request, 200, {"license": _LICENSE})
 
 
 def xpack(request: Request) -> HttpResponse:
-    """`/_xpack`: nothing of it; without index lifecycle management Beats and Logstash set none up."""
+    """Handle `/_xpack`: no feature. Without index lifecycle management Beats and Logstash create no
+    policy.
+    """
     features = {name: {"available": False, "enabled": False} for name in ("ilm", "data_streams", "security", "monitoring", "ml", "graph", "watcher")}
     return json_answer(request, 200, {"build": {}, "license": _LICENSE, "features": features, "tagline": "You know, for X"})
 
 
 def nodes(request: Request) -> HttpResponse:
-    """`/_nodes`, `/_nodes/http`: no addresses to sniff; clients stay with the one they have."""
+    """Handle `/_nodes` and `/_nodes/http`: no addresses, so clients stay with the one they have."""
     return json_answer(request, 200, {"_nodes": {"total": 0, "successful": 0, "failed": 0}, "cluster_name": CLUSTER, "nodes": {}})
 
 
 def set_up(request: Request) -> HttpResponse:
-    """Templates, policies, pipelines, data streams, aliases, indices: by name."""
+    """Handle templates, policies, pipelines, data streams, aliases and indices by name."""
     if request.method in ("GET", "HEAD"):
         name = request.arguments.get("name", "")
         return json_answer(request, 200, {name: {}} if name else {})
@@ -104,7 +111,9 @@ def set_up(request: Request) -> HttpResponse:
 
 
 def index_templates(request: Request) -> HttpResponse:
-    """`GET /_index_template/NAME`, `GET /_component_template/NAME`, in the form of their own."""
+    """Handle `GET /_index_template/NAME` and `GET /_component_template/NAME`, which have forms of
+    their own.
+    """
     if request.method not in ("GET", "HEAD"):
         return set_up(request)
     kind = "component_template" if "component" in request.pattern else "index_template"
@@ -113,7 +122,7 @@ def index_templates(request: Request) -> HttpResponse:
 
 
 def data_streams(request: Request) -> HttpResponse:
-    """`/_data_stream/NAME`: every index is one, since documents are only ever added."""
+    """Handle `/_data_stream/NAME`: every index is one, because documents are only added."""
     if request.method not in ("GET", "HEAD"):
         return set_up(request)
     stream = {"name": request.arguments.get("name", ""), "timestamp_field": {"name": "@timestamp"}, "indices": [], "generation": 1, "status": "GREEN"}
@@ -121,12 +130,14 @@ def data_streams(request: Request) -> HttpResponse:
 
 
 def refresh(request: Request) -> HttpResponse:
-    """`/_refresh`, `/INDEX/_refresh`, `_flush`: what was acknowledged is stored already."""
+    """Handle `_refresh` and `_flush`: acknowledged documents are stored already."""
     return json_answer(request, 200, {"_shards": {"total": 1, "successful": 1, "failed": 0}})
 
 
 def index(request: Request) -> HttpResponse:
-    """`/INDEX`: any index takes documents (HEAD, PUT); nothing is read (GET), and no document is put there by mistake."""
+    """Handle `/INDEX`: any index accepts documents (HEAD, PUT); GET returns nothing, and POST is
+    refused.
+    """
     if request.method == "GET":
         reason = f"no such path [{request.path[:200]}]: documents are taken here, and read with Kafka's clients"
         return error_answer(request, 404, "resource_not_found_exception", reason)
@@ -147,13 +158,13 @@ WORDS = "Millrace ingests logs here"
 
 
 def describe_inputs(request: Request) -> HttpResponse:
-    """What this is, and its inputs; and what Elasticsearch's clients look for before they send anything."""
+    """Return the list of inputs, and what Elasticsearch's clients look for before they send."""
     inputs = [{"methods": path.methods, "path": path.pattern, "what": path.words} for path in PATHS if path.words]
     return json_answer(request, 200, {"what": WORDS, **root_document(), "inputs": inputs})
 
 
 def health(request: Request) -> HttpResponse:
-    """200 while records are taken."""
+    """Return 200 while records are accepted."""
     if request.intake.blocked_by(request.listener):
         return busy_answer(request)
     return HttpResponse(200, b'{"status":"ok"}')

@@ -1,9 +1,10 @@
 """The four forms of a message of Fluent's forward protocol (v1), and their entries as records.
 
-Pure functions over whole messages: `[tag, time, record, option?]` (FluentMessage), `[tag, [[time, record], …], option?]` (Forward), `[tag, bytes, option?]`
-(PackedForward, and CompressedPackedForward with `compressed: gzip` or `zstd`). Entries are decoded some at a time. An entry that is none is kept as an event
-with `parsed: false`; so is a chunk that cannot be opened, and one of metrics or traces (`fluent_signal`), which have no entries.
-Weak: `size` in the options is not believed, and not looked at.
+Pure functions over whole messages: `[tag, time, record, option?]` (FluentMessage), `[tag, [[time,
+record], …], option?]` (Forward), `[tag, bytes, option?]` (PackedForward, and
+CompressedPackedForward with `compressed: gzip` or `zstd`). Entries are decoded in slices. An
+invalid entry is stored with `parsed: false`; so is a chunk that cannot be decompressed, and one of
+metrics or traces (`fluent_signal`), which has no entries. Weak: `size` in the options is ignored.
 """
 
 from __future__ import annotations
@@ -27,34 +28,40 @@ _EVENT_TIME, _EVENT_TIME_LAYOUT = 0, Struct(">II")
 """The extension type of a time: seconds and nanoseconds."""
 _LARGE_BYTES: Final = 1 << 18
 SLICE_RECORDS: Final = 128
-"""So many are written at a time: what they are made of is still in the processor's caches when they are stored."""
+"""Entries in a slice: their data is still in the processor's caches when they are stored."""
 _COMPRESSIONS: Final = ("gzip", "zstd")
 ENTRIES_MAX: Final = 500_000
-"""Of one chunk: a byte can be one, and a compressed byte a thousand, of which each costs hundreds here. Fluentd's largest honest chunk (8 MB) has fewer."""
+"""Limit for one chunk: an entry can take one byte, or a thousandth of a compressed byte, and costs
+hundreds of bytes here. Fluentd's largest chunk (8 MB) has fewer.
+"""
 _LOGS: Final = 0
 _LIST_HEADERS: Final = {0xDC: 3, 0xDD: 5}
 _TEXTS: Final = frozenset((*range(0xA0, 0xC0), 0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB))
 
 
 class FluentMessage(NamedTuple):
-    """One message. `packed` holds its entries in msgpack, perhaps compressed; without it `opened` are the entries."""
+    """One message. `packed` has its entries in msgpack, possibly compressed; otherwise `opened` are
+    the entries.
+    """
 
     tag: str
     option: dict[Any, Any]
     packed: bytes | None = None
     opened: Sequence[Any] = ()
     careful: bool = False
-    """`opened` may hold NaN."""
+    """`opened` may contain NaN."""
 
     @property
     def chunk(self) -> Any:
-        """What the sender wants to have acknowledged; None if nothing, or something that nobody would choose: an empty one would be every chunk's."""
+        """The chunk id to acknowledge; None if there is none, or it is empty: an empty id would be
+        that of every chunk.
+        """
         chunk = self.option.get("chunk")
         return chunk if type(chunk) in (str, bytes, int) and chunk not in ("", b"") else None
 
 
 def read_messages(data: bytes, ends: Sequence[int]) -> Iterator[FluentMessage | None]:
-    """Whole messages; None for what is none."""
+    """Decode whole messages; None for each invalid one."""
     if len(data) <= _LARGE_BYTES:
         careful = may_hold_nan(data)
         for value in decode_objects(data, ends):
@@ -77,7 +84,7 @@ def _read_message(data: bytes) -> FluentMessage | None:
 
 
 def _second_at(data: bytes) -> int:
-    """Where the second element of a message begins; 0 where there is none."""
+    """Return where the second element of a message begins; 0 if there is none."""
     unpacker = msgpack.Unpacker(max_buffer_size=0)
     unpacker.feed(data)
     try:
@@ -90,7 +97,7 @@ def _second_at(data: bytes) -> int:
 
 
 def _read_large_forward(data: bytes) -> FluentMessage | None:
-    """A message of Forward mode whose entries are not decoded yet; None for any other."""
+    """Return a message of Forward mode with undecoded entries; None for any other."""
     second = _second_at(data)
     header_bytes = 1 if 0x90 <= data[second] <= 0x9F else _LIST_HEADERS.get(data[second], 0)
     if not second or not header_bytes:
@@ -100,7 +107,7 @@ def _read_large_forward(data: bytes) -> FluentMessage | None:
     unpacker.skip()
     end = second + unpacker.tell()
     if end == second + header_bytes:
-        return None  # a list of nothing, in a message that is large otherwise
+        return None  # an empty list in a message that is otherwise large
     # without its entries it is a small message of the same form
     small = _message_of(decode_objects(data[:second] + b"\x90" + data[end:], [second + 1 + len(data) - end])[0], False)
     first = data[second + header_bytes]
@@ -135,7 +142,9 @@ def _text(tag: object) -> str:
 
 
 def records_of(message: FluentMessage, listener: Listener) -> Iterator[tuple[Sequence[IngestRecord], int]]:
-    """The records of a message, some at a time, and how many of them could not be read. Raises TooLarge for a chunk that holds more than it may."""
+    """Return the records of a message in slices, and the number of invalid entries. Raises TooLarge
+    for a chunk above the limit.
+    """
     known = {"tag": message.tag}
     if len(message.opened) > ENTRIES_MAX:
         raise _too_many()
@@ -175,7 +184,7 @@ def records_of(message: FluentMessage, listener: Listener) -> Iterator[tuple[Seq
 
 
 def _records_of(entries: Sequence[Any], listener: Listener, common: Common) -> Iterator[tuple[Sequence[IngestRecord], int]]:
-    """Of entries without NaN."""
+    """For entries without NaN."""
     plain = _plain_entries(entries)
     if plain is None:
         yield _records(entries, listener, common.known, False)
@@ -184,7 +193,7 @@ def _records_of(entries: Sequence[Any], listener: Listener, common: Common) -> I
 
 
 def _plain_entries(entries: Sequence[Any]) -> tuple[list[int | None], list[dict[str, Any]]] | None:
-    """Times and maps, if all entries are pairs of these and nothing else is said."""
+    """Return times and maps if all entries are pairs of these and nothing else."""
     times_ns: list[int | None] = []
     fields: list[dict[str, Any]] = []
     for entry in entries:

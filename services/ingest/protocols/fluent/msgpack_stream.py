@@ -1,11 +1,15 @@
-"""msgpack of strangers: finds where objects end in a stream, and decodes what is whole; every size is bounded by bytes that have really come.
+"""msgpack of untrusted senders: finds where objects end in a stream, and decodes whole ones. Every
+allocation is limited by the bytes that arrived.
 
-`ObjectSplitter` is owned by one connection, the rest are pure functions. An object is skipped through before it is decoded, so a length that a sender only
-claims costs nothing: a list of four billion elements must have come before it is made. Texts that are not UTF-8 are `surrogateescape` texts, keys that are no
-texts become texts (slowly; a map with maps or lists as keys is {"map": [[key, value], …]}), types that msgpack leaves to applications are `Extension`.
-Imports msgpack (1 MB): only by the first connection that needs it.
+`ObjectSplitter` is owned by one connection; the rest are pure functions. An object is skipped
+before it is decoded, so a claimed length costs nothing: a list of four billion elements is
+allocated only after its elements arrived. Texts that are not UTF-8 become `surrogateescape` texts.
+Keys that are not texts become texts (slow; a map with maps or lists as keys becomes {"map": [[key,
+value], …]}). Application-defined types become `Extension`. Only the first connection that needs
+msgpack imports it (1 MB).
 
-Weak: of a key that is there twice in one map the last value counts, unless another oddity of that object has it decoded slowly.
+Weak: of a repeated key in a map the last value counts, unless another irregularity of that object
+requires the slow decoder.
 """
 
 from __future__ import annotations
@@ -20,22 +24,24 @@ import msgpack
 from services.ingest.protocols.document import Extension, FreeNames, key_text
 
 CONTAINERS_MAX: Final = 1_000_000
-"""Maps and lists in one object: an empty one takes a byte to send and eighty to keep."""
+"""Limit for the maps and lists of one object: an empty one is one byte in the stream and eighty in
+memory.
+"""
 _FEW_BYTES = CONTAINERS_MAX
 _NOT_CONTAINERS = bytes(byte for byte in range(256) if not (0x80 <= byte <= 0x9F or 0xDC <= byte <= 0xDF))
 _FLOATS = (b"\xcb", b"\xca")
 _ONES = (b"\x7f", b"\xff")
 _STAMP, _NUMBERED = b"\x92\xd7\x00", b"\x93\xc0\xcf"
-"""How [EventTime, … and [nil, 64 bits, … begin."""
+"""The first bytes of [EventTime, … and of [nil, 64 bits, …."""
 PIECE_BYTES: Final = 1 << 18
-"""As much is decoded at a time, or one object."""
+"""Bytes decoded at a time, or one object."""
 _RECEIVED_BYTES_MAX = 1 << 20
 _FIRST_BUFFER_BYTES = 4096
-"""For a connection; the default is a megabyte."""
+"""For a connection; the default is one MB."""
 
 
 class ObjectSplitter:
-    """`feed` pieces of a stream; what comes out are runs of whole objects."""
+    """`feed` pieces of a stream; the output are runs of whole objects."""
 
     __slots__ = ("_buffer", "_limit_bytes", "_skipped", "_unpacker", "objects_done", "problem")
 
@@ -44,17 +50,17 @@ class ObjectSplitter:
         self._unpacker = msgpack.Unpacker(read_size=_FIRST_BUFFER_BYTES, max_buffer_size=limit_bytes + _RECEIVED_BYTES_MAX)
         self._buffer = bytearray()
         self._skipped = 0
-        """Where in the whole stream the buffer begins."""
+        """Where the buffer begins in the whole stream."""
         self.objects_done = 0
         self.problem = ""
-        """Why the stream cannot be read on: "malformed" or "too-large"."""
+        """Why the stream cannot be read further: "malformed" or "too-large"."""
 
     @property
     def buffered_bytes(self) -> int:
         return len(self._buffer)
 
     def feed(self, data: bytes | memoryview) -> tuple[bytes, list[int]]:
-        """The objects that are whole now, and where each ends in them."""
+        """Return the objects that are complete now, and where each ends."""
         if len(data) <= _RECEIVED_BYTES_MAX:
             return self._feed(data)
         whole, ends = b"", []
@@ -99,8 +105,9 @@ class ObjectSplitter:
 
 
 def split_objects(data: bytes, objects_max: int) -> tuple[list[int], str]:
-    """Where each object of a whole payload ends; and what is wrong behind the last one: "" or what to say about it. Looks no further than one object
-    more than `objects_max`."""
+    """Return where each object of a whole payload ends, and the problem after the last one (or an
+    empty text). Reads at most one object more than `objects_max`.
+    """
     unpacker = msgpack.Unpacker(max_buffer_size=0)
     unpacker.feed(data)
     skip, tell = unpacker.skip, unpacker.tell
@@ -118,7 +125,9 @@ def split_objects(data: bytes, objects_max: int) -> tuple[list[int], str]:
 
 
 def pieces_of(data: bytes, ends: Sequence[int]) -> Iterator[tuple[bytes, int]]:
-    """All objects, some at a time: their bytes, and the number of the first object that is not among them."""
+    """Return all objects in slices: their bytes, and the number of the first object after the
+    slice.
+    """
     first = start = 0
     while first < len(ends):
         last = max(first + 1, bisect_right(ends, start + PIECE_BYTES))
@@ -127,12 +136,14 @@ def pieces_of(data: bytes, ends: Sequence[int]) -> Iterator[tuple[bytes, int]]:
 
 
 def read_stamped(data: bytes, ends: Sequence[int]) -> tuple[list[int], list[dict[str, Any]]] | None:
-    """Of objects that all are [EventTime, map], as most senders of Fluent's protocol write them: nanoseconds and maps. None for any others.
+    """Decode objects that are all [EventTime, map], the form of most Fluent senders: nanoseconds
+    and maps. None for any others.
 
-    Each EventTime is made a number of 64 bits in the bytes, where it takes no more room: an object of Python for each extension would cost as much as the
-    rest of its map."""
+    Each EventTime is changed in place to a 64-bit number of the same size: a Python object for each
+    extension would cost as much as the rest of its map.
+    """
     if not all(map(data.startswith, repeat(_STAMP), (0, *ends[:-1]))) or data.count(_STAMP) != len(ends):
-        return None  # or the same bytes are in a text
+        return None  # or the same bytes occur in a text
     objects = decode_objects(data.replace(_STAMP, _NUMBERED), ends)
     if None in objects:
         return None
@@ -143,12 +154,14 @@ def read_stamped(data: bytes, ends: Sequence[int]) -> tuple[list[int], list[dict
 
 
 def has_many_containers(data: bytes) -> bool:
-    """Whether decoding an object may cost many times its bytes. Counts bytes that may be containers, so a large binary text may be one, too."""
+    """Whether decoding an object may cost many times its size. Counts bytes that may be containers,
+    so a large binary text may be one as well.
+    """
     return len(data) > _FEW_BYTES and len(data.translate(None, _NOT_CONTAINERS)) > CONTAINERS_MAX
 
 
 def decode_objects(data: bytes, ends: Sequence[int]) -> list[Any]:
-    """The objects, of which each is whole."""
+    """Decode the objects, each of which is whole."""
     unpacker = msgpack.Unpacker(max_buffer_size=0, unicode_errors="surrogateescape", ext_hook=Extension)
     unpacker.feed(data)
     objects: list[Any] = []
@@ -163,19 +176,19 @@ def decode_objects(data: bytes, ends: Sequence[int]) -> list[Any]:
 
 
 def decode_slowly(data: bytes) -> Any:
-    """One whole object with keys of any kind."""
+    """Decode one whole object with keys of any kind."""
     unpacker = msgpack.Unpacker(max_buffer_size=0, unicode_errors="surrogateescape", ext_hook=Extension, strict_map_key=False, object_pairs_hook=_map_of)
     unpacker.feed(data)
     try:
         return unpacker.unpack()
-    except (msgpack.UnpackException, ValueError, TypeError, OverflowError):  # an extension of type -1 that is no time
+    except (msgpack.UnpackException, ValueError, TypeError, OverflowError):  # an extension of type -1 that is not a time
         return None
 
 
 def _map_of(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     if any(type(key) in (dict, list) for key, _ in pairs):
-        # A text of it would double its escapes at every level of keys in keys.
+        # A text of it would double its escapes at every level of nested keys.
         return {"map": [list(pair) for pair in pairs]}
     names = FreeNames()
     for key, value in pairs:
@@ -198,5 +211,5 @@ def _is_followed_by_ones(data: bytes, kind: bytes) -> bool:
 
 
 def pack(value: Any) -> bytes:
-    """The msgpack of an answer; a text that was no UTF-8 is given back byte by byte."""
+    """Encode an answer; a text that was not UTF-8 is returned byte by byte."""
     return cast("bytes", msgpack.packb(value, unicode_errors="surrogateescape"))
