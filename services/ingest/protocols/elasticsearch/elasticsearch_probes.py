@@ -135,8 +135,8 @@ def refresh(request: Request) -> HttpResponse:
 
 
 def index(request: Request) -> HttpResponse:
-    """Handle `/INDEX`: any index accepts documents (HEAD, PUT); GET returns nothing, and POST is
-    refused.
+    """Handle `/INDEX`: every index exists (HEAD) and can be created (PUT). GET is refused, and so is
+    a PUT whose body is a document.
     """
     if request.method == "GET":
         reason = f"no such path [{request.path[:200]}]: documents are taken here, and read with Kafka's clients"

@@ -1,6 +1,11 @@
-"""GELF over UDP: a message in a datagram, or in up to 128 of them.
+"""GELF over UDP: a message in one datagram, or in up to 128 chunks within five seconds.
 
-Owned by one listener. Nobody is answered: what is not whole after five seconds, or cannot be opened, is counted as refused.
+`ChunkAssembly` is pure, owned by the handler of one listener. Time is an argument. Memory is
+limited for each sender and in total: a chunk above the limit replaces the oldest incomplete
+message, that sender's first. A repeated chunk counts once; chunks that contradict each other are a
+broken message. UDP has no answers, so each message that is given up comes back as a `LostMessage`
+and is counted as refused. Weak: a message is identified by its sender's address (without the port,
+which some senders change) and the 8 bytes that the sender chose.
 """
 
 from __future__ import annotations
@@ -23,23 +28,24 @@ DEADLINE_MS: Final = 5_000
 SENDER_BYTES_MAX: Final = 8 << 20
 BYTES_MAX: Final = 64 << 20
 UNFINISHED_OVERHEAD_BYTES: Final = 512
-"""What an unfinished message costs beside its bytes: tiny pieces with ever new ids are bounded too."""
+"""Cost of an incomplete message besides its bytes; it limits tiny chunks with ever new ids as well.
+"""
 _ID_AT, _INDEX_AT, _COUNT_AT, _DATA_AT = 2, 10, 11, 12
 
 
 class ChunkLoss(StrEnum):
-    """Why an unfinished message was given up."""
+    """Why an incomplete message was given up."""
 
     INCOMPLETE = "chunks_incomplete"
-    """Five seconds, and not all pieces came."""
+    """Not all chunks arrived within five seconds."""
     CROWDED_OUT = "chunks_crowded_out"
-    """Its sender, or all of them together, had too much unfinished."""
+    """The sender, or all senders together, had too much incomplete."""
     BROKEN = "chunks_broken"
-    """A header that cannot be."""
+    """The header is invalid."""
 
 
 class LostMessage(NamedTuple):
-    """One message that will not be whole any more."""
+    """One message that was given up."""
 
     host: bytes
     reason: ChunkLoss
@@ -59,7 +65,7 @@ _Name = tuple[bytes, bytes]
 
 
 class _Sender:
-    """What one has unfinished: `ids` in the order of their deadlines."""
+    """The incomplete messages of one sender: `ids` in the order of their deadlines."""
 
     __slots__ = ("ids", "size_bytes")
 
@@ -69,12 +75,12 @@ class _Sender:
 
 
 class ChunkAssembly:
-    """The unfinished messages of all senders."""
+    """The incomplete messages of all senders."""
 
     def __init__(self, sender_bytes_max: int = SENDER_BYTES_MAX, bytes_max: int = BYTES_MAX) -> None:
         self._sender_bytes_max = sender_bytes_max
         self._bytes_max = bytes_max
-        self._unfinished: OrderedDict[_Name, _Unfinished] = OrderedDict()  # by deadline, since all have the same time
+        self._unfinished: OrderedDict[_Name, _Unfinished] = OrderedDict()  # by deadline, because all have the same time limit
         self._senders: dict[bytes, _Sender] = {}
         self._lost: list[LostMessage] = []
         self.size_bytes = 0
@@ -83,7 +89,7 @@ class ChunkAssembly:
         return len(self._unfinished)
 
     def take(self, datagram: bytes, host: bytes, now_ms: int) -> bytes | None:
-        """The whole message, if this datagram is one or completes one."""
+        """Return the whole message if this datagram is one or completes one."""
         if datagram[:_ID_AT] != MAGIC:
             return datagram
         self.expire(now_ms)
@@ -117,7 +123,7 @@ class ChunkAssembly:
         return None
 
     def expire(self, now_ms: int) -> None:
-        """Give up what is past its time."""
+        """Give up messages past their deadline."""
         while self._unfinished:
             name, unfinished = next(iter(self._unfinished.items()))
             if unfinished.deadline_ms > now_ms:
@@ -125,7 +131,7 @@ class ChunkAssembly:
             self._give_up(name, ChunkLoss.INCOMPLETE)
 
     def take_lost(self) -> list[LostMessage]:
-        """What was given up since the last call."""
+        """Return the messages that were given up since the last call."""
         lost, self._lost = self._lost, []
         return lost
 

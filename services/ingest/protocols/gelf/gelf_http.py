@@ -1,6 +1,7 @@
-"""GELF over HTTP: `POST /gelf`, one message in a body, or one on each line. 202 when it is stored (Graylog says 202 when it is queued).
+"""GELF over HTTP: `POST /gelf` with one message, or one on each line. 202 when the records are
+stored (Graylog answers 202 when they are queued).
 
-Weak: a message has no identity, unless the sender adds `Idempotency-Key`.
+Weak: a message has no identity unless the sender adds `Idempotency-Key`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from services.ingest.records.intake import RefusedReason
 
 
 def gelf(request: Request) -> HttpResponse | PendingResponse:
-    """Messages of one request."""
+    """Handle the messages of one request."""
     body = request.body.strip()
     if not body:
         request.intake.refuse(request.listener, request.source, RefusedReason.MALFORMED)

@@ -1,8 +1,10 @@
-"""One GELF message (1.0, 1.1) as a record: JSON, plain or compressed with zlib or gzip, which its first bytes tell.
+"""One GELF message (1.0, 1.1) as a record: JSON, plain or compressed with zlib or gzip, recognised
+by its first bytes.
 
-Pure. `host`, `short_message`, `level` (syslog's severities) and `timestamp` (seconds) go where syslog's fields are; everything else is `fields`, additional
-fields without their underscore, unless that name is taken. What is no JSON object is kept as it came, with `parsed: false`; only what opens to too much, or
-does not open, is refused.
+Pure. `host`, `short_message`, `level` (syslog's severities) and `timestamp` (seconds) fill the
+fields that syslog has. Everything else goes to `fields`, additional fields without their
+underscore, unless that name is taken. What is not a JSON object is stored with `parsed: false`;
+only messages that cannot be decompressed within the limit are refused.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _SYSLOG_NAMES: Final = {"level": "severity", "facility": "facility"}
 
 
 def open_gelf(data: bytes, limit_bytes: int) -> bytes:
-    """What the compressed forms hold, the plain one as it is. Raises NotCompressed and TooLarge (`bounded_inflate`)."""
+    """Decompress a message; a plain one is returned unchanged. Raises NotCompressed and TooLarge
+    (`bounded_inflate`).
+    """
     if data[:2] == _GZIP:
         return inflate("gzip", data, limit_bytes)
     if len(data) > 2 and data[0] & 15 == _ZLIB_METHOD and data[0] != 0x08 and int.from_bytes(data[:2], "big") % _ZLIB_CHECK == 0:
@@ -37,7 +41,7 @@ def open_gelf(data: bytes, limit_bytes: int) -> bytes:
 
 
 def gelf_record(text: bytes, listener: Listener, source: EventSource, intake: Intake) -> IngestRecord:
-    """The record of one message without its compression."""
+    """Return the record of one uncompressed message."""
     try:
         message = read_json(text)
     except ValueError as problem:
@@ -50,7 +54,7 @@ def gelf_record(text: bytes, listener: Listener, source: EventSource, intake: In
 
 
 def record_of(message: dict[str, Any], text: bytes, listener: Listener) -> IngestRecord:
-    """The record of one message that was read; it is changed."""
+    """Return the record of one parsed message, which is changed."""
     known: dict[str, Any] = {}
     fields: dict[str, Any] = {}
     host, short_message, time_ns = message.get("host"), message.get("short_message"), _time_ns(message.get("timestamp"))
@@ -65,7 +69,7 @@ def record_of(message: dict[str, Any], text: bytes, listener: Listener) -> Inges
         number = read(value)
         if number is not None:
             known[_SYSLOG_NAMES[name]] = number
-            if number == value:  # a word stays in `fields`
+            if number == value:  # a name of a severity stays in `fields`
                 del message[name]
     for name, value in message.items():
         plain = name[1:] if len(name) > 1 and name[0] == "_" else name
@@ -74,7 +78,7 @@ def record_of(message: dict[str, Any], text: bytes, listener: Listener) -> Inges
 
 
 def _time_ns(value: object) -> int | None:
-    """Seconds with a fraction, as a number or its text; a float is taken as its digits say."""
+    """Seconds with a fraction, as a number or text; of a float, its decimal digits count."""
     if type(value) not in (int, float, str):
         return None
     try:

@@ -1,7 +1,8 @@
-"""GELF over TCP: messages that end with a NUL, uncompressed. Nobody is answered.
+"""GELF over TCP: uncompressed messages that end with a NUL. There are no answers.
 
-Owned by one connection. Memory is bounded by the listener's frame limit: a message beyond it is left out to its end, and counted. One that stands unfinished
-too long closes the connection. What is left when the sender ends is a message, too, since some senders leave out the last NUL.
+Owned by one connection. Memory is limited by the listener's frame limit: a larger message is
+skipped to its end and counted. A message without progress closes the connection. The bytes after
+the last NUL are a message when the sender closes, because some senders omit the last NUL.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _END = b"\0"
 
 
 class GelfSession:
-    """One sender's stream."""
+    """The stream of one sender."""
 
     unacknowledged_bytes = 0
 
@@ -59,7 +60,7 @@ class GelfSession:
             self._connection.close("idle")
 
     def _end(self, piece: bytes) -> list[bytes]:
-        """The message that `piece` completes; none if it was too large."""
+        """Return the message that `piece` completes; none if it was too large."""
         if self._is_skipping:
             self._is_skipping = False
             return []

@@ -1,9 +1,12 @@
-"""Loki's push request in protobuf: streams of one label set each, with entries of a time, a line and pairs.
+"""Loki's push request in protobuf: streams with a label set each, and entries with a time, a line
+and pairs.
 
-Two bytes of a message become fifty in memory, so a push is never parsed as a whole: its streams and entries are found by hand, counted, and each entry is
-read by protobuf's library. That is made from a descriptor when the first sender needs it (protobuf costs 6 MB, which an idle box does not pay); no generated
-code. The timestamp is declared here like protobuf's own. Weak: fields that a later Loki adds are skipped over without a word; `hash` and `parsed` are of no
-use here and left undeclared.
+Two bytes of a message can take fifty in memory, so a push is never parsed as a whole: streams and
+entries are found by hand and counted, and protobuf's library parses one entry at a time. Its class
+is made from a descriptor by the first sender that needs it (protobuf costs 6 MB, which an idle box
+saves); there is no generated code. The timestamp is declared here in the same form as protobuf's
+own. Weak: fields of later versions of Loki are skipped; `hash` and `parsed` are not declared,
+because they are not used.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from services.ingest.protocols.protobuf_wire import BadWire, Field, split_fields
 
 PACKAGE = "millrace.loki"
 LARGE_ENTRY_BYTES = 1 << 16
-"""What is in a larger entry is counted, too."""
+"""The parts of a larger entry are counted as well."""
 _STREAM = 1
 _LABELS, _ENTRY = 1, 2
 
@@ -38,7 +41,7 @@ class _Entry(Protocol):
 
 
 class TooManyParts(ValueError):
-    """A push of more streams, entries and other parts than its reader was ready to look at."""
+    """A push has more streams, entries and other parts than allowed."""
 
 
 class _Messages(NamedTuple):
@@ -47,7 +50,9 @@ class _Messages(NamedTuple):
 
 
 def read_streams(data: bytes, parts_max: int) -> Iterator[tuple[str, Iterator[_Entry]]]:
-    """The labels and the entries of each stream. Raises BadWire for what is no push, TooManyParts for one of more than `parts_max`."""
+    """Return labels and entries of each stream. Raises BadWire for what is not a push, TooManyParts
+    for more than `parts_max`.
+    """
     parts = _Parts(data, parts_max)
     for number, start, end in parts.split(0, len(data)):
         if number == _STREAM:
@@ -62,7 +67,7 @@ def read_streams(data: bytes, parts_max: int) -> Iterator[tuple[str, Iterator[_E
 
 
 class _Parts:
-    """One push; counts what is looked at."""
+    """The parts of one push, counted."""
 
     def __init__(self, data: bytes, parts_max: int) -> None:
         self._data = data

@@ -1,8 +1,13 @@
-"""Loki's push as an input: each entry of a stream is a record, its stream's labels are its `labels`, its structured metadata its `fields`.
+"""Loki's push: each entry of a stream is a record, the labels of the stream are its `labels`,
+structured metadata is `fields`.
 
-protobuf (snappy, with or without `Content-Encoding`) and JSON, and the older JSON of `/api/prom/push`. A push is taken whole or, if anything in it cannot be
-read, not at all (400 in words; Loki's clients drop it). 204 when it is stored. The tenant (`X-Scope-OrgID`) is the label `__tenant_id__`, as promtail calls it.
-Nothing is too old, and nothing out of order. Weak: a push has no identity, unless the sender adds `Idempotency-Key`; one that is sent again is stored again.
+Protobuf (snappy, with or without `Content-Encoding`), JSON, and the older JSON of `/api/prom/push`.
+A push is accepted whole, or refused whole if any part cannot be read (400 with the reason; Loki's
+clients drop it). The answer is 204 when it is stored. The tenant (`X-Scope-OrgID`) is the label
+`__tenant_id__`, promtail's name. No entry is too old or out of order. Text label sets
+(`{job="nginx"}`) are quoted as in Go: "…" with escapes, or `…` without. Weak: a push has no
+identity unless the sender adds `Idempotency-Key`, so a repeated one is stored again; names of
+labels are not checked, and of a repeated name the last value counts.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from services.ingest.records.intake import RefusedReason
 
 LABELS_CACHED_MAX = 1024
 PARTS_MAX: Final = 4 * RECORDS_MAX
-"""Streams, labels and entries of one push in protobuf."""
+"""Limit for streams, labels and entries of one push in protobuf."""
 TENANT_LABEL: Final = "__tenant_id__"
 _HOST_LABELS = ("host", "hostname", "nodename", "node_name", "node", "instance")
 _APP_LABELS = ("app", "service_name", "application", "service", "job", "container")
@@ -37,11 +42,11 @@ _PROTOBUF = (b"application/x-protobuf", b"application/protobuf")
 
 
 class BadPush(ValueError):
-    """The push cannot be read; nothing of it was taken."""
+    """The push cannot be read; nothing of it was stored."""
 
 
 def push(request: Request) -> HttpResponse | PendingResponse:
-    """`/loki/api/v1/push`, `/api/prom/push`."""
+    """Handle `/loki/api/v1/push` and `/api/prom/push`."""
     try:
         records = _read_bounded(request)
     except BadPush as problem:
@@ -65,19 +70,21 @@ def _read_bounded(request: Request) -> list[IngestRecord]:
 
 
 def ready(request: Request) -> HttpResponse:
-    """`/ready`"""
+    """Handle `/ready`."""
     if request.intake.blocked_by(request.listener):
         return _no("not ready: records cannot be stored now", 503)
     return HttpResponse(200, b"ready\n", TEXT)
 
 
 def build_info(request: Request) -> HttpResponse:
-    """`/loki/api/v1/status/buildinfo`: the version of the API that is spoken."""
+    """Handle `/loki/api/v1/status/buildinfo`: the version of the API."""
     return HttpResponse(200, b'{"version":"3.0.0","revision":"millrace","branch":"","buildUser":"","buildDate":"","goVersion":""}')
 
 
 def read_push(body: bytes, media_type: bytes, content_encoding: bytes, tenant: bytes, listener: Listener) -> Iterator[IngestRecord]:
-    """The records of a push in their order. Raises BadPush, and TooLarge for a body that opens to more than the listener allows."""
+    """Return the records of a push in their order. Raises BadPush, and TooLarge for a body above
+    the listener's limit.
+    """
     labels = _Labels(tenant.decode("utf-8", "replace"))
     if not body:
         raise BadPush("the body is empty")
@@ -87,7 +94,7 @@ def read_push(body: bytes, media_type: bytes, content_encoding: bytes, tenant: b
 
 
 class _Stream:
-    """What the entries of one label set have in common."""
+    """What the entries of one label set share."""
 
     __slots__ = ("known",)
 
@@ -103,7 +110,7 @@ class _Stream:
 
 
 class _Labels:
-    """Label sets of one push; texts of them repeat."""
+    """A cache of the label sets of one push; their texts repeat."""
 
     def __init__(self, tenant: str) -> None:
         self._tenant = {TENANT_LABEL: tenant} if tenant else {}
@@ -222,7 +229,7 @@ _BYTE_MAX = 0xFF
 
 
 def parse_labels(text: str) -> dict[str, str] | None:
-    """The labels; None if the text is no label set. `{}` has none."""
+    """Parse a label set; None if the text is not one. `{}` has no labels."""
     text = text.strip()
     if not (text.startswith("{") and text.endswith("}")) or len(text) < 2:
         return None

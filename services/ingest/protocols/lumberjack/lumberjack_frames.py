@@ -1,8 +1,10 @@
-"""The frames of Lumberjack v2 (Beats): a stream into events with their sequence numbers.
+"""The frames of Lumberjack v2 (Beats): splits a stream into events with their sequence numbers.
 
-Owned by one connection; no socket. `2W` count begins a window, `2J` sequence JSON is an event, `2C` holds frames compressed by zlib (no `2C` in it). A frame is
-whole before it is looked at, and no larger than the listener allows; what a `2C` holds is bounded, in bytes and in frames. Version 1 (`1W`, `1D`) ends it.
-Weak: the old data frames (`2D`, pairs of texts), which no Beat sends, end it, too; events beyond the count of a window are taken like the others.
+Owned by one connection; no socket. `2W` with a count begins a window, `2J` with a sequence and JSON
+is an event, `2C` contains frames compressed by zlib (no `2C` inside). A frame is parsed when it is
+whole, and is at most as large as the listener allows; the content of a `2C` is limited in bytes and
+frames. Version 1 (`1W`, `1D`) is a problem. Weak: old data frames (`2D`, pairs of texts), which no
+Beat sends, are a problem as well; events beyond the count of a window are accepted.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ ACK: Final = Struct(">2sI")
 ACK_KIND: Final = b"2A"
 assert ACK.size == 6
 FRAMES_MAX: Final = 100_000
-"""That come out of one received piece: ten bytes of a compressed frame's content are one, and cost hundreds here. A window has 2,048 events as a rule."""
+"""Limit for the frames of one received piece: ten bytes of decompressed content can be a frame,
+which costs hundreds of bytes here. A window usually has 2,048 events.
+"""
 
 
 class Event(NamedTuple):
@@ -28,13 +32,13 @@ class Event(NamedTuple):
 
 
 class WindowSize(NamedTuple):
-    """So many events are sent before the sender waits."""
+    """The number of events that the sender sends before it waits."""
 
     event_count: int
 
 
 class LumberjackSplitter:
-    """`feed` pieces of a stream. After a `problem` nothing comes any more."""
+    """`feed` pieces of a stream. After a `problem` there is no more output."""
 
     __slots__ = ("_buffer", "_frame_bytes_max", "_opened_bytes_max", "frames_done", "problem")
 
@@ -44,14 +48,14 @@ class LumberjackSplitter:
         self._buffer = bytearray()
         self.frames_done = 0
         self.problem = ""
-        """Why the stream cannot be read on: "malformed", "too-large" or "version-1"."""
+        """Why the stream cannot be read further: "malformed", "too-large" or "version-1"."""
 
     @property
     def buffered_bytes(self) -> int:
         return len(self._buffer)
 
     def feed(self, data: bytes | memoryview) -> list[Event | WindowSize]:
-        """What is whole now, in order."""
+        """Return the frames that are complete now, in order."""
         if self.problem:
             return []
         self._buffer += data
@@ -62,11 +66,11 @@ class LumberjackSplitter:
             self.problem = _stranger(self._buffer)
         if len(found) > FRAMES_MAX:
             self.problem = "too-large"
-            return []  # none of it is acknowledged
+            return []  # nothing of it is acknowledged
         return found
 
     def _read(self, data: bytes | bytearray, found: list[Event | WindowSize], is_opened: bool) -> int:
-        """Reads whole frames from the beginning; returns where the last of them ends."""
+        """Parse whole frames from the beginning; return where the last one ends."""
         position, size = 0, len(data)
         while position + 6 <= size and not self.problem:
             kind = data[position : position + 2]

@@ -1,11 +1,16 @@
-"""Lumberjack v2 (Beats, Logstash) on one connection: events are acknowledged, in order, when they are where the listener's `acks` wants them.
+"""Lumberjack v2 (Beats, Logstash) on one connection: events are acknowledged in order when they
+meet the listener's `acks`.
 
-Owned by one connection. What arrives together of one window is a unit, and its last sequence is acknowledged (`2A`) when it and everything before it settled: a
-long window is acknowledged in parts. While a sender waits it hears the last acknowledged sequence of its window again every few seconds, or it would take us
-for dead. What is refused for now is not acknowledged: the connection ends, and the sender brings it again. Sequences begin anew on each connection (and
-in Beats with each window), so replays are known by their content: `intake.open_stream` holds a new session against the end of the one before.
+Owned by one connection. The events of one window that arrive together are an ack group; its last
+sequence is acknowledged (`2A`) when it and all groups before it are complete, so a long window is
+acknowledged in parts. While a sender waits, the last acknowledged sequence of its window is sent
+again every few seconds, because it would close the connection otherwise. What is refused for now is
+not acknowledged; the connection closes, and the sender repeats it. Sequences begin again with each
+connection (with Beats, with each window), so repeats are recognised by content:
+`intake.open_stream` compares a new session with the end of the previous one.
 
-Weak: a Beat with several workers sends what was not acknowledged over any of its connections, where it is not known again.
+Weak: a Beat with several workers may repeat events over another connection, where they are not
+recognised.
 """
 
 from __future__ import annotations
@@ -21,13 +26,13 @@ from services.ingest.records.ingest_record import IngestRecord
 from services.ingest.records.intake import Oddity, RefusedReason
 
 KEEP_ALIVE_MS = 5_000
-"""Beats give up after 30 s without an answer, Logstash's output after 60."""
+"""Beats close after 30 s without an answer, Logstash's output after 60."""
 PART_EVENTS_MAX = 1024
 _REASONS = {"too-large": RefusedReason.TOO_LARGE}
 
 
 class _Part:
-    """A unit that is owed an answer. `window` numbers the windows of this connection."""
+    """An ack group that waits for its answer. `window` numbers the windows of this connection."""
 
     __slots__ = ("last_sequence", "size_bytes", "unit", "window")
 
@@ -39,7 +44,7 @@ class _Part:
 
 
 class LumberjackSession:
-    """Answers in order."""
+    """Acknowledges events in order."""
 
     __slots__ = (
         "_acked", "_answered_ms", "_connection", "_is_ended", "_parts", "_splitter", "_stream", "_unfinished", "_window", "unacknowledged_bytes",
@@ -53,7 +58,7 @@ class LumberjackSession:
         self._parts: deque[_Part] = deque()
         self._window = 0
         self._acked = (0, 0)
-        """Window and sequence that were acknowledged last."""
+        """Window and sequence of the last acknowledgement."""
         self._answered_ms = 0
         self._unfinished = Unfinished()
         self._is_ended = False
@@ -178,7 +183,9 @@ class LumberjackSession:
         self._end(words)
 
     def _end(self, reason: str) -> None:
-        """The connection closes behind what was sent, which takes its time. Its sender may be back before that."""
+        """Close the connection after its answers were sent. That takes time; the sender may
+        reconnect before.
+        """
         self._is_ended = True
         self._stream.leave()
         self._connection.close(reason)

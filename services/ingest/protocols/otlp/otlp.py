@@ -1,8 +1,11 @@
-"""OTLP logs over HTTP (`POST /v1/logs`, OTLP 1.x), and what gRPC has in common with it: reading a request, and the words of the answer.
+"""OTLP logs over HTTP (`POST /v1/logs`, OTLP 1.x), and what gRPC shares with it: reading a request,
+and encoding the answer.
 
-Pure functions. Records that can never be stored are told as `partial_success`; a request without any is a success. Failures carry a google.rpc.Status
-in the encoding of the request, as OTLP asks for. Traces and metrics have no path. Weak: a request is one unit, so all of it comes again when some of it
-has to; the header `Idempotency-Key` keeps that from doing harm.
+Pure functions. Records that can never be stored are reported as `partial_success`; otherwise the
+answer is a success. An error is a google.rpc.Status in the encoding of the request, as OTLP
+requires. Answers are a few bytes, so they are encoded by hand. There are no paths for traces and
+metrics. Weak: a request is one ack group, so it is repeated as a whole; the header
+`Idempotency-Key` prevents duplicates then.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ TOO_LARGE_WORDS = "too large to be stored"
 
 
 def export_logs(request: Request) -> HttpResponse | PendingResponse:
-    """`POST /v1/logs`."""
+    """Handle `POST /v1/logs`."""
     media_type = request.media_type
     read: Callable[[bytes, Listener], OtlpRequest]
     if media_type == PROTOBUF or media_type == b"application/protobuf":
@@ -51,7 +54,7 @@ def export_logs(request: Request) -> HttpResponse | PendingResponse:
 
 
 def take(intake: Intake, unit: AckGroup, reading: OtlpRequest) -> None:
-    """Give a request's records to the intake."""
+    """Pass the records of a request to the intake."""
     if reading.too_large:
         intake.refuse(unit.listener, unit.source, RefusedReason.TOO_LARGE, reading.too_large)
     for records in reading.slices:
@@ -63,13 +66,13 @@ def take(intake: Intake, unit: AckGroup, reading: OtlpRequest) -> None:
 
 
 def rejected(unit: AckGroup, reading: OtlpRequest) -> tuple[int, str]:
-    """How many records can never be stored, and why the first cannot."""
+    """Return how many records can never be stored, and the reason of the first."""
     number = len(unit.rejected) + reading.too_large
     return number, (unit.rejected[0][1] if unit.rejected else TOO_LARGE_WORDS) if number else ""
 
 
 def busy(request: Request) -> HttpResponse:
-    """503, with a delay."""
+    """Return 503 with `Retry-After`."""
     return _failure(request, 503, UNAVAILABLE, BUSY_WORDS, ((b"Retry-After", b"%d" % BUSY_SECONDS),))
 
 
@@ -80,34 +83,34 @@ def _failure(request: Request, status: int, code: int, words: str, headers: Head
 
 
 def encode_success(rejected_records: int, words: str) -> bytes:
-    """An ExportLogsServiceResponse; nothing of it is there when no record was rejected."""
+    """Encode an ExportLogsServiceResponse; it is empty if no record was rejected."""
     return _field(1, b"\x08" + _varint(rejected_records) + _field(2, words.encode())) if rejected_records else b""
 
 
 def json_success(rejected_records: int, words: str) -> bytes:
-    """The same in JSON."""
+    """Return the same in JSON."""
     if not rejected_records:
         return b"{}"
     return orjson.dumps({"partialSuccess": {"rejectedLogRecords": str(rejected_records), "errorMessage": words}})
 
 
 def encode_status(code: int, words: str, details: bytes = b"") -> bytes:
-    """A google.rpc.Status. `details`: one Any, encoded."""
+    """Encode a google.rpc.Status. `details`: one encoded Any."""
     return b"\x08" + _varint(code) + _field(2, words.encode()) + (_field(3, details) if details else b"")
 
 
 def json_status(code: int, words: str) -> bytes:
-    """The same in JSON."""
+    """Return the same in JSON."""
     return orjson.dumps({"code": code, "message": words})
 
 
 def retry_info(seconds: int) -> bytes:
-    """A google.rpc.RetryInfo."""
+    """Encode a google.rpc.RetryInfo."""
     return _field(1, b"\x08" + _varint(seconds))
 
 
 def as_any(type_name: str, message: bytes) -> bytes:
-    """`message` as a google.protobuf.Any."""
+    """Encode `message` as a google.protobuf.Any."""
     return _field(1, f"type.googleapis.com/{type_name}".encode()) + _field(2, message)
 
 

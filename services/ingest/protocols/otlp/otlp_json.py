@@ -1,7 +1,10 @@
-"""OTLP's log requests in JSON (OTLP 1.x: names in lowerCamelCase, ids in hex, 64-bit integers as texts or numbers, unknown names ignored).
+"""OTLP's log requests in JSON (OTLP 1.x: names in lowerCamelCase, ids in hex, 64-bit integers as
+texts or numbers; unknown names are ignored).
 
-Owned by nobody; pure functions. What hides records is refused: a list of them that is none, a parent that is no object. A record that is no object is kept
-with `parsed: false`. Weak: any other field that has another type than the schema says is taken for absent, or kept as it is where it is a value.
+Pure functions. Input that may hide records is refused: a list of records that is not a list, a
+parent that is not an object. A record that is not an object is stored with `parsed: false`. Weak:
+any other field with a type that the schema does not allow counts as absent, or is kept as it is if
+it is a value.
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ from services.ingest.records.ingest_record import IngestRecord
 
 _INTEGER_DIGITS_MAX = 20
 _OTHER_NAMES = {"resourceLogs": ("resource_logs",), "scopeLogs": ("scope_logs", "instrumentationLibraryLogs"), "logRecords": ("log_records", "logs")}
-"""Under these a sender may have meant his records; whoever ignored them would lose all without a word."""
+"""Other names that senders give these lists. To ignore them would lose all records without
+an error.
+"""
 
 
 def read_otlp_json(data: bytes, listener: Listener) -> OtlpRequest:
-    """The records of a request, in order. Raises `BadPayload`."""
+    """Return the records of a request in order. Raises `BadPayload`."""
     try:
         request = read_json(data)
     except ValueError as problem:
@@ -87,7 +92,9 @@ def _pairs(pairs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    """An AnyValue. Whatever is none is kept as it is. A value within another is three levels of JSON, so what was read ends long before Python's stack does."""
+    """Convert an AnyValue; anything else is kept as it is. A nested value is three levels of JSON,
+    so the JSON parser's limit comes long before Python's stack ends.
+    """
     if type(value) is not dict or len(value) != 1:
         return value if value or type(value) is not dict else None
     ((kind, content),) = value.items()
@@ -126,7 +133,7 @@ def _objects(holder: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def _children(holder: dict[str, Any], name: str) -> list[Any]:
-    """Raises `BadPayload` where records may be that would not be found."""
+    """Raise `BadPayload` if there may be records that would not be found."""
     if name not in holder:
         for other in _OTHER_NAMES[name]:
             if other in holder:

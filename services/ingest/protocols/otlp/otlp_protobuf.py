@@ -1,9 +1,11 @@
-"""OTLP's log requests in protobuf: found record by record by hand; a record in the plainest form is read by hand, too (`otlp_wire`), any other by the library.
+"""OTLP's log requests in protobuf: records are found by hand; plain ones are decoded by hand
+(`otlp_wire`), all others by protobuf's library.
 
-Owned by nobody. Two bytes of a message can become a hundred in memory, so a request is never parsed as a whole: one record at a time is, and no record is
-larger than `MESSAGE_BYTES_MAX`. One that cannot be parsed is kept as an event with `parsed: false`, like a bad line of a file; a request whose records
-cannot be told apart is refused. The library and OpenTelemetry's schema (12 MB) are imported by the first request. Weak: what a newer schema puts beside the
-records (entities of a resource, profiles) is skipped.
+Two bytes of a message can take a hundred in memory, so a request is never parsed as a whole: one
+record at a time is, and no record is larger than `MESSAGE_BYTES_MAX`. A record that cannot be
+parsed is stored with `parsed: false`; a request whose records cannot be separated is refused. The
+first request imports the library and OpenTelemetry's schema (12 MB). Weak: what a newer schema has
+beside the records (entities of a resource, profiles) is skipped.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from services.ingest.records.agent_event import unparsed_record
 from services.ingest.records.ingest_record import IngestRecord
 
 MESSAGE_BYTES_MAX = 4 << 20
-"""Of one record, resource or scope."""
+"""Limit for one record, resource or scope."""
 _RESOURCE_LOGS = 1
 _RESOURCE, _SCOPE_LOGS, _RESOURCE_SCHEMA_URL = 1, 2, 3
 _SCOPE, _LOG_RECORD, _SCOPE_SCHEMA_URL = 1, 2, 3
@@ -69,7 +71,7 @@ def _library() -> _Library:
 
 
 def read_protobuf(data: bytes, listener: Listener) -> OtlpRequest:
-    """The records of an ExportLogsServiceRequest, in order. Raises `BadPayload`."""
+    """Return the records of an ExportLogsServiceRequest in order. Raises `BadPayload`."""
     request = _Request(data)
     try:
         request.read()
@@ -79,7 +81,7 @@ def read_protobuf(data: bytes, listener: Listener) -> OtlpRequest:
 
 
 class _Request:
-    """Where the records lie in a request, and what those of a scope have in common."""
+    """Find the records in a request, and what the records of a scope share."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -94,7 +96,7 @@ class _Request:
                 self._read_resource_logs(start, end)
 
     def slices(self, listener: Listener) -> Iterator[Sequence[IngestRecord]]:
-        """A few records at a time: what they are made of is still in the processor's caches when they are stored."""
+        """Records in a slice: their data is still in the processor's caches when they are stored."""
         for origin, fields in self._scopes:
             for first in range(0, len(fields), SLICE_RECORDS):
                 some = fields[first : first + SLICE_RECORDS]
@@ -154,7 +156,7 @@ class _Request:
 
 
 def _read_rows(data: bytes, fields: list[Field]) -> list[Row] | None:
-    """What some records say; None if one of them is no record."""
+    """Decode some records; None if one of them is not a record."""
     library = _library()
     rows: list[Row] = []
     try:
@@ -192,7 +194,7 @@ def _read_log_record(data: bytes, origin: RecordOrigin, listener: Listener) -> I
 
 
 def read_attributes(attributes: Any) -> dict[str, Any]:
-    """A list of KeyValue as a dictionary; a key that is there again (it must not be) gets `#2`."""
+    """Convert a list of KeyValue to a dictionary; a repeated key (not allowed) gets `#2`."""
     values = {}
     for pair in attributes:
         value = pair.value
@@ -209,7 +211,9 @@ def _with_repeated_keys(attributes: Any) -> dict[str, Any]:
 
 
 def read_value(value: Any) -> Any:
-    """An AnyValue: text, boolean, integer, float (NaN and infinities as texts), list, dictionary; bytes in base64; None for an empty one."""
+    """Convert an AnyValue: text, boolean, integer, float (NaN and infinities as texts), list,
+    dictionary; bytes in base64; None for an empty one.
+    """
     kind = value.WhichOneof("value")
     if kind == "string_value":
         return value.string_value
@@ -246,7 +250,7 @@ def _read_scope(scope: Any) -> dict[str, Any]:
 
 
 def _raw(message: Any) -> bytes:
-    """The record in OTLP's JSON, whose ids are in hex."""
+    """Return the record in OTLP's JSON, whose ids are in hex."""
     from google.protobuf.json_format import MessageToDict
 
     document = MessageToDict(message)

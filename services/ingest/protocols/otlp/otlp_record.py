@@ -1,9 +1,10 @@
-"""The event of an OTLP log record, whichever encoding it came in.
+"""The record of an OTLP LogRecord in either encoding; and the records of a request.
 
-Values only; the document's form is `agent_event`'s. What OTLP has and syslog has not is `resource`, `scope`, `trace_id`, `span_id`, `body` (one that is no
-text) and `otlp` (severity_number, severity_text, event_name, observed_time, flags, counts of dropped attributes, schema URLs), each where there is any;
-the record's attributes are `fields`. Weak: the sender's host and app are where OpenTelemetry's conventions put them, and senders of other conventions have
-none.
+Values only; `agent_event` writes the document. Beside syslog's fields OTLP has `resource`, `scope`,
+`trace_id`, `span_id`, `body` (if it is not a text) and `otlp` (severity_number, severity_text,
+event_name, observed_time, flags, counts of dropped attributes, schema URLs), each if present.
+Attributes are `fields`. Weak: host and app are read from OpenTelemetry's conventional names;
+senders with other conventions have none.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ SLICE_RECORDS = 128
 
 
 class BadPayload(ValueError):
-    """It is not what it says it is. The text says why."""
+    """The content is invalid; the text has the reason."""
 
 
 class TooManyRecords(BadPayload):
-    """More than `RECORDS_MAX`."""
+    """There are more than `RECORDS_MAX`."""
 
 
 class OtlpRequest(NamedTuple):
-    """A request's records, in order, a slice at a time; and how many of it can never be stored because they are too large to be read."""
+    """The records of a request in order, in slices that are parsed when they are read, once; and
+    how many are too large ever to be stored.
+    """
 
     slices: Iterator[Sequence[IngestRecord]]
     too_large: int = 0
@@ -45,11 +48,11 @@ _YEAR_10000_NS = 253_402_300_800 * 10**9
 
 
 Row = tuple[int, int, int, str, Any, dict[str, Any], str, str, str, int, int]
-"""What a record says, in the order of `log_record`'s arguments from `time_ns` on."""
+"""The values of a record, in the order of `log_record`'s arguments from `time_ns` on."""
 
 
 class RecordOrigin(NamedTuple):
-    """What the records of one scope have in common: the beginning of what is `known` of each, and of their part `otlp`."""
+    """What the records of one scope share: the beginning of `known`, and of the field `otlp`."""
 
     known: dict[str, Any]
     otlp: dict[str, Any]
@@ -58,7 +61,9 @@ class RecordOrigin(NamedTuple):
 
 
 def origin_of(resource: dict[str, Any], resource_dropped: int, resource_schema: str, scope: dict[str, Any], scope_schema: str) -> RecordOrigin:
-    """Of a resource's attributes, and a scope as it is to stand in the document."""
+    """Return the shared values for the attributes of a resource, and a scope as the document has
+    it.
+    """
     known: dict[str, Any] = {}
     for part, names in (("host", HOST_NAMES), ("app", APP_NAMES)):
         name = next((resource[name] for name in names if resource.get(name)), None)
@@ -97,7 +102,7 @@ def log_record(
     dropped: int,
     raw: bytes = b"",
 ) -> IngestRecord:
-    """The record; zeros and empty texts stand for what is not there. `attributes` becomes part of it."""
+    """Return the record; zeros and empty texts mean absent. `attributes` becomes part of it."""
     known = origin.known.copy()
     otlp = origin.otlp.copy()
     if severity_number:
@@ -130,11 +135,11 @@ def log_record(
 
 
 def log_records(rows: Sequence[Row], origin: RecordOrigin, listener: Listener) -> Sequence[IngestRecord]:
-    """Of many of one scope, none of them raw: the same as `log_record` of each."""
+    """Return many records of one scope, none of them raw; equal to `log_record` for each."""
     times_ns, observed_ns, numbers, texts, bodies, attributes, trace_ids, span_ids, event_names, flags, dropped = zip(*rows, strict=True)
     severities = {said: _severity_of(*said) for said in set(zip(numbers, texts, strict=True))}
     if any(severity is None and (number or text) for (number, text), severity in severities.items()):
-        return [log_record(listener, origin, *row) for row in rows]  # what is no severity is not looked for elsewhere
+        return [log_record(listener, origin, *row) for row in rows]  # a severity that is invalid is not looked for in attributes
     observed = {time_ns // _NS_A_MS: "" for time_ns in observed_ns if 0 < time_ns < _YEAR_10000_NS}
     for time_ms in observed:
         observed[time_ms] = rfc3339_text(time_ms).decode()
@@ -168,7 +173,7 @@ def _said_severity(number: int, text: str) -> dict[str, Any]:
 
 
 def _otlp(begin: dict[str, Any], observed: Mapping[int, str], observed_ns: int, event_name: str, flags: int, dropped: int) -> dict[str, Any] | None:
-    """The part `otlp` of a record; None if it has none."""
+    """Return the field `otlp` of a record; None if it is empty."""
     said: dict[str, Any] = {**begin, "event_name": event_name} if event_name else begin.copy()
     if observed_ns:
         said["observed_time"] = observed.get(observed_ns // _NS_A_MS, observed_ns)

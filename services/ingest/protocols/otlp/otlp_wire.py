@@ -1,9 +1,11 @@
-"""LogRecords out of protobuf's wire format, as nearly every sender writes them: half the cost of reading them by protobuf's library.
+"""Decodes LogRecords from protobuf's wire format in the form that nearly every sender writes, at
+half the cost of protobuf's library.
 
-Owned by the process; remembers attributes as their bytes, because most of a sender's attributes are the same in each of its records. Reads what it is sure of:
-tags of one byte, lengths of two at most, UTF-8; of an attribute or a body that is no plain value it asks the library. Whatever else a record may hold, and what
-is wrong with it, is for the library to say: `read_plain` gives None, and never something else than the library would. Weak: a sender whose attributes are
-all different fills the memory of them again and again.
+Owned by the process; it caches attributes by their bytes, because most attributes of a sender are
+the same in each record. It decodes what is certain: tags of one byte, lengths of at most two,
+UTF-8. Attributes and bodies that are not plain values are passed to the library. For anything else
+`read_plain` returns None and the library decodes the record; the result is never different from the
+library's. Weak: a sender whose attributes are all different fills the cache again and again.
 """
 
 from __future__ import annotations
@@ -19,21 +21,23 @@ _TIME, _SEVERITY_NUMBER, _SEVERITY_TEXT, _BODY, _ATTRIBUTE, _DROPPED = 0x09, 0x1
 _FLAGS, _TRACE_ID, _SPAN_ID, _OBSERVED_TIME, _EVENT_NAME = 0x45, 0x4A, 0x52, 0x59, 0x62
 _KEY, _VALUE = 0x0A, 0x12
 _STRING, _BOOL, _INT = 0x0A, 0x10, 0x18
-"""First bytes of fields: number << 3 | wire type, of LogRecord, KeyValue, AnyValue."""
+"""First bytes of fields (number << 3 | wire type) of LogRecord, KeyValue and AnyValue."""
 _WIRE_TYPE, _SIZED = 0x07, 0x02
 _UINT64: Final = Struct("<Q")
 _UINT32: Final = Struct("<I")
 ATTRIBUTES_SEEN_MAX: Final = 4096
 ATTRIBUTE_BYTES_MAX: Final = 128
 _INT_BYTES_MAX: Final = 9
-"""Of a number that is not negative."""
+"""For a number that is not negative."""
 
 Pair = tuple[str, Any]
 _seen: dict[bytes, Pair] = {}
 
 
 def read_plain(data: bytes, position: int, end: int, pair_of: Callable[[bytes], Pair], value_of: Callable[[bytes], Any]) -> Row | None:
-    """The record between two places. `pair_of` reads any KeyValue, `value_of` any AnyValue; what they raise is raised."""
+    """Decode the record in a range. `pair_of` decodes any KeyValue, `value_of` any AnyValue; their
+    exceptions are passed on.
+    """
     time_ns = observed_ns = severity_number = flags = dropped = 0
     severity_text = trace_id = span_id = event_name = ""
     body = None
@@ -90,7 +94,7 @@ def read_plain(data: bytes, position: int, end: int, pair_of: Callable[[bytes], 
                 position += 5
             else:
                 return None
-    except (IndexError, ValueError, StructError):  # it ends too early, or is no UTF-8
+    except (IndexError, ValueError, StructError):  # it is truncated, or not UTF-8
         return None
     if position != end or len(attributes) != attribute_count:
         return None
@@ -107,7 +111,7 @@ def _read_pair(content: bytes, pair_of: Callable[[bytes], Pair]) -> Pair:
 
 
 def _read_plain_pair(content: bytes) -> Pair | None:
-    """A text, a number that is not negative, or a boolean, and nothing beside it."""
+    """Decode a text, a non-negative number or a boolean without anything else."""
     if content[0] != _KEY or content[1] > 0x7F:
         return None
     key_end = 2 + content[1]
@@ -138,7 +142,9 @@ def _read_plain_pair(content: bytes) -> Pair | None:
 
 
 def _string_at(content: bytes, value_at: int) -> int:
-    """Where the text of an AnyValue begins that goes on to the end of `content` and holds nothing else; 0 for any other."""
+    """Return where the text of an AnyValue begins that fills the rest of `content`; 0 for any
+    other.
+    """
     if len(content) < value_at + 2 or content[value_at] != _STRING:
         return 0
     size, text_at = content[value_at + 1], value_at + 2

@@ -1,15 +1,26 @@
-"""Acknowledgements of Splunk's collector: a request on a channel gets a number at once, and `/ack` says whether its records are stored.
+"""Indexer acknowledgement of Splunk's collector: a request on a channel gets a number at once, and
+`/ack` returns whether its records are stored.
 
-Pure; one book for each ingest. Numbers of a channel begin at a place that no other life and no other process uses, so that a number of a dead ingest is
-unknown to the next one, never true. The client then sends again.
-Within one life every request is a new thing, also one with the bytes of another: its identity is that of its bytes and an occurrence, the lowest that no open
-request with the same bytes has. So after a death the first that is sent again meets occurrence 0, the second 1, …. An occurrence is free again when
-its request was refused, when `/ack` said that it is stored, or when it is too old to be asked for; its identity is forgotten then. Of equal requests that are
-stored the highest occurrence goes first: which of them was asked for says nothing, and those that are left are the first that the next life meets.
-Only a channel that has polled `/ack` in this life keeps identities: who does not poll does not send again, and its equal events are events.
-Bounded: channels (the one unused longest goes), unsettled and untold requests of a channel. A number that was told true stays true for a while.
-Weak: a channel's numbers live in the process that gave them. With several ingest processes a client that asks over another connection may ask another
-one: it is told false, sends again, and that process stores the records a second time. What a client sends again while its ingest lives is stored twice.
+Pure; one `AckLedger` for each ingest. The numbers of a channel begin at a value that no other
+incarnation or process uses, so a number of a dead ingest is unknown to the next one and never
+returns true; the client sends again.
+
+While an ingest runs, every request is new, even with the bytes of another one: its identity is its
+bytes and an *occurrence*, the lowest that no open request with the same bytes has. So after a crash
+the first repeated request meets occurrence 0, the second 1, and so on. An occurrence is released
+when its request was refused, when `/ack` returned true, or when it is too old to be polled; its
+identity is forgotten then. Of equal stored requests the highest occurrence is released first: it
+does not matter which one was polled, and the remaining ones are those that a next incarnation would
+meet first.
+
+Only a channel that polled `/ack` in this incarnation has identities: a client that never polls does
+not repeat requests, and its equal events are separate events. Channels are limited (the least
+recently used one is removed), and so are incomplete and unpolled requests of a channel. A number
+that returned true stays true for a while.
+
+Weak: the numbers belong to the process that gave them. With several ingests, a client that polls
+over another connection may reach another process: it gets false, repeats the request, and that
+process stores the records again. What a client repeats while its ingest runs is stored twice.
 """
 
 from __future__ import annotations
@@ -26,10 +37,10 @@ CHANNELS_MAX: Final = 1_024
 IN_FLIGHT_MAX: Final = 10_000
 UNTOLD_MAX: Final = 100_000
 UNPOLLED_MAX: Final = 2_000
-"""The same for a channel that has never polled: many a sender names a channel and asks for nothing, ever."""
+"""The limit for a channel that has never polled: many senders name a channel and never poll."""
 TOLD_MAX: Final = 10_000
 _FIRST_ID_BITS = 52
-"""Below what a double holds exactly: clients in JavaScript read it so."""
+"""Below the largest integer that a double represents exactly; clients in JavaScript need that."""
 
 
 class _Equals:
@@ -42,7 +53,7 @@ class _Equals:
         self.free: list[int] = []
         """Occurrences below `next` that no open request has, lowest first."""
         self.stored: list[int] = []
-        """Negated occurrences of those that are stored and remembered, highest first."""
+        """Negated occurrences of stored requests that are remembered, highest first."""
         self.open_count = 0
         """Occurrences in use."""
 
@@ -59,7 +70,7 @@ class _Equals:
 
 
 class Taken(NamedTuple):
-    """A request that was just taken. `content` stands for its channel and bytes."""
+    """A request that was just accepted. `content` identifies its channel and bytes."""
 
     ack_id: int
     identity: bytes
@@ -74,7 +85,7 @@ class Channel:
         self._next_ack_id = first_ack_id
         self._in_flight: set[int] = set()
         self._untold: OrderedDict[int, bytes | None] = OrderedDict()
-        """By content; None: no identity is remembered of it."""
+        """By content; None: the channel has no identities."""
         self._told: OrderedDict[int, None] = OrderedDict()
         self._equals: dict[bytes, _Equals] = {}
         self._to_forget: list[bytes] = []
@@ -89,7 +100,7 @@ class Channel:
         return len(self._in_flight) >= IN_FLIGHT_MAX
 
     def open(self, content: bytes) -> Taken:
-        """The number and the identity of a request that was just taken."""
+        """Return number and identity of a request that was just accepted."""
         equals = self._equals.get(content)
         if equals is None:
             equals = self._equals[content] = _Equals()
@@ -97,7 +108,9 @@ class Channel:
         return Taken(self._open(), occurrence_of(content, occurrence), content, occurrence)
 
     def open_keyed(self, identity: bytes) -> Taken:
-        """The same for one whose sender says what it is: the same key is the same thing, told or not."""
+        """Return the same for a request with an explicit key: the same key is the same request,
+        whether polled or not.
+        """
         return Taken(self._open(), identity, None, 0)
 
     def _open(self) -> int:
@@ -107,7 +120,9 @@ class Channel:
         return ack_id
 
     def on_completed(self, taken: Taken, is_stored: bool, is_remembered: bool) -> None:
-        """A request that was refused stays false for good. `is_remembered`: by its identity."""
+        """Complete a request; a refused one returns false for good. `is_remembered`: by its
+        identity.
+        """
         self._in_flight.remove(taken.ack_id)
         content = taken.content
         if content is not None:
@@ -122,7 +137,7 @@ class Channel:
                 self._forget(self._untold.popitem(last=False)[1])
 
     def ask(self, ack_ids: Iterable[int]) -> dict[int, bool]:
-        """What to say of each number."""
+        """Return the answer for each number."""
         self.has_polled = True
         said: dict[int, bool] = {}
         for ack_id in ack_ids:
@@ -137,12 +152,14 @@ class Channel:
         return said
 
     def take_forgotten(self) -> list[bytes]:
-        """Identities under which nothing may be recognised any more: to be forgotten before the next request is taken."""
+        """Return identities that must not be recognised any more; the caller forgets them before it
+        accepts the next request.
+        """
         gone, self._to_forget = self._to_forget, []
         return gone
 
     def end(self) -> list[bytes]:
-        """The same, when nobody remembers the channel itself any more."""
+        """Return all identities, when the channel itself is removed."""
         for content in self._untold.values():
             self._forget(content)
         return self.take_forgotten()
@@ -161,7 +178,7 @@ class Channel:
 
 
 def occurrence_of(content: bytes, occurrence: int) -> bytes:
-    """The identity of one of several requests with the same bytes."""
+    """Return the identity of one of several requests with the same bytes."""
     return identity_of(content, b"%d" % occurrence) if occurrence else content
 
 
@@ -177,11 +194,13 @@ class AckLedger:
         return len(self._channels)
 
     def find(self, name: bytes) -> Channel | None:
-        """The channel, if it was used here."""
+        """Return the channel if it was used in this process."""
         return self._channels.get(name)
 
     def channel(self, name: bytes, seed: bytes) -> Channel | None:
-        """The channel, made if need be; `seed` is what no other life or process has. None: there are too many, and all are waited for."""
+        """Return the channel, or make it; `seed` is unique to this incarnation and process. None:
+        the limit is reached and all channels have waiting requests.
+        """
         channel = self._channels.get(name)
         if channel is None:
             if len(self._channels) >= self._channels_max and not self._make_room():
@@ -192,7 +211,7 @@ class AckLedger:
         return channel
 
     def take_forgotten(self) -> list[bytes]:
-        """What channels that had to go leave to be forgotten."""
+        """Return the identities of removed channels, to be forgotten."""
         gone, self._to_forget = self._to_forget, []
         return gone
 

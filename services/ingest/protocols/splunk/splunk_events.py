@@ -1,8 +1,10 @@
-"""Events of Splunk's HTTP event collector as records: objects one behind the other (JSON, with or without white space between), or lines of text.
+"""Events of Splunk's HTTP event collector as records: concatenated JSON objects (with or without
+white space between them), or lines of text; and the collector's answers.
 
-Pure. `host` and `time` are the record's; `source`, `sourcetype`, `index` and the indexed `fields` are its labels; an `event` that is an object becomes its
-fields, any other its message. A request is read whole or not at all, with the number of the event that is wrong.
-Weak: a sourcetype is taken for the app, where the event names none, because that is what senders put there.
+Pure. `host` and `time` are the record's; `source`, `sourcetype`, `index` and the indexed `fields`
+are its labels. An `event` that is an object becomes `fields`, anything else the message. A request
+is accepted whole, or refused whole with the number of the wrong event. Weak: if the event names no
+app, the sourcetype is used, because that is what senders put there.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from services.ingest.records.ingest_record import IngestRecord
 
 
 class Code(NamedTuple):
-    """One of the collector's own answers."""
+    """One of the collector's documented answers."""
 
     number: int
     status: int
@@ -49,7 +51,7 @@ TOO_MANY: Final = Code(27, 413, "Request entity too large")
 
 ENVELOPES_CACHED_MAX = 4096
 SHORT_BYTES = 1 << 20
-"""A longer event is looked at for the number of its parts before it is read."""
+"""In a longer event, the number of parts is checked before it is parsed."""
 LABELS: Final = ("source", "sourcetype", "index")
 _ENVELOPE: Final = frozenset((*LABELS, "time", "host", "event", "fields"))
 _GENERIC_SOURCETYPES = frozenset(("_json", "_raw", "httpevent", "json", "generic_single_line"))
@@ -60,7 +62,7 @@ _NUMBER = re.compile(r"\s*\d{1,19}(?:\.\d{0,18})?\s*\Z")
 
 
 class BadEvents(ValueError):
-    """The request cannot be read; nothing of it was taken."""
+    """The request cannot be parsed; nothing of it was stored."""
 
     def __init__(self, code: Code, event_number: int | None = None) -> None:
         super().__init__(code.text)
@@ -69,7 +71,9 @@ class BadEvents(ValueError):
 
 
 def read_events(body: bytes, defaults: Mapping[str, str], listener: Listener) -> list[IngestRecord]:
-    """The records of `/services/collector/event`. `defaults` (of the query) stand for what an event does not say. Raises BadEvents."""
+    """Return the records of `/services/collector/event`. `defaults` (from the query) fill what an
+    event lacks. Raises BadEvents.
+    """
     reader = _EnvelopeReader(defaults, listener)
     records = [reader.read(event, number) for number, event in enumerate(islice(_split(body), RECORDS_MAX + 1))]
     if len(records) > RECORDS_MAX:
@@ -80,7 +84,9 @@ def read_events(body: bytes, defaults: Mapping[str, str], listener: Listener) ->
 
 
 def read_lines(body: bytes, defaults: Mapping[str, str], listener: Listener) -> list[IngestRecord]:
-    """The records of `/services/collector/raw`: one for each line that is not empty. Raises BadEvents."""
+    """Return the records of `/services/collector/raw`: one for each line that is not empty. Raises
+    BadEvents.
+    """
     known = _EnvelopeReader(defaults, listener).known({}, {})
     time_ns, time_text = _time(defaults.get("time"))
     if body.count(b"\n") > RECORDS_MAX:
@@ -97,7 +103,7 @@ def read_lines(body: bytes, defaults: Mapping[str, str], listener: Listener) -> 
 
 
 def _split(body: bytes) -> Iterator[Any]:
-    """The objects of a body. They are looked for where one ends and one begins; where that is inside a text they are read one by one."""
+    """Split a body into its objects at `}{`. If that is inside a text, they are parsed one by one."""
     body = body.strip()
     if not body:
         return iter(())
@@ -129,7 +135,7 @@ def _split_slowly(text: str) -> Iterator[Any]:
 
 
 class _EnvelopeReader:
-    """The envelopes of one request, most of which say the same but the event."""
+    """A cache of the envelopes of one request, most of which differ only in the event."""
 
     def __init__(self, defaults: Mapping[str, str], listener: Listener) -> None:
         self._defaults = defaults
@@ -138,7 +144,7 @@ class _EnvelopeReader:
         self._plain: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def read(self, envelope: Any, number: int) -> IngestRecord:
-        """The record of one event. Raises BadEvents."""
+        """Return the record of one event. Raises BadEvents."""
         if type(envelope) is not dict:
             raise BadEvents(INVALID_FORMAT, number)
         event = envelope.get("event")
@@ -153,7 +159,7 @@ class _EnvelopeReader:
             known = self._known_plainly(envelope)
         raw = encode_document(envelope) if self._listener.raw else b""
         fields: dict[str, Any] = event if type(event) is dict else {}
-        if not _ENVELOPE.issuperset(envelope):  # the collector drops other names; here nothing is dropped
+        if not _ENVELOPE.issuperset(envelope):  # the collector drops other names; ingest drops nothing
             for name in envelope.keys() - _ENVELOPE:
                 fields.setdefault(name, envelope[name])
         if fields and "app" in known and any(name in fields for name in _APP_FIELDS):
@@ -173,11 +179,11 @@ class _EnvelopeReader:
                 self._plain.clear()
             known = self._plain[said] = self.known(envelope, {})
             return known
-        except TypeError:  # an object where a text should be
+        except TypeError:  # an object instead of a text
             return self.known(envelope, {})
 
     def known(self, envelope: Mapping[str, Any], indexed: Mapping[str, Any]) -> dict[str, Any]:
-        """What an envelope says of its event; the query says the rest."""
+        """Return what an envelope says of its event, completed from the query."""
         defaults = self._defaults
         labels = {name: value for name in LABELS if (value := envelope.get(name, defaults.get(name))) not in (None, "")}
         labels.update(indexed)
@@ -192,7 +198,7 @@ class _EnvelopeReader:
 
 
 def _time(value: object) -> tuple[int | None, str]:
-    """(nanoseconds, or what else it is as a text)"""
+    """Return (nanoseconds, or another value as text)."""
     if type(value) is str:
         if not _NUMBER.match(value):
             return None, value

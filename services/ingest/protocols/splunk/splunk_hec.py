@@ -1,10 +1,13 @@
-"""Splunk's HTTP event collector as an input: `/services/collector` and its kin, with its own error codes, and indexer acknowledgement.
+"""Splunk's HTTP event collector: `/services/collector` and related paths, with the collector's
+error codes and indexer acknowledgement.
 
-Without a channel a request is answered when its records are stored. With one (`X-Splunk-Request-Channel`, or `channel` in the query) it is answered at once
-with an `ackId`, and `/services/collector/ack` says true when they are stored. Within one life of ingest each request is a new thing, whatever its bytes; after
-a death what a client sends again is known, if it had polled `/ack` before it sent that first (`splunk_acks`). When in doubt a request is stored.
-Weak: records that can never be stored (too large for the topic) are told only to senders without a channel; with one they are counted, and the
-request is acknowledged, because it would be sent for ever.
+Without a channel, a request is answered when its records are stored. With one
+(`X-Splunk-Request-Channel`, or `channel` in the query) it is answered at once with an `ackId`, and
+`/services/collector/ack` returns true when they are stored. While an ingest runs, each request is
+new, whatever its bytes. After a crash, repeated requests are recognised if the channel had polled
+`/ack` before it sent them first (`splunk_acks`). In doubt a request is stored. Weak: records that
+can never be stored (too large for the topic) are reported only to senders without a channel; with
+one they are counted and the request is acknowledged, because it would be repeated for ever.
 """
 
 from __future__ import annotations
@@ -47,15 +50,15 @@ class Collector:
         self._acks = AckLedger()
 
     def event(self, request: Request) -> HttpResponse | PendingResponse:
-        """`/services/collector`, `/services/collector/event[/1.0]`"""
+        """Handle `/services/collector` and `/services/collector/event[/1.0]`."""
         return self._take(request, is_raw=False)
 
     def raw(self, request: Request) -> HttpResponse | PendingResponse:
-        """`/services/collector/raw[/1.0]`"""
+        """Handle `/services/collector/raw[/1.0]`."""
         return self._take(request, is_raw=True)
 
     def ack(self, request: Request) -> HttpResponse:
-        """`/services/collector/ack`: {"acks": [number, …]} of one channel."""
+        """Handle `/services/collector/ack`: {"acks": [number, …]} of one channel."""
         channel_name = _channel_of(request)
         if not channel_name:
             return _answer(CHANNEL_MISSING)
@@ -102,11 +105,11 @@ class Collector:
         intake.take(unit, records)
         intake.close_group(unit)
         if unit.outcome is AckOutcome.REFUSED:
-            return busy(request)  # at once, where it is known at once; else its number stays false
+            return busy(request)  # at once, if it is known at once; otherwise the number stays false
         return _answer(SUCCESS, ack_id=taken.ack_id)
 
     def _channel(self, request: Request, channel_name: bytes) -> Channel | None:
-        """The channel, made if need be; None: there are too many."""
+        """Return the channel, or make it; None: there are too many."""
         seed = b"%b %d" % (request.source.address, request.intake.now_ms())
         channel = self._acks.channel(_channel_key(request, channel_name), seed)
         _forget(request, self._acks.take_forgotten())
@@ -114,27 +117,27 @@ class Collector:
 
 
 def health(request: Request) -> HttpResponse:
-    """`/services/collector/health[/1.0]`"""
+    """Handle `/services/collector/health[/1.0]`."""
     return _answer(UNHEALTHY if request.intake.blocked_by(request.listener) else HEALTHY)
 
 
 def options(_request: Request) -> HttpResponse:
-    """`OPTIONS`: a collector is there."""
+    """Handle `OPTIONS`: the collector exists."""
     return HttpResponse(200, b"", JSON, ((b"Allow", b"OPTIONS, POST"),))
 
 
 def busy(request: Request) -> HttpResponse:
-    """503: the client sends the same request again."""
+    """Return 503: the client repeats the request."""
     return _answer(SERVER_BUSY)._replace(headers=((b"Retry-After", b"%d" % BUSY_SECONDS),))
 
 
 def unauthorized(request: Request) -> HttpResponse:
-    """401 without a token, 403 with a wrong one."""
+    """Return 401 without a token, 403 with a wrong one."""
     return _answer(INVALID_TOKEN if request.headers.get(b"authorization") else TOKEN_REQUIRED)
 
 
 def _invalid_channel(request: Request) -> HttpResponse:
-    """Channels are kept, by their names."""
+    """Channels are kept by their names."""
     request.intake.refuse(request.listener, request.source, RefusedReason.MALFORMED)
     return _answer(INVALID_CHANNEL)
 
