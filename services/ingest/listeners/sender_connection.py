@@ -58,7 +58,7 @@ class PauseReason(IntEnum):
     SESSION = 1
     """The window of its session is full (`hold`)."""
     PARTITION = 2
-    """`blocked_by` takes no more records."""
+    """A partition that its records go to is blocked."""
     WINDOW = 4
     """Too many of its bytes are unacknowledged."""
     FRAMES = 8
@@ -74,10 +74,10 @@ class SenderConnection:
     """Implements `protocols.session.Connection` for its session."""
 
     __slots__ = (
-        "_began", "_head", "_unsent", "address", "blocked_by", "close_reason", "deadline_ms",
-        "descriptor", "inquiry", "intake", "interest", "is_broken", "listener", "listening",
-        "on_changed", "opened_ms", "pauses", "peer_address", "phase", "session", "socket", "source",
-        "stream", "taken_ms", "unfinished_bytes", "unsent_bytes",
+        "_began", "_head", "_unsent", "address", "close_reason", "deadline_ms", "descriptor",
+        "inquiry", "intake", "interest", "is_broken", "listener", "listening", "on_changed",
+        "opened_ms", "pauses", "peer_address", "phase", "session", "socket", "source", "stream",
+        "taken_ms", "unfinished_bytes", "unsent_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -106,8 +106,6 @@ class SenderConnection:
         self.interest = 0
         self.phase = OPEN
         self.pauses = 0
-        self.blocked_by: tuple[str, int] | None = None
-        """The blocked partition of `PauseReason.PARTITION`."""
         self.inquiry = 0
         """Number of the inquiry to other ingests about earlier connections of its sender (`sender_owners`)."""
         self.is_broken = False
@@ -160,10 +158,7 @@ class SenderConnection:
         self.pauses |= PauseReason.SESSION
         self.on_changed(self)
 
-    def release(self) -> None:
-        self.resume(PauseReason.SESSION)
-
-    def resume(self, reason: PauseReason) -> None:
+    def release(self, reason: PauseReason = PauseReason.SESSION) -> None:
         self.pauses &= ~reason
         self.on_changed(self)
 

@@ -70,7 +70,7 @@ class SenderConnections:
         self._listening_sockets: list[ListeningSocket] = []
         self._connections: dict[int, SenderConnection] = {}
         self._changed: dict[SenderConnection, None] = {}  # with something to send, to read again, or to end
-        self._blocked: dict[SenderConnection, None] = {}
+        self._blocked: dict[SenderConnection, Partition] = {}
         self._windowed: dict[SenderConnection, None] = {}
         self._behind: dict[SenderConnection, None] = {}
         self._half_closed = HalfClosedConnections()
@@ -154,7 +154,8 @@ class SenderConnections:
         connection.phase = GONE
         self._poller.unregister(connection.descriptor)
         del self._connections[connection.descriptor]
-        for paused in (self._blocked, self._windowed, self._behind, self._changed):
+        self._blocked.pop(connection, None)
+        for paused in (self._windowed, self._behind, self._changed):
             paused.pop(connection, None)
         self._half_closed.remove(connection)
         self._unfinished.remove(connection)
@@ -198,8 +199,7 @@ class SenderConnections:
     def _read_to_its_end(self, connection: SenderConnection) -> bool:
         """Read a connection that its sender has closed to its end. False if this turn's share was
         not enough; what the kernel keeps of a connection is bounded."""
-        if connection.phase is NEW:
-            connection.phase = OPEN
+        connection.phase = max(connection.phase, OPEN)
         while connection.phase is not GONE and not connection.is_stopped:
             left = self._turn_bytes_left
             if left <= 0:
@@ -263,22 +263,16 @@ class SenderConnections:
             self._windowed[connection] = None
         if self._intake.blocked_partition is not None:
             connection.pauses |= PauseReason.PARTITION
-            connection.blocked_by = self._intake.blocked_partition
-            self._blocked[connection] = None
+            self._blocked[connection] = self._intake.blocked_partition
             self._pauses.add()
-        must_wait = self._unfinished.must_wait(connection)
-        if must_wait:
-            connection.pauses |= PauseReason.FRAMES
-        elif connection.pauses:
-            connection.pauses &= ~PauseReason.FRAMES
-        return must_wait or connection.is_stopped
+        self._unfinished.check(connection)
+        return bool(connection.pauses) or connection.is_stopped
 
     def resume(self, is_partition_blocked: Callable[[Partition], bool]) -> None:
         """The blocked partitions changed: read the connections whose partition takes records again."""
-        for connection in [each for each in self._blocked if each.blocked_by is None or not is_partition_blocked(each.blocked_by)]:
+        for connection in [each for each, partition in self._blocked.items() if not is_partition_blocked(partition)]:
             del self._blocked[connection]
-            connection.blocked_by = None
-            connection.resume(PauseReason.PARTITION)
+            connection.release(PauseReason.PARTITION)
 
     # -- a turn
 
@@ -292,9 +286,9 @@ class SenderConnections:
         self._half_closed.begin_turn()
         for connection in [each for each in self._windowed if each.session is None or each.session.unacknowledged_bytes <= self._window_bytes]:
             del self._windowed[connection]
-            connection.resume(PauseReason.WINDOW)
+            connection.release(PauseReason.WINDOW)
         for connection in self._unfinished.released():
-            connection.resume(PauseReason.FRAMES)
+            connection.release(PauseReason.FRAMES)
         for connection in list(self._behind):
             if connection.phase is not GONE and self._is_first(connection):
                 self._release(connection)
@@ -307,9 +301,8 @@ class SenderConnections:
     def _release(self, connection: SenderConnection) -> None:
         """No earlier connection has to be read before it."""
         self._behind.pop(connection, None)
-        if connection.phase is NEW:
-            connection.phase = OPEN
-        connection.resume(PauseReason.ORDER)
+        connection.phase = max(connection.phase, OPEN)
+        connection.release(PauseReason.ORDER)
 
     def _update(self, connection: SenderConnection) -> None:
         """Bring a connection to what its state requires: sent, polled, ended."""

@@ -12,14 +12,10 @@ import os
 import resource
 import socket
 from collections import Counter as Tally
-from typing import TYPE_CHECKING
 
 from appliance.base.logging import Logger
 from appliance.shm.counters import Counters
-
-if TYPE_CHECKING:
-    from services.ingest.listeners.sender_connection import SenderConnection
-
+from services.ingest.listeners.sender_connection import PauseReason, SenderConnection
 
 DESCRIPTORS_RESERVED = 256
 """For rings, journal, spool and other boxes: connections never take these."""
@@ -118,7 +114,7 @@ class UnfinishedFrames:
     Above the limit, a connection with more than `SMALL_BYTES` of a frame is not read, except the
     one whose frame began first among those that nothing else stops (a blocked partition, a full
     window, its end). So one of them always finishes, or reaches its deadline. A stopped connection
-    resumes before those that began later. Call `must_wait` after each read, `remove` when the
+    resumes before those that began later. Call `check` after each read, `remove` when the
     connection is gone; `released` may be read again.
     """
 
@@ -130,17 +126,19 @@ class UnfinishedFrames:
         self._gauge = counters.gauge("ingest.unfinished_bytes")
         self._waits = counters.counter("ingest.connections_crowded")
 
-    def must_wait(self, connection: SenderConnection) -> bool:
-        """Update the bytes of a connection that was read; return True if it must wait now."""
+    def check(self, connection: SenderConnection) -> None:
+        """Update the bytes of a connection that was read, and pause it if it must wait."""
         held_bytes = connection.held_bytes
         if held_bytes != connection.unfinished_bytes:
             self._set(connection, held_bytes)
         if self._size_bytes <= self._limit_bytes or held_bytes <= SMALL_BYTES or connection is self._first():
-            return False
+            if connection.pauses:
+                connection.pauses &= ~PauseReason.FRAMES
+            return
+        connection.pauses |= PauseReason.FRAMES
         if connection not in self._waiting:
             self._waiting[connection] = None
             self._waits.add()
-        return True
 
     def _first(self) -> SenderConnection | None:
         """Return the connection that may be read alone."""
