@@ -33,21 +33,17 @@ from services.acceptor.fanned_out_request import InFlight
 from services.acceptor.fetch.cold_reads import ColdReads
 from services.acceptor.fetch.partition_read import RACK_AWARE_SELECTOR
 from services.acceptor.fetch.residency import choose_residency
-from services.acceptor.handlers.coordinated import COORDINATED_KEYS, CoordinatedHandler
+from services.acceptor.handlers.coordinated import COORDINATED_KEYS, CoordinatedHandler, FindCoordinatorHandler, TransactionQuestions
 from services.acceptor.handlers.delete_records import DeleteRecordsHandler
-from services.acceptor.handlers.describe_cluster import DescribeClusterHandler
 from services.acceptor.handlers.describe_log_dirs import DescribeLogDirsHandler
 from services.acceptor.handlers.describe_producers import DescribeProducersHandler
-from services.acceptor.handlers.describe_topic_partitions import DescribeTopicPartitionsHandler
 from services.acceptor.handlers.fetch import FetchHandler
-from services.acceptor.handlers.find_coordinator import FindCoordinatorHandler
 from services.acceptor.handlers.forwarded import ForwardedHandler
-from services.acceptor.handlers.metadata import MetadataHandler
+from services.acceptor.handlers.metadata import DescribeClusterHandler, DescribeTopicPartitionsHandler, MetadataHandler
 from services.acceptor.handlers.offset_lookups import ListOffsetsHandler, OffsetForLeaderEpochHandler
 from services.acceptor.handlers.produce import ProduceHandler
 from services.acceptor.handlers.write_txn_markers import WriteTxnMarkersHandler
 from services.acceptor.inter_broker import InterBrokerGate
-from services.acceptor.produce.transaction_questions import TransactionQuestions
 
 SWEEP_NS = 1_000_000_000
 LOG_READER_DEADLINE_MS = 10_000

@@ -34,8 +34,8 @@ from services.acceptor.closings import (
 )
 from services.acceptor.connection import Connection
 from services.acceptor.fetch.cold_reads import ColdReads
-from services.acceptor.held_memory import HeldMemory
 from services.acceptor.receiver import OnRequest, Receiver
+from services.acceptor.request_memory import HeldMemory
 from services.acceptor.transport import PlainTransport
 
 READ_INTEREST = select.EPOLLIN | select.EPOLLRDHUP

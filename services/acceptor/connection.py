@@ -12,8 +12,7 @@ from collections import deque
 from typing import Protocol, TypeAlias
 
 from appliance.protocol.apis import ApiKey
-from services.acceptor.arena_range import ArenaRange
-from services.acceptor.fetch.segment_files import FileRange
+from services.acceptor.fetch.record_ranges import ArenaRange, FileRange
 from services.acceptor.produce.refused_sequences import RefusedSequences
 from services.acceptor.transport import NOT_RESIDENT, WOULD_BLOCK, Transport
 

@@ -34,10 +34,10 @@ from appliance.protocol.transaction_apis import (
     AddPartitionsToTxnResponse,
 )
 from appliance.protocol.wire import INT32
-from services.acceptor.arena_slots import ArenaSlot
 from services.acceptor.connection import Connection
 from services.acceptor.handlers.produce import ProduceHandler
 from services.acceptor.inter_broker import InterBrokerGate
+from services.acceptor.request_memory import ArenaSlot
 
 
 class Handler(Protocol):

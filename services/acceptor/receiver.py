@@ -18,8 +18,8 @@ from appliance.protocol.apis import ApiKey
 from appliance.protocol.framing import REQUEST_SIZE_MIN, read_frame_size
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
-from services.acceptor.arena_slots import ArenaSlot, allocate_slot
 from services.acceptor.connection import Body, Connection
+from services.acceptor.request_memory import ArenaSlot, allocate_slot
 from services.acceptor.transport import WOULD_BLOCK
 
 SCRATCH_BYTES = 256 << 10

@@ -42,8 +42,8 @@ from services.acceptor.connection import Connection
 from services.acceptor.delayed import Delayed
 from services.acceptor.dispatch import InterBrokerHandler
 from services.acceptor.fetch.cold_reads import ColdReads
+from services.acceptor.fetch.record_ranges import FileRange
 from services.acceptor.fetch.residency import choose_residency
-from services.acceptor.fetch.segment_files import FileRange
 from services.acceptor.handlers.fetch import FetchHandler
 from services.acceptor.handlers.offset_lookups import ListOffsetsHandler
 from services.acceptor.inter_broker import InterBrokerGate

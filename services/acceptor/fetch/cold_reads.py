@@ -16,9 +16,8 @@ from appliance.base.errors import ErrorCode
 from appliance.ipc.log_reader_messages import FIRST_WHATEVER, IS_ACTIVE, READ, WHOLE_BATCHES, Answer, Extent, ReadAnswer
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.shm.counters import Counters
-from services.acceptor.arena_range import ArenaRange
 from services.acceptor.connection import Connection
-from services.acceptor.fetch.segment_files import FileRange, SegmentFile
+from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, SegmentFile
 
 REST_BYTES = 2 << 20
 """Asked for at a time while a response is sent, or a batch is gathered."""

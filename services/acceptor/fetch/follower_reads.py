@@ -14,10 +14,9 @@ from typing import Final
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
-from services.acceptor.arena_range import ArenaRange
 from services.acceptor.fetch.cold_reads import ColdRead, ColdReads
 from services.acceptor.fetch.fetch_session import FetchSession, SessionPartition
-from services.acceptor.fetch.segment_files import FileRange, SegmentFile
+from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, SegmentFile
 
 KEPT_NS: Final = 2_000_000_000
 ABSENT_NS: Final = 50_000_000

@@ -18,10 +18,9 @@ from appliance.records.conversion import convert_down, convert_up
 from appliance.records.legacy import MAGIC_AT
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
-from services.acceptor.arena_range import ArenaRange
-from services.acceptor.arena_slots import ArenaSlot, allocate_slot
 from services.acceptor.fetch.cold_reads import GatheredBatch
-from services.acceptor.fetch.segment_files import FileRange
+from services.acceptor.fetch.record_ranges import ArenaRange, FileRange
+from services.acceptor.request_memory import ArenaSlot, allocate_slot
 
 CONVERTED_BYTES_MAX = 1 << 20
 MAGIC_1_FETCHED_SINCE = 2

@@ -45,15 +45,14 @@ from appliance.protocol.fetch import (
 )
 from appliance.shm.partition_table import ROLE_LEADER, Row, TornRow
 from appliance.storage.leader_epoch_cache import is_diverging
-from services.acceptor.arena_range import ArenaRange
 from services.acceptor.fetch.cold_reads import GATHERED_BYTES_MAX, ColdRead, ColdReads, GatheredBatch
 from services.acceptor.fetch.fetch_session import SessionPartition
 from services.acceptor.fetch.follower_fetches import FollowerFetches
 from services.acceptor.fetch.follower_reads import FollowerReads
 from services.acceptor.fetch.message_sets import DownConversion
 from services.acceptor.fetch.pending_fetch import AbortedFound, Found, PendingFetch, Target
+from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, SegmentFile, SegmentFiles
 from services.acceptor.fetch.residency import CHECK_BYTES, Residency
-from services.acceptor.fetch.segment_files import FileRange, SegmentFile, SegmentFiles
 from services.acceptor.leadership import leadership_problem
 
 ROUNDS_MAX: Final = 8

@@ -23,7 +23,7 @@ import os
 from typing import Protocol
 
 from appliance.storage.page_cache import Cachestat, FileMap, has_cachestat, pages_of
-from services.acceptor.fetch.segment_files import FileRange, SegmentFile
+from services.acceptor.fetch.record_ranges import FileRange, SegmentFile
 from services.acceptor.transport import NOT_RESIDENT, Transport
 
 AUTO, CACHESTAT, MINCORE = "auto", "cachestat", "mincore"

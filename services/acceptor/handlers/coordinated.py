@@ -1,26 +1,46 @@
-"""Requests that the coordinator answers: handed on whole, answered with its body under our header, sometimes after minutes (a member waits for others).
+"""Requests to coordinators: FindCoordinator, the APIs that our coordinator answers, and verifications.
 
-Owned by one acceptor. What comes while the coordinator is away waits a little for its next life; what it had when it died is answered with an error that
-clients know (`protocol/forwarded_apis.py`). AddOffsetsToTxn may be the first that is heard of any group: `__consumer_offsets` is made before it, because
-clients ask for the group's coordinator afterwards only. Weak spot: a client that leaves while its request waits is not told of to the coordinator.
+The coordinator gets a request whole and answers with its body, sometimes after minutes (a member waits for
+others). If the coordinator is away, a request waits a little for its next incarnation. If it dies with the
+request, the client gets an error that makes it retry (`protocol/forwarded_apis.py`). FindCoordinator is
+answered from the image: the leader of the partition of a state topic that the group or transactional id
+belongs to (Kafka's `KafkaApis.getCoordinator`).
+
+A missing state topic is created before the request continues. AddOffsetsToTxn may be the first request about
+any group, and clients ask for the group's coordinator only afterwards, so it creates `__consumer_offsets`.
+
+`TransactionQuestions` is the acceptor's way to the coordinator of a transaction: AddPartitionsToTxn 4, which
+brokers send each other, over the box's coordinator socket or to the box that coordinates it.
+
+Owned by one acceptor. Weak spots: the coordinator is not notified when a client leaves while its request
+waits; a request whose state topic the controller creates too slowly continues without the topic, and the
+client gets COORDINATOR_NOT_AVAILABLE.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import orjson
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import NO_LEADER
+from appliance.client.transaction_gate import TIMEOUT_MS, OnVerified, TransactionPeers, codes, question
 from appliance.cluster.metadata_cache import MetadataCache
-from appliance.cluster.state_log import OFFSETS_TOPIC
+from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, partition_of
+from appliance.ipc.controller_frames import AUTO_CREATE
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
+from appliance.protocol import transaction_apis
 from appliance.protocol.apis import SERVED_APIS, ApiKey
+from appliance.protocol.cluster_apis import GROUP_KEY, SHARE_KEY, TRANSACTION_KEY, Coordinator, decode_find_coordinator, encode_find_coordinator_response
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.schema import response_frame
+from appliance.protocol.transaction_apis import AddPartitionsToTxnRequest
 from services.acceptor.closings import UNREADABLE
 from services.acceptor.connection import RUNS_AHEAD, Connection
-from services.acceptor.state_topics import with_state_topic
 
 COORDINATED_KEYS = frozenset(
     {
@@ -45,10 +65,10 @@ COORDINATED_KEYS = frozenset(
         ApiKey.LIST_TRANSACTIONS,
     }
 )
-"""As in `forwarded_apis`, whose codecs an acceptor does without until its coordinator is away; a test holds them together."""
+"""As in `forwarded_apis`, which an acceptor imports only when the coordinator is away; a test compares both."""
 UNSENT_TIMEOUT_MS = 5_000
 ANSWER_TIMEOUT_MS = 24 * 3600 * 1000
-"""A member may wait for a rebalance for as long as he likes; the coordinator ends that, not we."""
+"""A member may wait long for a rebalance; the coordinator ends that wait, not the acceptor."""
 
 
 class CoordinatedHandler:
@@ -76,7 +96,7 @@ class CoordinatedHandler:
                 reply.pieces = [response_frame(flexible, header.correlation_id, answer)]
             else:
                 reply.closes = True
-                reply.closing = (UNREADABLE, f"the coordinator cannot read what it asked (API {header.api_key}, version {header.api_version})")
+                reply.closing = (UNREADABLE, f"the coordinator could not decode the request (API {header.api_key}, version {header.api_version})")
             reply.ready = True
             self._on_reply(connection)
 
@@ -87,3 +107,86 @@ class CoordinatedHandler:
             with_state_topic(self._view, self._controller, OFFSETS_TOPIC, ask)
         else:
             ask()
+
+
+STATE_TOPICS = {GROUP_KEY: OFFSETS_TOPIC, TRANSACTION_KEY: TRANSACTIONS_TOPIC}
+
+
+class FindCoordinatorHandler:
+    """All such requests of one acceptor."""
+
+    def __init__(self, view: MetadataCache, controller: ControllerLink, on_reply: Callable[[Connection], None]) -> None:
+        self._view = view
+        self._controller = controller
+        self._on_reply = on_reply
+
+    def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
+        request = decode_find_coordinator(buffer, header.body_position, limit, header.api_version)
+        reply = connection.expect_reply(False)
+        keys = tuple(dict.fromkeys(request.keys))
+
+        def answer() -> None:
+            found = self._find(request.key_type, keys)
+            reply.pieces = [encode_find_coordinator_response(header.api_version, header.correlation_id, found)]
+            reply.ready = True
+            self._on_reply(connection)
+
+        topic = STATE_TOPICS.get(request.key_type)
+        if topic is None:
+            answer()
+        else:
+            with_state_topic(self._view, self._controller, topic, answer)
+
+    def _find(self, key_type: int, keys: Sequence[str]) -> list[Coordinator]:
+        topic = STATE_TOPICS.get(key_type)
+        if topic is None and key_type != SHARE_KEY:
+            reason = f"There is no coordinator for keys of type {key_type}."
+            return [Coordinator(key, error_code=ErrorCode.INVALID_REQUEST, error_message=reason) for key in keys]
+        return [self._coordinator(topic, key) for key in keys]
+
+    def _coordinator(self, topic: str | None, key: str) -> Coordinator:
+        image = self._view.image
+        found = image.topics.get(topic) if topic is not None else None
+        partitions = found.partitions if found is not None else ()
+        leader = partitions[partition_of(key, len(partitions))].leader if partitions else -1
+        broker = image.brokers.get(leader)
+        if broker is None:
+            return Coordinator(key, error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, error_message="The coordinator is not available.")
+        return Coordinator(key, broker.id, broker.host, broker.port)
+
+
+CREATE_TIMEOUT_MS = 5_000
+
+
+def with_state_topic(view: MetadataCache, controller: ControllerLink, topic: str, then: Callable[[], None]) -> None:
+    """Call `then` now if `topic` is in the image, otherwise when the controller has created it, or failed to."""
+    if topic in view.image.topics:
+        then()
+    else:
+        controller.request(AUTO_CREATE, orjson.dumps({"topics": [topic]}), CREATE_TIMEOUT_MS, lambda _created: then())
+
+
+VERSION: Final = 5
+
+
+class TransactionQuestions:
+    """All of one acceptor."""
+
+    def __init__(self, coordinator: CoordinatorLink, elsewhere: TransactionPeers) -> None:
+        self._coordinator = coordinator
+        self._elsewhere = elsewhere
+
+    def verify(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, partitions: Sequence[tuple[str, int]], add: bool, on_answer: OnVerified
+    ) -> None:
+        if self._elsewhere.other_coordinator(transactional_id) != NO_LEADER:
+            self._elsewhere.verify(transactional_id, producer_id, producer_epoch, partitions, add, on_answer)
+            return
+        wanted = question(transactional_id, producer_id, producer_epoch, partitions, add)
+        body = transaction_apis.ADD_PARTITIONS_TO_TXN_REQUEST.encode(VERSION, AddPartitionsToTxnRequest((wanted,)))
+
+        def on_response(payload: bytes | None) -> None:
+            on_answer(codes(transaction_apis.ADD_PARTITIONS_TO_TXN_RESPONSE.decode(payload, 0, len(payload), VERSION) if payload else None, partitions))
+
+        request = pack_kafka_request(ApiKey.ADD_PARTITIONS_TO_TXN, VERSION, "", "", body)
+        self._coordinator.request(KAFKA_REQUEST, request, TIMEOUT_MS, on_response, answer_timeout_ms=TIMEOUT_MS)

@@ -1,24 +1,40 @@
-"""Metadata: answered from the image; topics that are missing may be created on the way.
+"""Metadata, DescribeCluster and DescribeTopicPartitions: answered from the metadata image.
 
-A request that names unknown topics, from a client that allows it, on a box that allows it, waits until the controller has created them (or a
-few seconds: then LEADER_NOT_AVAILABLE, which clients retry). Owned by one acceptor.
+A Metadata request with unknown topics, from a client that allows it, on a box that allows it, waits until the
+controller has created them (or a few seconds: then LEADER_NOT_AVAILABLE, which clients retry).
+DescribeTopicPartitions returns topics in the order of their names, in pages. A page ends at the limit of
+partitions and says where the next one begins. Topics may change between two pages, so the pages are no
+snapshot, as in Kafka.
+
+There are no ACLs, so authorized operations (KIP-430) are those of a client that may do everything. Owned by
+one acceptor. Weak spot: each page sorts all names again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
+from typing import Final
 
 import orjson
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import INTERNAL_TOPICS, NO_TOPIC_ID, topic_name_problem
 from appliance.cluster.metadata_cache import MetadataCache
-from appliance.cluster.metadata_image import PartitionImage, TopicImage
+from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage
 from appliance.ipc.controller_frames import AUTO_CREATE
 from appliance.ipc.controller_link import ControllerLink
+from appliance.protocol.cluster_apis import (
+    DESCRIBE_CLUSTER_REQUEST,
+    DESCRIBE_CLUSTER_RESPONSE,
+    ENDPOINT_BROKERS,
+    ENDPOINT_UNKNOWN,
+    OPERATIONS_NOT_ASKED,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    DescribedBroker,
+)
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.metadata import (
-    OPERATIONS_NOT_ASKED,
     MetadataBroker,
     MetadataPartition,
     MetadataRequest,
@@ -27,18 +43,32 @@ from appliance.protocol.metadata import (
     encode_metadata_response,
     encode_topic,
 )
+from appliance.protocol.topic_apis import (
+    DESCRIBE_TOPIC_PARTITIONS_REQUEST,
+    DESCRIBE_TOPIC_PARTITIONS_RESPONSE,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    PartitionCursor,
+    PartitionDescription,
+    TopicDescription,
+)
 from appliance.shm.counters import Counters
 from services.acceptor.connection import Connection
-from services.acceptor.operations import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
+
+CLUSTER_OPERATIONS: Final = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
+"""CREATE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE."""
+TOPIC_OPERATIONS: Final = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
+"""READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS."""
+
 
 AUTO_CREATE_TIMEOUT_MS = 5_000
 _NO_LEADER = -1
 _DEAD_REPLICAS_UNTIL = 0
-"""Older clients take it for granted that every replica named is a broker named."""
+"""Older clients expect each replica to be in the list of brokers."""
 
 
 def _describe(version: int, index: int, partition: PartitionImage, live: Container[int]) -> MetadataPartition:
-    """One partition as clients are told of it: a leader that is gone is none, until another one is elected."""
+    """Describe a partition for a client: without a leader if that broker is gone and no other one is elected yet."""
     leader, leader_epoch, replicas, isr = partition[:4]
     code = ErrorCode.NONE
     offline: tuple[int, ...] = ()
@@ -140,3 +170,92 @@ class MetadataHandler:
                 version, MetadataTopic(topic.name, partitions, topic.topic_id, topic.is_internal, authorized_operations=allowed)
             )
         return encoded
+
+
+class DescribeClusterHandler:
+    """All such requests of one acceptor."""
+
+    def __init__(self, view: MetadataCache, on_reply: Callable[[Connection], None]) -> None:
+        self._view = view
+        self._on_reply = on_reply
+
+    def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
+        request = DESCRIBE_CLUSTER_REQUEST.decode(buffer, header.body_position, limit, header.api_version)
+        reply = connection.expect_reply(False)
+        reply.pieces = [DESCRIBE_CLUSTER_RESPONSE.encode_response(header.api_version, header.correlation_id, self._describe(request))]
+        reply.ready = True
+        self._on_reply(connection)
+
+    def _describe(self, request: DescribeClusterRequest) -> DescribeClusterResponse:
+        if request.endpoint_type != ENDPOINT_BROKERS:
+            unknown = request.endpoint_type == ENDPOINT_UNKNOWN
+            code = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE if unknown else ErrorCode.MISMATCHED_ENDPOINT_TYPE
+            return DescribeClusterResponse(0, code, f"This is an endpoint of brokers (type {ENDPOINT_BROKERS}); type {request.endpoint_type} was requested.")
+        image = self._view.image
+        return DescribeClusterResponse(
+            cluster_id=image.cluster_id,
+            controller_id=image.controller_id,
+            brokers=tuple(DescribedBroker(broker.id, broker.host, broker.port, broker.rack) for broker in image.brokers.values()),
+            cluster_authorized_operations=CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else OPERATIONS_NOT_ASKED,
+        )
+
+
+PARTITIONS_MAX = 2000
+"""Kafka's default of max.request.partition.size.limit."""
+
+
+class DescribeTopicPartitionsHandler:
+    """All such requests of one acceptor."""
+
+    def __init__(self, view: MetadataCache, on_reply: Callable[[Connection], None]) -> None:
+        self._view = view
+        self._on_reply = on_reply
+
+    def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
+        request = DESCRIBE_TOPIC_PARTITIONS_REQUEST.decode(buffer, header.body_position, limit, header.api_version)
+        reply = connection.expect_reply(False)
+        reply.pieces = [DESCRIBE_TOPIC_PARTITIONS_RESPONSE.encode_response(header.api_version, header.correlation_id, describe_page(self._view.image, request))]
+        reply.ready = True
+        self._on_reply(connection)
+
+
+def describe_page(image: MetadataImage, request: DescribeTopicPartitionsRequest) -> DescribeTopicPartitionsResponse:
+    """One page of `image`."""
+    cursor = request.cursor or PartitionCursor("", 0)
+    asked = {topic.name for topic in request.topics}
+    if cursor.partition_index < 0:
+        return DescribeTopicPartitionsResponse(0, tuple(TopicDescription(ErrorCode.INVALID_REQUEST, name) for name in sorted(asked)))
+    left = max(1, min(PARTITIONS_MAX, request.response_partition_limit))
+    described: list[TopicDescription] = []
+    for name in sorted(asked or image.topics):
+        if name < cursor.topic_name:
+            continue
+        if not left:
+            return DescribeTopicPartitionsResponse(0, tuple(described), PartitionCursor(name, 0))
+        topic = image.topics.get(name)
+        if topic is None:
+            described.append(_absent(name))
+            continue
+        first = cursor.partition_index if name == cursor.topic_name else 0
+        described.append(_describe_topic(image, topic, first, left))
+        left -= len(described[-1].partitions)
+        if first + len(described[-1].partitions) < len(topic.partitions):
+            return DescribeTopicPartitionsResponse(0, tuple(described), PartitionCursor(name, first + len(described[-1].partitions)))
+    return DescribeTopicPartitionsResponse(0, tuple(described))
+
+
+def _absent(name: str) -> TopicDescription:
+    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic_name_problem(name) is None else ErrorCode.INVALID_TOPIC_EXCEPTION
+    return TopicDescription(code, name, is_internal=name in INTERNAL_TOPICS)
+
+
+def _describe_topic(image: MetadataImage, topic: TopicImage, first: int, count: int) -> TopicDescription:
+    live = image.brokers.keys()
+    partitions = tuple(_partition(index, topic.partitions[index], live) for index in range(first, min(first + count, len(topic.partitions))))
+    return TopicDescription(0, topic.name, topic.topic_id, topic.is_internal, partitions, TOPIC_OPERATIONS)
+
+
+def _partition(index: int, partition: PartitionImage, live: Collection[int]) -> PartitionDescription:
+    offline = tuple(replica for replica in partition.replicas if replica not in live)
+    leader, code = (partition.leader, ErrorCode.NONE) if partition.leader in live else (-1, ErrorCode.LEADER_NOT_AVAILABLE)
+    return PartitionDescription(code, index, leader, partition.leader_epoch, partition.replicas, partition.isr, (), (), offline)

@@ -25,13 +25,13 @@ from appliance.records.keys import KeylessProblem, keyless_problem
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ISR_AND_CONFIG, ROLE_AND_EPOCH, TornRow
-from services.acceptor.arena_slots import ArenaSlot, allocate_slot
 from services.acceptor.connection import Connection
 from services.acceptor.delayed import Delayed
 from services.acceptor.fetch.message_sets import UpConversion
 from services.acceptor.produce.produce_answers import PendingProduce, ProduceAnswers
 from services.acceptor.produce.produce_checks import PRODUCER, ProduceChecks, Refusal, has_two_producers
 from services.acceptor.produce.refused_sequences import FOR_NOW, RefusedSequences
+from services.acceptor.request_memory import ArenaSlot, allocate_slot
 
 OFFERS_MAX = 4
 """Times one batch is offered to its log-writer while the topic's configs change under it; then the client is asked to try again."""

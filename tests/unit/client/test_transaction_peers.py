@@ -13,7 +13,7 @@ from appliance.cluster.state_log import TRANSACTIONS_TOPIC, partition_of
 from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.protocol.topic_partitions import PartitionResult, TopicPartitions, TopicResult
 from appliance.protocol.transaction_apis import AddPartitionsToTxnResponse, ExtendedTransaction, TransactionToExtend
-from services.acceptor.produce.transaction_questions import TransactionQuestions
+from services.acceptor.handlers.coordinated import TransactionQuestions
 from tests.support.asked_boxes import AskedBoxes
 
 NAME = "tx"

@@ -13,7 +13,7 @@ import pytest
 from appliance.base.errors import ErrorCode
 from appliance.ipc.log_reader_messages import ReadAnswer
 from services.acceptor.fetch.cold_reads import ColdRead
-from services.acceptor.fetch.segment_files import FileRange, SegmentFile, SegmentFiles
+from services.acceptor.fetch.record_ranges import FileRange, SegmentFile, SegmentFiles
 from tests.support.leader_side import END, Make, in_session, make_sides
 from tests.support.stepped_fetches import TOPIC, Followed, SteppedFetches
 

@@ -10,7 +10,7 @@ from appliance.base.errors import ErrorCode
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage
 from appliance.protocol.cluster_apis import OPERATIONS_NOT_ASKED, DescribeClusterRequest, DescribedBroker
-from services.acceptor.handlers.describe_cluster import DescribeClusterHandler
+from services.acceptor.handlers.metadata import DescribeClusterHandler
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from appliance.base.model import TopicId
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from appliance.protocol.topic_apis import DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse, PartitionCursor, TopicToDescribe
-from services.acceptor.handlers.describe_topic_partitions import describe_page
+from services.acceptor.handlers.metadata import describe_page
 
 
 def image_with(**partitions: int) -> MetadataImage:

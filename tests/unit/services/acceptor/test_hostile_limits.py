@@ -17,11 +17,10 @@ from appliance.protocol.fetch import decode_fetch
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from lab.scratch_layout import scratch_layout
-from services.acceptor.arena_slots import ArenaSlot
 from services.acceptor.closings import LINES_A_PERIOD, PERIOD_NS, Closings
 from services.acceptor.connection import Connection
-from services.acceptor.held_memory import REQUEST_EXPANSION, HeldMemory
 from services.acceptor.receiver import BODY_BYTES_MIN, BODY_GRACE_NS, Receiver
+from services.acceptor.request_memory import REQUEST_EXPANSION, ArenaSlot, HeldMemory
 from services.acceptor.transport import PlainTransport
 from tests.unit.protocol.sample_requests import Sample, samples
 

@@ -23,9 +23,9 @@ from appliance.records.record import iterate_records
 from appliance.shm.arena import MIN_ORDER, Arena
 from appliance.shm.counters import Counters, read_counters
 from lab.scratch_layout import scratch_layout
-from services.acceptor.arena_slots import ArenaSlot, allocate_slot
 from services.acceptor.fetch.message_sets import CONVERTED_BYTES_MAX, DownConversion, UpConversion
-from services.acceptor.fetch.segment_files import FileRange, Origin, SegmentFile
+from services.acceptor.fetch.record_ranges import FileRange, SegmentFile, SegmentOrigin
+from services.acceptor.request_memory import ArenaSlot, allocate_slot
 
 TIME = 1_700_000_000_000
 LIMIT = 1 << 20
@@ -135,7 +135,7 @@ def test_the_topics_timestamp_type_decides_what_a_producer_may_claim(arena: Aren
 
 def opened(path: Path) -> SegmentFile:
     nobody: Any = None
-    return SegmentFile(os.open(path, os.O_RDONLY), Origin("d0", "old", 0, 0), nobody)
+    return SegmentFile(os.open(path, os.O_RDONLY), SegmentOrigin("d0", "old", 0, 0), nobody)
 
 
 def segment(path: Path, *codecs: Codec) -> FileRange:

@@ -12,15 +12,14 @@ import pytest
 
 from appliance.ipc.reader_arena import ArenaPart
 from appliance.storage.page_cache import has_cachestat
-from services.acceptor.arena_range import ArenaRange
 from services.acceptor.connection import ARENA_HOLD_NS, SEND_BYTES_A_TURN, Connection
+from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, SegmentFile, SegmentOrigin
 from services.acceptor.fetch.residency import CachestatResidency, MincoreResidency, Residency, choose_residency
-from services.acceptor.fetch.segment_files import FileRange, Origin, SegmentFile
 from services.acceptor.transport import NOT_RESIDENT, PlainTransport
 from tests.support.cold_segments import make_cold, resident_bytes
 
 SIZE = 3 * (1 << 20) + 77
-ORIGIN = Origin("d0", "logs", 0, 0)
+ORIGIN = SegmentOrigin("d0", "logs", 0, 0)
 
 
 @pytest.fixture(params=["cachestat", "mincore"])
