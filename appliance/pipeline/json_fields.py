@@ -13,7 +13,7 @@ import orjson
 import pyarrow as pa
 
 from appliance.pipeline.problems import LoadProblem
-from appliance.pipeline.table_kind import Field
+from appliance.pipeline.table_kind import JsonField
 
 INFERRED_FIELDS_MAX = 500
 """Fields beyond this number go into `other_fields`."""
@@ -46,7 +46,7 @@ def arrow_type(name: str) -> pa.DataType:
         raise LoadProblem(f"there is no type {name!r}; there are {types}, and array<…> of these. What is nested fits into a string, as JSON") from None
 
 
-def parse_fields(text: str) -> tuple[Field, ...]:
+def parse_fields(text: str) -> tuple[JsonField, ...]:
     """Parse `host string, latency double`, as Spark writes a schema; names with other characters in backticks."""
     fields = []
     position = 0
@@ -58,7 +58,7 @@ def parse_fields(text: str) -> tuple[Field, ...]:
             )
         name = found.group(1).replace("``", "`") if found.group(1) else found.group(2)
         arrow_type(found.group(3))
-        fields.append(Field(name, found.group(3).lower()))
+        fields.append(JsonField(name, found.group(3).lower()))
         position = found.end()
     names = [field.name for field in fields]
     if not fields:
@@ -68,7 +68,7 @@ def parse_fields(text: str) -> tuple[Field, ...]:
     return tuple(fields)
 
 
-def infer_fields(values: Iterable[bytes | None]) -> tuple[Field, ...]:
+def infer_fields(values: Iterable[bytes | None]) -> tuple[JsonField, ...]:
     """Infer fields from a sample, in order of appearance; records that are no JSON objects are ignored."""
     kinds: dict[str, str | None] = {}
     for value in values:
@@ -83,7 +83,7 @@ def infer_fields(values: Iterable[bytes | None]) -> tuple[Field, ...]:
                 kinds[name] = _merged(kinds[name], _kind(content))
             elif len(kinds) < INFERRED_FIELDS_MAX:
                 kinds[name] = _kind(content)
-    return tuple(Field(name, kind or "string") for name, kind in kinds.items())
+    return tuple(JsonField(name, kind or "string") for name, kind in kinds.items())
 
 
 def _kind(content: Any) -> str | None:

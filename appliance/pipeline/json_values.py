@@ -16,7 +16,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 import pyarrow as pa
@@ -24,8 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pajson
 
 from appliance.pipeline.json_fields import arrow_type, column_names
-from appliance.pipeline.record_decoder import ValueColumns
-from appliance.pipeline.table_kind import Field
+from appliance.pipeline.table_kind import JsonField
 
 MISFITS = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError, TypeError)
 INSTANT = pa.timestamp("us", "UTC")
@@ -154,13 +153,29 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
     return whole if isinstance(whole, pa.Array) else whole.chunk(0)
 
 
+class ValueColumns(NamedTuple):
+    """Decoded values: columns of the good rows, and the problem of each other row (index → problem)."""
+
+    columns: list[pa.Array]
+    problems: dict[int, str]
+
+
+class ValueDecoder(Protocol):
+    """Decodes values of records into columns with the names `fields`."""
+
+    @property
+    def fields(self) -> Sequence[pa.JsonField]: ...
+
+    def decode(self, values: pa.Array) -> ValueColumns: ...
+
+
 OTHER_FIELDS = "other_fields"
 
 
 class JsonValues:
     """Columns for `fields` and one for all others; `taken` are names that they must not have."""
 
-    def __init__(self, fields: Sequence[Field], taken: Sequence[str] = (), required: tuple[str, ...] = ()) -> None:
+    def __init__(self, fields: Sequence[JsonField], taken: Sequence[str] = (), required: tuple[str, ...] = ()) -> None:
         self._names = [field.name for field in fields]
         kinds = [arrow_type(field.type) for field in fields]
         self._converts = [convert_to(kind) for kind in (*kinds, pa.string())]

@@ -27,7 +27,7 @@ from appliance.pipeline.hour_files import UNKNOWN
 from appliance.pipeline.load_directory import LoadDirectory
 from appliance.pipeline.load_manifest import CommitDone, Manifest, Positions
 from appliance.pipeline.load_survey import LoadRequest, Survey, choose_format, find_due, survey_topics
-from appliance.pipeline.load_task import Progress, SparkTasks, TaskRunner
+from appliance.pipeline.load_task import LoadProgress, SparkTasks, TaskRunner
 from appliance.pipeline.loader import Loader, LoadRules
 from appliance.pipeline.problems import LoadProblem, SourceProblem
 from appliance.pipeline.record_decoder import make_decoder
@@ -132,7 +132,7 @@ def look(order: LoadOrder) -> LoadView:
 
 
 @contextmanager
-def spark_runner(options: SessionOptions, on_progress: Callable[[Progress], None] | None) -> Iterator[TaskRunner]:
+def spark_runner(options: SessionOptions, on_progress: Callable[[LoadProgress], None] | None) -> Iterator[TaskRunner]:
     with start_spark(options) as spark:
         yield SparkTasks(spark.session.sparkContext, on_progress)
 

@@ -22,7 +22,7 @@ from appliance.pipeline.load_manifest import Positions, SkippedRange
 from appliance.pipeline.offset_range import OffsetRange
 from appliance.pipeline.problems import LoadProblem
 from appliance.pipeline.record_reader import read_range
-from appliance.pipeline.table_kind import Field, TopicFormat
+from appliance.pipeline.table_kind import JsonField, TopicFormat
 from appliance.pipeline.topic_offsets import TopicOffsets
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
@@ -57,7 +57,7 @@ def parse_destination(text: str) -> Destination:
     )
 
 
-class Extent(NamedTuple):
+class LogExtent(NamedTuple):
     """The log of a partition: `start` inclusive, `end` exclusive (the last stable offset)."""
 
     start: int
@@ -79,7 +79,7 @@ class Due(NamedTuple):
         return not self.ranges and not self.lost
 
 
-def find_due(extents: Mapping[TopicPartition, Extent], positions: Mapping[TopicPartition, int]) -> Due:
+def find_due(extents: Mapping[TopicPartition, LogExtent], positions: Mapping[TopicPartition, int]) -> Due:
     """Return the ranges from each partition's position (without one, its log start) to its end."""
     ranges, lost = [], []
     for partition, extent in sorted(extents.items()):
@@ -138,7 +138,7 @@ class Survey(NamedTuple):
     """`access` is what tasks are given."""
 
     access: ClusterAccess
-    extents: Mapping[TopicPartition, Extent]
+    extents: Mapping[TopicPartition, LogExtent]
 
     def due(self, positions: Positions) -> Due:
         return find_due(self.extents, positions)
@@ -152,14 +152,14 @@ def survey_topics(offsets: TopicOffsets, topics: Iterable[str]) -> Survey:
     names = sorted(set(topics))
     partitions = offsets.partitions_of(names)
     starts, ends = offsets.earliest(partitions), offsets.latest(partitions)
-    return Survey(offsets.access_for(names), {partition: Extent(starts[partition], max(starts[partition], ends[partition])) for partition in partitions})
+    return Survey(offsets.access_for(names), {partition: LogExtent(starts[partition], max(starts[partition], ends[partition])) for partition in partitions})
 
 
 class LoadRequest(NamedTuple):
     """The decoding options; None where an option was not given."""
 
     decode: str | None = None
-    fields: Sequence[Field] | None = None
+    fields: Sequence[JsonField] | None = None
     headers: bool | None = None
 
 
@@ -180,7 +180,7 @@ def choose_format(topic: str, survey: Survey, wish: LoadRequest, kept: TopicForm
             raise LoadProblem(f"topic {topic} was loaded with the schema {schema!r}; {KEPT}")
         return kept
     decode = wish.decode or "raw"
-    fields: Sequence[Field] = ()
+    fields: Sequence[JsonField] = ()
     if decode == "json":
         fields = wish.fields if wish.fields is not None else _sampled_fields(topic, survey)
     elif wish.fields is not None:
@@ -192,7 +192,7 @@ def _word(value: object) -> str:
     return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
-def _sampled_fields(topic: str, survey: Survey) -> tuple[Field, ...]:
+def _sampled_fields(topic: str, survey: Survey) -> tuple[JsonField, ...]:
     """Infer fields from the first records of every partition."""
     from appliance.pipeline.json_fields import infer_fields
 

@@ -27,7 +27,7 @@ from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 POLL_SECONDS = 0.2
 
 
-class Progress(NamedTuple):
+class LoadProgress(NamedTuple):
     """Progress of one commit: loaded offsets, and bytes of their records."""
 
     offsets: int
@@ -37,7 +37,7 @@ class Progress(NamedTuple):
 class SparkTasks:
     """A `TaskRunner`. `on_progress` is called from a thread of its own, a few times a second."""
 
-    def __init__(self, context: Any, on_progress: Callable[[Progress], None] | None = None) -> None:
+    def __init__(self, context: Any, on_progress: Callable[[LoadProgress], None] | None = None) -> None:
         self._context = context
         self._on_progress = on_progress
 
@@ -57,9 +57,9 @@ class SparkTasks:
             ended.set()
 
     @staticmethod
-    def _tell(ended: threading.Event, offsets: Any, record_bytes: Any, on_progress: Callable[[Progress], None]) -> None:
+    def _tell(ended: threading.Event, offsets: Any, record_bytes: Any, on_progress: Callable[[LoadProgress], None]) -> None:
         while not ended.wait(POLL_SECONDS):
-            on_progress(Progress(offsets.value, record_bytes.value))
+            on_progress(LoadProgress(offsets.value, record_bytes.value))
 
 
 def collected(context: Any, run: Callable[[OffsetRange], Any], ranges: Iterable[OffsetRange]) -> list[Any]:

@@ -20,7 +20,7 @@ from appliance.base.model import TopicPartition
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.load_directory import LoadDirectory
 from appliance.pipeline.load_manifest import CommitDone, Manifest, Plan, Positions, SkippedRange, positions_after
-from appliance.pipeline.load_survey import Extent, find_due, next_ranges
+from appliance.pipeline.load_survey import LogExtent, find_due, next_ranges
 from appliance.pipeline.load_task import LoadJob, TaskResult, TaskRunner
 from appliance.pipeline.offset_range import OffsetRange, split_ranges
 from appliance.pipeline.problems import DamagedTable, LoadProblem
@@ -55,7 +55,7 @@ class Loader:
         self._clock = clock
         self._on_placed = on_placed
 
-    def run(self, extents: Mapping[TopicPartition, Extent], on_commit: Callable[[CommitDone], None] = lambda done: None) -> Positions:
+    def run(self, extents: Mapping[TopicPartition, LogExtent], on_commit: Callable[[CommitDone], None] = lambda done: None) -> Positions:
         """Load up to the ends in `extents`; return the new positions."""
         last = self._directory.recover()
         number = 1 if last is None else last.number + 1

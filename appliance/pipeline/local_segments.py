@@ -43,7 +43,7 @@ class Window(NamedTuple):
     start: int
 
 
-class SegmentFile:
+class LocalSegment:
     """An open segment. It owns `descriptor`."""
 
     def __init__(self, descriptor: int, path: str, is_active: bool) -> None:
@@ -180,7 +180,7 @@ class LocalSegments:
         base = located.segment_base_offset
         is_active = base == row.watermark_base_offset
         path = segment_path(self._found.directory, base, LOG_SUFFIX)
-        with closing(SegmentFile(reading.open_segment(base), path, is_active)) as segment:
+        with closing(LocalSegment(reading.open_segment(base), path, is_active)) as segment:
             if located.segment_file not in (0, segment.inode):
                 return  # compaction has just replaced it: look again
             self._require_topic()

@@ -7,8 +7,7 @@ Weak spot: headers, and so `arrival`, are read one record at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from appliance.pipeline.hour_files import Hours, hours_of
+from appliance.pipeline.json_values import JsonValues, ValueColumns, ValueDecoder
 from appliance.pipeline.problems import LoadProblem
 from appliance.pipeline.table_kind import TopicFormat
 
@@ -48,22 +48,6 @@ class Decoded(NamedTuple):
     hours: Hours
     bad: pa.RecordBatch | None = None
     bad_hours: Hours | None = None
-
-
-class ValueColumns(NamedTuple):
-    """Decoded values: columns of the good rows, and the problem of each other row (index → problem)."""
-
-    columns: list[pa.Array]
-    problems: dict[int, str]
-
-
-class ValueDecoder(Protocol):
-    """Decodes values of records into columns with the names `fields`."""
-
-    @property
-    def fields(self) -> Sequence[pa.Field]: ...
-
-    def decode(self, values: pa.Array) -> ValueColumns: ...
 
 
 class RawValues:
@@ -136,8 +120,6 @@ def make_decoder(chosen: TopicFormat, *, by_arrival: bool) -> RecordDecoder:
     if chosen.decode == "raw":
         values = RawValues()
     elif chosen.decode == "json":
-        from appliance.pipeline.json_values import JsonValues
-
         values = JsonValues(chosen.fields, taken=("partition", "offset", "timestamp", "key", "headers", "arrival", *PARTITION_COLUMNS))
     elif chosen.decode == "syslog":
         from appliance.pipeline.syslog_values import SyslogValues

@@ -14,18 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from appliance.pipeline.json_values import INSTANT, MISFITS, JsonValues, instant, instants
-from appliance.pipeline.record_decoder import ValueColumns
-from appliance.pipeline.table_kind import Field
+from appliance.pipeline.json_values import INSTANT, MISFITS, JsonValues, ValueColumns, instant, instants
+from appliance.pipeline.table_kind import JsonField
 
 _NO_STRUCTURED_DATA, _AS_TEXT = '"structured_data":{}', '"structured_data":"{}"'
 """Nowhere else in a record: within a text the quotation marks are escaped."""
 
 SYSLOG_FIELDS = (
-    *(Field("time", "timestamp"), Field("host", "string"), Field("app", "string"), Field("proc_id", "string"), Field("msg_id", "string")),
-    *(Field("severity", "int"), Field("severity_name", "string"), Field("facility", "int"), Field("facility_name", "string")),
-    *(Field("structured_data", "string"), Field("message", "string")),
-    *(Field("parse_error", "string"), Field("raw", "string"), Field("raw_base64", "string"), Field("parsed", "boolean")),
+    *(JsonField("time", "timestamp"), JsonField("host", "string"), JsonField("app", "string"), JsonField("proc_id", "string"), JsonField("msg_id", "string")),
+    *(JsonField("severity", "int"), JsonField("severity_name", "string"), JsonField("facility", "int"), JsonField("facility_name", "string")),
+    *(JsonField("structured_data", "string"), JsonField("message", "string")),
+    *(JsonField("parse_error", "string"), JsonField("raw", "string"), JsonField("raw_base64", "string"), JsonField("parsed", "boolean")),
 )
 """What ingest writes; those of the last line only of messages that it could not read."""
 

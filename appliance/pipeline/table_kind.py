@@ -61,7 +61,7 @@ class TableKind(NamedTuple):
         return None
 
 
-class Field(NamedTuple):
+class JsonField(NamedTuple):
     """A field of a JSON record: its name, and its type as Spark writes it."""
 
     name: str
@@ -74,7 +74,7 @@ class TopicFormat(NamedTuple):
     topic_id: str | None
     decode: str
     """`raw`, `syslog` or `json`"""
-    fields: tuple[Field, ...] = ()
+    fields: tuple[JsonField, ...] = ()
     """for `json` only"""
     headers: bool = False
     """whether rows have a column `headers`"""
@@ -93,7 +93,7 @@ def decode_table_kind(content: bytes, path: str) -> TableKind:
 def decode_topic_format(content: bytes, path: str) -> TopicFormat:
     document = decode_document(content, path)
     try:
-        fields = tuple(Field(*each) for each in document["fields"])
+        fields = tuple(JsonField(*each) for each in document["fields"])
         return TopicFormat(document["topic_id"], document["decode"], fields, document["headers"])
     except (KeyError, TypeError) as error:
         raise DamagedTable(f"{path} does not describe a topic of a load: {error!r}") from error

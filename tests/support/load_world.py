@@ -20,7 +20,7 @@ from appliance.base.model import TopicPartition
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.load_directory import LoadDirectory
 from appliance.pipeline.load_manifest import CommitDone, Manifest, Positions
-from appliance.pipeline.load_survey import Extent
+from appliance.pipeline.load_survey import LogExtent
 from appliance.pipeline.load_task import LoadJob, Skips, TaskResult, run_task
 from appliance.pipeline.loader import Loader, LoadRules
 from appliance.pipeline.offset_range import OffsetRange
@@ -75,9 +75,9 @@ class LoadWorld:
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
         self.starts[TopicPartition(topic, partition)] = offset
 
-    def extents(self) -> dict[TopicPartition, Extent]:
+    def extents(self) -> dict[TopicPartition, LogExtent]:
         ends = {each: log[-1].offset + 1 if log else 0 for each, log in self.logs.items()}
-        return {each: Extent(start := self.starts.get(each, 0), max(start, end)) for each, end in ends.items()}
+        return {each: LogExtent(start := self.starts.get(each, 0), max(start, end)) for each, end in ends.items()}
 
     def read(self, job: LoadJob, wanted: OffsetRange, columns: Sequence[str], skips: Skips) -> Iterator[pa.RecordBatch]:
         start = self.starts.get(wanted.topic_partition, 0)

@@ -15,7 +15,7 @@ from appliance.pipeline.json_fields import column_names, infer_fields, parse_fie
 from appliance.pipeline.loader import LoadRules
 from appliance.pipeline.problems import LoadProblem
 from appliance.pipeline.record_decoder import BAD_SCHEMA, Decoded, make_decoder
-from appliance.pipeline.table_kind import Field, TopicFormat
+from appliance.pipeline.table_kind import JsonField, TopicFormat
 from services.ingest.protocols.syslog.syslog_message import SyslogParser
 from services.ingest.records.event import value_of
 from tests.support.load_world import START_MS, LoadWorld, StoredRecord, record_batch, rows_of, table_files, table_of
@@ -198,7 +198,7 @@ def test_no_two_columns_differ_in_case_only_and_none_is_called_like_a_directory(
 
 def test_a_schema_is_written_as_spark_writes_it() -> None:
     assert parse_fields("host string, `a b` DOUBLE,tags: array<string> ,n long") == (
-        *(Field("host", "string"), Field("a b", "double"), Field("tags", "array<string>"), Field("n", "long")),
+        *(JsonField("host", "string"), JsonField("a b", "double"), JsonField("tags", "array<string>"), JsonField("n", "long")),
     )
 
 

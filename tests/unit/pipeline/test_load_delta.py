@@ -13,7 +13,7 @@ from appliance.pipeline.load_directory import LoadDirectory
 from appliance.pipeline.load_run import DeltaLog, partition_values
 from appliance.pipeline.loader import LoadRules
 from appliance.pipeline.problems import LoadProblem
-from appliance.pipeline.table_kind import Field, TopicFormat
+from appliance.pipeline.table_kind import JsonField, TopicFormat
 from tests.support.load_world import LoadWorld, StoredRecord, hour_of
 
 deltalake = pytest.importorskip("deltalake", reason="deltalake is not installed")
@@ -74,7 +74,7 @@ def test_a_log_of_deltas_that_is_behind_gets_what_is_missing(tmp_path: Path) -> 
 
 
 def test_topics_of_other_columns_are_refused(tmp_path: Path) -> None:
-    formats = {"a": RAW, "b": TopicFormat(None, "json", (Field("n", "int"),))}
+    formats = {"a": RAW, "b": TopicFormat(None, "json", (JsonField("n", "int"),))}
     with pytest.raises(LoadProblem, match="topics a and b become different columns"):
         DeltaLog(LoadDirectory(str(tmp_path), "delta"), formats, by_arrival=False)
 

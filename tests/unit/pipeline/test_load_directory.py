@@ -11,11 +11,11 @@ import pytest
 from appliance.base.model import TopicId, TopicPartition
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.load_manifest import Manifest, Plan, SkippedRange, StagedFile, decode_manifest, decode_plan
-from appliance.pipeline.load_survey import Destination, Extent, LoadRequest, PartitionLag, Survey, choose_format, find_due, next_ranges, parse_destination
+from appliance.pipeline.load_survey import Destination, LoadRequest, LogExtent, PartitionLag, Survey, choose_format, find_due, next_ranges, parse_destination
 from appliance.pipeline.load_task import LoadJob, TaskResult
 from appliance.pipeline.offset_range import OffsetRange
 from appliance.pipeline.problems import DamagedTable, LoadProblem
-from appliance.pipeline.table_kind import Field, TopicFormat
+from appliance.pipeline.table_kind import JsonField, TopicFormat
 from appliance.storage import file_io
 from tests.support.load_world import KIND, LoadWorld
 
@@ -100,23 +100,23 @@ def test_a_file_system_without_links_is_refused_before_anything_is_loaded(tmp_pa
 
 
 def test_a_partition_is_due_from_its_position_to_its_end() -> None:
-    due = find_due({ZERO: Extent(5, 20), ONE: Extent(0, 7)}, {ONE: 7})
+    due = find_due({ZERO: LogExtent(5, 20), ONE: LogExtent(0, 7)}, {ONE: 7})
     assert due.ranges == (OffsetRange("t", 0, 5, 20),) and due.lost == () and due.size == 15
 
 
 def test_records_that_went_before_they_were_loaded_are_named() -> None:
-    due = find_due({ZERO: Extent(9, 20), ONE: Extent(7, 7)}, {ZERO: 3, ONE: 2})
+    due = find_due({ZERO: LogExtent(9, 20), ONE: LogExtent(7, 7)}, {ZERO: 3, ONE: 2})
     assert due.lost == (SkippedRange("t", 0, 3, 9, "lost"), SkippedRange("t", 1, 2, 7, "lost"))
     assert next_ranges(due, 100) == (OffsetRange("t", 1, 7, 7), OffsetRange("t", 0, 9, 20))
 
 
 def test_a_log_that_is_shorter_than_what_was_loaded_is_another_one() -> None:
     with pytest.raises(LoadProblem, match="was loaded up to offset 30, but its log ends at 20"):
-        find_due({ZERO: Extent(0, 20)}, {ZERO: 30})
+        find_due({ZERO: LogExtent(0, 20)}, {ZERO: 30})
 
 
 def test_a_commit_takes_of_each_partition_in_proportion() -> None:
-    due = find_due({ZERO: Extent(0, 1000), ONE: Extent(0, 10)}, {})
+    due = find_due({ZERO: LogExtent(0, 1000), ONE: LogExtent(0, 10)}, {})
     assert next_ranges(due, 101) == (OffsetRange("t", 0, 0, 100), OffsetRange("t", 1, 0, 1))
     assert next_ranges(due, 5000) == due.ranges
 
@@ -192,13 +192,13 @@ def survey(topic_id: bytes) -> Survey:
 
 
 def test_a_topic_keeps_its_form() -> None:
-    first = choose_format("t", survey(b"1" * 16), LoadRequest("json", (Field("a", "int"),), True), None)
-    assert first == TopicFormat(str(TopicId(b"1" * 16)), "json", (Field("a", "int"),), True)
+    first = choose_format("t", survey(b"1" * 16), LoadRequest("json", (JsonField("a", "int"),), True), None)
+    assert first == TopicFormat(str(TopicId(b"1" * 16)), "json", (JsonField("a", "int"),), True)
     assert choose_format("t", survey(b"1" * 16), LoadRequest(), first) == first
     for wish, words in (
         (LoadRequest("raw"), "was loaded with decode json, not raw; a table keeps its form"),
         (LoadRequest(headers=False), "was loaded with headers on, not off"),
-        (LoadRequest(fields=(Field("a", "bigint"),)), "was loaded with the schema 'a int'"),
+        (LoadRequest(fields=(JsonField("a", "bigint"),)), "was loaded with the schema 'a int'"),
     ):
         with pytest.raises(LoadProblem, match=words):
             choose_format("t", survey(b"1" * 16), wish, first)
@@ -212,7 +212,7 @@ def test_a_topic_that_was_made_anew_is_another_one() -> None:
 
 def test_a_schema_is_for_json_only() -> None:
     with pytest.raises(LoadProblem, match="a schema is for --decode json; syslog has its own"):
-        choose_format("t", survey(b"1" * 16), LoadRequest("syslog", (Field("a", "int"),)), None)
+        choose_format("t", survey(b"1" * 16), LoadRequest("syslog", (JsonField("a", "int"),)), None)
 
 
 # --- books

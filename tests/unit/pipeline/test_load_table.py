@@ -16,7 +16,7 @@ from appliance.pipeline.loader import LoadRules
 from appliance.pipeline.offset_range import OffsetRange
 from appliance.pipeline.problems import ConcurrentLoader, LoadProblem
 from appliance.pipeline.record_decoder import make_decoder
-from appliance.pipeline.table_kind import Field, TableKind, TopicFormat
+from appliance.pipeline.table_kind import JsonField, TableKind, TopicFormat
 from lab.real_postgres import RealPostgres, find_postgres, running_postgres
 from tests.support.load_world import LoadWorld, StoredRecord
 
@@ -185,7 +185,7 @@ def test_json_becomes_columns_and_what_does_not_fit_is_kept_beside(postgres: Rea
     good = b'{"host":"a","size":1.5,"ok":true,"tags":["x","y \\"z\\"",null],"at":"2026-11-22T05:00:00Z","empty":"","extra":{"n":1}}'
     world.append("numbers", 0, [good, b"no json", b'{"host":"nul \\u0000 in it"}', b'{"tags":["nul \\u0000",null]}', b'{"size":"big"}', None, b"{}"])
     names = {"host": "string", "size": "double", "ok": "boolean", "tags": "array<string>", "at": "timestamp", "empty": "string"}
-    table = TableWorld(postgres, world, "documents", TopicFormat(None, "json", tuple(Field(*each) for each in names.items())))
+    table = TableWorld(postgres, world, "documents", TopicFormat(None, "json", tuple(JsonField(*each) for each in names.items())))
     table.load()
     query = 'select "offset", host, size, ok, tags, "at"::text, empty, other_fields from documents order by 1'
     assert postgres.ask(query) == [
@@ -234,7 +234,7 @@ def test_times_are_there_as_far_as_postgresqls_calendar_goes_and_others_are_bad_
 def test_fields_that_cannot_be_columns_are_refused_before_anything_is_made(
     postgres: RealPostgres, world: LoadWorld, names: tuple[str, ...], words: str
 ) -> None:
-    table = TableWorld(postgres, world, "refused_fields", TopicFormat(None, "json", tuple(Field(name, "string") for name in names)))
+    table = TableWorld(postgres, world, "refused_fields", TopicFormat(None, "json", tuple(JsonField(name, "string") for name in names)))
     with pytest.raises(LoadProblem, match=f"{words}.*--schema"):
         table.load()
     assert postgres.ask("select to_regclass('refused_fields')") == [(None,)]
