@@ -15,15 +15,12 @@ from collections import deque
 from functools import partial
 from typing import Any
 
-from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
-from appliance.base.logging import Logger
 from appliance.client.address import Address
 from appliance.client.peer_connection import PeerAnswer, PeerConnection
 from appliance.cluster.metadata_image import BrokerImage
 from appliance.cluster.replication_throttle import ReplicationThrottle
 from appliance.ipc.descriptors import Completion, Truncation
-from appliance.ipc.registry import Registry
 from appliance.protocol import offset_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.fetch import FetchPartition
@@ -36,10 +33,9 @@ from appliance.protocol.replica_fetch import (
     decode_replica_fetch_response,
     encode_replica_fetch,
 )
-from appliance.shm.arena import Arena
 from services.replica_fetcher.follower_fetch import Need
 from services.replica_fetcher.replica_answers import AnswerJudge
-from services.replica_fetcher.replica_counters import ReplicaCounters, ReplicaSettings
+from services.replica_fetcher.replica_counters import FetcherResources
 from services.replica_fetcher.replica_partition import FollowedPartition, LogOrder, ReceivedAnswer
 from services.replica_fetcher.replica_session import Key, ReplicaSession
 from services.replica_fetcher.slow_disks import SlowDisks
@@ -67,34 +63,18 @@ SLOW_SHARE = 16
 class LeaderFetcher:
     """Fetches from one leader. They name this box's broker id and broker epoch (KIP-903)."""
 
-    def __init__(
-        self,
-        leader_id: int,
-        own_id: int,
-        settings: ReplicaSettings,
-        arena: Arena,
-        registry: Registry,
-        clock: Clock,
-        counters: ReplicaCounters,
-        log: Logger,
-        throttle: ReplicationThrottle,
-    ) -> None:
+    def __init__(self, leader_id: int, resources: FetcherResources, throttle: ReplicationThrottle) -> None:
         self.leader_id = leader_id
         self.partitions: dict[Key, FollowedPartition] = {}
         self.session = ReplicaSession()
-        self._own_id, self._own_epoch = own_id, -1
-        self._settings = settings
-        self._arena = arena
-        self._registry = registry
-        self._clock = clock
-        self._counters = counters
-        self._log = log
+        self._own_id, self._settings, self._arena, self._registry, self._clock, self._counters, self._log = resources
+        self._own_epoch = -1
         self._throttle = throttle
         self._is_throttled = False
         """True while fetches leave out the throttled partitions."""
         self._throttled: frozenset[Key] = frozenset()
         """The throttled partitions as of the last turn."""
-        self._judge = AnswerJudge(leader_id, counters, log)
+        self._judge = AnswerJudge(leader_id, self._counters, self._log)
         self._broker: BrokerImage | None = None
         self._connection: PeerConnection | None = None
         self._due: set[Key] = set()
@@ -120,7 +100,7 @@ class LeaderFetcher:
         self._slot: ReceivedAnswer | None = None
         self._parts: deque[tuple[FetchedPartition, FetchPartition]] = deque()
         self._parts_memory: memoryview | None = None
-        self._slow = SlowDisks(arena.size_bytes // SLOW_SHARE)
+        self._slow = SlowDisks(self._arena.size_bytes // SLOW_SHARE)
         self._settles_ns = 0
         self._was_unreachable = False
         self._refusals = 0

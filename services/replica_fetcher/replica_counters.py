@@ -1,11 +1,15 @@
-"""Counters and settings of the replica-fetcher."""
+"""Counters, settings and shared resources of the replica-fetcher."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
+from appliance.base.logging import Logger
 from appliance.base.settings import Box
+from appliance.ipc.registry import Registry
+from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 
 
@@ -32,6 +36,18 @@ def replica_settings(box: Box, arena_bytes: int) -> ReplicaSettings:
     )
 
 
+class FetcherResources(NamedTuple):
+    """What all connections to leaders share. `own_id`: this box's broker id."""
+
+    own_id: int
+    settings: ReplicaSettings
+    arena: Arena
+    registry: Registry
+    clock: Clock
+    counters: ReplicaCounters
+    log: Logger
+
+
 class ReplicaCounters:
     """The counters of all fetchers."""
 
@@ -45,6 +61,7 @@ class ReplicaCounters:
         self.corrupt_batches = counters.counter("replica_fetcher.corrupt_batches")
         self.sessions = counters.counter("replica_fetcher.sessions")
         self.lost_fetches = counters.counter("replica_fetcher.lost_fetches")
+        self.repairs_left = counters.counter("replica_fetcher.repairs_left")
         self.hastened = counters.counter("replica_fetcher.hastened")
         self.partitions = counters.gauge("replica_fetcher.partitions")
         self.stalled = counters.gauge("replica_fetcher.stalled_partitions")

@@ -24,7 +24,7 @@ from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.shm.known_rows import KnownRows
 from appliance.shm.partition_table import ROLE_FOLLOWER, PartitionTableReader
 from services.replica_fetcher.leader_fetcher import LeaderFetcher
-from services.replica_fetcher.replica_counters import ReplicaCounters, replica_settings
+from services.replica_fetcher.replica_counters import FetcherResources, ReplicaCounters, replica_settings
 from services.replica_fetcher.replica_partition import FollowedPartition, FollowedRow, LogOrder
 from services.replica_fetcher.replica_repairs import RepairCopy, ReplicaRepairs
 from services.replica_fetcher.replica_session import Key
@@ -141,15 +141,16 @@ class ReplicaFollowing:
         )
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), self._on_hung, self._on_disk_news)
         self._box_disks = BoxDisks(context.layout, box)
-        self._settings = replica_settings(box, self._source.arena.size_bytes)
+        arena = self._source.arena
         self._counters = ReplicaCounters(counters)
+        self._resources = FetcherResources(
+            box.broker_id, replica_settings(box, arena.size_bytes), arena, context.poller, self._clock, self._counters, context.log
+        )
         self._rows = ReplicaRows(box.broker_id, self._proxies, partial(os.path.exists, context.layout.stopping_file))
         self._followed: dict[Key, FollowedPartition] = {}
         self._fetchers: dict[int, LeaderFetcher] = {}
         self._throttle = ReplicationThrottle(is_follower=True)
-        self._repairs = ReplicaRepairs(
-            context.layout, box.broker_id, self._proxies, self._source.arena, self._settings, context.poller, self._clock, counters, context.log
-        )
+        self._repairs = ReplicaRepairs(context.layout, self._proxies, self._resources)
         self._changed_ns = 0
         self._look_ns = 0
         self._retry_ns = 0
@@ -200,7 +201,7 @@ class ReplicaFollowing:
         for key, place in found.items():
             if key not in self._followed:
                 fetcher = self._fetcher_of(place.leader_id)
-                self._followed[key] = followed = FollowedPartition(key, place, fetcher, self._settings.backoff_ms, now_ns)
+                self._followed[key] = followed = FollowedPartition(key, place, fetcher, self._resources.settings.backoff_ms, now_ns)
                 fetcher.follow(followed, now_ns)
                 changes += 1
         for leader_id, fetcher in list(self._fetchers.items()):
@@ -213,10 +214,7 @@ class ReplicaFollowing:
     def _fetcher_of(self, leader_id: int) -> LeaderFetcher:
         fetcher = self._fetchers.get(leader_id)
         if fetcher is None:
-            context = self._context
-            fetcher = self._fetchers[leader_id] = LeaderFetcher(
-                leader_id, self._broker_id, self._settings, self._source.arena, context.poller, self._clock, self._counters, context.log, self._throttle
-            )
+            fetcher = self._fetchers[leader_id] = LeaderFetcher(leader_id, self._resources, self._throttle)
             self._set_brokers(fetcher)
         return fetcher
 

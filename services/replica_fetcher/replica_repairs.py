@@ -16,10 +16,8 @@ from collections import deque
 from functools import partial
 from typing import Protocol
 
-from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout
-from appliance.base.logging import Logger
 from appliance.base.model import TopicId
 from appliance.client.address import Address
 from appliance.client.peer_connection import PeerAnswer, PeerConnection
@@ -27,18 +25,16 @@ from appliance.cluster.metadata_image import BrokerImage, MetadataImage, Partiti
 from appliance.ipc.descriptors import Completion
 from appliance.ipc.log_writer_proxy import LogWriterProxy
 from appliance.ipc.proxies import LogWriterProxies
-from appliance.ipc.registry import Registry
 from appliance.ipc.replication_descriptors import RepairOrder, repair_descriptor
 from appliance.ipc.scrub_report import FoundDamage, read_report, report_file
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.fetch import CONSUMER_REPLICA_ID, NO_SESSION_EPOCH, FetchPartition
 from appliance.protocol.replica_fetch import VERSION_MAX, VERSION_MIN, FetchedPartition, ReplicaFetch, decode_replica_fetch_response, encode_replica_fetch
 from appliance.shm.arena import Arena
-from appliance.shm.counters import Counters
 from appliance.storage.batch_repair import Verdict
 from appliance.storage.scrub import OFFSETS
 from services.replica_fetcher.replica_answers import find_good_batches
-from services.replica_fetcher.replica_counters import ReplicaSettings
+from services.replica_fetcher.replica_counters import FetcherResources
 
 # ---- one repair
 
@@ -142,28 +138,11 @@ EMPTY_ANSWERS_MAX = 10
 class ReplicaRepairs:
     """`do_work` is part of the replica-fetcher's turn; `image` is the newest."""
 
-    def __init__(
-        self,
-        layout: BoxLayout,
-        own_id: int,
-        proxies: LogWriterProxies,
-        arena: Arena,
-        settings: ReplicaSettings,
-        registry: Registry,
-        clock: Clock,
-        counters: Counters,
-        log: Logger,
-    ) -> None:
+    def __init__(self, layout: BoxLayout, proxies: LogWriterProxies, resources: FetcherResources) -> None:
         self.image = MetadataImage.empty()
         self._layout = layout
-        self._own_id = own_id
         self._proxies = proxies
-        self._arena = arena
-        self._settings = settings
-        self._registry = registry
-        self._clock = clock
-        self._log = log
-        self._left = counters.counter("replica_fetcher.repairs_left")
+        self._own_id, self._settings, self._arena, self._registry, self._clock, self._counters, self._log = resources
         self._seen_ns: dict[str, int] = {}
         self._known: set[tuple[str, FoundDamage]] = set()
         self._waiting: deque[Repair] = deque()
@@ -336,7 +315,7 @@ class ReplicaRepairs:
         if not repair.is_final and (repair.disk, damage) in self._known:
             self._later.append((self._clock.monotonic_ns() + AGAIN_NS, repair))
         if repair.is_final:
-            self._left.add()
+            self._counters.repairs_left.add()
         if repair.is_final or not repair.is_reported:
             repair.is_reported = True
             words = "could not be repaired, no healthy copy fits" if repair.is_final else "cannot be repaired yet"

@@ -34,7 +34,7 @@ from services.acceptor.receiver import Receiver
 from services.acceptor.transport import PlainTransport
 from services.replica_fetcher.follower_fetch import Need
 from services.replica_fetcher.leader_fetcher import LeaderFetcher
-from services.replica_fetcher.replica_counters import ReplicaCounters, ReplicaSettings
+from services.replica_fetcher.replica_counters import FetcherResources, ReplicaCounters, ReplicaSettings
 from services.replica_fetcher.replica_partition import FollowedPartition, FollowedRow, LogOrder
 from tests.support.scripted_leader import made_batch
 from tests.support.stepped_fetches import BOX_ADDRESS, BROKER_EPOCH, TOPIC, TOPIC_ID, SteppedFetches
@@ -193,17 +193,9 @@ class CrossingFetches:
         self.streams: list[PlayedStream] = []
         self._patched = mock.patch.object(peer_connection, "PeerStream", self._make_stream)
         self._patched.start()
-        self.lane = LeaderFetcher(
-            LEADER_ID,
-            OWN_ID,
-            settings,
-            self.arena,
-            cast(Any, None),
-            self.clock,
-            ReplicaCounters(self._counters),
-            Logger("replica-fetcher", descriptor=self._silence),
-            self.throttle,
-        )
+        log = Logger("replica-fetcher", descriptor=self._silence)
+        resources = FetcherResources(OWN_ID, settings, self.arena, cast(Any, None), self.clock, ReplicaCounters(self._counters), log)
+        self.lane = LeaderFetcher(LEADER_ID, resources, self.throttle)
         self.lane.set_brokers(BrokerImage(LEADER_ID, "127.0.0.1", 1, None, 5), BROKER_EPOCH)
         self._receiver = Receiver(self.arena, self.clock, self._counters, 1 << 20, self._on_request, lambda _: None)
         self.logs = [PlayedLog() for _ in range(partitions)]
