@@ -17,7 +17,7 @@ from appliance.ipc.frames import Frame
 from appliance.ipc.registry import Registry
 from appliance.ipc.request_link import RequestLink
 
-LIVES_MAX = 2
+CONTROLLER_INCARNATIONS_MAX = 2
 """Incarnations that may receive a request: a death may have any cause, and must not lose the
 requests beside it."""
 
@@ -30,4 +30,4 @@ class ControllerLink(RequestLink):
             if frame.kind == IMAGE_CHANGED:
                 on_image_changed(GENERATION.unpack(frame.payload)[0])
 
-        super().__init__(layout.controller_socket, registry, clock, LIVES_MAX, on_news)
+        super().__init__(layout.controller_socket, registry, clock, CONTROLLER_INCARNATIONS_MAX, on_news)

@@ -12,11 +12,11 @@ from appliance.base.layout import BoxLayout
 from appliance.ipc.registry import Registry
 from appliance.ipc.request_link import RequestLink
 
-LIVES_MAX = 1
+COORDINATOR_INCARNATIONS_MAX = 1
 
 
 class CoordinatorLink(RequestLink):
     """The connection of one acceptor to the coordinator."""
 
     def __init__(self, layout: BoxLayout, registry: Registry, clock: Clock) -> None:
-        super().__init__(layout.coordinator_socket, registry, clock, LIVES_MAX, lambda _frame: None)
+        super().__init__(layout.coordinator_socket, registry, clock, COORDINATOR_INCARNATIONS_MAX, lambda _frame: None)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from appliance.ipc.log_writer_proxy import LogWriterProxy
 from appliance.shm.disk_words import overdue_operation
 
-LOOK_NS = 100_000_000
+CHECK_NS = 100_000_000
 
 
 class DiskHealth:
@@ -35,7 +35,7 @@ class DiskHealth:
         """Check the disks when due; call it in each turn. Returns how many disks changed."""
         if now_ns < self._next_look_ns:
             return 0
-        self._next_look_ns = now_ns + LOOK_NS
+        self._next_look_ns = now_ns + CHECK_NS
         changes = 0
         for proxy in self._proxies:
             table = proxy.table

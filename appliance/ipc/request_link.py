@@ -2,7 +2,7 @@
 meanwhile.
 
 While the process is down, requests wait here, each with its deadline, and are sent to its next
-incarnation. A request that `lives_max` incarnations had when they died is not sent again: it may be
+incarnation. A request that `incarnations_max` incarnations had when they died is not sent again: it may be
 what kills the controller, and the coordinator would execute it twice. Weak: waiting requests are on
 the heap, at most `WAITING_BYTES_MAX`; further ones are refused.
 """
@@ -35,18 +35,18 @@ class _Waiting(NamedTuple):
     on_response: OnResponse
     on_lost: OnLost | None
     answer_timeout_ms: int
-    lives: int = 0
+    incarnations: int = 0
 
 
 class RequestLink:
     """The connection of one process to another; reconnects by itself."""
 
-    def __init__(self, path: str, registry: Registry, clock: Clock, lives_max: int, on_news: Callable[[Frame], None]) -> None:
+    def __init__(self, path: str, registry: Registry, clock: Clock, incarnations_max: int, on_news: Callable[[Frame], None]) -> None:
         """`on_news` receives the frames that answer no request."""
         self._path = path
         self._registry = registry
         self._clock = clock
-        self._lives_max = lives_max
+        self._incarnations_max = incarnations_max
         self._on_news = on_news
         self._socket: FrameSocket | None = None
         self._next_attempt_ns = 0
@@ -121,7 +121,7 @@ class RequestLink:
             return
         if waiting.answer_timeout_ms:
             waiting = waiting._replace(deadline_ns=self._clock.monotonic_ns() + waiting.answer_timeout_ms * 1_000_000)
-        self._waiting[token] = waiting._replace(lives=waiting.lives + 1)
+        self._waiting[token] = waiting._replace(incarnations=waiting.incarnations + 1)
         self._update_interest(sock)
 
     def _update_interest(self, sock: FrameSocket) -> None:
@@ -153,7 +153,7 @@ class RequestLink:
             return
         self._registry.unregister(sock.fileno())
         sock.close()
-        for token in [token for token, waiting in self._waiting.items() if waiting.lives >= self._lives_max]:
+        for token in [token for token, waiting in self._waiting.items() if waiting.incarnations >= self._incarnations_max]:
             if token in self._waiting:
                 self._lose(self._take(token))
 

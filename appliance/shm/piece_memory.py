@@ -13,16 +13,16 @@ import mmap
 
 from appliance.shm.mapping import SharedObject
 
-PURPOSE = b"MLRpiece"
-DATA_POSITION = 4096
+PIECES_PURPOSE = b"MLRpiece"
+PIECES_POSITION = 4096
 """Start of the slots; direct reads require an aligned buffer."""
 PIECE_BYTES = 1 << 20
-assert DATA_POSITION % mmap.PAGESIZE == 0 and PIECE_BYTES % mmap.PAGESIZE == 0
+assert PIECES_POSITION % mmap.PAGESIZE == 0 and PIECE_BYTES % mmap.PAGESIZE == 0
 
 
 def size_bytes_of(arena_bytes: int) -> int:
     """Return the size of the object for a setting of `arena_bytes`."""
-    return DATA_POSITION + arena_bytes // PIECE_BYTES * PIECE_BYTES
+    return PIECES_POSITION + arena_bytes // PIECE_BYTES * PIECE_BYTES
 
 
 class PieceMemory:
@@ -35,12 +35,12 @@ class PieceMemory:
 
     @classmethod
     def create(cls, name: str, arena_bytes: int, incarnation: int) -> PieceMemory:
-        shared = SharedObject.create(name, PURPOSE, size_bytes_of(arena_bytes), incarnation, DATA_POSITION)
+        shared = SharedObject.create(name, PIECES_PURPOSE, size_bytes_of(arena_bytes), incarnation, PIECES_POSITION)
         return cls(shared, arena_bytes // PIECE_BYTES)
 
     @staticmethod
     def position(slot: int) -> int:
-        return DATA_POSITION + slot * PIECE_BYTES
+        return PIECES_POSITION + slot * PIECE_BYTES
 
     def allocate(self, slot: int) -> bool:
         """Allocate the memory of a slot. False if /dev/shm is full."""
@@ -69,4 +69,4 @@ class PieceMemory:
 
 def attach_pieces(name: str) -> SharedObject:
     """Map the memory read-only in an acceptor. Raises SharedObjectAbsent, LayoutMismatch."""
-    return SharedObject.attach(name, PURPOSE, writable=False)
+    return SharedObject.attach(name, PIECES_PURPOSE, writable=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from appliance.ipc.disk_health import LOOK_NS, DiskHealth
+from appliance.ipc.disk_health import CHECK_NS, DiskHealth
 from appliance.shm.disk_words import FLUSH_FACTOR, fence_life, give_up_lives, is_held_by_disk, overdue_operation
 from appliance.shm.partition_table import (
     APPEND_SINCE_WORD,
@@ -57,11 +57,11 @@ def test_a_disk_hangs_at_the_second_look_and_is_well_when_it_answers(table: Part
     health, proxy, told = _health(table)
     table.shared.words[APPEND_SINCE_WORD] = NOW_NS - DEADLINE_NS - 1
     assert health.look(NOW_NS) == 0 and not proxy.is_hung
-    assert health.look(NOW_NS + LOOK_NS - 1) == 0, "it was looked at a moment ago"
-    assert health.look(NOW_NS + LOOK_NS) == 1 and proxy.is_hung
-    assert health.look(NOW_NS + 2 * LOOK_NS) == 0, "it is told once"
+    assert health.look(NOW_NS + CHECK_NS - 1) == 0, "it was looked at a moment ago"
+    assert health.look(NOW_NS + CHECK_NS) == 1 and proxy.is_hung
+    assert health.look(NOW_NS + 2 * CHECK_NS) == 0, "it is told once"
     table.shared.words[APPEND_SINCE_WORD] = 0
-    assert health.look(NOW_NS + 3 * LOOK_NS) == 1 and not proxy.is_hung
+    assert health.look(NOW_NS + 3 * CHECK_NS) == 1 and not proxy.is_hung
     assert told == ["d0 hangs: append", "d0 is well"]
     proxy.table.close()
 
@@ -71,7 +71,7 @@ def test_a_box_that_was_stopped_as_a_whole_accuses_no_disk(table: PartitionTable
     table.shared.words[PROBE_SINCE_WORD] = NOW_NS
     health.look(NOW_NS + 100 * DEADLINE_NS)  # we run again, the log-writer does in a moment
     table.shared.words[PROBE_SINCE_WORD] = 0
-    health.look(NOW_NS + 100 * DEADLINE_NS + LOOK_NS)
+    health.look(NOW_NS + 100 * DEADLINE_NS + CHECK_NS)
     assert told == []
     proxy.table.close()
 
