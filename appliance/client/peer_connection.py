@@ -17,7 +17,7 @@ from appliance.base.clock import Clock
 from appliance.base.errors import ProtocolViolation
 from appliance.client.address import Address
 from appliance.client.peer_stream import HostLookup, PeerStream, StreamEnded
-from appliance.ipc.registry import Registry
+from appliance.ipc.frames import Registry
 from appliance.protocol import api_versions
 from appliance.protocol.apis import CODED_APIS, ApiKey
 from appliance.protocol.framing import REQUEST_HEADER, frame

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from appliance.base.errors import ProtocolViolation
 from appliance.client.address import Address
-from appliance.ipc.registry import Registry
+from appliance.ipc.frames import Registry
 from appliance.protocol.framing import SIZE_PREFIX, SIZE_PREFIX_BYTES
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 

@@ -14,7 +14,7 @@ from appliance.base.clock import Clock
 from appliance.client.address import Address
 from appliance.client.peer_connection import PeerConnection
 from appliance.cluster.metadata_image import BrokerImage
-from appliance.ipc.registry import Registry
+from appliance.ipc.frames import Registry
 from appliance.protocol.schema import Message
 
 OnAnswer = Callable[[Any], None]

@@ -20,7 +20,7 @@ from appliance.cluster.metadata_image import MetadataImage, TopicImage
 from appliance.ipc.log_writer_proxy import LogWriterProxy
 from appliance.ipc.proxies import LogWriterProxies
 from appliance.protocol.leader_hints import CurrentLeader, NodeEndpoint
-from appliance.shm.known_rows import KnownRows
+from appliance.shm.disk_tables import KnownRows
 from appliance.shm.partition_table import (
     DISK_OFFLINE,
     DISK_ONLINE,

@@ -23,14 +23,12 @@ from appliance.command.ingest_figures import KnownSenders, look_at_senders
 from appliance.command.moves import standing_moves
 from appliance.command.process_memory import BoxMemory, Memory, box_memory, memory_of
 from appliance.command.unit_installation import with_unit_states
+from appliance.ipc.disk_reports import FoundDamage, MoveProgress, read_report, report_file
 from appliance.ipc.frames import PeerGone, connect_unix
-from appliance.ipc.move_report import MoveProgress
-from appliance.ipc.scrub_report import FoundDamage, read_report, report_file
 from appliance.runtime.status_server import STATUS
 from appliance.runtime.unit_mode import SYSTEMD
 from appliance.shm.counters import CounterSnapshot, list_counters, read_counters
-from appliance.shm.disk_words import overdue_operation
-from appliance.shm.living_table import attach_table, is_alive
+from appliance.shm.disk_tables import attach_table, is_alive, overdue_operation
 from appliance.shm.partition_table import DISK_STATE_NAMES, ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, Row
 
 

@@ -23,7 +23,7 @@ from appliance.command.failures import EXIT_FAILED, UsageProblem
 from appliance.command.finding import find_running_box
 from appliance.command.options import ConfigOption, DataOption, argument, option
 from appliance.command.output import Column, bytes_text, count_text, duration_text, plural, print_table, say
-from appliance.ipc.move_report import FAILED, MoveProgress
+from appliance.ipc.disk_reports import FAILED, MoveProgress
 
 ANSWER_MS = 35_000
 ATTEMPTS = 10
@@ -154,7 +154,7 @@ class Drained:
 
     def _sizes(self) -> dict[tuple[str, int], int]:
         from appliance.base.model import TopicId
-        from appliance.shm.living_table import attach_table
+        from appliance.shm.disk_tables import attach_table
 
         table = attach_table(self._layout, self._name)
         if table is None:
@@ -278,7 +278,7 @@ def ask_controller(layout: BoxLayout, orders: dict[str, Any], pause: Callable[[f
 
 
 def _answer_of(connection: Any, orders: dict[str, Any]) -> list[list[Any]] | None:
-    from appliance.ipc.controller_frames import MOVE_ORDERS, MOVE_ORDERS_DONE
+    from appliance.ipc.request_frames import MOVE_ORDERS, MOVE_ORDERS_DONE
 
     connection.send(MOVE_ORDERS, 1, json.dumps(orders).encode())
     poll = select.poll()

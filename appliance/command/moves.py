@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from appliance.base.layout import BoxLayout
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.command.output import NOTHING, Column, bytes_text, count_text
-from appliance.ipc.move_report import WAITING, MoveProgress, moves_file, read_moves
+from appliance.ipc.disk_reports import WAITING, MoveProgress, moves_file, read_moves
 
 
 def standing_moves(layout: BoxLayout, image: MetadataImage, disk_names: Iterable[str]) -> tuple[MoveProgress, ...]:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from appliance.command.finding import FoundBox
     from appliance.command.ingest_figures import KnownSenders
     from appliance.command.process_memory import BoxMemory, Memory
-    from appliance.ipc.move_report import MoveProgress
-    from appliance.ipc.scrub_report import FoundDamage
+    from appliance.ipc.disk_reports import FoundDamage, MoveProgress
 
 MEASURE_MS = 1_000
 DAMAGES_SHOWN = 5

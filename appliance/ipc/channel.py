@@ -22,12 +22,11 @@ from appliance.ipc.descriptors import COMPLETION, DESCRIPTOR
 from appliance.ipc.frames import Frame, FrameSocket, PeerGone, close_descriptors
 from appliance.shm.arena import SLEEPING_WORD as ARENA_SLEEPING_WORD
 from appliance.shm.arena import WATCHING_WORD, Arena, attach_arena
-from appliance.shm.atomic import fence
 from appliance.shm.doorbell import Doorbell, DoorbellButton
-from appliance.shm.mapping import LayoutMismatch, SharedMemoryFull, SharedObject, SharedObjectAbsent
+from appliance.shm.mapping import LayoutMismatch, SharedMemoryFull, SharedObject, SharedObjectAbsent, fence
 from appliance.shm.partition_table import SLEEPING_WORD as TABLE_SLEEPING_WORD
 from appliance.shm.partition_table import PartitionTableReader
-from appliance.shm.ring_pair import RingPair
+from appliance.shm.ring import RingPair
 
 HELLO = 1
 WELCOME = 2

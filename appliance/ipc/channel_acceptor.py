@@ -18,8 +18,7 @@ from typing import Any
 import orjson
 
 from appliance.ipc.channel import HELLO, REFUSED, WELCOME, SinkChannel
-from appliance.ipc.frames import Frame, FrameSocket, PeerGone, accept, close_descriptors, listen_unix
-from appliance.ipc.registry import Registry
+from appliance.ipc.frames import Frame, FrameSocket, PeerGone, Registry, accept, close_descriptors, listen_unix
 from appliance.shm.counters import Counters
 from appliance.shm.mapping import LayoutMismatch, SharedObjectAbsent
 

@@ -4,13 +4,27 @@ other; 64 bytes each.
 A descriptor names a partition by table row, row generation, leader epoch and config generation, so
 that a stale one is always detected. Its bytes (batches, or the JSON of a command) are in the arena
 of the source. Weak: the meaning of `value_*` depends on the kind.
+
+The descriptors of replication: packs their numbers, more and larger than the plain fields, into
+an entry and unpacks them.
+
+PROGRESS comes from an acceptor that a follower fetches from; REPLICA_APPEND, TRUNCATE and REPAIR
+come from the replica-fetcher. Weak: the layout is known only here, so other code must not pack or
+read these four kinds.
+
+The producers of a partition: the log-writer's answer to DESCRIBE_PRODUCERS, in memory of the
+requesting source.
+
+Entries of 36 bytes without gaps, oldest first. The completion has their number; the slot limits how
+many are included. Weak: those that do not fit are left out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from appliance.shm.ring import ENTRY_BYTES
 
@@ -104,10 +118,10 @@ class Descriptor(NamedTuple):
       followers are waited for (monotonic ns); the log start offset of the completion is the low watermark.
     BEGIN_VERIFICATION: value_a is a producer id, value_c its epoch; the completion's `guard` is for the
       next PRODUCE, 0 while its transaction is open here.
-    DESCRIBE_PRODUCERS: the answer is written to the `length` bytes at `position` (`producer_entries`).
+    DESCRIBE_PRODUCERS: the answer is written to the `length` bytes at `position` (`pack_producers`).
     REPAIR: `length` bytes at `position` are whole checked batches of another replica for a place in a segment.
     PROGRESS (the fetch of a follower), REPLICA_APPEND (`length` bytes at `position` are whole checked
-      batches of the leader), TRUNCATE and REPAIR are packed and unpacked by `replication_descriptors`.
+      batches of the leader), TRUNCATE and REPAIR are packed and unpacked by functions below.
     """
 
     kind: int
@@ -142,3 +156,146 @@ class Completion(NamedTuple):
     leader_epoch: int
     record_count: int
     guard: int
+
+
+_HALF: Final = (1 << 32) - 1
+_PROGRESS: Final = int(DescriptorKind.PROGRESS)
+_REPLICA_APPEND: Final = int(DescriptorKind.REPLICA_APPEND)
+_TRUNCATE: Final = int(DescriptorKind.TRUNCATE)
+_REPAIR: Final = int(DescriptorKind.REPAIR)
+NO_BROKER_EPOCH: Final = 0
+"""Broker epoch of a follower that does not send its own: no transaction of ZooKeeper has this
+number."""
+
+
+class Progress(NamedTuple):
+    """The fetch of a follower for one partition: it has all records below `fetch_offset`."""
+
+    replica_id: int
+    fetch_offset: int
+    received_ns: int
+    """time of the fetch, monotonic ns"""
+    broker_epoch: int
+    log_start_offset: int
+    """0: not known"""
+
+
+def progress_descriptor(row: int, row_generation: int, leader_epoch: int, progress: Progress) -> tuple[int, ...]:
+    replica_id, fetch_offset, received_ns, broker_epoch, log_start_offset = progress
+    return (
+        _PROGRESS, 0, 0, row, row_generation, leader_epoch, 0, replica_id, log_start_offset if log_start_offset > 0 else 0, 0,
+        fetch_offset, received_ns >> 32, received_ns & _HALF, broker_epoch if broker_epoch > 0 else NO_BROKER_EPOCH,
+    )  # fmt: skip
+
+
+def progress_of(entry: tuple[Any, ...]) -> Progress:
+    """Return the fields of a PROGRESS entry."""
+    return Progress(entry[7], entry[10], entry[11] << 32 | entry[12], entry[13], entry[8])
+
+
+class ReplicaAppend(NamedTuple):
+    """The state of the leader's log beside the batches."""
+
+    high_watermark: int
+    log_start_offset: int
+
+
+def replica_append_descriptor(row: int, row_generation: int, leader_epoch: int, position: int, length: int, told: ReplicaAppend) -> tuple[int, ...]:
+    """`length` bytes at `position` of the source's arena are whole batches; 0: there are none."""
+    return (_REPLICA_APPEND, 0, 0, row, row_generation, leader_epoch, 0, length, position, 0, told.high_watermark, 0, 0, max(0, told.log_start_offset))
+
+
+def replica_append_of(entry: tuple[Any, ...]) -> ReplicaAppend:
+    return ReplicaAppend(entry[10], entry[13])
+
+
+class TruncateOrder(NamedTuple):
+    """What to truncate; a number that the kind does not need is -1."""
+
+    kind: Truncation
+    leader_epoch: int
+    """the epoch that ends at `offset` in the leader's log"""
+    offset: int
+
+
+def truncate_descriptor(row: int, row_generation: int, leader_epoch: int, order: TruncateOrder) -> tuple[int, ...]:
+    return (_TRUNCATE, 0, 0, row, row_generation, leader_epoch, 0, 0, 0, 0, order.offset, order.kind, order.leader_epoch & _HALF, 0)
+
+
+def truncate_of(entry: tuple[Any, ...]) -> TruncateOrder:
+    epoch = entry[12]
+    return TruncateOrder(Truncation(entry[11]), epoch - (1 << 32) if epoch >> 31 else epoch, entry[10])
+
+
+class RepairOrder(NamedTuple):
+    """The place of another replica's batches. It completes with error code NONE when it is decided
+    how they fit.
+
+    `record_count` of the completion is a `batch_repair.Verdict`, `base_offset` the first offset
+    that was written, or -1.
+    """
+
+    segment_base_offset: int
+    segment_position: int
+    source_id: int
+    """the broker that sent the batches"""
+
+
+def repair_descriptor(row: int, row_generation: int, position: int, length: int, order: RepairOrder) -> tuple[int, ...]:
+    base_offset, segment_position, source_id = order
+    return (_REPAIR, 0, 0, row, row_generation, 0, 0, length, position, 0, base_offset, segment_position, source_id & _HALF, 0)
+
+
+def repair_of(entry: tuple[Any, ...]) -> RepairOrder:
+    return RepairOrder(entry[10], entry[11], entry[12])
+
+
+PRODUCER_ENTRY = Struct("<qiiqiq")
+
+
+class DescribedProducer(NamedTuple):
+    """`last_sequence`, `coordinator_epoch` and `transaction_first_offset` are -1 if there is none."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    timestamp: int
+    coordinator_epoch: int
+    transaction_first_offset: int
+
+
+class _Entry(Protocol):
+    """A producer as a log stores it."""
+
+    @property
+    def producer_epoch(self) -> int: ...
+
+    @property
+    def last_sequence(self) -> int: ...
+
+    @property
+    def timestamp(self) -> int: ...
+
+    @property
+    def coordinator_epoch(self) -> int: ...
+
+    @property
+    def transaction_first_offset(self) -> int: ...
+
+
+def pack_producers(producers: Iterable[tuple[int, _Entry]], size_bytes: int) -> bytes:
+    """Return exactly `size_bytes` with as many entries as fit."""
+    packed = bytearray()
+    for producer_id, entry in producers:
+        if len(packed) + PRODUCER_ENTRY.size > size_bytes:
+            break
+        packed += PRODUCER_ENTRY.pack(
+            producer_id, entry.producer_epoch, entry.last_sequence, entry.timestamp, entry.coordinator_epoch, entry.transaction_first_offset
+        )
+    return bytes(packed).ljust(size_bytes, b"\0")
+
+
+def unpack_producers(memory: bytes | memoryview, count: int) -> list[DescribedProducer]:
+    """Return the first `count` entries, or as many as there are."""
+    fitting = min(count, len(memory) // PRODUCER_ENTRY.size)
+    return [DescribedProducer._make(fields) for fields in PRODUCER_ENTRY.iter_unpack(memory[: fitting * PRODUCER_ENTRY.size])]

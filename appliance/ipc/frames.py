@@ -3,6 +3,9 @@
 Frame: u32 length of the rest · u8 kind · u64 token · payload. Descriptors are attached to the first
 byte of their frame. Weak: the descriptors of two frames that one call receives cannot be
 distinguished, so they are only sent in handshakes, where one frame is in flight.
+
+The interface of the poller for links and proxies; the poller itself is above them
+(`runtime/poller.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ import array
 import os
 import socket
 from collections import deque
+from collections.abc import Callable
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from appliance.base.errors import MillraceError
 from appliance.base.invariants import check
@@ -172,3 +176,13 @@ def accept(listening: socket.socket) -> FrameSocket | None:
     except OSError:
         return None
     return FrameSocket(accepted)
+
+
+class Registry(Protocol):
+    """The poller of the runtime, or its replacement in tests."""
+
+    def register(self, descriptor: int, events: int, callback: Callable[[int], None]) -> None: ...
+
+    def modify(self, descriptor: int, events: int) -> None: ...
+
+    def unregister(self, descriptor: int) -> None: ...

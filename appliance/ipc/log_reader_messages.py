@@ -5,10 +5,18 @@ A log-reader holds no client socket and no lock, so a hung disk blocks only the 
 request has a deadline at its sender. Weak: answers name segments by base offset as of the sender's
 segment-list generation. Retention may have deleted one since; the descriptor stays usable and a new
 request shows it. Compaction may have replaced one; the inode number shows that.
+
+The answer to ABORTED: aborted transactions as (producer id, first offset, offset of the marker).
+
+A few are in the answer itself. More are in a file in memory, whose descriptor comes with the
+answer, so that neither side waits for a disk. The receiver owns the descriptor. Weak: a range with
+thousands of them is copied three times.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from struct import Struct
 from typing import NamedTuple
 
@@ -136,7 +144,7 @@ class Answer(NamedTuple):
     SEGMENTS: offsets.
     EPOCH_END: a = largest known epoch that is not above it, b = its end (-1, -1: unknown).
     EPOCH_AT: a = the epoch or -1.
-    ABORTED: a = the offset up to which it holds, b = the number of transactions (`aborted_answer.py`).
+    ABORTED: a = the offset up to which it holds, b = the number of transactions (`aborted_answer`).
     """
 
     kind: int
@@ -190,3 +198,33 @@ def unpack_answer(message: bytes) -> Answer:
         return Answer._make((*_ANSWER.unpack(message), ()))
     offsets = tuple(offset for (offset,) in _OFFSET.iter_unpack(message[_ANSWER.size :]))
     return Answer._make((*_ANSWER.unpack_from(message), offsets))
+
+
+_ENTRY = Struct("<qqq")
+IN_ANSWER_MAX = OFFSETS_MAX // 3
+
+
+def aborted_answer(token: int, end_offset: int, transactions: Sequence[tuple[int, int, int]]) -> tuple[Answer, int]:
+    """Return the answer, and the descriptor to send with it and close (-1: none). Raises OSError if
+    no descriptor is free."""
+    count = len(transactions)
+    if count <= IN_ANSWER_MAX:
+        return Answer(ABORTED, token, 0, end_offset, count, offsets=tuple(number for each in transactions for number in each)), -1
+    descriptor = os.memfd_create("aborted-transactions", os.MFD_CLOEXEC)
+    try:
+        content = memoryview(b"".join(_ENTRY.pack(*each) for each in transactions))
+        while content:
+            content = content[os.write(descriptor, content) :]
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return Answer(ABORTED, token, 0, end_offset, count), descriptor
+
+
+def read_aborted(answer: Answer, descriptor: int) -> list[tuple[int, int, int]]:
+    """Return the transactions of an answer; the descriptor stays open."""
+    if descriptor < 0:
+        numbers = answer.offsets
+        return [(numbers[at], numbers[at + 1], numbers[at + 2]) for at in range(0, len(numbers), 3)]
+    content = os.pread(descriptor, answer.b * _ENTRY.size, 0)
+    return [(producer_id, first_offset, last_offset) for producer_id, first_offset, last_offset in _ENTRY.iter_unpack(content)]

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.ipc.channel import ISR_CHANGES, REFUSED, WELCOME, SourceChannel, read_document
-from appliance.ipc.frames import PeerGone, connect_unix
-from appliance.ipc.registry import Registry
+from appliance.ipc.frames import PeerGone, Registry, connect_unix
 from appliance.ipc.source import Source
 from appliance.shm.counters import Counters
 from appliance.shm.mapping import SharedMemoryFull, SharedObjectAbsent
@@ -37,7 +36,7 @@ class LogWriterProxy:
         self.channel: SourceChannel | None = None
         self.serving = False
         self.is_hung = False
-        """The disk blocks its log-writer (set by `ipc/disk_health.py` only). It gets nothing new;
+        """The disk blocks its log-writer (set by `ipc/box_disks.py` only). It gets nothing new;
         requests in flight stay."""
         self.outstanding: dict[int, tuple[Any, int]] = {}
         """token → (the caller's object, bytes charged)"""

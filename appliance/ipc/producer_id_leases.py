@@ -14,8 +14,8 @@ import orjson
 
 from appliance.base.clock import Clock
 from appliance.base.logging import Logger
-from appliance.ipc.controller_frames import LEASE_PRODUCER_IDS
-from appliance.ipc.controller_link import ControllerLink
+from appliance.ipc.request_frames import LEASE_PRODUCER_IDS
+from appliance.ipc.request_link import ControllerLink
 from appliance.shm.counters import Counter
 
 ASK_AGAIN_NS = 200_000_000

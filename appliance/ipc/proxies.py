@@ -4,6 +4,8 @@ coordinator, replica-fetcher.
 Keeps a `LogWriterProxy` per disk, runs their turns, and reports connections, deaths and completions
 to the owner. If another process takes over a disk, the old channel is kept beside the new one until
 the old process has ended.
+
+Commands to log-writers in flight: the arena slot of each, and the answer if the log-writer died.
 """
 
 from __future__ import annotations
@@ -14,15 +16,48 @@ from typing import Any
 
 import orjson
 
+from appliance.base.errors import ErrorCode
 from appliance.ipc.box_disks import DiskSetChange
-from appliance.ipc.commands import Command
-from appliance.ipc.dead_incarnations import sweep_rings
-from appliance.ipc.descriptors import DescriptorKind
+from appliance.ipc.descriptors import Completion, DescriptorKind
+from appliance.ipc.frames import Registry
 from appliance.ipc.log_writer_proxy import DetachedChannel, LogWriterProxy
-from appliance.ipc.registry import Registry
-from appliance.ipc.source import Source
+from appliance.ipc.source import Source, sweep_rings
+from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import DISK_OFFLINE
+
+
+class Command:
+    """A command in flight: its arena slot and the caller's object, which is None once the caller
+    stopped waiting."""
+
+    __slots__ = ("arena", "context", "position")
+
+    def __init__(self, arena: Arena, position: int, context: Any) -> None:
+        self.arena = arena
+        self.position = position
+        self.context = context
+
+    def finish(self) -> Any:
+        """Free the arena slot; returns the caller's object."""
+        self.arena.free(self.position)
+        return self.context
+
+
+def command_callbacks(
+    on_completion: Callable[[Any, Completion], None],
+) -> tuple[Callable[[Any, tuple[Any, ...]], None], Callable[[Any], None]]:
+    """Return callbacks for a source that sends only commands (the controller). A command whose
+    log-writer died ends with KAFKA_STORAGE_ERROR."""
+
+    def completed(command: Command, entry: tuple[Any, ...]) -> None:
+        on_completion(command.finish(), Completion(*entry))
+
+    def lost(command: Command) -> None:
+        error = Completion(0, 0, ErrorCode.KAFKA_STORAGE_ERROR, 0, 0, -1, -1, -1, -1, -1, 0, 0)
+        on_completion(command.finish(), error)
+
+    return completed, lost
 
 
 class LogWriterProxies:

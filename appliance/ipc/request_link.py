@@ -5,6 +5,19 @@ While the process is down, requests wait here, each with its deadline, and are s
 incarnation. A request that `incarnations_max` incarnations had when they died is not sent again: it may be
 what kills the controller, and the coordinator would execute it twice. Weak: waiting requests are on
 the heap, at most `WAITING_BYTES_MAX`; further ones are refused.
+
+The connection to the controller, for acceptors, ingests and the coordinator: forwarded requests,
+and notifications of a new metadata image.
+
+If a dead incarnation of the controller had already executed an operation, it answers as for a
+repetition (TOPIC_ALREADY_EXISTS), which Kafka's clients expect after a time-out. So a request may
+be sent to two incarnations.
+
+The connection from an acceptor to the coordinator of the box.
+
+A request goes to one incarnation only: a second one would add the same member twice. If the
+coordinator dies, its requests are answered as lost, so that the client looks up its coordinator and
+retries. New requests wait a little for the next incarnation.
 """
 
 from __future__ import annotations
@@ -14,8 +27,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from appliance.base.clock import Clock
-from appliance.ipc.frames import MAX_PAYLOAD_BYTES, Frame, FrameSocket, PeerGone, connect_unix
-from appliance.ipc.registry import Registry
+from appliance.base.layout import BoxLayout
+from appliance.ipc.frames import MAX_PAYLOAD_BYTES, Frame, FrameSocket, PeerGone, Registry, connect_unix
+from appliance.ipc.request_frames import GENERATION, IMAGE_CHANGED
 
 RECONNECT_NS = 20_000_000
 WAITING_BYTES_MAX = 32 << 20
@@ -168,3 +182,29 @@ class RequestLink:
         if sock is not None:
             self._registry.unregister(sock.fileno())
             sock.close()
+
+
+CONTROLLER_INCARNATIONS_MAX = 2
+"""Incarnations that may receive a request: a death may have any cause, and must not lose the
+requests beside it."""
+
+
+class ControllerLink(RequestLink):
+    """The connection of one process to the controller."""
+
+    def __init__(self, layout: BoxLayout, registry: Registry, clock: Clock, on_image_changed: Callable[[int], None]) -> None:
+        def on_news(frame: Frame) -> None:
+            if frame.kind == IMAGE_CHANGED:
+                on_image_changed(GENERATION.unpack(frame.payload)[0])
+
+        super().__init__(layout.controller_socket, registry, clock, CONTROLLER_INCARNATIONS_MAX, on_news)
+
+
+COORDINATOR_INCARNATIONS_MAX = 1
+
+
+class CoordinatorLink(RequestLink):
+    """The connection of one acceptor to the coordinator."""
+
+    def __init__(self, layout: BoxLayout, registry: Registry, clock: Clock) -> None:
+        super().__init__(layout.coordinator_socket, registry, clock, COORDINATOR_INCARNATIONS_MAX, lambda _frame: None)

@@ -13,9 +13,8 @@ import numpy as np
 from appliance.base.model import TopicId
 from appliance.base.settings import Box
 from appliance.runtime.running_boxes import boxes_with
-from appliance.shm.atomic import WORD_BYTES
-from appliance.shm.living_table import attach_table, is_alive
-from appliance.shm.mapping import LayoutMismatch
+from appliance.shm.disk_tables import attach_table, is_alive
+from appliance.shm.mapping import WORD_BYTES, LayoutMismatch
 from appliance.shm.partition_table import (
     DISK_FULL,
     DISK_ONLINE,

@@ -14,11 +14,10 @@ import os
 from typing import NamedTuple
 
 from appliance.base.settings import Box
-from appliance.shm import counters, partition_table, piece_memory
+from appliance.shm import arena, counters, partition_table
 from appliance.shm.arena import DATA_POSITION
 from appliance.shm.mapping import list_names
-from appliance.shm.ring import ENTRY_BYTES
-from appliance.shm.ring_pair import RINGS_POSITION
+from appliance.shm.ring import ENTRY_BYTES, RINGS_POSITION
 
 CONTROLLER_ARENA_BYTES = 1 << 20
 CONTROLLER_RING_ENTRIES = 256
@@ -44,7 +43,7 @@ def shared_memory_need(box: Box) -> SharedMemoryNeed:
     """Return the need of a box with these settings, disks and processes."""
     disks = len(box.disks)
     entries = box.integer("channel.ring.entries")
-    reader = _pages(piece_memory.size_bytes_of(box.integer("log.reader.arena.bytes")))
+    reader = _pages(arena.size_bytes_of(box.integer("log.reader.arena.bytes")))
     acceptor, ingest = (_arena_bytes(box.integer(name)) for name in ("acceptor.arena.bytes", "ingest.arena.bytes"))
     replicas = _arena_bytes(box.replica_arena_bytes) if box.may_have_neighbours else 0
     sources = box.acceptors + box.ingests + box.may_have_neighbours

@@ -6,6 +6,13 @@ and a store of one word (60 ns). Latency histograms (`shm/histogram.py`) follow 
 
 Weak: 1,000 slots and 16 histograms per process; further labels share the slot `counters.overflow`.
 Labels are cut at 120 bytes: longer ones with the same beginning share a slot.
+
+Reads the counters of one process repeatedly: the object stays mapped, and each label is decoded
+once.
+
+`read_counters` maps and decodes everything each time (0.5 ms for 300 labels); this costs 20 µs plus
+new labels. Owned by one reader. Weak: an object that was created again under the same name is
+detected by its inode, at the next read.
 """
 
 from __future__ import annotations
@@ -14,9 +21,19 @@ import os
 from typing import NamedTuple
 
 from appliance.base.layout import BoxLayout
-from appliance.shm.atomic import WORD_BYTES
 from appliance.shm.histogram import BUCKETS, Histogram, HistogramReading
-from appliance.shm.mapping import HEADER_BYTES, INCARNATION_WORD, PID_WORD, LayoutMismatch, SharedObject, SharedObjectAbsent, list_names, unlink
+from appliance.shm.mapping import (
+    HEADER_BYTES,
+    INCARNATION_WORD,
+    PID_WORD,
+    WORD_BYTES,
+    LayoutMismatch,
+    SharedObject,
+    SharedObjectAbsent,
+    inode_of,
+    list_names,
+    unlink,
+)
 
 PURPOSE = b"MLRcount"
 SLOTS = 1000
@@ -237,3 +254,52 @@ def read_state(memory: memoryview) -> str:
 def read_label(memory: memoryview, labels_position: int, index: int) -> str:
     position = labels_position + index * LABEL_BYTES
     return bytes(memory[position : position + LABEL_BYTES]).rstrip(b"\0").decode()
+
+
+_FIRST_VALUE = VALUES_POSITION // WORD_BYTES
+
+
+class CounterReader:
+    """A cached reader; `read` returns what `read_counters` would."""
+
+    def __init__(self, layout: BoxLayout, process_name: str) -> None:
+        self.process_name = process_name
+        self._name = layout.shared_memory_name("counters", process_name)
+        self._shared: SharedObject | None = None
+        self._inode = 0
+        self._labels: list[str] = []
+        self._histogram_labels: list[str] = []
+
+    def read(self) -> CounterSnapshot | None:
+        """Return the counters; None if the process never had any, or they are of another release."""
+        shared = self._attached()
+        if shared is None:
+            return None
+        words, memory = shared.words, shared.memory
+        used = min(words[USED_WORD], SLOTS)
+        self._labels += [read_label(memory, LABELS_POSITION, index) for index in range(len(self._labels), used)]
+        values = dict(zip(self._labels, words[_FIRST_VALUE : _FIRST_VALUE + used].tolist()))
+        known = min(words[HISTOGRAMS_USED_WORD], HISTOGRAMS)
+        self._histogram_labels += [read_label(memory, HISTOGRAM_LABELS_POSITION, index) for index in range(len(self._histogram_labels), known)]
+        histograms = {label: HistogramReading(tuple(histogram_words(words, index))) for index, label in enumerate(self._histogram_labels)}
+        return CounterSnapshot(self.process_name, words[PID_WORD], words[STARTED_WORD], words[HEARTBEAT_WORD], read_state(memory), values, histograms)
+
+    def _attached(self) -> SharedObject | None:
+        inode = inode_of(self._name)
+        if self._shared is not None and inode == self._inode:
+            return self._shared
+        self.close()
+        if inode:
+            try:
+                self._shared = SharedObject.attach(self._name, PURPOSE, writable=False)
+            except (SharedObjectAbsent, LayoutMismatch):
+                return None
+            self._inode = inode
+        return self._shared
+
+    def close(self) -> None:
+        if self._shared is not None:
+            self._shared.close()
+        self._shared = None
+        self._labels.clear()
+        self._histogram_labels.clear()

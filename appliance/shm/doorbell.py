@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from appliance.shm.atomic import fence
+from appliance.shm.mapping import fence
 
 
 class Doorbell:

@@ -16,8 +16,7 @@ from __future__ import annotations
 from typing import Final
 
 from appliance.base.layout import BoxLayout
-from appliance.shm.atomic import WORD_BYTES
-from appliance.shm.mapping import HEADER_BYTES, INCARNATION_WORD, LayoutMismatch, SharedObject, SharedObjectAbsent
+from appliance.shm.mapping import HEADER_BYTES, INCARNATION_WORD, WORD_BYTES, LayoutMismatch, SharedObject, SharedObjectAbsent
 
 PURPOSE: Final = b"MLRlease"
 _UNTIL_WORD: Final = HEADER_BYTES // WORD_BYTES

@@ -17,8 +17,7 @@ from typing import NamedTuple
 from appliance.base.errors import MillraceError
 from appliance.base.invariants import InvariantViolation, check
 from appliance.base.model import TopicId
-from appliance.shm.atomic import MAX_WORD, WORD_BYTES, signed, unsigned
-from appliance.shm.mapping import HEADER_BYTES, SharedObject
+from appliance.shm.mapping import HEADER_BYTES, MAX_WORD, WORD_BYTES, SharedObject, signed, unsigned
 
 PURPOSE = b"MLRtable"
 ROWS = 10_000

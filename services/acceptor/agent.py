@@ -16,12 +16,10 @@ from appliance.client.transaction_gate import TransactionPeers
 from appliance.cluster.lease_gate import LeaseGate
 from appliance.cluster.metadata_cache import CacheChange, MetadataCache
 from appliance.cluster.metadata_image import ImageFollower
-from appliance.ipc.box_disks import BoxDisks
-from appliance.ipc.controller_link import ControllerLink
-from appliance.ipc.coordinator_link import CoordinatorLink
-from appliance.ipc.disk_health import DiskHealth
+from appliance.ipc.box_disks import BoxDisks, DiskHealth
 from appliance.ipc.log_reader_proxy import LogReaderProxy, follow_disks
 from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.request_link import ControllerLink, CoordinatorLink
 from appliance.ipc.source import Source
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext

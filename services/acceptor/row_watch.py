@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from appliance.cluster.metadata_cache import LocalReplica
-from appliance.shm.atomic import WORD_BYTES
+from appliance.shm.mapping import WORD_BYTES
 from appliance.shm.partition_table import SEQUENCE, SEQUENCES_POSITION
 
 FEW_ROWS: Final = 64

@@ -16,8 +16,7 @@ from appliance.base.layout import BoxLayout
 from appliance.base.settings import Box, load_box
 from appliance.cluster.metadata_image import ImageUnreadable, MetadataImage, read_image
 from appliance.runtime.process_cost import ProcessCost, read_cost
-from appliance.shm.counter_reader import CounterReader
-from appliance.shm.counters import CounterSnapshot, list_counters
+from appliance.shm.counters import CounterReader, CounterSnapshot, list_counters
 from services.console.disk_sample import DiskReader, DiskSample
 from services.console.readiness import Readiness, is_alive, judge_process
 from services.console.senders_sample import SendersReader, SendersSample

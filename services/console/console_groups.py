@@ -13,9 +13,9 @@ from collections.abc import Callable
 from appliance.base.clock import Clock
 from appliance.base.errors import ProtocolViolation
 from appliance.base.layout import BoxLayout
-from appliance.ipc.coordinator_link import CoordinatorLink
-from appliance.ipc.registry import Registry
+from appliance.ipc.frames import Registry
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
+from appliance.ipc.request_link import CoordinatorLink
 from appliance.protocol import group_apis, group_offset_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.group_apis import ListedGroup, ListGroupsRequest

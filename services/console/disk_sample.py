@@ -10,10 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from appliance.base.layout import BoxLayout
-from appliance.shm.atomic import WORD_BYTES
-from appliance.shm.disk_words import overdue_operation
-from appliance.shm.living_table import attach_table, is_alive, table_names
-from appliance.shm.mapping import LayoutMismatch
+from appliance.shm.disk_tables import attach_table, is_alive, overdue_operation, table_names
+from appliance.shm.mapping import WORD_BYTES, LayoutMismatch
 from appliance.shm.partition_table import (
     DISK_STATE_NAMES,
     FENCE_WORD,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from appliance.client.peers import Peers
 from appliance.cluster.state_log import internal_topic
-from appliance.ipc.controller_frames import GENERATION, IMAGE_CHANGED
 from appliance.ipc.frames import Frame
+from appliance.ipc.request_frames import GENERATION, IMAGE_CHANGED
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.request_server import RequestClient, RequestServer
 from services.controller.admin.cluster_administration import ClusterAdministration

@@ -13,13 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.base.errors import ErrorCode
-from appliance.ipc.commands import Command, command_callbacks
+from appliance.ipc.box_disks import DiskHealth
 from appliance.ipc.descriptors import Completion
-from appliance.ipc.disk_health import DiskHealth
-from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.proxies import Command, LogWriterProxies, command_callbacks
 from appliance.ipc.source import Source
 from appliance.runtime.agent import ServiceContext
-from appliance.shm.disk_words import fence_life
+from appliance.shm.disk_tables import fence_life
 from services.controller.zookeeper.operation import DiskCommand
 
 ARENA_BYTES = 1 << 20

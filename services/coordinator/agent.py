@@ -18,13 +18,12 @@ from appliance.client.transaction_gate import TransactionPeers
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import ImageFollower
 from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from appliance.ipc.box_disks import BoxDisks
-from appliance.ipc.controller_link import ControllerLink
-from appliance.ipc.disk_health import DiskHealth
+from appliance.ipc.box_disks import BoxDisks, DiskHealth
 from appliance.ipc.frames import Frame
 from appliance.ipc.log_reader_proxy import LogReaderProxy, follow_disks
 from appliance.ipc.producer_id_leases import ProducerIdLeases
 from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.request_link import ControllerLink
 from appliance.ipc.source import Source
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.runtime.request_server import RequestClient, RequestServer

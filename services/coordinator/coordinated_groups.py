@@ -16,8 +16,8 @@ from appliance.base.model import TopicId, TopicPartition
 from appliance.base.settings import Box
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.state_log import OFFSETS_TOPIC, ProducerIdentity, partition_of
-from appliance.ipc.controller_frames import COMMIT_LEGACY_OFFSETS, FETCH_LEGACY_OFFSETS
-from appliance.ipc.controller_link import ControllerLink
+from appliance.ipc.request_frames import COMMIT_LEGACY_OFFSETS, FETCH_LEGACY_OFFSETS
+from appliance.ipc.request_link import ControllerLink
 from services.coordinator.groups.group_coordinator import GroupCoordinator
 from services.coordinator.groups.ports import GroupSettings, KnownTopic, LegacyCommitted, LegacyFetched
 from services.coordinator.state.state_topic import StateTopic

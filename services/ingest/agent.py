@@ -20,11 +20,10 @@ from appliance.client.peers import Peers
 from appliance.cluster.lease_gate import LeaseGate
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import ImageFollower
-from appliance.ipc.box_disks import BoxDisks
-from appliance.ipc.controller_link import ControllerLink
-from appliance.ipc.disk_health import DiskHealth
+from appliance.ipc.box_disks import BoxDisks, DiskHealth
 from appliance.ipc.producer_id_leases import ProducerIdLeases
 from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.request_link import ControllerLink
 from appliance.ipc.source import Source
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.senders.accounting import LossReason, read_ledger

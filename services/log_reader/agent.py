@@ -16,7 +16,7 @@ from collections import OrderedDict, deque
 
 from appliance.base.errors import ErrorCode, StorageFailed
 from appliance.base.model import TopicPartition
-from appliance.ipc.aborted_answer import aborted_answer
+from appliance.ipc.disk_reports import report_file
 from appliance.ipc.frames import listen_unix
 from appliance.ipc.log_reader_messages import (
     ABORTED,
@@ -34,10 +34,10 @@ from appliance.ipc.log_reader_messages import (
     TIME,
     Answer,
     Question,
+    aborted_answer,
     pack_answer,
     unpack_question,
 )
-from appliance.ipc.scrub_report import report_file
 from appliance.records.compression import CorruptBatch
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.storage import file_io

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from appliance.base.errors import ErrorCode
-from appliance.ipc.dead_incarnations import sweep_arenas
 from appliance.ipc.log_reader_messages import FIRST_WHATEVER, IS_ACTIVE, READ, WHOLE_BATCHES, Answer, Question, ReadAnswer
+from appliance.ipc.source import sweep_arenas
 from appliance.records.batch import whole_batches
 from appliance.runtime.agent import ServiceContext
-from appliance.shm.piece_memory import PIECE_BYTES, PieceMemory
+from appliance.shm.arena import PIECE_BYTES, PieceMemory
 from appliance.storage.cold_file import SEALED_WAYS
 from appliance.storage.page_cache import PAGE_BYTES
 from services.log_reader.cold_holders import ColdHolders

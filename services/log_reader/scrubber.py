@@ -5,7 +5,7 @@ the pause since the last one is over, and continues after a restart. Damage is c
 read, and a segment that was replaced meanwhile is checked from its start: retention, compaction and
 truncation change files at any time.
 
-Findings go to a report on tmpfs (`ipc/scrub_report.py`), to counters and to the log. The log-writer
+Findings go to a report on tmpfs (`ipc/disk_reports.py`), to counters and to the log. The log-writer
 rebuilds a wrong index (`services/log_writer/background/index_repairs.py`). A damaged batch is fetched
 from a box that has it intact (`services/replica_fetcher/replica_repairs.py`) and written in its place.
 A segment with findings that was written to is checked again before the pass continues, and what is
@@ -27,7 +27,7 @@ from appliance.base.clock import Clock
 from appliance.base.layout import Disk
 from appliance.base.logging import Logger, Severity
 from appliance.base.model import TopicPartition
-from appliance.ipc.scrub_report import FoundDamage, ScrubReport, read_report, write_report
+from appliance.ipc.disk_reports import FoundDamage, ScrubReport, read_report, write_report
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.shm.counters import Counters
 from appliance.storage import file_io

@@ -22,7 +22,7 @@ from appliance.base.layout import boot_id
 from appliance.ipc.channel import ISR_CHANGES, SinkChannel
 from appliance.ipc.channel_acceptor import ChannelAcceptor
 from appliance.ipc.descriptors import DescriptorKind
-from appliance.ipc.scrub_report import report_file
+from appliance.ipc.disk_reports import report_file
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.shm.doorbell import Doorbell
 from appliance.shm.partition_table import (

@@ -23,8 +23,7 @@ from appliance.base.errors import DiskFull, ErrorCode, RequestRefused, StorageFa
 from appliance.base.logging import Logger
 from appliance.base.model import TopicId, TopicPartition
 from appliance.ipc.channel import SinkChannel
-from appliance.ipc.descriptors import DescriptorKind
-from appliance.ipc.producer_entries import pack_producers
+from appliance.ipc.descriptors import DescriptorKind, pack_producers
 from appliance.shm.partition_table import APPEND_SINCE_WORD, FENCE_WORD, ROLE_LEADER
 from services.log_writer.background.disk_trouble import DiskTrouble
 from services.log_writer.background.retention_rounds import RetentionRounds

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from appliance.cluster.metadata_image import ImageFollower, MetadataImage
-from appliance.ipc.controller_link import ControllerLink
+from appliance.ipc.request_link import ControllerLink
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from appliance.base.errors import ErrorCode
-from appliance.ipc.descriptors import Truncation
-from appliance.ipc.replication_descriptors import TruncateOrder
+from appliance.ipc.descriptors import TruncateOrder, Truncation
 
 UNKNOWN = -1
 BACKOFF_FIRST_NS = 20_000_000

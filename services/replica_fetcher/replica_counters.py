@@ -8,7 +8,7 @@ from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.base.logging import Logger
 from appliance.base.settings import Box
-from appliance.ipc.registry import Registry
+from appliance.ipc.frames import Registry
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 

@@ -14,14 +14,13 @@ from typing import Any
 
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.cluster.replication_throttle import ReplicationThrottle
-from appliance.ipc.box_disks import BoxDisks
+from appliance.ipc.box_disks import BoxDisks, DiskHealth
 from appliance.ipc.descriptors import Completion
-from appliance.ipc.disk_health import DiskHealth
 from appliance.ipc.log_writer_proxy import LogWriterProxy
 from appliance.ipc.proxies import LogWriterProxies
 from appliance.ipc.source import Source
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
-from appliance.shm.known_rows import KnownRows
+from appliance.shm.disk_tables import KnownRows
 from appliance.shm.partition_table import ROLE_FOLLOWER, PartitionTableReader
 from services.replica_fetcher.leader_fetcher import LeaderFetcher
 from services.replica_fetcher.replica_counters import FetcherResources, ReplicaCounters, replica_settings

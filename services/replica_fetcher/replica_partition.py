@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from appliance.base.errors import ErrorCode
-from appliance.ipc.descriptors import Completion
+from appliance.ipc.descriptors import Completion, ReplicaAppend, TruncateOrder, replica_append_descriptor, truncate_descriptor
 from appliance.ipc.log_writer_proxy import LogWriterProxy
-from appliance.ipc.replication_descriptors import ReplicaAppend, TruncateOrder, replica_append_descriptor, truncate_descriptor
 from appliance.protocol.fetch import FetchPartition
 from appliance.shm.arena import Arena
 from services.replica_fetcher.follower_fetch import FollowerFetch, Need

@@ -22,11 +22,10 @@ from appliance.base.model import TopicId
 from appliance.client.address import Address
 from appliance.client.peer_connection import PeerAnswer, PeerConnection
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage
-from appliance.ipc.descriptors import Completion
+from appliance.ipc.descriptors import Completion, RepairOrder, repair_descriptor
+from appliance.ipc.disk_reports import FoundDamage, read_report, report_file
 from appliance.ipc.log_writer_proxy import LogWriterProxy
 from appliance.ipc.proxies import LogWriterProxies
-from appliance.ipc.replication_descriptors import RepairOrder, repair_descriptor
-from appliance.ipc.scrub_report import FoundDamage, read_report, report_file
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.fetch import CONSUMER_REPLICA_ID, NO_SESSION_EPOCH, FetchPartition
 from appliance.protocol.replica_fetch import VERSION_MAX, VERSION_MIN, FetchedPartition, ReplicaFetch, decode_replica_fetch_response, encode_replica_fetch

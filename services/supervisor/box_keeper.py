@@ -38,8 +38,7 @@ from appliance.runtime.status_server import StatusServer
 from appliance.runtime.systemd import notify
 from appliance.runtime.unit_files import SETTINGS_MARK_VARIABLE, planned_box, settings_mark
 from appliance.runtime.unit_mode import SYSTEMD
-from appliance.shm.counter_reader import CounterReader
-from appliance.shm.counters import Counters, CounterSnapshot
+from appliance.shm.counters import CounterReader, Counters, CounterSnapshot
 from appliance.shm.mapping import LayoutMismatch
 from services.supervisor.disk_changes import DiskChanges, LogWriterSample
 from services.supervisor.ready_message import ready_line

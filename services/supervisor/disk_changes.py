@@ -24,7 +24,7 @@ from appliance.runtime.disk_orders import ADD, REPLACE, changed_disks, keep_disk
 from appliance.runtime.known_disks import give_up, write_known_disk
 from appliance.runtime.preflight import write_box
 from appliance.shm.counters import read_counters
-from appliance.shm.disk_words import give_up_lives, is_held_by_disk
+from appliance.shm.disk_tables import give_up_lives, is_held_by_disk
 
 
 class LogWriterSample(NamedTuple):

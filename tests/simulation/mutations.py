@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from appliance.cluster.znodes import PartitionState
-from appliance.ipc.descriptors import Truncation
-from appliance.ipc.replication_descriptors import TruncateOrder
+from appliance.ipc.descriptors import TruncateOrder, Truncation
 from appliance.storage import leader_epoch_cache
 from services.controller import isr_keeper
 from services.controller.decisions import leader_operations

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.base.errors import ErrorCode
-from appliance.ipc.descriptors import DescriptorKind, Truncation
-from appliance.ipc.replication_descriptors import TruncateOrder
+from appliance.ipc.descriptors import DescriptorKind, TruncateOrder, Truncation
 from appliance.storage import leader_epoch_cache
 from services.log_writer.replicas.replication_state import IsrProposal, ReplicationState
 from tests.simulation.invariants import Invariants

@@ -21,8 +21,7 @@ from appliance.base.logging import Logger
 from appliance.client import peer_connection
 from appliance.cluster.metadata_image import BrokerImage
 from appliance.cluster.replication_throttle import ReplicationThrottle
-from appliance.ipc.descriptors import Completion, DescriptorKind, Truncation
-from appliance.ipc.replication_descriptors import replica_append_of, truncate_of
+from appliance.ipc.descriptors import Completion, DescriptorKind, Truncation, replica_append_of, truncate_of
 from appliance.protocol.api_versions import encode_api_versions_response
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.fetch import FetchPartition

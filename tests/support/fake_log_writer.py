@@ -12,8 +12,8 @@ from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout
 from appliance.ipc.channel import HELLO, WELCOME, SinkChannel
 from appliance.ipc.descriptors import DescriptorKind
+from appliance.ipc.disk_reports import CAUGHT_UP, MoveProgress, moves_file, write_moves
 from appliance.ipc.frames import FrameSocket, PeerGone, accept, listen_unix
-from appliance.ipc.move_report import CAUGHT_UP, MoveProgress, moves_file, write_moves
 from appliance.shm.mapping import SharedObjectAbsent
 from appliance.shm.partition_table import PartitionTableWriter
 

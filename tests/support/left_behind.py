@@ -23,8 +23,7 @@ import pytest
 
 from appliance.base.layout import BoxLayout, runtime_roots
 from appliance.pipeline.spark_session import YOUNG_SECONDS, sweep_scratch
-from appliance.shm.atomic import WORD_BYTES
-from appliance.shm.mapping import PID_WORD, list_names, unlink
+from appliance.shm.mapping import PID_WORD, WORD_BYTES, list_names, unlink
 from lab.running_box import BEGUN
 
 PREFIX = "millrace-tests-"

@@ -11,16 +11,20 @@ from typing import Any
 import orjson
 
 from appliance.base.layout import BoxLayout
-from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMIT_FLAG, Completion, DescriptorKind, Truncation
-from appliance.ipc.proxies import LogWriterProxies
-from appliance.ipc.replication_descriptors import (
+from appliance.ipc.descriptors import (
+    ACKS_ALL_FLAG,
+    COMMIT_FLAG,
+    Completion,
+    DescriptorKind,
     Progress,
     ReplicaAppend,
     TruncateOrder,
+    Truncation,
     progress_descriptor,
     replica_append_descriptor,
     truncate_descriptor,
 )
+from appliance.ipc.proxies import LogWriterProxies
 from appliance.records.builder import BatchBuilder
 from appliance.shm.partition_table import PartitionTableReader, Row
 from appliance.storage.segment_files import LOG_SUFFIX, segment_path

@@ -17,9 +17,8 @@ from appliance.base.layout import Disk
 from appliance.base.logging import Logger, Severity
 from appliance.base.settings import Box
 from appliance.cluster.metadata_image import MetadataImage, read_image
-from appliance.ipc.controller_frames import AUTO_CREATE, IMAGE_CHANGED
 from appliance.ipc.frames import Frame, FrameSocket, connect_unix
-from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
+from appliance.ipc.request_frames import AUTO_CREATE, IMAGE_CHANGED, KAFKA_REQUEST, pack_kafka_request
 from appliance.protocol import topic_apis
 from appliance.protocol.topic_apis import CreatableTopic, CreatedTopic, CreateTopicsRequest, DeletedTopic, DeleteTopicsRequest, TopicToDelete
 from appliance.runtime.agent import ServiceContext

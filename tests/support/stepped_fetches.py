@@ -24,12 +24,10 @@ from appliance.base.model import TopicId
 from appliance.cluster.lease_gate import LeaseGate
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
-from appliance.ipc.aborted_answer import aborted_answer
-from appliance.ipc.descriptors import DESCRIPTOR, DescriptorKind
+from appliance.ipc.descriptors import DESCRIPTOR, DescriptorKind, Progress, progress_of
 from appliance.ipc.frames import listen_unix
-from appliance.ipc.log_reader_messages import ABORTED, CHECK, EPOCH_END, LOOKUP, OPEN, Answer, Question, pack_answer, unpack_question
+from appliance.ipc.log_reader_messages import ABORTED, CHECK, EPOCH_END, LOOKUP, OPEN, Answer, Question, aborted_answer, pack_answer, unpack_question
 from appliance.ipc.log_reader_proxy import LogReaderProxy
-from appliance.ipc.replication_descriptors import Progress, progress_of
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.fetch import FetchPartition, ForgottenPartition
 from appliance.protocol.framing import RequestHeader

@@ -26,7 +26,7 @@ from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 from appliance.shm.doorbell import Doorbell
 from appliance.shm.partition_table import DISK_ONLINE, SLEEPING_WORD, PartitionTableWriter
-from appliance.shm.ring_pair import RingPair
+from appliance.shm.ring import RingPair
 from services.log_writer.previous_incarnations import PreviousLives
 
 DISK = "d0"

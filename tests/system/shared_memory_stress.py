@@ -33,7 +33,7 @@ from appliance.shm.partition_table import (
     Row,
     TornRow,
 )
-from appliance.shm.ring_pair import RingPair
+from appliance.shm.ring import RingPair
 
 ENOUGH = 5
 CHECK_EVERY = 512

@@ -19,7 +19,7 @@ import pytest
 from appliance.base.layout import RUNTIME_VARIABLE, BoxLayout
 from appliance.ipc.descriptors import COMPLETION
 from appliance.shm.mapping import list_names
-from appliance.shm.ring_pair import RingPair
+from appliance.shm.ring import RingPair
 from lab.running_box import eventually
 from lab.scratch_layout import purposes_left, scratch_layout
 from tests.conftest import ROOT

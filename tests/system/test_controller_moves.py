@@ -12,9 +12,8 @@ from kazoo.client import KazooClient
 
 from appliance.base.errors import ErrorCode
 from appliance.cluster.broker_configs import MOVE_RATE
-from appliance.ipc.controller_frames import MOVE_ORDERS
 from appliance.ipc.descriptors import DescriptorKind
-from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
+from appliance.ipc.request_frames import KAFKA_REQUEST, MOVE_ORDERS, pack_kafka_request
 from appliance.protocol import config_apis, log_dir_apis, topic_apis
 from appliance.protocol.config_apis import ConfigToAlter, IncrementalAlterConfigsRequest, ResourceToAlter
 from appliance.protocol.log_dir_apis import AlterReplicaLogDirsRequest, LogDirToFill, LogDirTopicToMove

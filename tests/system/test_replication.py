@@ -21,12 +21,12 @@ from appliance.client.admin import create_topic
 from appliance.client.cluster import ClusterClient
 from appliance.client.peer_connection import PeerConnection
 from appliance.cluster.metadata_image import read_image
-from appliance.ipc.scrub_report import read_report, report_file
+from appliance.ipc.disk_reports import read_report, report_file
 from appliance.protocol import offset_apis
 from appliance.protocol.offset_apis import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from appliance.records.batch import BATCH_LENGTH_AT, read_batch_header
 from appliance.runtime.poller import Poller
-from appliance.shm.living_table import attach_table
+from appliance.shm.disk_tables import attach_table
 from lab.real_zookeeper import RealZooKeeper
 from lab.reconcile import Reconciliation
 from lab.running_box import RunningBox, eventually, start_box

@@ -16,8 +16,8 @@ from appliance.base.errors import ErrorCode
 from appliance.cluster.metadata_cache import LocalReplica
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.cluster.replication_throttle import ReplicationThrottle
+from appliance.ipc.descriptors import Progress, progress_descriptor
 from appliance.ipc.log_reader_proxy import LogReaderProxy
-from appliance.ipc.replication_descriptors import Progress, progress_descriptor
 from appliance.protocol.fetch import FetchPartition, FetchPartitionResult
 from appliance.shm.counters import Counters
 from services.acceptor.fetch.pending_fetch import PendingFetch

@@ -31,8 +31,7 @@ from appliance.base.errors import ErrorCode
 from appliance.cluster.lease_gate import LeaseGate
 from appliance.cluster.metadata_cache import Bound, KnownAborted, LocalReplica, MetadataCache
 from appliance.cluster.metadata_image import MetadataImage
-from appliance.ipc.aborted_answer import read_aborted
-from appliance.ipc.log_reader_messages import ABORTED, EPOCH_END, LOOKUP, OPEN, Answer, Span
+from appliance.ipc.log_reader_messages import ABORTED, EPOCH_END, LOOKUP, OPEN, Answer, Span, read_aborted
 from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy
 from appliance.protocol.fetch import (
     MAGIC_2_SINCE,

@@ -13,7 +13,7 @@ import os
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from appliance.ipc.reader_arena import ArenaPart
+from appliance.ipc.log_reader_proxy import ArenaPart
 
 if TYPE_CHECKING:
     from appliance.storage.page_cache import FileMap

@@ -29,10 +29,8 @@ from appliance.base.model import NO_LEADER
 from appliance.client.transaction_gate import TIMEOUT_MS, OnVerified, TransactionPeers, codes, question
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, partition_of
-from appliance.ipc.controller_frames import AUTO_CREATE
-from appliance.ipc.controller_link import ControllerLink
-from appliance.ipc.coordinator_link import CoordinatorLink
-from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
+from appliance.ipc.request_frames import AUTO_CREATE, KAFKA_REQUEST, pack_kafka_request
+from appliance.ipc.request_link import ControllerLink, CoordinatorLink
 from appliance.protocol import transaction_apis
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.protocol.cluster_apis import GROUP_KEY, SHARE_KEY, TRANSACTION_KEY, Coordinator, decode_find_coordinator, encode_find_coordinator_response

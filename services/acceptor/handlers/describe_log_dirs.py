@@ -13,7 +13,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.model import TopicId
 from appliance.cluster.metadata_cache import MetadataCache
-from appliance.ipc.move_report import MoveProgress, moves_file, read_moves
+from appliance.ipc.disk_reports import MoveProgress, moves_file, read_moves
 from appliance.ipc.proxies import LogWriterProxies
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.log_dir_apis import (

@@ -12,8 +12,7 @@ from typing import Any
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.cluster.metadata_cache import MetadataCache
-from appliance.ipc.descriptors import DescriptorKind
-from appliance.ipc.producer_entries import PRODUCER_ENTRY, unpack_producers
+from appliance.ipc.descriptors import PRODUCER_ENTRY, DescriptorKind, unpack_producers
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.transaction_apis import (
     DESCRIBE_PRODUCERS_REQUEST,

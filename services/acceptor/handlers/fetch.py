@@ -32,8 +32,8 @@ from appliance.protocol.fetch import (
 )
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.leader_hints import NodeEndpoint
-from appliance.shm.atomic import signed
 from appliance.shm.counters import Counters
+from appliance.shm.mapping import signed
 from appliance.shm.partition_table import LOG_END_OFFSET
 from services.acceptor.connection import Connection
 from services.acceptor.delayed import Delayed

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from appliance.base.errors import ErrorCode
-from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
+from appliance.ipc.request_link import ControllerLink
 from appliance.protocol.apis import SERVED_APIS
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.schema import response_frame

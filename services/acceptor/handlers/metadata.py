@@ -21,8 +21,8 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import INTERNAL_TOPICS, NO_TOPIC_ID, topic_name_problem
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage
-from appliance.ipc.controller_frames import AUTO_CREATE
-from appliance.ipc.controller_link import ControllerLink
+from appliance.ipc.request_frames import AUTO_CREATE
+from appliance.ipc.request_link import ControllerLink
 from appliance.protocol.cluster_apis import (
     DESCRIBE_CLUSTER_REQUEST,
     DESCRIBE_CLUSTER_RESPONSE,

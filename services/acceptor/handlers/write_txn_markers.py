@@ -15,9 +15,9 @@ from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.state_log import OFFSETS_TOPIC
-from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMIT_FLAG, RAISED_EPOCH_FLAG, DescriptorKind
 from appliance.ipc.request_frames import TRANSACTION_ENDED, pack_ended_transaction
+from appliance.ipc.request_link import CoordinatorLink
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.topic_partitions import PartitionResult, TopicResult
 from appliance.protocol.transaction_apis import (

@@ -14,8 +14,8 @@ from appliance.base.errors import ErrorCode
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.protocol.leader_hints import NodeEndpoint
 from appliance.protocol.produce import LEADER_HINTS_SINCE, ProduceRequest, ProduceResult, encode_produce_response
-from appliance.shm.atomic import signed
 from appliance.shm.counters import Counters
+from appliance.shm.mapping import signed
 from appliance.shm.partition_table import HIGH_WATERMARK, ISR_AND_CONFIG, TornRow
 from services.acceptor.connection import Connection, Reply
 from services.acceptor.delayed import Delayed

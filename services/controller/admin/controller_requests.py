@@ -18,9 +18,8 @@ from appliance.base.model import NO_TOPIC_ID, TopicId
 from appliance.base.settings import Box
 from appliance.cluster.broker_configs import broker_configs
 from appliance.cluster.placement import TopicCreation
-from appliance.ipc.controller_frames import AUTO_CREATE, AUTO_CREATE_DONE, MOVE_ORDERS, MOVE_ORDERS_DONE
 from appliance.ipc.frames import Frame
-from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, unpack_kafka_request
+from appliance.ipc.request_frames import AUTO_CREATE, AUTO_CREATE_DONE, KAFKA_REQUEST, KAFKA_RESPONSE, MOVE_ORDERS, MOVE_ORDERS_DONE, unpack_kafka_request
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.topic_apis import (
     CreatableTopic,

@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.ipc.controller_frames import COMMIT_LEGACY_OFFSETS, COORDINATOR_ANSWER, FETCH_LEGACY_OFFSETS, LEASE_PRODUCER_IDS
 from appliance.ipc.frames import Frame
+from appliance.ipc.request_frames import COMMIT_LEGACY_OFFSETS, COORDINATOR_ANSWER, FETCH_LEGACY_OFFSETS, LEASE_PRODUCER_IDS
 from appliance.runtime.request_server import RequestClient
 from services.controller.admin.waiting_requests import Respond
 from services.controller.decisions.cluster import ControllerContext

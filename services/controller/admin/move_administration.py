@@ -17,7 +17,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.settings import Box
 from appliance.cluster.znodes import MoveOrder
 from appliance.ipc.descriptors import DescriptorKind
-from appliance.ipc.move_report import CAUGHT_UP, FAILED
+from appliance.ipc.disk_reports import CAUGHT_UP, FAILED
 from services.controller.admin.move_orders import MoveOrders
 from services.controller.admin.move_progress import MoveProgressFiles
 from services.controller.decisions.cluster import ControllerContext, DiskReport

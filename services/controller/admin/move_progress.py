@@ -1,7 +1,7 @@
 """The progress of copies, from the files that the log-writers of the target disks write.
 
 Owned by one process that watches moves. A file on tmpfs, read when its time has changed, so no disk
-delays the reader. Weak: as of `ipc/move_report.py`.
+delays the reader. Weak: as of `ipc/disk_reports.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 
 from appliance.base.layout import BoxLayout
-from appliance.ipc.move_report import MoveProgress, moves_file, read_moves
+from appliance.ipc.disk_reports import MoveProgress, moves_file, read_moves
 
 
 class MoveProgressFiles:

@@ -143,7 +143,7 @@ class MoveRequests:
 
 
 class DrainOrders(NamedTuple):
-    """The content of a MOVE_ORDERS frame (`ipc/controller_frames.py`)."""
+    """The content of a MOVE_ORDERS frame (`ipc/request_frames.py`)."""
 
     disk: str
     draining: bool | None = None

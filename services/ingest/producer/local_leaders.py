@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMITTED_FLAG, DescriptorKind
 from appliance.shm.arena import Arena
-from appliance.shm.atomic import signed
+from appliance.shm.mapping import signed
 from appliance.shm.partition_table import HIGH_WATERMARK, ISR_AND_CONFIG, ROLE_AND_EPOCH, ROLE_LEADER, TornRow
 from services.ingest.producer.partition_queues import PartitionQueue
 from services.ingest.producer.producer_batch import NO_SLOT, ProducerBatch

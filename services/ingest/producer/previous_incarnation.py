@@ -26,7 +26,7 @@ from appliance.runtime.agent import ServiceContext
 from appliance.senders.accounting import COUNTED_COUNTER, STORED_COUNTER, LossReason, listeners_of, plan_crash_accountings, read_ledger
 from appliance.senders.listener import SYSLOG_TCP, Listener
 from appliance.shm.mapping import LayoutMismatch, SharedObjectAbsent, list_names, unlink
-from appliance.shm.ring_pair import RingPair
+from appliance.shm.ring import RingPair
 from services.ingest.producer.batch_sender import BatchSender
 from services.ingest.producer.ingest_spool import IngestSpool
 from services.ingest.producer.spool_replay import SpoolReplay

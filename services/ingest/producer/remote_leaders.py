@@ -18,7 +18,7 @@ from appliance.base.clock import Clock
 from appliance.client.address import Address
 from appliance.client.peer_connection import PeerAnswer, PeerConnection
 from appliance.cluster.metadata_image import BrokerImage
-from appliance.ipc.registry import Registry
+from appliance.ipc.frames import Registry
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.produce_client import VERSION_MAX, VERSION_MIN, PartitionBatch, decode_produce_response, encode_produce
 from appliance.shm.counters import Counters

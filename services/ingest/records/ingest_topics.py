@@ -20,8 +20,8 @@ import orjson
 
 from appliance.base.model import TopicId
 from appliance.cluster.metadata_image import MetadataImage, TopicImage
-from appliance.ipc.controller_frames import AUTO_CREATE
-from appliance.ipc.controller_link import ControllerLink
+from appliance.ipc.request_frames import AUTO_CREATE
+from appliance.ipc.request_link import ControllerLink
 from appliance.runtime.agent import ServiceContext
 from services.ingest.producer.batch_sender import BatchSender
 from services.ingest.records.ack_group import AckGroup

@@ -16,7 +16,7 @@ from appliance.base.errors import ErrorCode, OutOfThreads, StorageFailed
 from appliance.base.invariants import check
 from appliance.base.logging import Logger
 from appliance.ipc.channel import SinkChannel
-from appliance.ipc.replication_descriptors import repair_of
+from appliance.ipc.descriptors import repair_of
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER
 from appliance.storage import file_io

@@ -19,8 +19,8 @@ from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.base.model import TopicId, TopicPartition
 from appliance.base.settings import Box
-from appliance.ipc import move_report
-from appliance.ipc.move_report import MoveProgress, moves_file, write_moves
+from appliance.ipc import disk_reports
+from appliance.ipc.disk_reports import MoveProgress, moves_file, write_moves
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 from appliance.storage import future_directories
@@ -62,7 +62,7 @@ class Incoming:
         self.bytes_per_second = bytes_per_second
         self.config = config
         self.finish: _Finish | None = None
-        self.state = move_report.COMPLETE if future.complete else move_report.WAITING
+        self.state = disk_reports.COMPLETE if future.complete else disk_reports.WAITING
         self.reason = ""
         self.said = MoveSaid(PROGRESS, log_end_offset=future.complete.log_end_offset if future.complete else _UNKNOWN)
         self.failures = 0
@@ -183,7 +183,7 @@ class IncomingMoves:
         incoming = self._find((topic_id, topic_partition.partition))
         if incoming is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if incoming.future.complete == wanted and incoming.state == move_report.COMPLETE:
+        if incoming.future.complete == wanted and incoming.state == disk_reports.COMPLETE:
             return ErrorCode.NONE
         self._answer(incoming, ErrorCode.REQUEST_TIMED_OUT)
         incoming.finish = _Finish(context, wanted, self._clock.monotonic_ns() + (deadline_ms or self._deadline_ms) * 1_000_000)
@@ -289,18 +289,18 @@ class IncomingMoves:
             if said.kind == FAILED:
                 self._on_failed(incoming, said.reason)
                 return
-            if said.kind == COMPLETE or incoming.state == move_report.COMPLETE:
+            if said.kind == COMPLETE or incoming.state == disk_reports.COMPLETE:
                 incoming.future = self._futures.look_again(incoming.future)
             incoming.said, incoming.reason = said, ""
             if said.log_end_offset > incoming.furthest:
                 incoming.furthest, incoming.failures = said.log_end_offset, 0
             before = incoming.state
             if incoming.future.complete is not None:
-                incoming.state = move_report.COMPLETE
+                incoming.state = disk_reports.COMPLETE
                 if incoming.finish is not None and incoming.finish.wanted == incoming.future.complete:
                     self._answer(incoming, ErrorCode.NONE)
             else:
-                incoming.state = move_report.CAUGHT_UP if said.is_caught_up else move_report.COPYING
+                incoming.state = disk_reports.CAUGHT_UP if said.is_caught_up else disk_reports.COPYING
             if incoming.state != before:
                 self._next_report_ns = 0
         if process.has_ended:
@@ -312,7 +312,7 @@ class IncomingMoves:
         name = incoming.future.topic_partition
         self._log.warning(f"{name} could not be copied to disk {self._disk}: {reason}; it is tried again", **name._asdict(), disk=self._disk)
         incoming.future = self._futures.look_again(incoming.future)
-        incoming.state, incoming.reason = move_report.FAILED, reason
+        incoming.state, incoming.reason = disk_reports.FAILED, reason
         incoming.not_before_ns = self._clock.monotonic_ns() + min(RETRY_NS_MAX, RETRY_NS_FIRST << min(incoming.failures, 16))
         incoming.failures += 1
         self._queue.remove(incoming)
@@ -349,15 +349,15 @@ class IncomingMoves:
             process = MoverProcess(job, self._poller, self._on_news)
         except OSError as error:
             incoming.not_before_ns = now_ns + RETRY_NS_MAX
-            incoming.state, incoming.reason = move_report.FAILED, f"its mover could not be started: {(error.strerror or str(error)).lower()}"
+            incoming.state, incoming.reason = disk_reports.FAILED, f"its mover could not be started: {(error.strerror or str(error)).lower()}"
             self._failures.add()
             name = future.topic_partition
             self._log.error(f"{name} could not be copied to disk {self._disk}: {incoming.reason}; it is tried again", **name._asdict(), disk=self._disk)
         else:
             self._run = incoming, process
             self._copying.set(1)
-            if incoming.state != move_report.COMPLETE:
-                incoming.state, incoming.reason = move_report.COPYING, ""
+            if incoming.state != disk_reports.COMPLETE:
+                incoming.state, incoming.reason = disk_reports.COPYING, ""
         self._report_due = True
 
     def _on_news(self) -> None:
@@ -386,8 +386,8 @@ class IncomingMoves:
         process.kill()
         if not process.is_gone():
             self._dying.append(process)
-        if incoming.state in (move_report.COPYING, move_report.CAUGHT_UP):
-            incoming.state = move_report.WAITING
+        if incoming.state in (disk_reports.COPYING, disk_reports.CAUGHT_UP):
+            incoming.state = disk_reports.WAITING
         self._report_due = self._has_news = True
 
     def _answer(self, incoming: Incoming, code: int) -> None:
@@ -445,7 +445,7 @@ class IncomingMoves:
         """Answer all waiting FINISH orders with an error: the disk is offline, and not touched any more."""
         self._stop_run()
         for incoming in self._queue:
-            incoming.state, incoming.reason = move_report.FAILED, f"disk {self._disk} is offline"
+            incoming.state, incoming.reason = disk_reports.FAILED, f"disk {self._disk} is offline"
             self._answer(incoming, ErrorCode.KAFKA_STORAGE_ERROR)
         self._report(self._clock.monotonic_ns())
 

@@ -17,8 +17,7 @@ from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, StorageFailed
 from appliance.base.logging import Logger
 from appliance.ipc.channel import SinkChannel
-from appliance.ipc.descriptors import Truncation
-from appliance.ipc.replication_descriptors import TruncateOrder, replica_append_of, truncate_of
+from appliance.ipc.descriptors import TruncateOrder, Truncation, replica_append_of, truncate_of
 from appliance.records.batch import read_batch_header, stored_batch_problem
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import APPEND_SINCE_WORD, FENCE_WORD, ROLE_FOLLOWER, ROLE_OFFLINE

@@ -14,7 +14,7 @@ from typing import Any
 from appliance.base.clock import Clock
 from appliance.base.errors import StorageFailed
 from appliance.ipc.channel import SinkChannel
-from appliance.ipc.replication_descriptors import progress_of
+from appliance.ipc.descriptors import progress_of
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_LEADER
 from services.log_writer.background.disk_trouble import DiskTrouble

@@ -10,7 +10,7 @@ import pytest
 from appliance.base.errors import ErrorCode
 from appliance.client.transaction_gate import TransactionPeers
 from appliance.cluster.state_log import TRANSACTIONS_TOPIC, partition_of
-from appliance.ipc.coordinator_link import CoordinatorLink
+from appliance.ipc.request_link import CoordinatorLink
 from appliance.protocol.topic_partitions import PartitionResult, TopicPartitions, TopicResult
 from appliance.protocol.transaction_apis import AddPartitionsToTxnResponse, ExtendedTransaction, TransactionToExtend
 from services.acceptor.handlers.coordinated import TransactionQuestions

@@ -17,9 +17,9 @@ from appliance.cluster.metadata_image import MetadataImage, PartitionImage, Topi
 from appliance.command.disk_drain import DrainView, ProgressBar, ask_controller, bytes_of, print_plan
 from appliance.command.failures import UsageProblem
 from appliance.command.moves import move_row, standing_moves
-from appliance.ipc.controller_frames import IMAGE_CHANGED, MOVE_ORDERS, MOVE_ORDERS_DONE
+from appliance.ipc.disk_reports import CAUGHT_UP, COPYING, FAILED, MoveProgress, moves_file, write_moves
 from appliance.ipc.frames import FrameSocket, listen_unix
-from appliance.ipc.move_report import CAUGHT_UP, COPYING, FAILED, MoveProgress, moves_file, write_moves
+from appliance.ipc.request_frames import IMAGE_CHANGED, MOVE_ORDERS, MOVE_ORDERS_DONE
 from lab.scratch_layout import scratch_layout
 
 TOPIC_ID = TopicId(bytes(range(16)))

@@ -30,12 +30,12 @@ from appliance.command.finding import FoundBox
 from appliance.command.ingest_figures import KnownSenders
 from appliance.command.process_memory import Memory, box_memory, memory_of
 from appliance.command.status import _state, cluster_line, print_status, senders_line, zookeeper_line
+from appliance.ipc.disk_reports import COPYING, MoveProgress, moves_file, write_moves
 from appliance.ipc.frames import listen_unix
-from appliance.ipc.move_report import COPYING, MoveProgress, moves_file, write_moves
 from appliance.runtime.status_server import STATUS
 from appliance.senders.sender_accounts import OTHERS, SenderFigures, senders_file, write_senders
 from appliance.shm.counters import Counters
-from appliance.shm.living_table import attach_table
+from appliance.shm.disk_tables import attach_table
 from appliance.shm.partition_table import DISK_ONLINE, ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, PartitionTableWriter, Row
 from lab.scratch_layout import scratch_layout
 

@@ -7,10 +7,18 @@ import pytest
 
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
-from appliance.ipc.controller_frames import AUTO_CREATE, AUTO_CREATE_DONE, GENERATION, IMAGE_CHANGED
-from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.frames import MAX_PAYLOAD_BYTES, Frame, FrameSocket, PeerGone, accept, listen_unix
-from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, pack_kafka_request, unpack_kafka_request
+from appliance.ipc.request_frames import (
+    AUTO_CREATE,
+    AUTO_CREATE_DONE,
+    GENERATION,
+    IMAGE_CHANGED,
+    KAFKA_REQUEST,
+    KAFKA_RESPONSE,
+    pack_kafka_request,
+    unpack_kafka_request,
+)
+from appliance.ipc.request_link import ControllerLink
 from appliance.runtime.poller import Poller
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from appliance.ipc.disk_health import CHECK_NS, DiskHealth
-from appliance.shm.disk_words import FLUSH_FACTOR, fence_life, give_up_lives, is_held_by_disk, overdue_operation
+from appliance.ipc.box_disks import CHECK_NS, DiskHealth
+from appliance.shm.disk_tables import FLUSH_FACTOR, fence_life, give_up_lives, is_held_by_disk, overdue_operation
 from appliance.shm.partition_table import (
     APPEND_SINCE_WORD,
     FENCE_WORD,

@@ -10,9 +10,9 @@ import pytest
 
 from appliance.base.clock import ManualClock
 from appliance.base.logging import Logger, Severity
-from appliance.ipc.controller_frames import LEASE_PRODUCER_IDS
-from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.producer_id_leases import ASK_AGAIN_NS, ProducerIdLeases
+from appliance.ipc.request_frames import LEASE_PRODUCER_IDS
+from appliance.ipc.request_link import ControllerLink
 from appliance.shm.counters import Counters
 from lab.scratch_layout import scratch_layout
 

@@ -11,11 +11,10 @@ from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout
 from appliance.ipc.channel import HELLO, REFUSED
-from appliance.ipc.commands import command_callbacks
 from appliance.ipc.descriptors import Completion, DescriptorKind
 from appliance.ipc.frames import FrameSocket, accept, listen_unix
 from appliance.ipc.log_writer_proxy import HELLO_TIMEOUT_NS
-from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.proxies import LogWriterProxies, command_callbacks
 from appliance.ipc.source import Source
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters

@@ -7,8 +7,8 @@ import pytest
 from appliance.base.invariants import InvariantViolation
 from appliance.base.layout import BoxLayout
 from appliance.ipc.log_reader_messages import ReadAnswer
-from appliance.ipc.reader_arena import ReaderArena
-from appliance.shm.piece_memory import PIECE_BYTES, PieceMemory
+from appliance.ipc.log_reader_proxy import ReaderArena
+from appliance.shm.arena import PIECE_BYTES, PieceMemory
 
 
 def test_a_part_outside_the_memory_is_refused_instead_of_shortened(layout: BoxLayout) -> None:

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from appliance.base.errors import ProtocolViolation
 from appliance.base.model import TopicId
-from appliance.ipc.descriptors import DESCRIPTOR, Truncation
-from appliance.ipc.replication_descriptors import (
+from appliance.ipc.descriptors import (
+    DESCRIPTOR,
     Progress,
     ReplicaAppend,
     TruncateOrder,
+    Truncation,
     progress_descriptor,
     progress_of,
     replica_append_descriptor,

@@ -10,10 +10,10 @@ from appliance.ipc.source import Source
 from appliance.runtime.preflight import need_of, shared_memory_problem
 from appliance.runtime.run_options import RunOptions, resolve_options
 from appliance.runtime.shared_memory_need import CONTROLLER_ARENA_BYTES, CONTROLLER_RING_ENTRIES, SharedMemoryNeed, held_bytes, shared_memory_need
+from appliance.shm.arena import PieceMemory
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import PartitionTableWriter
-from appliance.shm.piece_memory import PieceMemory
-from appliance.shm.ring_pair import RingPair
+from appliance.shm.ring import RingPair
 from lab.scratch_layout import scratch_layout
 from services.controller import disk_commands
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from appliance.base.layout import BoxLayout
-from appliance.shm.counter_reader import CounterReader
-from appliance.shm.counters import Counters, read_counters
+from appliance.shm.counters import CounterReader, Counters, read_counters
 from appliance.shm.mapping import unlink
 
 

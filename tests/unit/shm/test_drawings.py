@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from appliance.shm import arena, counters, histogram, mapping, partition_table, ring, ring_pair
-from appliance.shm.atomic import WORD_BYTES
+from appliance.shm import arena, counters, histogram, mapping, partition_table, ring
+from appliance.shm.mapping import WORD_BYTES
 from tests.conftest import ROOT
 
 README = Path(ROOT, "appliance/shm/README.md").read_text()
@@ -34,7 +34,7 @@ def words_of(module: ModuleType) -> set[str]:
 
 @pytest.mark.parametrize(
     ("title", "module"),
-    [("Arena", arena), ("Ring pair", ring_pair), ("Partition table", partition_table), ("Counters", counters)],
+    [("Arena", arena), ("Ring pair", ring), ("Partition table", partition_table), ("Counters", counters)],
 )
 def test_words_and_positions_are_drawn_where_they_are(title: str, module: ModuleType) -> None:
     drawn = drawing(title)
@@ -57,7 +57,7 @@ def test_a_row_is_drawn_word_by_word() -> None:
     assert drawn == {name: getattr(partition_table, name) * WORD_BYTES for name in ROW_WORDS}
 
 
-@pytest.mark.parametrize("module", ["arena", "ring_pair", "partition_table", "counters"])
+@pytest.mark.parametrize("module", ["arena", "ring", "partition_table", "counters"])
 def test_every_purpose_and_number_in_the_text_is_the_codes(module: str) -> None:
     purpose = importlib.import_module(f"appliance.shm.{module}").PURPOSE
     assert len(purpose) == WORD_BYTES and f"magic {purpose.decode()} " in README

@@ -8,8 +8,8 @@ import pytest
 
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
-from appliance.shm.atomic import WORD_BYTES
-from appliance.shm.known_rows import KnownRows
+from appliance.shm.disk_tables import KnownRows
+from appliance.shm.mapping import WORD_BYTES
 from appliance.shm.partition_table import (
     ROLE_FOLLOWER,
     ROLE_LEADER,

@@ -8,7 +8,7 @@ from appliance.base.invariants import InvariantViolation
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
 from appliance.shm import partition_table
-from appliance.shm.atomic import WORD_BYTES
+from appliance.shm.mapping import WORD_BYTES
 from appliance.shm.partition_table import (
     DISK_FULL,
     HIGH_WATERMARK,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from appliance.base.layout import BoxLayout
-from appliance.shm.piece_memory import PIECE_BYTES, PieceMemory, attach_pieces
+from appliance.shm.arena import PIECE_BYTES, PieceMemory, attach_pieces
 
 
 def held(memory: PieceMemory) -> int:

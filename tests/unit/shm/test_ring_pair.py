@@ -6,7 +6,7 @@ import pytest
 
 from appliance.base.layout import BoxLayout
 from appliance.shm.mapping import SharedObjectAbsent
-from appliance.shm.ring_pair import RingPair
+from appliance.shm.ring import RingPair
 
 ENTRY = Struct("@8Q")
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from appliance.base.errors import ErrorCode
-from appliance.ipc.aborted_answer import IN_ANSWER_MAX
-from appliance.ipc.log_reader_messages import ABORTED, LOOKUP, Question
+from appliance.ipc.log_reader_messages import ABORTED, IN_ANSWER_MAX, LOOKUP, Question
 from lab.scratch_layout import scratch_layout
 from services.acceptor.connection import Connection
 from tests.support.cold_segments import write_segment

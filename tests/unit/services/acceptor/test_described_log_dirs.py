@@ -13,7 +13,7 @@ from appliance.base.layout import Disk
 from appliance.base.model import TopicId
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage
-from appliance.ipc.move_report import COPYING, MoveProgress, moves_file, write_moves
+from appliance.ipc.disk_reports import COPYING, MoveProgress, moves_file, write_moves
 from appliance.protocol.log_dir_apis import (
     DESCRIBE_LOG_DIRS_REQUEST,
     DESCRIBE_LOG_DIRS_RESPONSE,

@@ -11,8 +11,8 @@ import pytest
 from appliance.base.errors import ErrorCode
 from appliance.cluster.broker_configs import LEADER_RATE
 from appliance.cluster.replication_throttle import LEADER_REPLICAS
+from appliance.ipc.descriptors import Progress
 from appliance.ipc.log_reader_messages import CHECK, EPOCH_END, LOOKUP
-from appliance.ipc.replication_descriptors import Progress
 from appliance.protocol.fetch import EpochEndOffset
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.leader_hints import CurrentLeader

@@ -13,10 +13,9 @@ from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.cluster.state_log import OFFSETS_TOPIC
-from appliance.ipc.coordinator_link import CoordinatorLink
-from appliance.ipc.descriptors import COMMIT_FLAG, Descriptor, DescriptorKind
-from appliance.ipc.producer_entries import PRODUCER_ENTRY
+from appliance.ipc.descriptors import COMMIT_FLAG, PRODUCER_ENTRY, Descriptor, DescriptorKind
 from appliance.ipc.request_frames import TRANSACTION_ENDED, unpack_ended_transaction
+from appliance.ipc.request_link import CoordinatorLink
 from appliance.protocol import transaction_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.framing import RequestHeader

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from appliance.ipc.reader_arena import ArenaPart
+from appliance.ipc.log_reader_proxy import ArenaPart
 from appliance.storage.page_cache import has_cachestat
 from services.acceptor.connection import ARENA_HOLD_NS, SEND_BYTES_A_TURN, Connection
 from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, SegmentFile, SegmentOrigin

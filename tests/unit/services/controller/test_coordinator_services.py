@@ -12,8 +12,8 @@ import pytest
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.base.logging import Logger
-from appliance.ipc.controller_frames import COMMIT_LEGACY_OFFSETS, COORDINATOR_ANSWER, FETCH_LEGACY_OFFSETS, LEASE_PRODUCER_IDS
 from appliance.ipc.frames import Frame
+from appliance.ipc.request_frames import COMMIT_LEGACY_OFFSETS, COORDINATOR_ANSWER, FETCH_LEGACY_OFFSETS, LEASE_PRODUCER_IDS
 from appliance.runtime.request_server import RequestClient
 from appliance.shm.counters import Counters
 from lab.scratch_layout import scratch_layout

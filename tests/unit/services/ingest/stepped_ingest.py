@@ -19,11 +19,10 @@ from appliance.base.model import TopicId
 from appliance.base.settings import Box
 from appliance.client.address import Address
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage, write_image
-from appliance.ipc.commands import command_callbacks
-from appliance.ipc.controller_frames import AUTO_CREATE, COORDINATOR_ANSWER, LEASE_PRODUCER_IDS
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.frames import Frame
-from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.proxies import LogWriterProxies, command_callbacks
+from appliance.ipc.request_frames import AUTO_CREATE, COORDINATOR_ANSWER, LEASE_PRODUCER_IDS
 from appliance.ipc.source import Source
 from appliance.records.record import Record, iterate_records
 from appliance.runtime.agent import ServiceContext

@@ -15,12 +15,11 @@ from appliance.base.layout import BoxLayout, Disk
 from appliance.base.logging import Logger
 from appliance.base.settings import Box
 from appliance.ipc.log_reader_messages import FIRST_WHATEVER, LOOKUP, READ, WHOLE_BATCHES, Answer, Extent, Question, ReadAnswer, pack_question, unpack_answer
-from appliance.ipc.log_reader_proxy import LogReaderProxy
-from appliance.ipc.reader_arena import ArenaPart
+from appliance.ipc.log_reader_proxy import ArenaPart, LogReaderProxy
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
+from appliance.shm.arena import PIECE_BYTES
 from appliance.shm.counters import Counters
-from appliance.shm.piece_memory import PIECE_BYTES
 from appliance.storage import file_io
 from appliance.storage.segment_files import LOG_SUFFIX, segment_path
 from lab.scratch_layout import open_descriptors, purposes_left, scratch_layout

@@ -12,7 +12,7 @@ from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.logging import Logger
 from appliance.base.model import TopicPartition
-from appliance.ipc.scrub_report import read_report
+from appliance.ipc.disk_reports import read_report
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
 from appliance.storage.log_config import LogConfig

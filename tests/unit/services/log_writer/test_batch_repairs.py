@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from appliance.base.errors import ErrorCode
-from appliance.ipc.descriptors import Completion, DescriptorKind
-from appliance.ipc.replication_descriptors import RepairOrder, repair_descriptor
+from appliance.ipc.descriptors import Completion, DescriptorKind, RepairOrder, repair_descriptor
 from appliance.storage import file_io
 from appliance.storage.batch_repair import Verdict
 from services.log_writer.background import batch_repairs

@@ -19,7 +19,7 @@ from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.base.model import TopicId, TopicPartition
 from appliance.ipc.descriptors import DescriptorKind
-from appliance.ipc.scrub_report import NOTHING, FoundDamage, write_report
+from appliance.ipc.disk_reports import NOTHING, FoundDamage, write_report
 from appliance.records.builder import BatchBuilder
 from appliance.shm.partition_table import DISK_OFFLINE, DISK_ONLINE
 from appliance.storage import file_io

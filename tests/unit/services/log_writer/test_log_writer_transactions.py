@@ -15,12 +15,13 @@ from appliance.ipc.descriptors import (
     COMMIT_FLAG,
     COORDINATOR_FLAG,
     NEEDS_VERIFICATION,
+    PRODUCER_ENTRY,
     RAISED_EPOCH_FLAG,
     VERIFIED_FLAG,
     Completion,
     DescriptorKind,
+    unpack_producers,
 )
-from appliance.ipc.producer_entries import PRODUCER_ENTRY, unpack_producers
 from appliance.ipc.proxies import LogWriterProxies
 from appliance.shm.partition_table import Row
 from appliance.storage.producer_state import PRODUCER_EXPIRATION_MS

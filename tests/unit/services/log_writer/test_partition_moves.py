@@ -14,9 +14,8 @@ import pytest
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicPartition
-from appliance.ipc.descriptors import Completion, DescriptorKind, Truncation
-from appliance.ipc.move_report import CAUGHT_UP, COMPLETE, COPYING, FAILED, WAITING, MoveProgress, moves_file, read_moves
-from appliance.ipc.replication_descriptors import ReplicaAppend, TruncateOrder, replica_append_descriptor, truncate_descriptor
+from appliance.ipc.descriptors import Completion, DescriptorKind, ReplicaAppend, TruncateOrder, Truncation, replica_append_descriptor, truncate_descriptor
+from appliance.ipc.disk_reports import CAUGHT_UP, COMPLETE, COPYING, FAILED, WAITING, MoveProgress, moves_file, read_moves
 from appliance.records.batch import stamp_batch
 from appliance.records.builder import BatchBuilder
 from appliance.shm.partition_table import DISK_ONLINE, ROLE_FOLLOWER, ROLE_LEADER, ROLE_NONE

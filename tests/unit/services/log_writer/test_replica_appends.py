@@ -14,8 +14,7 @@ from appliance.base.clock import SystemClock
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage, write_image
-from appliance.ipc.descriptors import DescriptorKind, Truncation
-from appliance.ipc.replication_descriptors import ReplicaAppend
+from appliance.ipc.descriptors import DescriptorKind, ReplicaAppend, Truncation
 from appliance.records.batch import stamp_batch
 from appliance.shm.lease import LeaseWriter
 from appliance.shm.partition_table import DISK_FULL, FENCE_WORD, ROLE_FOLLOWER, ROLE_LEADER, ROLE_NONE

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.base.errors import ErrorCode
-from appliance.ipc.descriptors import Truncation
-from appliance.ipc.replication_descriptors import TruncateOrder
+from appliance.ipc.descriptors import TruncateOrder, Truncation
 from services.replica_fetcher.follower_fetch import BACKOFF_FIRST_NS, FollowerFetch, Need
 
 SECOND = 1_000_000_000

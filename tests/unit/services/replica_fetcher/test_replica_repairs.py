@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.ipc.scrub_report import NOTHING, FoundDamage, report_file, write_report
+from appliance.ipc.disk_reports import NOTHING, FoundDamage, report_file, write_report
 from appliance.protocol.fetch import CONSUMER_REPLICA_ID, FetchRequest, decode_fetch, encode_fetch_response
 from appliance.records.batch import BATCH_LENGTH_AT
 from appliance.storage.scrub import SegmentScrub

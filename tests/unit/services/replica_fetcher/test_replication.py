@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from appliance.base.errors import ErrorCode
-from appliance.ipc.descriptors import BEHIND_REFUSED_FLAG, COMMITTED_FLAG, COORDINATOR_FLAG, DescriptorKind, Truncation
-from appliance.ipc.replication_descriptors import ReplicaAppend
+from appliance.ipc.descriptors import BEHIND_REFUSED_FLAG, COMMITTED_FLAG, COORDINATOR_FLAG, DescriptorKind, ReplicaAppend, Truncation
 from appliance.records.batch import RECORDS_AT
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER
 from lab.raw_transactions import transactional_batch
