@@ -1,5 +1,4 @@
-"""The ingest: receives from senders, sends record batches to the leaders of their partitions,
-acknowledges.
+"""The ingest: receives from senders, sends batches to partition leaders, acknowledges.
 
 One turn: completions and deaths of log-writers, changes of tables and image, batches that are due,
 acknowledgements; then the poller passes datagrams and streams to their owners. The agent alone owns

@@ -1,5 +1,4 @@
-"""Connections that their peer has closed and that were not read to their end, for protocols without
-identities.
+"""Connections that their peer has closed and that are not read to their end.
 
 Owned by `SenderConnections`. A sender that was cut off may reconnect within a millisecond and
 repeat everything that was not answered. The end of its old connection is behind bytes that are not

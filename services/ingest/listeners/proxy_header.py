@@ -1,5 +1,4 @@
-"""Read the PROXY header (versions 1 and 2) at the start of a connection: the address of the sender
-behind the proxy.
+"""Read the PROXY header of a connection: the address of the sender behind the proxy.
 
 Bytes in, addresses out; the connection owns the stream. Version 1 is a line of text (HAProxy,
 loggen -H; it may end with a bare LF), version 2 is binary. A header without an address (`UNKNOWN`,

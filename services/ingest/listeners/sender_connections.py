@@ -1,5 +1,4 @@
-"""All stream connections of an ingest: accepts them, reads them in fair shares, pauses them, ends
-them.
+"""Stream connections of an ingest: accept, read in fair shares, pause, end.
 
 Owned by one ingest agent. Nothing that was received is dropped: a connection is paused after the
 piece that reached a blocked partition or filled its window, and TCP slows its sender down. Bounds:

@@ -1,5 +1,4 @@
-"""The UDP sockets of an ingest, one for each UDP listener, and the interface of the protocols that
-are spoken there.
+"""The UDP sockets of an ingest, and the interface of the protocols on them.
 
 Owned by one ingest agent; the sockets belong to the supervisor and survive this process. Each is
 drained in bursts and has the largest receive buffer that the kernel allows. Datagram senders cannot

@@ -1,5 +1,4 @@
-"""TLS: the certificates of the listeners, and OpenSSL over memory between a socket's bytes and a
-session's.
+"""TLS of the listeners: certificates, and OpenSSL over memory for each connection.
 
 Over memory, a receive of many small records is one system call. Imported on demand, because OpenSSL
 takes 4 MB. Certificates are loaded at the start, and again when their files change; open

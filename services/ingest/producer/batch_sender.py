@@ -1,5 +1,4 @@
-"""Send closed batches to the leaders of their partitions, on this box or another, until they are
-stored.
+"""Send closed batches to the leaders of their partitions until they are stored.
 
 Owned by one ingest agent. Each partition has a `PartitionQueue` with its own idempotent producer,
 so that a log recognises a batch that is offered twice. `PartitionLeaders` knows the leaders,

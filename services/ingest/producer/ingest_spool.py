@@ -1,5 +1,4 @@
-"""The spool: batches on the state disk while no leader is reachable and their memory budget is used
-up.
+"""The spool: batches that wait on the state disk for a leader.
 
 Owned by one ingest; `STATE/ingest/K/spool/NUMBER.spool`, records as in `spool_records`. Batches are
 appended and taken in order. That a batch is done is a record, too; a file is removed when

@@ -1,5 +1,4 @@
-"""Move batches of an unreachable leader to the spool when their memory budget is used up, and back
-in order.
+"""Move batches of an unreachable leader to the spool, and back in order.
 
 Owned by `BatchSender`. The overflow of a queue is on disk or, if the spool is full, in memory; it
 keeps its order. Before the first batch of a queue goes to disk, all batches before it are written

@@ -1,5 +1,4 @@
-"""The leader of each partition that an ingest writes to, the memory budget of its location, dead
-disks, blocked partitions.
+"""Leaders of partitions, their memory budgets, dead disks, blocked partitions.
 
 Owned by one ingest agent. A location is a disk of this box or another box. A location above its
 budget blocks its own partitions and no others. Lines of a partition on a dead disk go to the next

@@ -1,5 +1,4 @@
-"""The partition queues of an ingest: batches waiting and in flight, and an idempotent producer for
-each partition.
+"""Partition queues: batches waiting and in flight, and their idempotent producer.
 
 Owned by `BatchSender`; no socket, no shared memory, no clock.
 

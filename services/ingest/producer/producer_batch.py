@@ -1,5 +1,4 @@
-"""One closed batch: its bytes, the shares of its ack groups, and the sequence under which it is
-offered.
+"""One closed batch: its bytes, its shares, and its producer id, epoch and sequence.
 
 Owned by `BatchSender`. The bytes are in the arena (`slot`) after they were offered to a log-writer,
 otherwise in `data` or in the spool. A batch keeps its sequence when it is offered again, by which

@@ -1,5 +1,4 @@
-"""Send batches to leaders on other boxes: Produce to their Kafka port, several partitions in a
-request.
+"""Send batches to leaders on other boxes by Produce to their Kafka port.
 
 Owned by `BatchSender`. One connection for each box with at most `REQUESTS_MAX` requests in flight;
 each request has one batch of a partition, so its batches stay in order. The result of a lost

@@ -1,5 +1,4 @@
-"""Ack group: the records that one acknowledgement of a protocol covers, its shares of batches, and
-its identities.
+"""Ack groups, their shares of batches, and the identities of their records.
 
 Examples: a burst of RELP frames, a Fluent chunk, a part of a Lumberjack window, an HTTP request. A
 session makes the group, passes it to the router with its records, and closes it. Batches are stored

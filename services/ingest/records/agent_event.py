@@ -1,5 +1,4 @@
-"""Build the stored event of an agent's record: a Fluent entry, an OTLP LogRecord, a document of
-`_bulk`, a line of Loki.
+"""Build the stored event of an agent's record (Fluent, OTLP, `_bulk`, Loki).
 
 Pure functions, for all protocols. The document always has the fields of a syslog event first (null
 if unknown), then those that exist of `tag`, `labels`, `resource`, `scope` …, `fields` (the sender's

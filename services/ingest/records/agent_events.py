@@ -1,5 +1,4 @@
-"""Build the events of agents that arrived together, by columns: the same as `agent_record` for
-each, at half the cost.
+"""Build the events of agents that arrived together, by columns, at half the cost.
 
 Pure functions. Most records of a chunk have the same names, and their values the same types. So
 each question is answered once for a column instead of once for a record: which role a name has,

@@ -1,5 +1,4 @@
-"""Build records from syslog messages, JSON value, key, timestamp and headers; and cache the start
-of an event's JSON.
+"""Build records from syslog messages; cache the start of an event's JSON.
 
 Owned by the ingest agent. The value is one JSON object with fixed fields (null if the sender
 omitted them): time, host, app, proc_id, msg_id, severity, severity_name, facility, facility_name,

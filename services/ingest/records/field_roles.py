@@ -1,5 +1,4 @@
-"""The meaning of a sender's fields: `level` is a severity, `hostname` the host, `log` the message;
-`warn` is severity 4.
+"""The meaning of a sender's fields and of its words for severity and facility.
 
 One table of names, first name first; `name>inner` reads a field of an object (`kubernetes>host`),
 whose value stays where it is. `agent_event` checks whether the value fits. The roles of a set of

@@ -1,5 +1,4 @@
-"""Take records whose repeats can be recognised: skip what is stored, wait for what is in flight,
-store the rest.
+"""Take records whose repeats can be recognised: skip, hold or store them.
 
 Owned by the router. A group has one identity, or one for each record, or its records continue a
 stream (`replay_memory` defines addresses). A record whose state is unknown is held, with its group,

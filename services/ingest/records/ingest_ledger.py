@@ -1,5 +1,4 @@
-"""The ledger of an ingest: each record by listener and by sender, from received to stored,
-duplicate or lost.
+"""The ledger of an ingest: what became of each record, by listener and by sender.
 
 Owned by one ingest agent. Invariant for each listener, also over a restart: received = stored +
 duplicate + counted + in flight (`senders/accounting.py`). `received` is counted before anything

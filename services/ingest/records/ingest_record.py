@@ -1,5 +1,4 @@
-"""`IngestRecord`: a parsed record before it is routed, of all protocols except syslog; and many of
-them by columns.
+"""`IngestRecord`: a parsed record before it is routed; and many of them by columns.
 
 Values only. Routes read `host` … `fields`; `value` is stored. Syslog messages go to the router as
 bytes (`Intake.take_syslog`) and become a record only if routes read them.

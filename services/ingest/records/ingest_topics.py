@@ -1,5 +1,4 @@
-"""The topics that an ingest writes to: a batcher for each existing topic, a backlog for each that
-is being created.
+"""The topics that an ingest writes to: a batcher or, until it exists, a backlog each.
 
 Owned by one ingest agent. If a record needs a missing topic, the controller is asked to create it,
 and again every second until the image has it. Until then records wait in a backlog, because the

@@ -1,5 +1,4 @@
-"""Choose the partition of a record: by its key like any Kafka producer, otherwise sticky; dead
-disks are skipped.
+"""Choose the partition of a record: by key or sticky; dead disks are skipped.
 
 Values only. Weak: hashing is pure Python, therefore short keys are cached. Only the first mebibyte
 of a key is hashed. The partition that stands in for a dead one gets the lines of both.

@@ -1,5 +1,4 @@
-"""Streams of frames: the remembered frames of each sender, and among broken streams the one that a
-new session continues.
+"""Streams of frames: find the broken stream that a new session continues.
 
 Pure; one `FrameStreams` for each ingest. Digests of `DIGEST_BYTES` are concatenated. Weak: two
 frames whose digests have the same 8 bytes are taken for one (2^-64 by chance). The memory of a

@@ -1,5 +1,4 @@
-"""Find out which batches of previous incarnations are stored: ask each leader for the last sequence
-of their producers.
+"""Ask leaders which batches of previous incarnations are stored.
 
 Owned by one ingest while there are such batches. The leader is asked at its Kafka port, also when
 it is this box: DescribeProducers; for the batches that it has, the log end offset

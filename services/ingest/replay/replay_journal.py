@@ -1,5 +1,4 @@
-"""The replay journal: files that record which identities are in which batch, for the next
-incarnation.
+"""The replay journal: records which identities are in which batch.
 
 Owned by one ingest; `STATE/ingest/K/journal/NUMBER.journal`, records as in `journal_records`.
 `write` puts a record into the page cache, which survives `kill -9`, before its batch is offered;

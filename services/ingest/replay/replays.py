@@ -1,5 +1,4 @@
-"""`Replays`: what an ingest asks and records about repeats, so that its next incarnation can
-answer, too.
+"""`Replays`: what an ingest records about identities, and asks to recognise repeats.
 
 Owned by one ingest. It combines the memory of identities and streams (`replay_memory`,
 `frame_streams`), the journal that carries both over a crash, and the requests to leaders about what

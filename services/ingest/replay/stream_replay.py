@@ -1,5 +1,4 @@
-"""Recognise in the first frames of a session the last frames of a broken one: RELP and Lumberjack
-number anew on each connection.
+"""Recognise in a new session the repeated frames of a broken one (RELP, Lumberjack).
 
 Pure; one for each session. A **stream** is what one sender sends over any number of sessions; the
 serials of its frames continue. librelp (1.11, seen) opens a session after a broken one with
