@@ -69,7 +69,7 @@ class IngestSpooling:
     def put(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
         """Append to the queue's overflow; return True if it is on disk, and everything before it."""
         is_written = self._is_spooled_from_head(queue) and self._write(batch)
-        queue.overflow.append(batch)
+        queue.overflow.append(batch)  # also if it is not on disk: nothing overtakes in a queue
         if is_written:
             batch.data = b""
             return True

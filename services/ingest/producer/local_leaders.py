@@ -97,7 +97,7 @@ class LocalLeaders:
 
     def _offer(self, queue: PartitionQueue, batch: ProducerBatch, placement: LocalReplica, words: tuple[int, ...]) -> bool:
         if not batch.wants_all and not self._may_lead_alone(placement):
-            return False
+            return False  # a replaced leader would truncate what only it has, after the sender was answered
         arena = self._arena
         if batch.slot < 0:
             slot = arena.allocate(batch.size_bytes)
@@ -106,6 +106,8 @@ class LocalLeaders:
             arena.memory[slot : slot + batch.size_bytes] = batch.data
             batch.slot = slot
             batch.data = b""
+        # Stamped in the arena: the log-writer writes these bytes, so a batch that is offered again must
+        # have the same sequence there, or the log would store it twice.
         self._answers.on_offering(batch, queue.stamp(batch, arena.memory[batch.slot : batch.slot + batch.size_bytes]))
         descriptor = (
             DescriptorKind.PRODUCE, ACKS_ALL_FLAG if batch.wants_all else 0, 0, placement.row, placement.row_generation, words[ROLE_AND_EPOCH] & _HALF,
@@ -171,8 +173,10 @@ class LocalLeaders:
                     break
                 is_led = placement.leads_on(leader_epoch, words)
             if not is_led or words is None:
+                # Another leader may have truncated the append: offered again, the log decides by its sequence.
                 self._answers.on_unknown(batch)
                 ended += 1
+            # As for a produce with acks=all: committed, and with enough replicas in sync (min.insync.replicas).
             elif signed(words[HIGH_WATERMARK]) >= end_offset and words[ISR_AND_CONFIG] >> 48 >= words[ISR_AND_CONFIG] >> 32 & 0xFFFF:
                 self._answers.on_stored(batch)
                 ended += 1

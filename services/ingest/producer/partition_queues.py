@@ -85,6 +85,8 @@ class PartitionQueue:
                 self.offered_to = leader
                 self.may_pipeline = False
             return IN_FLIGHT_MAX if self.may_pipeline else 1
+        # While batches are with one leader, none goes to another. A leader that does not know the
+        # producer takes any sequence, and earlier batches would then look like duplicates.
         if self.is_draining or not self.may_pipeline or self.offered_to != leader:
             return 0
         return IN_FLIGHT_MAX - len(self.in_flight)
@@ -240,7 +242,7 @@ class PartitionQueues:
     def redirect_waiting(self, queue: PartitionQueue) -> None:
         """Move waiting batches to the partition that stands in."""
         if any(batch.base_sequence >= 0 for batch in queue.waiting):
-            queue.needs_epoch_bump = True  # their sequences will never arrive here
+            queue.needs_epoch_bump = True  # the log here expects their sequences, which go elsewhere
         for batch in queue.waiting:
             queue.charged -= batch.charge
             self._leaders.discharge(queue.location, batch.charge)

@@ -91,6 +91,7 @@ class PreviousIncarnation:
                 self._completed_unseen += _count_stored(rings)
                 self._forget(rings)
                 read += 1
+        # A log-writer that hangs must not keep the ledger open: its rings are counted as they are now.
         if not self.is_accounted and (not self._rings or now_ns >= self._deadline_ns):
             self._completed_unseen += sum(_count_stored(rings) for _, rings in self._rings)
             self._account()

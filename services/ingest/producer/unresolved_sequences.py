@@ -49,7 +49,7 @@ class UnresolvedSequences:
             if is_stored and batch in queue.waiting:
                 self._on_stored(batch)
             elif not is_stored:
-                queue.needs_epoch_bump = True
+                queue.needs_epoch_bump = True  # the log refuses its sequence, so all that follow need new ones
             if not waiting:
                 self._end(queue)
 

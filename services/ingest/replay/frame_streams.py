@@ -17,7 +17,7 @@ from services.ingest.records.ack_group import identity_of
 from services.ingest.replay.replay_memory import ReplayMemory
 
 DIGEST_BYTES: Final = 8
-PLACES_MAX: Final = 2048
+POSITIONS_MAX: Final = 2048
 
 
 class FramePosition(NamedTuple):
@@ -28,12 +28,12 @@ class FramePosition(NamedTuple):
     is_whole: bool
 
 
-def places_of(remembered: bytes, frames: bytes) -> list[FramePosition]:
+def positions_of(remembered: bytes, frames: bytes) -> list[FramePosition]:
     """Return every position that agrees with the frames so far, the last position first."""
     found: list[FramePosition] = []
     first = frames[:DIGEST_BYTES]
     position = len(remembered)
-    while first and len(found) < PLACES_MAX:
+    while first and len(found) < POSITIONS_MAX:
         position = remembered.rfind(first, 0, position + DIGEST_BYTES - 1 if position < len(remembered) else position)
         if position < 0:
             break
@@ -48,7 +48,7 @@ def places_of(remembered: bytes, frames: bytes) -> list[FramePosition]:
 
 
 def begin_of_replay(
-    remembered: bytes, frames: bytes, places: Sequence[FramePosition], answered_end: int, is_late: bool, counts: Mapping[bytes, int]
+    remembered: bytes, frames: bytes, positions: Sequence[FramePosition], answered_end: int, is_late: bool, counts: Mapping[bytes, int]
 ) -> int | None:
     """Return the index at which the session begins; None if its frames are all new. `counts`: how
     often each digest was seen.
@@ -63,7 +63,7 @@ def begin_of_replay(
     a certain duplicate. A line that may be new is always stored.
     """
     end, received = len(remembered) // DIGEST_BYTES, len(frames) // DIGEST_BYTES
-    candidates = [place.first for place in places if place.is_whole or is_late]
+    candidates = [position.first for position in positions if position.is_whole or is_late]
     begin = next((index for index in ([end] if answered_end >= end else []) + candidates if index <= answered_end), end)
     seen_once = list(accumulate((counts.get(digest, 0) == 1 for digest in split(remembered)), initial=0))
     for index in candidates:
@@ -259,18 +259,19 @@ class FrameStreams:
     def find(self, key: StreamKey, frames: bytes, is_late: bool) -> tuple[FrameStream, int] | None:
         """Return the stream that a session with these first frames continues, and the serial of its
         first frame; None while that is undecided."""
-        places: list[tuple[FrameStream, list[FramePosition]]] = []
+        positions: list[tuple[FrameStream, list[FramePosition]]] = []
         for stream in self.broken.get(key, ()):
-            found = places_of(bytes(stream.digests), frames)
+            found = positions_of(bytes(stream.digests), frames)
             if found:
                 if stream.in_flight or self._memory.is_unresolved(stream.identity):
                     return None  # not known yet which of its frames are stored
-                places.append((stream, found))
-        if not is_late and any(not place.is_whole for _, found in places for place in found):
+                positions.append((stream, found))
+        # A position whose rest has not arrived may still turn out wrong with the next frame.
+        if not is_late and any(not position.is_whole for _, found in positions for position in found):
             return None
-        counts = Counter(digest for stream in self.broken.get(key, ()) for digest in split(bytes(stream.digests))) if places else Counter()
+        counts = Counter(digest for stream in self.broken.get(key, ()) for digest in split(bytes(stream.digests))) if positions else Counter()
         best: tuple[int, FrameStream, int] | None = None
-        for stream, found in places:
+        for stream, found in positions:
             begin = begin_of_replay(bytes(stream.digests), frames, found, self._answered_end(stream) - stream.base, is_late, counts)
             if begin is not None:
                 replayed = stream.end - stream.base - begin

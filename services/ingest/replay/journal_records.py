@@ -242,7 +242,7 @@ class JournalFindings:
 
     def _on_done(self, record: Done) -> None:
         if record.is_stored and not self._is_of_this_boot:
-            return
+            return  # the log may have lost it with the page cache: its leader is asked
         batch = self._open.pop(record[:3], None)
         if batch is not None and record.is_stored:
             self._memory.add_stored(batch.topic, batch.parts)

@@ -114,7 +114,7 @@ class StreamReplay:
         replayed = min(count, len(due) // DIGEST_BYTES)
         self._next_replayed = serial + replayed
         if self._next_replayed == stream.end:
-            self._next_replayed = -1
+            self._next_replayed = -1  # the repeats have reached the old end: the rest is new
             stream.append(digests[replayed:])
         return serial
 
@@ -123,7 +123,7 @@ class StreamReplay:
         stream = self.stream
         assert stream is not None
         stream.in_flight -= count
-        if not self._has_ended:
+        if not self._has_ended:  # after the end no answer reaches the sender, so it will repeat these frames
             stream.answered_end = max(stream.answered_end or stream.base, first_serial + count)
         self._streams.maybe_end(stream)
 
