@@ -1,9 +1,11 @@
-"""One gRPC call: OTLP's LogsService/Export, unary, over a stream of HTTP/2.
+"""One gRPC call: OTLP's LogsService/Export, unary, on a stream of HTTP/2.
 
-Owned by one `Http2Session`. A message is bounded by `frame_bytes_max` before it is kept and by `decompressed_bytes_max` when it is opened. No room for
-records is RESOURCE_EXHAUSTED with a RetryInfo, which is what OTLP's senders wait on; records that were refused are UNAVAILABLE. Other services and methods,
-traces and metrics among them, are UNIMPLEMENTED. Weak: a deadline (grpc-timeout) is the sender's business; when it gives up, its records are stored all
-the same.
+Owned by one `Http2Session`. A message is limited by `frame_bytes_max` while it arrives and by
+`decompressed_bytes_max` when it is decompressed. If no more records can be accepted, the status is
+RESOURCE_EXHAUSTED with a RetryInfo, for which OTLP's senders wait; if records were refused, it is
+UNAVAILABLE. Other services and methods, including traces and metrics, are UNIMPLEMENTED. Weak:
+deadlines (grpc-timeout) are ignored, so the records of a call that its sender gave up are still
+stored.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _ACCEPTED = b"identity,gzip,deflate,zstd,snappy"
 
 
 class GrpcCall:
-    """One call. `reply()` is what goes back, once `on_answered` was called."""
+    """One call. `reply()` returns the response after `on_answered` was called."""
 
     __slots__ = ("_body", "_error", "_message", "_on_answered", "_request", "_unacknowledged_bytes", "is_complete")
 
@@ -74,7 +76,7 @@ class GrpcCall:
         return len(self._body)
 
     def begin(self) -> None:
-        """The header is there."""
+        """The header has arrived."""
         request = self._request
         assert request is not None
         if request.path != EXPORT_PATH or request.method != "POST":
@@ -90,7 +92,7 @@ class GrpcCall:
             self._fail(RESOURCE_EXHAUSTED, BUSY_WORDS)
 
     def take(self, data: bytes) -> None:
-        """A piece of the body."""
+        """A piece of the body has arrived."""
         request = self._request
         if request is None:
             return
@@ -100,7 +102,7 @@ class GrpcCall:
             self._fail(INVALID_ARGUMENT, f"the message has more than {request.listener.frame_bytes_max} bytes: send smaller requests")
 
     def end(self) -> None:
-        """The body is whole."""
+        """The body is complete."""
         self.is_complete = True
         request = self._request
         if request is None:
@@ -125,16 +127,16 @@ class GrpcCall:
         take(request.intake, unit, reading)
 
     def abandon(self) -> None:
-        """The body will never be whole."""
+        """The body will never be complete."""
         self._body = bytearray()
 
     def forget(self) -> None:
-        """Nobody waits for the answer any more."""
+        """The sender no longer waits for the answer."""
         if self._request is not None:
             self._request.on_answer(None)
 
     def reply(self) -> Http2Response:
-        """Header, message and trailers; an error is all header."""
+        """Return header, message and trailers; an error has only a header."""
         headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
         if self._error is None:
             return Http2Response(headers, _PREFIX.pack(0, len(self._message)) + self._message, [(b"grpc-status", b"0")])
@@ -148,7 +150,7 @@ class GrpcCall:
         return Http2Response(headers, b"", [])
 
     def _open(self, request: Request, body: bytes) -> bytes | None:
-        """The one message of a body, or None: then the call has failed."""
+        """Return the one message of the body; None if the call has failed."""
         if len(body) < _PREFIX.size or (size := _PREFIX.unpack_from(body)[1]) > len(body) - _PREFIX.size:
             self._malformed(request, "the call ended inside its message")
             return None
@@ -192,7 +194,7 @@ class GrpcCall:
 
 
 def _percent(words: str) -> bytes:
-    """gRPC's encoding of a status message."""
+    """Encode a status message as gRPC requires."""
     return b"".join(b"%c" % byte if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte for byte in words.encode())
 
 

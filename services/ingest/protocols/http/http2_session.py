@@ -1,9 +1,12 @@
-"""HTTP/2 of one connection (h2), for gRPC and for whoever agreed on it by TLS: streams in, each a request; answers out, each when it is there.
+"""HTTP/2 on one connection (h2), for gRPC and for clients that negotiated it by TLS. Each stream is
+a request; answers are sent in the order in which they are ready.
 
-Owned by the `HttpSession` whose connection began with HTTP/2's preface. Windows are ours to open: a stream may always send `STREAM_WINDOW_BYTES`, and more
-only while all bodies that are not whole have less than `BODIES_BYTES_MAX` together, or it is the oldest of them. What costs us and not the sender (pings,
-resets, settings, empty frames) has a budget for each second; over it the connection is closed with ENHANCE_YOUR_CALM.
-Weak: header compression is pure Python, 0.3 ms a request.
+Owned by the `HttpSession` whose connection began with HTTP/2's preface. Flow control: a stream may
+always send `STREAM_WINDOW_BYTES`, and more only while all incomplete bodies together have less than
+`BODIES_BYTES_MAX`, or if it is the oldest of them. Frames that cost the receiver more than the
+sender (pings, resets, settings, empty frames) have a budget for each second; above it the
+connection is closed with ENHANCE_YOUR_CALM. Weak: header compression is pure Python, 0.3 ms a
+request.
 """
 
 from __future__ import annotations
@@ -30,12 +33,14 @@ STREAMS_MAX = 64
 STREAM_WINDOW_BYTES = 262_144
 CONNECTION_WINDOW_BYTES = STREAMS_MAX * STREAM_WINDOW_BYTES
 FRAME_BYTES_MAX = 65536
-"""Four times the default: every frame costs 50 µs, whatever is in it."""
+"""Four times the default: every frame costs 50 µs, whatever its size."""
 CREDIT_BYTES_MIN = 65536
-"""Windows are opened by so much at a time, not by every frame."""
+"""Windows are opened in steps of this size, not by every frame."""
 BODIES_BYTES_MAX = 4 << 20
 SILENT_BYTES_MAX = 262_144
-"""Received without one whole frame or header block: h2 looks at the length of a frame when all of it is there."""
+"""Limit for received bytes without a whole frame or header block: h2 checks the length of a frame
+only when it is complete.
+"""
 CHEAP_FRAMES_A_SECOND_MAX = 1000
 CHEAP_FRAMES_A_REQUEST = 8
 UNSENT_BYTES_MAX = 262_144
@@ -58,7 +63,7 @@ class Http2Session:
             codes.MAX_HEADER_LIST_SIZE: 65536,
         }
         self._h2.local_settings = h2.settings.Settings(client=False, initial_values=values)
-        self._h2.max_inbound_frame_size = FRAME_BYTES_MAX  # h2 takes it from the settings when they change, and these never do
+        self._h2.max_inbound_frame_size = FRAME_BYTES_MAX  # h2 reads it from the settings when they change, and these never do
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - 65535)
         self._streams: dict[int, Stream] = {}
@@ -68,7 +73,7 @@ class Http2Session:
         self._now_ms = self._heard_ms = connection.intake.monotonic_ms()
         self._is_held = self._is_closing = self._is_lost = False
 
-    # -- from the room
+    # -- from the listener
 
     @property
     def unacknowledged_bytes(self) -> int:
@@ -182,7 +187,7 @@ class Http2Session:
         assert event.stream_id is not None
         stream = self._streams.get(event.stream_id)
         if stream is None:
-            return  # answered, or reset: what is still under way
+            return  # answered, or reset: what is still in progress
         stream.heard_ms = self._now_ms
         stream.owed_bytes += size_bytes
         if event.data:
@@ -195,12 +200,12 @@ class Http2Session:
             stream.call.end()
 
     def _grant(self) -> None:
-        """Open the windows of bodies that are not whole, the oldest first."""
+        """Open the windows of incomplete bodies, the oldest first."""
         unfinished = [(stream_id, stream) for stream_id, stream in self._streams.items() if not stream.is_whole]
         room_bytes = BODIES_BYTES_MAX - sum(stream.call.taken_bytes for _, stream in unfinished)
         for place, (stream_id, stream) in enumerate(unfinished):
             if stream.owed_bytes >= CREDIT_BYTES_MIN and (place == 0 or room_bytes > 0):
-                with suppress(h2.exceptions.ProtocolError):  # it was reset, and we have not been told yet
+                with suppress(h2.exceptions.ProtocolError):  # it was reset, and the event follows
                     self._h2.increment_flow_control_window(stream.owed_bytes, stream_id)
                 stream.owed_bytes = 0
 
@@ -223,12 +228,12 @@ class Http2Session:
         try:
             self._h2.send_headers(stream_id, reply.headers, end_stream=not has_more)
             self._go_on(stream_id, stream)
-        except h2.exceptions.ProtocolError:  # the stream was reset, or the peer said goodbye: nobody waits
+        except h2.exceptions.ProtocolError:  # the stream was reset, or the peer sent GOAWAY: no client waits
             self._drop(stream_id)
         self._flush()
 
     def _go_on(self, stream_id: int, stream: Stream) -> None:
-        """Send of an answer what the peer's window takes."""
+        """Send as much of an answer as the peer's window allows."""
         rest = stream.rest or b""
         while rest:
             room = min(self._h2.local_flow_control_window(stream_id), self._h2.max_outbound_frame_size)
@@ -246,7 +251,7 @@ class Http2Session:
             self._cheap_frames -= CHEAP_FRAMES_A_REQUEST
             if not stream.is_whole:
                 stream.call.abandon()
-                self._h2.reset_stream(stream_id, h2.errors.ErrorCodes.NO_ERROR)  # nothing more of it is wanted
+                self._h2.reset_stream(stream_id, h2.errors.ErrorCodes.NO_ERROR)  # no more of it is wanted
 
     def _flush(self) -> None:
         if self._is_lost:

@@ -1,7 +1,7 @@
-"""One stream of HTTP/2: the request on it, and its answer on the way out.
+"""One stream of HTTP/2: its request, and its answer while it is sent.
 
-Owned by one `Http2Session`. Values, and the form of an answer; a request is an `Exchange` (HTTP) or a `GrpcCall`. Weak: an answer is whole in memory until the
-peer's window has taken it.
+Owned by one `Http2Session`. Values, and the form of an answer; a request is an `Exchange` (HTTP) or
+a `GrpcCall`. Weak: an answer is in memory as a whole until the peer's window has accepted it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Http2Response:
-    """What goes back on a stream: header, data, trailers (empty: none)."""
+    """A response on a stream: header, data, trailers (empty: none)."""
 
     __slots__ = ("data", "headers", "trailers")
 
@@ -51,7 +51,7 @@ class Call(Protocol):
 
 
 class Stream:
-    """One stream. `owed_bytes` were received and are not granted again yet."""
+    """One stream. `owed_bytes` were received, and the window is not yet opened for them again."""
 
     __slots__ = ("call", "heard_ms", "is_whole", "owed_bytes", "rest", "trailers")
 
@@ -65,7 +65,7 @@ class Stream:
 
 
 def reply_of(call: Call) -> Http2Response:
-    """The answer of an exchange."""
+    """Return the answer of an exchange."""
     assert isinstance(call, Exchange) and call.answer is not None
     answer = call.answer
     headers: Headers = [(b":status", b"%d" % answer.status)]

@@ -1,7 +1,8 @@
-"""Which input a path of an HTTP listener is: the table, and the look-up in it.
+"""Which input serves a path of an HTTP listener: the table of paths, and the look-up.
 
-Pure values. A row names its endpoint by module and function, and the module is imported by the first request for it: an idle box holds none of them.
-Weak: patterns are tried in turn behind the exact paths; there are a few.
+Immutable values. A row names its endpoint by module and function; the first request for it imports
+the module, so an idle box loads none of them. Weak: after the exact paths, the few patterns are
+tried one after the other.
 """
 
 from __future__ import annotations
@@ -19,23 +20,27 @@ _PACKAGE = "services.ingest.protocols."
 
 
 class Path(NamedTuple):
-    """One input. A pattern's `{name}` stands for one segment of the path, which the endpoint finds in `request.arguments`."""
+    """One input. `{name}` in a pattern matches one segment of the path, which is in
+    `request.arguments`.
+    """
 
     methods: tuple[str, ...]
     pattern: str
     module: str
     function: str
     words: str
-    """For whoever asks for a path that is not there; "": not named to him."""
+    """Description in the list of inputs that a 404 returns; empty: not listed."""
     stores: bool = True
-    """Whether it takes records: it is not asked while none can be taken."""
+    """Whether it stores records: it is not called while none can be accepted."""
     needs_token: bool = True
     is_stream: bool = False
-    """Its body has no end: the function gives a `BodyStream`, and is asked when the header is there."""
+    """Its body has no end: the function returns a `BodyStream` and is called when the header has
+    arrived.
+    """
     busy: str = "503"
-    """How it says "later": `503`, `429`, or the function of its module that makes the answer."""
+    """Its answer under back-pressure: `503`, `429`, or the function of its module that makes it."""
     unauthorized: str = ""
-    """The function of its module that says "no token" in its own words."""
+    """The function of its module that makes its own answer to a missing token."""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -63,7 +68,9 @@ def _splunk(path: str, function: str, stores: bool = True) -> Path:
 
 
 def _splunk_options(path: str) -> Path:
-    """By which Docker's driver finds out, without its token, whether a collector is there; it starts no container otherwise."""
+    """Docker's driver sends OPTIONS without its token to check for a collector; otherwise it starts
+    no container.
+    """
     return Path(("OPTIONS",), f"/services/collector{path}", "splunk.splunk_hec", "options", "", stores=False, needs_token=False)
 
 
@@ -73,7 +80,7 @@ def _elastic(methods: tuple[str, ...], path: str, module: str, function: str) ->
 
 
 def _probe(path: str, function: str, methods: tuple[str, ...] = GET) -> Path:
-    """What Elasticsearch's clients ask before they send."""
+    """A request of Elasticsearch's clients before their data."""
     return Path(methods, path, "elasticsearch.elasticsearch_probes", function, "", stores=False, unauthorized="unauthorized")
 
 
@@ -112,14 +119,16 @@ _BUSY: dict[str, Callable[[Request], HttpResponse]] = {"503": busy_answer, "429"
 
 
 class FoundPath(NamedTuple):
-    """The row for a method and a path, and what the path's names stand for."""
+    """The row of a method and a path, and the values of the path's names."""
 
     path: Path
     arguments: dict[str, str]
 
 
 def find_path(method: str, path: str) -> FoundPath | HttpResponse:
-    """The input, or 404 (no such path) or 405 (not by this method) in words. HEAD goes wherever GET goes."""
+    """Return the input, or an error: 404 (unknown path) or 405 (other methods). HEAD is accepted
+    where GET is.
+    """
     exact, patterns = _tables()
     rows = [FoundPath(row, {}) for row in exact.get(path, ())] or _match(patterns, path)
     wanted = "GET" if method == "HEAD" else method
@@ -135,7 +144,7 @@ def find_path(method: str, path: str) -> FoundPath | HttpResponse:
 
 
 def unauthorized_answer(request: Request) -> HttpResponse:
-    """401."""
+    """Return 401."""
     do = "send one of the listener's tokens as `Authorization: Bearer TOKEN`, or as the password of basic authentication"
     headers = ((b"WWW-Authenticate", b'Bearer realm="millrace", Basic'),)
     return refusal(401, "no token, or one that this listener does not know", request.path, do, headers=headers)

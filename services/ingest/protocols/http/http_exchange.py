@@ -1,8 +1,9 @@
-"""One request of HTTP/1.1 from its header to its answer.
+"""One request of HTTP/1.1 or HTTP/2 from its header to its answer.
 
-Owned by one `HttpSession`, which tells it the header, the pieces of its body and the end. What the header alone decides (path, method, token, size, no room
-for records) is answered before the body came, and the body is thrown away, as much of it as a body may have. Weak: what was thrown away was received, and
-costs as much as what is stored.
+Owned by one `HttpSession`, which passes the header, the pieces of the body and its end. If the
+header alone decides (path, method, token, size, back-pressure), the answer is sent before the body
+arrives, and the body is discarded, up to the limit of a body. Weak: a discarded body was received,
+and costs as much as a stored one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _WITH_RECORDS = ("POST", "PUT")
 
 
 class BodyStream(Protocol):
-    """A body without an end, taken as it comes. It answers its request itself, and is told nothing after that."""
+    """A body without an end, consumed as it arrives. It answers its request itself; after that no
+    method is called.
+    """
 
     @property
     def unacknowledged_bytes(self) -> int: ...
@@ -31,14 +34,16 @@ class BodyStream(Protocol):
     def received(self, data: bytes) -> None: ...
 
     def finished(self) -> None:
-        """The body ended."""
+        """The body has ended."""
 
     def lost(self) -> None:
         """The connection ended inside the body."""
 
 
 class Exchange:
-    """One request and its answer. `keep_alive`: whether another may follow on its connection."""
+    """One request and its answer. `keep_alive`: whether another request may follow on the
+    connection.
+    """
 
     __slots__ = (
         "_body",
@@ -60,7 +65,7 @@ class Exchange:
         self.keep_alive = keep_alive
         self.answer: HttpResponse | None = None
         self.is_complete = False
-        """Whether its body has ended, or is not read any more."""
+        """Whether the body has ended, or is not read any more."""
         self.is_head = request is not None and request.method == "HEAD"
         self.owes_continue = False
         self._on_answered = on_answered
@@ -78,12 +83,12 @@ class Exchange:
 
     @property
     def taken_bytes(self) -> int:
-        """Of its body, so far."""
+        """Bytes of the body so far."""
         return len(self._body) + self._thrown_bytes
 
     @property
     def buffered_bytes(self) -> int:
-        """What is kept of a body that is not whole."""
+        """Bytes that are kept of an incomplete body."""
         return len(self._body) if self._stream is None else self._stream.buffered_bytes
 
     @property
@@ -91,19 +96,19 @@ class Exchange:
         return self._stream is not None
 
     def begin(self) -> None:
-        """The header is there."""
+        """The header has arrived."""
         request = self.request
         assert request is not None
         self.owes_continue = request.headers.get(b"expect", b"").lower() == b"100-continue"
         refused = self._look_at_header(request)
         if refused is not None:
             if self.owes_continue:
-                self.owes_continue = self.keep_alive = False  # whether the body comes all the same, nobody can know
+                self.owes_continue = self.keep_alive = False  # it is unknown whether the body comes nevertheless
                 self.is_complete = True
             request.answer(refused)
 
     def take(self, data: bytes) -> None:
-        """A piece of the body."""
+        """A piece of the body has arrived."""
         request = self.request
         if self._stream is not None:
             self._stream.received(data)
@@ -117,7 +122,7 @@ class Exchange:
                 request.answer(_too_large(request))
 
     def end(self) -> None:
-        """The body ended."""
+        """The body has ended."""
         self.is_complete = True
         self.owes_continue = False
         if self._stream is not None:
@@ -126,14 +131,14 @@ class Exchange:
             self._run(self.request)
 
     def abandon(self) -> None:
-        """Its body will never be whole."""
+        """The body will never be complete."""
         self.is_complete = True
         self.owes_continue = False
         if self._stream is not None:
             self._stream.lost()
 
     def forget(self) -> None:
-        """Nobody waits for the answer any more."""
+        """The sender no longer waits for the answer."""
         if self.request is not None:
             self.request.on_answer(None)
 
@@ -144,10 +149,10 @@ class Exchange:
         self._on_answered()
 
     def _look_at_header(self, request: Request) -> HttpResponse | None:
-        """What the header alone decides; None: the body is wanted."""
+        """Return the answer that the header alone decides; None: the body is wanted."""
         found = find_path(request.method, request.path)
         if isinstance(found, HttpResponse):
-            if request.method in _WITH_RECORDS:  # what it brings is lost if its sender does not look at answers: the books say so
+            if request.method in _WITH_RECORDS:  # its records are lost if the sender ignores answers: they are counted
                 count(request, RefusedReason.NO_INPUT)
             return found
         path = self._path = found.path
@@ -156,7 +161,7 @@ class Exchange:
             count(request, RefusedReason.UNAUTHORIZED)
             return path.unauthorized_answer(request)
         length = request.headers.get(b"content-length", b"0")
-        if not length.isdigit():  # said twice, over HTTP/2: h2 looks at the first alone
+        if not length.isdigit():  # repeated over HTTP/2: h2 checks only the first
             count(request, RefusedReason.MALFORMED)
             return refusal(400, "the length of the body is no number, or is said twice", "Content-Length", "say it once, or not at all")
         size_bytes = int(length)

@@ -1,7 +1,9 @@
-"""The bytes of an HTTP/1.1 connection into headers and pieces of bodies: httptools (llhttp), with everything it would collect counted first.
+"""Parses the bytes of an HTTP/1.1 connection into headers and pieces of bodies: httptools (llhttp),
+with a limit on everything that it collects.
 
-Owned by one `HttpSession`. llhttp keeps no more than a name or a value, but httptools gathers that without saying so: whatever was received since it last
-called back counts as header. Weak: a chunk's extensions count so, too, and a sender of very long ones is cut off.
+Owned by one `HttpSession`. llhttp keeps no more than a name or a value, but httptools collects them
+without a callback: all bytes since its last callback count as header. Weak: extensions of chunks
+count as well, so a sender with very long ones is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ HEADER_BYTES_MAX = 65536
 
 
 class HttpReader(Protocol):
-    """Who is told."""
+    """Receives what was parsed."""
 
     def on_header(self, method: str, target: str, headers: dict[bytes, bytes], keep_alive: bool) -> None: ...
 
@@ -24,7 +26,9 @@ class HttpReader(Protocol):
 
 
 class BadRequest(Exception):
-    """The bytes are no HTTP/1.1, or too many: nothing behind them can be read. (status, what)"""
+    """The bytes are not HTTP/1.1, or exceed a limit: nothing after them can be parsed. (status,
+    reason)
+    """
 
     def __init__(self, status: int, what: str) -> None:
         super().__init__(what)
@@ -32,7 +36,7 @@ class BadRequest(Exception):
 
 
 class HttpParser:
-    """`feed` bytes; the reader is called from inside. `is_in_request`: a request has begun and not ended."""
+    """`feed` bytes; it calls the reader. `is_in_request`: a request has begun and not ended."""
 
     def __init__(self, reader: HttpReader) -> None:
         self._reader = reader
@@ -46,7 +50,7 @@ class HttpParser:
         self.is_in_request = False
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Raises `BadRequest`; the parser is of no use afterwards."""
+        """Raises `BadRequest`; the parser cannot be used afterwards."""
         self._silent_bytes += len(data)
         while data:
             if self._unseen_body_bytes:
@@ -55,7 +59,7 @@ class HttpParser:
             try:
                 self._parser.feed_data(data)
                 break
-            except httptools.HttpParserUpgrade as upgrade:  # to something that we do not speak: HTTP/1.1 goes on
+            except httptools.HttpParserUpgrade as upgrade:  # to an unsupported protocol: HTTP/1.1 continues
                 position = upgrade.args[0]
                 if not position:
                     raise BadRequest(400, "an upgrade that is none") from None
@@ -65,13 +69,13 @@ class HttpParser:
                 if isinstance(cause, BadRequest):
                     raise cause from None
                 if cause is not None and not isinstance(cause, httptools.HttpParserError):
-                    raise cause from None  # ours
+                    raise cause from None  # our own exception
                 raise BadRequest(400, f"this is no HTTP/1.1: {problem}") from None
         if self._silent_bytes > HEADER_BYTES_MAX:
             raise _header_too_large()
 
     def close(self) -> None:
-        """Let go of the callbacks, which hold us."""
+        """Release the callbacks, which refer to this object."""
         del self._parser
 
     # -- called by httptools
@@ -88,7 +92,7 @@ class HttpParser:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value) + 4)
-        if not self._is_in_body:  # else a trailer
+        if not self._is_in_body:  # otherwise a trailer
             name = name.lower()
             earlier = self._headers.get(name)
             self._headers[name] = value if earlier is None else b"%b, %b" % (earlier, value)
@@ -97,9 +101,9 @@ class HttpParser:
         self._silent_bytes = 0
         self._is_in_body = True
         parser = self._parser
-        keep_alive = parser.should_keep_alive() and parser.get_http_version() == "1.1"  # what 1.0 means by keep-alive is not worth knowing
+        keep_alive = parser.should_keep_alive() and parser.get_http_version() == "1.1"  # keep-alive of HTTP/1.0 is not supported
         if parser.should_upgrade():
-            # llhttp sees no body in such a request (`curl --http2 -d …`) and takes what follows for another protocol.
+            # llhttp finds no body in such a request (`curl --http2 -d …`) and takes what follows for another protocol.
             if b"transfer-encoding" in self._headers:
                 raise BadRequest(400, "a request that wants another protocol has a chunked body")
             self._unseen_body_bytes = int(self._headers.get(b"content-length", b"0"))

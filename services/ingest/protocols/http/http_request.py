@@ -1,8 +1,9 @@
-"""One HTTP request as an endpoint sees it, and what the endpoint says to it.
+"""One HTTP request as an endpoint receives it, and the responses of endpoints.
 
-A request is whole: its body is there, bounded, and its content encoding is off. An endpoint either answers at once, or opens a unit, gives it records and
-returns `WAITING`; the answer is made when the unit has settled. Owned by one session (`http_session`, `http2_session`). Weak: a body is in memory twice for
-a moment, as it came and opened.
+A request is complete: its body is there, within the limit and without its content encoding. An
+endpoint either answers at once, or opens an ack group, adds records to it and returns `WAITING`;
+the answer is made when the group completes. Owned by one session (`http_session`, `http2_session`).
+Weak: for a moment a compressed body is in memory twice, as it arrived and decompressed.
 """
 
 from __future__ import annotations
@@ -22,14 +23,18 @@ from services.ingest.records.intake import Intake
 JSON, TEXT = b"application/json", b"text/plain"
 IDEMPOTENCY_KEY_HEADER = b"idempotency-key"
 RECORDS_MAX = 100_000
-"""Of one request: whoever takes it has a turn for itself, and nobody else is served meanwhile."""
+"""Limit for the records of one request: they are parsed in one turn, and no other sender is served
+meanwhile.
+"""
 BUSY_SECONDS = 1
-"""What Retry-After says: a disk that is behind is usually back within a second, and a sender that comes too early is told so again."""
+"""The value of Retry-After: a slow disk usually catches up within a second, and a sender that comes
+too early gets the same answer again.
+"""
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
 class HttpResponse(NamedTuple):
-    """What goes back. The session adds Content-Type, Content-Length and Connection."""
+    """A response. The session adds Content-Type, Content-Length and Connection."""
 
     status: int
     body: bytes = b""
@@ -38,14 +43,16 @@ class HttpResponse(NamedTuple):
 
 
 class PendingResponse:
-    """The request is answered when its unit has settled."""
+    """The request is answered when its ack group completes."""
 
 
 WAITING: Final = PendingResponse()
 
 
 class Request:
-    """One request. `arguments` are the names of the path's pattern, `headers` have lower-case names, `body` is without its content encoding."""
+    """One request. `arguments` are the names in the path's pattern, `headers` have lower-case
+    names, `body` has no content encoding.
+    """
 
     __slots__ = (
         "_answer",
@@ -78,14 +85,16 @@ class Request:
         self.pattern = ""
         self.arguments: dict[str, str] = {}
         self.principal = b""
-        """Who showed the token, where its form has a name (basic); else nothing."""
+        """The user that presented the token, if its form has one (basic); otherwise empty."""
         self.body = b""
         self.content_encoding = b""
-        """What was taken off the body."""
+        """The content encoding that the body had."""
         self.unit: AckGroup | None = None
         self.is_answered = False
         self.busy: Callable[[Request], HttpResponse] = busy_answer
-        """How this input says "later"; also the answer to a unit that was refused."""
+        """This input's answer under back-pressure; also the answer to an ack group that was
+        refused.
+        """
         self._answer: Callable[[HttpResponse], None] | None = None
         self._query: dict[str, str] | None = None
 
@@ -93,18 +102,22 @@ class Request:
 
     @property
     def query(self) -> dict[str, str]:
-        """The query's names; the last of a repeated name wins, a name without a value has an empty one."""
+        """Return the query's parameters; of a repeated name the last one counts, a name without a
+        value has an empty one.
+        """
         if self._query is None:
             self._query = _parse_query(self.query_string) if self.query_string else {}
         return self._query
 
     @property
     def media_type(self) -> bytes:
-        """The content type without its parameters, in lower case."""
+        """Return the content type in lower case, without its parameters."""
         return self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
 
     def identity(self, *parts: bytes) -> bytes:
-        """16 bytes that stand for `parts` as this sender means them: another listener, user or input with the same parts is another thing."""
+        """Return an identity of 16 bytes for `parts`; it differs for another listener, user or
+        input.
+        """
         digest = hashlib.blake2b(digest_size=IDENTITY_BYTES)
         for part in (self.listener.name.encode(), self.principal, self.pattern.encode(), *(value.encode() for value in self.arguments.values()), *parts):
             digest.update(b"%d:" % len(part))
@@ -112,19 +125,23 @@ class Request:
         return digest.digest()
 
     def identities(self) -> Sequence[bytes] | None:
-        """The identity that the header `Idempotency-Key` gives to the whole request, None without it."""
+        """Return the identity of the whole request from its header `Idempotency-Key`; None without
+        it.
+        """
         key = self.headers.get(IDEMPOTENCY_KEY_HEADER)
         return [self.identity(key)] if key else None
 
     # -- answering
 
     def on_answer(self, answer: Callable[[HttpResponse], None] | None) -> None:
-        """Who sends the answer; None: nobody is there any more."""
+        """Sends the answer; None: the connection is closed."""
         self._answer = answer
 
     def open_unit(self, answer_of: Callable[[AckGroup], HttpResponse], identities: Sequence[bytes] | None = None, topic: str = "") -> AckGroup:
-        """A unit whose settlement answers this request: by `answer_of` when its records are stored (now or before), by `busy` when they are refused.
-        Without `identities` the header `Idempotency-Key` decides."""
+        """Open an ack group that answers this request: `answer_of` when its records are stored (now
+        or before), `busy` when they are refused. Without `identities` the header `Idempotency-Key`
+        identifies it.
+        """
         check(self.unit is None, "a request has one unit")
 
         def on_completed(unit: AckGroup) -> None:
@@ -135,7 +152,7 @@ class Request:
         return self.unit
 
     def answer(self, answer: HttpResponse) -> None:
-        """Once. An answer to a sender that has gone is dropped."""
+        """Send the answer, once. It is dropped if the sender has disconnected."""
         check(not self.is_answered, "a request is answered once")
         self.is_answered = True
         send, self._answer = self._answer, None
@@ -147,7 +164,7 @@ Endpoint = Callable[[Request], HttpResponse | PendingResponse]
 
 
 def refusal(status: int, what: str, where: str = "", do: str = "", retry_after_s: int | None = None, headers: Headers = ()) -> HttpResponse:
-    """A no in words: what is wrong, where, and what to do about it."""
+    """Return an error response: what is wrong, where, and what to do."""
     words = {"what": what, "where": where, "do": do}
     if retry_after_s is not None:
         headers = (*headers, (b"Retry-After", b"%d" % retry_after_s))
@@ -155,13 +172,13 @@ def refusal(status: int, what: str, where: str = "", do: str = "", retry_after_s
 
 
 def busy_answer(request: Request) -> HttpResponse:
-    """503: nothing of the request was stored for sure; it may come again as it is."""
+    """Return 503: nothing of the request is certain to be stored; the sender may repeat it."""
     do = "send the same request again, later"
     return refusal(503, "the records cannot be stored now: disks are behind, or a leader is away", request.path, do, BUSY_SECONDS)
 
 
 def too_many_answer(request: Request) -> HttpResponse:
-    """429, for senders whose protocol waits on that."""
+    """Return 429, for senders whose protocol waits for it."""
     return busy_answer(request)._replace(status=429)
 
 

@@ -1,8 +1,9 @@
-"""HTTP on one connection: requests out of its bytes, answers back in their order.
+"""HTTP on one connection: parses requests, and sends the answers in their order.
 
-Owned by one connection of the ingest. Requests behind one that waits for its unit are taken, too; beyond `AHEAD_MAX` of them, and while the sender does not
-take its answers, the connection is not read. A connection that begins with HTTP/2's preface is given to `http2_session`. Weak: answers say nothing about
-when (no Date), because a session has no clock.
+Owned by one connection. Requests after one that waits for its ack group are accepted as well; the
+connection is not read while there are `AHEAD_MAX` of them, or while the sender does not read its
+answers. A connection that begins with HTTP/2's preface is passed to `http2_session`. Weak: answers
+have no Date header, because a session has no clock.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from services.ingest.protocols.session import Session, SessionConnection
 from services.ingest.records.intake import RefusedReason
 
 AHEAD_MAX = 32
-"""Requests of one connection that are not answered. More are in memory only if one received piece holds them."""
+"""Limit for unanswered requests of one connection. There are more only if one received piece
+contains them.
+"""
 UNSENT_BYTES_MAX = 262_144
 BODY_BYTES_A_SECOND_MIN = 1024
-"""A body may take as long as this asks for beyond `idle_ms_max`; slower ones are given up."""
+"""A body may take the time for this rate, in addition to `idle_ms_max`; slower ones are given up.
+"""
 KEPT_IDLE_FACTOR = 10
-"""A connection that asks for nothing is kept this many times `idle_ms_max`."""
+"""A connection without requests is kept for this many times `idle_ms_max`."""
 HTTP2_PREFACE_START = b"PRI"
-"""No method of HTTP/1 begins so."""
+"""No method of HTTP/1 begins like this."""
 _REASONS = {400: RefusedReason.MALFORMED, 408: RefusedReason.TIMED_OUT, 431: RefusedReason.TOO_LARGE}
 
 
@@ -42,10 +46,10 @@ class HttpSession:
         self._now_ms = self._began_ms = self._heard_ms = connection.intake.monotonic_ms()
         self._is_held = False
         self._is_closing = False
-        """Nothing is read any more; close when the answers are out."""
+        """Nothing more is read; close when the answers are sent."""
         self._is_lost = False
 
-    # -- from the room
+    # -- from the listener
 
     @property
     def unacknowledged_bytes(self) -> int:
@@ -151,7 +155,9 @@ class HttpSession:
     # -- answers
 
     def _flush(self) -> None:
-        """Send what can be sent: answers from the front of the queue, and `100 Continue` to a request that has got there."""
+        """Send what can be sent: answers from the front of the queue, and `100 Continue` to a
+        request whose turn has come.
+        """
         if self._is_lost:
             return
         exchanges = self._exchanges
@@ -170,7 +176,7 @@ class HttpSession:
             self._balance()
 
     def _balance(self) -> None:
-        """Read as long as answers go out."""
+        """Read as long as answers are accepted."""
         hold = len(self._exchanges) > AHEAD_MAX or self._connection.unsent_bytes > UNSENT_BYTES_MAX
         if hold != self._is_held:
             self._is_held = hold
@@ -191,7 +197,7 @@ class HttpSession:
         idle_ms_max = self._listener.idle_ms_max
         current = self._current
         if self._is_held or self.unacknowledged_bytes or (current is not None and current.is_stream) or self._connection.intake.blocked_by(self._listener):
-            self._heard_ms = self._began_ms = now_ms  # it is we who do not read, or a stream that has nothing to say
+            self._heard_ms = self._began_ms = now_ms  # this side does not read, or a stream is silent
         elif self._parser is not None and self._parser.is_in_request:
             patience_ms = idle_ms_max + (current.taken_bytes * 1000 // BODY_BYTES_A_SECOND_MIN if current is not None else 0)
             if now_ms - self._heard_ms > idle_ms_max or now_ms - self._began_ms > patience_ms:
@@ -201,7 +207,7 @@ class HttpSession:
             self._connection.close("idle")
 
     def _abandon_current(self) -> None:
-        """The request that is not whole never will be."""
+        """The incomplete request will never be complete."""
         exchange, self._current = self._current, None
         if exchange is None:
             return
@@ -211,7 +217,9 @@ class HttpSession:
             self._exchanges.remove(exchange)
 
     def _refuse_bytes(self, status: int, what: str) -> None:
-        """The stream makes no sense, or no more of it is wanted: say so behind the answers before it, and close."""
+        """The stream cannot be parsed, or no more of it is wanted: answer after the earlier
+        requests, and close.
+        """
         if self._is_closing:
             return  # what follows the last request
         self._refuse(_REASONS[status])

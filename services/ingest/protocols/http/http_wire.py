@@ -1,6 +1,8 @@
-"""How HTTP/1.1 is written and what of a request's header decides about it: status lines, tokens, content encodings.
+"""The form of HTTP/1.1 answers, and what a request's header decides about it: status lines, tokens,
+content encodings.
 
-Pure functions. Weak: of several codings on one body (`gzip, zstd`) none is opened; nobody sends such.
+Pure functions. Weak: a body with several encodings (`gzip, zstd`) is refused; no known sender uses
+them.
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ _REASONS = {
 }
 _CODINGS = {b"gzip": "gzip", b"x-gzip": "gzip", b"deflate": "deflate", b"zstd": "zstd", b"snappy": "snappy", b"x-snappy-framed": "snappy"}
 _EITHER = b"gzip,deflate"
-"""What pygelf calls its zlib: not two codings, but one of two."""
+"""pygelf's name for zlib: not two encodings, but one of two."""
 _GZIP_BEGINNING = b"\x1f\x8b"
 IDENTITY = frozenset((b"", b"identity"))
 
 
 def encode_answer(answer: HttpResponse, keep_alive: bool, without_body: bool) -> bytes:
-    """The answer on the wire. `without_body`: it is for a HEAD, which is told the length all the same."""
+    """Encode a response. `without_body`: for HEAD, with the length of the body."""
     status, body, content_type, headers = answer
     lines = [b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"Status"))]
     if status != 204:
@@ -59,7 +61,9 @@ def encode_answer(answer: HttpResponse, keep_alive: bool, without_body: bool) ->
 
 
 def has_token(request: Request) -> bool:
-    """Whether the request shows one of the listener's tokens, in any of the forms that senders have for one. Sets `request.principal`."""
+    """Whether the request presents one of the listener's tokens, in any form that senders use. Sets
+    `request.principal`.
+    """
     listener: Listener = request.listener
     if not listener.tokens:
         return True
@@ -74,7 +78,7 @@ def has_token(request: Request) -> bool:
     elif kind not in (b"bearer", b"splunk"):
         return False
     known = False
-    for token in listener.tokens:  # all of them, whichever fits: how long it takes says nothing
+    for token in listener.tokens:  # all of them are compared, so that the time reveals nothing
         known |= hmac.compare_digest(token.encode(), shown)
     if known:
         request.principal = user
@@ -82,7 +86,7 @@ def has_token(request: Request) -> bool:
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """The path, decoded, and the query of a request's target; of an absolute one, too."""
+    """Return the decoded path and the query of a request's target, also of an absolute one."""
     if target[:1] != "/" and "://" in target:
         target = "/" + target.partition("://")[2].partition("/")[2]
     path, _, query = target.partition("?")
@@ -94,7 +98,7 @@ def split_target(target: str) -> tuple[str, str]:
 
 
 def open_body(request: Request, body: bytes) -> HttpResponse | None:
-    """Put the body into the request, its content encoding off; or what is wrong with it."""
+    """Put the body without its content encoding into the request, or return what is wrong with it."""
     limit_bytes = request.listener.decompressed_bytes_max
     coding = request.headers.get(b"content-encoding", b"").strip().lower()
     if coding in IDENTITY or not body:

@@ -1,8 +1,9 @@
-"""systemd's journal export format: `NAME=value` lines; `NAME`, a 64-bit little-endian size and bytes for values that are no line of text; an empty line behind
-each entry (https://systemd.io/JOURNAL_EXPORT_FORMATS).
+"""systemd's journal export format: `NAME=value` lines; `NAME`, a 64-bit little-endian size and
+bytes for other values; an empty line after each entry (https://systemd.io/JOURNAL_EXPORT_FORMATS).
 
-Owned by one stream. Entries come out whole, with their fields as bytes, several values of one name as a list. Of an entry that is larger than the limit
-nothing is kept, and it comes out as None, so that the stream goes on behind it. Weak: a size that lies makes the rest of the stream one value; nobody can tell.
+Owned by one stream. It returns whole entries, with fields as bytes and several values of one name
+as a list. An entry above the limit is not kept and returned as None, so that the stream continues
+after it. Weak: after a wrong size the rest of the stream is one value; that cannot be detected.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from struct import Struct
 from typing import cast
 
 NAME_BYTES_MAX = 256
-"""systemd's own names have 64 at most."""
+"""systemd's own names have at most 64."""
 FIELDS_MAX = 4096
 _SIZE = Struct("<Q")
 
@@ -20,19 +21,21 @@ Entry = dict[bytes, Value]
 
 
 class BadExport(ValueError):
-    """No export format: where the next entry begins, nobody knows."""
+    """The bytes are not in export format, so the begin of the next entry is unknown."""
 
 
 class JournalExportReader:
-    """`feed` pieces of the stream; entries come back when they are whole."""
+    """`feed` pieces of the stream; it returns entries when they are complete."""
 
     def __init__(self, entry_bytes_max: int) -> None:
         self._entry_bytes_max = entry_bytes_max
         self._tail = bytearray()
-        self._wanted_bytes = 0  # so much of the tail has to be here before it is looked at again: a slow sender must not cost a search from the start per byte
+        self._wanted_bytes = 0  # bytes needed before the tail is parsed again: a slow sender must not cost a search from the start for each byte
         self._wants_line = False
         self._line_bytes_max = 0
-        """A tail that waits for the end of its line is parsed again when it is longer than this: a name, or an entry, that is too long shows then."""
+        """A longer tail that waits for the end of its line is parsed again: a name or an entry
+        above the limit shows then.
+        """
         self._entry: Entry = {}
         self._entry_bytes = 0
         self._discard_bytes = 0  # of a value that is not kept
@@ -47,7 +50,9 @@ class JournalExportReader:
         return len(self._tail) + (self._entry_bytes if self._entry_bytes <= self._entry_bytes_max else 0)
 
     def feed(self, data: bytes) -> list[Entry | None]:
-        """Raises `BadExport`; what was whole before it is lost with it, so feed pieces, not streams."""
+        """Raises `BadExport`; complete entries before it are lost with it, so feed pieces, not
+        whole streams.
+        """
         entries: list[Entry | None] = []
         if self._tail:
             self._tail += data
@@ -84,9 +89,9 @@ class JournalExportReader:
         return entries
 
     def _take_plain_entry(self, data: bytes, position: int, entries: list[Entry | None]) -> int:
-        """The usual entry, all of whose fields are lines, in one go. 0: it is another."""
+        """Parse the usual entry, all of whose fields are lines, at once. 0: it has another form."""
         entry_end = data.find(b"\n\n", position)
-        if entry_end <= position or entry_end - position >= self._entry_bytes_max:  # its last line break counts, too, as in `_add`
+        if entry_end <= position or entry_end - position >= self._entry_bytes_max:  # its last line end counts as well, as in `_add`
             return 0
         pairs = [line.split(b"=", 1) for line in data[position:entry_end].split(b"\n")]
         try:
@@ -99,7 +104,7 @@ class JournalExportReader:
         return entry_end + 2
 
     def _take_field(self, data: bytes, position: int, line_end: int, end: int) -> int:
-        """One field at `position`; where the next begins, -1 if it is not all here."""
+        """Parse one field at `position`; return where the next begins, -1 if it is incomplete."""
         equals = data.find(b"=", position, line_end if line_end >= 0 else end)
         name_end = equals if equals >= 0 else line_end if line_end >= 0 else end
         if name_end - position > NAME_BYTES_MAX:

@@ -1,8 +1,11 @@
-"""`POST /upload` of systemd-journal-upload: journal entries in export format, in a body that goes on for as long as there are any.
+"""`POST /upload` of systemd-journal-upload: journal entries in export format, in a body that
+continues as long as there are entries.
 
-Owned by one request. Each piece that arrives is a unit, taken and settled as it comes, so that memory does not grow with the body; the answer (202) comes
-when the body has ended and all of it is stored. An entry's cursor is its identity: the sender begins again behind the last body that was answered, and what
-it sends again is not stored again. Weak: an entry without a cursor has no identity; zstd bodies are opened at their end.
+Owned by one request. Each piece that arrives is an ack group of its own, so memory does not grow
+with the body; the answer (202) is sent when the body has ended and all groups are stored. An
+entry's cursor is its identity: the sender begins again after the last body that was answered, and
+repeated entries are not stored again. Weak: an entry without a cursor has no identity; zstd bodies
+are decompressed at their end.
 """
 
 from __future__ import annotations
@@ -24,13 +27,15 @@ EXPORT_TYPE = b"application/vnd.fdo.journal"
 _CURSOR, _REALTIME = b"__CURSOR", b"__REALTIME_TIMESTAMP"
 _ENDLESS = 1 << 62
 PIECE_ENTRIES_MAX = 200_000
-"""That come out of one piece of the body, or of a whole zstd body: four bytes of a compressed piece's content are one, and cost hundreds here."""
+"""Limit for the entries of one piece of the body, or of a whole zstd body: four bytes of
+decompressed content can be an entry, which costs hundreds of bytes here.
+"""
 READ_BYTES = 1 << 20
-"""Of what was opened, so much is read and taken before the next."""
+"""Decompressed bytes that are parsed and stored before the next."""
 
 
 def upload(request: Request) -> BodyStream | HttpResponse:
-    """The endpoint: takes the body as it comes."""
+    """The endpoint; it consumes the body as it arrives."""
     if request.media_type != EXPORT_TYPE:
         count(request, RefusedReason.NO_INPUT)
         return refusal(415, "a journal is sent in export format", "Content-Type", f"send {EXPORT_TYPE.decode()}")
@@ -77,10 +82,10 @@ class JournalUpload:
         self._maybe_answer()
 
     def lost(self) -> None:
-        """What was whole is stored; the sender begins again behind what was answered."""
+        """Complete entries are stored; the sender begins again after the last answered body."""
 
     def _open(self, opened: Callable[[], bytes]) -> None:
-        """Take what a piece of the body holds."""
+        """Store the entries in a piece of the body."""
         try:
             data = opened()
             left = PIECE_ENTRIES_MAX
@@ -94,7 +99,7 @@ class JournalUpload:
             self._give_up(RefusedReason.MALFORMED, 400, str(problem), "send the journal in export format")
 
     def _take(self, data: bytes) -> int:
-        """How many entries end in it."""
+        """Return how many entries end in it."""
         entries = self._reader.feed(data)
         too_large = entries.count(None)
         if too_large:
@@ -122,7 +127,7 @@ class JournalUpload:
         self._maybe_answer()
 
     def _give_up(self, reason: RefusedReason, status: int, words: str, do: str) -> None:
-        """Nothing behind this can be read, or is: no need to wait for the end of the body."""
+        """Answer now: nothing after this can be read, or is wanted."""
         count(self._request, reason)
         self._problem = refusal(status, words, self._request.path, do)
         self._has_ended = True
@@ -139,7 +144,9 @@ class JournalUpload:
 
 
 def journal_record(entry: Entry, listener: Listener) -> IngestRecord:
-    """The record of an entry: all of it is `fields`, as texts; what is not UTF-8 is kept as bytes."""
+    """Return the record of an entry: all of it is in `fields` as texts; what is not UTF-8 is kept
+    as bytes.
+    """
     realtime = entry.get(_REALTIME, b"")
     time_ns = int(realtime) * 1000 if type(realtime) is bytes and realtime.isdigit() and len(realtime) < 20 else None
     fields = {name.decode("utf-8", "replace"): _plain(value) for name, value in entry.items()}

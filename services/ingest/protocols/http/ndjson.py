@@ -1,9 +1,11 @@
-"""`POST /ingest/TOPIC`: JSON documents or lines of text from anybody, into a topic that the request names.
+"""`POST /ingest/TOPIC`: JSON documents or lines of text, into a topic that the request names.
 
-Pure functions. `application/x-ndjson` (also `application/jsonl`, or no type at all): one document a line; `application/json`: an array of documents, or one;
-`text/plain`: a message a line. The topic must be there, or be named in the table (`Intake.has_topic`), and never begins with `__`; routes are not asked.
-A line that is no JSON object is kept as an event with `parsed: false`; an array that is no JSON is refused, because nobody can say where its documents end.
-Weak: a document is kept as the listener's event form; who wants it as it came sets `raw=yes` on the listener.
+Pure functions. `application/x-ndjson` (also `application/jsonl`, or no type): one document a line;
+`application/json`: an array of documents, or one; `text/plain`: a message a line. The topic must
+exist or be named in the tables of senders (`Intake.has_topic`), and must not begin with `__`;
+routes are not used. A line that is not a JSON object is stored with `parsed: false`. An invalid
+array is refused, because the ends of its documents are unknown. Weak: a document is stored in the
+form of all records; `raw = true` of the listener stores it unchanged.
 """
 
 from __future__ import annotations
@@ -26,19 +28,20 @@ from services.ingest.records.intake import Oddity, RefusedReason
 NDJSON_TYPES = frozenset(
     (b"", b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/x-jsonlines", b"application/x-www-form-urlencoded")
 )
-"""The last is what curl says unless it is told otherwise."""
+"""The last one is curl's default."""
 REASONS_SHOWN_MAX = 20
 
 
 def ingest_lines(request: Request) -> HttpResponse | PendingResponse:
-    """The endpoint."""
+    """Handle `POST /ingest/TOPIC`."""
     topic, listener = request.arguments["topic"], request.listener
     if topic_name_problem(topic) or not request.intake.has_topic(topic):
         count(request, RefusedReason.NO_TOPIC)
         shown = topic[:100]
         return refusal(404, f"there is no topic {shown} that records may be sent to", request.path[:200], f"create it: millrace topic create {shown}")
     media_type = request.media_type
-    if media_type != b"application/json" and request.body.count(b"\n") > 2 * RECORDS_MAX:  # before each is something in memory; half of them may be empty
+    # Each line costs memory before it is parsed; half of them may be empty.
+    if media_type != b"application/json" and request.body.count(b"\n") > 2 * RECORDS_MAX:
         return _too_many(request, request.body.count(b"\n"))
     if media_type in NDJSON_TYPES:
         lines = _lines(request.body)
@@ -82,7 +85,7 @@ def _take(request: Request, topic: str, records: list[IngestRecord]) -> PendingR
 
 
 def _answer(unit: AckGroup, received: int, unparsed: int) -> HttpResponse:
-    """200 with counts; 422 if nothing of it can ever be stored."""
+    """Return 200 with counts, or 422 if no record can ever be stored."""
     number = len(unit.rejected)
     is_duplicate = unit.outcome is AckOutcome.DUPLICATE
     words: dict[str, Any] = {"received": received, "stored": 0 if is_duplicate else received - number, "rejected": number}

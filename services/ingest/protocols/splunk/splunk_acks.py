@@ -7,7 +7,7 @@ returns true; the client sends again.
 
 While an ingest runs, every request is new, even with the bytes of another one: its identity is its
 bytes and an *occurrence*, the lowest that no open request with the same bytes has. So after a crash
-the first repeated request meets occurrence 0, the second 1, and so on. An occurrence is released
+the first repeated request gets occurrence 0, the second 1, and so on. An occurrence is released
 when its request was refused, when `/ack` returned true, or when it is too old to be polled; its
 identity is forgotten then. Of equal stored requests the highest occurrence is released first: it
 does not matter which one was polled, and the remaining ones are those that a next incarnation would

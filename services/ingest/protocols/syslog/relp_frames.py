@@ -1,8 +1,10 @@
 """Splits a RELP stream into frames: `TXNR COMMAND SIZE [DATA] LF`.
 
-Owned by one connection. A frame's size is believed only up to `frame_bytes_max`, and of a longer text than `text_bytes_max` only that much is kept (as a
-`CutMessage`) while the rest is skipped: a sender holds no more memory here than that and one received piece. The first thing that is no frame ends the
-stream (`problem`): RELP has no mark at which it could be found again. Weak: a frame is handed over when all of it is here, so a large one is late by its size.
+Owned by one connection. A frame's size must be at most `frame_bytes_max`. Of a text longer than
+`text_bytes_max` only that much is kept (as a `CutMessage`) and the rest is skipped, so a sender
+uses no more memory than that and one received piece. The first invalid frame ends the stream
+(`problem`): RELP has no mark for resynchronisation. Weak: a frame is returned when it is complete,
+so a large one is late by its size.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ _HEADER_BEGINNING = re.compile(rb"[0-9]{1,9}(?: (?:[A-Za-z]{1,32}(?: (?:[0-9]{1,
 
 
 RelpFrame = tuple[int, bytes, bytes]
-"""Transaction, command, data. Transaction 0 is for hints that nobody answers."""
+"""Transaction, command, data. Transaction 0 is for hints without an answer."""
 
 
 class RelpSplitter:
-    """One connection's framing state."""
+    """The framing state of one connection."""
 
     __slots__ = ("_frame_bytes_max", "_missing_bytes", "_pieces", "_skip_bytes", "_skipping", "_tail", "_text_bytes_max", "problem")
 
@@ -30,19 +32,19 @@ class RelpSplitter:
         self._frame_bytes_max = frame_bytes_max
         self._text_bytes_max = text_bytes_max
         self._tail = b""
-        self._pieces: list[bytes] = []  # what came since the tail, while it is known to be too little
+        self._pieces: list[bytes] = []  # bytes since the tail, while they are known to be too few
         self._missing_bytes = 0
-        self._skipping: RelpFrame | None = None  # a frame whose text is cut; the rest of it is still on its way
+        self._skipping: RelpFrame | None = None  # a frame whose text is cut, and whose rest has not arrived
         self._skip_bytes = 0
         self.problem = ""
-        """Why the stream ended; "" while it goes on."""
+        """Why the stream ended; empty while it continues."""
 
     @property
     def buffered_bytes(self) -> int:
         return len(self._tail) + sum(map(len, self._pieces)) + (self._skipping is not None)
 
     def feed(self, received: bytes) -> list[RelpFrame]:
-        """The frames that `received` completes."""
+        """Return the frames that `received` completes."""
         if self._missing_bytes > len(received):
             self._missing_bytes -= len(received)
             self._pieces.append(received)
@@ -76,7 +78,9 @@ class RelpSplitter:
         return frames
 
     def _take(self, data: bytes, transaction: int, command: bytes, start: int, end: int, separator: bytes, frames: list[RelpFrame]) -> int:
-        """Any frame but one that is all here and within the limit. Where it ends, 0 if it is not all here."""
+        """Parse any frame that is not complete and within the limit at once. Return where it ends,
+        0 if it is incomplete.
+        """
         if separator == b"\n":
             if end > start:
                 self.problem = "bad frame"
@@ -96,7 +100,7 @@ class RelpSplitter:
             self.problem = "frame too large"
             return 0
         keep_end = start + self._text_bytes_max
-        if keep_end >= len(data):  # one byte more than is kept: the cut looks at it
+        if keep_end >= len(data):  # one byte more than is kept, for the check of the cut
             self._missing_bytes = keep_end + 1 - len(data)
             return 0
         text = cut_message(data[start : keep_end + 1], self._text_bytes_max)

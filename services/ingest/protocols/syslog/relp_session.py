@@ -1,10 +1,14 @@
-"""A RELP server on one connection: a frame is answered `200` when its line is where the listener's `acks` wants it, and in the order in which frames came.
+"""RELP on one connection: a frame is answered `200` when its record fulfils the listener's `acks`;
+answers come in the order of the frames.
 
-Owned by one connection. What arrives together is one unit with a digest for each frame; a sender that reconnects sends what was not answered again, and
-`intake.open_stream` knows it. What senders do with a no decides ours: librelp forgets a frame that is answered `500` and sends unanswered ones again. So a line
-that can never be stored is answered `500`, and one that was refused for now is not answered: the session ends, and its sender comes back with it.
+Owned by one connection. The frames that arrive together are one ack group, with a digest for each
+frame; after a reconnect the sender repeats what was not answered, and `intake.open_stream`
+recognises it. librelp drops a frame that is answered `500`, and repeats unanswered ones. So a
+record that can never be stored is answered `500`; one that is refused for now is not answered, the
+session ends, and the sender repeats it.
 
-Weak: a frame that is repeated on the same connection (relppy does after 5 s) is known as such only while it is under way; later it ends the session.
+Weak: a frame that is repeated on the same connection (relppy does so after 5 s) is recognised only
+while the first is in progress; later it ends the session.
 """
 
 from __future__ import annotations
@@ -25,7 +29,9 @@ _SERVER_CLOSE = b"0 serverclose 0\n"
 
 
 class _Answer:
-    """What is owed to the sender, in order: for `transactions` of a unit, or `ready` bytes; then the session may end (`closes`)."""
+    """An outstanding answer, in order: for `transactions` of an ack group, or `ready` bytes; then
+    the session may end (`closes`).
+    """
 
     __slots__ = ("closes", "is_completed", "ready", "size_bytes", "transactions", "unit")
 
@@ -39,7 +45,7 @@ class _Answer:
 
 
 class RelpSession:
-    """`open`, `syslog`, `close`."""
+    """The commands `open`, `syslog` and `close`."""
 
     __slots__ = (
         "_answers",
@@ -115,7 +121,7 @@ class RelpSession:
         connection.intake.close_group(unit)
 
     def _on_command(self, frame: RelpFrame) -> bool:
-        """Everything but the syslog frame that was expected. False when the session ends."""
+        """Handle every frame but an expected syslog frame. False if the session ends."""
         transaction, command, data = frame
         self._frames_done += 1
         if command == b"open":
@@ -123,11 +129,11 @@ class RelpSession:
         elif not self._is_open:
             self._refuse(transaction, b"the session is not open", "relp-not-open")
         elif command == b"syslog" and self._is_repeated(transaction):
-            pass  # its answer is on its way
+            pass  # its answer is already queued
         elif transaction != self._expected:
             self._refuse(transaction, b"transaction %d was expected" % self._expected, "relp-transaction-order")
         elif command == b"close":
-            self._stream.hurry()  # what is held back comes first, and then this is answered
+            self._stream.hurry()  # held frames come first, and then this is answered
             self._answer(transaction, b"")
             self._end(CLOSED)
         else:
@@ -151,13 +157,13 @@ class RelpSession:
         return any(transaction in answer.transactions for answer in self._answers)
 
     def finished(self) -> None:
-        """What is under way is still answered; the room closes when it is."""
+        """What is in progress is still answered; then the listener closes the connection."""
         if self._splitter.buffered_bytes and not self._is_ended:
             self._connection.intake.refuse(self._connection.listener, self._connection.source, RefusedReason.INCOMPLETE)
         if self._answers and self._is_ended:
             self._stream.hurry()
         elif not self._answers and self._connection.has_delivered:
-            self._stream.end(True)  # many a sender leaves without a `close`
+            self._stream.end(True)  # many senders leave without a `close`
         else:
             self._stream.leave()
 
@@ -180,16 +186,16 @@ class RelpSession:
         self._owe(_Answer((), None, ready=_response(transaction, data)))
 
     def _refuse(self, transaction: int, words: bytes, reason: str) -> None:
-        """A mistake of the sender's that nothing can follow."""
+        """Answer a protocol error, and end the session."""
         self._connection.intake.refuse(self._connection.listener, self._connection.source, RefusedReason.MALFORMED)
         self._answer(transaction, b"500 " + words)
         self._end(reason)
 
     def _end(self, reason: str) -> None:
-        """Take nothing more; answer what is under way, and close."""
+        """Take nothing more; answer what is in progress, and close."""
         self._is_ended = True
         if reason != CLOSED:
-            self._stream.leave()  # the connection may take its time to close; its sender may be back before that
+            self._stream.leave()  # closing may take time; the sender may reconnect before that
         self._owe(_Answer((), None, ready=_SERVER_CLOSE, closes=reason))
 
     def _owe(self, answer: _Answer) -> None:
@@ -202,7 +208,7 @@ class RelpSession:
         self._pay()
 
     def _pay(self) -> None:
-        """Send the answers that are known, up to the first that is not."""
+        """Send the known answers, up to the first unknown one."""
         answers = self._answers
         while answers and answers[0].is_completed:
             answer = answers.popleft()

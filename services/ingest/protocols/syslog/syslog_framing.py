@@ -1,12 +1,15 @@
-"""Splits a syslog TCP stream into messages (RFC 6587): octet counting and LF or NUL trailers, told apart frame by frame.
+"""Splits a syslog TCP stream into messages (RFC 6587): octet counting and LF or NUL trailers,
+recognised for each frame.
 
-Owned by one connection of the ingest agent. A frame that starts with a digit 1-9, a count and a space is octet-counted, every
-other one ends at a trailer; the first trailer seen (LF or NUL) stays that stream's trailer. Whatever is not empty comes out, so
-that received lines can be counted: a frame whose count lies is cut out of the stream at the next thing that looks like a frame.
-Memory is bounded by `max_message_bytes` plus one received piece.
+Owned by one connection. A frame that starts with a digit 1-9, a count and a space is octet-counted;
+any other frame ends at a trailer. The first trailer of a stream (LF or NUL) stays its trailer.
+Everything that is not empty is returned, so that it can be counted: after a wrong count the
+splitter continues at the next bytes that look like a frame. Memory is limited by
+`max_message_bytes` plus one received piece.
 
-Weak: a count that is too large swallows what follows it, up to that count, and nobody can tell. A line of an LF stream that
-starts like `300 <13>` is taken for an octet-counted frame; rsyslog's receiver does the same.
+Weak: a count that is too large swallows what follows it, up to that count; this cannot be detected.
+A line of an LF stream that starts like `300 <13>` is taken for an octet-counted frame; rsyslog's
+receiver does the same.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import re
 DEFAULT_MAX_MESSAGE_BYTES = 65536
 COUNT_DIGITS_MAX = 8
 BELIEVED_COUNT_MAX = 16 * 1024 * 1024
-"""A larger count is noise: obeying it would turn the connection into a hole that swallows lines for hours."""
+"""A larger count is noise: a stream that obeyed it would lose lines for hours."""
 
 _LINE_FEED, _CARRIAGE_RETURN, _NUL, _LESS_THAN = 0x0A, 0x0D, 0x00, 0x3C
 _DIGIT_ONE, _DIGIT_NINE = 0x31, 0x39
@@ -27,18 +30,20 @@ _NOT_YET = -1
 
 
 class CutMessage(bytes):
-    """A message whose end is missing: longer than allowed, or its connection closed in the middle of an octet-counted frame."""
+    """A message without its end: longer than allowed, or its connection closed inside an
+    octet-counted frame.
+    """
 
     __slots__ = ()
 
 
 def cut_message(message: bytes, max_message_bytes: int) -> bytes:
-    """`message` itself when it fits, else its first `max_message_bytes` as a `CutMessage`."""
+    """Return `message` if it fits, otherwise its first `max_message_bytes` as a `CutMessage`."""
     return message if len(message) <= max_message_bytes else _cut(message, max_message_bytes)
 
 
 def unframe_datagram(datagram: bytes) -> bytes:
-    """A datagram is a message and needs no framing; one whose octet count fits (loggen -D -P sends such) is taken without it."""
+    """Return the message in a datagram, without an octet count that fits (loggen -D -P sends one)."""
     if _COUNTED_FRAME.match(datagram):
         count, _, message = datagram.partition(b" ")
         if int(count) in (len(message), len(message) - 1):
@@ -47,7 +52,9 @@ def unframe_datagram(datagram: bytes) -> bytes:
 
 
 def _cut(message: bytes, size_bytes: int) -> CutMessage:
-    """The first `size_bytes`, fewer by up to three so that no UTF-8 character is cut in two (it would make the whole text undecodable)."""
+    """Return the first `size_bytes`, or up to three fewer, so that no UTF-8 character is split (the
+    whole text would be invalid).
+    """
     end = size_bytes
     while end > size_bytes - 3 and end > 0 and message[end] & 0xC0 == 0x80:
         end -= 1
@@ -55,7 +62,9 @@ def _cut(message: bytes, size_bytes: int) -> CutMessage:
 
 
 class SyslogSplitter:
-    """One connection's framing state. `feed` and `finish` return messages without their framing; cut ones are `CutMessage`."""
+    """The framing state of one connection. `feed` and `finish` return messages without framing; cut
+    ones are `CutMessage`.
+    """
 
     __slots__ = (
         "_count_needs_priority",
@@ -74,7 +83,7 @@ class SyslogSplitter:
     def __init__(self, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> None:
         self._max_message_bytes = max_message_bytes
         self._tail = b""
-        self._searched_bytes = 0  # how much of the tail is known to hold no end of line: a slow sender must not cost a search from the start per byte
+        self._searched_bytes = 0  # how much of the tail has no line end: a slow sender must not cost a search from the start for each byte
         self._trailer = b""
         self._saw_counted = False
         self._count_needs_priority = False
@@ -89,7 +98,7 @@ class SyslogSplitter:
         return len(self._tail)
 
     def feed(self, received: bytes) -> list[bytes]:
-        """The messages that `received` completes; the rest is kept."""
+        """Return the messages that `received` completes; the rest is kept."""
         data = self._tail + received if self._tail else received
         messages: list[bytes] = []
         position, size_bytes = 0, len(data)
@@ -113,7 +122,7 @@ class SyslogSplitter:
         return messages
 
     def finish(self) -> list[bytes]:
-        """The connection ended: what is left of its last message, if anything."""
+        """The connection ended: return the rest of its last message, if any."""
         tail, self._tail = self._tail, b""
         self._searched_bytes = 0
         if not tail or self._discard_line:
@@ -126,7 +135,9 @@ class SyslogSplitter:
         return [self._whole_line(tail[:-1] if tail[-1] == _CARRIAGE_RETURN else tail)]
 
     def _counted_body(self, data: bytes, position: int) -> int:
-        """Where the body of the octet-counted frame at `position` starts; 0 if it is none, `_NOT_YET` while too little is here to tell."""
+        """Return where the body of the octet-counted frame at `position` starts; 0 if there is
+        none, `_NOT_YET` if more bytes are needed.
+        """
         space = data.find(b" ", position, position + COUNT_DIGITS_MAX + 1)
         digits = data[position:space] if space > 0 else data[position : position + COUNT_DIGITS_MAX + 1]
         if not digits.isdigit() or len(digits) > COUNT_DIGITS_MAX:
@@ -149,7 +160,7 @@ class SyslogSplitter:
 
     def _take_counted_too_long(self, data: bytes, start: int, end: int, messages: list[bytes]) -> int:
         keep_end = start + self._max_message_bytes
-        if keep_end >= len(data):  # one byte more than is kept: the cut looks at it
+        if keep_end >= len(data):  # one byte more than is kept, for the check of the cut
             return _NOT_YET
         self._on_counted(data, start)
         message = self._within_limit(data[start : keep_end + 1])
@@ -165,9 +176,9 @@ class SyslogSplitter:
 
     def _take_line(self, data: bytes, position: int, messages: list[bytes]) -> int:
         end = self._end_of_line(data, position, position + 1)
-        size_bytes_max = self._max_message_bytes + 1  # a carriage return may be its last byte
+        size_bytes_max = self._max_message_bytes + 1  # its last byte may be a carriage return
         if end < 0 and self._saw_counted:
-            size_bytes_max += _COUNTED_FRAME_START_BYTES_MAX  # enough to see a frame that starts where the line would be cut
+            size_bytes_max += _COUNTED_FRAME_START_BYTES_MAX  # enough to recognise a frame that starts where the line would be cut
         if (end if end >= 0 else len(data)) - position > size_bytes_max:
             self._count_needs_priority = self._discard_line = True
             message = self._within_limit(data[position : position + self._max_message_bytes + 1])
@@ -191,7 +202,9 @@ class SyslogSplitter:
             self.resynchronisations += 1
 
     def _end_of_line(self, data: bytes, position: int, frame_from: int) -> int:
-        """Where the line at `position` ends: at its trailer or, on streams that have such, at an octet-counted frame; -1 if not here yet."""
+        """Return where the line at `position` ends: at its trailer or, on streams with octet
+        counts, at an octet-counted frame; -1 if it is incomplete.
+        """
         search = position + max(0, self._searched_bytes - _COUNTED_FRAME_START_BYTES_MAX)
         end = data.find(self._trailer or b"\n", search)
         if not self._trailer:
@@ -209,7 +222,9 @@ class SyslogSplitter:
         return position + skipped
 
     def _discard_to_end_of_line(self, data: bytes, position: int) -> int:
-        """Skip the rest of a line that was cut; what could be the start of an octet-counted frame is kept until more is here."""
+        """Skip the rest of a cut line; the possible start of an octet-counted frame is kept until
+        more arrives.
+        """
         end = self._end_of_line(data, position, position)
         following = end if end >= 0 else max(position, len(data) - (_COUNTED_FRAME_START_BYTES_MAX if self._saw_counted else 0))
         self.discarded_bytes += following - position
@@ -217,7 +232,7 @@ class SyslogSplitter:
         return following if following > position or end >= 0 else _NOT_YET
 
     def _whole_line(self, line: bytes) -> bytes:
-        """As much of it as is kept; nothing of it comes behind."""
+        """Return as much of it as is kept; nothing of it follows."""
         kept = self._within_limit(line)
         self.discarded_bytes += len(line) - len(kept)
         return kept

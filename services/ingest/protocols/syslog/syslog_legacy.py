@@ -1,13 +1,15 @@
-"""Reads what follows the priority of an RFC 3164 message, in the forms that senders really use.
+"""Parses what follows the priority of an RFC 3164 message, in the forms that senders use.
 
-Values only; the caches belong to the `TimestampReader` that is passed in. RFC 3164 describes what was seen in 2001 and requires
-next to nothing, so this is a list of habits: BSD time with or without year, ISO time in its place (rsyslog, loggen), host or none
-(glibc's syslog()), `tag:`, `tag[pid]:` or no tag, AIX's `Message forwarded from host:`, and Cisco's
-`sequence: host: *time zone: %FACILITY-SEVERITY-MNEMONIC: text`, with ISO times too, as IOS XR writes it, and Meraki's seconds.
-JSON and `name=value` are text: neither host nor tag.
+Values only; the caches belong to the `TimestampReader` that is passed in. RFC 3164 describes what
+was common in 2001 and requires next to nothing, so this is a list of habits: BSD time with or
+without year, ISO time instead (rsyslog, loggen), host or none (glibc's syslog()), `tag:`,
+`tag[pid]:` or no tag, AIX's `Message forwarded from host:`, and Cisco's `sequence: host: *time
+zone: %FACILITY-SEVERITY-MNEMONIC: text`, also with the ISO times of IOS XR, and Meraki's seconds.
+JSON and `name=value` are text, without host and tag.
 
-Weak: where neither tag nor colon says otherwise, the first word behind the time is the host, as every receiver assumes. Cisco's
-zone names other than UTC and GMT are ignored (they are ambiguous), so such times are read in the time zone of the setting.
+Weak: without a tag or colon, the first word after the time is the host, as every receiver assumes.
+Cisco's zone names other than UTC and GMT are ambiguous and ignored, so such times are in the time
+zone of the setting.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _COLON, _CLOSING_BRACKET = 0x3A, 0x5D
 
 
 class LegacyContent(NamedTuple):
-    """What was made out of the bytes behind the priority; fields that are not there are None."""
+    """The fields found after the priority; absent ones are None."""
 
     instant: Instant | None
     host: bytes | None
@@ -50,7 +52,9 @@ class LegacyContent(NamedTuple):
 
 
 def read_legacy(text: bytes, position: int, arrival_ms: int, timestamps: TimestampReader) -> LegacyContent:
-    """Read `text` from `position` (behind the priority) on. Never fails: at worst all of it is the message."""
+    """Parse `text` from `position` (after the priority) on. It never fails: at worst all of it is
+    the message.
+    """
     if text[position + 4 : position + 5] == b"-":
         space = text.find(b" ", position)
         if space > 0 and (instant := timestamps.read_rfc3339(text[position:space])):
@@ -109,7 +113,7 @@ def _read_host_and_tag(text: bytes, position: int, instant: Instant) -> LegacyCo
 
 
 def _read_cisco(text: bytes, position: int, arrival_ms: int, timestamps: TimestampReader) -> LegacyContent | None:
-    """IOS, NX-OS and ASA; the message keeps its `%…:` start, which is what people search for."""
+    """IOS, NX-OS and ASA; the message keeps its `%…:` start, for which people search."""
     if text.find(b"%", position, position + _CISCO_SEARCH_BYTES) < 0:
         return None
     mnemonic = _CISCO_MNEMONIC.search(text, position, position + _CISCO_SEARCH_BYTES)
@@ -139,7 +143,7 @@ def _read_ios_xr(text: bytes, position: int, arrival_ms: int, timestamps: Timest
 
 
 def _find_time(text: bytes, position: int, arrival_ms: int, timestamps: TimestampReader) -> tuple[Instant, int] | None:
-    """A time at `position`, BSD or ISO, and where it ends."""
+    """Return a time at `position`, BSD or ISO, and where it ends."""
     if found := timestamps.find_bsd(text, position, arrival_ms):
         return found
     match = _ISO_TIME.match(text, position)
@@ -148,6 +152,6 @@ def _find_time(text: bytes, position: int, arrival_ms: int, timestamps: Timestam
 
 
 def _sequence_ids(*numbers: bytes | None) -> bytes:
-    """What counts messages, and what `service sequence-numbers` adds, as structured data."""
+    """Return message counters, and the numbers of `service sequence-numbers`, as structured data."""
     said = b"".join(b' sequenceId="%b"' % number for number in numbers if number)
     return b"[meta%b]" % said if said else b""

@@ -1,9 +1,12 @@
-"""Many syslog messages into what their records are made of, at once: the same as parsing and building one by one, at a third of the cost for most lines.
+"""Converts many syslog messages to the parts of their records at once: equal to parsing and
+building each, at a third of the cost for most lines.
 
-Owned by an intake, one for each listener. A sender says the same of itself in each line, so the JSON from behind the time up to the message is written once
-for each way in which a line of RFC 5424 begins. Only lines in the plainest form go this way: nil structured data, a time whose second and zone were seen
-before, a message in UTF-8 without a byte order mark and without a space in front. All others are parsed (`syslog_message`) and built (`event`) as ever, which
-is also what this has to agree with. Weak: who says another process or message id in each line gains little.
+Owned by an intake, one for each listener. A sender repeats its header in each line, so the JSON
+from after the time to the message is written once for each distinct header of RFC 5424. Only the
+plainest form is converted this way: nil structured data, a time whose second and zone were seen
+before, a message in UTF-8 without a byte order mark and without a leading space. All others are
+parsed (`syslog_message`) and built (`event`); both ways must agree. Weak: a sender with another
+process or message id in each line gains little.
 """
 
 from __future__ import annotations
@@ -24,11 +27,13 @@ _TRAILERS: Final = b"\r\n\0"
 _SPACE_OR_MARK: Final = (0x20, 0xEF)
 
 _Head = tuple[bytes, bytes | None]
-"""`","host":…,"message":` and the key that it makes."""
+"""`","host":…,"message":` and the key of the record."""
 
 
 class Lines(NamedTuple):
-    """By columns. `headers`: of those lines whose headers are not the common ones, by number; `unparsed`: how many could not be parsed."""
+    """The columns. `headers`: of lines without the common headers, by line number; `unparsed`:
+    lines that could not be parsed.
+    """
 
     timestamps_ms: list[int]
     keys: list[bytes | None]
@@ -46,7 +51,9 @@ class SyslogLines:
         self._heads: dict[tuple[bytes, ...], _Head | None] = {}
 
     def read(self, messages: Sequence[bytes], source: EventSource, arrival_ms: int) -> Lines:
-        """What the records of these messages are made of. A key that is None is None for good: where the host is the key its place is taken by the sender's."""
+        """Return the parts of the records of these messages. A key of None is final: if the host is
+        the key, the sender's address replaces a missing one here.
+        """
         timestamps_ms: list[int] = []
         keys: list[bytes | None] = []
         values: list[bytes] = []
@@ -85,7 +92,7 @@ class SyslogLines:
         return Lines(timestamps_ms, keys, values, headers, unparsed)
 
     def _read_head(self, begins: tuple[bytes, ...]) -> _Head | None:
-        """None: not RFC 5424, or not UTF-8."""
+        """Return None for anything but RFC 5424 in UTF-8."""
         priority = RFC5424_STARTS.get(begins[0])
         head: _Head | None = None
         if priority is not None:

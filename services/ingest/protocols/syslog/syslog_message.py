@@ -1,9 +1,16 @@
-"""Parses one syslog message: RFC 5424 by splitting at spaces, everything older by `syslog_legacy`. Never fails, never drops a byte.
+"""Parses one syslog message: RFC 5424 by splitting at spaces, everything older by `syslog_legacy`.
+It never fails and never drops a byte.
 
-Owned by one connection or socket of the ingest agent (`SyslogParser` holds caches). What cannot be parsed keeps its raw bytes and
-says why in `parse_error`; fields that could still be made out are filled in. Structured data stays raw here and is read later.
+Owned by one connection or socket (`SyslogParser` has caches). A message that cannot be parsed keeps
+its raw bytes, with the reason in `parse_error` and the fields that were recognised.
 
-Weak: only version 1 of RFC 5424 is known; the empty fields of a header with doubled spaces are taken for nil.
+Structured data is only delimited here and read later. `"`, `\\` and `]` inside a value are escaped
+with a backslash; a backslash before anything else is itself (RFC 5424 6.3.3). A bare `]` inside
+quotes is accepted, because senders forget to escape it. A name that repeats in an element (allowed:
+`ip="…" ip="…"`) becomes a list.
+
+Weak: only version 1 of RFC 5424 is known; empty fields of a header with doubled spaces count as
+nil; names in structured data are not checked against the RFC's alphabet and 32 characters.
 """
 
 from __future__ import annotations
@@ -26,7 +33,9 @@ _ESCAPE = re.compile(r'\\(["\\\]])')
 
 
 def end_of_structured_data(text: bytes, position: int) -> int:
-    """Where the elements that start at `position` end (at a space or the end of `text`); -1 if they are malformed or unterminated."""
+    """Return where the elements that start at `position` end (at a space or the end of `text`); -1
+    if they are malformed or unterminated.
+    """
     match = _ELEMENTS.match(text, position)
     if match is None:
         return -1
@@ -35,7 +44,7 @@ def end_of_structured_data(text: bytes, position: int) -> int:
 
 
 def read_structured_data(text: str) -> dict[str, Element]:
-    """`{id: {name: value}}` of what `end_of_structured_data` delimited."""
+    """Return `{id: {name: value}}` of what `end_of_structured_data` delimited."""
     elements: dict[str, Element] = {}
     for element in _ELEMENT.finditer(text):
         parameters = elements.setdefault(element[1], {})
@@ -51,11 +60,11 @@ def read_structured_data(text: str) -> dict[str, Element]:
     return elements
 
 
-DEFAULT_FACILITY, DEFAULT_SEVERITY = 1, 5  # user.notice = 13, what RFC 3164 4.3.3 gives a message without a priority
+DEFAULT_FACILITY, DEFAULT_SEVERITY = 1, 5  # user.notice = 13, for a message without a priority (RFC 3164 4.3.3)
 PRIORITY_MAX = 191
 _TRAILERS = b"\r\n\0"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_HEADER_FIELDS = 7  # <PRI>1 TIMESTAMP HOSTNAME APP-NAME PROCID MSGID and all that follows
+_HEADER_FIELDS = 7  # <PRI>1 TIMESTAMP HOSTNAME APP-NAME PROCID MSGID and the rest
 
 EMPTY = "empty"
 NO_PRIORITY = "no priority"
@@ -66,7 +75,7 @@ INCOMPLETE_HEADER = "incomplete header"
 
 
 def _priorities(suffix: bytes) -> dict[bytes, tuple[int, int]]:
-    """`<0>` … `<191>` with their facility and severity, also zero-padded as some devices write them."""
+    """`<0>` … `<191>` with facility and severity, also zero-padded as some devices write them."""
     table = {}
     for priority in range(PRIORITY_MAX + 1):
         for form in (b"<%d>", b"<%02d>", b"<%03d>"):
@@ -76,11 +85,11 @@ def _priorities(suffix: bytes) -> dict[bytes, tuple[int, int]]:
 
 _PRIORITIES = _priorities(b"")
 RFC5424_STARTS = _priorities(b"1")
-"""The first field of a message of RFC 5424: its facility and severity."""
+"""The first field of an RFC 5424 message, with facility and severity."""
 
 
 class SyslogMessage(NamedTuple):
-    """One message as its sender meant it; nil and absent fields are None, `raw` is what came from the network."""
+    """One parsed message; nil and absent fields are None, `raw` is what arrived."""
 
     facility: int
     severity: int
@@ -96,13 +105,15 @@ class SyslogMessage(NamedTuple):
 
 
 class SyslogParser:
-    """`parse` with its caches. `time_zone` is meant for times that name none."""
+    """`parse` with its caches. `time_zone` is the zone of times that name none."""
 
     def __init__(self, time_zone: tzinfo = UTC) -> None:
         self.timestamps = TimestampReader(time_zone)
 
     def parse(self, raw: bytes, arrival_ms: int) -> SyslogMessage:
-        """`raw` is one datagram or one frame's content, line ends and NULs at its end included or not."""
+        """`raw` is one datagram or the content of one frame, with or without line ends and NULs at
+        its end.
+        """
         text = raw.rstrip(_TRAILERS) if raw and raw[-1] < 0x20 else raw
         fields = text.split(b" ", _HEADER_FIELDS - 1)
         priority = RFC5424_STARTS.get(fields[0])
@@ -146,7 +157,7 @@ class SyslogParser:
         )
 
     def _parse_incomplete(self, raw: bytes, fields: list[bytes], priority: tuple[int, int]) -> SyslogMessage | None:
-        """A header that ends early: still RFC 5424 if what stands where the time belongs is one."""
+        """A header that ends early: still RFC 5424 if its time is valid."""
         if len(fields) < 2 or (fields[1] != b"-" and self.timestamps.read_rfc3339(fields[1]) is None):
             return None
         padded = fields + [b"-"] * (_HEADER_FIELDS - len(fields))
@@ -189,5 +200,7 @@ def _without_mark(message: bytes) -> bytes:
 
 
 def _without_doubled_space(message: bytes) -> bytes:
-    """rsyslog relays an RFC 3164 text with the space behind its tag; one space more than the separator is that one, a deeper indent is the sender's own."""
+    """rsyslog relays an RFC 3164 text with the space after its tag. One space more than the
+    separator is that one; a deeper indent is the sender's.
+    """
     return message[1:] if message[:1] == b" " and message[1:2] != b" " else message

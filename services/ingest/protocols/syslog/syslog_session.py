@@ -1,8 +1,11 @@
-"""Plain syslog over a stream, TCP or TLS: splits it into messages and hands them over; nobody is answered.
+"""Plain syslog: over a stream (TCP or TLS), and over UDP (RFC 5426), where a datagram is a message.
+There are no answers.
 
-Owned by one connection. One unit serves the whole connection. A closing connection's last line is taken without its trailer, and so is one that does not
-go on for `idle_ms_max` (then the connection is closed: whoever sends a byte a minute holds a place). Weak: what a sender has in our kernel's receive
-buffer when the process is killed is lost; plain syslog has no acknowledgement.
+A session is owned by one connection and has one ack group for all of it. The last line of a closing
+connection is accepted without its trailer. So is a line without progress for `idle_ms_max`; then
+the connection is closed, because a sender of one byte a minute would occupy it. The handler of
+datagrams keeps no state. Weak: what is in the kernel's receive buffer when the process is killed is
+lost, because plain syslog has no acknowledgement; a datagram that its sender cut looks complete.
 """
 
 from __future__ import annotations
@@ -15,12 +18,12 @@ from services.ingest.records.intake import Intake, Oddity
 
 
 class SyslogSession:
-    """Both framings of RFC 6587 (and so RFC 5425), told apart frame by frame."""
+    """Both framings of RFC 6587 (and RFC 5425), recognised for each frame."""
 
     __slots__ = ("_connection", "_cut_messages", "_resynchronisations", "_splitter", "_take", "_taken", "_unfinished", "_unit")
 
     unacknowledged_bytes = 0
-    """Nobody waits for an acknowledgement; a sender is slowed down by what its lines meet."""
+    """No sender waits for an acknowledgement; back-pressure on its partitions slows it down."""
 
     def __init__(self, connection: SessionConnection) -> None:
         self._connection = connection
@@ -70,7 +73,7 @@ _DIGIT_ONE, _DIGIT_NINE = 0x31, 0x39
 
 
 class SyslogDatagrams:
-    """Takes off an octet count that some senders put in front, and cuts what is too long."""
+    """Removes an octet count that some senders put first, and cuts what is too long."""
 
     def __init__(self, listener: Listener, intake: Intake) -> None:
         self._listener = listener

@@ -1,10 +1,13 @@
-"""Reads the times that syslog senders write: RFC 3339 (RFC 5424, rsyslog, loggen) and BSD style (RFC 3164, Cisco, NX-OS).
+"""Parses the times of syslog senders: RFC 3339 (RFC 5424, rsyslog, loggen) and BSD style (RFC 3164,
+Cisco, NX-OS).
 
-Owned by one `SyslogParser`. Everything up to the whole second is cached by its text (senders repeat it thousands of times), so a
-date is computed once a second and not once a message. The clock is an argument: a BSD time has no year, so its year is the latest
-one that puts it no more than 31 days after the day it arrived (a sender a little ahead in December means next January).
+Owned by one `SyslogParser`. Everything up to the whole second is cached by its text (senders repeat
+it thousands of times), so a date is computed once a second, not once a message. The clock is an
+argument. A BSD time has no year, so it gets the latest year that places it at most 31 days after
+its arrival (in December, a January date means the next year).
 
-Weak: a BSD time has no zone either; the zone is a setting for all senders, and in the hour that daylight saving repeats the first is meant.
+Weak: a BSD time has no zone; the zone is a setting for all senders, and in the hour that daylight
+saving repeats the first one is assumed.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ _BSD = re.compile(
 
 
 class Instant(NamedTuple):
-    """A sender's time: `time_ms` since the epoch, `text` in RFC 3339 (the sender's own when it wrote it so, else UTC)."""
+    """A sender's time: `time_ms` since the epoch, `text` in RFC 3339 (the sender's own if it is,
+    otherwise UTC).
+    """
 
     time_ms: int
     text: bytes
@@ -52,7 +57,9 @@ def rfc3339_text(time_ms: int) -> bytes:
 
 
 class TimestampReader:
-    """The readers of both styles with their caches; `time_zone` is that of times that name none."""
+    """The parsers of both styles with their caches; `time_zone` is the zone of times that name
+    none.
+    """
 
     def __init__(self, time_zone: tzinfo = UTC) -> None:
         self._time_zone = time_zone
@@ -64,12 +71,14 @@ class TimestampReader:
         self._arrival_day = -1
 
     def read_rfc3339(self, text: bytes) -> Instant | None:
-        """RFC 3339 with any number of fraction digits; also a space for the T, and no zone at all. None if it is not a time."""
+        """RFC 3339 with any number of fraction digits; also with a space instead of T, and without
+        a zone. None if it is not a time.
+        """
         if len(text) == _SECOND_SIZE and (instant := self._without_zone.get(text)):
             return instant
         second_ms = self._seconds_utc.get(text[:_SECOND_SIZE])
         if second_ms is not None:
-            # The two forms nearly every sender uses, with the fraction right behind the second and a zone that was seen before.
+            # The two forms of nearly every sender: the fraction follows the second, and the zone was seen before.
             zone_size = 1 if text[-1] == 0x5A else 6
             zone_ms = self._zones.get(text[-zone_size:])
             fraction = text[_SECOND_SIZE:-zone_size]
@@ -81,7 +90,9 @@ class TimestampReader:
         return self._read_rfc3339_slowly(text)
 
     def read_seen_ms(self, text: bytes) -> int | None:
-        """Milliseconds of a time whose second and zone were seen before, and whose own text stays; None for any other. The cheapest way for most."""
+        """Return the milliseconds of a time whose second and zone were seen before and whose text
+        is kept; None for any other. The fast path.
+        """
         second_ms = self._seconds_utc.get(text[:_SECOND_SIZE])
         if second_ms is None:
             return None
@@ -125,13 +136,13 @@ class TimestampReader:
         if second_ms is None and (match := _SECOND.match(text)):
             year, month, day, hour, minute, second = map(int, match.groups())
             second_ms = epoch_ms(year, month, day, hour, minute, second, zone)
-            # Who finds a second here asks no more whether it lies before the epoch, in whatever zone, and takes the sender's text as it is.
+            # A cached second is never before the epoch in any zone, so the sender's text is kept without a check.
             if second_ms is not None and second_ms >= _DAY_MS and (text[10] == _LETTER_T or cache is self._seconds_local):
                 _remember(cache, text, second_ms)
         return second_ms
 
     def read_bsd(self, text: bytes, arrival_ms: int) -> Instant | None:
-        """Exactly the 15 bytes of RFC 3164 (`Oct 11 22:14:15`), or None."""
+        """Parse exactly the 15 bytes of RFC 3164 (`Oct 11 22:14:15`); None for anything else."""
         if arrival_ms // _DAY_MS != self._arrival_day:
             self._bsd.clear()  # the year of a month may have changed
             self._arrival_day = arrival_ms // _DAY_MS
@@ -142,7 +153,9 @@ class TimestampReader:
         return instant
 
     def find_bsd(self, text: bytes, position: int, arrival_ms: int) -> tuple[Instant, int] | None:
-        """A BSD time at `position` in any of its forms (year before, amid or behind, fraction of a second, day unpadded, UTC), and where it ends."""
+        """Return a BSD time at `position` in any form (year before, inside or after, fraction of a
+        second, day not padded, UTC), and where it ends.
+        """
         match = _BSD.match(text, position)
         if match is None:
             return None
@@ -164,7 +177,7 @@ def _guess_year(fields: tuple[int, int, int, int, int], zone: tzinfo, arrival_ms
     arrival_day = arrival_ms // _DAY_MS
     limit_ms = (arrival_day + 1 + _FUTURE_DAYS_MAX) * _DAY_MS
     next_year = date.fromordinal(_EPOCH_ORDINAL + arrival_day).year + 1
-    for year in range(next_year, next_year - 10, -1):  # back far enough to meet a 29 February
+    for year in range(next_year, next_year - 10, -1):  # far enough to include a 29 February
         second_ms = epoch_ms(year, *fields, zone)
         if second_ms is not None and second_ms < limit_ms:
             return second_ms
@@ -172,7 +185,9 @@ def _guess_year(fields: tuple[int, int, int, int, int], zone: tzinfo, arrival_ms
 
 
 def epoch_ms(year: int, month: int, day: int, hour: int, minute: int, second: int, zone: tzinfo) -> int | None:
-    """Milliseconds since the epoch, None for a day that does not exist. A leap second (60) counts as the first of the next minute."""
+    """Return milliseconds since the epoch, None for a day that does not exist. A leap second (60)
+    counts as the first second of the next minute.
+    """
     leap = second == 60
     try:
         moment = datetime(year, month, day, hour, minute, 59 if leap else second, tzinfo=zone)
