@@ -1,9 +1,10 @@
-"""JoinGroup: who may become or stay a member, and whether the group has to rebalance for it.
+"""JoinGroup, SyncGroup and Heartbeat of the classic protocol: which clients become members, and whether the group rebalances.
 
-The order of the checks is Kafka's, because clients act on which error they get. A dynamic member gets its id first and joins with it (from version 4),
-so that joins whose reply was lost leave no members behind; a static member takes the place of its instance's former life, without a rebalance where the
-group is stable and its protocol stays. Owned by the group coordinator. Weak spot: what a member's metadata says is never looked at, only whether it
-changed.
+The checks have Kafka's order, because clients act on the error that they get. From version 4 on, a
+dynamic member gets its id first and joins with it: a join whose response was lost leaves no member
+behind. A static member replaces the former process of its instance (KIP-345), without a rebalance if
+the group is stable and its protocol stays. Owned by the group coordinator. Weak spot: the metadata of
+members is not read, only compared with the former one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MEMBER_ID_SIZE_MAX: Final = (1 << 15) - 1
 
 
 class Joining:
-    """Decides about one JoinGroup at a time; a request that waits is kept in its member."""
+    """Handles JoinGroup; a parked request is kept in its member."""
 
     def __init__(
         self, settings: GroupSettings, directory: GroupDirectory, rebalances: Rebalances, replies: Replies, log: GroupLog, new_member_id: Callable[[], str]
@@ -56,14 +57,14 @@ class Joining:
                 return
         else:
             group = self._made_classic(self._directory.host(request.group_id, now_ms), now_ms)
-            if group is None:  # its members speak the other protocol
+            if group is None:  # its members use the consumer protocol
                 self._refuse(reply, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
                 return
         self._join_group(group, request, version, client, now_ms, reply)
         self._rebalances.maybe_complete(group, now_ms)
 
     def _made_classic(self, hosted: HostedGroup, now_ms: int) -> Group | None:
-        """An empty group takes the protocol of who comes first, and keeps its offsets."""
+        """Return the classic group; an empty group of the other protocol is converted and keeps its offsets."""
         if hosted.classic is None and hosted.membership.is_empty:
             tombstones = hosted.membership.tombstones()
             if tombstones:
@@ -72,8 +73,8 @@ class Joining:
         return hosted.classic
 
     def _join_group(self, group: Group, request: JoinGroupRequest, version: int, client: ClientIdentity, now_ms: int, reply: ReplyToJoin) -> None:
-        if not self._has_room(group, request.member_id):
-            self._turn_away(group, request.member_id)
+        if not self._has_capacity(group, request.member_id):
+            self._remove_refused(group, request.member_id)
             self._refuse(reply, ErrorCode.GROUP_MAX_SIZE_REACHED)
         elif not group.supports(request.protocol_type, request.protocols):
             self._refuse(reply, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id)
@@ -82,8 +83,8 @@ class Joining:
         else:
             self._join_without_id(group, request, version, client, now_ms, reply)
 
-    def _has_room(self, group: Group, member_id: str) -> bool:
-        """While a rebalance collects, those count that have joined: who comes last to a group that is too large is out."""
+    def _has_capacity(self, group: Group, member_id: str) -> bool:
+        """During a rebalance only members that have joined count, so the last ones of a group that is too large are refused."""
         size_max = self._settings.group_max_size
         member = group.members.get(member_id)
         match group.state:
@@ -94,7 +95,7 @@ class Joining:
             case _:
                 return True
 
-    def _turn_away(self, group: Group, member_id: str) -> None:
+    def _remove_refused(self, group: Group, member_id: str) -> None:
         self._rebalances.forget_pending(group, member_id)
         member = group.members.get(member_id)
         if member is not None:
@@ -109,7 +110,7 @@ class Joining:
         instance = request.group_instance_id
         member_id = (client.client_id if instance is None else instance) + MEMBER_ID_DELIMITER + self._new_member_id()
         if len(member_id.encode()) > MEMBER_ID_SIZE_MAX:
-            self._refuse(reply, ErrorCode.UNKNOWN_SERVER_ERROR)  # no record and no reply could carry it
+            self._refuse(reply, ErrorCode.UNKNOWN_SERVER_ERROR)  # too long for a record and for a response
         elif instance is not None and instance in group.static_members:
             self._replace(group, group.members[group.static_members[instance]], member_id, request, version, now_ms, reply)
         elif instance is None and version >= MEMBER_ID_REQUIRED_SINCE:
@@ -122,14 +123,14 @@ class Joining:
         member = Member(member_id, request.group_instance_id, client, request.rebalance_timeout_ms, request.session_timeout_ms, request.protocols)
         self._rebalances.add_member(group, member, request.protocol_type, reply, now_ms)
 
-    # ---- with one
+    # ---- with a member id
 
     def _join_with_id(self, group: Group, request: JoinGroupRequest, client: ClientIdentity, now_ms: int, reply: ReplyToJoin) -> None:
         member_id = request.member_id
         if member_id in group.pending_members:
             if request.group_instance_id is None:
                 self._add(group, member_id, request, client, now_ms, reply)
-            else:  # ids are never given out to static members
+            else:  # static members get no id in advance
                 self._refuse(reply, ErrorCode.UNKNOWN_SERVER_ERROR, member_id)
             return
         problem = group.member_problem(member_id, request.group_instance_id)
@@ -139,13 +140,13 @@ class Joining:
         member = group.members[member_id]
         is_same = member.protocols == request.protocols
         stays = is_same and (group.state is GroupState.COMPLETING_REBALANCE or (group.state is GroupState.STABLE and group.group_leader_id != member_id))
-        if stays:  # the reply to its first JoinGroup was lost, or nothing has changed
+        if stays:  # the response to its JoinGroup was lost, or nothing changed
             self._replies.say(reply, self._rebalances.joined(group, member))
             return
         self._rebalances.update_member(group, member, request.protocols, request.rebalance_timeout_ms, request.session_timeout_ms, reply)
         self._rebalances.maybe_prepare(group, now_ms)
 
-    # ---- in the place of a static member's former life
+    # ---- a static member that restarted
 
     def _replace(self, group: Group, member: Member, member_id: str, request: JoinGroupRequest, version: int, now_ms: int, reply: ReplyToJoin) -> None:
         former = (member.member_id, member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms)
@@ -153,7 +154,7 @@ class Joining:
         self._rebalances.rename_member(group, member, member_id, now_ms)
         self._rebalances.update_member(group, member, request.protocols, request.rebalance_timeout_ms, request.session_timeout_ms, reply)
         if group.state is GroupState.COMPLETING_REBALANCE:
-            self._rebalances.prepare(group, now_ms)  # the leader may be assigning to the old id right now
+            self._rebalances.prepare(group, now_ms)  # the group leader may be assigning to the old id
         elif group.state is GroupState.STABLE and group.select_protocol() != group.protocol_name:
             self._rebalances.maybe_prepare(group, now_ms)
         elif group.state is GroupState.STABLE:
@@ -162,7 +163,7 @@ class Joining:
             def on_done(error: ErrorCode, position: int, now_ms: int) -> None:
                 still_waits = member.awaiting_join is reply and group.members.get(member_id) is member
                 if not still_waits or group.state is not GroupState.STABLE or group.generation_id != generation_id:
-                    return  # the next rebalance answers, and appends what it comes to
+                    return  # the rebalance that began meanwhile answers, and appends its own metadata
                 if error is ErrorCode.NONE:
                     self._rebalances.answer_join(group, member, self._replaced(group, member, former_leader_id, version))
                 else:
@@ -182,7 +183,8 @@ class Joining:
             self._log.append(group.partition, [metadata_record(group, assignments)], on_done)
 
     def _replaced(self, group: Group, member: Member, former_leader_id: str, version: int) -> JoinGroupResponse:
-        """Nobody is to assign now. Clients that know it are told so; others are told a leader who is not there any more."""
+        """Return a response after which no member assigns: `skip_assignment` from version 9 on. Older clients receive a leader id that has left
+        the group, so none takes itself for the leader."""
         is_leader = group.group_leader_id == member.member_id
         knows = version >= SKIP_ASSIGNMENT_SINCE
         return JoinGroupResponse(
@@ -200,7 +202,7 @@ class Joining:
 
 
 class Syncing:
-    """Decides about one request of a member at a time."""
+    """Handles SyncGroup and Heartbeat."""
 
     def __init__(self, directory: GroupDirectory, rebalances: Rebalances, replies: Replies, log: GroupLog) -> None:
         self._directory = directory
@@ -213,7 +215,7 @@ class Syncing:
     def sync(self, request: SyncGroupRequest, now_ms: int, reply: ReplyToSync) -> None:
         error = self._directory.refusal(request.group_id)
         if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-            error = ErrorCode.REBALANCE_IN_PROGRESS  # what was going on is lost; old clients know this error, not the other
+            error = ErrorCode.REBALANCE_IN_PROGRESS  # the rebalance is lost; old clients know this error, not the other one
         group = self._directory.find_classic(request.group_id)
         if error is ErrorCode.NONE:
             error = ErrorCode.UNKNOWN_MEMBER_ID if group is None else self._sync_problem(group, request)
@@ -245,8 +247,8 @@ class Syncing:
 
     def _assign(self, group: Group, given: tuple[SyncGroupAssignment, ...]) -> None:
         """Append and send the assignments of the group leader; a member that it left out gets none, and unknown members are ignored."""
-        said = dict(given)
-        assignments = {member_id: said.get(member_id, b"") for member_id in group.members}
+        by_member = dict(given)
+        assignments = {member_id: by_member.get(member_id, b"") for member_id in group.members}
         generation_id = group.generation_id
 
         def on_done(error: ErrorCode, position: int, now_ms: int) -> None:
@@ -269,7 +271,7 @@ class Syncing:
     def heartbeat(self, request: HeartbeatRequest, now_ms: int) -> ErrorCode:
         error = self._directory.refusal(request.group_id)
         if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-            return ErrorCode.NONE  # sessions begin when the group is loaded
+            return ErrorCode.NONE  # sessions start when the group is loaded
         if error is not ErrorCode.NONE:
             return error
         group = self._directory.find_classic(request.group_id)

@@ -1,10 +1,12 @@
-"""When a classic group goes from one generation to the next, and how long anybody is waited for.
+"""The rebalance of a classic group: from one generation to the next, with its deadlines.
 
-A rebalance collects JoinGroups until all members have joined or the largest rebalance time-out is over; whoever has not joined by then is out, except
-static members, who may be on their way back. Then a generation begins, the leader assigns, and whoever does not ask for his assignment in the same time
-is out too. The members of an empty group come one by one as their processes start, so the first rebalance waits a little for more of them.
-Owned by the group coordinator. Weak spot: every parked request is answered by one of these deadlines or by the answer of an append; a client with a
-time-out of weeks may park for weeks, as with Kafka.
+A rebalance collects JoinGroups until all members have joined or the largest rebalance time-out ends.
+Members that have not joined by then are removed, except static members, which may be restarting. Then
+a generation begins and the group leader assigns; a member that does not send SyncGroup within the same
+time-out is removed, too. The members of an empty group arrive one by one as their processes start, so
+its first rebalance waits `group.initial.rebalance.delay.ms` for more of them. Owned by the group
+coordinator. Weak spot: every parked request is answered by one of these deadlines or by an append; a
+client with a time-out of weeks may wait for weeks, as with Kafka.
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ from services.coordinator.groups.member import Member, ReplyToJoin
 from services.coordinator.groups.ports import GroupSettings
 
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60_000
-"""A new member cannot send heartbeats before its JoinGroup is answered, and nobody hears of its end; if it still wants to join by then, it asks again."""
+"""A new member cannot send heartbeats before its JoinGroup is answered, so its end is not noticed; after this time it has to join again."""
 
 
 class Rebalances:
-    """Acts on groups; keeps nothing of its own."""
+    """Acts on groups; has no state of its own."""
 
     def __init__(self, settings: GroupSettings, timers: Timers, replies: Replies, log: GroupLog) -> None:
         self._settings = settings
@@ -47,7 +49,7 @@ class Rebalances:
     # ---- members
 
     def add_member(self, group: Group, member: Member, protocol_type: str, reply: ReplyToJoin, now_ms: int) -> None:
-        """A new member whose JoinGroup is parked from now on; a rebalance begins, or goes on with it."""
+        """Add a member and park its JoinGroup; start a rebalance unless one is collecting already."""
         self.forget_pending(group, member.member_id)
         if not group.members:
             group.protocol_type = protocol_type
@@ -68,14 +70,14 @@ class Rebalances:
         session_timeout_ms: int,
         reply: ReplyToJoin,
     ) -> None:
-        """What a known member says of itself now; its JoinGroup is parked from now on."""
+        """Update a known member and park its JoinGroup."""
         group.update(member, protocols, rebalance_timeout_ms, session_timeout_ms)
         self.answer_join(group, member, JoinGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id))
         member.awaiting_join = reply
         group.awaiting_join_count += 1
 
     def remove_member(self, group: Group, member: Member, now_ms: int) -> None:
-        """It left, or was silent for too long; the others rebalance."""
+        """Remove a member that left or whose session expired; the others rebalance."""
         self.drop_member(group, member, ErrorCode.UNKNOWN_MEMBER_ID, "")
         if group.state is GroupState.PREPARING_REBALANCE:
             self.maybe_complete(group, now_ms)
@@ -83,21 +85,21 @@ class Rebalances:
             self.maybe_prepare(group, now_ms)
 
     def drop_member(self, group: Group, member: Member, error: ErrorCode, member_id: str) -> None:
-        """Take it out of the group; what it waits for is refused with `error`."""
+        """Take the member out of the group and answer its parked requests with `error`."""
         self.answer_join(group, member, JoinGroupResponse(error_code=error, member_id=member_id))
         self.answer_sync(member, SyncGroupResponse(error_code=error))
         group.remove(member.member_id)
         self._timers.cancel(member.session_timer)
 
     def add_pending(self, group: Group, member_id: str, session_timeout_ms: int, now_ms: int) -> None:
-        """This id was given out; its member has the length of a session to come back with it."""
+        """Note a member id that was returned with MEMBER_ID_REQUIRED; the client has one session time-out to join with it."""
         group.pending_members[member_id] = self._timers.schedule(now_ms + session_timeout_ms, partial(self._on_pending_expired, group, member_id))
 
     def forget_pending(self, group: Group, member_id: str) -> None:
         self._timers.cancel(group.pending_members.pop(member_id, None))
 
     def remove_pending(self, group: Group, member_id: str, now_ms: int) -> None:
-        """Nobody waits for it any more."""
+        """Stop waiting for this id."""
         self.forget_pending(group, member_id)
         if group.state is GroupState.PREPARING_REBALANCE:
             self.maybe_complete(group, now_ms)
@@ -106,11 +108,11 @@ class Rebalances:
         self.remove_pending(group, member_id, now_ms)
 
     def renew_session(self, group: Group, member: Member, now_ms: int) -> None:
-        """It is alive."""
+        """Restart the member's session time-out."""
         self._expect(group, member, now_ms + member.session_timeout_ms)
 
     def rename_member(self, group: Group, member: Member, member_id: str, now_ms: int) -> None:
-        """A static member under its next id; who waits under the old one is another life of the same instance, and fenced."""
+        """Give a static member its next id. Requests parked under the old id belong to a former process of the same instance: they are fenced."""
         self.answer_join(group, member, JoinGroupResponse(error_code=ErrorCode.FENCED_INSTANCE_ID, member_id=member.member_id))
         self.answer_sync(member, SyncGroupResponse(error_code=ErrorCode.FENCED_INSTANCE_ID))
         group.rename(member, member_id)
@@ -123,14 +125,14 @@ class Rebalances:
             member.session_timer = self._timers.schedule(deadline_ms, partial(self._on_session_expired, group, member))
 
     def _on_session_expired(self, group: Group, member: Member, now_ms: int) -> None:
-        """A member that waits for us is not silent; its session begins anew with the answer."""
+        """Remove the member, unless a request of it is parked: it cannot send heartbeats, and its session restarts with the answer."""
         if not member.is_parked:
             self.remove_member(group, member, now_ms)
 
     # ---- answers
 
     def answer_join(self, group: Group, member: Member, response: JoinGroupResponse) -> bool:
-        """Whether there was anything to answer."""
+        """Answer the parked request; return False if there is none."""
         reply, member.awaiting_join = member.awaiting_join, None
         if reply is None:
             return False
@@ -139,7 +141,7 @@ class Rebalances:
         return True
 
     def answer_sync(self, member: Member, response: SyncGroupResponse) -> bool:
-        """Whether there was anything to answer."""
+        """Answer the parked request; return False if there is none."""
         reply = member.take_sync()
         if reply is None:
             return False
@@ -147,7 +149,7 @@ class Rebalances:
         return True
 
     def answer_all_syncs(self, group: Group, error: ErrorCode, now_ms: int) -> None:
-        """Every parked SyncGroup gets its assignment, or the error; its member's session begins anew."""
+        """Answer every parked SyncGroup with its assignment or the error; the members' sessions restart."""
         for member in group.members.values():
             if error is ErrorCode.NONE:
                 response = SyncGroupResponse(protocol_type=group.protocol_type, protocol_name=group.protocol_name, assignment=member.assignment)
@@ -158,7 +160,7 @@ class Rebalances:
                 self.renew_session(group, member, now_ms)
 
     def joined(self, group: Group, member: Member) -> JoinGroupResponse:
-        """The current generation, as this member is told of it."""
+        """Return the response for this member in the current generation; the group leader also gets the members."""
         is_leader = group.group_leader_id == member.member_id
         return JoinGroupResponse(
             generation_id=group.generation_id,
@@ -172,7 +174,7 @@ class Rebalances:
     # ---- generations
 
     def maybe_prepare(self, group: Group, now_ms: int) -> None:
-        """A rebalance begins, unless one is collecting already."""
+        """Start a rebalance, unless one is collecting already."""
         if group.state in (GroupState.EMPTY, GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
             self.prepare(group, now_ms)
 
@@ -191,7 +193,7 @@ class Rebalances:
             self.maybe_complete(group, now_ms)
 
     def maybe_complete(self, group: Group, now_ms: int) -> None:
-        """The rebalance is over as soon as everybody has joined; the first one of an empty group waits its delay out."""
+        """Complete the rebalance once all members have joined; the first one of an empty group waits for the whole delay."""
         if group.state is GroupState.PREPARING_REBALANCE and group.initial_delay_left_ms is None and group.has_all_joined:
             self._complete(group, now_ms)
 
@@ -218,12 +220,12 @@ class Rebalances:
         for member in late:
             self.drop_member(group, member, ErrorCode.UNKNOWN_MEMBER_ID, "")
         if not group.elect_joined_leader() and group.members:
-            # Static members only, and none of them has come: wait until their sessions end.
+            # Only static members, none of which has joined: wait until their sessions expire.
             self._wait_for_joins(group, now_ms + group.rebalance_timeout_ms)
             return
         group.begin_generation(now_ms)
         if group.state is GroupState.EMPTY:
-            # Should this be lost, a load finds the generation before, whose members' sessions end by themselves.
+            # If this append is lost, a load finds the former generation, and the sessions of its members expire.
             self._log.append(group.partition, [metadata_record(group, {})], ignore_answer)
             return
         for member in group.members.values():
@@ -237,7 +239,7 @@ class Rebalances:
     # ---- assignments
 
     def on_synced(self, group: Group, member: Member) -> None:
-        """It has asked for its assignment; when all have, nobody is waited for any more."""
+        """Note a member's SyncGroup; after the last one the deadline is cancelled."""
         group.pending_sync.discard(member.member_id)
         if not group.pending_sync:
             self._end_sync_wait(group)
@@ -255,7 +257,7 @@ class Rebalances:
     # ---- the end
 
     def abandon(self, group: Group, error: ErrorCode, now_ms: int) -> None:
-        """The group is somebody else's, or nobody's, from now on: no timer of it fires, and who waits is told."""
+        """End the group on this coordinator: cancel its timers and answer parked requests with `error`."""
         for timer in (group.join_timer, group.sync_timer, *group.pending_members.values()):
             self._timers.cancel(timer)
         for member in group.members.values():
@@ -266,7 +268,7 @@ class Rebalances:
 
 
 def members_for_leader(group: Group) -> tuple[JoinGroupMember, ...]:
-    """What the leader needs to assign: every member's words in the protocol that was chosen."""
+    """Return what the group leader needs to assign: the metadata of each member for the selected protocol."""
     name = group.protocol_name
     assert name is not None
     return tuple(JoinGroupMember(member.member_id, member.group_instance_id, member.metadata(name)) for member in group.members.values())
@@ -276,7 +278,7 @@ def members_for_leader(group: Group) -> tuple[JoinGroupMember, ...]:
 
 
 class MemberDepartures:
-    """Decides about one LeaveGroup at a time, at once."""
+    """Handles LeaveGroup."""
 
     def __init__(self, directory: GroupDirectory, rebalances: Rebalances) -> None:
         self._directory = directory

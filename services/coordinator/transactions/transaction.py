@@ -1,10 +1,12 @@
-"""One transactional id: its producer, what its transaction has reached, and which step is on its way into the log.
+"""The state machine of one transactional id: its producer, the state of its transaction, and the change that is being appended.
 
-A `Transaction` is what a record of `__transaction_state` says; it never changes. Steps (`next_epoch`, `add_partitions`, `prepare` …) are functions from one to
-the next; `TransactionalId` holds the one that the log has, and the one that is being appended. Owned by the transaction coordinator.
-Two protocols: in the first a producer keeps its epoch from one transaction to the next; in the second (KIP-890, client version 2) every end raises it,
-so that nothing of an ended transaction can come late. Sources: KIP-98, KIP-360, KIP-447, KIP-890; Kafka's `TransactionMetadata`.
-Weak spot: partitions are kept by name; a topic that is deleted and made again in the middle of a transaction gets a marker that it does not need.
+A `Transaction` is the content of a record of `__transaction_state` and immutable. Changes
+(`next_epoch`, `add_partitions`, `prepare` …) are functions from one to the next; `TransactionalId` has
+the one in the log and the one being appended. Two protocols: in the first, a producer keeps its epoch
+from one transaction to the next; in the second (KIP-890, client version 2) every end raises it, so that
+a late batch of an ended transaction has an old epoch and is refused. Sources: KIP-98, KIP-360, KIP-447,
+KIP-890, Kafka's `TransactionMetadata`. Owned by the transaction coordinator. Weak spot: partitions are
+kept by name; a topic that is deleted and created again during a transaction gets a needless marker.
 """
 
 from __future__ import annotations
@@ -49,13 +51,13 @@ STATE_NAMES: Final = {
     TransactionState.PREPARE_EPOCH_FENCE: "PrepareEpochFence",
 }
 RESTING: Final = frozenset({TransactionState.EMPTY, TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT})
-"""Nothing is open, nothing is on its way."""
+"""No transaction is open or ending."""
 ENDING: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT})
-"""Decided: markers have to be written, whatever happens."""
+"""Decided: the markers have to be written."""
 
 
 class Transaction(NamedTuple):
-    """Times are wall time in ms; `last_producer_epoch` is known until the next life of the coordinator only."""
+    """Times are wall time in ms. `last_producer_epoch` is not in the log: a new coordinator does not know it."""
 
     producer_id: int
     producer_epoch: int = NO_PRODUCER_EPOCH
@@ -88,19 +90,19 @@ def is_exhausted(producer_epoch: int) -> bool:
     return producer_epoch >= EXHAUSTED_EPOCH
 
 
-# --- a producer comes -------------------------------------------------------------------------------------------------
+# --- InitProducerId ---------------------------------------------------------------------------------------------------
 
 
 def knows_itself(transaction: Transaction, producer_id: int, producer_epoch: int) -> bool:
-    """Whether a producer that says who it is may go on under this transactional id: it was never given an epoch, it is the one, or it is the former
-    one that asks again for the successor of its exhausted id, and nobody else was given that one meanwhile."""
+    """Check producer id and epoch that an InitProducerId brings (KIP-360). True if the transactional id has no epoch yet, if the producer is the
+    current one, or if the former one repeats the request that replaced its exhausted id, and no other producer came since."""
     if transaction.producer_epoch == NO_PRODUCER_EPOCH or producer_id == transaction.producer_id:
         return True
     return producer_id == transaction.previous_producer_id and is_exhausted(producer_epoch) and producer_epoch == transaction.last_producer_epoch
 
 
 def next_epoch(transaction: Transaction, timeout_ms: int, expected_epoch: int | None, client_version: int, now_ms: int) -> Transaction:
-    """The producer that comes gets the next epoch; who asks again after a lost answer gets the same one. `RequestRefused`: it is fenced."""
+    """Give the producer the next epoch; a repeated request (its response was lost) gets the same one. Raises `RequestRefused` if it is fenced."""
     current = transaction.producer_epoch
     if current == NO_PRODUCER_EPOCH:
         epoch, last = 0, NO_PRODUCER_EPOCH
@@ -116,7 +118,7 @@ def next_epoch(transaction: Transaction, timeout_ms: int, expected_epoch: int | 
 
 
 def next_producer(transaction: Transaction, producer_id: int, timeout_ms: int, remembers: bool, client_version: int, now_ms: int) -> Transaction:
-    """Another producer id, because the epochs of the last one are used up."""
+    """Change to a new producer id, because the epochs of the last one are exhausted."""
     return _empty(transaction, timeout_ms, client_version, now_ms)._replace(
         producer_id=producer_id,
         producer_epoch=0,
@@ -137,11 +139,11 @@ def _empty(transaction: Transaction, timeout_ms: int, client_version: int, now_m
     )
 
 
-# --- a transaction grows and ends -------------------------------------------------------------------------------------
+# --- partitions, commit and abort -------------------------------------------------------------------------------------
 
 
 def add_partitions(transaction: Transaction, partitions: frozenset[TopicPartition], client_version: int, now_ms: int) -> Transaction:
-    """The transaction goes over these partitions too; it begins now, if it has not."""
+    """Add partitions to the transaction; the first ones open it."""
     is_ongoing = transaction.state is TransactionState.ONGOING
     return transaction._replace(
         state=TransactionState.ONGOING,
@@ -153,13 +155,13 @@ def add_partitions(transaction: Transaction, partitions: frozenset[TopicPartitio
 
 
 def fence(transaction: Transaction) -> Transaction:
-    """Its producer may not go on: the abort that follows is written under the next epoch. Never written as such."""
+    """Raise the epoch, so that the producer is fenced; not appended itself, the abort that follows is."""
     return transaction._replace(producer_epoch=min(transaction.producer_epoch + 1, LARGEST_EPOCH), last_producer_epoch=NO_PRODUCER_EPOCH)
 
 
 def prepare(transaction: Transaction, commit: bool, raises_epoch: bool, next_producer_id: int, now_ms: int) -> Transaction:
-    """The decision. With `raises_epoch` (the second protocol) it is written under the next epoch already, and so are its markers: `client_version` says so to
-    the life of the coordinator that writes them."""
+    """Decide to commit or abort. With `raises_epoch` (second protocol) the decision and its markers have the next epoch already; `client_version` in
+    the record shows that to a coordinator that loads it."""
     decided = transaction._replace(
         state=TransactionState.PREPARE_COMMIT if commit else TransactionState.PREPARE_ABORT,
         start_ms=transaction.start_ms if transaction.start_ms >= 0 else now_ms,
@@ -173,7 +175,7 @@ def prepare(transaction: Transaction, commit: bool, raises_epoch: bool, next_pro
 
 
 def complete(transaction: Transaction, now_ms: int) -> Transaction:
-    """All markers are written. A producer id whose epochs are used up makes room for the one that was kept ready."""
+    """Complete: all markers are written. If the epochs of the producer id are exhausted, the reserved next producer id replaces it."""
     done = transaction._replace(
         state=TransactionState.COMPLETE_COMMIT if transaction.is_commit else TransactionState.COMPLETE_ABORT,
         partitions=frozenset(),
@@ -186,7 +188,7 @@ def complete(transaction: Transaction, now_ms: int) -> Transaction:
 
 
 class TransactionalId:
-    """What is known of one id. `pending` is on its way into the log; while it is, nothing else may be begun."""
+    """One transactional id. While `pending` is being appended, no other change may start."""
 
     __slots__ = ("current", "is_fenced", "name", "pending")
 
@@ -195,7 +197,7 @@ class TransactionalId:
         self.current = current
         self.pending: Transaction | None = None
         self.is_fenced = False
-        """The epoch was raised to fence the producer, and the abort is not written yet: it is not raised again."""
+        """True if the epoch was raised to fence the producer and the abort is not in the log yet: it must not be raised again."""
 
 
 # ---- what transactions need of the process

@@ -1,9 +1,12 @@
-"""The transaction coordinator's rules: who a producer is, what his transaction goes over, how it ends. One method an API; replies may come later.
+"""The transaction coordinator: producer ids and epochs, partitions of transactions, commit and abort. One method per API; a reply may come later.
 
-Pure but for its ports (state log, markers, producer ids). State is per partition of `__transaction_state`: loaded, changed through the log only
-(`transactional_ids.py`), ended with markers (`transaction_ends.py`). Owned by the coordinator process. Sources: KIP-98, KIP-360, KIP-447, KIP-664, KIP-890;
-Kafka's `TransactionCoordinator`. A box coordinates what it leads; who asks a wrong one is told so. Weak spot: until its lease is over (`shm/lease.py`) a box
-that was cut off verifies by what it remembers; it can decide nothing, because what it appends stays above the high watermark.
+Pure except for its ports (state log, markers, producer ids). State belongs to the partitions of
+`__transaction_state`: it is loaded, changed only through the log (`transactional_ids.py`), and ended
+with markers (`transaction_ends.py`). A box coordinates the partitions that it leads, others answer
+NOT_COORDINATOR. Owned by the coordinator process. Sources: KIP-98, KIP-360, KIP-447, KIP-664, KIP-890,
+Kafka's `TransactionCoordinator`. Weak spot: until its lease ends (`shm/lease.py`), an isolated box
+verifies transactions from memory; it cannot decide any, because its appends stay above the high
+watermark.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ from services.coordinator.transactions.transactional_ids import OnDone, Transact
 
 TIMERS_A_TURN = 100
 _FENCED_SINCE_INIT = 4
-"""InitProducerId from this version on, and the others from `_FENCED_SINCE`, know PRODUCER_FENCED; older ones are told INVALID_PRODUCER_EPOCH."""
+"""From this version on InitProducerId has PRODUCER_FENCED (the other APIs: from `_FENCED_SINCE`); older versions get INVALID_PRODUCER_EPOCH."""
 _FENCED_SINCE = 2
 _BETWEEN_BROKERS_SINCE = 4
 _SECOND_PROTOCOL_END_SINCE = 5
@@ -80,8 +83,9 @@ class TransactionCoordinator:
         offsets_partition_of: Callable[[str], TopicPartition | None],
         wall_ms: Callable[[], int],
     ) -> None:
-        """`exists`: whether a partition is in the metadata. `leader_epoch_of`: of a partition of the state topic. `offsets_partition_of`: where a group's
-        offsets are; None while there is no such topic. `now_ms` of the methods is monotonic, what is written down is `wall_ms`."""
+        """`exists`: true if a partition is in the metadata. `leader_epoch_of`: the leader epoch of a partition of the state topic.
+        `offsets_partition_of`: the partition with a group's offsets; None: the topic does not exist. `now_ms` of the methods is monotonic; records
+        have `wall_ms`."""
         self.ids = TransactionalIds(state_log, partition_count, settings.append_timeout_ms)
         self._timers = Timers()
         self._ends = TransactionEnds(self.ids, markers, self._timers, exists, leader_epoch_of, wall_ms)
@@ -104,7 +108,7 @@ class TransactionCoordinator:
         self.skipped_records += self.ids.load(partition, records)
 
     def finish_load(self, partition: int, now_ms: int) -> None:
-        """Serve it; what a former life had decided is ended."""
+        """Start to serve the partition; finish the transactions that a former coordinator had decided."""
         self._ends.now_ms = now_ms
         for transactional in list(self.ids.finish_load(partition)):
             if transactional.current.state in ENDING:
@@ -156,10 +160,10 @@ class TransactionCoordinator:
     # -- InitProducerId
 
     def init_producer_id(self, request: InitProducerIdRequest, version: int, now_ms: int, reply: Reply[InitProducerIdResponse]) -> None:
-        """Who the producer is; with a transactional id, after whatever its former life left open was ended."""
+        """Assign producer id and epoch. A transaction that a former producer of the transactional id left open is aborted first."""
 
         def answer(code: ErrorCode, producer_id: int = NO_PRODUCER_ID, producer_epoch: int = NO_PRODUCER_EPOCH) -> None:
-            reply(InitProducerIdResponse(0, _told(code, version >= _FENCED_SINCE_INIT), producer_id, producer_epoch))
+            reply(InitProducerIdResponse(0, _known_error(code, version >= _FENCED_SINCE_INIT), producer_id, producer_epoch))
 
         self._ends.now_ms = now_ms
         try:
@@ -198,10 +202,10 @@ class TransactionCoordinator:
         self.ids.step(transactional, following, on_done)
 
     def _following(self, current: Transaction, request: InitProducerIdRequest, knows_itself: bool) -> Transaction:
-        """The producer that comes next under a transactional id at rest."""
+        """Return the next state of a transactional id without an open transaction: the next epoch, or the next producer id."""
         wall_ms, timeout_ms, client_version = self._wall_ms(), request.transaction_timeout_ms, current.client_version
         if knows_itself and current.producer_epoch != NO_PRODUCER_EPOCH and request.producer_id == current.previous_producer_id:
-            return current._replace(update_ms=wall_ms)  # the answer that named its successor was lost
+            return current._replace(update_ms=wall_ms)  # the response with the next producer id was lost
         expected_epoch = request.producer_epoch if knows_itself else None
         if current.is_exhausted and (expected_epoch is None or expected_epoch == current.producer_epoch):
             return next_producer(current, self._new_producer_id(), timeout_ms, knows_itself, client_version, wall_ms)
@@ -216,7 +220,7 @@ class TransactionCoordinator:
     # -- AddPartitionsToTxn, AddOffsetsToTxn
 
     def add_partitions(self, request: AddPartitionsToTxnRequest, version: int, now_ms: int, reply: Reply[AddPartitionsToTxnResponse]) -> None:
-        """Up to version 3 a client's own transaction, from version 4 what other brokers verify or add."""
+        """Add partitions: up to version 3 to a client's own transaction; from version 4 brokers verify or add for their clients (KIP-890)."""
         self._ends.now_ms = now_ms
         results: dict[int, ExtendedTransaction] = {}
         if not request.transactions:
@@ -226,7 +230,7 @@ class TransactionCoordinator:
         def on_verified(index: int, wanted: TransactionToExtend, codes: dict[TopicPartition, ErrorCode]) -> None:
             topics = tuple(
                 TopicResult(
-                    topic, tuple(PartitionResult(number, _told(codes[TopicPartition(topic, number)], version >= _FENCED_SINCE)) for number in partitions)
+                    topic, tuple(PartitionResult(number, _known_error(codes[TopicPartition(topic, number)], version >= _FENCED_SINCE)) for number in partitions)
                 )
                 for topic, partitions in wanted.topics
             )
@@ -247,7 +251,7 @@ class TransactionCoordinator:
                 self.extend(wanted.transactional_id, wanted.producer_id, wanted.producer_epoch, partitions, client_version, then)
 
     def verify(self, name: str, producer_id: int, producer_epoch: int, partitions: frozenset[TopicPartition], on_verified: OnVerified) -> None:
-        """Whether each partition is in the producer's open transaction: NONE, or TRANSACTION_ABORTABLE (KIP-890)."""
+        """Check that each partition is in the producer's open transaction: NONE, or TRANSACTION_ABORTABLE (KIP-890)."""
         try:
             transactional = self._transaction_of(name, producer_id, producer_epoch)
         except RequestRefused as refused:
@@ -260,7 +264,7 @@ class TransactionCoordinator:
     def extend(
         self, name: str, producer_id: int, producer_epoch: int, partitions: frozenset[TopicPartition], client_version: int, on_extended: OnVerified
     ) -> None:
-        """Let the transaction go over `partitions`; the first ones open it. One that is not there keeps all of them out."""
+        """Add partitions to the transaction; the first ones open it. If one does not exist, none is added."""
         unknown = {partition for partition in partitions if not self._exists(partition)}
         if unknown:
             kinds = (ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -272,7 +276,7 @@ class TransactionCoordinator:
         try:
             transactional = self._transaction_of(name, producer_id, producer_epoch)
             if transactional.pending is not None:
-                raise RequestRefused(ErrorCode.CONCURRENT_TRANSACTIONS, f"a step of {name} is on its way")
+                raise RequestRefused(ErrorCode.CONCURRENT_TRANSACTIONS, f"a change of {name} is being appended")
         except RequestRefused as refused:
             on_done(refused.code)
             return
@@ -283,7 +287,7 @@ class TransactionCoordinator:
         self.ids.step(transactional, add_partitions(current, partitions, client_version, self._wall_ms()), on_done)
 
     def add_offsets(self, request: AddOffsetsToTxnRequest, version: int, now_ms: int, reply: Reply[AddOffsetsToTxnResponse]) -> None:
-        """The group's partition of `__consumer_offsets` joins the transaction."""
+        """Add the group's partition of `__consumer_offsets` to the transaction."""
         self._ends.now_ms = now_ms
         partition = self._offsets_partition_of(request.group_id)
         if partition is None:
@@ -291,12 +295,12 @@ class TransactionCoordinator:
             return
 
         def on_done(code: ErrorCode) -> None:
-            reply(AddOffsetsToTxnResponse(0, _told(code, version >= _FENCED_SINCE)))
+            reply(AddOffsetsToTxnResponse(0, _known_error(code, version >= _FENCED_SINCE)))
 
         self._extend(request.transactional_id, request.producer_id, request.producer_epoch, frozenset((partition,)), 0, on_done)
 
     def _transaction_of(self, name: str, producer_id: int, producer_epoch: int) -> TransactionalId:
-        """The producer's transaction, if it may go on. Kafka's codes in Kafka's order."""
+        """Return the producer's transaction if it may continue. Errors and their order are Kafka's."""
         transactional = self._known(name, producer_id)
         if transactional.current.producer_epoch != producer_epoch:
             raise RequestRefused(ErrorCode.PRODUCER_FENCED, f"epoch {producer_epoch} of {name} is not {transactional.current.producer_epoch}")
@@ -314,7 +318,7 @@ class TransactionCoordinator:
             raise RequestRefused(ErrorCode.INVALID_PRODUCER_ID_MAPPING, f"{name} is not producer {producer_id}")
         return transactional
 
-    # -- what people may know
+    # -- lists and descriptions
 
     def list_all(self, request: ListTransactionsRequest, version: int, now_ms: int, reply: Reply[ListTransactionsResponse]) -> None:
         reply(list_transactions(self.ids, request, self._wall_ms()))
@@ -325,13 +329,13 @@ class TransactionCoordinator:
     # -- EndTxn
 
     def end_transaction(self, request: EndTxnRequest, version: int, now_ms: int, reply: Reply[EndTxnResponse]) -> None:
-        """Answered when the decision is in the log. From version 5 the answer names the producer's next epoch."""
+        """Commit or abort; answered when the decision is in the log. From version 5 on the response has the producer's next epoch (KIP-890)."""
         self._ends.now_ms = now_ms
         is_second = version >= _SECOND_PROTOCOL_END_SINCE
 
         def answer(code: ErrorCode, transactional: TransactionalId | None = None) -> None:
             if code is not ErrorCode.NONE or transactional is None or not is_second:
-                reply(EndTxnResponse(0, _told(code, version >= _FENCED_SINCE)))
+                reply(EndTxnResponse(0, _known_error(code, version >= _FENCED_SINCE)))
                 return
             current = transactional.current
             if current.next_producer_id != NO_PRODUCER_ID:
@@ -351,15 +355,15 @@ class TransactionCoordinator:
         self._ends.decide(transactional, request.is_commit, is_second, next_producer_id, lambda code: answer(code, transactional))
 
     def _is_ended_already(self, transactional: TransactionalId, request: EndTxnRequest, is_second: bool) -> bool:
-        """Whether the request repeats one that was carried out. False: it is to be carried out now. `RequestRefused`: neither."""
+        """Return True if the request repeats one that was carried out, False if it has to be carried out now. Raises `RequestRefused` otherwise."""
         current = transactional.current
         repeats = is_second and self._is_repeated(current, request)
         if not repeats and (request.producer_epoch != current.producer_epoch or request.producer_id != current.producer_id):
             raise RequestRefused(ErrorCode.PRODUCER_FENCED, f"epoch {request.producer_epoch} of {transactional.name} is not {current.producer_epoch}")
         if is_second and not repeats and current.producer_epoch == LARGEST_EPOCH:
-            raise RequestRefused(ErrorCode.PRODUCER_FENCED, f"the last epoch of {transactional.name} was given to nobody")
+            raise RequestRefused(ErrorCode.PRODUCER_FENCED, f"the last epoch of {transactional.name} is reserved for fencing")
         if transactional.pending is not None:
-            raise RequestRefused(ErrorCode.CONCURRENT_TRANSACTIONS, f"a step of {transactional.name} is on its way")
+            raise RequestRefused(ErrorCode.CONCURRENT_TRANSACTIONS, f"a change of {transactional.name} is being appended")
         if current.state is TransactionState.ONGOING:
             if repeats:
                 raise RequestRefused(ErrorCode.PRODUCER_FENCED, f"{transactional.name} has begun its next transaction")
@@ -368,9 +372,9 @@ class TransactionCoordinator:
             raise RequestRefused(ErrorCode.CONCURRENT_TRANSACTIONS, f"the transaction of {transactional.name} before this one is being ended")
         if current.state is TransactionState.EMPTY or current.is_commit != request.is_commit:
             if is_second and not repeats and not request.is_commit:
-                return False  # an abort of nothing still raises the epoch
+                return False  # in the second protocol an abort without a transaction still raises the epoch
             if current.state is TransactionState.EMPTY and not request.is_commit:
-                return True  # its AddPartitionsToTxn never came: since this epoch was given nothing was open that could have been committed
+                return True  # its AddPartitionsToTxn never arrived: under this epoch nothing was open that could have been committed
             raise RequestRefused(ErrorCode.INVALID_TXN_STATE, f"the transaction of {transactional.name} is {current.state.name}")
         if current.state in ENDING:
             raise RequestRefused(ErrorCode.CONCURRENT_TRANSACTIONS, f"the transaction of {transactional.name} is being ended")
@@ -382,11 +386,11 @@ class TransactionCoordinator:
 
     @staticmethod
     def _is_repeated(current: Transaction, request: EndTxnRequest) -> bool:
-        """In the second protocol the answer to an end names the next epoch: who comes with the one before has not got it."""
+        """In the second protocol the response to EndTxn has the next epoch; a producer with the former one did not receive it."""
         if request.producer_id == current.producer_id:
             return request.producer_epoch == current.producer_epoch - 1
         return request.producer_epoch in (LARGEST_EPOCH - 1, LARGEST_EPOCH) and current.producer_epoch == 0
 
 
-def _told(code: ErrorCode, knows_fenced: bool) -> ErrorCode:
+def _known_error(code: ErrorCode, knows_fenced: bool) -> ErrorCode:
     return ErrorCode.INVALID_PRODUCER_EPOCH if code is ErrorCode.PRODUCER_FENCED and not knows_fenced else code

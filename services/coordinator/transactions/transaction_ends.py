@@ -1,8 +1,9 @@
-"""How a transaction ends: the decision into the state log, a marker into each of its partitions, and the completion into the state log.
+"""End a transaction: append the decision to the state log, a marker to each partition, and the completion to the state log.
 
-From the decision on nothing can turn it back: markers are written until they are there, by this life of the coordinator or by the next one that reads the
-decision. A partition that is gone needs none. Owned by the transaction coordinator. Weak spot: a partition that stays without a leader keeps its transaction
-from completing, and its producer waiting; Kafka does the same.
+A decision is final: markers are written until every partition has one, by this coordinator or by the
+next one that loads the decision. A deleted partition needs none. Owned by the transaction coordinator.
+Weak spot: a partition that stays without a leader keeps its transaction from completing, and its
+producer waiting, as in Kafka.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from services.coordinator.transactions.transactional_ids import OnDone, Transact
 
 RETRY_MS = 100
 _ENDS_THE_JOB = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED})
-"""Somebody newer decides about this producer."""
+"""A newer coordinator or producer has taken over."""
 _AS_GOOD_AS_DONE = frozenset({ErrorCode.NONE, ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, ErrorCode.UNSUPPORTED_VERSION})
 
 
 class _Job:
-    """One decided transaction: the partitions that have no marker yet."""
+    """One decided transaction, with the partitions that have no marker yet."""
 
     __slots__ = ("is_over", "missing", "transactional")
 
@@ -54,7 +55,7 @@ class TransactionEnds:
         leader_epoch_of: Callable[[int], int],
         wall_ms: Callable[[], int],
     ) -> None:
-        """`leader_epoch_of`: of a partition of the state topic."""
+        """`leader_epoch_of`: the leader epoch of a partition of the state topic."""
         self._ids = ids
         self._markers = markers
         self._timers = timers
@@ -63,14 +64,14 @@ class TransactionEnds:
         self._wall_ms = wall_ms
         self._jobs: dict[int, _Job] = {}
         self.now_ms = 0
-        """Of the timers; told with each turn."""
+        """The time of the timers, set in each turn."""
 
     @property
     def under_way(self) -> int:
         return len(self._jobs)
 
     def decide(self, transactional: TransactionalId, commit: bool, raises_epoch: bool, next_producer_id: int, on_decided: OnDone) -> None:
-        """Commit or abort what is open. `on_decided` hears NONE when that is in the log; the markers follow."""
+        """Commit or abort the open transaction. `on_decided` gets NONE when the decision is in the log; the markers follow."""
 
         def on_done(code: ErrorCode) -> None:
             if code is ErrorCode.NONE:
@@ -81,7 +82,7 @@ class TransactionEnds:
         self._ids.step(transactional, prepare(transactional.current, commit, raises_epoch, next_producer_id, self._wall_ms()), on_done)
 
     def abort_fenced(self, transactional: TransactionalId, on_decided: OnDone) -> None:
-        """The producer is fenced by the next epoch, and what it left open is aborted."""
+        """Fence the producer with the next epoch and abort its transaction."""
         if not transactional.is_fenced:
             transactional.is_fenced = True
             transactional.current = fence(transactional.current)
@@ -90,7 +91,7 @@ class TransactionEnds:
     # -- markers
 
     def write_markers(self, transactional: TransactionalId) -> None:
-        """Of a transaction that is decided, by us or by a former life."""
+        """Write the markers of a decided transaction."""
         job = self._jobs[id(transactional)] = _Job(transactional)
         if job.missing:
             for topic_partition in list(job.missing):
@@ -133,7 +134,7 @@ class TransactionEnds:
             self._ids.step(job.transactional, complete(job.transactional.current, self._wall_ms()), on_done)
 
     def _is_stale(self, job: _Job) -> bool:
-        """The tenure in which it began has ended: the next one reads the decision and begins anew."""
+        """True if this box lost the state partition since: the next coordinator loads the decision and writes the markers."""
         if not job.is_over and not self._ids.holds(job.transactional):
             self._end(job)
         return job.is_over or job.transactional.current.state not in ENDING

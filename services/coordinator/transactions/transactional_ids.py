@@ -1,7 +1,8 @@
-"""All transactional ids of the state partitions that this box leads, and the one way in which what is known of them changes: through the log.
+"""The transactional ids of the state partitions that this box leads. They change only through the log.
 
-A step is appended first and becomes what is known when the append is done; refused, it never was. Owned by the transaction coordinator. Weak spot: of an
-append that timed out nobody knows whether it is in the log; what is appended later stands behind it, and the last record of an id counts.
+A change is appended first and applied when the append is done; a refused append has no effect. Owned by
+the transaction coordinator. Weak spot: whether an append that timed out is in the log is unknown; later
+records follow it, and the last record of an id counts.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _AS_COORDINATOR = {
     ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
     ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
 }
-"""What a refused append of state means to clients; anything else is UNKNOWN_SERVER_ERROR."""
+"""The client's error for a refused append of state; any other is UNKNOWN_SERVER_ERROR."""
 
 
 class _Partition:
@@ -47,7 +48,7 @@ class _Partition:
 
 
 class TransactionalIds:
-    """By partition and name."""
+    """All ids, by partition and name."""
 
     def __init__(self, state_log: StateLog, partition_count: int, append_timeout_ms: int) -> None:
         self._log = state_log
@@ -93,11 +94,11 @@ class TransactionalIds:
     # -- look-ups
 
     def find(self, name: str) -> TransactionalId | None:
-        """`RequestRefused`: we are not its coordinator, or not yet."""
+        """Raises `RequestRefused` if this box is not the coordinator, or still loading."""
         return self._loaded(name).by_name.get(name)
 
     def add(self, name: str, first: Transaction) -> TransactionalId:
-        """An id that nobody used before; in the log with its first step."""
+        """Add a new id; it is in the log with its first change."""
         found = self._loaded(name).by_name[name] = TransactionalId(name, first)
         return found
 
