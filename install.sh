@@ -392,21 +392,21 @@ run_tests() {
         say "SET UP: .venv has what the tests need; $([ ${#SKIPPED[@]} = 0 ] && echo "nothing skipped" || { printf 'skipped: '; printf '%s; ' "${SKIPPED[@]}"; })"
         return
     fi
+    # Fuzzers run in idle processor time (SCHED_IDLE), at most 14 minutes in all, and stop while the tests that check times run alone.
+    # The same inputs each time: what chance finds is for a campaign of its own, and would fail a change that has nothing to do with it.
+    # A process group of their own, to be stopped as one, but not a session (setsid): Linux gives each session the same share of the processors (autogroup),
+    # however idle it is, so they would have up to half of them.
+    set -m
+    PYTHONHASHSEED=0 "$VENV/bin/python" -m tests.fuzz ingest --idle --seed 1 --runs 30000 --seconds 300 --seconds-in-all 840 --seconds-an-input 900 --workers 3 --findings "$VENV/log/fuzzing" >"$VENV/log/fuzzing.jsonl" 2>"$VENV/log/fuzzing.err" &
+    local fuzzers=$!
+    set +m
+    # shellcheck disable=SC2064  # as it is now
+    trap "kill -KILL -- -$fuzzers 2>/dev/null || true" EXIT # a stopped group would not hear another signal
     step ruff check_form
     step mypy mypy
     step layers lint-imports --no-logo
     join
     unlock
-    # Fuzzers run in idle processor time (SCHED_IDLE), at most a minute for each target, and stop while the tests that check times run alone.
-    # The same inputs each time: what chance finds is for a campaign of its own, and would fail a change that has nothing to do with it.
-    # A process group of their own, to be stopped as one, but not a session (setsid): Linux gives each session the same share of the processors (autogroup),
-    # however idle it is, so they would have up to half of them.
-    set -m
-    PYTHONHASHSEED=0 "$VENV/bin/python" -m tests.fuzz ingest --idle --seed 1 --runs 30000 --seconds 60 --seconds-an-input 900 --workers 3 --findings "$VENV/log/fuzzing" >"$VENV/log/fuzzing.jsonl" 2>"$VENV/log/fuzzing.err" &
-    local fuzzers=$!
-    set +m
-    # shellcheck disable=SC2064  # as it is now
-    trap "kill -KILL -- -$fuzzers 2>/dev/null || true" EXIT # a stopped group would not hear another signal
     # System tests wait for processes half of their time. The others use that time, at a lower priority, so that the boxes of system tests react as usual.
     local processors
     processors=$(nproc)

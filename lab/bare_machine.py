@@ -28,7 +28,8 @@ mount --bind "$1" "$1"; cd "$1"
 mount -t proc proc proc
 mount --rbind /sys sys
 mount --rbind /dev dev
-for memory in tmp run dev/shm; do mount -t tmpfs -o mode=1777 tmpfs $memory; done
+mount -t tmpfs -o mode=755 tmpfs run
+for memory in tmp dev/shm; do mount -t tmpfs -o mode=1777 tmpfs $memory; done
 mkdir -p .before
 pivot_root . .before
 umount -l /.before

@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from importlib import import_module
@@ -43,6 +45,8 @@ class Campaign(NamedTuple):
     seconds_an_input: int
     corpus: Path
     findings: Path
+    ends_at: float = math.inf
+    """By `time.monotonic()`; a target that begins later gets one second."""
 
 
 class Ended(NamedTuple):
@@ -81,6 +85,7 @@ def fuzz(names: Sequence[str], targets: Any, campaign: Campaign, workers: int) -
 def _fuzz_one(name: str, target: Any, campaign: Campaign) -> NoReturn:
     import atheris
 
+    seconds = max(1, min(campaign.seconds or sys.maxsize, campaign.ends_at - time.monotonic()))
     findings, corpus = campaign.findings / name, campaign.corpus / name
     for directory in (findings, corpus):
         directory.mkdir(parents=True, exist_ok=True)
@@ -92,7 +97,7 @@ def _fuzz_one(name: str, target: Any, campaign: Campaign) -> NoReturn:
     arguments = [
         sys.argv[0],
         f"-seed={campaign.seed}",
-        f"-max_total_time={campaign.seconds}",
+        f"-max_total_time={int(seconds) if seconds < sys.maxsize else 0}",
         f"-runs={campaign.runs or -1}",
         f"-max_len={target.length_max}",
         f"-timeout={campaign.seconds_an_input}",
@@ -133,6 +138,7 @@ def main() -> int:
     parser.add_argument("targets", nargs="*", metavar="TARGET")
     parser.add_argument("--runs", type=int, default=0, help="how many inputs each (default: as many as --seconds allows)")
     parser.add_argument("--seconds", type=int, help="for how long each (default: 10, or no limit with --runs)")
+    parser.add_argument("--seconds-in-all", type=float, default=math.inf, help="for how long all of them together (default: no limit)")
     parser.add_argument("--seed", type=int, help="libFuzzer's seed; the same one gives the same inputs (default: by chance)")
     parser.add_argument("--idle", action="store_true", help="yield to every other process")
     parser.add_argument("--workers", type=int, default=1, help="targets at a time")
@@ -170,7 +176,7 @@ def main() -> int:
         seconds = options.seconds or (0 if options.runs else 10)
         places = (options.corpus or Path(directory, "corpus"), options.findings or Path(directory, "findings"))
         seed = int.from_bytes(os.urandom(3), "big") + 1 if options.seed is None else options.seed
-        campaign = Campaign(options.runs, seconds, seed, options.seconds_an_input, *places)
+        campaign = Campaign(options.runs, seconds, seed, options.seconds_an_input, *places, time.monotonic() + options.seconds_in_all)
         return fuzz(names, TARGETS, campaign, options.workers)
 
 
