@@ -197,7 +197,7 @@ def test_disks_are_added_and_removed_while_the_box_runs_and_the_next_start_knows
     eventually(lambda: hurt.box.status().get("log-writer@third", {}).get("state") == "serving", "it serves")
     assert "third" in hurt.command("list").stdout
     eventually(lambda: hurt.box.counters("log-writer@third").values.get("disk.free_bytes", 0) > 0, "its room is known")
-    eventually(lambda: "log-writer@third is there" in hurt.box.messages, "the controller has learned of it")
+    eventually(lambda: "log-writer@third connected" in hurt.box.messages, "the controller has learned of it")
     hurt.client.create_topic("later", 1)
     assert (new.log / "third" / "later-0").is_dir()
     eventually(lambda: hurt.client.produce("later", 0, batch("on the new disk")).error_code == 0, "acceptors have learned of it")

@@ -87,7 +87,7 @@ def test_a_topics_life(millrace: Millrace) -> None:
     trimmed = millrace("topic", "trim", "numbers", "--before", "0s", "--yes")
     assert trimmed.stdout.endswith(b"trimmed topic numbers: 20,000 records deleted\n"), trimmed.stderr
     assert sum(int(line.split()[7]) for line in millrace("topic", "describe", "numbers").stdout.decode().splitlines()[2:]) == 0
-    assert b"nobody to ask; add --yes" in millrace("topic", "delete", "numbers").stderr
+    assert b"no terminal to ask for confirmation; add --yes" in millrace("topic", "delete", "numbers").stderr
     assert millrace("topic", "delete", "numbers", "--yes").stdout == b"deleted topic numbers\n"
     gone = millrace("topic", "delete", "numbers", "-y")
     assert gone.returncode == 1 and b"there is no such topic" in gone.stderr

@@ -422,6 +422,6 @@ def test_bad_tls_is_counted_and_good_tls_goes_on(box: RunningBox, good: Callable
         os.write(sender.fileno(), b"\x17\x03\x03\x00\x20" + os.urandom(32))  # a record that nobody has sealed
         with suppress(ssl.SSLError):
             assert has_ended(sender)
-    eventually(lambda: [document for document in read_documents(box, "tls") if document["host"] == "closed"], "what was whole before is stored", 20)
+    eventually(lambda: [document for document in read_documents(box, "tls") if document["host"] == "sealed"], "what was whole before is stored", 20)
     assert counter(box, 'ingest.closed{reason="tls-plaintext"}') == plaintext + 1
     assert counter(box, 'ingest.closed{reason="tls-handshake"}') + counter(box, 'ingest.closed{reason="tls-broken"}') == broken + 3
