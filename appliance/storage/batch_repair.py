@@ -16,7 +16,7 @@ from typing import NamedTuple
 from appliance.records.batch import MAGIC_AT, RECORDS_AT, read_batch_header, stored_batch_problem
 
 
-class Verdict(IntEnum):
+class RepairVerdict(IntEnum):
     SOUND = 0
     """Both copies are the same: there is nothing to write."""
     REPAIR = 1
@@ -47,7 +47,7 @@ class Difference(NamedTuple):
 class RepairPlan(NamedTuple):
     """`writes`: in order; there are some where the verdict is REPAIR."""
 
-    verdict: Verdict
+    verdict: RepairVerdict
     writes: tuple[Difference, ...] = ()
 
 
@@ -74,8 +74,8 @@ def plan_repair(copy: memoryview, own: bytes, place: SegmentPlace) -> RepairPlan
     elif position < len(copy):
         fits = False  # the segment has other bytes there
     if proven:
-        return RepairPlan(Verdict.REPAIR, tuple(differing[:proven]))
-    return RepairPlan(Verdict.DIFFERS if not fits else Verdict.NEEDS_MORE if differing else Verdict.SOUND)
+        return RepairPlan(RepairVerdict.REPAIR, tuple(differing[:proven]))
+    return RepairPlan(RepairVerdict.DIFFERS if not fits else RepairVerdict.NEEDS_MORE if differing else RepairVerdict.SOUND)
 
 
 def _is_damaged(own: bytes, position: int, batch: memoryview) -> bool:

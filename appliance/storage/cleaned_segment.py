@@ -26,7 +26,7 @@ from appliance.storage.segment_files import (
     TRANSACTION_INDEX_SUFFIX,
     segment_path,
 )
-from appliance.storage.transaction_index import AbortedTransaction, encode_transaction_index
+from appliance.storage.transaction_index import AbortedTxn, encode_transaction_index
 
 _BUFFER_BYTES = 1024 * 1024
 _SYNC_BYTES = 32 * 1024 * 1024
@@ -101,7 +101,7 @@ class CleanedSegment:
         file_io.advise(self._fd, self._synced_bytes, self._written_bytes - self._synced_bytes, file_io.NOT_NEEDED)
         self._synced_bytes = self._written_bytes
 
-    def finish(self, modified_ns: int, aborted: list[AbortedTransaction]) -> None:
+    def finish(self, modified_ns: int, aborted: list[AbortedTxn]) -> None:
         """All files whole and synced; the log has the modification time that retention is to see."""
         self._write()
         self._add_time_entry()
@@ -146,13 +146,13 @@ class CleanedTransactions:
     index entry of an aborted one, may be removed once a whole pass found no batch of its transaction.
     Weak spot: the entries of all aborted transactions of the log are in memory."""
 
-    def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
+    def __init__(self, aborted: Iterable[AbortedTxn]) -> None:
         self._coming = sorted(aborted, key=lambda entry: entry.first_offset, reverse=True)
-        self._aborted: dict[int, tuple[AbortedTransaction, bool]] = {}
+        self._aborted: dict[int, tuple[AbortedTxn, bool]] = {}
         """Producer id → its transaction, and whether a batch of it was met in this pass."""
         self._committed: set[int] = set()
         """Producer ids of which a batch was met whose transaction was not aborted."""
-        self.kept_entries: list[AbortedTransaction] = []
+        self.kept_entries: list[AbortedTxn] = []
         """Entries whose markers stay. The writer of the current segment takes them for its index."""
 
     def _advance(self, offset: int) -> None:

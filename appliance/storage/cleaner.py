@@ -47,7 +47,7 @@ from appliance.storage.segment_files import (
     segment_path,
 )
 from appliance.storage.segment_scan import SegmentBatches
-from appliance.storage.transaction_index import AbortedTransaction, read_transaction_index
+from appliance.storage.transaction_index import AbortedTxn, read_transaction_index
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 Report = Callable[[RunReport], None]
@@ -78,7 +78,7 @@ class CleaningRun:
         keys_max = job.segments[-1][1] - job.first_dirty_offset
         self._map = OffsetMap(slots_for(job.buffer_bytes, keys_max))
         self._transactions = CleanedTransactions(())
-        self._aborted: list[AbortedTransaction] = []
+        self._aborted: list[AbortedTxn] = []
         self._read_bytes = self._written_bytes = self._records_read = self._records_kept = 0
 
     def run(self) -> None:
@@ -219,9 +219,9 @@ class CleaningRun:
         sizes = [file_io.stat(segment_path(self._job.directory, base, suffix)).st_size for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX)]
         return SegmentFigures(base, end, *sizes)
 
-    def _read_transaction_indexes(self) -> list[AbortedTransaction]:
+    def _read_transaction_indexes(self) -> list[AbortedTxn]:
         """Of the whole log: the marker of an aborted transaction, and so its entry, may lie segments behind its records."""
-        entries: list[AbortedTransaction] = []
+        entries: list[AbortedTxn] = []
         for name in file_io.listdir(self._job.directory):
             base_offset = offset_of_name(name, TRANSACTION_INDEX_SUFFIX)
             if base_offset is not None:

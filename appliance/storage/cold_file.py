@@ -107,7 +107,7 @@ class ColdFile:
         self._plain = self._direct = -1
 
 
-class ColdPieces:
+class ColdFileReader:
     """Reads of any place and size, by way of aligned ones: what a scan asks for. For one thread."""
 
     def __init__(self, cold: ColdFile) -> None:

@@ -24,7 +24,7 @@ from appliance.storage.segment_files import PARTITION_METADATA
 _FUTURE = re.compile(r".+-[0-9]+\.([0-9a-f]{32})-future\Z")
 
 
-class Future(NamedTuple):
+class FutureLog(NamedTuple):
     """One copy, as its record says."""
 
     topic_partition: TopicPartition
@@ -42,7 +42,7 @@ class FutureDirectories:
 
     def __init__(self, directory: LogDirectory) -> None:
         self._directory = directory
-        self.futures: dict[tuple[TopicId, int], Future] = {}
+        self.futures: dict[tuple[TopicId, int], FutureLog] = {}
 
     def load(self) -> None:
         """Describe those that are there. One without a record was given up while it was made, and goes."""
@@ -63,14 +63,14 @@ class FutureDirectories:
             self._directory.problems.append(f"{path}: {problem}")
             return
         if topic_id == named and record is not None:
-            self.futures[topic_id, record.partition] = Future(record.topic_partition, topic_id, path, record)
+            self.futures[topic_id, record.partition] = FutureLog(record.topic_partition, topic_id, path, record)
         elif record is None and (topic_id == named or topic_id is None) and set(file_io.listdir(path)) <= _BEFORE_THE_RECORD:
             self._directory.give_up(name)
 
-    def find(self, topic_id: TopicId, partition: int) -> Future | None:
+    def find(self, topic_id: TopicId, partition: int) -> FutureLog | None:
         return self.futures.get((topic_id, partition))
 
-    def make(self, topic_id: TopicId, record: MoveRecord) -> Future:
+    def make(self, topic_id: TopicId, record: MoveRecord) -> FutureLog:
         """The directory of a copy, durable, with nothing copied. One that is there already is success, and keeps what it holds."""
         topic_partition = record.topic_partition
         known = self.find(topic_id, record.partition)
@@ -85,9 +85,9 @@ class FutureDirectories:
             file_io.fsync_directory(self._directory.path)
         except OSError as error:
             raise file_io.storage_failure(f"make a copy of log {topic_partition} in {self._directory.path}", error) from error
-        return self._take(Future(topic_partition, topic_id, path, record))
+        return self._take(FutureLog(topic_partition, topic_id, path, record))
 
-    def look_again(self, future: Future) -> Future:
+    def look_again(self, future: FutureLog) -> FutureLog:
         """The mover has written its record anew."""
         try:
             record = read_move(future.path)
@@ -98,7 +98,7 @@ class FutureDirectories:
             return future
         return future if record is None else self._take(future._replace(record=record))
 
-    def promote(self, future: Future) -> None:
+    def promote(self, future: FutureLog) -> None:
         """Let a complete copy be the partition: rename it to the plain name, durable. There must be nothing under that name. Its record stays in it
         until the checkpoints say what it says (`settle`)."""
         path = f"{self._directory.path}/{future.topic_partition}"
@@ -110,7 +110,7 @@ class FutureDirectories:
         except OSError as error:
             raise file_io.storage_failure(f"promote the copy of log {future.topic_partition} in {self._directory.path}", error) from error
 
-    def find_promoted(self, topic_partition: TopicPartition, topic_id: TopicId) -> Future | None:
+    def find_promoted(self, topic_partition: TopicPartition, topic_id: TopicId) -> FutureLog | None:
         """A copy that was promoted, and whose record still lies in it."""
         path = f"{self._directory.path}/{topic_partition}"
         try:
@@ -120,14 +120,14 @@ class FutureDirectories:
             return None
         except OSError as error:
             raise file_io.storage_failure(f"read {path}", error) from error
-        return None if record is None else Future(topic_partition, topic_id, path, record)
+        return None if record is None else FutureLog(topic_partition, topic_id, path, record)
 
-    def remove(self, future: Future) -> None:
+    def remove(self, future: FutureLog) -> None:
         """Rename it out of the way; `LogDirectory.delete_some` removes it."""
         self.futures.pop((future.topic_id, future.topic_partition.partition), None)
         self._directory.mark_directory_deleted(future.path, future.topic_partition)
 
-    def _take(self, future: Future) -> Future:
+    def _take(self, future: FutureLog) -> FutureLog:
         self.futures[future.topic_id, future.topic_partition.partition] = future
         return future
 

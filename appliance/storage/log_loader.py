@@ -41,7 +41,7 @@ from appliance.storage.segment_files import (
 )
 from appliance.storage.segment_scan import SegmentScan
 from appliance.storage.segment_swap import finish_swaps
-from appliance.storage.transaction_index import AbortedTransaction, end_of_aborted, first_doubtful, settle
+from appliance.storage.transaction_index import AbortedTxn, end_of_aborted, first_doubtful, settle
 
 _LEFTOVERS = (".deleted", ".cleaned", ".tmp")
 
@@ -412,10 +412,10 @@ def producers_at(directory: str, bases: list[int], base_offset: int, snapshots: 
 
 def _replay_producers(
     directory: str, bases: list[int], state: ProducerState, from_offset: int, snapshots: ProducerSnapshots | None, is_indexed: bool = True
-) -> list[AbortedTransaction]:
+) -> list[AbortedTxn]:
     """Add the batches from `from_offset` on to `state`; return the aborted transactions that ended there.
     Segments without a snapshot get one in `snapshots`."""
-    aborted: list[AbortedTransaction] = []
+    aborted: list[AbortedTxn] = []
     for number, base in enumerate(bases):
         if number + 1 < len(bases) and bases[number + 1] <= from_offset:
             continue

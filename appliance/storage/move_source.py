@@ -48,7 +48,7 @@ class SourceState(NamedTuple):
     is_led: bool = True
 
 
-class Piece(NamedTuple):
+class SourcePiece(NamedTuple):
     """Batches of one segment, in order; valid until the next one is read. `starts_segment`: the first of them begins it."""
 
     segment_base_offset: int
@@ -83,14 +83,14 @@ class MoveSource:
             raise (SourceFailed if os.path.isdir(self.directory) else SourceChanged)(str(failure)) from failure
         self._stand(located.segment_base_offset, located.position, state)
 
-    def read(self, state: SourceState) -> Piece | None:
+    def read(self, state: SourceState) -> SourcePiece | None:
         """The next batches below the source's end; None when there are none. A piece without batches: an empty segment begins at the source's end."""
         while True:
             piece = self._read(state)
             if piece.batches:
                 return piece
             if self._base >= state.active_base_offset:
-                return Piece(self._base, True, [], 0) if self._base == state.log_end_offset and not self._position else None
+                return SourcePiece(self._base, True, [], 0) if self._base == state.log_end_offset and not self._position else None
             if self._position < self._size():
                 raise SourceChanged(f"{self.directory} has no whole batch at byte {self._position} of segment {self._base}")
             following = [base for base in self._bases() if base > self._base]
@@ -98,7 +98,7 @@ class MoveSource:
                 raise SourceChanged(f"{self.directory} has no segment behind {self._base}")
             self._stand(following[0], 0, state)
 
-    def _read(self, state: SourceState) -> Piece:
+    def _read(self, state: SourceState) -> SourcePiece:
         if self._file is None:
             raise SourceChanged(f"{self.directory} is not open")
         start = self._position // PAGE_BYTES * PAGE_BYTES
@@ -129,7 +129,7 @@ class MoveSource:
             end += header.size_bytes
         starts_segment = not self._position
         self._position += end
-        return Piece(self._base, starts_segment, batches, end)
+        return SourcePiece(self._base, starts_segment, batches, end)
 
     def _grow(self, header: BatchHeader) -> None:
         size_bytes = -(-(header.size_bytes + PAGE_BYTES) // PAGE_BYTES) * PAGE_BYTES

@@ -23,7 +23,7 @@ from appliance.base.errors import ErrorCode
 from appliance.records.batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, BatchHeader
 from appliance.records.control_batch import EndTransactionMarker
 from appliance.records.crc32c import crc32c
-from appliance.storage.transaction_index import AbortedTransaction
+from appliance.storage.transaction_index import AbortedTxn
 from appliance.storage.verification import NeedsVerification, Offer, Verifications
 
 REMEMBERED_BATCHES = 5
@@ -179,7 +179,7 @@ class ProducerState:
         oldest_open = next(iter(self._open.values()), high_watermark)
         return min([high_watermark, oldest_open, *(first_offset for first_offset, _ in self._ended)])
 
-    def replay(self, header: BatchHeader, marker: EndTransactionMarker | None = None) -> tuple[AbortedTransaction, ...]:
+    def replay(self, header: BatchHeader, marker: EndTransactionMarker | None = None) -> tuple[AbortedTxn, ...]:
         """Take over a batch that is in the log; nothing is refused. What a control batch says is in `marker`. The transaction that it aborts, if any."""
         if header.producer_id >= 0:
             staging = self.stage()
@@ -264,7 +264,7 @@ class ProducerStaging:
         self.changes: dict[int, ProducerEntry] = {}
         self.has_transactions = False
         """Whether a batch here began or ended a transaction; only then the others count."""
-        self.aborted: tuple[AbortedTransaction, ...] = ()
+        self.aborted: tuple[AbortedTxn, ...] = ()
         """What the transaction index must say, in the order of the markers."""
         self.ended: tuple[tuple[int, int], ...] = ()
 
@@ -385,7 +385,7 @@ class ProducerStaging:
         if not marker.is_commit:
             others = {**self._open, **{each: changed.transaction_first_offset for each, changed in self.changes.items()}}
             last_stable_offset = min((first for first in others.values() if first >= 0), default=offset + 1)
-            self.aborted = (*self.aborted, AbortedTransaction(producer_id, entry.transaction_first_offset, offset, last_stable_offset))
+            self.aborted = (*self.aborted, AbortedTxn(producer_id, entry.transaction_first_offset, offset, last_stable_offset))
 
     def _remember(self, producer_id: int, producer_epoch: int, batch: BatchMetadata, entry: ProducerEntry | None) -> None:
         if entry is None:

@@ -33,7 +33,7 @@ from appliance.storage.segment_files import (
     segment_path,
 )
 from appliance.storage.segment_scan import SegmentScan
-from appliance.storage.transaction_index import TRANSACTION_ENTRY, AbortedTransaction, aborted_between
+from appliance.storage.transaction_index import TRANSACTION_ENTRY, AbortedTxn, aborted_between
 
 ATTEMPTS = 20
 """Times a look-up begins anew because segments were replaced meanwhile; a swap takes well under a millisecond."""
@@ -201,12 +201,12 @@ class LogReading:
                 return self._bases[max(0, number - most) : number][::-1]
         return []
 
-    def aborted_in(self, first_offset: int, segment_base_offset: int, end_position: int, limit_offset: int) -> tuple[int, list[AbortedTransaction]]:
+    def aborted_in(self, first_offset: int, segment_base_offset: int, end_position: int, limit_offset: int) -> tuple[int, list[AbortedTxn]]:
         """Aborted transactions with records in [first_offset, end), and this end: an offset that no batch before `end_position` of the segment reaches,
         and none above `limit_offset`."""
         return self._settled("look up aborted transactions in", lambda: self._aborted_in(first_offset, segment_base_offset, end_position, limit_offset))
 
-    def _aborted_in(self, first_offset: int, segment_base_offset: int, end_position: int, limit_offset: int) -> tuple[int, list[AbortedTransaction]]:
+    def _aborted_in(self, first_offset: int, segment_base_offset: int, end_position: int, limit_offset: int) -> tuple[int, list[AbortedTxn]]:
         end_offset = min(limit_offset, self._upper_bound(segment_base_offset, end_position))
         first = max(0, bisect_right(self._bases, first_offset) - 1)
         return end_offset, aborted_between(map(self._transaction_index, self._bases[first:]), first_offset, end_offset)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from appliance.records.batch import LOG_OVERHEAD, MAGIC, RECORDS_AT, BatchHeader, read_batch_header
-from appliance.storage.cold_file import SEALED_WAYS, ColdFile, ColdPieces
+from appliance.storage.cold_file import SEALED_WAYS, ColdFile, ColdFileReader
 from appliance.storage.indexes import OFFSET_ENTRY, TIME_ENTRY, OffsetEntry, TimeEntry
 from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 from appliance.storage.segment_scan import SegmentScan
@@ -64,7 +64,7 @@ class SegmentScrub:
         try:
             size_bytes = cold.size_bytes()
             read_bytes = 0
-            for position, header in self.batches(ColdPieces(cold), 0, size_bytes):
+            for position, header in self.batches(ColdFileReader(cold), 0, size_bytes):
                 self.on_batch(position, header)
                 self._largest_timestamp = max(self._largest_timestamp, header.max_timestamp)
                 offset_entries.on_batch(position, header)
@@ -84,7 +84,7 @@ class SegmentScrub:
             if problem:
                 self._report(kind, suffix, self._base_offset, 0, problem)
 
-    def batches(self, pieces: ColdPieces, position: int, size_bytes: int) -> Iterator[tuple[int, BatchHeader]]:
+    def batches(self, pieces: ColdFileReader, position: int, size_bytes: int) -> Iterator[tuple[int, BatchHeader]]:
         """Yield each intact batch from `position` on. A damaged one is reported, and skipped if its
         header has a plausible length."""
         while position < size_bytes:
@@ -133,7 +133,7 @@ class SegmentScrub:
         except FileNotFoundError:
             return None
         try:
-            return ColdPieces(cold).read(-1, 0, cold.size_bytes())
+            return ColdFileReader(cold).read(-1, 0, cold.size_bytes())
         finally:
             cold.close()
 
@@ -240,11 +240,11 @@ class PlaceScrub:
     def look(self) -> None:
         cold = ColdFile(self._path, self._ways)
         try:
-            self._look(ColdPieces(cold), cold.size_bytes())
+            self._look(ColdFileReader(cold), cold.size_bytes())
         finally:
             cold.close()
 
-    def _look(self, pieces: ColdPieces, size_bytes: int) -> None:
+    def _look(self, pieces: ColdFileReader, size_bytes: int) -> None:
         scrub = self._scrub
         place = self._sound_place(pieces, size_bytes)
         scrub.begin_at(*place)
@@ -257,7 +257,7 @@ class PlaceScrub:
         self.damages = [damage for damage in scrub.damages if damage.offset <= self._offset]
         self.span = (place[1], max([end, *(damage.position + 1 for damage in self.damages)]))
 
-    def _sound_place(self, pieces: ColdPieces, size_bytes: int) -> tuple[int, int]:
+    def _sound_place(self, pieces: ColdFileReader, size_bytes: int) -> tuple[int, int]:
         """(offset, position) of the last batch before the offset that the index names and that is intact; the segment's beginning, if none of a few is."""
         content = self._scrub.index_bytes(INDEX_SUFFIX) or b""
         whole = len(content) // OFFSET_ENTRY.size * OFFSET_ENTRY.size

@@ -27,7 +27,7 @@ _VERSION = 0
 assert TRANSACTION_ENTRY.size == 34
 
 
-class AbortedTransaction(NamedTuple):
+class AbortedTxn(NamedTuple):
     """An entry; `last_offset` is that of the abort marker."""
 
     producer_id: int
@@ -41,11 +41,11 @@ class AbortedTransaction(NamedTuple):
         return self.producer_id >= 0 and self.first_offset < self.last_offset
 
 
-def encode_transaction_index(entries: Iterable[AbortedTransaction]) -> bytes:
+def encode_transaction_index(entries: Iterable[AbortedTxn]) -> bytes:
     return b"".join(TRANSACTION_ENTRY.pack(_VERSION, *entry) for entry in entries)
 
 
-def decode_transaction_index(content: bytes) -> list[AbortedTransaction]:
+def decode_transaction_index(content: bytes) -> list[AbortedTxn]:
     """Entries of a `.txnindex` file. Raises `ValueError` for one that does not hold together."""
     if len(content) % TRANSACTION_ENTRY.size:
         raise ValueError(f"a transaction index of {len(content)} bytes ends inside an entry")
@@ -53,7 +53,7 @@ def decode_transaction_index(content: bytes) -> list[AbortedTransaction]:
     for version, *fields in TRANSACTION_ENTRY.iter_unpack(content):
         if version != _VERSION:
             raise ValueError(f"a transaction index entry has version {version}")
-        found.append(AbortedTransaction._make(fields))
+        found.append(AbortedTxn._make(fields))
     return found
 
 
@@ -72,12 +72,12 @@ def transaction_index_problem(content: bytes, base_offset: int) -> str | None:
     return None
 
 
-def _good_entries(content: bytes, base_offset: int) -> list[AbortedTransaction]:
+def _good_entries(content: bytes, base_offset: int) -> list[AbortedTxn]:
     """Those before the first that no append writes."""
-    found: list[AbortedTransaction] = []
+    found: list[AbortedTxn] = []
     least = base_offset
     for version, *fields in TRANSACTION_ENTRY.iter_unpack(content[: len(content) // TRANSACTION_ENTRY.size * TRANSACTION_ENTRY.size]):
-        entry = AbortedTransaction._make(fields)
+        entry = AbortedTxn._make(fields)
         if version != _VERSION or entry.last_offset < least or not entry.is_possible:
             break
         found.append(entry)
@@ -85,7 +85,7 @@ def _good_entries(content: bytes, base_offset: int) -> list[AbortedTransaction]:
     return found
 
 
-def read_transaction_index(directory: str, base_offset: int) -> list[AbortedTransaction]:
+def read_transaction_index(directory: str, base_offset: int) -> list[AbortedTxn]:
     """What a segment says; without a file, nothing. Raises `ValueError`."""
     try:
         content = file_io.read_file(segment_path(directory, base_offset, TRANSACTION_INDEX_SUFFIX))
@@ -104,7 +104,7 @@ def end_of_aborted(directory: str) -> int:
     return 0
 
 
-def aborted_between(indexes: Iterable[bytes], first_offset: int, end_offset: int) -> list[AbortedTransaction]:
+def aborted_between(indexes: Iterable[bytes], first_offset: int, end_offset: int) -> list[AbortedTxn]:
     """Aborted transactions that have records in [first_offset, end_offset), from whole `.txnindex` files in ascending order, the first being that of the
     segment that holds `first_offset`. Files are asked for only as long as they can say something. Raises `ValueError` for one that is broken."""
     found = []
@@ -124,7 +124,7 @@ class TransactionIndexes:
         self._directory = directory
         self._unsynced: set[str] = set()
 
-    def append(self, base_offset: int, entries: Iterable[AbortedTransaction]) -> None:
+    def append(self, base_offset: int, entries: Iterable[AbortedTxn]) -> None:
         """Behind what the segment's index holds. On failure: `cut`."""
         content = encode_transaction_index(entries)
         path = segment_path(self._directory, base_offset, TRANSACTION_INDEX_SUFFIX)
@@ -180,7 +180,7 @@ def first_doubtful(directory: str, names: Iterable[str], scanned_from: int) -> i
     return min(doubtful, default=-1)
 
 
-def settle(directory: str, bases: Sequence[int], end_offset: int, found: Sequence[AbortedTransaction], rebuilt_from: int) -> None:
+def settle(directory: str, bases: Sequence[int], end_offset: int, found: Sequence[AbortedTxn], rebuilt_from: int) -> None:
     """Bring the indexes of a log in line with it, durably where one must change: entries behind `end_offset` go, `found` ones (in the order of their
     markers) that are missing come; for markers from `rebuilt_from` on (-1: none) only `found` counts."""
     trusted_end = end_offset if rebuilt_from < 0 else min(end_offset, rebuilt_from)

@@ -30,7 +30,7 @@ from appliance.protocol.apis import ApiKey
 from appliance.protocol.fetch import CONSUMER_REPLICA_ID, NO_SESSION_EPOCH, FetchPartition
 from appliance.protocol.replica_fetch import VERSION_MAX, VERSION_MIN, FetchedPartition, ReplicaFetch, decode_replica_fetch_response, encode_replica_fetch
 from appliance.shm.arena import Arena
-from appliance.storage.batch_repair import Verdict
+from appliance.storage.batch_repair import RepairVerdict
 from appliance.storage.scrub import OFFSETS
 from services.replica_fetcher.replica_answers import find_good_batches
 from services.replica_fetcher.replica_counters import FetcherResources
@@ -297,9 +297,9 @@ class ReplicaRepairs:
             repair.give_source_up("the log-writer is gone", may_change=True)
         elif completion.error_code:
             repair.give_source_up(f"the log-writer answers with error {completion.error_code}", completion.error_code != ErrorCode.KAFKA_STORAGE_ERROR)
-        elif completion.record_count == Verdict.DIFFERS:
+        elif completion.record_count == RepairVerdict.DIFFERS:
             repair.give_source_up("its copy differs, perhaps because it was compacted")
-        elif completion.record_count == Verdict.REPAIR or (completion.record_count == Verdict.SOUND and copy.reaches):
+        elif completion.record_count == RepairVerdict.REPAIR or (completion.record_count == RepairVerdict.SOUND and copy.reaches):
             self._finish(repair, True)
         elif not repair.want_more(self._settings.answer_bytes_max // 2):
             repair.give_source_up("the damage is larger than what can be fetched at once")

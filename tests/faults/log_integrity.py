@@ -16,7 +16,7 @@ from appliance.storage.producer_state import ProducerState
 from appliance.storage.reading import LogReading
 from appliance.storage.scrub import SegmentScrub
 from appliance.storage.segment_files import SNAPSHOT_SUFFIX, offset_of_name
-from appliance.storage.transaction_index import AbortedTransaction, read_transaction_index
+from appliance.storage.transaction_index import AbortedTxn, read_transaction_index
 from tests.faults.tortured_log import LIMIT, NAME, Memory, Stored, TorturedLog, stored_batches
 
 _KEPT_FILES = {"leader-epoch-checkpoint", "partition.metadata"}
@@ -98,9 +98,9 @@ def _verify_epochs(log: Log, stored: list[Stored]) -> None:
             assert log.leader_epochs.epoch_at(batch.header.base_offset) == batch.header.partition_leader_epoch, batch.header.base_offset
 
 
-def _replayed(stored: list[Stored]) -> tuple[ProducerState, list[AbortedTransaction]]:
+def _replayed(stored: list[Stored]) -> tuple[ProducerState, list[AbortedTxn]]:
     state = ProducerState()
-    aborted: list[AbortedTransaction] = []
+    aborted: list[AbortedTxn] = []
     for batch in stored:
         marker = read_end_transaction_marker(batch.raw) if batch.header.is_control else None
         aborted += state.replay(batch.header, marker)

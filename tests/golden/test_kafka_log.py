@@ -17,7 +17,7 @@ from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
 from appliance.storage.log_directory import LogDirectory
 from appliance.storage.recovery import CLEAN, Recovery, Unclean
-from appliance.storage.transaction_index import AbortedTransaction, encode_transaction_index, read_transaction_index
+from appliance.storage.transaction_index import AbortedTxn, encode_transaction_index, read_transaction_index
 from lab.foreign_clients import Read
 from lab.kafka_writings import CONFIGS
 from tests.support.stored_records import stored_batches_of, stored_records
@@ -113,7 +113,7 @@ def test_a_broken_transaction_index_is_made_anew(disk: Path) -> None:
     indexes = [name for name in before if name.endswith(".txnindex")]
     assert len(indexes) == 3
     garbage = b"\xff" * 34
-    too_low = encode_transaction_index([AbortedTransaction(1, 0, 1, 1)])
+    too_low = encode_transaction_index([AbortedTxn(1, 0, 1, 1)])
     for name, broken in (
         *((each, broken) for each in indexes for broken in (b"x", garbage, before[each][:-1], before[each][:34] + garbage)),
         (indexes[1], before[indexes[1]] + too_low),

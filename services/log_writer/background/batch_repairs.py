@@ -20,7 +20,7 @@ from appliance.ipc.descriptors import repair_of
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER
 from appliance.storage import file_io
-from appliance.storage.batch_repair import RepairPlan, SegmentPlace, Verdict, plan_repair
+from appliance.storage.batch_repair import RepairPlan, RepairVerdict, SegmentPlace, plan_repair
 from appliance.storage.segment_files import LOG_SUFFIX, segment_path
 from services.log_writer.background.background_task import BackgroundTask
 from services.log_writer.completions import Completions
@@ -70,7 +70,7 @@ class BatchRepairs:
             self._end(repair, ErrorCode.KAFKA_STORAGE_ERROR)
             if repair.failure is not None:
                 raise repair.failure
-        elif repair.plan.verdict != Verdict.REPAIR or repair.is_written:
+        elif repair.plan.verdict != RepairVerdict.REPAIR or repair.is_written:
             self._end(repair, ErrorCode.NONE)
         elif self._partitions.by_row.get(repair.hosted.row) is not repair.hosted or repair.has_changed:
             self._end(repair, ErrorCode.REQUEST_TIMED_OUT)
@@ -124,7 +124,7 @@ class _Repair:
         self.hosted = hosted
         self.place = place
         self.source_id = source_id
-        self.plan = RepairPlan(Verdict.SOUND)
+        self.plan = RepairPlan(RepairVerdict.SOUND)
         self.problem = ""
         self.failure: StorageFailed | None = None
         """The disk did not take what was written."""

@@ -25,7 +25,7 @@ from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 from appliance.storage import future_directories
 from appliance.storage.checkpoints import CLEANED
-from appliance.storage.future_directories import Future, FutureDirectories
+from appliance.storage.future_directories import FutureDirectories, FutureLog
 from appliance.storage.log_directory import LogDirectory
 from appliance.storage.move_record import COMPLETE, FAILED, FINISH, PROGRESS, THROTTLE, Complete, MoveCommand, MoveJob, MoveRecord, MoveSaid
 from appliance.storage.recovery import CLEAN
@@ -56,7 +56,7 @@ class Incoming:
 
     __slots__ = ("bytes_per_second", "config", "failures", "finish", "furthest", "future", "not_before_ns", "reason", "said", "source_path", "state")
 
-    def __init__(self, future: Future, source_path: str, bytes_per_second: int, config: dict[str, str]) -> None:
+    def __init__(self, future: FutureLog, source_path: str, bytes_per_second: int, config: dict[str, str]) -> None:
         self.future = future
         self.source_path = source_path
         self.bytes_per_second = bytes_per_second
@@ -218,7 +218,7 @@ class IncomingMoves:
         self._host(found, found.complete, config)
         return ErrorCode.NONE
 
-    def _host(self, future: Future, complete: Complete, config: dict[str, str]) -> None:
+    def _host(self, future: FutureLog, complete: Complete, config: dict[str, str]) -> None:
         name = future.topic_partition
         if future.record.source_cleaned_offset > 0:
             self._directory.checkpoints.raise_to(name, {CLEANED: future.record.source_cleaned_offset})

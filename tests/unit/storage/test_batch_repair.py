@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from appliance.records.batch import BATCH_LENGTH_AT, LEADER_EPOCH_AT, MAGIC_AT, read_batch_header, stamp_batch
-from appliance.storage.batch_repair import SegmentPlace, Verdict, plan_repair
+from appliance.storage.batch_repair import RepairVerdict, SegmentPlace, plan_repair
 from appliance.storage.scrub import Damage, SegmentScrub
 from tests.unit.storage.storage_support import NOW_MS, batch
 
@@ -37,7 +37,7 @@ def scrub(directory: Path, content: bytes) -> list[Damage]:
     return [damage for damage in segment.damages if damage.file == LOG]
 
 
-def repaired(content: bytes, damage: Damage, copy: bytes = WHOLE) -> tuple[Verdict, bytes]:
+def repaired(content: bytes, damage: Damage, copy: bytes = WHOLE) -> tuple[RepairVerdict, bytes]:
     """`copy` is the whole segment as another replica has it."""
     position = damage.sound_position
     start = 0
@@ -63,9 +63,9 @@ def test_every_flipped_bit_that_a_scrub_finds_is_put_right(tmp_path: Path, numbe
             continue
         assert damages, bit
         verdict, content_now = repaired(bytes(content), damages[0])
-        assert (verdict, content_now) == (Verdict.REPAIR, WHOLE), bit
+        assert (verdict, content_now) == (RepairVerdict.REPAIR, WHOLE), bit
         for damage in damages[1:]:
-            assert repaired(WHOLE, damage) in ((Verdict.SOUND, WHOLE), (Verdict.DIFFERS, WHOLE)), bit
+            assert repaired(WHOLE, damage) in ((RepairVerdict.SOUND, WHOLE), (RepairVerdict.DIFFERS, WHOLE)), bit
 
 
 def test_behind_a_broken_length_nothing_but_the_one_batch_is_written(tmp_path: Path) -> None:
@@ -80,12 +80,12 @@ def test_behind_a_broken_length_nothing_but_the_one_batch_is_written(tmp_path: P
 def test_zeroed_sectors_over_several_batches_are_put_right(tmp_path: Path) -> None:
     content = WHOLE[: SIZE + 7] + bytes(3 * SIZE) + WHOLE[4 * SIZE + 7 :]
     (damage,) = scrub(tmp_path, content)
-    assert repaired(content, damage) == (Verdict.REPAIR, WHOLE)
+    assert repaired(content, damage) == (RepairVerdict.REPAIR, WHOLE)
 
 
 def test_more_is_asked_for_when_the_copy_ends_with_the_damage() -> None:
     content = WHOLE[:SIZE] + bytes(SIZE) + WHOLE[2 * SIZE :]
-    for batches, verdict in ((1, Verdict.SOUND), (2, Verdict.NEEDS_MORE), (3, Verdict.REPAIR)):
+    for batches, verdict in ((1, RepairVerdict.SOUND), (2, RepairVerdict.NEEDS_MORE), (3, RepairVerdict.REPAIR)):
         assert plan_repair(memoryview(WHOLE)[: batches * SIZE], content, SegmentPlace(0, 0, END, len(content))).verdict == verdict
 
 
@@ -93,7 +93,7 @@ def test_what_lies_above_the_committed_end_is_never_written() -> None:
     content = WHOLE[:SIZE] + bytes(len(WHOLE) - SIZE)
     plan = plan_repair(memoryview(WHOLE), content, SegmentPlace(0, 0, 6, 3 * SIZE))
     assert [write.last_offset for write in plan.writes] == [3, 5]
-    assert plan_repair(memoryview(WHOLE), content, SegmentPlace(0, 0, 5, 3 * SIZE - 1)).verdict == Verdict.DIFFERS
+    assert plan_repair(memoryview(WHOLE), content, SegmentPlace(0, 0, 5, 3 * SIZE - 1)).verdict == RepairVerdict.DIFFERS
 
 
 @pytest.mark.parametrize("place", [0, SIZE])
@@ -103,7 +103,7 @@ def test_a_copy_that_was_compacted_differently_is_of_no_use(tmp_path: Path, plac
     for gone in range(2, BATCHES - 1):
         copy = b"".join([*SEGMENT[:gone], *SEGMENT[gone + 1 :], BEHIND])
         plan = plan_repair(memoryview(copy)[place:], content[place:], SegmentPlace(0, place, END, len(content)))
-        assert plan.verdict == (Verdict.DIFFERS if gone < 4 else Verdict.REPAIR), gone
+        assert plan.verdict == (RepairVerdict.DIFFERS if gone < 4 else RepairVerdict.REPAIR), gone
         assert all(WHOLE[place + write.start : place + write.end] == copy[place + write.start : place + write.end] for write in plan.writes)
 
 
@@ -112,9 +112,9 @@ def test_an_intact_batch_is_never_replaced_by_another() -> None:
     stamp_batch(other, 0, 4, 3)
     assert len(other) == SIZE
     copy = b"".join([*SEGMENT[:2], bytes(other), *SEGMENT[3:]])
-    assert plan_repair(memoryview(copy), WHOLE, SegmentPlace(0, 0, END, len(WHOLE))).verdict == Verdict.DIFFERS
+    assert plan_repair(memoryview(copy), WHOLE, SegmentPlace(0, 0, END, len(WHOLE))).verdict == RepairVerdict.DIFFERS
 
 
 def test_without_a_batch_in_common_nothing_is_written() -> None:
     content = bytes(SIZE) + WHOLE[SIZE:]
-    assert plan_repair(memoryview(WHOLE)[2 * SIZE :], content[SIZE:], SegmentPlace(0, SIZE, END, len(content))).verdict == Verdict.DIFFERS
+    assert plan_repair(memoryview(WHOLE)[2 * SIZE :], content[SIZE:], SegmentPlace(0, SIZE, END, len(content))).verdict == RepairVerdict.DIFFERS

@@ -18,7 +18,7 @@ from appliance.storage.log import Log
 from appliance.storage.producer_state import DuplicateBatch
 from appliance.storage.reading import LogReading
 from appliance.storage.recovery import CLEAN, SameBoot, Unclean
-from appliance.storage.transaction_index import AbortedTransaction, decode_transaction_index, encode_transaction_index
+from appliance.storage.transaction_index import AbortedTxn, decode_transaction_index, encode_transaction_index
 from tests.unit.storage.compaction_support import (
     ABORT,
     COMMIT,
@@ -245,13 +245,13 @@ def test_records_of_aborted_transactions_go_and_markers_only_when_nothing_is_lef
     follow(log, keyed((b"a", b"committed"), producer=(2, 0, 0), attributes=transactional))
     follow(log, keyed((b"b", b"aborted"), producer=(1, 0, 1), attributes=transactional), marker(1, 0, ABORT), marker(2, 0, COMMIT))
     follow(log, keyed((b"c", b"1"), producer=(1, 0, 2)), keyed((b"c", b"2"), producer=(2, 0, 1)))
-    (tmp_path / f"{0:020d}.txnindex").write_bytes(encode_transaction_index([AbortedTransaction(1, 0, 3, 1)]))
+    (tmp_path / f"{0:020d}.txnindex").write_bytes(encode_transaction_index([AbortedTxn(1, 0, 3, 1)]))
     roll(log)
     clean_to = compact(log)
     assert stored_pairs(tmp_path)[:2] == [(1, b"a", b"committed"), (6, b"c", b"2")]
     control = [batch.header for batch in stored_batches(tmp_path) if batch.header.is_control]
     assert [(header.base_offset, header.attributes & DELETE_HORIZON_FLAG) for header in control] == [(3, 0), (4, 0)]
-    assert decode_transaction_index((tmp_path / f"{0:020d}.txnindex").read_bytes()) == [AbortedTransaction(1, 0, 3, 1)]
+    assert decode_transaction_index((tmp_path / f"{0:020d}.txnindex").read_bytes()) == [AbortedTxn(1, 0, 3, 1)]
     roll(log)
     clean_to = compact(log, clean_to)
     control = [batch.header for batch in stored_batches(tmp_path) if batch.header.is_control]
@@ -398,7 +398,7 @@ def test_a_run_meets_every_failed_call_by_saying_so(tmp_path: Path) -> None:
 
 def test_an_abort_whose_marker_is_not_in_the_log_takes_no_later_records_with_it() -> None:
     """Its segment went by retention and its files are still there, or a power cut left a hole."""
-    gone, later = AbortedTransaction(4, 15, 16, 17), AbortedTransaction(4, 30, 33, 34)
+    gone, later = AbortedTxn(4, 15, 16, 17), AbortedTxn(4, 30, 33, 34)
     transactions = CleanedTransactions([gone, later])
     header = read_batch_header(with_producer(bytes(keyed((b"k", b"v"))), (4, 0, 0), TRANSACTIONAL_FLAG))
     assert [transactions.is_aborted(header._replace(base_offset=offset)) for offset in (15, 19, 30)] == [True, False, True]

@@ -14,7 +14,7 @@ from appliance.base.errors import DiskFull, StorageFailed
 from appliance.records.batch import stamp_batch
 from appliance.storage import checkpoints, file_io
 from appliance.storage import log as log_module
-from appliance.storage.future_directories import Future, FutureDirectories, settle
+from appliance.storage.future_directories import FutureDirectories, FutureLog, settle
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
 from appliance.storage.log_directory import LogDirectory
@@ -40,7 +40,7 @@ class Move:
         self.target_path = path / "target"
         self.directory = LogDirectory.open(str(self.target_path), 1, None, ManualClock(NOW_MS))
         self.futures = FutureDirectories(self.directory)
-        self.future: Future = self.futures.make(TOPIC_ID, MoveRecord(NAME.topic, NAME.partition, "d0", "id", -1))
+        self.future: FutureLog = self.futures.make(TOPIC_ID, MoveRecord(NAME.topic, NAME.partition, "d0", "id", -1))
         self.copy = self.begin()
 
     def begin(self, reserve: FreeSpaceReserve = NO_RESERVE) -> LogMove:

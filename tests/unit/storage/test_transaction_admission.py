@@ -13,7 +13,7 @@ from appliance.storage.append_plan import RefusedBatch
 from appliance.storage.log import Log
 from appliance.storage.producer_state import ProducerState
 from appliance.storage.recovery import CLEAN, Recovery, SameBoot, Unclean
-from appliance.storage.transaction_index import AbortedTransaction, read_transaction_index
+from appliance.storage.transaction_index import AbortedTxn, read_transaction_index
 from appliance.storage.verification import NeedsVerification, Offer, Verifications
 from tests.unit.storage.storage_support import NOW_MS, batch, open_log, with_attributes
 
@@ -241,7 +241,7 @@ def test_a_marker_that_is_written_twice_ends_one_transaction(tmp_path: Path) -> 
     producer = Producer(log)
     producer.begin(0)
     assert producer.end(ABORTED) == (1, 1, -1) and producer.end(ABORTED) == (2, 2, -1)
-    assert read_transaction_index(str(tmp_path), 0) == [AbortedTransaction(7, 0, 1, 2)]
+    assert read_transaction_index(str(tmp_path), 0) == [AbortedTxn(7, 0, 1, 2)]
     assert log.aborted_end_offset == 2 and log.last_stable_offset(3) == 3
     log.close()
 
@@ -286,7 +286,7 @@ def test_every_life_of_a_log_knows_its_open_and_its_aborted_transactions(tmp_pat
         log.abandon()
     log = open_log(tmp_path, recovery=recovery)
     assert log.log_end_offset == 5 and log.last_stable_offset(5) == 2 and log.aborted_end_offset == 5
-    assert read_transaction_index(str(tmp_path), 0) == [AbortedTransaction(1, 0, 1, 2), AbortedTransaction(1, 3, 4, 2)]
+    assert read_transaction_index(str(tmp_path), 0) == [AbortedTxn(1, 0, 1, 2), AbortedTxn(1, 3, 4, 2)]
     two = Producer(log, 2)
     assert two.send(1) == (5, 5, -1)
     log.verifications = Verifications(first_guard=1_000)

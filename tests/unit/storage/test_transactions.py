@@ -17,7 +17,7 @@ from appliance.storage.log_config import LogConfig
 from appliance.storage.producer_state import ProducerState
 from appliance.storage.recovery import CLEAN, Recovery, SameBoot, Unclean
 from appliance.storage.transaction_index import (
-    AbortedTransaction,
+    AbortedTxn,
     decode_transaction_index,
     encode_transaction_index,
     read_transaction_index,
@@ -60,18 +60,18 @@ class Leader:
         return first
 
 
-def aborted(log: Log) -> list[AbortedTransaction]:
+def aborted(log: Log) -> list[AbortedTxn]:
     return [entry for base in log.segment_base_offsets for entry in read_transaction_index(log.directory, base)]
 
 
-def write_some(log: Log) -> list[AbortedTransaction]:
+def write_some(log: Log) -> list[AbortedTxn]:
     """Ten aborted transactions over several segments, committed ones among them; what the indexes must say."""
     leader, wanted = Leader(log), []
     for _ in range(10):
         one = leader.send(leader.data(ONE))
         two = leader.send(leader.data(TWO))
         end = leader.send(leader.marker(ONE, is_commit=False))
-        wanted.append(AbortedTransaction(ONE, one, end, two))
+        wanted.append(AbortedTxn(ONE, one, end, two))
         leader.send(leader.marker(TWO, is_commit=True))
     assert len(log.segment_base_offsets) > 3
     return wanted
@@ -92,7 +92,7 @@ def test_an_open_transaction_holds_the_last_stable_offset_and_its_marker_lets_it
     assert log.last_stable_offset(5) == 5 == log.log_end_offset
     entry = log.producers.entry(ONE)
     assert entry is not None and entry.coordinator_epoch == 4 and entry.transaction_first_offset == -1
-    assert aborted(log) == [AbortedTransaction(TWO, two, 4, 5)]
+    assert aborted(log) == [AbortedTxn(TWO, two, 4, 5)]
     log.close()
 
 
@@ -128,7 +128,7 @@ def test_a_whole_transaction_in_one_append_is_known(tmp_path: Path) -> None:
     log = open_log(tmp_path, LogConfig(segment_bytes=200))
     leader = Leader(log)
     leader.send(leader.data(ONE), leader.data(TWO), leader.marker(TWO, False), leader.marker(ONE, False))
-    assert aborted(log) == [AbortedTransaction(TWO, 1, 2, 0), AbortedTransaction(ONE, 0, 3, 4)]
+    assert aborted(log) == [AbortedTxn(TWO, 1, 2, 0), AbortedTxn(ONE, 0, 3, 4)]
     assert read_transaction_index(str(tmp_path), log.segment_base_offsets[0]) == []  # an entry lies where its marker does
     log.close()
 
@@ -198,7 +198,7 @@ def test_a_failed_append_leaves_no_aborted_transaction_behind(tmp_path: Path) ->
                 assert aborted(log) == before
                 assert log.failed is None
                 end = leader.send(leader.marker(ONE, is_commit=False))
-                assert aborted(log) == [*before, AbortedTransaction(ONE, first, end, end + 1)]
+                assert aborted(log) == [*before, AbortedTxn(ONE, first, end, end + 1)]
         if not faults.failed:
             break
     assert number > 4
@@ -232,7 +232,7 @@ def test_an_open_transaction_survives_in_the_snapshot() -> None:
 
 
 def test_the_bytes_of_an_entry() -> None:
-    entry = AbortedTransaction(1, 2, 3, 4)
+    entry = AbortedTxn(1, 2, 3, 4)
     content = encode_transaction_index([entry])
     assert content == bytes(2) + b"".join(number.to_bytes(8, "big") for number in (1, 2, 3, 4))
     assert decode_transaction_index(content) == [entry]

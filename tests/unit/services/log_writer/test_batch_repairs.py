@@ -11,7 +11,7 @@ import pytest
 from appliance.base.errors import ErrorCode
 from appliance.ipc.descriptors import Completion, DescriptorKind, RepairOrder, repair_descriptor
 from appliance.storage import file_io
-from appliance.storage.batch_repair import Verdict
+from appliance.storage.batch_repair import RepairVerdict
 from services.log_writer.background import batch_repairs
 from tests.support.replicas import SteppedReplica, _Slot, batch, fetch, replicas
 
@@ -76,11 +76,11 @@ def test_a_damaged_batch_of_a_closed_segment_is_repaired_and_said_so(pair: list[
     good = path.read_bytes()
     zero(path, 2 * size, size)
     done = repair(one, good[size:], RepairOrder(5, size, 3))
-    assert (done.error_code, done.record_count, done.base_offset) == (0, Verdict.REPAIR, 7)
+    assert (done.error_code, done.record_count, done.base_offset) == (0, RepairVerdict.REPAIR, 7)
     assert path.read_bytes() == good and counted(one) == 1
     assert "disk d0: 1 damaged batch of t-0 at offset 7 repaired with the copy of broker 3" in one.writer.said
     again = repair(one, good[size:], RepairOrder(5, size, 3))
-    assert (again.error_code, again.record_count, counted(one)) == (0, Verdict.SOUND, 1)
+    assert (again.error_code, again.record_count, counted(one)) == (0, RepairVerdict.SOUND, 1)
     assert one.writer.said.count("repaired") == 1
 
 
@@ -91,12 +91,12 @@ def test_the_active_segment_is_repaired_below_the_high_watermark_while_it_grows(
     zero(path, size, size)
     one.produce(batch())
     offer(one, good, RepairOrder(10, 0, 2))
-    assert [each.record_count for each in one._answer(one.fetcher) if each.kind == DescriptorKind.REPAIR] == [Verdict.REPAIR]
+    assert [each.record_count for each in one._answer(one.fetcher) if each.kind == DescriptorKind.REPAIR] == [RepairVerdict.REPAIR]
     assert path.read_bytes()[: len(good)] == good and one.log_end == 14
     assert len(path.read_bytes()) == 4 * size
     zero(path, 2 * size, size)  # offset 12 is in no follower's word yet
     left = repair(one, good, RepairOrder(10, 0, 2))
-    assert (left.error_code, left.record_count) == (0, Verdict.SOUND), "it ends where the high watermark is"
+    assert (left.error_code, left.record_count) == (0, RepairVerdict.SOUND), "it ends where the high watermark is"
     assert path.read_bytes()[2 * size : 3 * size] == bytes(size)
 
 
@@ -107,7 +107,7 @@ def test_what_is_not_there_or_not_committed_is_refused(pair: list[SteppedReplica
     one.hosted.is_moving = True
     assert repair(one, batch(), RepairOrder(5, 0, 1)).error_code == ErrorCode.REQUEST_TIMED_OUT
     one.hosted.is_moving = False
-    assert repair(one, batch(5), RepairOrder(5, 0, 1)).record_count == Verdict.DIFFERS
+    assert repair(one, batch(5), RepairOrder(5, 0, 1)).record_count == RepairVerdict.DIFFERS
     assert counted(one) == 0
 
 
@@ -143,7 +143,7 @@ def test_killed_at_any_step_leaves_damage_that_the_next_life_repairs(pair: list[
         assert one.follow(1, 1 + turns, [1, 2], [1, 2]) == 0
         one.hosted.update_high_watermark(12, False)
         assert path.read_bytes() in (good, good[:size] + bytes(size) + good[2 * size :])
-        assert repair(one, good, RepairOrder(5, 0, 1)).record_count in (Verdict.REPAIR, Verdict.SOUND)
+        assert repair(one, good, RepairOrder(5, 0, 1)).record_count in (RepairVerdict.REPAIR, RepairVerdict.SOUND)
         assert path.read_bytes() == good
 
 
@@ -178,7 +178,7 @@ def test_a_repair_whose_thread_ends_in_an_unexpected_way_is_no_sound_place(pair:
         patch.setattr(batch_repairs, "plan_repair", breaks)
         assert repair(one, good[size:], RepairOrder(5, size, 2)).error_code == ErrorCode.KAFKA_STORAGE_ERROR
     assert "could not be repaired: could not read" in one.writer.said and "ValueError: a header that is none" in one.writer.said
-    assert repair(one, good[size:], RepairOrder(5, size, 2)).record_count == Verdict.REPAIR and path.read_bytes() == good
+    assert repair(one, good[size:], RepairOrder(5, size, 2)).record_count == RepairVerdict.REPAIR and path.read_bytes() == good
 
 
 def test_a_repair_waits_for_a_thread_where_none_can_be_started(pair: list[SteppedReplica], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,4 +200,4 @@ def test_a_repair_waits_for_a_thread_where_none_can_be_started(pair: list[Steppe
             one.writer.turn()
     assert len(refusals) > 2 and len(one.writer.completions) == offered
     done = next(each for each in one._answer(one.fetcher) if each.kind == DescriptorKind.REPAIR)
-    assert (done.error_code, done.record_count) == (0, Verdict.REPAIR) and path.read_bytes() == good
+    assert (done.error_code, done.record_count) == (0, RepairVerdict.REPAIR) and path.read_bytes() == good
