@@ -296,7 +296,7 @@ class LogWriterAgent:
                 return
             if self._late is not None:
                 self._context.log.warning(f"disk {self._disk.name} is full: logs that were never opened wait for the next start", disk=self._disk.name)
-            close_logs(self._directory, [hosted.log for hosted in self._partitions.by_row.values()])
+            close_logs(self._directory, [replica.log for replica in self._partitions.by_row.values()])
             self._flush_rounds.close_directory()
         except StorageFailed as failure:
             words = f"disk {self._disk.name} ({self._disk.path}) could not be closed cleanly, the next start recovers it: {failure}"
@@ -362,8 +362,8 @@ class LogWriterAgent:
             "boot_id": boot_id().hex(),
             "directory_id": self._directory.identity.directory_id,
             "replaces": self._replaces,
-            "needs_epoch_bump": any(hosted.needs_epoch_bump for hosted in self._partitions.by_row.values()),
-            "partitions": [hosted.describe() for hosted in self._partitions.by_row.values()],
+            "needs_epoch_bump": any(replica.needs_epoch_bump for replica in self._partitions.by_row.values()),
+            "partitions": [replica.describe() for replica in self._partitions.by_row.values()],
             "futures": self._moves.incoming.describe(),
             "frozen": self._moves.outgoing.describe(),
             "offline": self._trouble.offline,
@@ -384,9 +384,9 @@ class LogWriterAgent:
     # -- the disk
 
     def _let_go_of_disk(self) -> None:
-        for hosted in self._partitions.by_row.values():
-            hosted.withdraw(ROLE_OFFLINE)
-            hosted.log.abandon()  # an open file would keep the file system from being unmounted
+        for replica in self._partitions.by_row.values():
+            replica.withdraw(ROLE_OFFLINE)
+            replica.log.abandon()  # an open file would keep the file system from being unmounted
         self._retention.fail()
         self._deletions.fail()
         self._moves.incoming.fail()
@@ -423,12 +423,12 @@ class LogWriterAgent:
     def _on_space(self) -> None:
         """Accept writes again after the disk was full, and open the logs that waited for space."""
         self._trouble.on_space()
-        if self._postponed.owes_commands and self._late is None:
+        if self._postponed.needs_resync and self._late is None:
             self._invite_controller()
 
     def _invite_controller(self) -> None:
         """Make the controller connect again: it repeats the commands that were refused."""
-        self._postponed.owes_commands = False
+        self._postponed.needs_resync = False
         self._door.disconnect(_CONTROLLER)
 
     def _open_late(self, late: LogWriterStartup) -> int:

@@ -33,7 +33,7 @@ from services.log_writer.moves.partition_moves import MOVE_KINDS, MoveAnswer, Pa
 from services.log_writer.replicas.awaited_deletions import Deletion
 from services.log_writer.replicas.replica import Replica
 from services.log_writer.replicas.replicas_of_disk import Replicas
-from services.log_writer.replicas.replication_state import NO_WISH
+from services.log_writer.replicas.replication_state import NO_PROPOSAL
 
 WORK_NS = 10_000_000
 """Time for it in one turn."""
@@ -59,7 +59,7 @@ class CommandQueue:
         carry_out_other: Callable[[SinkChannel, Entry], bool],
     ) -> None:
         self.by_source: dict[SinkChannel, deque[Entry]] = {}
-        self.owes_commands = False
+        self.needs_resync = False
         """The controller was refused something for want of space: it asks again when it is let in anew."""
         self._partitions = partitions
         self._completions = completions
@@ -110,7 +110,7 @@ class CommandQueue:
             code = self._commands.carry_out(entry[0], document)
         except StorageFailed as failure:
             self._trouble.on_failure(failure)
-            self.owes_commands = self.owes_commands or isinstance(failure, DiskFull)
+            self.needs_resync = self.needs_resync or isinstance(failure, DiskFull)
             code = ErrorCode.KAFKA_STORAGE_ERROR
         self._words[APPEND_SINCE_WORD] = 0
         self._completions.rows_moved = True
@@ -143,15 +143,15 @@ class CommandQueue:
 
     def _delete_records(self, channel: SinkChannel, entry: Entry) -> None:
         """Let a log begin at the offset in `value_a`; `AwaitedDeletions` answers. A full disk does it too, as soon as it can write that down."""
-        hosted = self._partitions.by_row.get(entry[3])
+        replica = self._partitions.by_row.get(entry[3])
         offline, is_full = self._trouble.offline, self._trouble.is_full
-        code = 0 if is_full and hosted is not None and not offline else self._appends.refusal(hosted, entry)
+        code = 0 if is_full and replica is not None and not offline else self._appends.refusal(replica, entry)
         try:
-            if not code and hosted is not None and (hosted.is_frozen or hosted.role != ROLE_LEADER):
+            if not code and replica is not None and (replica.is_frozen or replica.role != ROLE_LEADER):
                 code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-            if not code and hosted is not None:
-                wanted = Deletion(channel, entry, hosted.high_watermark if entry[10] == -1 else entry[10])
-                code = self._retention.delete_records(hosted, entry[10], wanted)
+            if not code and replica is not None:
+                wanted = Deletion(channel, entry, replica.high_watermark if entry[10] == -1 else entry[10])
+                code = self._retention.delete_records(replica, entry[10], wanted)
                 self._completions.rows_moved = True
         except StorageFailed as failure:
             self._trouble.on_failure(failure)
@@ -162,20 +162,20 @@ class CommandQueue:
     def _describe_producers(self, channel: SinkChannel, entry: Entry) -> None:
         """Write the producers of a partition into the source's slot, as many as fit; the completion has
         their number."""
-        hosted = self._partitions.by_row.get(entry[3])
-        if hosted is None or entry[4] != hosted.row_generation or hosted.role != ROLE_LEADER:
+        replica = self._partitions.by_row.get(entry[3])
+        if replica is None or entry[4] != replica.row_generation or replica.role != ROLE_LEADER:
             code = ErrorCode.KAFKA_STORAGE_ERROR if self._trouble.offline else ErrorCode.NOT_LEADER_OR_FOLLOWER
             self._completions.answer(channel, entry, code)
             return
         memory = channel.slice(entry[8], entry[7])
-        producers = hosted.log.producers.snapshot()
+        producers = replica.log.producers.snapshot()
         memory[:] = pack_producers(producers, len(memory))
-        completion = (entry[0], 0, 0, entry[3], entry[9], -1, -1, -1, hosted.log.log_end_offset, hosted.leader_epoch, len(producers), 0)
+        completion = (entry[0], 0, 0, entry[3], entry[9], -1, -1, -1, replica.log.log_end_offset, replica.leader_epoch, len(producers), 0)
         self._completions.add(channel, completion)
 
 
 class LogWriterCommands:
-    """Carries commands out on the hosted partitions."""
+    """Carries commands out on the replica partitions."""
 
     def __init__(self, partitions: Replicas, log: Logger) -> None:
         self._partitions = partitions
@@ -187,7 +187,7 @@ class LogWriterCommands:
             DescriptorKind.ISR: self._apply_isr,
             DescriptorKind.DELETE: self._delete,
             DescriptorKind.CONFIG: self._configure,
-            DescriptorKind.LIVE_BROKERS: self._take_live_brokers,
+            DescriptorKind.LIVE_BROKERS: self._apply_live_brokers,
         }
 
     def carry_out(self, kind: int, document: bytes) -> int:
@@ -208,49 +208,49 @@ class LogWriterCommands:
 
     def _become_leader(self, command: dict[str, Any]) -> int:
         topic_partition, topic_id = _identity(command)
-        hosted = self._partitions.find(topic_id, topic_partition.partition)
-        if hosted is None:
+        replica = self._partitions.find(topic_id, topic_partition.partition)
+        if replica is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         leader_epoch: int = command["leader_epoch"]
-        latest = max(hosted.leader_epoch, hosted.log.leader_epochs.latest)
-        if leader_epoch < latest or (hosted.needs_epoch_bump and leader_epoch == latest):
+        latest = max(replica.leader_epoch, replica.log.leader_epochs.latest)
+        if leader_epoch < latest or (replica.needs_epoch_bump and leader_epoch == latest):
             # Offsets that consumers saw under `latest` may return with other records; only a larger epoch shows that.
             return ErrorCode.FENCED_LEADER_EPOCH
-        self._partitions.settle_truncation(hosted)
-        self._configure_hosted(hosted, command)
+        self._partitions.settle_truncation(replica)
+        self._configure_hosted(replica, command)
         terms = int(command.get("config_generation", 0)), int(command.get("partition_epoch", -1))
-        lead(hosted, leader_epoch, tuple(command["isr"]), tuple(command["replicas"]), *terms)
+        lead(replica, leader_epoch, tuple(command["isr"]), tuple(command["replicas"]), *terms)
         return ErrorCode.NONE
 
     def _become_follower(self, command: dict[str, Any]) -> int:
         """The replica-fetcher sees the row and finds out by leader epochs what of the log the leader has, too; so a log after an unclean boot may follow."""
         topic_partition, topic_id = _identity(command)
-        hosted = self._partitions.find(topic_id, topic_partition.partition)
-        if hosted is None:
+        replica = self._partitions.find(topic_id, topic_partition.partition)
+        if replica is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         leader_epoch: int = command["leader_epoch"]
-        if leader_epoch < max(hosted.leader_epoch, hosted.log.leader_epochs.latest):
+        if leader_epoch < max(replica.leader_epoch, replica.log.leader_epochs.latest):
             return ErrorCode.FENCED_LEADER_EPOCH
-        if hosted.role == ROLE_LEADER and leader_epoch == hosted.leader_epoch and command.get("leader", -1) >= 0:
+        if replica.role == ROLE_LEADER and leader_epoch == replica.leader_epoch and command.get("leader", -1) >= 0:
             return ErrorCode.FENCED_LEADER_EPOCH  # an epoch has one leader
-        self._configure_hosted(hosted, command)
-        hosted.needs_epoch_bump = False
-        hosted.follow(leader_epoch, tuple(command["isr"]), tuple(command["replicas"]), int(command.get("config_generation", 0)))
+        self._configure_hosted(replica, command)
+        replica.needs_epoch_bump = False
+        replica.follow(leader_epoch, tuple(command["isr"]), tuple(command["replicas"]), int(command.get("config_generation", 0)))
         return ErrorCode.NONE
 
-    def _configure_hosted(self, hosted: Replica, command: dict[str, Any]) -> None:
-        self._partitions.configure(hosted, command.get("config", {}))
+    def _configure_hosted(self, replica: Replica, command: dict[str, Any]) -> None:
+        self._partitions.configure(replica, command.get("config", {}))
         if "moving_to" in command:
-            hosted.is_moving = command["moving_to"] is not None
+            replica.is_moving = command["moving_to"] is not None
 
     def _apply_isr(self, command: dict[str, Any]) -> int:
         topic_partition, topic_id = _identity(command)
-        hosted = self._partitions.find(topic_id, topic_partition.partition)
-        if hosted is None:
+        replica = self._partitions.find(topic_id, topic_partition.partition)
+        if replica is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if command["leader_epoch"] != hosted.leader_epoch or hosted.role != ROLE_LEADER:
+        if command["leader_epoch"] != replica.leader_epoch or replica.role != ROLE_LEADER:
             return ErrorCode.FENCED_LEADER_EPOCH
-        hosted.apply_isr(tuple(command["isr"]), int(command["partition_epoch"]), int(command.get("change", NO_WISH)))
+        replica.apply_isr(tuple(command["isr"]), int(command["partition_epoch"]), int(command.get("change", NO_PROPOSAL)))
         return ErrorCode.NONE
 
     def _delete(self, command: dict[str, Any]) -> int:
@@ -260,26 +260,26 @@ class LogWriterCommands:
 
     def _configure(self, command: dict[str, Any]) -> int:
         topic_id = TopicId.from_text(command["topic_id"])
-        for hosted in self._partitions.of_topic(topic_id):
-            self._partitions.configure(hosted, command.get("config", {}))
-            hosted.take_config(int(command.get("config_generation", 0)))
+        for replica in self._partitions.of_topic(topic_id):
+            self._partitions.configure(replica, command.get("config", {}))
+            replica.apply_config(int(command.get("config_generation", 0)))
         return ErrorCode.NONE
 
-    def _take_live_brokers(self, command: dict[str, Any]) -> int:
+    def _apply_live_brokers(self, command: dict[str, Any]) -> int:
         self._partitions.live_brokers = frozenset(command["brokers"])
         return ErrorCode.NONE
 
 
-def lead(hosted: Replica, leader_epoch: int, isr: tuple[int, ...], replicas: tuple[int, ...], config_generation: int, partition_epoch: int = -1) -> None:
+def lead(replica: Replica, leader_epoch: int, isr: tuple[int, ...], replicas: tuple[int, ...], config_generation: int, partition_epoch: int = -1) -> None:
     """Lead under `leader_epoch` from the log end on; the epoch is in the log's own cache before anyone can produce under it.
 
     Where acknowledgements wait for flushes, what the log holds is flushed before anyone sees it."""
-    if hosted.log.config.acknowledges_after_flush:
-        hosted.log.flush_batches()
-    if leader_epoch > hosted.log.leader_epochs.latest:
-        hosted.log.assign_leader_epoch(leader_epoch)
-    hosted.needs_epoch_bump = False
-    hosted.lead(leader_epoch, isr, replicas, config_generation, partition_epoch)
+    if replica.log.config.acknowledges_after_flush:
+        replica.log.flush_batches()
+    if leader_epoch > replica.log.leader_epochs.latest:
+        replica.log.assign_leader_epoch(leader_epoch)
+    replica.needs_epoch_bump = False
+    replica.lead(leader_epoch, isr, replicas, config_generation, partition_epoch)
 
 
 def _identity(command: dict[str, Any]) -> tuple[TopicPartition, TopicId]:

@@ -82,50 +82,50 @@ class HeldAcknowledgements:
         """How many partitions have some."""
         return len(self._held)
 
-    def of(self, hosted: Replica) -> CompletionsBySource:
+    def of(self, replica: Replica) -> CompletionsBySource:
         """Where completions of this partition are put."""
-        return self._held.setdefault(hosted, {})
+        return self._held.setdefault(replica, {})
 
-    def release(self, hosted: Replica, durable_offset: int, released: CompletionsBySource) -> None:
+    def release(self, replica: Replica, durable_offset: int, released: CompletionsBySource) -> None:
         """Move what is durable to `released`. Where the partition is not led any more as it was, nothing is promised."""
-        waiting = self._held.pop(hosted, {})
+        waiting = self._held.pop(replica, {})
         for channel, completions in waiting.items():
             kept = []
             for completion in completions:
-                if not _is_as_it_was(hosted, completion):
+                if not _is_as_it_was(replica, completion):
                     released.setdefault(channel, []).append(_refusal(completion, ErrorCode.NOT_LEADER_OR_FOLLOWER))
                 elif completion[_END_OFFSET] <= durable_offset:
-                    flags = COMMITTED_FLAG if hosted.progress is None or completion[_END_OFFSET] <= hosted.high_watermark else 0
+                    flags = COMMITTED_FLAG if replica.progress is None or completion[_END_OFFSET] <= replica.high_watermark else 0
                     released.setdefault(channel, []).append((completion[0], flags, *completion[2:]))
                 else:
                     kept.append(completion)
             if kept:
-                self._held.setdefault(hosted, {})[channel] = kept
+                self._held.setdefault(replica, {})[channel] = kept
 
-    def fail(self, hosted: Replica, code: ErrorCode, released: CompletionsBySource) -> int:
+    def fail(self, replica: Replica, code: ErrorCode, released: CompletionsBySource) -> int:
         """The partition is gone or its disk failed: every completion becomes this error; how many there were."""
         count = 0
-        for channel, completions in self._held.pop(hosted, {}).items():
+        for channel, completions in self._held.pop(replica, {}).items():
             count += len(completions)
             released.setdefault(channel, []).extend(_refusal(completion, code) for completion in completions)
         return count
 
     def fail_all(self, code: ErrorCode, released: CompletionsBySource) -> int:
-        return sum(self.fail(hosted, code, released) for hosted in list(self._held))
+        return sum(self.fail(replica, code, released) for replica in list(self._held))
 
     def drop_source(self, channel: SinkChannel) -> None:
         """Drop the completions of a source that is gone."""
-        for hosted, completions in list(self._held.items()):
+        for replica, completions in list(self._held.items()):
             completions.pop(channel, None)
             if not completions:
-                del self._held[hosted]
+                del self._held[replica]
 
 
-def _is_as_it_was(hosted: Replica, completion: tuple[Any, ...]) -> bool:
+def _is_as_it_was(replica: Replica, completion: tuple[Any, ...]) -> bool:
     """Whether the partition is still led, or followed, as when the completion was made."""
     if completion[_KIND] == _REPLICA_APPEND:
-        return hosted.role == ROLE_FOLLOWER
-    return (hosted.role == ROLE_LEADER or hosted.is_frozen) and bool(completion[_LEADER_EPOCH] == hosted.leader_epoch)
+        return replica.role == ROLE_FOLLOWER
+    return (replica.role == ROLE_LEADER or replica.is_frozen) and bool(completion[_LEADER_EPOCH] == replica.leader_epoch)
 
 
 def _refusal(completion: tuple[Any, ...], code: ErrorCode) -> tuple[Any, ...]:

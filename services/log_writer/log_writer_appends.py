@@ -77,21 +77,21 @@ class LogWriterAppends:
 
     def append_all(self, by_row: dict[int, list[Work]]) -> None:
         for row, group in by_row.items():
-            hosted = self._partitions.by_row.get(row)
-            if hosted is not None and any(work[1][1] & BEHIND_REFUSED_FLAG for work in group):
+            replica = self._partitions.by_row.get(row)
+            if replica is not None and any(work[1][1] & BEHIND_REFUSED_FLAG for work in group):
                 for work in group:  # what is before it counts
-                    self._append(hosted, [work] if self._follows_on(hosted, *work) else [])
+                    self._append(replica, [work] if self._follows_on(replica, *work) else [])
             else:
-                self._append(hosted, group)
+                self._append(replica, group)
 
-    def _follows_on(self, hosted: Replica, channel: SinkChannel, entry: tuple[Any, ...]) -> bool:
+    def _follows_on(self, replica: Replica, channel: SinkChannel, entry: tuple[Any, ...]) -> bool:
         """Whether a batch behind one that its connection was refused may be taken: that one has reached the log by another leader. Else it is answered."""
-        if not entry[1] & BEHIND_REFUSED_FLAG or hosted.log.producers.follows_on(*_SEQUENCE.unpack_from(channel.memory, entry[8] + PRODUCER_ID_AT)):
+        if not entry[1] & BEHIND_REFUSED_FLAG or replica.log.producers.follows_on(*_SEQUENCE.unpack_from(channel.memory, entry[8] + PRODUCER_ID_AT)):
             return True
         self._completions.answer(channel, entry, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return False
 
-    def _append(self, hosted: Replica | None, group: list[Work]) -> None:
+    def _append(self, replica: Replica | None, group: list[Work]) -> None:
         """Append the batches and markers of one partition: one plan, one write, one row update."""
         answer = self._completions.answer
         admitted: list[Work] = []
@@ -99,7 +99,7 @@ class LogWriterAppends:
         offers: dict[int, Offer] = {}
         for work in group:
             channel, entry = work
-            code = self.refusal(hosted, entry)
+            code = self.refusal(replica, entry)
             if code:
                 answer(channel, entry, code)
                 continue
@@ -116,16 +116,16 @@ class LogWriterAppends:
                 raise InvariantViolation(f"{channel.source} names {length} bytes at {position} of its arena")
             admitted.append(work)
             batches.append(channel.memory[position : position + length])
-        if hosted is None or not admitted:
+        if replica is None or not admitted:
             return
         words = self._words
-        next_offset = hosted.log.log_end_offset
+        next_offset = replica.log.log_end_offset
         words[APPEND_SINCE_WORD] = now_ns = self._clock.monotonic_ns()
         try:
-            results = hosted.log.append_as_leader(batches, hosted.leader_epoch, self._clock.wall_ms(), offers)
+            results = replica.log.append_as_leader(batches, replica.leader_epoch, self._clock.wall_ms(), offers)
             words[APPEND_SINCE_WORD] = 0
             if not words[FENCE_WORD]:
-                hosted.publish_append(now_ns)
+                replica.publish_append(now_ns)
         except StorageFailed as failure:
             words[APPEND_SINCE_WORD] = 0
             self._trouble.on_failure(failure)
@@ -138,9 +138,9 @@ class LogWriterAppends:
             return
         self._completions.rows_moved = True
         self._appends.add()
-        log_start_offset = hosted.log.log_start_offset
-        completions = self._completions.by_channel if hosted.flush_policy != FLUSH_BEFORE_ACKNOWLEDGEMENT else self._held.of(hosted)
-        flags = COMMITTED_FLAG if hosted.high_watermark == hosted.log.log_end_offset else 0
+        log_start_offset = replica.log.log_start_offset
+        completions = self._completions.by_channel if replica.flush_policy != FLUSH_BEFORE_ACKNOWLEDGEMENT else self._held.of(replica)
+        flags = COMMITTED_FLAG if replica.high_watermark == replica.log.log_end_offset else 0
         appended_batches = appended_records = appended_bytes = 0
         for (channel, entry), batch, result in zip(admitted, batches, results, strict=True):
             if isinstance(result, RefusedBatch):
@@ -152,7 +152,7 @@ class LogWriterAppends:
             base_offset, last_offset, append_time_ms = result
             records = entry[10] if entry[0] == _PRODUCE else 1
             completion = (
-                entry[0], flags, 0, entry[3], entry[9], base_offset, append_time_ms, log_start_offset, last_offset + 1, hosted.leader_epoch, records, 0,
+                entry[0], flags, 0, entry[3], entry[9], base_offset, append_time_ms, log_start_offset, last_offset + 1, replica.leader_epoch, records, 0,
             )  # fmt: skip
             completions.setdefault(channel, []).append(completion)
             if base_offset >= next_offset:  # below it: a duplicate, answered with the offsets of its first append
@@ -163,30 +163,30 @@ class LogWriterAppends:
         self._batches.add(appended_batches)
         self._records.add(appended_records)
         self._bytes.add(appended_bytes)
-        if hosted.flush_policy:
-            self._batch_flushes.want(hosted, appended_bytes)
+        if replica.flush_policy:
+            self._batch_flushes.want(replica, appended_bytes)
 
     def begin_verification(self, channel: SinkChannel, entry: tuple[Any, ...]) -> None:
         """A guard for what a coordinator will append when another one has agreed."""
-        hosted = self._partitions.by_row.get(entry[3])
-        code = self.refusal(hosted, (*entry[:6], hosted.config_generation if hosted is not None else 0))
-        if code or hosted is None:
+        replica = self._partitions.by_row.get(entry[3])
+        code = self.refusal(replica, (*entry[:6], replica.config_generation if replica is not None else 0))
+        if code or replica is None:
             self._completions.answer(channel, entry, code)
             return
         producer_epoch = (entry[12] & 0xFFFF ^ 0x8000) - 0x8000
-        self._completions.answer(channel, entry, 0, guard=hosted.log.begin_verification(entry[10], producer_epoch, self._clock.wall_ms()))
+        self._completions.answer(channel, entry, 0, guard=replica.log.begin_verification(entry[10], producer_epoch, self._clock.wall_ms()))
 
-    def refusal(self, hosted: Replica | None, entry: tuple[Any, ...]) -> int:
+    def refusal(self, replica: Replica | None, entry: tuple[Any, ...]) -> int:
         """Role, row generation, leader epoch and config generation (which markers are not checked against) as the source saw them must still hold."""
-        if hosted is not None and entry[0] == _MARKER:
-            entry = (*entry[:6], hosted.config_generation)
-        if hosted is None or not hosted.is_led_under(entry[4], entry[5], entry[6]) or hosted.role != ROLE_LEADER:
-            if self._trouble.offline or (hosted is not None and hosted.role == ROLE_OFFLINE):
+        if replica is not None and entry[0] == _MARKER:
+            entry = (*entry[:6], replica.config_generation)
+        if replica is None or not replica.is_led_under(entry[4], entry[5], entry[6]) or replica.role != ROLE_LEADER:
+            if self._trouble.offline or (replica is not None and replica.role == ROLE_OFFLINE):
                 return ErrorCode.KAFKA_STORAGE_ERROR
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if self._trouble.is_full:
             return ErrorCode.KAFKA_STORAGE_ERROR
-        if entry[1] & ACKS_ALL_FLAG and len(hosted.isr) < hosted.min_insync_replicas:
+        if entry[1] & ACKS_ALL_FLAG and len(replica.isr) < replica.min_insync_replicas:
             return ErrorCode.NOT_ENOUGH_REPLICAS
         return ErrorCode.NONE
 
@@ -201,33 +201,33 @@ class LogWriterAppends:
             work = len(finished)
             if self._words[FENCE_WORD]:
                 return work  # durable, and not published
-            for hosted, flush, truncations in finished:
-                if self._partitions.by_row.get(hosted.row) is not hosted:
-                    self._held.fail(hosted, ErrorCode.NOT_LEADER_OR_FOLLOWER, self._completions.by_channel)
-                elif hosted.log.truncations == truncations:
-                    hosted.log.on_batches_flushed(flush)
-                    self._acknowledge(hosted, flush.end_offset, flush.base_offset, flush.position)
+            for replica, flush, truncations in finished:
+                if self._partitions.by_row.get(replica.row) is not replica:
+                    self._held.fail(replica, ErrorCode.NOT_LEADER_OR_FOLLOWER, self._completions.by_channel)
+                elif replica.log.truncations == truncations:
+                    replica.log.on_batches_flushed(flush)
+                    self._acknowledge(replica, flush.end_offset, flush.base_offset, flush.position)
                 else:  # it was cut meanwhile: what stands there now may be something else
-                    flushes.want(hosted, 0)
-            for hosted in flushes.start_round():
-                if self._partitions.by_row.get(hosted.row) is hosted:
-                    log = hosted.log
-                    self._acknowledge(hosted, log.log_end_offset, log.active_base_offset, log.active_position)
+                    flushes.want(replica, 0)
+            for replica in flushes.start_round():
+                if self._partitions.by_row.get(replica.row) is replica:
+                    log = replica.log
+                    self._acknowledge(replica, log.log_end_offset, log.active_base_offset, log.active_position)
                 else:
-                    self._held.fail(hosted, ErrorCode.NOT_LEADER_OR_FOLLOWER, self._completions.by_channel)
+                    self._held.fail(replica, ErrorCode.NOT_LEADER_OR_FOLLOWER, self._completions.by_channel)
         except StorageFailed as failure:
             self._trouble.on_failure(failure)
         return work
 
-    def _acknowledge(self, hosted: Replica, durable_offset: int, base_offset: int, position: int) -> None:
+    def _acknowledge(self, replica: Replica, durable_offset: int, base_offset: int, position: int) -> None:
         """Publish the row before the completions: a source that receives one may read the row."""
-        hosted.on_durable(durable_offset, base_offset, position)
+        replica.on_durable(durable_offset, base_offset, position)
         self._completions.rows_moved = True
-        self._held.release(hosted, durable_offset, self._completions.by_channel)
+        self._held.release(replica, durable_offset, self._completions.by_channel)
 
-    def on_given_away(self, hosted: Replica) -> None:
+    def on_given_away(self, replica: Replica) -> None:
         """The log lies on another disk now, where all of it is durable."""
-        self._held.release(hosted, hosted.log.log_end_offset, self._completions.by_channel)
+        self._held.release(replica, replica.log.log_end_offset, self._completions.by_channel)
 
 
 def marker_batch(entry: tuple[Any, ...], now_ms: int) -> memoryview:

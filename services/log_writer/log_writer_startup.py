@@ -31,7 +31,7 @@ from appliance.storage.move_record import read_move
 from appliance.storage.recovery import CLEAN, Recovery, SameBoot, Unclean
 from services.log_writer.background.disk_trouble import check_not_swapped
 from services.log_writer.command_queue import lead
-from services.log_writer.previous_incarnations import PreviousLives
+from services.log_writer.previous_incarnations import PreviousIncarnations
 from services.log_writer.recovery_progress import OPEN_BYTES, RecoveryProgress, share_of
 from services.log_writer.replicas.replica import Replica, ReplicationTerms
 from services.log_writer.replicas.replicas_of_disk import DescriptorBudget, ProducerSettings, Replicas
@@ -58,8 +58,8 @@ class LogWriterStartup:
         producers = ProducerSettings(box.integer("producer.id.expiration.ms"), box.flag("transaction.partition.verification.enable"))
         terms = ReplicationTerms(box.broker_id, box.integer("replica.lag.time.max.ms") * 1_000_000, context.clock)
         self.partitions = Replicas(self.directory, table, context.clock, terms, producers)
-        self._lives = PreviousLives(context.layout, disk.name, table.shared.name)
-        self.boot = CLEAN_STOP if self.directory.was_clean else SAME_BOOT if self._lives.is_same_boot else UNCLEAN_BOOT
+        self._previous = PreviousIncarnations(context.layout, disk.name, table.shared.name)
+        self.boot = CLEAN_STOP if self.directory.was_clean else SAME_BOOT if self._previous.is_same_boot else UNCLEAN_BOOT
         self._checkpoints = self.directory.checkpoints
         self._image = self._read_image()
         self._waiting = self._known_partitions()
@@ -128,7 +128,7 @@ class LogWriterStartup:
         if not self._waiting:
             self._checkpoints.unserved.update(self._left, (name for name, _ in self._short_of_space))
             if not self._short_of_space:
-                self._lives.forget()
+                self._previous.forget()
             return False
         name, topic_id = self._waiting.pop()
         try:
@@ -144,13 +144,13 @@ class LogWriterStartup:
     def _recover(self, name: TopicPartition, topic_id: TopicId) -> None:
         self._progress.begin(name)
         try:
-            hosted = self._open(name, topic_id)
-            self._cut_bytes += hosted.log.recovered_cut_bytes
-            self.recovery_points_went_back |= hosted.log.recovery_point < self._checkpoints.lines[RECOVERY_POINTS].get(name, 0)
+            replica = self._open(name, topic_id)
+            self._cut_bytes += replica.log.recovered_cut_bytes
+            self.recovery_points_went_back |= replica.log.recovery_point < self._checkpoints.lines[RECOVERY_POINTS].get(name, 0)
             if self.boot == SAME_BOOT:
-                self._serve_again(hosted)
+                self._serve_again(replica)
             elif self.boot == UNCLEAN_BOOT:
-                hosted.needs_epoch_bump = True
+                replica.needs_epoch_bump = True
         except (DiskFull, TableFull, OutOfDescriptors):
             self._progress.put_off(name)  # or left, which skips it
             raise
@@ -171,12 +171,12 @@ class LogWriterStartup:
     def open_late(self) -> int:
         """Try one of those that wait for space; how many still wait. Raises DiskFull while there is none."""
         name, topic_id = self._short_of_space[-1]
-        hosted = self.partitions.find(topic_id, name.partition)
+        replica = self.partitions.find(topic_id, name.partition)
         if name not in self._checkpoints.unserved:
             self._progress.skip(name)  # deleted, or created again
-        elif hosted is not None:  # it was opened, and could not write down that it leads
-            if hosted.role not in (ROLE_LEADER, ROLE_FOLLOWER) and self.boot == SAME_BOOT:
-                self._serve_again(hosted)
+        elif replica is not None:  # it was opened, and could not write down that it leads
+            if replica.role not in (ROLE_LEADER, ROLE_FOLLOWER) and self.boot == SAME_BOOT:
+                self._serve_again(replica)
             self._checkpoints.unserved.discard(name)
             self._progress.skip(name)
         else:
@@ -188,26 +188,26 @@ class LogWriterStartup:
                 self._checkpoints.unserved.discard(name)
         self._short_of_space.pop()
         if not self._short_of_space:
-            self._lives.forget()
+            self._previous.forget()
         return len(self._short_of_space)
 
     def _open(self, name: TopicPartition, topic_id: TopicId) -> Replica:
-        if self._lives.is_suspect:
+        if self._previous.is_suspect:
             self.directory.forget_pages(name)
         elif self.boot == UNCLEAN_BOOT:  # the machine may still be up: a box that ends removes its tables, even after its disk failed
             self.directory.forget_pages(name, self._checkpoints.lines[RECOVERY_POINTS].get(name, 0))
-        row = self._lives.rows.get((topic_id, name.partition)) if self.boot == SAME_BOOT else None
+        row = self._previous.rows.get((topic_id, name.partition)) if self.boot == SAME_BOOT else None
         moved = self._take_move_record(name)
         topic = self._image.topics_by_id.get(topic_id)
         high_watermark = row.high_watermark if row is not None else self._checkpoints.lines[HIGH_WATERMARKS].get(name, 0)
         # The row is of this topic id, and never older.
         log_start_offset = self._checkpoints.lines[LOG_START_OFFSETS].get(name, 0) if row is None else row.log_start_offset
         config = topic.config if topic else {}
-        hosted = self.partitions.open(name, topic_id, config, self._recovery(name, row), log_start_offset, high_watermark, self._progress.on_scanned)
-        hosted.is_moving = topic is not None and _is_moving(topic, name.partition)
+        replica = self.partitions.open(name, topic_id, config, self._recovery(name, row), log_start_offset, high_watermark, self._progress.on_scanned)
+        replica.is_moving = topic is not None and _is_moving(topic, name.partition)
         if moved:
-            self.moved_here.append(hosted)
-        return hosted
+            self.moved_here.append(replica)
+        return replica
 
     def _take_move_record(self, name: TopicPartition) -> bool:
         """Whether a log came from another disk, and its record may say more than the checkpoints: then they say it too, from here on."""
@@ -232,43 +232,43 @@ class LogWriterStartup:
             return SameBoot(row.log_end_offset, row.active_base_offset, row.active_position, recovery_point)
         return Unclean(recovery_point)
 
-    def _serve_again(self, hosted: Replica) -> None:
+    def _serve_again(self, replica: Replica) -> None:
         """Lead or follow under the leader epoch of the last incarnation, if the image has the same one:
         produce, fetch and replication do not wait for the controller. A partition with other replicas is
         led only while this box's lease lasts: until then no other replica can have been elected."""
-        row = self._lives.rows.get((hosted.topic_id, hosted.topic_partition.partition))
-        topic = self._image.topics_by_id.get(hosted.topic_id)
-        if row is not None and row.leader_epoch < 0 <= hosted.log.leader_epochs.latest:
+        row = self._previous.rows.get((replica.topic_id, replica.topic_partition.partition))
+        topic = self._image.topics_by_id.get(replica.topic_id)
+        if row is not None and row.leader_epoch < 0 <= replica.log.leader_epochs.latest:
             # The last incarnation never led it: after an unclean boot the controller may not have raised its epoch yet.
-            hosted.needs_epoch_bump = True
-        if row is None or topic is None or hosted.topic_partition.partition >= len(topic.partitions):
+            replica.needs_epoch_bump = True
+        if row is None or topic is None or replica.topic_partition.partition >= len(topic.partitions):
             return
-        should_be = topic.partitions[hosted.topic_partition.partition]
+        should_be = topic.partitions[replica.topic_partition.partition]
         if should_be.leader_epoch != row.leader_epoch:
             return
         broker_id = self._context.box.broker_id
         if row.role == ROLE_LEADER and should_be.leader == broker_id:
             if len(should_be.replicas) > 1 and not self._is_registered:
                 return  # another replica may lead by now; the controller decides
-            if hosted.log.config.acknowledges_after_flush:
-                self._make_durable(hosted)
+            if replica.log.config.acknowledges_after_flush:
+                self._make_durable(replica)
             # No partition epoch: the image may be older than the last ISR that the dead incarnation received or
             # proposed, so every replica counts until the controller sends one.
-            lead(hosted, row.leader_epoch, should_be.isr, should_be.replicas, row.config_generation)
+            lead(replica, row.leader_epoch, should_be.isr, should_be.replicas, row.config_generation)
             self._led_at_once += 1
         elif row.role == ROLE_FOLLOWER and should_be.leader != broker_id and broker_id in should_be.replicas:
-            hosted.follow(row.leader_epoch, should_be.isr, should_be.replicas, row.config_generation)
+            replica.follow(row.leader_epoch, should_be.isr, should_be.replicas, row.config_generation)
 
-    def _make_durable(self, hosted: Replica) -> None:
+    def _make_durable(self, replica: Replica) -> None:
         """Sync what was perhaps neither acknowledged nor synced when the last incarnation ended. Nothing
         is appended before this one serves, so one sync of the file system suffices for all logs."""
-        flush = hosted.log.plan_batch_flush()
+        flush = replica.log.plan_batch_flush()
         if flush is None:
             return
         if not self._is_synced:
             self.directory.sync_file_system()
             self._is_synced = True
-        hosted.log.on_batches_flushed(flush)
+        replica.log.on_batches_flushed(flush)
 
     def progress(self) -> str:
         return f"recovering {self._progress}"

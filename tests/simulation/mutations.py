@@ -55,7 +55,7 @@ def _everything_is_committed(progress: ReplicationState, _now_ns: int) -> bool:
     return progress.high_watermark > before
 
 
-def _shrinks_at_once(progress: ReplicationState, isr: tuple[int, ...], want: Any = ReplicationState._want) -> None:
+def _shrinks_at_once(progress: ReplicationState, isr: tuple[int, ...], want: Any = ReplicationState._propose) -> None:
     want(progress, isr)
     if len(isr) < len(progress.isr):
         progress.isr = isr
@@ -117,7 +117,7 @@ MUTATIONS = {
     "no comparison of leader epochs": Mutation(((leader_epoch_cache, "is_diverging", lambda *_: False),)),
     "truncation at the leader's end of the epoch alone": Mutation(((leader_epoch_cache, "truncation_offset", _cuts_at_the_leaders_end),)),
     "acks=all before the in-sync set has it": Mutation(((ReplicationState, "_advance", _everything_is_committed),)),
-    "the in-sync set shrinks before it is written": Mutation(((ReplicationState, "_want", _shrinks_at_once),)),
+    "the in-sync set shrinks before it is written": Mutation(((ReplicationState, "_propose", _shrinks_at_once),)),
     "who was asked for does not count": Mutation(((ReplicationState, "maximal_isr", property(_wishes_count_for_nothing)),)),  # type: ignore[arg-type]
     "who has the high watermark is in sync": Mutation(((ReplicationState, "_maybe_expand", _lets_in_whoever_has_the_high_watermark),)),
     "an election outside of the in-sync set": Mutation(((failover, "elect_leader", _elects_anybody),)),

@@ -201,7 +201,7 @@ class Writer:
         while self._waiting and self._waiting[0][0] <= self.high_watermark:
             end_offset, answer = self._waiting.pop(0)
             answer(ErrorCode.NONE if progress.has_enough_replicas else ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, end_offset - 1)
-        wish = progress.take_wish(self._world.now)
+        wish = progress.take_proposal(self._world.now)
         if wish is not None:
             self._world.note(f"box {self.broker_id}: wishes the ISR {wish.isr}, from {progress.isr} ({wish.partition_epoch})")
             self.on_wish(wish)

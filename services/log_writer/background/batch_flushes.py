@@ -65,18 +65,18 @@ class BatchFlushes:
         """Open the directory, before the first append: syncfs reports the failed writes since then."""
         self._directory_fd = file_io.open_directory(self._path)
 
-    def want(self, hosted: Replica, size_bytes: int) -> None:
+    def want(self, replica: Replica, size_bytes: int) -> None:
         """After an append of `size_bytes` to a partition with a flush policy: now, or when its time has come."""
         self.is_active = True
         self._bytes_wanted += size_bytes
-        if hosted.flush_policy == FLUSH_BEFORE_ACKNOWLEDGEMENT:
-            self._wanted[hosted] = None
+        if replica.flush_policy == FLUSH_BEFORE_ACKNOWLEDGEMENT:
+            self._wanted[replica] = None
             return
-        config = hosted.log.config
-        if hosted.log.log_end_offset - hosted.log.durable_offset >= config.flush_messages:
-            self._wanted[hosted] = None
-        elif config.flush_ms < 1 << 53 and hosted not in self._due:
-            self._due[hosted] = due_ns = self._clock.monotonic_ns() + config.flush_ms * 1_000_000
+        config = replica.log.config
+        if replica.log.log_end_offset - replica.log.durable_offset >= config.flush_messages:
+            self._wanted[replica] = None
+        elif config.flush_ms < 1 << 53 and replica not in self._due:
+            self._due[replica] = due_ns = self._clock.monotonic_ns() + config.flush_ms * 1_000_000
             self._next_due_ns = min(self._next_due_ns, due_ns)
 
     def park_ms(self, most_ms: int) -> int:
@@ -107,12 +107,12 @@ class BatchFlushes:
         wanted, self._wanted = self._wanted, {}
         starting: Round = []
         durable = []
-        for hosted in wanted:
-            flush = None if self._partitions.by_row.get(hosted.row) is not hosted else hosted.log.plan_batch_flush()
+        for replica in wanted:
+            flush = None if self._partitions.by_row.get(replica.row) is not replica else replica.log.plan_batch_flush()
             if flush is None:
-                durable.append(hosted)
+                durable.append(replica)
             else:
-                starting.append((hosted, flush, hosted.log.truncations))
+                starting.append((replica, flush, replica.log.truncations))
         if starting:
             try:
                 self._start(starting)
@@ -125,9 +125,9 @@ class BatchFlushes:
     def _take_due(self) -> None:
         now_ns = self._clock.monotonic_ns()
         if now_ns >= self._next_due_ns:
-            for hosted in [hosted for hosted, due_ns in self._due.items() if due_ns <= now_ns]:
-                del self._due[hosted]
-                self._wanted[hosted] = None
+            for replica in [replica for replica, due_ns in self._due.items() if due_ns <= now_ns]:
+                del self._due[replica]
+                self._wanted[replica] = None
             self._next_due_ns = min(self._due.values(), default=_NEVER)
 
     def _start(self, starting: Round) -> None:
@@ -139,7 +139,7 @@ class BatchFlushes:
         files = sum(len(flush.files) + bool(flush.directory) for flush in flushes)
         self._known_synced = max(self._known_synced, self._synced_bytes())
         others = self._appended.value - self._known_synced - self._bytes_wanted
-        takes_all = is_for_file_system(files, others) or files > self._partitions.room.for_flush_round
+        takes_all = is_for_file_system(files, others) or files > self._partitions.descriptors.for_flush_round
         duplicates = None if takes_all else self._duplicate(flushes)
         self._under_way = starting
         if duplicates is None:

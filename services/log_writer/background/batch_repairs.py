@@ -47,19 +47,19 @@ class BatchRepairs:
 
     def take(self, channel: SinkChannel, entry: Entry) -> None:
         """REPAIR. Refused with REQUEST_TIMED_OUT if it is to be tried later, with NOT_LEADER_OR_FOLLOWER if nothing is committed in such a segment."""
-        hosted = self._partitions.by_row.get(entry[3])
+        replica = self._partitions.by_row.get(entry[3])
         content = channel.slice(entry[8], entry[7])
         check(len(content) > 0, f"{channel.source} sends a repair without bytes")
-        if self._repair is not None or (hosted is not None and (hosted.is_moving or hosted.is_frozen)):
+        if self._repair is not None or (replica is not None and (replica.is_moving or replica.is_frozen)):
             self._completions.answer(channel, entry, ErrorCode.REQUEST_TIMED_OUT)
             return
         order = repair_of(entry)
-        end = None if hosted is None or entry[4] != hosted.row_generation or hosted.log.failed else _committed_end(hosted, order.segment_base_offset)
-        if hosted is None or end is None or order.segment_position >= end[1]:
+        end = None if replica is None or entry[4] != replica.row_generation or replica.log.failed else _committed_end(replica, order.segment_base_offset)
+        if replica is None or end is None or order.segment_position >= end[1]:
             self._completions.answer(channel, entry, ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return
         place = SegmentPlace(order.segment_base_offset, order.segment_position, *end)
-        self._repair = _Repair(channel, entry, hosted, place, order.source_id, bytes(content))
+        self._repair = _Repair(channel, entry, replica, place, order.source_id, bytes(content))
 
     def turn(self) -> None:
         """Go on with what is under way. Raises `StorageFailed` for a disk that does not take it; what cannot be read stays as it is."""
@@ -72,20 +72,20 @@ class BatchRepairs:
                 raise repair.failure
         elif repair.plan.verdict != RepairVerdict.REPAIR or repair.is_written:
             self._end(repair, ErrorCode.NONE)
-        elif self._partitions.by_row.get(repair.hosted.row) is not repair.hosted or repair.has_changed:
+        elif self._partitions.by_row.get(repair.replica.row) is not repair.replica or repair.has_changed:
             self._end(repair, ErrorCode.REQUEST_TIMED_OUT)
         else:
-            check(repair.plan.writes[-1].last_offset < repair.hosted.high_watermark, f"a repair of {repair.hosted.topic_partition} above its high watermark")
+            check(repair.plan.writes[-1].last_offset < repair.replica.high_watermark, f"a repair of {repair.replica.topic_partition} above its high watermark")
             repair.write()
 
     def _end(self, repair: _Repair, code: ErrorCode) -> None:
         self._repair = None
         repair.close()
-        name = repair.hosted.topic_partition
+        name = repair.replica.topic_partition
         where = f"{name} at offset {repair.first_offset}"
         if code == ErrorCode.KAFKA_STORAGE_ERROR:
             where = f"{name} in segment {repair.place.base_offset} at byte {repair.place.position}"
-            if self._partitions.by_row.get(repair.hosted.row) is repair.hosted:
+            if self._partitions.by_row.get(repair.replica.row) is repair.replica:
                 self._log.warning(f"disk {self._disk}: damage in {where} could not be repaired: {repair.problem}", **name._asdict(), disk=self._disk)
         elif repair.is_written:
             count = len(repair.plan.writes)
@@ -118,10 +118,10 @@ class BatchRepairs:
 class _Repair:
     """What was asked, and how far it is."""
 
-    def __init__(self, channel: SinkChannel, entry: Entry, hosted: Replica, place: SegmentPlace, source_id: int, copy: bytes) -> None:
+    def __init__(self, channel: SinkChannel, entry: Entry, replica: Replica, place: SegmentPlace, source_id: int, copy: bytes) -> None:
         self.channel: SinkChannel | None = channel
         self.entry = entry
-        self.hosted = hosted
+        self.replica = replica
         self.place = place
         self.source_id = source_id
         self.plan = RepairPlan(RepairVerdict.SOUND)
@@ -133,17 +133,17 @@ class _Repair:
         self._versions = self._log_versions()
         self._fd = -1
         self._is_over = False
-        self._path = segment_path(hosted.log.directory, place.base_offset, LOG_SUFFIX)
+        self._path = segment_path(replica.log.directory, place.base_offset, LOG_SUFFIX)
         self._task = self._start("read", self._compare)
 
     def _log_versions(self) -> tuple[int, int]:
-        log = self.hosted.log
+        log = self.replica.log
         return log.truncations, log.replacements
 
     @property
     def has_changed(self) -> bool:
         """Whether its segment may be another one than was looked at."""
-        return self._log_versions() != self._versions or self.place.base_offset not in self.hosted.log.segment_base_offsets
+        return self._log_versions() != self._versions or self.place.base_offset not in self.replica.log.segment_base_offsets
 
     @property
     def first_offset(self) -> int:
@@ -208,12 +208,12 @@ class _Repair:
             file_io.close_all([self._fd])
 
 
-def _committed_end(hosted: Replica, base_offset: int) -> tuple[int, int] | None:
+def _committed_end(replica: Replica, base_offset: int) -> tuple[int, int] | None:
     """(offset, position) up to which a segment of its log is committed; None if nothing of it is, or there is none."""
-    sizes = dict(hosted.log.segment_sizes)
-    if hosted.role not in (ROLE_LEADER, ROLE_FOLLOWER) or base_offset not in sizes or hosted.high_watermark <= base_offset:
+    sizes = dict(replica.log.segment_sizes)
+    if replica.role not in (ROLE_LEADER, ROLE_FOLLOWER) or base_offset not in sizes or replica.high_watermark <= base_offset:
         return None
-    end_offset = min((base for base in sizes if base > base_offset), default=hosted.log.log_end_offset)
-    if hosted.high_watermark >= end_offset:
+    end_offset = min((base for base in sizes if base > base_offset), default=replica.log.log_end_offset)
+    if replica.high_watermark >= end_offset:
         return end_offset, sizes[base_offset]
-    return (hosted.high_watermark, hosted.watermark_position) if hosted.watermark_base_offset == base_offset else None
+    return (replica.high_watermark, replica.watermark_position) if replica.watermark_base_offset == base_offset else None

@@ -64,7 +64,7 @@ LogKey = tuple[TopicId, int]
 class _Run(NamedTuple):
     """What is under way."""
 
-    hosted: Replica
+    replica: Replica
     process: CleaningProcess
     groups: deque[CleanedGroup]
     first_base: int
@@ -75,7 +75,7 @@ class _Run(NamedTuple):
     @property
     def was_overtaken(self) -> bool:
         """Whether retention has taken some of the segments that it was given."""
-        return self.first_base < self.hosted.log.segment_base_offsets[0]
+        return self.first_base < self.replica.log.segment_base_offsets[0]
 
 
 class CleaningRounds:
@@ -136,13 +136,13 @@ class CleaningRounds:
         """For the status line; empty when all is well."""
         return f"{len(self._uncleanable)} logs cannot be compacted" if self._uncleanable else ""
 
-    def on_truncated(self, hosted: Replica) -> None:
+    def on_truncated(self, replica: Replica) -> None:
         """A log was cut: what lies behind its end will be other records, under the same names perhaps."""
-        key = _key(hosted)
-        self._first_dirty[key] = min(self._first_dirty_of(hosted), hosted.log.log_end_offset)
-        if self._chosen is not None and self._chosen[0] is hosted:
+        key = _key(replica)
+        self._first_dirty[key] = min(self._first_dirty_of(replica), replica.log.log_end_offset)
+        if self._chosen is not None and self._chosen[0] is replica:
             self._chosen = None
-        if self._run is not None and self._run.hosted is hosted and hosted.log.log_end_offset < self._run.end_offset:
+        if self._run is not None and self._run.replica is replica and replica.log.log_end_offset < self._run.end_offset:
             self._is_cut = True
 
     def turn(self) -> None:
@@ -168,13 +168,13 @@ class CleaningRounds:
 
     def _look(self) -> None:
         candidates = [
-            (hosted, self._candidate(hosted))
-            for hosted in self._partitions.by_row.values()
-            if hosted.log.config.is_compacted
-            and not hosted.is_moving
-            and hosted.log.failed is None
-            and _key(hosted) not in self._uncleanable
-            and len(hosted.log.segment_sizes) > 1
+            (replica, self._candidate(replica))
+            for replica in self._partitions.by_row.values()
+            if replica.log.config.is_compacted
+            and not replica.is_moving
+            and replica.log.failed is None
+            and _key(replica) not in self._uncleanable
+            and len(replica.log.segment_sizes) > 1
         ]
         if not candidates:
             return
@@ -182,9 +182,9 @@ class CleaningRounds:
 
         def choose() -> tuple[Replica, CleaningPlan] | None:
             plans = []
-            for number, (hosted, candidate) in enumerate(candidates):
+            for number, (replica, candidate) in enumerate(candidates):
                 try:
-                    plan = plan_cleaning(_with_times(hosted.log.directory, candidate), now_ms)
+                    plan = plan_cleaning(_with_times(replica.log.directory, candidate), now_ms)
                 except FileNotFoundError:
                     continue  # its topic was deleted, or retention was faster
                 if plan is not None:
@@ -197,30 +197,30 @@ class CleaningRounds:
 
         self._run_in_thread(choose, take)
 
-    def _candidate(self, hosted: Replica) -> CleaningCandidate:
-        log = hosted.log
+    def _candidate(self, replica: Replica) -> CleaningCandidate:
+        log = replica.log
         sizes = log.segment_sizes
         segments = tuple(CleanableSegment(base, sizes[number + 1][0], size_bytes) for number, (base, size_bytes) in enumerate(sizes[:-1]))
-        saved = self._directory.checkpoints.lines[RECOVERY_POINTS].get(hosted.topic_partition, 0)
-        stable = log.producers.last_stable_offset(hosted.high_watermark)
+        saved = self._directory.checkpoints.lines[RECOVERY_POINTS].get(replica.topic_partition, 0)
+        stable = log.producers.last_stable_offset(replica.high_watermark)
         uncleanable = min(log.active_base_offset, stable, log.recovery_point, saved)
-        return CleaningCandidate(segments, self._first_dirty_of(hosted), uncleanable, log.config)
+        return CleaningCandidate(segments, self._first_dirty_of(replica), uncleanable, log.config)
 
-    def _first_dirty_of(self, hosted: Replica) -> int:
+    def _first_dirty_of(self, replica: Replica) -> int:
         """Of this log, not of one that had its name before; an offset that the log does not reach was some other log's."""
-        key = _key(hosted)
+        key = _key(replica)
         if key not in self._first_dirty:
-            self._first_dirty[key] = self._directory.checkpoints.lines[CLEANED].get(hosted.topic_partition, 0)
-        if self._first_dirty[key] > hosted.log.log_end_offset:
+            self._first_dirty[key] = self._directory.checkpoints.lines[CLEANED].get(replica.topic_partition, 0)
+        if self._first_dirty[key] > replica.log.log_end_offset:
             self._first_dirty[key] = 0
         return self._first_dirty[key]
 
     # -- a run
 
-    def _start(self, hosted: Replica, plan: CleaningPlan) -> None:
-        log = hosted.log
+    def _start(self, replica: Replica, plan: CleaningPlan) -> None:
+        log = replica.log
         bases = [segment.base_offset for segment in plan.segments if segment.end_offset > log.log_start_offset]
-        if not self._is_here(hosted) or hosted.is_moving or not bases or not log.can_replace(bases):
+        if not self._is_here(replica) or replica.is_moving or not bases or not log.can_replace(bases):
             return
         config = log.config
         job = CleaningJob(
@@ -239,16 +239,16 @@ class CleaningRounds:
             process = CleaningProcess(job, self._disk)
         except OSError as error:
             self._failures.add()
-            words = f"a cleaning run for {hosted.topic_partition} could not be started: {(error.strerror or str(error)).lower()}; it is tried again"
-            self._log.error(words, **hosted.topic_partition._asdict(), disk=self._disk)
+            words = f"a cleaning run for {replica.topic_partition} could not be started: {(error.strerror or str(error)).lower()}; it is tried again"
+            self._log.error(words, **replica.topic_partition._asdict(), disk=self._disk)
             return
         self._runs.add()
         self._running.set(1)
         self._leaves_some = False
-        self._run = _Run(hosted, process, deque(), bases[0], plan.segments[-1].end_offset)
+        self._run = _Run(replica, process, deque(), bases[0], plan.segments[-1].end_offset)
 
     def _go_on(self, run: _Run, now_ns: int) -> None:
-        if not self._is_here(run.hosted) or run.hosted.is_moving or run.hosted.log.failed is not None or self._is_cut:
+        if not self._is_here(run.replica) or run.replica.is_moving or run.replica.log.failed is not None or self._is_cut:
             self._end(run)
             return
         if run.groups:
@@ -267,7 +267,7 @@ class CleaningRounds:
             self._on_killed(run)
 
     def _swap(self, run: _Run, group: CleanedGroup) -> None:
-        log = run.hosted.log
+        log = run.replica.log
         started_ns = self._clock.monotonic_ns()
         if not log.can_replace(group.bases):  # retention was faster
             self._leaves_some = self._leaves_some or any(base in group.bases for base in log.segment_base_offsets)
@@ -279,33 +279,33 @@ class CleaningRounds:
         except StorageFailed:
             self._end(run)
             raise
-        run.hosted.publish()
+        run.replica.publish()
         self._swaps.add()
         self._swap_time.record(self._clock.monotonic_ns() - started_ns)
 
     def _on_killed(self, run: _Run) -> None:
         """Handle a run that ended without its last report: it was killed, perhaps for want of memory."""
         self._failures.add()
-        key = _key(run.hosted)
+        key = _key(run.replica)
         self._kills[key] = self._kills.get(key, 0) + 1
-        why = f"the cleaning run of {run.hosted.topic_partition} ended with {run.process.status}"
+        why = f"the cleaning run of {run.replica.topic_partition} ended with {run.process.status}"
         if self._kills[key] >= RETRIES_MAX:
-            self._give_up(run.hosted, why)
+            self._give_up(run.replica, why)
         else:
-            self._log.warning(f"{why}; it is tried again", **run.hosted.topic_partition._asdict(), disk=self._disk)
+            self._log.warning(f"{why}; it is tried again", **run.replica.topic_partition._asdict(), disk=self._disk)
         self._end(run)
 
     def _finish(self, run: _Run, report: RunReport) -> None:
-        key = _key(run.hosted)
+        key = _key(run.replica)
         self._kills.pop(key, None)
         if report.kind == FAILED and not report.is_full and run.was_overtaken:
-            self._log.info(f"retention was faster than the cleaning run of {run.hosted.topic_partition}; it is tried again", disk=self._disk)
+            self._log.info(f"retention was faster than the cleaning run of {run.replica.topic_partition}; it is tried again", disk=self._disk)
         elif report.kind == FAILED:
             self._failures.add()
             if report.is_full:
-                self._log.warning(f"{report.reason}; it is tried again", **run.hosted.topic_partition._asdict(), disk=self._disk)
+                self._log.warning(f"{report.reason}; it is tried again", **run.replica.topic_partition._asdict(), disk=self._disk)
             else:
-                self._give_up(run.hosted, report.reason)
+                self._give_up(run.replica, report.reason)
         else:
             figures = report.figures
             if not self._leaves_some:
@@ -315,11 +315,11 @@ class CleaningRounds:
             self._dropped.add(figures.records_read - figures.records_kept)
         self._end(run)
 
-    def _give_up(self, hosted: Replica, reason: str) -> None:
-        self._uncleanable[_key(hosted)] = reason
+    def _give_up(self, replica: Replica, reason: str) -> None:
+        self._uncleanable[_key(replica)] = reason
         self._uncleanable_logs.set(len(self._uncleanable))
-        words = f"log {hosted.topic_partition} is not compacted any more until this process starts again: {reason}"
-        self._log.error(words, **hosted.topic_partition._asdict(), disk=self._disk)
+        words = f"log {replica.topic_partition} is not compacted any more until this process starts again: {reason}"
+        self._log.error(words, **replica.topic_partition._asdict(), disk=self._disk)
 
     def _end(self, run: _Run) -> None:
         """The process is gone; what was swapped in becomes durable, what was not is removed, and the old files go when their delay is over."""
@@ -327,13 +327,13 @@ class CleaningRounds:
         self._run = self._ending = None
         self._is_cut = False
         self._running.set(0)
-        if not self._is_here(run.hosted):
+        if not self._is_here(run.replica):
             self._replaced.clear()
             return
         replaced, self._replaced = self._replaced, []
-        log = run.hosted.log
+        log = run.replica.log
         due_ns = self._clock.monotonic_ns() + log.config.file_delete_delay_ms * 1_000_000
-        is_here = partial(self._is_here, run.hosted)
+        is_here = partial(self._is_here, run.replica)
 
         def settle() -> bool:
             is_found = True
@@ -362,14 +362,14 @@ class CleaningRounds:
     def _offsets(self) -> dict[TopicPartition, int]:
         """Return the first dirty offset of each log that has one, for the checkpoint; for any thread."""
         saved, offsets = self._directory.checkpoints.lines[CLEANED], {}
-        for hosted in list(self._partitions.by_row.values()):
-            offset = self._first_dirty.get(_key(hosted), saved.get(hosted.topic_partition, 0))
+        for replica in list(self._partitions.by_row.values()):
+            offset = self._first_dirty.get(_key(replica), saved.get(replica.topic_partition, 0))
             if offset:
-                offsets[hosted.topic_partition] = offset
+                offsets[replica.topic_partition] = offset
         return offsets
 
-    def _is_here(self, hosted: Replica) -> bool:
-        return self._partitions.by_row.get(hosted.row) is hosted
+    def _is_here(self, replica: Replica) -> bool:
+        return self._partitions.by_row.get(replica.row) is replica
 
     def _run_in_thread(self, work: Callable[[], Result], then: Callable[[Result | None], object] | None = None) -> None:
         def unless_deleted() -> Result | None:
@@ -399,8 +399,8 @@ def _settle(directory: PinnedDirectory, has_swapped: bool) -> None:
         directory.sync()
 
 
-def _key(hosted: Replica) -> LogKey:
-    return hosted.topic_id, hosted.topic_partition.partition
+def _key(replica: Replica) -> LogKey:
+    return replica.topic_id, replica.topic_partition.partition
 
 
 def _with_times(directory: str, candidate: CleaningCandidate) -> CleaningCandidate:

@@ -168,19 +168,19 @@ class FlushRounds:
 
     def _next_slice(self, now_ns: int) -> bool:
         """Sync the next logs that have something to sync. False: there are none, the round is over."""
-        files_left = self._partitions.room.for_flush_round
+        files_left = self._partitions.descriptors.for_flush_round
         try:
             while self._to_flush and files_left > 0 and len(self._under_way) < SLICE_LOGS:
-                hosted = self._to_flush.pop()
-                if self._partitions.by_row.get(hosted.row) is not hosted:
+                replica = self._to_flush.pop()
+                if self._partitions.by_row.get(replica.row) is not replica:
                     continue  # deleted since
-                flush = hosted.log.flush_files(files_left)
+                flush = replica.log.flush_files(files_left)
                 if flush is None:
                     continue
                 files_left -= len(flush.files) + (flush.pinned is not None)
-                self._under_way.append((hosted, flush, hosted.log.truncations))
+                self._under_way.append((replica, flush, replica.log.truncations))
                 if not flush.is_whole:
-                    self._to_flush.append(hosted)
+                    self._to_flush.append(replica)
                     break
         except StorageFailed:
             under_way, self._under_way = self._under_way, []
@@ -199,9 +199,9 @@ class FlushRounds:
         return False
 
     def _advance(self, under_way: list[_Part]) -> None:
-        for hosted, flush, truncations in under_way:
-            if hosted.log.truncations == truncations:
-                hosted.log.advance_recovery_point(flush.end_offset)
+        for replica, flush, truncations in under_way:
+            if replica.log.truncations == truncations:
+                replica.log.advance_recovery_point(flush.end_offset)
             self._recovery_points_moved = True
         if under_way and not self._to_flush:
             self._finish_round(self._clock.monotonic_ns())
@@ -213,8 +213,8 @@ class FlushRounds:
 
     def _give_up(self, under_way: list[_Part]) -> None:
         """The round was not carried out: if that heals, the next one has everything to do again."""
-        for hosted, flush, _ in under_way:
-            hosted.log.take_back(flush)
+        for replica, flush, _ in under_way:
+            replica.log.take_back(flush)
         if self._to_flush or under_way:
             self._to_flush.clear()
             self._appended_at_last_round = -1

@@ -80,10 +80,10 @@ class IndexRepairs:
 
     def _hosting_log(self, segment: _Segment) -> Log | None:
         """The log that has this segment closed; None if it is gone, or appended to again."""
-        hosted = next((one for one in self._partitions.by_row.values() if one.topic_partition == segment[0]), None)
-        if hosted is None or segment[1] not in hosted.log.segment_base_offsets[:-1]:
+        replica = next((one for one in self._partitions.by_row.values() if one.topic_partition == segment[0]), None)
+        if replica is None or segment[1] not in replica.log.segment_base_offsets[:-1]:
             return None
-        return hosted.log
+        return replica.log
 
     def _begin(self, segment: _Segment) -> None:
         log = self._hosting_log(segment)

@@ -57,7 +57,7 @@ TOLD_NS = 600_000_000_000
 class _Planned(NamedTuple):
     """A plan and what it was made for; it is dropped if the log has other configs by the time it is applied."""
 
-    hosted: Replica
+    replica: Replica
     facts: LogFacts
     plan: RetentionPlan
     delay_ms: int
@@ -66,7 +66,7 @@ class _Planned(NamedTuple):
 class _Removal(NamedTuple):
     """Segments that are out of their log and still have their names."""
 
-    hosted: Replica
+    replica: Replica
     segments: RemovedSegments
     delay_ms: int
 
@@ -83,7 +83,7 @@ class _Writing:
 
 
 class RetentionRounds:
-    """What one disk deletes. `on_durable(context, hosted, error code)` answers a DeleteRecords."""
+    """What one disk deletes. `on_durable(context, replica, error code)` answers a DeleteRecords."""
 
     def __init__(
         self,
@@ -163,22 +163,22 @@ class RetentionRounds:
             return "nothing is deleted by time: the clock jumped"
         return f"{self._missing_bytes >> 20} MiB of the free-space reserve are missing" if self._missing_bytes else ""
 
-    def delete_records(self, hosted: Replica, offset: int, context: Any) -> int:
+    def delete_records(self, replica: Replica, offset: int, context: Any) -> int:
         """Let the log begin at `offset` (-1: at the high watermark). NONE: `on_durable` answers later; any other code is the answer now."""
-        if not hosted.log.config.deletes:
+        if not replica.log.config.deletes:
             return ErrorCode.POLICY_VIOLATION
-        offset = hosted.high_watermark if offset == -1 else offset
-        if not 0 <= offset <= hosted.high_watermark:
+        offset = replica.high_watermark if offset == -1 else offset
+        if not 0 <= offset <= replica.high_watermark:
             return ErrorCode.OFFSET_OUT_OF_RANGE
         self._delete_records.add()
-        self._advance(hosted, max(offset, hosted.log.log_start_offset), ("log_start_offset",), hosted.log.config.file_delete_delay_ms)
-        self._waiting.append((context, hosted))
+        self._advance(replica, max(offset, replica.log.log_start_offset), ("log_start_offset",), replica.log.config.file_delete_delay_ms)
+        self._waiting.append((context, replica))
         return ErrorCode.NONE
 
-    def follow_start(self, hosted: Replica, offset: int) -> None:
+    def follow_start(self, replica: Replica, offset: int) -> None:
         """A follower's log begins where its leader's does, as far as its high watermark lets it. Raises StorageFailed."""
-        if offset > hosted.log.log_start_offset:
-            self._advance(hosted, offset, ("log_start_offset",), hosted.log.config.file_delete_delay_ms)
+        if offset > replica.log.log_start_offset:
+            self._advance(replica, offset, ("log_start_offset",), replica.log.config.file_delete_delay_ms)
 
     def turn(self) -> None:
         """Once a second, and when `goes_on`. Raises StorageFailed when the disk fails; DiskFull and OutOfDescriptors for what is tried again."""
@@ -229,39 +229,42 @@ class RetentionRounds:
     def _examine_some(self) -> None:
         """The next logs: facts here, timestamps and plans in the thread."""
         some, self._to_examine = self._to_examine[:SLICE_LOGS], self._to_examine[SLICE_LOGS:]
-        examined = [(hosted, _facts(hosted), SegmentTimes(hosted.log.directory, hosted.log.active_max_timestamp)) for hosted in some if self._is_here(hosted)]
+        examined = []
+        for replica in filter(self._is_here, some):
+            log = replica.log
+            examined.append((replica, _facts(replica), SegmentTimes(log.directory, log.active_max_timestamp)))
         policies = TOPIC_POLICIES if self._agreement.holds() else TIMELESS_POLICIES
         wall_ms = self._clock.wall_ms()
-        generations = {hosted: (hosted.log.segment_list_generation, hosted.log.replacements) for hosted, _, _ in examined}
+        generations = {replica: (replica.log.segment_list_generation, replica.log.replacements) for replica, _, _ in examined}
 
         def examine() -> tuple[list[_Planned], list[tuple[Replica, str]]]:
             planned: list[_Planned] = []
             missing: list[tuple[Replica, str]] = []
-            for hosted, facts, times in examined:
+            for replica, facts, times in examined:
                 try:
                     plan = plan_retention(facts, policies, times.largest, wall_ms)
                 except FileNotFoundError as error:
-                    missing.append((hosted, str(error.filename)))  # the loop knows whether it was deleted, or compacted
+                    missing.append((replica, str(error.filename)))  # the loop knows whether it was deleted, or compacted
                     continue
                 if plan is not None:
-                    planned.append(_Planned(hosted, facts, plan, facts.config.file_delete_delay_ms))
+                    planned.append(_Planned(replica, facts, plan, facts.config.file_delete_delay_ms))
             return planned, missing
 
         def take(examined: tuple[list[_Planned], list[tuple[Replica, str]]]) -> None:
             planned, missing = examined
             self._planned.extend(planned)
-            for hosted, path in missing:
-                if self._is_here(hosted) and generations[hosted] == (hosted.log.segment_list_generation, hosted.log.replacements):
-                    self._tell_missing(hosted, path)
+            for replica, path in missing:
+                if self._is_here(replica) and generations[replica] == (replica.log.segment_list_generation, replica.log.replacements):
+                    self._tell_missing(replica, path)
 
         self.task.start(examine, take)
 
-    def _tell_missing(self, hosted: Replica, path: str) -> None:
+    def _tell_missing(self, replica: Replica, path: str) -> None:
         """A file of a log that was neither deleted nor compacted meanwhile: retention cannot tell how old its segments are."""
         now_ns = self._clock.monotonic_ns()
         if now_ns - self._missing_told_ns >= TOLD_NS:
             self._missing_told_ns = now_ns
-            name = hosted.topic_partition
+            name = replica.topic_partition
             words = f"{path} is missing, so nothing of log {name} is deleted by its retention; a restart of the log-writer makes an index anew"
             self._log.error(words, **name._asdict())
 
@@ -282,9 +285,9 @@ class RetentionRounds:
 
     def _collect_for_reserve(self, waits: list[Replica]) -> None:
         """The facts of some more logs; with all of them, a plan in the thread."""
-        for hosted in waits[:SLICE_LOGS]:
-            if self._is_here(hosted) and hosted.topic_partition.topic not in INTERNAL_TOPICS:
-                self._reserve_logs.append((hosted, _facts(hosted)))
+        for replica in waits[:SLICE_LOGS]:
+            if self._is_here(replica) and replica.topic_partition.topic not in INTERNAL_TOPICS:
+                self._reserve_logs.append((replica, _facts(replica)))
         del waits[:SLICE_LOGS]
         if waits:
             return
@@ -293,7 +296,7 @@ class RetentionRounds:
         missing_bytes = self._missing_bytes
 
         def plan() -> dict[int, RetentionPlan]:
-            times = [SegmentTimes(hosted.log.directory, -1) for hosted, _ in logs]
+            times = [SegmentTimes(replica.log.directory, -1) for replica, _ in logs]
             return self._reserve.plan([facts for _, facts in logs], missing_bytes, lambda place, segment: times[place].largest_if_there(segment))
 
         def take(plans: dict[int, RetentionPlan]) -> None:
@@ -323,9 +326,9 @@ class RetentionRounds:
 
     def _apply_some(self, started_ns: int) -> None:
         while self._planned and self._clock.monotonic_ns() - started_ns < APPLY_NS:
-            hosted, facts, plan, delay_ms = self._planned.popleft()
-            log = hosted.log
-            if not self._is_here(hosted) or log.config is not facts.config:
+            replica, facts, plan, delay_ms = self._planned.popleft()
+            log = replica.log
+            if not self._is_here(replica) or log.config is not facts.config:
                 continue
             end_offset = plan.end_offset
             if plan.rolls:
@@ -333,23 +336,23 @@ class RetentionRounds:
                     log.roll()
                 else:  # batches were appended since the plan
                     end_offset = log.active_base_offset
-            self._advance(hosted, max(log.log_start_offset, min(end_offset, hosted.high_watermark)), tuple(name for name, _, _ in plan.reasons), delay_ms)
+            self._advance(replica, max(log.log_start_offset, min(end_offset, replica.high_watermark)), tuple(name for name, _, _ in plan.reasons), delay_ms)
             for name, segments, size_bytes in plan.reasons:
                 self._segments[name].add(segments)
                 self._bytes[name].add(size_bytes)
 
-    def _advance(self, hosted: Replica, offset: int, reasons: tuple[str, ...], delay_ms: int) -> None:
-        before = hosted.log.log_start_offset
+    def _advance(self, replica: Replica, offset: int, reasons: tuple[str, ...], delay_ms: int) -> None:
+        before = replica.log.log_start_offset
         if offset == before:
             return
-        removed = hosted.advance_log_start_offset(offset)
+        removed = replica.advance_log_start_offset(offset)
         self.rows_moved = True
         if removed is not None:
-            self._removals.append(_Removal(hosted, removed, delay_ms))
+            self._removals.append(_Removal(replica, removed, delay_ms))
             self._log.info(
-                f"{hosted.topic_partition} begins at offset {offset} (was {before}): {len(removed.base_offsets)} segments, {removed.size_bytes} bytes, "
+                f"{replica.topic_partition} begins at offset {offset} (was {before}): {len(removed.base_offsets)} segments, {removed.size_bytes} bytes, "
                 f"go by {', '.join(reasons)}",
-                **hosted.topic_partition._asdict(),
+                **replica.topic_partition._asdict(),
                 reason=reasons[0],
             )
 
@@ -374,12 +377,12 @@ class RetentionRounds:
 
         def after(no_space: DiskFull | None) -> None:
             if writing.starts is not None:
-                for context, hosted in writing.waiting:
-                    self._on_durable(context, hosted, ErrorCode.NONE)
-                for hosted, _, _ in begun:
-                    if self._is_here(hosted):
-                        hosted.log.forget_removed(writing.starts.get(hosted.topic_partition, 0))
-                        hosted.log.truncate_epochs_from_start()
+                for context, replica in writing.waiting:
+                    self._on_durable(context, replica, ErrorCode.NONE)
+                for replica, _, _ in begun:
+                    if self._is_here(replica):
+                        replica.log.forget_removed(writing.starts.get(replica.topic_partition, 0))
+                        replica.log.truncate_epochs_from_start()
             if no_space is not None:
                 self._waiting_from_ns = self._clock.monotonic_ns() + SPACE_NS
                 raise no_space
@@ -393,7 +396,7 @@ class RetentionRounds:
             return
         now_ns = self._clock.monotonic_ns()
         for removal, paths in writing.renamed:
-            self._departing.add(paths, now_ns + removal.delay_ms * 1_000_000, partial(self._is_here, removal.hosted))
+            self._departing.add(paths, now_ns + removal.delay_ms * 1_000_000, partial(self._is_here, removal.replica))
         self._departing_files.set(len(self._departing))
         self._removals = writing.removals + self._removals
         if writing.starts is None:
@@ -406,15 +409,15 @@ class RetentionRounds:
     def forget(self, is_context: Callable[[Any], bool]) -> None:
         """Drop the answers for a source that is gone."""
         for waiting in (self._waiting, self._writing.waiting if self._writing is not None else []):
-            waiting[:] = [(context, hosted) for context, hosted in waiting if not is_context(context)]
+            waiting[:] = [(context, replica) for context, replica in waiting if not is_context(context)]
 
     def fail(self) -> None:
         """Answer all waiting DeleteRecords with an error: the disk is offline."""
         waiting, self._waiting = self._waiting, []
         if self._writing is not None:
             waiting, self._writing.waiting = self._writing.waiting + waiting, []
-        for context, hosted in waiting:
-            self._on_durable(context, hosted, ErrorCode.KAFKA_STORAGE_ERROR)
+        for context, replica in waiting:
+            self._on_durable(context, replica, ErrorCode.KAFKA_STORAGE_ERROR)
 
     def close(self) -> None:
         """Wait for what is under way. What is not removed yet is removed at the next start."""
@@ -424,14 +427,14 @@ class RetentionRounds:
         for removal in self._removals:
             removal.segments.close()
 
-    def _is_here(self, hosted: Replica) -> bool:
-        return self._partitions.by_row.get(hosted.row) is hosted
+    def _is_here(self, replica: Replica) -> bool:
+        return self._partitions.by_row.get(replica.row) is replica
 
 
-def _facts(hosted: Replica) -> LogFacts:
-    log = hosted.log
+def _facts(replica: Replica) -> LogFacts:
+    log = replica.log
     sizes = log.segment_sizes
     ends = [*(base for base, _ in sizes[1:]), log.log_end_offset]
     last = len(sizes) - 1
     segments = tuple(SegmentFacts(base, end, size_bytes, number == last) for number, ((base, size_bytes), end) in enumerate(zip(sizes, ends, strict=True)))
-    return LogFacts(segments, log.log_start_offset, hosted.high_watermark, log.config)
+    return LogFacts(segments, log.log_start_offset, replica.high_watermark, log.config)

@@ -222,17 +222,17 @@ class IncomingMoves:
         name = future.topic_partition
         if future.record.source_cleaned_offset > 0:
             self._directory.checkpoints.raise_to(name, {CLEANED: future.record.source_cleaned_offset})
-        hosted = self._partitions.open(name, future.topic_id, config, CLEAN, complete.log_start_offset, complete.high_watermark)
-        if hosted.log.log_end_offset != complete.log_end_offset:
-            hosted.needs_epoch_bump = True
-            words = f"the copy of {name} ends at offset {hosted.log.log_end_offset}, it was complete at {complete.log_end_offset}"
+        replica = self._partitions.open(name, future.topic_id, config, CLEAN, complete.log_start_offset, complete.high_watermark)
+        if replica.log.log_end_offset != complete.log_end_offset:
+            replica.needs_epoch_bump = True
+            words = f"the copy of {name} ends at offset {replica.log.log_end_offset}, it was complete at {complete.log_end_offset}"
             self._log.critical(words, **name._asdict(), disk=self._disk)
-        hosted.log.producers.remember_earlier(future.record.recent_batches)
-        self._unsettled.append(hosted)
+        replica.log.producers.remember_earlier(future.record.recent_batches)
+        self._unsettled.append(replica)
         self._settle_ns = 0
         self._promoted.add()
         self._log.info(
-            f"{name} has come from disk {future.record.source_disk}, it ends at offset {hosted.log.log_end_offset}", **name._asdict(), disk=self._disk
+            f"{name} has come from disk {future.record.source_disk}, it ends at offset {replica.log.log_end_offset}", **name._asdict(), disk=self._disk
         )
 
     def cancel(self, topic_partition: TopicPartition, topic_id: TopicId) -> None:
@@ -418,26 +418,26 @@ class IncomingMoves:
                 self._unsettled += settled
             if failure is not None and not isinstance(failure, DiskFull):
                 raise failure
-            lost = next((hosted for hosted in missing if self._is_here(hosted)), None)
+            lost = next((replica for replica in missing if self._is_here(replica)), None)
             if lost is not None:
                 raise StorageFailed(f"could not settle moved log {lost.topic_partition}: {lost.log.directory} is not there")
         if not self._unsettled or now_ns < self._settle_ns:
             return
-        settling = self._settled = [hosted for hosted in self._unsettled if self._is_here(hosted)]
+        settling = self._settled = [replica for replica in self._unsettled if self._is_here(replica)]
         self._unsettled = []
 
         def settle() -> None:
             self._partitions.save_checkpoints()
-            for hosted in settling:
+            for replica in settling:
                 try:
-                    future_directories.settle(hosted.log.directory, partial(self._is_here, hosted))
+                    future_directories.settle(replica.log.directory, partial(self._is_here, replica))
                 except FileNotFoundError:
-                    self._missing.append(hosted)  # the duty cycle knows whether it was deleted
+                    self._missing.append(replica)  # the duty cycle knows whether it was deleted
 
         self.task.start(settle)
 
-    def _is_here(self, hosted: Replica) -> bool:
-        return self._partitions.by_row.get(hosted.row) is hosted
+    def _is_here(self, replica: Replica) -> bool:
+        return self._partitions.by_row.get(replica.row) is replica
 
     # -- ends
 

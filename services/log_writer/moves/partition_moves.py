@@ -115,67 +115,67 @@ class OutgoingMoves:
         self._given_away = counters.counter("moves.given_away")
 
     def mark(self, topic_partition: TopicPartition, topic_id: TopicId) -> MoveAnswer:
-        hosted = self._partitions.find(topic_id, topic_partition.partition)
-        if hosted is None:
+        replica = self._partitions.find(topic_id, topic_partition.partition)
+        if replica is None:
             return self._absent(topic_partition, topic_id)
-        hosted.is_moving = True
+        replica.is_moving = True
         return MoveAnswer()
 
     def freeze(self, topic_partition: TopicPartition, topic_id: TopicId) -> MoveAnswer:
         """Stop leading or following: the log end stays until a commit or a cancel. Repeating it returns
         the same answer."""
-        hosted = self._partitions.find(topic_id, topic_partition.partition)
-        if hosted is None:
+        replica = self._partitions.find(topic_id, topic_partition.partition)
+        if replica is None:
             return self._absent(topic_partition, topic_id)
-        if not hosted.is_frozen:
-            if hosted.role not in (ROLE_LEADER, ROLE_FOLLOWER):
+        if not replica.is_frozen:
+            if replica.role not in (ROLE_LEADER, ROLE_FOLLOWER):
                 return MoveAnswer(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             try:
-                hosted.log.snapshot_producers()
+                replica.log.snapshot_producers()
             except DiskFull:
                 pass  # then the copy keeps what the batches say
-            hosted.freeze()
-        self._frozen[hosted] = self._clock.monotonic_ns() + self._freeze_ns
-        return MoveAnswer(ErrorCode.NONE, hosted.log.log_end_offset, hosted.high_watermark, hosted.log.log_start_offset)
+            replica.freeze()
+        self._frozen[replica] = self._clock.monotonic_ns() + self._freeze_ns
+        return MoveAnswer(ErrorCode.NONE, replica.log.log_end_offset, replica.high_watermark, replica.log.log_start_offset)
 
     def commit(self, topic_partition: TopicPartition, topic_id: TopicId, log_end_offset: int) -> MoveAnswer:
         """Give the log away, if it is frozen and ends there. Durable when this returns. Raises `StorageFailed`; `DiskFull`: nothing has happened."""
-        hosted = self._partitions.find(topic_id, topic_partition.partition)
-        if hosted is None:
+        replica = self._partitions.find(topic_id, topic_partition.partition)
+        if replica is None:
             return self._absent(topic_partition, topic_id)
-        if not hosted.is_frozen or hosted.log.log_end_offset != log_end_offset:
+        if not replica.is_frozen or replica.log.log_end_offset != log_end_offset:
             return MoveAnswer(ErrorCode.FENCED_LEADER_EPOCH)
-        self._partitions.give_away(hosted)
-        self._on_given_away(hosted)
-        self._frozen.pop(hosted, None)
+        self._partitions.give_away(replica)
+        self._on_given_away(replica)
+        self._frozen.pop(replica, None)
         self._given_away.add()
         self._log.info(f"{topic_partition} was given to another disk, it ends at offset {log_end_offset}", **topic_partition._asdict())
         return MoveAnswer()
 
     def cancel(self, topic_partition: TopicPartition, topic_id: TopicId, keeps_mark: bool) -> None:
         """Lead again. `keeps_mark`: only the hand-over is over; a copy may hold some of the log, and goes on."""
-        hosted = self._partitions.find(topic_id, topic_partition.partition)
-        if hosted is not None:
-            hosted.is_moving = hosted.is_moving and keeps_mark
-            self._frozen.pop(hosted, None)
-            hosted.thaw()
+        replica = self._partitions.find(topic_id, topic_partition.partition)
+        if replica is not None:
+            replica.is_moving = replica.is_moving and keeps_mark
+            self._frozen.pop(replica, None)
+            replica.thaw()
 
     def turn(self, now_ns: int) -> None:
         """Once a second."""
-        for hosted, until_ns in list(self._frozen.items()):
-            if not hosted.is_frozen or self._partitions.by_row.get(hosted.row) is not hosted:
-                del self._frozen[hosted]
+        for replica, until_ns in list(self._frozen.items()):
+            if not replica.is_frozen or self._partitions.by_row.get(replica.row) is not replica:
+                del self._frozen[replica]
             elif now_ns >= until_ns:
-                del self._frozen[hosted]
+                del self._frozen[replica]
                 self._log.warning(
-                    f"{hosted.topic_partition} was frozen for a move that did not continue: it is served again", **hosted.topic_partition._asdict()
+                    f"{replica.topic_partition} was frozen for a move that did not continue: it is served again", **replica.topic_partition._asdict()
                 )
-                hosted.thaw()
+                replica.thaw()
 
     def describe(self) -> list[list[Any]]:
         """What WELCOME says: which partitions are frozen."""
-        hosted = [each for each in self._partitions.by_row.values() if each.is_frozen]
-        return [[each.topic_partition.topic, each.topic_partition.partition, str(each.topic_id)] for each in hosted]
+        replica = [each for each in self._partitions.by_row.values() if each.is_frozen]
+        return [[each.topic_partition.topic, each.topic_partition.partition, str(each.topic_id)] for each in replica]
 
     def _absent(self, topic_partition: TopicPartition, topic_id: TopicId) -> MoveAnswer:
         """UNKNOWN_TOPIC_OR_PARTITION is said only of what is not on the disk, served or not."""

@@ -48,37 +48,37 @@ class AwaitedDeletions:
     def are_awaited(self) -> bool:
         return bool(self._awaited)
 
-    def on_durable(self, deletion: Deletion, hosted: Replica, code: int) -> None:
+    def on_durable(self, deletion: Deletion, replica: Replica, code: int) -> None:
         """The leader's own log begins there for good (or will not)."""
         if code:
             self._completions.answer(deletion.channel, deletion.entry, code)
-        elif not self._maybe_answer(deletion, hosted, self._clock.monotonic_ns()):
-            self._awaited.append((deletion, hosted))
+        elif not self._maybe_answer(deletion, replica, self._clock.monotonic_ns()):
+            self._awaited.append((deletion, replica))
 
     def turn(self, now_ns: int) -> None:
         self._awaited = [each for each in self._awaited if not self._maybe_answer(*each, now_ns)]
 
-    def _maybe_answer(self, deletion: Deletion, hosted: Replica, now_ns: int) -> bool:
-        if self._partitions.by_row.get(hosted.row) is not hosted:
+    def _maybe_answer(self, deletion: Deletion, replica: Replica, now_ns: int) -> bool:
+        if self._partitions.by_row.get(replica.row) is not replica:
             self._completions.answer(deletion.channel, deletion.entry, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             return True
-        if hosted.role != ROLE_LEADER or hosted.is_frozen:
+        if replica.role != ROLE_LEADER or replica.is_frozen:
             self._completions.answer(deletion.channel, deletion.entry, ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return True
-        low_watermark = self._low_watermark(hosted)
+        low_watermark = self._low_watermark(replica)
         if low_watermark < deletion.offset and now_ns < deletion.deadline_ns:
             return False
         code = ErrorCode.NONE if low_watermark >= deletion.offset else ErrorCode.REQUEST_TIMED_OUT
         self._timed_out.add(int(code != ErrorCode.NONE))
         kind, row, token = deletion.entry[0], deletion.entry[3], deletion.entry[9]
-        self._completions.add(deletion.channel, (kind, 0, int(code), row, token, -1, -1, low_watermark, hosted.log.log_end_offset, hosted.leader_epoch, 0, 0))
+        self._completions.add(deletion.channel, (kind, 0, int(code), row, token, -1, -1, low_watermark, replica.log.log_end_offset, replica.leader_epoch, 0, 0))
         return True
 
-    def _low_watermark(self, hosted: Replica) -> int:
-        progress = hosted.progress
+    def _low_watermark(self, replica: Replica) -> int:
+        progress = replica.progress
         if progress is None:
-            return hosted.log.log_start_offset
-        progress.log_start_offset = hosted.log.log_start_offset
+            return replica.log.log_start_offset
+        progress.log_start_offset = replica.log.log_start_offset
         return progress.low_watermark(self._partitions.live_brokers)
 
     def forget(self, channel: SinkChannel) -> None:

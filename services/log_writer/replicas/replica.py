@@ -19,7 +19,7 @@ from appliance.storage.batch_boundary import BatchEnds
 from appliance.storage.log import Log
 from appliance.storage.removed_segments import RemovedSegments
 from appliance.storage.verification import Verifications
-from services.log_writer.replicas.replication_state import NO_WISH, ReplicationState
+from services.log_writer.replicas.replication_state import NO_PROPOSAL, ReplicationState
 
 NO_FLUSH_POLICY, FLUSH_BY_INTERVAL, FLUSH_BEFORE_ACKNOWLEDGEMENT = range(3)
 
@@ -51,8 +51,8 @@ class Replica:
         "led_since",
         "log",
         "min_insync_replicas",
+        "needs_checkpoints",
         "needs_epoch_bump",
-        "owes_checkpoints",
         "progress",
         "replicas",
         "role",
@@ -89,7 +89,7 @@ class Replica:
         self.replicas: tuple[int, ...] = ()
         self.progress: ReplicationState | None = None
         """Of the followers, while this box leads and there are some."""
-        self.owes_checkpoints = False
+        self.needs_checkpoints = False
         """It was cut, and checkpoints may say more of it than it holds: nothing is appended before they do not."""
         self.min_insync_replicas = 1
         self.config_generation = 0
@@ -118,7 +118,7 @@ class Replica:
 
     def lead(self, leader_epoch: int, isr: tuple[int, ...], replicas: tuple[int, ...], config_generation: int, partition_epoch: int = -1) -> None:
         """Lead under `leader_epoch` from the log end on; publishes. Under the same one again: the replicas may be others. Raises StorageFailed."""
-        self._take_epoch(leader_epoch)
+        self._apply_epoch(leader_epoch)
         if self.role != ROLE_LEADER:
             self.led_since = leader_epoch
             self.table.store_led_since(self.row, leader_epoch)
@@ -137,21 +137,21 @@ class Replica:
             progress.on_become_leader(leader_epoch, isr, replicas, partition_epoch, *ends, self.high_watermark, clock.monotonic_ns())
             self.isr = progress.isr
             self._reach(progress.high_watermark)
-        self.take_config(config_generation)
+        self.apply_config(config_generation)
         self.table.announce()
 
     def follow(self, leader_epoch: int, isr: tuple[int, ...], replicas: tuple[int, ...], config_generation: int) -> None:
         """Follow the leader of `leader_epoch`; publishes. What was visible stays visible. Raises
         StorageFailed."""
-        self._take_epoch(leader_epoch)
+        self._apply_epoch(leader_epoch)
         self.role = ROLE_FOLLOWER
         self.isr = isr
         self.replicas = replicas
         self.progress = None
-        self.take_config(config_generation)
+        self.apply_config(config_generation)
         self.table.announce()
 
-    def _take_epoch(self, leader_epoch: int) -> None:
+    def _apply_epoch(self, leader_epoch: int) -> None:
         check(leader_epoch >= self.leader_epoch, f"leader epoch of {self.topic_partition} would go from {self.leader_epoch} back to {leader_epoch}")
         if self.high_watermark == self.log.log_end_offset:
             _, self.watermark_base_offset, self.watermark_position = self.log.end
@@ -161,14 +161,14 @@ class Replica:
         self.is_frozen = False
         self.leader_epoch = leader_epoch
 
-    def take_config(self, config_generation: int) -> None:
+    def apply_config(self, config_generation: int) -> None:
         """The log has new configs: produces that were checked under the old ones are refused from now on; publishes."""
         self.config_generation = config_generation
         self.min_insync_replicas = min(self.log.config.min_insync_replicas, max(1, len(self.replicas)))
-        self._take_flush_policy()
+        self._apply_flush_policy()
         self.publish()
 
-    def _take_flush_policy(self) -> None:
+    def _apply_flush_policy(self) -> None:
         """What consumers saw stays visible; from now on the high watermark waits for flushes, or does so no more."""
         config = self.log.config
         self.flush_policy = (
@@ -220,7 +220,7 @@ class Replica:
         self.publish()
         return True
 
-    def apply_isr(self, isr: tuple[int, ...], partition_epoch: int, number: int = NO_WISH) -> None:
+    def apply_isr(self, isr: tuple[int, ...], partition_epoch: int, number: int = NO_PROPOSAL) -> None:
         """Apply the ISR that is committed under this leader epoch. `number`: of the proposal that it
         answers. Publishes. Raises StorageFailed."""
         if self.progress is not None:

@@ -68,55 +68,55 @@ class ReplicaAppends:
 
     def append(self, channel: SinkChannel, entry: Entry) -> None:
         """REPLICA_APPEND."""
-        hosted = self._partitions.by_row.get(entry[3])
+        replica = self._partitions.by_row.get(entry[3])
         length = entry[7]
         content = channel.slice(entry[8], length)
-        code = self._refusal(hosted, entry, bool(length))
-        if code or hosted is None:
-            self._tell(channel, entry, hosted, code)
+        code = self._refusal(replica, entry, bool(length))
+        if code or replica is None:
+            self._tell(channel, entry, replica, code)
             return
         told = replica_append_of(entry)
         first_offset = -1
         self._words[APPEND_SINCE_WORD] = self._clock.monotonic_ns()
         try:
             if length:
-                code, batches = self._batches(hosted, content)
+                code, batches = self._batches(replica, content)
                 if not code:
-                    self._partitions.settle_truncation(hosted)
-                    first_offset, _ = hosted.log.append_as_follower(batches)
+                    self._partitions.settle_truncation(replica)
+                    first_offset, _ = replica.log.append_as_follower(batches)
                     self._appends.add()
                     self._replica_bytes.add(length)
                     self._bytes.add(length)
             if not code and not self._words[FENCE_WORD]:
-                self._update_high_watermark(hosted, told.high_watermark, told.log_start_offset, bool(length))
+                self._update_high_watermark(replica, told.high_watermark, told.log_start_offset, bool(length))
         except StorageFailed as failure:
             self._trouble.on_failure(failure)
             code = ErrorCode.KAFKA_STORAGE_ERROR
         self._words[APPEND_SINCE_WORD] = 0
         if self._words[FENCE_WORD]:
             code = ErrorCode.KAFKA_STORAGE_ERROR
-        if hosted.flush_policy and not code and length:
-            self._batch_flushes.want(hosted, length)
-            if hosted.flush_policy == FLUSH_BEFORE_ACKNOWLEDGEMENT:
-                self._held.of(hosted).setdefault(channel, []).append(_completion(entry, hosted, code, first_offset))
+        if replica.flush_policy and not code and length:
+            self._batch_flushes.want(replica, length)
+            if replica.flush_policy == FLUSH_BEFORE_ACKNOWLEDGEMENT:
+                self._held.of(replica).setdefault(channel, []).append(_completion(entry, replica, code, first_offset))
                 return
-        self._tell(channel, entry, hosted, code, first_offset)
+        self._tell(channel, entry, replica, code, first_offset)
 
-    def _batches(self, hosted: Replica, memory: memoryview) -> tuple[ErrorCode, list[memoryview]]:
+    def _batches(self, replica: Replica, memory: memoryview) -> tuple[ErrorCode, list[memoryview]]:
         """The batches in `memory`, if they continue the log."""
         batches: list[memoryview] = []
-        position, next_offset, leader_epoch = 0, hosted.log.log_end_offset, hosted.log.leader_epochs.latest
+        position, next_offset, leader_epoch = 0, replica.log.log_end_offset, replica.log.leader_epochs.latest
         while position < len(memory):
             problem = stored_batch_problem(memory, position, len(memory))
             if problem is None:
                 header = read_batch_header(memory, position)
                 if header.base_offset < next_offset:
                     return ErrorCode.OFFSET_OUT_OF_RANGE, []
-                if not leader_epoch <= header.partition_leader_epoch <= hosted.leader_epoch:
-                    problem = f"a batch is of leader epoch {header.partition_leader_epoch}, behind one of {leader_epoch} and under {hosted.leader_epoch}"
+                if not leader_epoch <= header.partition_leader_epoch <= replica.leader_epoch:
+                    problem = f"a batch is of leader epoch {header.partition_leader_epoch}, behind one of {leader_epoch} and under {replica.leader_epoch}"
             if problem is not None:
                 self._corrupt.add()
-                name = hosted.topic_partition
+                name = replica.topic_partition
                 self._log.error(f"what the leader of {name} sent for offset {next_offset} is refused: {problem}", **name._asdict())
                 return ErrorCode.CORRUPT_MESSAGE, []
             batches.append(memory[position : position + header.size_bytes])
@@ -124,33 +124,33 @@ class ReplicaAppends:
             next_offset, leader_epoch = header.last_offset + 1, header.partition_leader_epoch
         return ErrorCode.NONE, batches
 
-    def _update_high_watermark(self, hosted: Replica, high_watermark: int, log_start_offset: int, has_appended: bool) -> None:
-        if hosted.update_high_watermark(high_watermark, has_appended):
+    def _update_high_watermark(self, replica: Replica, high_watermark: int, log_start_offset: int, has_appended: bool) -> None:
+        if replica.update_high_watermark(high_watermark, has_appended):
             self._completions.rows_moved = True
-        if log_start_offset > hosted.log.log_start_offset:
-            self._retention.follow_start(hosted, min(log_start_offset, hosted.high_watermark))
+        if log_start_offset > replica.log.log_start_offset:
+            self._retention.follow_start(replica, min(log_start_offset, replica.high_watermark))
 
     def truncate(self, channel: SinkChannel, entry: Entry) -> None:
         """TRUNCATE."""
-        hosted = self._partitions.by_row.get(entry[3])
+        replica = self._partitions.by_row.get(entry[3])
         order = truncate_of(entry)
-        code = self._refusal(hosted, entry, order.kind != Truncation.TELL)
-        if hosted is not None and not code and order.kind != Truncation.TELL:
+        code = self._refusal(replica, entry, order.kind != Truncation.TELL)
+        if replica is not None and not code and order.kind != Truncation.TELL:
             self._words[APPEND_SINCE_WORD] = self._clock.monotonic_ns()
             try:
-                self._cut(hosted, order)
+                self._cut(replica, order)
             except StorageFailed as failure:
                 self._trouble.on_failure(failure)
                 code = ErrorCode.KAFKA_STORAGE_ERROR
             self._words[APPEND_SINCE_WORD] = 0
             if self._words[FENCE_WORD]:
                 code = ErrorCode.KAFKA_STORAGE_ERROR
-        self._tell(channel, entry, hosted, code)
+        self._tell(channel, entry, replica, code)
 
-    def _cut(self, hosted: Replica, order: TruncateOrder) -> None:
-        log, name = hosted.log, hosted.topic_partition
-        before, before_high_watermark = log.log_end_offset, hosted.high_watermark
-        hosted.owes_checkpoints = True
+    def _cut(self, replica: Replica, order: TruncateOrder) -> None:
+        log, name = replica.log, replica.topic_partition
+        before, before_high_watermark = log.log_end_offset, replica.high_watermark
+        replica.needs_checkpoints = True
         if order.kind == Truncation.START_AT:
             log.truncate_fully_and_start_at(order.offset)
         else:
@@ -158,17 +158,17 @@ class ReplicaAppends:
             if order.kind == Truncation.DIVERGED:
                 offset = truncation_offset(order.leader_epoch, offset, log.leader_epochs.end_offset_for, before)
             log.truncate_to(max(0, offset))
-        self._cleaning.on_truncated(hosted)
-        is_below = hosted.on_truncated()
+        self._cleaning.on_truncated(replica)
+        is_below = replica.on_truncated()
         self._completions.rows_moved = True
-        self._partitions.settle_truncation(hosted)
+        self._partitions.settle_truncation(replica)
         if log.log_end_offset == before and order.kind != Truncation.START_AT:
             return
         self._truncations.add()
-        self._held.fail(hosted, ErrorCode.NOT_LEADER_OR_FOLLOWER, self._completions.by_channel)
-        words = f"{name} ends at offset {log.log_end_offset} now, not at {before}: its leader of epoch {hosted.leader_epoch} went on differently"
+        self._held.fail(replica, ErrorCode.NOT_LEADER_OR_FOLLOWER, self._completions.by_channel)
+        words = f"{name} ends at offset {log.log_end_offset} now, not at {before}: its leader of epoch {replica.leader_epoch} went on differently"
         if order.kind == Truncation.START_AT:
-            words = f"{name} begins anew at offset {order.offset} (it ended at {before}): its leader of epoch {hosted.leader_epoch} has nothing older"
+            words = f"{name} begins anew at offset {order.offset} (it ended at {before}): its leader of epoch {replica.leader_epoch} has nothing older"
         if is_below:
             self._below.add()
             words += f"; that is below its high watermark {before_high_watermark}: a replica was elected that did not have what was committed"
@@ -176,21 +176,21 @@ class ReplicaAppends:
         else:
             self._log.info(words, **name._asdict())
 
-    def _refusal(self, hosted: Replica | None, entry: Entry, writes: bool) -> ErrorCode:
-        if hosted is None or hosted.role != ROLE_FOLLOWER or entry[4] != hosted.row_generation or entry[5] != hosted.leader_epoch:
-            if self._trouble.offline or (hosted is not None and hosted.role == ROLE_OFFLINE):
+    def _refusal(self, replica: Replica | None, entry: Entry, writes: bool) -> ErrorCode:
+        if replica is None or replica.role != ROLE_FOLLOWER or entry[4] != replica.row_generation or entry[5] != replica.leader_epoch:
+            if self._trouble.offline or (replica is not None and replica.role == ROLE_OFFLINE):
                 return ErrorCode.KAFKA_STORAGE_ERROR
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         return ErrorCode.KAFKA_STORAGE_ERROR if writes and self._trouble.is_full else ErrorCode.NONE
 
-    def _tell(self, channel: SinkChannel, entry: Entry, hosted: Replica | None, code: ErrorCode, first_offset: int = -1) -> None:
+    def _tell(self, channel: SinkChannel, entry: Entry, replica: Replica | None, code: ErrorCode, first_offset: int = -1) -> None:
         if code:
             self._completions.refused.add()
-        self._completions.add(channel, _completion(entry, hosted, code, first_offset))
+        self._completions.add(channel, _completion(entry, replica, code, first_offset))
 
 
-def _completion(entry: Entry, hosted: Replica | None, code: ErrorCode, first_offset: int) -> Entry:
-    if hosted is None or code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
+def _completion(entry: Entry, replica: Replica | None, code: ErrorCode, first_offset: int) -> Entry:
+    if replica is None or code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
         return told_of_log(entry, code, -1, -1, -1, -1)
-    log = hosted.log
+    log = replica.log
     return told_of_log(entry, code, first_offset, log.log_start_offset, log.log_end_offset, log.leader_epochs.latest)

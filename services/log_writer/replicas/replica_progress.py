@@ -26,7 +26,7 @@ TICK_NS = 1_000_000_000
 TICKS_IN_LAG = 8
 """Ticks within the allowed lag. With fewer, `ReplicationState.tick` assumes that the process slept and
 does not know which followers lagged."""
-WISHES_MAX = 500
+PROPOSALS_MAX = 500
 """In one frame."""
 
 
@@ -51,25 +51,25 @@ class ReplicaProgress:
         self._clock = clock
         self._may_send = may_send
         self._send = send
-        self._wishing: dict[Replica, None] = {}
+        self._proposing: dict[Replica, None] = {}
         self._tick_ns = min(TICK_NS, lag_ns // TICKS_IN_LAG)
         self._next_tick_ns = 0
         self._taken = counters.counter("log_writer.progress")
         self._dropped = counters.counter("log_writer.progress_dropped")
-        self._wishes = counters.counter("log_writer.isr_wishes")
+        self._proposals = counters.counter("log_writer.isr_wishes")
 
     def take(self, channel: SinkChannel, entry: tuple[Any, ...]) -> None:
         """Handle PROGRESS. It is dropped if row generation or leader epoch differ, or for an unknown replica."""
         self._completions.answer(channel, entry, 0)
-        hosted = self._partitions.by_row.get(entry[3])
-        progress = None if hosted is None else hosted.progress
-        if hosted is None or progress is None or hosted.role != ROLE_LEADER or entry[4] != hosted.row_generation or entry[5] != hosted.leader_epoch:
+        replica = self._partitions.by_row.get(entry[3])
+        progress = None if replica is None else replica.progress
+        if replica is None or progress is None or replica.role != ROLE_LEADER or entry[4] != replica.row_generation or entry[5] != replica.leader_epoch:
             self._dropped.add()
             return
         self._taken.add()
         dropped = progress.dropped
         if progress.on_progress(*progress_of(entry)):
-            self._go_on(hosted)
+            self._go_on(replica)
         self._dropped.add(progress.dropped - dropped)
 
     def turn(self, now_ns: int) -> None:
@@ -77,37 +77,37 @@ class ReplicaProgress:
         if now_ns < self._next_tick_ns or self._trouble.offline:
             return
         self._next_tick_ns = now_ns + self._tick_ns
-        for hosted in list(self._partitions.by_row.values()):
-            if hosted.progress is not None and hosted.role == ROLE_LEADER:
-                hosted.progress.log_start_offset = hosted.log.log_start_offset
-                if hosted.progress.tick(now_ns):
-                    self._go_on(hosted)
+        for replica in list(self._partitions.by_row.values()):
+            if replica.progress is not None and replica.role == ROLE_LEADER:
+                replica.progress.log_start_offset = replica.log.log_start_offset
+                if replica.progress.tick(now_ns):
+                    self._go_on(replica)
 
-    def _go_on(self, hosted: Replica) -> None:
+    def _go_on(self, replica: Replica) -> None:
         try:
-            if hosted.apply_progress():
+            if replica.apply_progress():
                 self._completions.rows_moved = True
         except StorageFailed as failure:
             self._trouble.on_failure(failure)
-        self._wishing[hosted] = None
+        self._proposing[replica] = None
 
     def report_isr_proposals(self) -> None:
         """At the end of a turn: what is due of them."""
-        if not self._wishing or not self._may_send():
+        if not self._proposing or not self._may_send():
             return
         now_ns = self._clock.monotonic_ns()
-        wishing, self._wishing = self._wishing, {}
-        wishes = []
-        for hosted in wishing:
-            if self._partitions.by_row.get(hosted.row) is not hosted or hosted.role != ROLE_LEADER or hosted.progress is None:
+        proposing, self._proposing = self._proposing, {}
+        proposals = []
+        for replica in proposing:
+            if self._partitions.by_row.get(replica.row) is not replica or replica.role != ROLE_LEADER or replica.progress is None:
                 continue
-            wish = hosted.progress.take_wish(now_ns)
-            if wish is not None:
-                name = hosted.topic_partition
-                identity = {"topic": name.topic, "partition": name.partition, "topic_id": str(hosted.topic_id)}
-                epochs = {"leader_epoch": wish.leader_epoch, "partition_epoch": wish.partition_epoch}
-                added = {str(replica): epoch for replica, epoch in wish.broker_epochs.items()}
-                wishes.append({**identity, **epochs, "change": wish.number, "isr": list(wish.isr), "broker_epochs": added})
-        self._wishes.add(len(wishes))
-        for first in range(0, len(wishes), WISHES_MAX):
-            self._send(wishes[first : first + WISHES_MAX])
+            proposal = replica.progress.take_proposal(now_ns)
+            if proposal is not None:
+                name = replica.topic_partition
+                identity = {"topic": name.topic, "partition": name.partition, "topic_id": str(replica.topic_id)}
+                epochs = {"leader_epoch": proposal.leader_epoch, "partition_epoch": proposal.partition_epoch}
+                added = {str(broker_id): epoch for broker_id, epoch in proposal.broker_epochs.items()}
+                proposals.append({**identity, **epochs, "change": proposal.number, "isr": list(proposal.isr), "broker_epochs": added})
+        self._proposals.add(len(proposals))
+        for first in range(0, len(proposals), PROPOSALS_MAX):
+            self._send(proposals[first : first + PROPOSALS_MAX])

@@ -45,7 +45,7 @@ class Replicas:
         self._terms = terms
         self._clock = clock
         self._producers = producers
-        self.room = DescriptorBudget()
+        self.descriptors = DescriptorBudget()
         self.live_brokers: frozenset[int] | None = None
         """The boxes that live, as the controller says; None while it has not."""
         self.by_row: dict[int, Replica] = {}
@@ -58,7 +58,7 @@ class Replicas:
         return self._by_identity.get((topic_id, partition))
 
     def of_topic(self, topic_id: TopicId) -> list[Replica]:
-        return [hosted for (hosted_id, _), hosted in self._by_identity.items() if hosted_id == topic_id]
+        return [replica for (hosted_id, _), replica in self._by_identity.items() if hosted_id == topic_id]
 
     def open(
         self,
@@ -78,16 +78,16 @@ class Replicas:
         log_config = LogConfig.from_topic_config(config)
         expiration_ms = self._producers.expiration_ms
         log = Log.open(path, topic_partition, topic_id, log_config, self._clock, recovery, log_start_offset, on_scanned, expiration_ms)
-        if log.highest_descriptor >= self.room.for_logs:
+        if log.highest_descriptor >= self.descriptors.for_logs:
             log.abandon()
             raise OutOfDescriptors(
-                f"{self.directory.path} has {len(self)} open logs, and the limit of {self.room.limit} open files allows no more; "
+                f"{self.directory.path} has {len(self)} open logs, and the limit of {self.descriptors.limit} open files allows no more; "
                 "raise the hard limit (ulimit -Hn; LimitNOFILE= in a unit), add a disk or delete topics"
             )
-        hosted = Replica(topic_partition, topic_id, log, self.table, high_watermark, self._terms, self._producers.verifies_transactions)
-        self.by_row[hosted.row] = hosted
-        self._by_identity[(topic_id, topic_partition.partition)] = hosted
-        return hosted
+        replica = Replica(topic_partition, topic_id, log, self.table, high_watermark, self._terms, self._producers.verifies_transactions)
+        self.by_row[replica.row] = replica
+        self._by_identity[(topic_id, topic_partition.partition)] = replica
+        return replica
 
     def create(self, topic_partition: TopicPartition, topic_id: TopicId, config: Mapping[str, str]) -> Replica:
         """Make directory and log of a new partition; the same topic id again changes nothing. Raises RequestRefused for another id, and when
@@ -120,54 +120,54 @@ class Replicas:
         recovery_point, high_watermark, log_start_offset = (
             checkpoints.lines[file].get(topic_partition, 0) for file in (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_START_OFFSETS)
         )
-        hosted = self.open(topic_partition, topic_id, config, Unclean(recovery_point), log_start_offset, high_watermark)
-        hosted.needs_epoch_bump = True
+        replica = self.open(topic_partition, topic_id, config, Unclean(recovery_point), log_start_offset, high_watermark)
+        replica.needs_epoch_bump = True
         checkpoints.unserved.discard(topic_partition)
-        return hosted
+        return replica
 
     def delete(self, topic_partition: TopicPartition, topic_id: TopicId) -> None:
         """Remove a partition: first its row, so that no request is sent to it, then its directory is
         renamed and later removed. Idempotent."""
-        hosted = self._by_identity.pop((topic_id, topic_partition.partition), None)
-        if hosted is not None:
-            hosted.withdraw(ROLE_NONE)
-            self.table.remove_row(hosted.row)
-            del self.by_row[hosted.row]
-            hosted.log.abandon()  # it is never read again: no reason to wait for the disk
+        replica = self._by_identity.pop((topic_id, topic_partition.partition), None)
+        if replica is not None:
+            replica.withdraw(ROLE_NONE)
+            self.table.remove_row(replica.row)
+            del self.by_row[replica.row]
+            replica.log.abandon()  # it is never read again: no reason to wait for the disk
         elif self._names_another(topic_partition, topic_id):
             return
         self.directory.mark_deleted(topic_partition)
 
-    def give_away(self, hosted: Replica) -> None:
+    def give_away(self, replica: Replica) -> None:
         """Take a partition out whose log lies on another disk from now on: its directory first. Raises `DiskFull`, and nothing has happened."""
-        self.directory.mark_deleted(hosted.topic_partition)
-        del self._by_identity[hosted.topic_id, hosted.topic_partition.partition]
-        hosted.withdraw(ROLE_NONE)
-        self.table.remove_row(hosted.row)
-        del self.by_row[hosted.row]
-        hosted.log.abandon()
+        self.directory.mark_deleted(replica.topic_partition)
+        del self._by_identity[replica.topic_id, replica.topic_partition.partition]
+        replica.withdraw(ROLE_NONE)
+        self.table.remove_row(replica.row)
+        del self.by_row[replica.row]
+        replica.log.abandon()
 
     def _names_another(self, topic_partition: TopicPartition, topic_id: TopicId) -> bool:
         """Whether the name belongs to a topic with another id: a late deletion must not remove it."""
-        return any(hosted.topic_partition == topic_partition and hosted.topic_id != topic_id for hosted in self.by_row.values())
+        return any(replica.topic_partition == topic_partition and replica.topic_id != topic_id for replica in self.by_row.values())
 
-    def settle_truncation(self, hosted: Replica) -> None:
+    def settle_truncation(self, replica: Replica) -> None:
         """Before a log that was cut grows again: no checkpoint says more of it than it holds. Raises StorageFailed."""
-        if hosted.owes_checkpoints:
-            self.directory.checkpoints.cap(hosted.topic_partition, hosted.log.log_end_offset)
-            hosted.owes_checkpoints = False
+        if replica.needs_checkpoints:
+            self.directory.checkpoints.cap(replica.topic_partition, replica.log.log_end_offset)
+            replica.needs_checkpoints = False
 
     def recovery_points(self) -> dict[TopicPartition, int]:
         """Return the recovery point of each log, for the checkpoint. Like the next two: for any
         thread, because `list` copies the values in one step of the interpreter."""
-        return {hosted.topic_partition: hosted.log.recovery_point for hosted in list(self.by_row.values())}
+        return {replica.topic_partition: replica.log.recovery_point for replica in list(self.by_row.values())}
 
     def high_watermarks(self) -> dict[TopicPartition, int]:
-        return {hosted.topic_partition: hosted.high_watermark for hosted in list(self.by_row.values())}
+        return {replica.topic_partition: replica.high_watermark for replica in list(self.by_row.values())}
 
     def log_start_offsets(self) -> dict[TopicPartition, int]:
         """Return those above 0."""
-        starts = ((hosted.topic_partition, hosted.log.log_start_offset) for hosted in list(self.by_row.values()))
+        starts = ((replica.topic_partition, replica.log.log_start_offset) for replica in list(self.by_row.values()))
         return {name: offset for name, offset in starts if offset}
 
     def save_checkpoints(self) -> None:
@@ -179,8 +179,8 @@ class Replicas:
         ):
             self.directory.checkpoints.save(file, collect)
 
-    def configure(self, hosted: Replica, config: Mapping[str, str]) -> None:
-        hosted.log.config = LogConfig.from_topic_config(config)
+    def configure(self, replica: Replica, config: Mapping[str, str]) -> None:
+        replica.log.config = LogConfig.from_topic_config(config)
 
 
 SWEEP_NS = 600_000_000_000
@@ -206,8 +206,8 @@ class ProducerUpkeep:
             self._waiting = list(self._partitions.by_row.values())
         if self._waiting:
             now_ms = self._clock.wall_ms()
-            for hosted in self._waiting[:PARTITIONS_A_TURN]:
-                hosted.log.expire_producers(now_ms)
+            for replica in self._waiting[:PARTITIONS_A_TURN]:
+                replica.log.expire_producers(now_ms)
             del self._waiting[:PARTITIONS_A_TURN]
 
 

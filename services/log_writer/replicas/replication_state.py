@@ -25,10 +25,10 @@ from appliance.base.invariants import check
 
 UNKNOWN = -1
 NEVER = -(1 << 62)
-NO_WISH = -1
+NO_PROPOSAL = -1
 UNSENT = 0
 
-WISH_REPEAT_NS = 5_000_000_000
+PROPOSAL_REPEAT_NS = 5_000_000_000
 """After which a proposal without an answer is repeated."""
 ISR_PROPOSAL_PAUSE_NS = 500_000_000
 """Between a refused proposal and the next one."""
@@ -86,7 +86,7 @@ class FollowerProgress:
 
 
 class ReplicationState:
-    """Methods that return a bool: whether the high watermark moved or a proposal is due (`take_wish`)."""
+    """Methods that return a bool: whether the high watermark moved or a proposal is due (`take_proposal`)."""
 
     __slots__ = (
         "_checked_ns",
@@ -97,9 +97,9 @@ class ReplicationState:
         "_lag_ns",
         "_number",
         "_pause_until_ns",
+        "_proposal",
         "_sent_ns",
         "_ticked_ns",
-        "_wish",
         "broker_id",
         "dropped",
         "durable_offset",
@@ -135,7 +135,7 @@ class ReplicationState:
         self._epoch_start_offset = 0
         self._followers: tuple[FollowerProgress, ...] = ()
         self._counted: tuple[FollowerProgress, ...] = ()
-        self._wish: IsrProposal | None = None
+        self._proposal: IsrProposal | None = None
         """Decided, and not settled; what it asks for counts from the decision on."""
         self._number = 0
         self._sent_ns = NEVER
@@ -167,7 +167,7 @@ class ReplicationState:
         self.log_start_offset, self.log_end_offset = log_start_offset, log_end_offset
         self.high_watermark = min(high_watermark, log_end_offset)
         self._epoch_start_offset = log_end_offset
-        self._followers, self._wish, self._is_due = (), None, False
+        self._followers, self._proposal, self._is_due = (), None, False
         self._pause_until_ns = NEVER
         self._checked_ns = self._ticked_ns = now_ns
         self.isr = tuple(isr)
@@ -177,7 +177,7 @@ class ReplicationState:
             follower.caught_up_ns = now_ns
         return self._advance(now_ns)
 
-    def on_isr(self, isr: Iterable[int], partition_epoch: int, now_ns: int, number: int = NO_WISH) -> bool:
+    def on_isr(self, isr: Iterable[int], partition_epoch: int, now_ns: int, number: int = NO_PROPOSAL) -> bool:
         """Apply the committed ISR under the current leader epoch. `number`: of the proposal that it answers.
 
         With the same partition epoch it ends a proposal only if it answers the last copy that was sent. A
@@ -185,13 +185,13 @@ class ReplicationState:
         if partition_epoch < self.partition_epoch:
             return False
         if partition_epoch == self.partition_epoch:
-            if self._wish is None or number != self._wish.number:
+            if self._proposal is None or number != self._proposal.number:
                 return False
             self._pause_until_ns = now_ns + ISR_PROPOSAL_PAUSE_NS
         before = self.replicas if self.partition_epoch == UNKNOWN else self.isr
         self.partition_epoch = partition_epoch
         self.isr = tuple(isr)
-        self._wish, self._is_due = None, False
+        self._proposal, self._is_due = None, False
         for follower in self._followers:
             if follower.replica_id in before and follower.replica_id not in self.isr:
                 follower.forget()
@@ -268,11 +268,11 @@ class ReplicationState:
         """Find followers that lag, and repeat an unanswered proposal. Call it at least every `lag_ns` / 8,
         after all fetches that have arrived."""
         slept_ns, self._ticked_ns = now_ns - self._ticked_ns, now_ns
-        if self._wish is not None and now_ns - self._sent_ns >= WISH_REPEAT_NS:
+        if self._proposal is not None and now_ns - self._sent_ns >= PROPOSAL_REPEAT_NS:
             self._is_due = True
         if slept_ns > self._lag_ns // 4:
             self._checked_ns = now_ns - self._lag_ns // 4  # this process slept, and does not know which followers lagged
-        elif now_ns - self._checked_ns >= self._lag_ns // 2 and self._wish is None:
+        elif now_ns - self._checked_ns >= self._lag_ns // 2 and self._proposal is None:
             self._checked_ns = now_ns
             self._maybe_shrink(now_ns)
         moved = self._advance(now_ns)
@@ -283,33 +283,33 @@ class ReplicationState:
             return
         lagging = {follower.replica_id for follower in self._followers if follower.replica_id in self.isr and not self._is_caught_up(follower, now_ns)}
         if lagging:
-            self._want(tuple(replica for replica in self.isr if replica not in lagging))
+            self._propose(tuple(replica for replica in self.isr if replica not in lagging))
 
     def _maybe_expand(self, follower: FollowerProgress, now_ns: int) -> bool:
         """Propose to add a follower that has everything committed, and everything of this leader epoch's start."""
-        if self._wish is not None or self.partition_epoch == UNKNOWN or now_ns < self._pause_until_ns or follower.replica_id not in self.replicas:
+        if self._proposal is not None or self.partition_epoch == UNKNOWN or now_ns < self._pause_until_ns or follower.replica_id not in self.replicas:
             return False
         if follower.log_end_offset < max(self.high_watermark, self._epoch_start_offset):
             return False
-        self._want(self.isr + (follower.replica_id,))
+        self._propose(self.isr + (follower.replica_id,))
         return True
 
     def _is_caught_up(self, follower: FollowerProgress, now_ns: int) -> bool:
         return follower.log_end_offset == self.log_end_offset or now_ns - follower.caught_up_ns <= self._lag_ns
 
-    def _want(self, isr: tuple[int, ...]) -> None:
+    def _propose(self, isr: tuple[int, ...]) -> None:
         added = {follower.replica_id: follower.broker_epoch for follower in self._followers if follower.replica_id in isr and not follower.is_counted}
-        self._wish, self._is_due, self._sent_ns = IsrProposal(UNSENT, self.leader_epoch, self.partition_epoch, isr, added), True, NEVER
+        self._proposal, self._is_due, self._sent_ns = IsrProposal(UNSENT, self.leader_epoch, self.partition_epoch, isr, added), True, NEVER
         self._count()
 
-    def take_wish(self, now_ns: int) -> IsrProposal | None:
+    def take_proposal(self, now_ns: int) -> IsrProposal | None:
         """What is to be sent now. From here on it is under way until `on_isr` settles it."""
-        if not self._is_due or self._wish is None:
+        if not self._is_due or self._proposal is None:
             return None
         self._number += 1
-        self._wish = self._wish._replace(number=self._number)
+        self._proposal = self._proposal._replace(number=self._number)
         self._is_due, self._sent_ns = False, now_ns
-        return self._wish
+        return self._proposal
 
     # --- what follows from it
 
@@ -335,7 +335,7 @@ class ReplicationState:
     def maximal_isr(self) -> frozenset[int]:
         if self.partition_epoch == UNKNOWN:
             return frozenset((*self.isr, *self.replicas))
-        return frozenset(self.isr if self._wish is None else (*self.isr, *self._wish.isr))
+        return frozenset(self.isr if self._proposal is None else (*self.isr, *self._proposal.isr))
 
     def _advance(self, now_ns: int) -> bool:
         """Move the high watermark to the smallest end of all replicas that count; never back."""

@@ -121,7 +121,7 @@ def test_a_segment_that_changes_meanwhile_is_not_written(pair: list[SteppedRepli
 
     def compact_after(self: batch_repairs._Repair) -> None:
         compare(self)
-        self.hosted.log.replacements += 1
+        self.replica.log.replacements += 1
 
     monkeypatch.setattr(batch_repairs._Repair, "_compare", compact_after)
     offer(one, good, RepairOrder(5, 0, 1))

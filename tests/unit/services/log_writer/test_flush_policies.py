@@ -84,7 +84,7 @@ def _leader(layout: BoxLayout, path: Path, config: dict[str, str], partitions: i
     writer.answers.clear()
     for hosted in writer.agent._partitions.by_row.values():
         writer.agent._partitions.configure(hosted, config)
-        hosted.take_config(0)
+        hosted.apply_config(0)
     return writer, writer.source("acceptor@0")
 
 
@@ -149,7 +149,7 @@ def test_other_topics_bytes_are_not_waited_for(layout: BoxLayout, tmp_path: Path
     bulk = writer.agent._partitions.find(TOPIC_ID, 2)
     assert bulk is not None
     writer.agent._partitions.configure(bulk, {})
-    bulk.take_config(0)
+    bulk.apply_config(0)
     for _ in range(10):
         writer.produce(acceptor, 2, _batch(20))
     assert _until_answered(writer, 10) == [0] * 10, "without a policy nothing waits"
@@ -272,13 +272,13 @@ def test_a_topic_that_changes_its_policy_takes_nothing_back_and_keeps_nobody_wai
     assert hosted is not None
     position = _row(writer).active_position
     writer.agent._partitions.configure(hosted, ACK)
-    hosted.take_config(0)
+    hosted.apply_config(0)
     writer.produce(acceptor, 0, _batch())
     writer.turn()
     platter.waits(1)
     assert (_row(writer).high_watermark, _row(writer).watermark_position, _row(writer).log_end_offset) == (1, position, 2)
     writer.agent._partitions.configure(hosted, {})
-    hosted.take_config(0)
+    hosted.apply_config(0)
     assert _row(writer).high_watermark == 2
     platter.let_go()
     assert _until_answered(writer, 2) == [0, 0]

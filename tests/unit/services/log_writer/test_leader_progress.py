@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.base.invariants import InvariantViolation
-from services.log_writer.replicas.replication_state import ISR_PROPOSAL_PAUSE_NS, UNKNOWN, WISH_REPEAT_NS, IsrProposal, ReplicationState
+from services.log_writer.replicas.replication_state import ISR_PROPOSAL_PAUSE_NS, PROPOSAL_REPEAT_NS, UNKNOWN, IsrProposal, ReplicationState
 
 SECOND = 1_000_000_000
 LAG = 30 * SECOND
@@ -34,7 +34,7 @@ class Led:
             self.progress.tick(self.now)
 
     def wish(self) -> IsrProposal | None:
-        return self.progress.take_wish(self.now)
+        return self.progress.take_proposal(self.now)
 
     def commit(self, isr: tuple[int, ...], number: int = -1) -> bool:
         return self.progress.on_isr(isr, self.progress.partition_epoch + 1, self.now, number)
@@ -214,7 +214,7 @@ def test_an_answer_to_an_older_copy_of_a_wish_settles_nothing() -> None:
     led.fetch(2, 100)
     led.fetch(3, 100)
     first = led.wish()
-    led.now += WISH_REPEAT_NS
+    led.now += PROPOSAL_REPEAT_NS
     assert led.progress.tick(led.now)
     second = led.wish()
     assert first is not None and second is not None and second == first._replace(number=second.number) and second.number > first.number
@@ -302,7 +302,7 @@ def test_before_the_controller_has_spoken_every_replica_counts_and_nothing_is_wi
     for _ in range(100):
         assert not progress.tick(3 * SECOND)
     progress.on_progress(3, 95, 3 * SECOND)
-    assert progress.high_watermark == 95 and progress.take_wish(3 * SECOND) is None
+    assert progress.high_watermark == 95 and progress.take_proposal(3 * SECOND) is None
     progress.on_become_leader(EPOCH, (1, 2), (1, 2, 3), PARTITION_EPOCH, 0, 100, 95, 4 * SECOND)
     assert progress.maximal_isr == {1, 2}
     progress.on_append(101, 5 * SECOND)

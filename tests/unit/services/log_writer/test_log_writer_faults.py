@@ -350,7 +350,7 @@ def test_a_sync_that_failed_is_known_to_the_next_life_even_if_this_one_ended_bef
     writer = _leading(layout, tmp_path)
     (hosted,) = writer.agent._partitions.by_row.values()
     writer.agent._partitions.configure(hosted, {"flush.ms": "1"})
-    hosted.take_config(0)
+    hosted.apply_config(0)
     for name in ("fdatasync", "syncfs"):
         monkeypatch.setattr(file_io, name, _refusing_in(thread))
     writer.produce(writer.sources["controller"], 0, _batch())

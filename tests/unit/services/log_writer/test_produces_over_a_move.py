@@ -154,7 +154,7 @@ def test_what_waits_for_a_flush_when_its_log_is_given_away_is_acknowledged_becau
     hosted = world.writer.agent._partitions.find(TOPIC_ID, 0)
     assert hosted is not None
     world.writer.agent._partitions.configure(hosted, {"flush.messages": "1"})
-    hosted.take_config(0)
+    hosted.apply_config(0)
     monkeypatch.setattr(world.writer.agent._batch_flushes, "start_round", list)  # the disk takes its time
     world.acceptor.produce(_batch(13))
     world.writer.turn()

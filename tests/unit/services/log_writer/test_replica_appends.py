@@ -114,7 +114,7 @@ def test_before_a_log_that_was_cut_grows_again_no_checkpoint_says_more_of_it(tmp
 
         monkeypatch.setattr(checkpoints, "write_offsets", full)
         assert one.truncate(Truncation.TO_OFFSET, 0).error_code == ErrorCode.KAFKA_STORAGE_ERROR
-        assert one.hosted.owes_checkpoints and one.log_end == 0
+        assert one.hosted.needs_checkpoints and one.log_end == 0
         one.writer.agent._trouble.on_space()
         assert one.append(_sent(1, 0, 1), ReplicaAppend(0, 0)).error_code == ErrorCode.KAFKA_STORAGE_ERROR
         assert one.log_end == 0, "nothing is appended before it is written down"
