@@ -138,7 +138,7 @@ def _largest_first(partitions: Iterable[ReplicatedPartition]) -> list[Replicated
     return sorted(partitions, key=lambda held: (-held.size_bytes, held.topic, held.partition))
 
 
-def plan_leaving(partitions: Iterable[ReplicatedPartition], boxes: Iterable[BoxCapacity], leaving: Collection[int]) -> BalancePlan:
+def plan_box_drain(partitions: Iterable[ReplicatedPartition], boxes: Iterable[BoxCapacity], leaving: Collection[int]) -> BalancePlan:
     """Move every replica from the boxes in `leaving` to others of `boxes`."""
     space = _Boxes(box for box in boxes if box.broker_id not in leaving)
     changes: list[PlannedReassignment] = []
@@ -206,7 +206,7 @@ def plan_balance(partitions: Iterable[ReplicatedPartition], boxes: Sequence[BoxC
 def plan_replication_factor(partitions: Iterable[ReplicatedPartition], boxes: Iterable[BoxCapacity], replication_factor: int) -> BalancePlan:
     """Give each partition `replication_factor` replicas.
 
-    New ones are placed as in `plan_leaving`. Removed are replicas out of sync first, then those
+    New ones are placed as in `plan_box_drain`. Removed are replicas out of sync first, then those
     that share a rack, then the last ones. If replicas are removed, the first one stays. If some are
     added, the box that is first for the fewest partitions becomes first, so that boxes share the
     leadership. There must be enough boxes.

@@ -61,6 +61,14 @@ Cursor = tuple[int, int, int, int]
 """(segment base offset, position, size of the batch there or 0, inode number of the file or 0): the last two as in `Found`."""
 
 
+class RowAddress(NamedTuple):
+    """A row of a partition table; the generation shows whether the row is still the same partition's."""
+
+    table: PartitionTableReader
+    row: int
+    row_generation: int
+
+
 class LocalReplica:
     """Where a partition is on this box."""
 
@@ -76,19 +84,15 @@ class LocalReplica:
         topic_id: bytes,
         partition: int,
         proxy: LogWriterProxy,
-        table: PartitionTableReader,
-        row: int,
-        row_generation: int,
-        max_message_bytes: int,
+        address: RowAddress,
+        max_message_bytes: int = 0,
     ) -> None:
         self.topic = topic
         self.topic_id = topic_id
         self.partition = partition
         self.disk = proxy.disk
         self.proxy = proxy
-        self.table = table
-        self.row = row
-        self.row_generation = row_generation
+        self.table, self.row, self.row_generation = address
         self.max_message_bytes = max_message_bytes
         self.is_compacted = False
         """cleanup.policy has compact: records must have keys"""
@@ -246,7 +250,7 @@ class MetadataCache:
                 key = (topic.name, partition)
                 placement = previous.get(key)
                 if placement is None or placement.table is not table or placement.row != index or placement.row_generation != row_generation:
-                    placement = LocalReplica(topic.name, topic.topic_id, partition, proxy, table, index, row_generation, 0)
+                    placement = LocalReplica(topic.name, topic.topic_id, partition, proxy, RowAddress(table, index, row_generation))
                     self._configure(placement, topic)
                 fresh[key] = placement
         self._by_name = fresh

@@ -121,6 +121,23 @@ class CreationDefaults(NamedTuple):
     partitions_max: int = 10_000
 
 
+class BrokerPool(NamedTuple):
+    """The live brokers, their racks, and the *closed* ones, which get replicas only by name."""
+
+    live: Sequence[int]
+    racks: Mapping[int, str | None] = NO_RACKS
+    closed: Collection[int] = ()
+
+    def open(self, replicas: int) -> list[int]:
+        """Return the brokers that may get new replicas. Raises RequestRefused if they are fewer than `replicas`."""
+        brokers = sorted(set(self.live) - set(self.closed))
+        if replicas > len(brokers):
+            emptied = sorted(set(self.live) & set(self.closed))
+            more = f" ({', '.join(map(str, emptied))} {'is' if len(emptied) == 1 else 'are'} being emptied)" if emptied else ""
+            raise RequestRefused(ErrorCode.INVALID_REPLICATION_FACTOR, f"Replication factor: {replicas} larger than available brokers: {len(brokers)}{more}.")
+        return brokers
+
+
 class TopicPlan(NamedTuple):
     """A topic that may be created: partition → replicas, and its configs."""
 
@@ -136,16 +153,13 @@ class TopicPlan(NamedTuple):
 def plan_topic_creation(
     wanted: TopicCreation,
     existing: Iterable[str],
-    live_brokers: Sequence[int],
+    brokers: BrokerPool,
     defaults: CreationDefaults,
     first_broker: int = 0,
-    racks: Mapping[int, str | None] = NO_RACKS,
-    closed: Collection[int] = (),
 ) -> TopicPlan:
     """Decide whether and how to create a topic. Raises RequestRefused with Kafka's code.
 
-    `first_broker` is where the round of leaders starts. Brokers in `closed` get replicas only by
-    name.
+    `first_broker` is where the round of leaders starts.
     """
     problem = topic_name_problem(wanted.name)
     if problem is not None:
@@ -161,9 +175,9 @@ def plan_topic_creation(
     # Check before anything is allocated per partition: a request of 60 bytes can ask for two billion.
     _refuse_too_many(wanted_partitions(wanted.num_partitions, len(wanted.assignments), defaults), defaults)
     if wanted.assignments:
-        assignment = _checked_assignment(wanted.assignments, live_brokers)
+        assignment = _checked_assignment(wanted.assignments, brokers.live)
     else:
-        assignment = _chosen_assignment(wanted, live_brokers, defaults, first_broker, racks, closed)
+        assignment = _chosen_assignment(wanted, brokers, defaults, first_broker)
     return TopicPlan(wanted.name, assignment, {name: str(value) for name, value in wanted.configs})
 
 
@@ -221,31 +235,14 @@ def _checked_assignment(assignments: tuple[tuple[int, tuple[int, ...]], ...], li
     return assignment
 
 
-def _chosen_assignment(
-    wanted: TopicCreation,
-    live_brokers: Sequence[int],
-    defaults: CreationDefaults,
-    first_broker: int,
-    racks: Mapping[int, str | None],
-    closed: Collection[int],
-) -> dict[int, tuple[int, ...]]:
+def _chosen_assignment(wanted: TopicCreation, brokers: BrokerPool, defaults: CreationDefaults, first_broker: int) -> dict[int, tuple[int, ...]]:
     partitions = wanted_partitions(wanted.num_partitions, 0, defaults)
     replicas = defaults.replication_factor if wanted.replication_factor == DEFAULT else wanted.replication_factor
     if partitions <= 0:
         raise RequestRefused(ErrorCode.INVALID_PARTITIONS, "Number of partitions must be larger than 0.")
     if replicas <= 0:
         raise RequestRefused(ErrorCode.INVALID_REPLICATION_FACTOR, "Replication factor must be larger than 0.")
-    return spread_replicas(_open_brokers(live_brokers, closed, replicas), partitions, replicas, first_broker, 0, racks)
-
-
-def _open_brokers(live_brokers: Sequence[int], closed: Collection[int], replicas: int) -> list[int]:
-    """Return the brokers that may get new replicas. Raises RequestRefused if they are too few."""
-    brokers = sorted(set(live_brokers) - set(closed))
-    if replicas > len(brokers):
-        emptied = sorted(set(live_brokers) & set(closed))
-        more = f" ({', '.join(map(str, emptied))} {'is' if len(emptied) == 1 else 'are'} being emptied)" if emptied else ""
-        raise RequestRefused(ErrorCode.INVALID_REPLICATION_FACTOR, f"Replication factor: {replicas} larger than available brokers: {len(brokers)}{more}.")
-    return brokers
+    return spread_replicas(brokers.open(replicas), partitions, replicas, first_broker, 0, brokers.racks)
 
 
 class TopicGrowth(NamedTuple):
@@ -261,10 +258,8 @@ class TopicGrowth(NamedTuple):
 def plan_topic_growth(
     wanted: TopicGrowth,
     replicas: Mapping[int, tuple[int, ...]],
-    live_brokers: Sequence[int],
+    brokers: BrokerPool,
     defaults: CreationDefaults,
-    racks: Mapping[int, str | None] = NO_RACKS,
-    closed: Collection[int] = (),
 ) -> dict[int, tuple[int, ...]]:
     """Return the new partitions and their brokers for a topic that has `replicas`. Raises
     RequestRefused.
@@ -278,10 +273,10 @@ def plan_topic_growth(
     _refuse_too_many(wanted.partition_count, defaults)
     factor = len(replicas[0])
     if wanted.assignments is not None:
-        return _checked_growth(wanted, existing, factor, live_brokers)
-    brokers = _open_brokers(live_brokers, closed, factor)
-    first_broker = brokers.index(replicas[0][0]) if replicas[0] and replicas[0][0] in brokers else 0
-    return spread_replicas(brokers, wanted.partition_count, factor, first_broker, existing, racks)
+        return _checked_growth(wanted, existing, factor, brokers.live)
+    candidates = brokers.open(factor)
+    first_broker = candidates.index(replicas[0][0]) if replicas[0] and replicas[0][0] in candidates else 0
+    return spread_replicas(candidates, wanted.partition_count, factor, first_broker, existing, brokers.racks)
 
 
 def _checked_growth(wanted: TopicGrowth, existing: int, factor: int, live_brokers: Sequence[int]) -> dict[int, tuple[int, ...]]:

@@ -142,12 +142,12 @@ def drain(
 
 
 def _drain(cluster: ClusterClient, view: ClusterView, box: int, only_plan: bool, throttle: int | None) -> None:
-    from appliance.cluster.box_balance import plan_leaving
+    from appliance.cluster.box_balance import plan_box_drain
     from appliance.command import reassigning
     from appliance.command.cluster_view import close_to_replicas
     from appliance.command.reassigning import lift_throttle, set_throttle
 
-    made = plan_leaving(view.held(), view.open_rooms(), {box})
+    made = plan_box_drain(view.held(), view.open_rooms(), {box})
     refuse_unplaced(made)
     if made.changes:
         reassigning.print_plan(made, throttle)
@@ -167,7 +167,7 @@ def _drain(cluster: ClusterClient, view: ClusterView, box: int, only_plan: bool,
         """What was on its way to the box, or is put there by name."""
         close_to_replicas(cluster, look, box, True)
         partitions.update(look.replicas_on(box))
-        more = plan_leaving(look.held(), look.open_rooms(), {box})
+        more = plan_box_drain(look.held(), look.open_rooms(), {box})
         if more.changes:
             refuse_unplaced(more)
             reassigning.order(cluster, more)

@@ -140,13 +140,13 @@ def explicit_plan(view: ClusterView, topic: str, wanted: dict[int, tuple[int, ..
 
 def spread_plan(view: ClusterView, topics: Collection[str] | None, boxes: Collection[int] | None) -> BalancePlan:
     """Off the boxes that are not wanted, then evenly over those that are."""
-    from appliance.cluster.box_balance import BalancePlan, PlannedReassignment, plan_balance, plan_leaving
+    from appliance.cluster.box_balance import BalancePlan, PlannedReassignment, plan_balance, plan_box_drain
 
     held = {(each.topic, each.partition): each for each in view.held(topics)}
     rooms = view.rooms() if boxes is not None else view.open_rooms()
     onto = set(boxes) if boxes is not None else {room.broker_id for room in rooms}
     outside = {replica for each in held.values() for replica in each.replicas} - onto
-    left = plan_leaving(held.values(), [room for room in rooms if room.broker_id in onto], outside if boxes is not None else ())
+    left = plan_box_drain(held.values(), [room for room in rooms if room.broker_id in onto], outside if boxes is not None else ())
     gone = dict(held)
     for change in left.changes:
         key = (change.topic, change.partition)

@@ -22,7 +22,7 @@ from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.base.model import TopicId
 from appliance.cluster.lease_gate import LeaseGate
-from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache, RowAddress
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from appliance.ipc.descriptors import DESCRIPTOR, DescriptorKind, Progress, progress_of
 from appliance.ipc.frames import listen_unix
@@ -111,7 +111,7 @@ class SteppedFetches:
         """what the log-writer was given"""
         self.proxy = proxy = cast(Any, SimpleNamespace(disk="d0", serving=True, table=self.table, offer_or_queue=self._offer))
         self.placements = {
-            (TOPIC, partition): LocalReplica(TOPIC, bytes(16), partition, proxy, self.table, partition, partition + 1, max_message_bytes)
+            (TOPIC, partition): LocalReplica(TOPIC, bytes(16), partition, proxy, RowAddress(self.table, partition, partition + 1), max_message_bytes)
             for partition in range(partitions)
         }
         self.looks = 0

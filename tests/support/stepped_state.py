@@ -12,7 +12,7 @@ from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger, Severity
-from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache, RowAddress
 from appliance.cluster.state_log import LoadedRecord
 from appliance.ipc.descriptors import Descriptor
 from appliance.ipc.log_reader_messages import LOOKUP, OPEN, READ, Answer, Extent, ReadAnswer
@@ -143,7 +143,7 @@ class SteppedState:
         self.offered: list[tuple[Descriptor, Any]] = []
         self.is_full = False
         self.proxy = cast(Any, SimpleNamespace(disk="d0", serving=True, is_hung=False, table=self.table, offer=self._offer, offer_or_queue=self._offer))
-        self.placement: LocalReplica | None = LocalReplica(TOPIC, bytes(16), 0, self.proxy, self.table, 0, 1, 0)
+        self.placement: LocalReplica | None = LocalReplica(TOPIC, bytes(16), 0, self.proxy, RowAddress(self.table, 0, 1))
         self.wanted = SimpleNamespace(leader=1)
         topics = {TOPIC: SimpleNamespace(partitions=(self.wanted,))}
         self.view = cast(

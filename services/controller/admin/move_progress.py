@@ -21,7 +21,7 @@ class MoveProgressFiles:
         self._seen: dict[str, tuple[int, int]] = {}
         self._moves: dict[str, dict[tuple[str, int], MoveProgress]] = {}
 
-    def look(self, disk: str) -> bool:
+    def poll(self, disk: str) -> bool:
         """Read the file of a disk if it has changed; return whether it has."""
         path = moves_file(self._layout, disk)
         try:
@@ -37,7 +37,7 @@ class MoveProgressFiles:
 
     def changed(self, disks: Iterable[str]) -> list[MoveProgress]:
         """Return all moves of those disks whose file has changed."""
-        return [move for disk in disks if self.look(disk) for move in self._moves[disk].values()]
+        return [move for disk in disks if self.poll(disk) for move in self._moves[disk].values()]
 
     def progress(self, disk: str, key: tuple[str, int]) -> MoveProgress | None:
         return self._moves.get(disk, {}).get(key)

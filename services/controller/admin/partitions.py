@@ -84,8 +84,7 @@ class PartitionAdministration:
         topic = self._topic(wanted.name)
         if topic.assignment.adding_replicas or topic.assignment.removing_replicas:
             raise RequestRefused(ErrorCode.REASSIGNMENT_IN_PROGRESS, "A partition reassignment is in progress for this topic.")
-        cluster = self._cluster
-        return plan_topic_growth(wanted, topic.replicas, cluster.live_brokers(), self._defaults, cluster.racks(), cluster.closed_brokers())
+        return plan_topic_growth(wanted, topic.replicas, self._cluster.broker_pool(), self._defaults)
 
     def _topic(self, name: str) -> TopicState:
         topic = self._cluster.topics.get(name)

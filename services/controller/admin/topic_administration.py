@@ -110,9 +110,7 @@ class TopicAdministration:
         """
         try:
             cluster = self._cluster
-            plan = plan_topic_creation(
-                wanted, self._names(), cluster.live_brokers(), self._defaults, len(cluster.topics), cluster.racks(), cluster.closed_brokers()
-            )
+            plan = plan_topic_creation(wanted, self._names(), cluster.broker_pool(), self._defaults, len(cluster.topics))
         except RequestRefused as refused:
             on_result(Result.of(refused))
             return

@@ -18,6 +18,7 @@ from appliance.base.logging import Logger
 from appliance.base.model import INTERNAL_TOPICS, TopicId
 from appliance.cluster.broker_configs import closed_brokers
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, TopicImage
+from appliance.cluster.placement import BrokerPool
 from appliance.cluster.topic_configs import effective_config
 from appliance.cluster.znodes import DEFAULT_BROKER, BoxRecord, BrokerRegistration, DirectoryAssignment, PartitionState, TopicAssignment
 from appliance.shm.counters import Counters
@@ -111,6 +112,9 @@ class Cluster:
         empty.
         """
         return closed_brokers(self.dynamic_configs.get(DEFAULT_BROKER, {}))
+
+    def broker_pool(self) -> BrokerPool:
+        return BrokerPool(self.live_brokers(), self.racks(), self.closed_brokers())
 
     def open_brokers(self) -> list[int]:
         """Return the live brokers that may get new replicas."""

@@ -1,10 +1,10 @@
-"""The client's side of SASL's DIGEST-MD5 (RFC 2831) with which a session proves to the boxes' own
-ZooKeeper that it has the secret.
+"""The client's side of SASL's DIGEST-MD5 (RFC 2831), with which a session proves to the boxes' own
+ZooKeeper that it knows the secret.
 
-Pure: bytes in, bytes out; the session carries them. ZooKeeper's own digest scheme takes any
-password for an identity of its own, so a server that shall turn away strangers has to ask by SASL.
-Weak spot: MD5, and no encryption; it keeps the secret off the wire, and a recorded exchange lets a
-short secret be guessed.
+Pure: bytes in, bytes out; the session sends them. ZooKeeper's own digest scheme accepts any
+password for an identity of its own, so a server that must reject unknown clients has to require
+SASL. Weak: MD5, and no encryption. The secret is not sent, but a recorded exchange allows an
+attacker to guess a short one.
 """
 
 from __future__ import annotations

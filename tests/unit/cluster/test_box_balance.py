@@ -14,7 +14,7 @@ from appliance.cluster.box_balance import (
     PlannedReassignment,
     ReplicatedPartition,
     plan_balance,
-    plan_leaving,
+    plan_box_drain,
     plan_replication_factor,
 )
 
@@ -26,25 +26,25 @@ def box(broker_id: int, rack: str | None = None, free: int = 80 * GIB, total: in
 
 
 def test_a_leaving_box_is_replaced_in_its_place() -> None:
-    plan = plan_leaving([ReplicatedPartition("t", 0, (1, 2), GIB), ReplicatedPartition("t", 1, (2, 3), GIB)], [box(1), box(2), box(3)], {1})
+    plan = plan_box_drain([ReplicatedPartition("t", 0, (1, 2), GIB), ReplicatedPartition("t", 1, (2, 3), GIB)], [box(1), box(2), box(3)], {1})
     assert plan == BalancePlan((PlannedReassignment("t", 0, (1, 2), (3, 2), GIB),))
     assert plan.bytes_to() == {3: GIB} and plan.moved_bytes == GIB
 
 
 def test_a_rack_without_a_replica_goes_before_room() -> None:
     boxes = [box(1, "a"), box(2, "b"), box(3, "b", free=90 * GIB), box(4, "a", free=20 * GIB)]
-    assert plan_leaving([ReplicatedPartition("t", 0, (1, 2), GIB)], boxes, {1}).changes[0].replicas == (4, 2)
+    assert plan_box_drain([ReplicatedPartition("t", 0, (1, 2), GIB)], boxes, {1}).changes[0].replicas == (4, 2)
     full = [*boxes[:3], box(4, "a", free=5 * GIB)]
-    assert plan_leaving([ReplicatedPartition("t", 0, (1, 2), GIB)], full, {1}).changes[0].replicas == (3, 2), "but not before no room at all"
+    assert plan_box_drain([ReplicatedPartition("t", 0, (1, 2), GIB)], full, {1}).changes[0].replicas == (3, 2), "but not before no room at all"
 
 
 def test_what_no_box_can_take_is_said() -> None:
     held = ReplicatedPartition("t", 0, (1, 2), GIB)
-    assert plan_leaving([held], [box(1), box(2)], {1}) == BalancePlan((), (held,))
+    assert plan_box_drain([held], [box(1), box(2)], {1}) == BalancePlan((), (held,))
 
 
 def test_boxes_that_are_alike_take_turns() -> None:
-    plan = plan_leaving([ReplicatedPartition("t", number, (1,), 0) for number in range(6)], [box(1), box(2), box(3), box(4)], {1})
+    plan = plan_box_drain([ReplicatedPartition("t", number, (1,), 0) for number in range(6)], [box(1), box(2), box(3), box(4)], {1})
     assert sorted(change.replicas[0] for change in plan.changes) == [2, 2, 3, 3, 4, 4]
 
 
@@ -114,7 +114,7 @@ def check_plan(plan: BalancePlan, held: list[ReplicatedPartition], boxes: list[B
 def test_a_drain_empties_the_box_and_keeps_to_the_room(cluster: tuple[list[ReplicatedPartition], list[BoxCapacity]], data: st.DataObject) -> None:
     held, boxes = cluster
     leaving = data.draw(st.integers(1, len(boxes)))
-    plan = plan_leaving(held, boxes, {leaving})
+    plan = plan_box_drain(held, boxes, {leaving})
     check_plan(plan, held, boxes)
     assert len(plan.changes) + len(plan.unplaced) == sum(1 for each in held if leaving in each.replicas)
     for change in plan.changes:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.cluster.placement import (
+    BrokerPool,
     CreationDefaults,
     DiskSpace,
     TopicCreation,
@@ -30,12 +31,12 @@ GB = 1 << 30
 
 def refusal(wanted: TopicCreation, existing: tuple[str, ...] = (), live: tuple[int, ...] = (1,)) -> ErrorCode:
     with pytest.raises(RequestRefused) as refused:
-        plan_topic_creation(wanted, existing, live, DEFAULTS)
+        plan_topic_creation(wanted, existing, BrokerPool(live), DEFAULTS)
     return refused.value.code
 
 
 def test_a_topic_that_says_nothing_gets_the_brokers_defaults() -> None:
-    plan = plan_topic_creation(TopicCreation("t"), (), (1,), DEFAULTS)
+    plan = plan_topic_creation(TopicCreation("t"), (), BrokerPool((1,)), DEFAULTS)
     assert plan.assignment == {0: (1,), 1: (1,), 2: (1,)} and plan.replication_factor == 1
 
 
@@ -51,11 +52,11 @@ def test_names_that_are_taken_or_collide_are_told_apart() -> None:
 
 
 def test_a_closed_broker_gets_only_what_names_it() -> None:
-    chosen = plan_topic_creation(TopicCreation("t", 6, 2), (), (1, 2, 3), DEFAULTS, closed={2, 9})
+    chosen = plan_topic_creation(TopicCreation("t", 6, 2), (), BrokerPool((1, 2, 3), closed={2, 9}), DEFAULTS)
     assert {broker for replicas in chosen.assignment.values() for broker in replicas} == {1, 3}
-    assert plan_topic_creation(TopicCreation("t", assignments=((0, (2, 1)),)), (), (1, 2, 3), DEFAULTS, closed={2}).assignment == {0: (2, 1)}
+    assert plan_topic_creation(TopicCreation("t", assignments=((0, (2, 1)),)), (), BrokerPool((1, 2, 3), closed={2}), DEFAULTS).assignment == {0: (2, 1)}
     with pytest.raises(RequestRefused, match=r"3 larger than available brokers: 2 \(2 is being emptied\)"):
-        plan_topic_creation(TopicCreation("t", 1, 3), (), (1, 2, 3), DEFAULTS, closed={2})
+        plan_topic_creation(TopicCreation("t", 1, 3), (), BrokerPool((1, 2, 3), closed={2}), DEFAULTS)
 
 
 def test_numbers_are_checked_against_live_brokers() -> None:
@@ -101,7 +102,7 @@ def test_assignments_that_cannot_be_are_refused(assignments: tuple[tuple[int, tu
 
 
 def test_an_assignment_is_taken_as_given() -> None:
-    plan = plan_topic_creation(TopicCreation("t", assignments=((1, (1, 2)), (0, (2, 1)))), (), (1, 2), DEFAULTS)
+    plan = plan_topic_creation(TopicCreation("t", assignments=((1, (1, 2)), (0, (2, 1)))), (), BrokerPool((1, 2)), DEFAULTS)
     assert plan.assignment == {1: (1, 2), 0: (2, 1)}
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode
-from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache, RowAddress
 from appliance.cluster.state_log import OFFSETS_TOPIC
 from appliance.ipc.descriptors import COMMIT_FLAG, PRODUCER_ENTRY, Descriptor, DescriptorKind
 from appliance.ipc.request_frames import TRANSACTION_ENDED, unpack_ended_transaction
@@ -45,7 +45,7 @@ class Side:
         self.arena = Arena.create(layout.shared_memory_name("arena", "acceptor@0", 1), 1 << 20, 1)
         self.offered: list[tuple[Descriptor, Any]] = []
         proxy = cast(Any, SimpleNamespace(disk="d0", serving=True, table=self.table, offer_or_queue=self._offer))
-        placement = LocalReplica("t", bytes(16), 0, proxy, self.table, 0, 1, 0)
+        placement = LocalReplica("t", bytes(16), 0, proxy, RowAddress(self.table, 0, 1))
         find = {("t", 0): placement, (OFFSETS_TOPIC, 0): placement}.get
         view = SimpleNamespace(placement=lambda *name: find(name), why_absent=lambda *_: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         self.delayed = Delayed()

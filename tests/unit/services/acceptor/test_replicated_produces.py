@@ -17,7 +17,7 @@ from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
 from appliance.client.transaction_gate import OnVerified
 from appliance.cluster.lease_gate import LeaseGate
-from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache, RowAddress
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from appliance.ipc.descriptors import BEHIND_REFUSED_FLAG, NEEDS_VERIFICATION
 from appliance.protocol.apis import ApiKey
@@ -56,7 +56,7 @@ class OneLedPartition:
         self.reader = PartitionTableReader.attach(layout.shared_memory_name("table", "d0", 1))
         self.parts: list[Any] = []
         proxy = SimpleNamespace(disk="d0", serving=True, is_hung=False, table=self.reader, outstanding_bytes=0, offer_or_queue=self._offer)
-        self.placement = LocalReplica("t", bytes(TOPIC_ID), 0, cast(Any, proxy), self.reader, self.row, generation, 1 << 20)
+        self.placement = LocalReplica("t", bytes(TOPIC_ID), 0, cast(Any, proxy), RowAddress(self.reader, self.row, generation), 1 << 20)
         self.placement.replicas = (1, 2, 3)
         self.view = MetadataCache(1, cast(Any, SimpleNamespace(by_disk={})), 1 << 20)
         self.view._by_name["t", 0] = self.placement

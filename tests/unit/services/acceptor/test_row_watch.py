@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.cluster.metadata_cache import LocalReplica
+from appliance.cluster.metadata_cache import LocalReplica, RowAddress
 from appliance.shm.partition_table import ROLE_LEADER, PartitionTableReader, PartitionTableWriter, Row
 from lab.scratch_layout import scratch_layout
 from services.acceptor.row_watch import FEW_ROWS, RowWatch
@@ -26,7 +26,9 @@ class Disk:
         for partition in range(rows):
             self.writer.add_row(Row(bytes(16), partition, 0, ROLE_LEADER, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1))
         self.table = self.proxy.table = PartitionTableReader.attach(name)
-        self.placements = [LocalReplica("t", bytes(16), partition, self.proxy, self.table, partition, partition + 1, 1000) for partition in range(rows)]
+        self.placements = [
+            LocalReplica("t", bytes(16), partition, self.proxy, RowAddress(self.table, partition, partition + 1), 1000) for partition in range(rows)
+        ]
         for placement in self.placements:
             placement.read_words()
 
@@ -135,7 +137,7 @@ def test_all_are_told_when_somebody_watches_the_next_life_of_their_table(disk: D
     keys = [watch.watch(disk.placements[0], 7)]
     other = PartitionTableReader.attach(disk.writer.shared.name)
     disk.proxy.table = other
-    fresh = LocalReplica("t", bytes(16), 0, disk.proxy, other, 0, 1, 1000)
+    fresh = LocalReplica("t", bytes(16), 0, disk.proxy, RowAddress(other, 0, 1), 1000)
     fresh.read_words()
     assert watch.sleep(fresh, Sleeping())
     watch.collect()

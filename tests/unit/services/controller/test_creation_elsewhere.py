@@ -11,7 +11,8 @@ from appliance.cluster.metadata_image import BrokerImage, MetadataImage
 from appliance.cluster.placement import TopicCreation
 from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.protocol.topic_apis import CreatableTopic, CreatedTopic, CreateTopicsResponse, TopicConfig
-from services.controller.admin.topic_administration import CreationElsewhere, Result
+from services.controller.admin.topic_administration import CreationElsewhere
+from services.controller.admin.waiting_requests import Result
 from tests.support.asked_boxes import AskedBoxes
 
 

@@ -10,7 +10,7 @@ from appliance.cluster.znodes import CONTROLLER
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.protocol import config_apis
 from appliance.protocol.config_apis import ConfigToAlter, IncrementalAlterConfigsRequest, ResourceToAlter
-from services.controller.admin.topic_administration import Result
+from services.controller.admin.waiting_requests import Result
 from services.controller.zookeeper.config_changes import SET
 from services.controller.zookeeper.requests import Delete
 from tests.support.stepped_cluster import SteppedCluster

@@ -17,7 +17,7 @@ import pytest
 from appliance.base.clock import SystemClock
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout
-from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache, RowAddress
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.proxies import LogWriterProxies
 from appliance.ipc.source import Source
@@ -65,7 +65,7 @@ class LateAcceptor:
         hosted = writer.agent._partitions.find(TOPIC_ID, 0)
         proxy = self.proxies.by_disk[DISK]
         assert hosted is not None and proxy.table is not None
-        self._placed = LocalReplica("t", bytes(TOPIC_ID), 0, proxy, proxy.table, hosted.row, hosted.row_generation, 1 << 20)
+        self._placed = LocalReplica("t", bytes(TOPIC_ID), 0, proxy, RowAddress(proxy.table, hosted.row, hosted.row_generation), 1 << 20)
 
     def _placement(self, _topic: str, _partition: int) -> LocalReplica:
         return self._placed
