@@ -1,7 +1,7 @@
 """ingest@K: receives from senders and stores their records.
 
-SIGHUP is ignored: changed certificates are loaded within a second anyway, and a request to reload must not end the
-process.
+SIGHUP is ignored: changed certificates are loaded within a second anyway, and a request to reload
+must not end the process.
 """
 
 from __future__ import annotations

@@ -113,8 +113,9 @@ class IngestAgent:
         self._drained = False
 
     def _pass_sockets(self, listeners: Iterable[Listener]) -> None:
-        """Pass each listening socket to the component that serves its transport. The sockets belong to the supervisor
-        or systemd; all ingests share them. A listener without a socket is logged, and the others serve."""
+        """Pass each listening socket to the component that serves its transport. The sockets belong
+        to the supervisor or systemd; all ingests share them. A listener without a socket is logged,
+        and the others serve."""
         unused = dict(self._context.listen_sockets)
         for listener in listeners:
             sock = unused.pop(listener.fd_name, None)

@@ -132,7 +132,8 @@ class ListeningSocket:
             self._connections.on_accepted(self, sock, peer[0], peer[1])
 
     def _refuse_waiting(self) -> None:
-        """No descriptor was free for a second: close the connections in the backlog, where they would wait without end."""
+        """No descriptor was free for a second: close the connections in the backlog, where they
+        would wait without end."""
         refused = self._connections.reserved_descriptor.refuse(self._socket, ACCEPT_BURST)
         self.count_closed("descriptor-limit", refused)
         if refused and not self._is_refusing:

@@ -1,11 +1,13 @@
-"""One connection of a sender: socket, PROXY header, TLS, session, and the answers that are not sent yet.
+"""One connection of a sender: socket, PROXY header, TLS, session, unsent answers.
 
-Owned by `SenderConnections`, which decides when it is read and checks its deadlines. A connection starts with a header
-or a handshake if its listener requires them; then it has a session. It ends in one of three ways: the peer ends its
-side (groups in flight are still answered), `close` (what was sent goes out, and input is discarded for a moment,
-because a close over unread bytes would reset the connection and destroy the answer), or the connection is lost.
+Owned by `SenderConnections`, which decides when it is read and checks its deadlines. A connection
+starts with a header or a handshake if its listener requires them; then it has a session. It ends in
+one of three ways: the peer ends its side (groups in flight are still answered), `close` (what was
+sent goes out, and input is discarded for a moment, because a close over unread bytes would reset
+the connection and destroy the answer), or the connection is lost.
 
-Weak: answers are joined for each send, so a peer that reads in small pieces costs a copy of the rest for each piece.
+Weak: answers are joined for each send, so a peer that reads in small pieces costs a copy of the
+rest for each piece.
 """
 
 from __future__ import annotations
@@ -37,10 +39,12 @@ _TLS_RECORD_START = (b"\x16\x03\x01", b"\x16\x03\x03")
 
 
 class ConnectionPhase(IntEnum):
-    """How far a connection is. `close` sets `close_reason` in NEW, OPEN or ENDED; no phase returns to an earlier one."""
+    """How far a connection is. `close` sets `close_reason` in NEW, OPEN or ENDED; no phase returns
+    to an earlier one."""
 
     NEW = 0
-    """Nothing was read: earlier connections of the sender may have to be read first (`half_closed_connections`)."""
+    """Nothing was read: earlier connections of the sender may have to be read first
+    (`half_closed_connections`)."""
     OPEN = 1
     ENDED = 2
     """The peer has ended its side, or this process stops: groups in flight are still answered."""
@@ -94,7 +98,8 @@ class SenderConnection:
         self.listening = listening
         self.listener: Listener = listening.listener
         self.address = self.peer_address = peer[0]
-        """`address` counts for limits: the one that a trusted proxy claims, otherwise the peer's own."""
+        """`address` counts for limits: the one that a trusted proxy claims, otherwise the peer's
+        own."""
         self.source = listening.source_of(*peer)
         self.intake = intake
         self.on_changed = on_changed
@@ -107,7 +112,8 @@ class SenderConnection:
         self.phase = OPEN
         self.pauses = 0
         self.inquiry = 0
-        """Number of the inquiry to other ingests about earlier connections of its sender (`sender_owners`)."""
+        """Number of the inquiry to other ingests about earlier connections of its sender
+        (`sender_owners`)."""
         self.is_broken = False
         """Cut off by either side: it is unknown what the peer has read."""
         self.close_reason = ""

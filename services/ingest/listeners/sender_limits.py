@@ -46,7 +46,8 @@ class ReservedDescriptor:
             pass  # none is free; the next refusal tries again
 
     def refuse(self, listening: socket.socket, count_max: int) -> int:
-        """Accept and close waiting connections; return how many. A refused sender retries, one in the backlog hangs."""
+        """Accept and close waiting connections; return how many. A refused sender retries, one in
+        the backlog hangs."""
         self.close()
         refused = 0
         while refused < count_max:

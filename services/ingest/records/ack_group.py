@@ -57,16 +57,17 @@ class AckOutcome(IntEnum):
     DUPLICATE = 2
     """All records were stored before; answered like STORED."""
     REFUSED = 3
-    """Some records were not stored and may be stored when they are repeated: a negative acknowledgement."""
+    """Some records were not stored and may be stored when they are repeated: a negative
+    acknowledgement."""
 
 
 class ReplayedStream(Protocol):
-    """Frames of one sender over several connections (`Intake.open_stream`). Only the router calls the attributes
-    and methods above `hurry`; the session calls the rest."""
+    """Frames of one sender over several connections (`Intake.open_stream`). Only the router calls
+    the attributes and methods above `hurry`; the session calls the rest."""
 
     is_closed: bool
-    """True after a frame of this session was refused, or when another session continues its stream: the router
-    takes no later frame, because it would overtake the refused one."""
+    """True after a frame of this session was refused, or when another session continues its stream:
+    the router takes no later frame, because it would overtake the refused one."""
 
     @property
     def is_holding(self) -> bool:
@@ -89,16 +90,18 @@ class ReplayedStream(Protocol):
         """Decide with the frames that are here: the sender sends no more before it is answered."""
 
     def leave(self) -> None:
-        """One side has ended before the sender had every answer. The sender may repeat the unanswered frames over
-        its next session, while this one still takes and answers what it has."""
+        """One side has ended before the sender had every answer. The sender may repeat the
+        unanswered frames over its next session, while this one still takes and answers what it has.
+        """
 
     def end(self, is_clean: bool) -> None:
-        """The session is over; `is_clean` if the sender has read every answer. Only the first call counts."""
+        """The session is over; `is_clean` if the sender has read every answer. Only the first call
+        counts."""
 
 
 class AckGroup:
-    """`identities` is None (repeats are not recognised), one digest for the whole group (a chunk, a request), or one
-    digest for each record (RELP)."""
+    """`identities` is None (repeats are not recognised), one digest for the whole group (a chunk, a
+    request), or one digest for each record (RELP)."""
 
     __slots__ = (
         "context", "duplicate_count", "identities", "is_closed", "keeps_identity", "listener",
@@ -119,17 +122,17 @@ class AckGroup:
         self.identities = identities
         self.on_completed = on_completed
         self.keeps_identity = True
-        """False: its one identity is looked up, and remembered only if it is known already (a Splunk channel
-        that does not poll). After completion: whether it is remembered."""
+        """False: its one identity is looked up, and remembered only if it is known already (a
+        Splunk channel that does not poll). After completion: whether it is remembered."""
         self.stream: ReplayedStream | None = None
-        """The stream that these records continue, if the protocol numbers frames anew on each connection;
-        then `identities` are digests of the frames."""
+        """The stream that these records continue, if the protocol numbers frames anew on each
+        connection; then `identities` are digests of the frames."""
         self.topic = topic
         """The topic of all its records, if the sender names it; "": the routes decide."""
         self.outcome = AckOutcome.PENDING
         self.rejected: list[tuple[int, str]] = []
-        """(number of the record in the group, reason) of records that can never be stored. They are counted,
-        and the sender must not repeat them."""
+        """(number of the record in the group, reason) of records that can never be stored. They are
+        counted, and the sender must not repeat them."""
         self.record_count = 0
         """Records taken so far."""
         self.duplicate_count = 0

@@ -1,11 +1,12 @@
-"""Complete ack groups when their batches are stored or lost, and notify their sessions once per group.
+"""Complete ack groups when their batches are stored or lost, and notify their sessions.
 
-Owned by one ingest agent. Only this class counts `stored`. A share is completed when its batch is where its
-listener's `acks` require it: on the leader (acks=1) or on all in-sync replicas (acks=all). Sessions are called
-from the agent's turn only, because a session that is called from inside its own `take` would see half its state.
+Owned by one ingest agent. Only this class counts `stored`. A share is completed when its batch is
+where its listener's `acks` require it: on the leader (acks=1) or on all in-sync replicas
+(acks=all). Sessions are called from the agent's turn only, because a session that is called from
+inside its own `take` would see half its state.
 
-Weak: with acks=1 a record counts as stored when the leader has appended it. If that leader dies before a follower
-has the batch, the record is lost, as for any Kafka producer with acks=1.
+Weak: with acks=1 a record counts as stored when the leader has appended it. If that leader dies
+before a follower has the batch, the record is lost, as for any Kafka producer with acks=1.
 """
 
 from __future__ import annotations
@@ -44,12 +45,14 @@ class Acknowledger:
                 self._store(share)
 
     def on_stored(self, batch: ProducerBatch) -> None:
-        """Complete all shares: every in-sync replica has the batch, or the leader has it and no share needs more."""
+        """Complete all shares: every in-sync replica has the batch, or the leader has it and no
+        share needs more."""
         for share in batch.shares:
             self._store(share)
 
     def on_lost(self, batch: ProducerBatch, reason: LossReason) -> int:
-        """Count the batch's records under `reason`, refuse their groups, and return the number of lost records.
+        """Count the batch's records under `reason`, refuse their groups, and return the number of
+        lost records.
 
         Shares that completed before (acks=1, appended) stay stored: their senders were answered.
         """
@@ -84,7 +87,8 @@ class Acknowledger:
     # -- groups
 
     def release(self, group: AckGroup) -> None:
-        """Remove one of the things that the group waits for; the group completes when it is closed and none is left."""
+        """Remove one of the things that the group waits for; the group completes when it is closed
+        and none is left."""
         group.pending -= 1
         if not group.pending and group.is_closed:
             self._completed.append(group)

@@ -60,7 +60,8 @@ def _written(value: Any) -> Any:
 
 
 class _Times(NamedTuple):
-    """The times of records: the start of each event, its milliseconds, and its nanoseconds if it is finer (else 0)."""
+    """The times of records: the start of each event, its milliseconds, and its nanoseconds if it is
+    finer (else 0)."""
 
     begins: Sequence[bytes]
     times_ms: Sequence[int | None]

@@ -1,12 +1,13 @@
 """`Intake`: what sessions call to hand over records. `RecordRouter` implements it.
 
-A session makes an `AckGroup` for what it will acknowledge together, passes its records with `take` (in any number of
-calls) and then calls `close_group`. The group completes exactly once, in the agent's turn and never from inside
-`take` or `close_group`, when each record is stored as the listener's `acks` require, was stored before, or can
-never be stored. Groups complete in any order; a protocol that answers in order keeps its own queue.
+A session makes an `AckGroup` for what it will acknowledge together, passes its records with `take`
+(in any number of calls) and then calls `close_group`. The group completes exactly once, in the
+agent's turn and never from inside `take` or `close_group`, when each record is stored as the
+listener's `acks` require, was stored before, or can never be stored. Groups complete in any order;
+a protocol that answers in order keeps its own queue.
 
-Weak: a group whose partition has no leader waits until there is one. A session that cannot wait that long answers
-by itself and ignores the completion.
+Weak: a group whose partition has no leader waits until there is one. A session that cannot wait
+that long answers by itself and ignores the completion.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class RefusedReason(StrEnum):
     UNAUTHORIZED = "unauthorized"
     """No token, a wrong token, or a wrong shared key."""
     BUSY = "busy"
-    """Refused for now: 503, 429, RESOURCE_EXHAUSTED, or the end of the connection, as the protocol defines."""
+    """Refused for now: 503, 429, RESOURCE_EXHAUSTED, or the end of the connection, as the protocol
+    defines."""
     TIMED_OUT = "timed_out"
     """A part arrived, and the rest did not in time."""
     NO_TOPIC = "no_topic"
@@ -45,7 +47,8 @@ class RefusedReason(StrEnum):
 
 
 class Oddity(StrEnum):
-    """Irregular input that is counted and stored all the same. The values name counters, `ingest.<value>{listener=…}`."""
+    """Irregular input that is counted and stored all the same. The values name counters,
+    `ingest.<value>{listener=…}`."""
 
     TRUNCATED = "truncated"
     UNPARSED = "unparsed"
@@ -57,25 +60,28 @@ class Intake(Protocol):
     """What a session may call."""
 
     def take(self, group: AckGroup, records: Sequence[IngestRecord]) -> None:
-        """Take records of the group, in order; may be called several times before `close_group`. Counts them as received."""
+        """Take records of the group, in order; may be called several times before `close_group`.
+        Counts them as received."""
 
     def take_syslog(self, group: AckGroup, messages: Sequence[bytes]) -> None:
-        """Take unparsed syslog messages, each without its framing (a `CutMessage` if its end is missing)."""
+        """Take unparsed syslog messages, each without its framing (a `CutMessage` if its end is
+        missing)."""
 
     def close_group(self, group: AckGroup) -> None:
         """No more records follow. A group without records completes too."""
 
     def open_stream(self, listener: Listener, source: EventSource) -> ReplayedStream:
-        """Return a stream for a session whose protocol numbers frames anew on each connection (RELP, Lumberjack).
-        The session sets it as `AckGroup.stream` of all its groups."""
+        """Return a stream for a session whose protocol numbers frames anew on each connection
+        (RELP, Lumberjack). The session sets it as `AckGroup.stream` of all its groups."""
 
     def forget(self, identity: bytes) -> None:
         """The sender knows that this identity is stored: from now on the same identity is new."""
 
     def blocked_by(self, listener: Listener, topic: str = "") -> bool:
-        """True if records would have to wait, so that a request-based protocol refuses them: HTTP answers 503 or 429,
-        gRPC RESOURCE_EXHAUSTED. Streams need not call it: a blocked stream is not read. `topic` is the one that the
-        sender names; "" is the topic of records that no route takes."""
+        """True if records would have to wait, so that a request-based protocol refuses them: HTTP
+        answers 503 or 429, gRPC RESOURCE_EXHAUSTED. Streams need not call it: a blocked stream is
+        not read. `topic` is the one that the sender names; "" is the topic of records that no route
+        takes."""
 
     def refuse(self, listener: Listener, source: EventSource, reason: RefusedReason, count: int = 1) -> None:
         """Count input that was refused before it became a record."""

@@ -88,7 +88,8 @@ _NO_ADDRESS: Final[tuple[None, int]] = (None, 0)
 
 
 class _PlainRun(NamedTuple):
-    """Records for one topic, by columns. `other_headers`: those of records, by index, that differ from `headers`."""
+    """Records for one topic, by columns. `other_headers`: those of records, by index, that differ
+    from `headers`."""
 
     timestamps_ms: Sequence[int]
     values: Sequence[bytes]
