@@ -43,7 +43,7 @@ def cpu_percent(before: ProcessUsage | None, after: ProcessUsage | None, seconds
 
 
 OUT_LABEL = 'fetch.topic_bytes{{topic="{topic}"}}'
-"""As `services/acceptor/fetch/topic_traffic.py` makes it; a test holds both together."""
+"""As `services/acceptor/handlers/fetch.py` makes it; a test holds both together."""
 
 Rows = Mapping[tuple[bytes, int], Row]
 """(topic id, partition) → row"""

@@ -25,7 +25,7 @@ from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.shm.lease import LeaseReader
 from services.acceptor.client_connections import ClientConnections
-from services.acceptor.delayed import Delayed
+from services.acceptor.delayed import DelayedRequests
 from services.acceptor.dispatch import RESTRICTED_APIS, ApiVersionsHandler, Dispatch, Handler, InterBrokerHandler
 from services.acceptor.fanned_out_request import InFlight
 from services.acceptor.fetch.cold_reads import ColdReads
@@ -64,7 +64,7 @@ class AcceptorAgent:
         segment_files_max = _segment_files_max()
         self._connections = ClientConnections(context, self._source.arena, segment_files_max)
         mark_dirty = self._connections.mark_dirty
-        self._delayed = Delayed()
+        self._delayed = DelayedRequests()
         self._proxies = LogWriterProxies(self._source, disks, self._poller, counters, _complete, _lose, self._on_connected, self._on_gone)
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), self._on_hung, self._on_well)
         self._view = MetadataCache(box.broker_id, self._proxies, box.integer("message.max.bytes"))

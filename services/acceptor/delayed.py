@@ -1,8 +1,12 @@
-"""Requests that wait for a partition's row to move: acks=all produces and long polls, with their deadlines.
+"""DelayedRequests requests: acks=all produces and long polls that wait for a row to change, with their deadlines.
 
-A waiter is woken when the row's sequence changes, when its disk's log-writer goes, or when its deadline passes; it looks at the
-world again and either answers or keeps waiting. Partitions of fetch sessions sleep here too: `rows` wakes them, and who is parked for them.
-Owned by one acceptor. Weak spot: a waiter that watches many rows of its own pays for each when it parks and when it leaves.
+A waiter is woken when its row changes, when its disk's log-writer goes, or at its deadline. It then reads the
+rows again, and either answers or keeps waiting. Partitions of fetch sessions sleep here too: `rows` wakes
+them, and the fetch that is parked for them.
+
+No wake-up is lost, although rows change at any time: the caller reads the rows, parks, and `RowWatch.watch`
+marks it due if a row changed in between; before the process sleeps, `wake_moved` runs once more.
+Owned by one acceptor. Weak spot: a waiter with many rows of its own pays for each when it parks and leaves.
 """
 
 from __future__ import annotations
@@ -18,19 +22,19 @@ STALE_DEADLINES_MAX = 1024
 
 
 class Waiter(Protocol):
-    """What is parked."""
+    """A parked request."""
 
     @property
     def reply(self) -> Reply:
-        """Where its answer goes."""
+        """Its place in the responses of its connection."""
 
     def on_row_moved(self) -> None: ...
 
     def on_deadline(self) -> None: ...
 
 
-class Delayed:
-    """Everything that is parked in one acceptor."""
+class DelayedRequests:
+    """All parked requests of one acceptor."""
 
     def __init__(self) -> None:
         self.rows = RowWatch()
@@ -42,10 +46,7 @@ class Delayed:
         return len(self._waiters)
 
     def park(self, waiter: Waiter, placements: list[LocalReplica], deadline_ns: int) -> int:
-        """Wait for any of the rows to move, at most until `deadline_ns`; returns a ticket for `leave`.
-
-        The caller has looked at the rows before; it looks again after this call, because a row may have moved in between.
-        """
+        """Wait until a row changes, or until `deadline_ns`; return a ticket for `leave`."""
         ticket = self._next_ticket
         self._next_ticket = ticket + 1
         keys = [self.rows.watch(placement, ticket) for placement in placements]
@@ -54,23 +55,23 @@ class Delayed:
         return ticket
 
     def waiter_of(self, ticket: int) -> Waiter | None:
-        """Who was given `ticket`, if it still waits."""
+        """Return the waiter of `ticket`, if it still waits."""
         waiting = self._waiters.get(ticket)
         return waiting[0] if waiting is not None else None
 
     def leave(self, ticket: int) -> None:
-        """Stop waiting; nothing happens if it has ended already."""
+        """Stop waiting; without effect if it has ended already."""
         waiting = self._waiters.pop(ticket, None)
         if waiting is None:
             return
         if len(self._deadlines) > 2 * len(self._waiters) + STALE_DEADLINES_MAX:
-            # Polls with long deadlines that were answered early would pile up until their time.
+            # Deadlines of polls that were answered early would accumulate until they pass.
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._waiters]
             heapq.heapify(self._deadlines)
         self.rows.leave(waiting[1], ticket)
 
     def wake_moved(self) -> int:
-        """Wake everyone whose row moved; returns how many were woken."""
+        """Wake each waiter whose row changed; return how many."""
         rows = self.rows
         rows.collect()
         if not rows.due:
@@ -85,7 +86,7 @@ class Delayed:
         return woken
 
     def expire(self, now_ns: int) -> int:
-        """End what has waited long enough."""
+        """Wake each waiter whose deadline has passed; return how many."""
         expired = 0
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             _, ticket = heapq.heappop(self._deadlines)
@@ -97,14 +98,14 @@ class Delayed:
         return expired
 
     def forget_closed(self) -> int:
-        """Drop whoever would answer a client that has left: its deadline may be weeks away. Returns how many."""
+        """Drop requests of closed connections: their deadline may be weeks away. Return how many."""
         gone = [ticket for ticket, (waiter, _) in self._waiters.items() if waiter.reply.connection.closed]
         for ticket in gone:
             self.leave(ticket)
         return len(gone)
 
     def ms_to_next_deadline(self, now_ns: int, most_ms: int) -> int:
-        """How long nobody's time is over; of those who have left nothing is waited for."""
+        """Return the time until the next deadline of a waiter, at most `most_ms`."""
         while self._deadlines and self._deadlines[0][1] not in self._waiters:
             heapq.heappop(self._deadlines)
         if not self._deadlines:

@@ -1,9 +1,10 @@
-"""Which rows of the partition tables moved since the last look, told to whom it concerns.
+"""Detects changed rows of the partition tables, and wakes what waits for them.
 
-Waiters (parked requests, named by their tickets) are told at every move until they leave; sleepers (partitions of fetch sessions) are woken
-once. A look costs 50 ns for each of a few watched rows of a disk; where many are watched, the compact array of sequences is compared piece by
-piece, about 10 µs for 10,000 rows, and only pieces that differ are looked into. Owned by one acceptor.
-Weak spot: a waiter whose log-writer went is told at every look until it leaves.
+Waiters (parked requests, named by their tickets) are woken at each change until they leave; sleepers
+(partitions of fetch sessions) are woken once. A few watched rows of a disk cost 50 ns each. If many are
+watched, the compact array of row sequences is compared piece by piece, about 10 µs for 10,000 rows, and only
+pieces that differ are examined. Owned by one acceptor.
+Weak spot: a waiter whose log-writer is gone is woken in each turn until it leaves.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ RowKey = tuple[str, int]
 
 
 class Sleeper(Protocol):
-    """Who is woken once."""
+    """Is woken once."""
 
     watched: RowKey | None
 
     def on_row_moved(self) -> int:
-        """Wake; the ticket of a waiter that is to be told, or 0."""
+        """Wake; return the ticket of a waiter to wake as well, or 0."""
 
 
 class _WatchedRow:
-    """One row, its sequence when it was last looked at, and who watches it."""
+    """One row, its sequence at the last comparison, and its waiters and sleepers."""
 
     __slots__ = ("row", "sequence", "sleepers", "tickets")
 
@@ -45,7 +46,7 @@ class _WatchedRow:
 
 
 class _WatchedDisk:
-    """The watched rows of one life of a disk's table."""
+    """The watched rows of one incarnation of a disk's table."""
 
     __slots__ = ("proxy", "rows", "seen", "table")
 
@@ -73,7 +74,7 @@ class _WatchedDisk:
         return found
 
     def _suspects(self) -> list[_WatchedRow]:
-        """Watched rows near which something moved since the last comparison."""
+        """Return the watched rows in pieces that changed since the last comparison."""
         before, self.seen = self.seen, self.table.sequences()
         now = self.seen
         if now == before:
@@ -88,13 +89,13 @@ class _WatchedDisk:
 
 
 class RowWatch:
-    """All watched rows of one acceptor. `due` are the tickets of waiters that are to be told."""
+    """All watched rows of one acceptor. `due` has the tickets of waiters to wake."""
 
     def __init__(self) -> None:
         self._disks: dict[str, _WatchedDisk] = {}
         self._orphans: dict[int, None] = {}
         self._moved: dict[int, dict[RowKey, None] | None] = {}
-        """waiters that want to know which of their rows moved; None: all may have"""
+        """ticket → its rows that changed; None: any may have"""
         self.due: dict[int, None] = {}
 
     def watch(self, placement: LocalReplica, ticket: int) -> RowKey:
@@ -107,9 +108,10 @@ class RowWatch:
         return (placement.disk, placement.row)
 
     def sleep(self, placement: LocalReplica, sleeper: Sleeper) -> bool:
-        """Wake `sleeper` at the first move after the row was last read through `placement`. False: it has moved already, nothing was kept.
+        """Wake `sleeper` at the first change after the row was last read through `placement`.
 
-        Somebody who sleeps already goes on doing so."""
+        Return False, and register nothing, if it has changed already. A sleeper that is registered stays so.
+        """
         if sleeper.watched is not None:
             return True
         sequence = placement.table.words[_SEQUENCES_WORD + placement.row]
@@ -131,7 +133,7 @@ class RowWatch:
         return watched
 
     def _abandon(self, disk: _WatchedDisk) -> None:
-        """A new life of the table: whoever watched the old one is told until he leaves."""
+        """The table has a new incarnation: waiters of the old one are woken in each turn until they leave."""
         for watched in disk.rows.values():
             self._orphans.update(watched.tickets)
             self._moved.update(dict.fromkeys(self._moved.keys() & watched.tickets.keys()))
@@ -145,19 +147,19 @@ class RowWatch:
             if ticket:
                 self.due[ticket] = None
 
-    def tell_which(self, ticket: int) -> None:
-        """Keep for a waiter which of its rows moved, until it leaves."""
+    def record_changes(self, ticket: int) -> None:
+        """Record which rows of a waiter change, until it leaves."""
         self._moved[ticket] = {}
 
-    def take_moved(self, ticket: int) -> dict[RowKey, None] | None:
-        """Which rows of such a waiter moved since this was last asked; None: nobody knows."""
+    def take_changes(self, ticket: int) -> dict[RowKey, None] | None:
+        """Return the rows of a waiter that changed since the last call; None: unknown, any may have."""
         moved = self._moved.get(ticket)
         if moved is not None:
             self._moved[ticket] = {}
         return moved
 
     def collect(self) -> None:
-        """Look: wake sleepers, note in `due` which waiters are to be told."""
+        """Compare all watched rows: wake sleepers, add waiters to `due`."""
         due = self.due
         for disk in self._disks.values():
             if not disk.rows:
@@ -181,7 +183,7 @@ class RowWatch:
                 moved[key] = None
 
     def leave(self, keys: list[RowKey], ticket: int) -> None:
-        """A waiter goes."""
+        """Remove a waiter."""
         self._orphans.pop(ticket, None)
         self.due.pop(ticket, None)
         self._moved.pop(ticket, None)
@@ -191,8 +193,8 @@ class RowWatch:
                 watched.tickets.pop(ticket, None)
                 self._maybe_drop(key, watched)
 
-    def wake_up(self, sleeper: Sleeper) -> None:
-        """A sleeper goes, or has something to do."""
+    def remove_sleeper(self, sleeper: Sleeper) -> None:
+        """Remove a sleeper: it is gone, or awake for another reason."""
         key, sleeper.watched = sleeper.watched, None
         if key is None:
             return

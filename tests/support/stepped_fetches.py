@@ -37,7 +37,7 @@ from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_LEADER, PartitionTableReader, PartitionTableWriter, Row
 from services.acceptor.connection import Connection
-from services.acceptor.delayed import Delayed
+from services.acceptor.delayed import DelayedRequests
 from services.acceptor.dispatch import InterBrokerHandler
 from services.acceptor.fetch.cold_reads import ColdReads
 from services.acceptor.fetch.record_ranges import FileRange
@@ -92,7 +92,7 @@ class SteppedFetches:
     """`partitions` partitions, each with the segment `content` of batches `batch_bytes` long; ten records in each batch."""
 
     def __init__(self, layout: BoxLayout, segment: Path, batch_bytes: int, partitions: int, files_max: int = 4096, max_message_bytes: int = 1 << 20,
-                 finds_nearest: bool = False, lease: LeaseGate | None = None) -> None:  # fmt: skip
+                 prefers_racks: bool = False, lease: LeaseGate | None = None) -> None:  # fmt: skip
         self.clock = ManualClock()
         self.clock.advance_ms(1_000)
         self.poller = Poller()
@@ -119,7 +119,7 @@ class SteppedFetches:
         self.listening = listen_unix(layout.log_reader_socket("d0"), socket.SOCK_SEQPACKET)
         self.peer: socket.socket | None = None
         self.reader = LogReaderProxy("d0", layout, self.poller, self.clock, self.counters, 10_000)
-        self.delayed = Delayed()
+        self.delayed = DelayedRequests()
         self.answered: deque[Connection] = deque()
         self.questions_seen: list[Question] = []
         readers = {"d0": self.reader}
@@ -143,7 +143,7 @@ class SteppedFetches:
             lambda: next(ids),
             self.gate,
             self.answered.append,
-            finds_nearest,
+            prefers_racks,
             lease,
         )
         by_time = ListOffsetsHandler(view, readers, self.clock, self.counters, self.answered.append)

@@ -1,10 +1,14 @@
-"""Fetch sessions (KIP-227): a client names its partitions once, then only what it changes, and is told only what changed.
+"""Fetch sessions (KIP-227): a client names its partitions once, then only changes, and gets only changes.
 
-`FetchSessions` holds the rules: which request belongs to which session, epochs, errors, who is evicted for whom, what an answer must contain.
-It owns no socket, no clock and no chance: time and new ids are arguments. Owned by one acceptor; another acceptor of the box does not know
-its sessions, answers FETCH_SESSION_ID_NOT_FOUND, and the client makes a new one. A session's partitions are awake (to be looked at by the
-next fetch) or asleep (nothing to say until their row moves), so a fetch costs what moved, not what is wanted.
-Weak spot: partitions are bounded, in one session and in all together; clients that want more go on without a session.
+`FetchSessions` has the rules: which session a request belongs to, epochs, errors, eviction, and what a
+response must contain. It owns no socket, clock or random source: times and new ids are arguments. Owned by
+one acceptor. Another acceptor of the box does not have its sessions, answers FETCH_SESSION_ID_NOT_FOUND, and
+the client creates a new one.
+
+A partition of a session is awake (the next fetch reads it) or asleep (nothing to report until its row
+changes), so a fetch costs what changed, not what the client subscribes to. A session that would exceed a
+limit is closed, and its client continues without one.
+Weak spot: the number of partitions is limited, in one session and in all together.
 """
 
 from __future__ import annotations
@@ -18,21 +22,21 @@ from appliance.base.errors import ErrorCode
 from appliance.protocol.fetch import FetchPartition, FetchPartitionResult, ForgottenPartition
 
 EVICTION_MS: Final = 120_000
-"""A session that was not used for this long may go for any other; one that is this old for a larger one."""
+"""A session that was unused this long may be evicted for any other; one this old for a larger one."""
 PARTITIONS_MAX: Final = 100_000
 """In all sessions of an acceptor; about 600 bytes each."""
 SESSION_PARTITIONS_MAX: Final = 10_000
-"""In one session: a request of 40 bytes can make us look at all of them (3 µs each), so that a larger one would hold up everybody else."""
+"""In one session. A request of 40 bytes can read all of them (3 µs each), which delays all other clients."""
 EPOCH_MAX: Final = 2**31 - 1
 INITIAL_EPOCH: Final = 0
 """The epoch of a request for a new session."""
 FINAL_EPOCH: Final = -1
-"""The epoch of a request that ends its session and wants none."""
+"""The epoch of a request that ends its session and needs none."""
 NO_SESSION: Final = 0
 
 PartitionKey = tuple[str | bytes, int]
 Rank = tuple[bool, int, int]
-"""(privileged, number of partitions, id): the smallest is worth the least."""
+"""(privileged, number of partitions, id): the smallest is evicted first."""
 
 
 def next_epoch(session_epoch: int) -> int:
@@ -45,7 +49,7 @@ def key_of(wanted: FetchPartition | ForgottenPartition) -> PartitionKey:
 
 
 class SessionPartition:
-    """One partition of a session: what the client wants of it, and what it was told last."""
+    """One partition of a session: what the client requests of it, and what it received last."""
 
     __slots__ = ("high_watermark", "key", "log_start_offset", "order", "session", "wanted", "watched")
 
@@ -54,14 +58,14 @@ class SessionPartition:
         self.wanted = wanted
         self.key = key
         self.order = order
-        """Partitions are read in ascending order; who got records goes to the end."""
+        """Partitions are read in ascending order; one with records goes to the end, so each gets its turn."""
         self.high_watermark = -1
         self.log_start_offset = -1
         self.watched: tuple[str, int] | None = None
-        """Disk and row that it waits for while it sleeps; kept by `RowWatch`."""
+        """Disk and row that it waits for while asleep; set by `RowWatch`."""
 
     def must_report(self, result: FetchPartitionResult) -> bool:
-        """Whether an answer has to contain `result`."""
+        """True if a response has to contain `result`: it has records, an error or anything new."""
         return bool(
             result.records is not None
             or result.error_code
@@ -72,20 +76,20 @@ class SessionPartition:
         )
 
     def on_reported(self, result: FetchPartitionResult) -> None:
-        """The client learns `result`. After an error everything is news, so that the recovery is reported too."""
+        """Note that the client receives `result`. After an error the next result is reported in any case."""
         self.high_watermark = -1 if result.error_code else result.high_watermark
         self.log_start_offset = result.log_start_offset
         if result.records is not None:
             self.order = self.session.next_order()
 
     def on_row_moved(self) -> int:
-        """Wake; returns the ticket of the fetch that is parked for it, or 0."""
+        """Wake; return the ticket of the session's parked fetch, or 0."""
         self.session.awake[self] = None
         return self.session.parked_ticket
 
 
 class FetchSession:
-    """What one client reads, from fetch to fetch."""
+    """The partitions of one client, from fetch to fetch."""
 
     __slots__ = (
         "_order",
@@ -110,7 +114,7 @@ class FetchSession:
         self.session_id = session_id
         self.is_privileged = is_privileged
         self.replica_id = -1
-        """of the follower whose it is"""
+        """of its follower; −1: a consumer's"""
         self.uses_topic_ids = uses_topic_ids
         self.isolation_level = isolation_level
         self.created_ms = self.last_used_ms = now_ms
@@ -118,10 +122,10 @@ class FetchSession:
         self.partitions: dict[PartitionKey, SessionPartition] = {}
         self.awake: dict[SessionPartition, None] = {}
         self.parked_ticket = 0
-        """of the fetch that waits for one of the partitions to wake, 0: none does"""
+        """of the fetch that waits for a partition to wake; 0: none"""
         self.closed = False
         self.size = 0
-        """partitions as the sessions' books have them"""
+        """partitions that `FetchSessions.partition_count` includes"""
         self.ranked_for_all: Rank | None = None
         self.ranked_for_privileged: Rank | None = None
         self._order = 0
@@ -131,14 +135,14 @@ class FetchSession:
         return self._order
 
     def want(self, wanted: FetchPartition) -> SessionPartition:
-        """Add a partition, or change what is wanted of it; it is awake afterwards."""
+        """Add a partition, or change what is requested of it; it is awake afterwards."""
         key = key_of(wanted)
         partition = self.partitions.get(key)
         if partition is None:
             partition = self.partitions[key] = SessionPartition(self, wanted, key, self.next_order())
         else:
             if wanted.current_leader_epoch != partition.wanted.current_leader_epoch:
-                partition.high_watermark = partition.log_start_offset = -1  # who follows anew may not have heard of them
+                partition.high_watermark = partition.log_start_offset = -1  # a new follower may not have received them
             partition.wanted = wanted
         self.awake[partition] = None
         return partition
@@ -157,7 +161,7 @@ def _order_of(partition: SessionPartition) -> int:
 
 
 class FetchSessions:
-    """All sessions of one acceptor. `release` is called for each partition that leaves a session, `on_close` for each session that ends."""
+    """All sessions of one acceptor. `release` is called for each removed partition, `on_close` for each session that ends."""
 
     def __init__(
         self,
@@ -194,8 +198,10 @@ class FetchSessions:
         isolation_level: int,
         now_ms: int,
     ) -> FetchSession | ErrorCode:
-        """The session of an incremental request, changed as it asks; or what its client is told. A session that became empty is `closed`:
-        answer as without one."""
+        """Return the session of an incremental request, after its changes, or an error code.
+
+        A session that became empty is `closed`: the request is answered as without one.
+        """
         session = self._sessions.get(session_id)
         if session is None:
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
@@ -209,7 +215,7 @@ class FetchSessions:
             self._forget(session, gone)
         if isolation_level != session.isolation_level:
             session.isolation_level = isolation_level
-            session.wake_all()  # who sleeps does so at another end
+            session.wake_all()  # the readable end is another one now
         if not session.partitions:
             self.close(session_id)
             return session
@@ -230,7 +236,7 @@ class FetchSessions:
         isolation_level: int,
         now_ms: int,
     ) -> FetchSession | None:
-        """A new session for a client that is being told `results`, if there is room or somebody can go for it."""
+        """Create a session for a client that receives `results`, if there is a free slot or an evictable session."""
         size = len(wanted)
         if size > self._session_partitions_max:
             return None
@@ -255,7 +261,7 @@ class FetchSessions:
         return [session for session in self._sessions.values() if session.is_privileged]
 
     def close(self, session_id: int) -> None:
-        """End a session; nothing happens if there is none."""
+        """End a session, if it exists."""
         session = self._sessions.pop(session_id, None)
         if session is None:
             return
@@ -264,7 +270,7 @@ class FetchSessions:
         session.closed = True
         for partition in session.partitions.values():
             self._release(partition)
-        session.partitions.clear()  # partitions know their session: no cycle may be left
+        session.partitions.clear()  # partitions refer to their session: break the cycle
         session.awake.clear()
         self._on_close(session)
 
@@ -275,7 +281,7 @@ class FetchSessions:
             self._release(partition)
 
     def _touch(self, session: FetchSession, now_ms: int) -> None:
-        """Used now: what it may be evicted for is reckoned anew, here and nowhere else (as Kafka does)."""
+        """Note a use. Rank it for eviction, here only, as Kafka does: by age, size and privilege."""
         session.last_used_ms = now_ms
         self._sessions.move_to_end(session.session_id)
         size = len(session.partitions)
@@ -294,7 +300,7 @@ class FetchSessions:
             session.ranked_for_privileged = for_privileged
 
     def _evict_stale(self, now_ms: int) -> bool:
-        """End the least recently used session, if it was not used for long."""
+        """End the least recently used session, if it was unused for `EVICTION_MS`."""
         for session_id, session in self._sessions.items():
             if now_ms - session.last_used_ms <= EVICTION_MS:
                 return False
@@ -304,7 +310,7 @@ class FetchSessions:
         return False
 
     def _evict_for(self, is_privileged: bool, size: int, now_ms: int) -> bool:
-        """End a session that is worth less than the new one would be."""
+        """End a session that ranks below the new one."""
         if self._evict_stale(now_ms):
             return True
         evictable = self._evictable_by_privileged if is_privileged else self._evictable_by_all

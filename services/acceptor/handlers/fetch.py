@@ -1,10 +1,16 @@
-"""Fetch: look at each partition, send what is there by sendfile, park long polls until enough is there.
+"""Fetch: read each partition, send what is readable by sendfile, park long polls until there is enough.
 
-What one partition answers, and whom to ask about it, is in `services/acceptor/fetch/partition_answers.py`; a request on its way in
-`services/acceptor/fetch/pending_fetch.py`.
-A fetch of a session (`services/acceptor/fetch/fetch_session.py`) looks at the partitions that are awake only: the others sleep until their row moves.
-Before version 4 what is read is converted (`services/acceptor/fetch/message_sets.py`). Owned by one acceptor.
-Weak spots: a consumer's fetch with one cold partition is answered when that is read, its hot ones too; one answer has records of at most `TARGETS_MAX`
+`evaluate` reads all partitions of a fetch (`fetch/partition_read.py`) and then does one of three things: it
+answers; it waits for log-readers, whose last answer evaluates the fetch again; or it parks the fetch, which
+is evaluated again when a row changes or its deadline passes (`delayed.py`). A fetch is answered when one of
+these holds: there are `min_bytes`, there is an error or another urgent result, `max_wait_ms` has passed, or
+more records cannot be returned in this response.
+
+A fetch of a session (`fetch/fetch_session.py`) reads only the partitions that are awake; the others sleep
+until their row changes. Before version 4 records are converted (`fetch/message_sets.py`).
+
+Owned by one acceptor. Weak spots: a consumer's fetch with one cold partition is answered when that is read,
+although its other partitions are in the page cache; one response has records of at most `TARGETS_MAX`
 partitions.
 """
 
@@ -32,11 +38,11 @@ from appliance.protocol.fetch import (
 )
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.leader_hints import NodeEndpoint
-from appliance.shm.counters import Counters
+from appliance.shm.counters import Counter, Counters
 from appliance.shm.mapping import signed
 from appliance.shm.partition_table import LOG_END_OFFSET
 from services.acceptor.connection import Connection
-from services.acceptor.delayed import Delayed
+from services.acceptor.delayed import DelayedRequests
 from services.acceptor.fetch.cold_reads import ColdReads
 from services.acceptor.fetch.fetch_session import FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION, FetchSession, FetchSessions, SessionPartition, key_of
 from services.acceptor.fetch.follower_fetches import FollowerFetches
@@ -47,8 +53,39 @@ from services.acceptor.fetch.partition_read import TARGETS_MAX, PartitionRead, P
 from services.acceptor.fetch.pending_fetch import PendingFetch
 from services.acceptor.fetch.record_ranges import SegmentFiles
 from services.acceptor.fetch.residency import Residency
-from services.acceptor.fetch.topic_traffic import TopicTraffic
 from services.acceptor.inter_broker import InterBrokerGate
+
+TOPICS_MAX = 200
+LABEL = 'fetch.topic_bytes{{topic="{topic}"}}'
+_PREFIX = LABEL.partition("{")[0]
+
+
+class TopicTraffic:
+    """Bytes sent to consumers, by topic. (Received bytes are in the partition tables.)
+
+    Weak spot: a process has a limited number of counters. After `TOPICS_MAX` topics the others share
+    `…{topic=""}`, and a deleted topic keeps its counter.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._by_topic: dict[str, Counter] = {}
+        self._counters_left = TOPICS_MAX - sum(label.startswith(_PREFIX) for label in counters.labels())
+
+    def add(self, topic: str, size_bytes: int) -> None:
+        counter = self._by_topic.get(topic)
+        if counter is None:
+            counter = self._by_topic[topic] = self._counter_of(topic)
+        counter.add(size_bytes)
+
+    def _counter_of(self, topic: str) -> Counter:
+        """A counter of a previous incarnation is used again, even if no other is free."""
+        label = LABEL.format(topic=topic)
+        if label not in self._counters.labels():
+            if self._counters_left <= 0:
+                return self._counters.counter(LABEL.format(topic=""))
+            self._counters_left -= 1
+        return self._counters.counter(label)
 
 
 class FetchHandler:
@@ -58,7 +95,7 @@ class FetchHandler:
         self,
         view: MetadataCache,
         readers: dict[str, LogReaderProxy],
-        delayed: Delayed,
+        delayed: DelayedRequests,
         clock: Clock,
         counters: Counters,
         fetch_max_bytes: int,
@@ -69,13 +106,13 @@ class FetchHandler:
         new_session_id: Callable[[], int],
         gate: InterBrokerGate,
         on_reply: Callable[[Connection], None],
-        finds_nearest: bool = False,
+        prefers_racks: bool = False,
         lease: LeaseGate | None = None,
     ) -> None:
-        """`finds_nearest`: consumers are sent to a replica in their rack (`replica.selector.class`)."""
+        """`prefers_racks`: consumers are sent to a replica in their rack (`replica.selector.class`)."""
         self._view = view
         self._delayed = delayed
-        self._sessions = FetchSessions(session_slots, new_session_id, delayed.rows.wake_up, self._on_session_closed)
+        self._sessions = FetchSessions(session_slots, new_session_id, delayed.rows.remove_sleeper, self._on_session_closed)
         self._clock = clock
         self._fetch_max_bytes = fetch_max_bytes
         self._gate = gate
@@ -86,7 +123,7 @@ class FetchHandler:
         self._is_evaluating = False
         self._to_evaluate: deque[tuple[PendingFetch, bool]] = deque()
         self._message_sets = DownConversion(view, counters)
-        self._finds_nearest = finds_nearest
+        self._prefers_racks = prefers_racks
         self._follower_reads = FollowerReads(cold_reads, clock, self._wake_session)
         self._followers = FollowerFetches(counters)
         self._reading = PartitionReading(
@@ -100,7 +137,7 @@ class FetchHandler:
             self._followers,
             self._follower_reads,
             lease,
-            finds_nearest,
+            prefers_racks,
             clock,
             self.evaluate,
         )
@@ -134,12 +171,12 @@ class FetchHandler:
         reply = connection.expect_reply(False)
         deadline_ns = self._clock.monotonic_ns() + max(0, request.max_wait_ms) * 1_000_000
         pending = PendingFetch(self, reply, request, header.api_version, header.correlation_id, deadline_ns)
-        if (request.session_id or request.session_epoch > INITIAL_EPOCH) and not self._take_up_session(pending):
+        if (request.session_id or request.session_epoch > INITIAL_EPOCH) and not self._join_session(pending):
             return
         self.evaluate(pending, request.max_wait_ms <= 0)
 
     def _refuse_replica(self, connection: Connection, header: RequestHeader, request: FetchRequest, problem: ErrorCode) -> None:
-        """Answer a Fetch that no box sent with an error of the whole request, and of each partition for versions that have no other."""
+        """Refuse a Fetch as a replica that no box sent; versions without an error for the whole have one per partition."""
         self._errors.add()
         results = [FetchPartitionResult(wanted.topic, wanted.topic_id, wanted.partition, problem) for wanted in request.partitions]
         reply = connection.expect_reply(False)
@@ -148,8 +185,11 @@ class FetchHandler:
         self._on_reply(connection)
 
     def _tidy(self, partitions: list[FetchPartition]) -> None:
-        """A partition that is named again replaces what was wanted of it before, as in Kafka: it must not cost us twice. Where not all can have their
-        turn, each fetch begins with others, because a client may ask in the same order always."""
+        """Keep the last entry of each partition, as Kafka does, and rotate the partitions of a wide fetch.
+
+        A response has records of at most `_targets_max` partitions. A client may always use the same order,
+        so each wide fetch starts with other partitions; otherwise the last ones would never be read.
+        """
         unique = {key_of(wanted): wanted for wanted in partitions}
         if len(unique) < len(partitions):
             partitions[:] = unique.values()
@@ -159,22 +199,23 @@ class FetchHandler:
             partitions[:] = partitions[start:] + partitions[:start]
 
     def has_grown(self, pending: PendingFetch, growth: ParkedGrowth) -> bool:
-        """Whether a parked fetch of many partitions is worth a look at all of them."""
-        return growth.is_enough(self._delayed.rows.take_moved(pending.ticket), self._view)
+        """True if a parked fetch of many partitions is worth evaluating: reading all of them is expensive."""
+        return growth.is_enough(self._delayed.rows.take_changes(pending.ticket), self._view)
 
     def woken(self, pending: PendingFetch) -> None:
-        """A wait ended: from here on the time counts as ours."""
+        """A wait ended: from now on only this process delays the response (for the latency histogram)."""
         if not pending.ready_ns:
             pending.ready_ns = self._clock.monotonic_ns()
 
     def evaluate(self, pending: PendingFetch, is_due: bool) -> None:
-        """Look at every partition; answer, ask the log-readers, or park.
+        """Read all partitions; then answer, wait for log-readers, or park. `is_due`: answer with what there is.
 
-        A log-reader's death may be noticed in the middle of a question, and whoever waits for it is told there and then, this fetch too: what it
-        means for them is looked at when this look is over.
+        The death of a log-reader may be detected while a question is sent. Then all fetches that wait for it
+        are evaluated from inside this evaluation, this one included. They are queued instead: an evaluation
+        that began must not see its own state change.
         """
         if is_due:
-            pending.reply.gives_way = False  # it is answered, if only when a log-reader has said what it was asked
+            pending.reply.gives_way = False  # it will be answered, at the latest when its log-readers have
         if self._is_evaluating:
             self._to_evaluate.append((pending, is_due))
             return
@@ -232,7 +273,7 @@ class FetchHandler:
             results = self._message_sets.convert(pending.version, request.partitions, results)
             total = sum(len(result.records) for result in results if isinstance(result.records, bytes))
             failed = any(result.error_code for result in results)
-            # Nothing but markers: more must come.
+            # If only markers were read, nothing is left after the conversion: keep waiting.
             is_ready = failed or is_due or total > 0 or self._clock.monotonic_ns() >= pending.deadline_ns
         if is_ready:
             session_id = self._create_session(pending, results) if request.session_epoch == INITIAL_EPOCH else NO_SESSION
@@ -242,7 +283,7 @@ class FetchHandler:
             pending.on_parked()
             pending.ticket = self._delayed.park(pending, watched, pending.deadline_ns)
             if len(watched) > FEW_PARTITIONS:
-                self._delayed.rows.tell_which(pending.ticket)
+                self._delayed.rows.record_changes(pending.ticket)
                 pending.growth = ParkedGrowth(pending.reads_to_end, pending.only_leader)
                 pending.growth.begin(watched, request.partitions, results, needed_bytes)
                 self.evaluate(pending, False)  # a row may have changed before it was watched
@@ -277,7 +318,7 @@ class FetchHandler:
         self._on_reply(reply.connection)
 
     def _add_hints(self, results: list[FetchPartitionResult]) -> list[NodeEndpoint]:
-        """Who leads what we do not, for those who came to the wrong box (KIP-951); and how those leaders are reached."""
+        """Add the current leader to results that another broker leads (KIP-951); return the leaders' endpoints."""
         leaders = []
         for index, result in enumerate(results):
             if result.error_code in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH):
@@ -298,8 +339,8 @@ class FetchHandler:
 
     # -- sessions
 
-    def _take_up_session(self, pending: PendingFetch) -> bool:
-        """Find the session of a request that names one. False: it was answered with an error."""
+    def _join_session(self, pending: PendingFetch) -> bool:
+        """Find the session that a request names. False: the request was answered with an error."""
         request = pending.request
         if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             self._sessions.close(request.session_id)
@@ -327,8 +368,12 @@ class FetchHandler:
         return True
 
     def _end_older(self, session: FetchSession, is_followers: bool) -> None:
-        """The session's client asks again while a fetch of it is parked. A follower does so when it has more partitions to name, and takes both answers:
-        the older one has nothing to say. Of anybody else nobody wants it any more."""
+        """End the parked fetch of a session whose client has sent another one.
+
+        A follower does that when it has more partitions to name. It reads both responses, so the older one is
+        answered, empty and at once. Any other client has given the older one up: its next evaluation finds an
+        old epoch and refuses it.
+        """
         older = self._delayed.waiter_of(session.parked_ticket)
         if is_followers and not session.closed and isinstance(older, PendingFetch):
             self._hastened.add()
@@ -337,9 +382,13 @@ class FetchHandler:
             self._delayed.rows.due[session.parked_ticket] = None
 
     def _evaluate_session(self, pending: PendingFetch, session: FetchSession, is_due: bool) -> None:
-        """As `evaluate`, but looks only at who is awake, and answers only what is news."""
+        """As `_evaluate`, for a session: read the awake partitions, answer with what changed.
+
+        A partition without anything to report falls asleep if its reader is at the end of what it may read.
+        `RowWatch.sleep` refuses if the row changed since it was read here; then the partition stays awake.
+        """
         if session.closed or session.expected_epoch != pending.expected_epoch:
-            # It was evicted, or the client has gone on without waiting for this answer.
+            # It was evicted, or the client sent its next request without waiting for this response.
             self._refuse(pending, ErrorCode.FETCH_SESSION_ID_NOT_FOUND if session.closed else ErrorCode.INVALID_FETCH_SESSION_EPOCH)
             return
         rows = self._delayed.rows
@@ -348,7 +397,7 @@ class FetchHandler:
         room = min(request.max_bytes, self._fetch_max_bytes)
         total = 0
         failed = urgent = False
-        tells_watermark = self._finds_nearest and request.replica_id >= 0
+        reports_high_watermark = self._prefers_racks and request.replica_id >= 0
         news: list[tuple[SessionPartition, FetchPartitionResult]] = []
         awake: list[tuple[SessionPartition, LocalReplica]] = []
         reads, reading = pending.reads, self._reading
@@ -367,8 +416,8 @@ class FetchHandler:
                 news.append((partition, result))
                 failed = failed or result.error_code != 0
                 urgent = urgent or result.diverging_epoch is not None or pending.cold is not None or result.preferred_read_replica >= 0
-                # Where consumers read from followers, those must not learn of the high watermark with the next record only.
-                urgent = urgent or (tells_watermark and result.high_watermark > partition.high_watermark)
+                # If consumers read from followers, those need a new high watermark before the next record arrives.
+                urgent = urgent or (reports_high_watermark and result.high_watermark > partition.high_watermark)
                 if result.records is not None:
                     total += result.records.size_bytes  # type: ignore[union-attr]
             elif has_replica and _may_sleep(pending, wanted, read.replica, result) and rows.sleep(read.replica, partition):
@@ -388,7 +437,7 @@ class FetchHandler:
             pending.ticket = session.parked_ticket = self._delayed.park(pending, [], pending.deadline_ns)
             pending.reply.gives_way = request.replica_id >= 0
             if pending.reply.gives_way and pending.reply.connection.read_paused:
-                self._on_reply(pending.reply.connection)  # the next one came while a log-reader was asked for this one
+                self._on_reply(pending.reply.connection)  # the next one arrived while a log-reader was asked for this one
             pending.ready_ns = 0
             self._watch_awake(awake, pending.ticket)
         else:
@@ -396,11 +445,11 @@ class FetchHandler:
             self._watch_awake(awake, pending.ticket)
 
     def _watch_awake(self, awake: list[tuple[SessionPartition, LocalReplica]], ticket: int) -> None:
-        """Who has something to say, but not enough yet, wakes the parked fetch by saying more."""
+        """Let partitions with something to report, but not enough yet, wake the parked fetch when they change."""
         rows = self._delayed.rows
         for partition, placement in awake:
             if not rows.sleep(placement, partition):
-                rows.due[ticket] = None  # it moved since it was looked at
+                rows.due[ticket] = None  # it changed since it was read
 
     def _create_session(self, pending: PendingFetch, results: list[FetchPartitionResult]) -> int:
         request = pending.request
@@ -413,7 +462,11 @@ class FetchHandler:
         return session.session_id
 
     def on_view_changed(self) -> None:
-        """Image or tables changed: a follower that is not in sync any more sleeps nowhere, or nobody would hear that it has caught up."""
+        """The image or the tables changed: wake the partitions of followers that are not in sync.
+
+        The log-writer learns from each fetch that a follower has caught up, so such a partition must be read
+        with each fetch.
+        """
         self._followers.set_image(self._view.image, self._view.broker_id)
         for session in self._sessions.of_followers():
             for partition in session.partitions.values():
@@ -427,7 +480,7 @@ class FetchHandler:
         return replica_id in topic.partitions[wanted.partition].isr
 
     def _refuse(self, pending: PendingFetch, error_code: ErrorCode) -> None:
-        """Answer the whole request with an error of its session."""
+        """Answer the whole request with a session error."""
         self._leave(pending)
         self._session_errors.add()
         reply = pending.reply
@@ -455,8 +508,10 @@ class FetchHandler:
 
 
 def _may_sleep(pending: PendingFetch, wanted: FetchPartition, placement: LocalReplica, result: FetchPartitionResult) -> bool:
-    """Whether the next fetch need not look at a partition whose row has not moved: its reader is at the end of what it may read. A follower that is not in
-    sync must be heard with every fetch, or it never will be."""
+    """True if the next fetch need not read a partition unless its row changes: its reader is at the end.
+
+    A follower that is not in sync is reported to the log-writer with each fetch, or it would never get in sync.
+    """
     if pending.reads_to_end:
         replica_id = pending.request.replica_id
         return wanted.fetch_offset >= signed(placement.seen[LOG_END_OFFSET]) and (replica_id < 0 or replica_id in placement.isr)

@@ -1,10 +1,19 @@
-"""Produce: check each batch, put it into the arena, hand it to its disk's log-writer, answer when the log has it.
+"""Produce: check each batch, copy it to the arena, offer it to its disk's log-writer, answer when it is in the log.
 
-What a batch is refused for at once is in `services/acceptor/produce/produce_checks.py`, how results become the answer in
-`services/acceptor/produce/produce_answers.py`. acks=0 completes too,
-so that its error can close the connection. A partition that cannot be served gets its own error at once and harms no other.
-The first batch of a transaction in a partition waits until its coordinator was asked (`client/transaction_gate.py`).
-Message sets of magic 0 and 1, which come before Produce 3 only, are converted first (`services/acceptor/fetch/message_sets.py`). Owned by one acceptor.
+A partition is refused at once by `produce/produce_checks.py`, or offered as one descriptor. Its completion, or
+the death of the log-writer, settles it (`produce/produce_answers.py` makes the response). A partition that
+cannot be served gets its own error and harms no other. acks=0 is completed too, because an error closes the
+connection.
+
+Three things can happen between the offer and the result:
+
+* The topic's config changed after the check: the batch is checked and offered again (`_offer_again`).
+* The log needs the first batch of a transaction to be verified by the coordinator (`client/transaction_gate.py`):
+  it is offered again with the guard that the log-writer gave.
+* The disk hangs: the client is answered, and the batch's slot stays taken until the log-writer is done or dead.
+
+Message sets of magic 0 and 1, before Produce 3, are converted first (`fetch/message_sets.py`). Owned by one
+acceptor.
 """
 
 from __future__ import annotations
@@ -26,28 +35,28 @@ from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ISR_AND_CONFIG, ROLE_AND_EPOCH, TornRow
 from services.acceptor.connection import Connection
-from services.acceptor.delayed import Delayed
+from services.acceptor.delayed import DelayedRequests
 from services.acceptor.fetch.message_sets import UpConversion
 from services.acceptor.produce.produce_answers import PendingProduce, ProduceAnswers
 from services.acceptor.produce.produce_checks import PRODUCER, ProduceChecks, Refusal, has_two_producers
-from services.acceptor.produce.refused_sequences import FOR_NOW, RefusedSequences
+from services.acceptor.produce.refused_sequences import RETRIABLE, RefusedSequences
 from services.acceptor.request_memory import ArenaSlot, allocate_slot
 
 OFFERS_MAX = 4
-"""Times one batch is offered to its log-writer while the topic's configs change under it; then the client is asked to try again."""
+"""How often a batch is offered while the topic's config changes; then the client has to retry."""
 _EPOCH_AT, _CONFIG_AT, _SIZE_AT, _POSITION_AT, _GUARD_AT = 5, 6, 7, 8, 13
-"""Places in a PRODUCE descriptor."""
+"""Indexes of fields in a PRODUCE descriptor."""
 PARTITIONS_APART_MAX = 32
-"""A small request of more partitions is copied whole, not partition by partition."""
+"""A small request with more partitions is copied as a whole, not partition by partition."""
 PARTITION_CHARGE = 1024
 _REPEATABLE = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
 _HALF = (1 << 32) - 1
 
-NOBODY = Producer("", -1, -1, -1)
+NO_PRODUCER = Producer("", -1, -1, -1)
 
 
 class _Part:
-    """One partition's batch in the hands of a log-writer, and the descriptor that it was given."""
+    """One partition's batch, and the descriptor with which it was offered to a log-writer."""
 
     __slots__ = ("descriptor", "handler", "index", "is_answered", "offers", "pending", "placement", "producer", "repeats_seen", "slot")
 
@@ -62,10 +71,10 @@ class _Part:
         self.descriptor = descriptor
         self.offers = 1
         self.repeats_seen = handler.repeats
-        """Offers that had been repeated when this one was made: a later repeat may be of a batch that this one has overtaken."""
+        """`ProduceHandler.repeats` at the offer. If it has grown, this batch may have overtaken a repeated one."""
         self.is_answered = False
-        """The client was told that the disk hangs; the log-writer still has the batch."""
-        self.producer: Producer = NOBODY
+        """True after the client was answered that the disk hangs; the log-writer still has the batch."""
+        self.producer: Producer = NO_PRODUCER
         """of a transactional batch"""
 
     def on_completion(self, entry: tuple[Any, ...]) -> None:
@@ -93,7 +102,7 @@ class ProduceHandler:
         self,
         view: MetadataCache,
         arena: Arena,
-        delayed: Delayed,
+        delayed: DelayedRequests,
         clock: Clock,
         counters: Counters,
         budget_bytes: int,
@@ -121,7 +130,7 @@ class ProduceHandler:
         self.repeats = 0
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int, body_slot: ArenaSlot | None) -> bool:
-        """Take one request whose fields lie in `buffer` (the arena itself if `body_slot` is given). False: no room in the arena now."""
+        """Take one request from `buffer` (the arena itself if `body_slot` is given). False: no free slot now."""
         version = header.api_version
         request = decode_produce(buffer, header.body_position, limit, version)
         slots: list[ArenaSlot] | None = None
@@ -159,7 +168,7 @@ class ProduceHandler:
         return True
 
     def _copy_into_arena(self, partitions: list[ProducePartition], buffer: memoryview) -> list[ArenaSlot] | None:
-        """A slot of its own for each partition of a small request; None (and nothing kept) when there is no room."""
+        """Copy each partition of a small request to its own slot. None: no free slot, and nothing is kept."""
         arena = self._arena
         memory = arena.memory
         slots: list[ArenaSlot] = []
@@ -174,7 +183,7 @@ class ProduceHandler:
         return slots
 
     def _copy_whole(self, buffer: memoryview, position: int, limit: int) -> ArenaSlot | None:
-        """One slot for all partitions of a request: a slot for each would take a hundred times its size where they are many and tiny."""
+        """Copy all partitions to one slot: slots for many tiny ones would take a hundred times their size."""
         slot = allocate_slot(self._arena, limit - position)
         if slot is not None:
             self._arena.memory[slot.position : slot.position + limit - position] = buffer[position:limit]
@@ -183,7 +192,13 @@ class ProduceHandler:
     def _offer(
         self, pending: PendingProduce, index: int, partition: ProducePartition, position: int, slot: ArenaSlot, client_id: str, charged: set[str]
     ) -> None:
-        """`charged`: disks that hold a partition of this request already."""
+        """Check one partition's batch and offer it to the log-writer, or settle it with an error.
+
+        `charged` has the disks that got a partition of this request already.
+
+        A refused idempotent batch is noted (`_note_refused`) if the client will send it again: its later
+        batches on this connection must not reach the log before it (`produce/refused_sequences.py`).
+        """
         placement = self._view.placement(partition.topic, partition.partition)
         problem: Refusal | KeylessProblem | None
         size_bytes = partition.records_size
@@ -199,18 +214,18 @@ class ProduceHandler:
                     problem = refusal.code, refusal.message
                 if not size_bytes:
                     slot.release()
-                    self._answers.settle(pending, index, ProduceResult(partition.topic, partition.partition))  # no whole message: Kafka takes it
+                    self._answers.settle(pending, index, ProduceResult(partition.topic, partition.partition))  # no whole message: Kafka accepts that
                     return
             problem = problem or self._checks.batch_problem(placement, pending.version, pending.transactional_id is not None, position, size_bytes, client_id)
         if problem is not None or placement is None:
-            if problem is not None and problem[0] in FOR_NOW:
+            if problem is not None and problem[0] in RETRIABLE:
                 self._note_refused(pending, partition.topic, partition.partition, position, size_bytes)
             slot.release()
             code, message = problem[:2] if problem else (ErrorCode.UNKNOWN_SERVER_ERROR, "")
             self._refuse(pending, index, partition, code, message, problem.records if isinstance(problem, KeylessProblem) else ())
             return
         proxy = placement.proxy
-        # A slot that partitions share is charged once to each disk; every further partition with what its bookkeeping takes of our heap.
+        # A shared slot is charged once per disk; each further partition costs only heap for its bookkeeping.
         is_shared = slot.references > 1
         charge = PARTITION_CHARGE if is_shared and placement.disk in charged else slot.charge
         if proxy.outstanding_bytes + charge > self._budget_bytes and proxy.outstanding_bytes:
@@ -235,7 +250,7 @@ class ProduceHandler:
             self._refuse(pending, index, partition, ErrorCode.NOT_LEADER_OR_FOLLOWER, f"the log-writer of disk {placement.disk} is restarting; try again")
 
     def _descriptor(self, pending: PendingProduce, placement: LocalReplica, row_words: tuple[int, ...], position: int, size_bytes: int) -> tuple[int, ...]:
-        """Of a checked batch, under the leadership and the configs that the row told of."""
+        """The descriptor of a checked batch, with the leader epoch and config generation of the row."""
         memory = self._arena.memory
         flags = ACKS_ALL_FLAG if pending.acks == -1 else 0
         refused = pending.reply.connection.refused_sequences
@@ -251,7 +266,7 @@ class ProduceHandler:
         )  # fmt: skip
 
     def _refuse(self, pending: PendingProduce, index: int, partition: ProducePartition, code: ErrorCode, message: str, records: Sequence[int] = ()) -> None:
-        """`records`: numbers of those in the batch that are to blame. Clients give the others another error, or send them again (KIP-467)."""
+        """`records` are the invalid ones. Clients give the others another error, or send them again (KIP-467)."""
         self._refused.add()
         errors = [RecordError(number) for number in records]
         self._answers.settle(pending, index, ProduceResult(partition.topic, partition.partition, code, error_message=message or None, record_errors=errors))
@@ -259,7 +274,7 @@ class ProduceHandler:
     # -- what comes back
 
     def on_completion(self, part: _Part, entry: tuple[Any, ...]) -> None:
-        """The log-writer has appended, or refused. Fields of `entry` as in `ipc.descriptors.Completion`."""
+        """The log-writer has appended the batch, or refused it. Fields of `entry` as in `Completion`."""
         code = entry[2]
         pending, placement = part.pending, part.placement
         if code == NEEDS_VERIFICATION and not pending.is_finished and not part.is_answered:
@@ -269,7 +284,7 @@ class ProduceHandler:
         if code in _REPEATABLE and not pending.is_finished and not part.is_answered and self._offer_again(part, code):
             return
         if code and not pending.is_finished and not part.is_answered:
-            code = self._settled_refusal(part, code)
+            code = self._client_error(part, code)
         elif not code and part.descriptor[1] & BEHIND_REFUSED_FLAG and pending.reply.connection.refused_sequences:
             pending.reply.connection.refused_sequences.on_taken(placement.topic, placement.partition, self._arena.memory, part.descriptor[_POSITION_AT])
         part.slot.release()
@@ -285,9 +300,13 @@ class ProduceHandler:
         self._answers.settle(pending, part.index, result)
 
     def _offer_again(self, part: _Part, code: int) -> bool:
-        """A batch that was refused only because the topic's configs have changed since it was checked: once more, checked against the new size.
-        Without this a client that sends with acks=0, or never retries, would lose it. What was sent after it may overtake it, and is then refused for its
-        sequence: once more, too, behind it. An idempotent client that was told of that, when all before it was acknowledged, would give up for good."""
+        """Offer a refused batch again if only the topic's config has changed since it was checked.
+
+        Without this, a client with acks=0 or without retries would lose the batch. A batch that was sent
+        after it may overtake it, and is then refused for its sequence: it is offered again too, behind it. An
+        idempotent client that gets OUT_OF_ORDER_SEQUENCE_NUMBER while all earlier batches were acknowledged
+        treats it as data loss and fails for good.
+        """
         placement, descriptor = part.placement, part.descriptor
         is_overtaking = code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         if is_overtaking and part.repeats_seen == self.repeats:
@@ -314,18 +333,21 @@ class ProduceHandler:
         self._offered_again.add()
         return True
 
-    def _settled_refusal(self, part: _Part, code: int) -> int:
-        """What the client is told of a batch that its log-writer refused: a wrong sequence behind a batch that was refused for now is no worse than that."""
+    def _client_error(self, part: _Part, code: int) -> int:
+        """Return the error for a batch that the log-writer refused.
+
+        A wrong sequence behind a batch with a retriable error is retriable too: the client sends both again.
+        """
         pending, placement, descriptor = part.pending, part.placement, part.descriptor
         is_behind = self._is_behind_refused(part)
         if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and is_behind:
             code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-        if code in FOR_NOW and not is_behind:
+        if code in RETRIABLE and not is_behind:
             self._note_refused(pending, placement.topic, placement.partition, descriptor[_POSITION_AT], descriptor[_SIZE_AT])
         return code
 
     def _is_behind_refused(self, part: _Part) -> bool:
-        """Whether a batch before it was refused for now, on the same connection."""
+        """True if an earlier batch on the same connection got a retriable error."""
         refused, placement = part.pending.reply.connection.refused_sequences, part.placement
         return refused is not None and refused.is_behind(placement.topic, placement.partition, self._arena.memory, part.descriptor[_POSITION_AT])
 
@@ -336,26 +358,26 @@ class ProduceHandler:
         connection.refused_sequences.on_refused(topic, partition, self._arena.memory, position, size_bytes)
 
     def _on_verified(self, part: _Part, guard: int) -> None:
-        """The coordinator agrees, or nobody asked it yet (guard 0): offer the batch again."""
+        """Offer the batch again: the coordinator has verified it, or was not asked yet (guard 0)."""
         placement, pending = part.placement, part.pending
         if pending.is_finished or part.is_answered:
             part.slot.release()
             return
-        flags = part.descriptor[1] | (BEHIND_REFUSED_FLAG if self._is_behind_refused(part) else 0)  # it may have been refused while this one waited
+        flags = part.descriptor[1] | (BEHIND_REFUSED_FLAG if self._is_behind_refused(part) else 0)  # an earlier one may have been refused while this one waited
         part.descriptor = (part.descriptor[0], flags, *part.descriptor[2:_GUARD_AT], guard)
-        self.repeats += 1  # what its producer sent behind it may have overtaken it, and is offered again then
+        self.repeats += 1  # later batches of its producer may have overtaken it, and are then offered again
         part.repeats_seen = self.repeats
         is_served = placement.proxy.serving and not placement.proxy.is_hung and placement.proxy.table is placement.table
         if not is_served or not placement.proxy.offer_or_queue(part.descriptor, part.slot.charge, part):
             code = ErrorCode.KAFKA_STORAGE_ERROR if placement.proxy.is_hung else ErrorCode.NOT_LEADER_OR_FOLLOWER
-            self._settled_refusal(part, code)
+            self._client_error(part, code)
             part.slot.release()
             self._answer_without(part, code)
 
     def _on_not_verified(self, part: _Part, code: ErrorCode) -> None:
-        """The coordinator refused it, or cannot be asked now."""
+        """The coordinator refused it, or is not available."""
         if not part.is_answered and not part.pending.is_finished:
-            self._settled_refusal(part, code)
+            self._client_error(part, code)
         part.slot.release()
         self._refused.add()
         self._answer_without(part, code)
@@ -367,20 +389,20 @@ class ProduceHandler:
             self._refuse(pending, index, partition, code, "")
 
     def on_lost(self, part: _Part) -> None:
-        """The log-writer died first; whether the batch is in the log is not known, the client tries again."""
-        self._settled_refusal(part, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        """The log-writer died: it is unknown whether the batch is in the log, so the client retries."""
+        self._client_error(part, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         part.slot.release()
         self._lost.add()
         self._answer_without(part, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def on_hung(self, part: _Part) -> None:
-        """Its disk hangs: the client is told at once. The batch's memory stays in quarantine until its completion comes, or the log-writer is gone."""
+        """The disk hangs: answer now. The slot stays taken until the completion, or the log-writer's death."""
         self._hung.add()
-        self._settled_refusal(part, ErrorCode.KAFKA_STORAGE_ERROR)
+        self._client_error(part, ErrorCode.KAFKA_STORAGE_ERROR)
         self._answer_without(part, ErrorCode.KAFKA_STORAGE_ERROR)
 
     def _answer_without(self, part: _Part, code: ErrorCode) -> None:
-        """One partition's part of the answer, without its log-writer."""
+        """Settle a part without its log-writer."""
         pending, placement = part.pending, part.placement
         if pending.is_finished or part.is_answered:
             return

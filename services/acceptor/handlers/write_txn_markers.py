@@ -31,7 +31,7 @@ from appliance.protocol.transaction_apis import (
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import TornRow
 from services.acceptor.connection import Connection, Reply
-from services.acceptor.delayed import Delayed
+from services.acceptor.delayed import DelayedRequests
 from services.acceptor.fanned_out_request import FannedOutRequest, RequestPart
 from services.acceptor.leadership import leadership_problem
 
@@ -148,7 +148,7 @@ class WriteTxnMarkersHandler:
     def __init__(
         self,
         view: MetadataCache,
-        delayed: Delayed,
+        delayed: DelayedRequests,
         coordinator: CoordinatorLink,
         clock: Clock,
         counters: Counters,

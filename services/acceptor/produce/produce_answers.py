@@ -1,8 +1,9 @@
-"""A produce on its way, and how the results of its partitions become one answer.
+"""Produces under way, and how the results of their partitions become one response.
 
-acks=1 is answered when the last partition has its result; acks=all when the high watermarks have passed, too, under the leader epochs of the appends: the
-log-writer says so, or the rows do, later. A row that says nothing of it any more (its partition was given to another disk) takes nothing back. acks=0 has
-no answer, but an error closes the connection. Owned by one acceptor.
+acks=1 is answered when the last partition has its result. acks=all also waits until the high watermarks have
+passed the appends under their leader epochs: the completion says so, or later the rows do. A row that has
+become another partition's (the partition moved to another disk) changes no result. acks=0 has no response, but
+an error closes the connection. Owned by one acceptor.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from appliance.shm.counters import Counters
 from appliance.shm.mapping import signed
 from appliance.shm.partition_table import HIGH_WATERMARK, ISR_AND_CONFIG, TornRow
 from services.acceptor.connection import Connection, Reply
-from services.acceptor.delayed import Delayed
+from services.acceptor.delayed import DelayedRequests
 
 
 class PendingProduce:
@@ -47,22 +48,22 @@ class PendingProduce:
         """(index, placement, leader epoch, end offset) of partitions whose high watermark has to pass."""
         self.ticket = 0
         self.received_ns = reply.connection.last_active_ns
-        """Its last byte came in; what runs behind it on the connection is not read before that is looked at."""
+        """When its last byte was received; later requests of the connection are read after that."""
 
     def on_row_moved(self) -> None:
-        self.answers.look_at_watermarks(self)
+        self.answers.check_high_watermarks(self)
 
     def on_deadline(self) -> None:
-        self.answers.give_up_waiting(self)
+        self.answers.time_out_replication(self)
 
     def on_too_late(self) -> None:
-        self.answers.give_up_log_writer(self)
+        self.answers.time_out_log_writer(self)
 
 
 class ProduceAnswers:
-    """All produces of one acceptor that wait for an answer."""
+    """All produces of one acceptor that wait for their response."""
 
-    def __init__(self, view: MetadataCache, delayed: Delayed, clock: Clock, counters: Counters, on_reply: Callable[[Connection], None]) -> None:
+    def __init__(self, view: MetadataCache, delayed: DelayedRequests, clock: Clock, counters: Counters, on_reply: Callable[[Connection], None]) -> None:
         self._view = view
         self._delayed = delayed
         self._clock = clock
@@ -71,17 +72,20 @@ class ProduceAnswers:
         self._latency = counters.histogram("produce.latency_us")
 
     def settle(self, pending: PendingProduce, index: int, result: ProduceResult) -> None:
-        """One of its partitions has a result; the last one ends the request, or has it wait for high watermarks."""
+        """A partition has its result. The last one ends the request, or starts the wait for high watermarks."""
         pending.results[index] = result
         pending.remaining -= 1
         if not pending.remaining:
             if pending.unreplicated:
-                self.look_at_watermarks(pending)
+                self.check_high_watermarks(pending)
             else:
                 self.finish(pending)
 
-    def look_at_watermarks(self, pending: PendingProduce) -> None:
-        """Finish an acks=all request whose high watermarks have passed; park it otherwise."""
+    def check_high_watermarks(self, pending: PendingProduce) -> None:
+        """Finish an acks=all request whose high watermarks have passed; otherwise park it.
+
+        A partition fails if its log-writer or its leadership has changed: the log may have been truncated.
+        """
         waiting = []
         for index, placement, leader_epoch, end_offset in pending.unreplicated:
             if not placement.proxy.serving or placement.proxy.table is not placement.table:
@@ -102,21 +106,23 @@ class ProduceAnswers:
         if waiting:
             if not pending.ticket:
                 pending.ticket = self._delayed.park(pending, [placement for _, placement, _, _ in waiting], pending.deadline_ns)
-                self.look_at_watermarks(pending)  # a row may have moved before it was watched
+                self.check_high_watermarks(pending)  # a row may have changed before it was watched
             return
         if pending.ticket:
             self._delayed.leave(pending.ticket)
         self.finish(pending)
 
-    def give_up_waiting(self, pending: PendingProduce) -> None:
+    def time_out_replication(self, pending: PendingProduce) -> None:
         for index, placement, _, _ in pending.unreplicated:
             pending.results[index] = ProduceResult(placement.topic, placement.partition, ErrorCode.REQUEST_TIMED_OUT)
         pending.unreplicated = []
         self.finish(pending)
 
-    def give_up_log_writer(self, pending: PendingProduce) -> None:
-        """Its log-writer hangs. The client is answered, so that what stands behind it on the connection goes on; the batch's memory stays in
-        quarantine until the completion comes or the process is proven dead."""
+    def time_out_log_writer(self, pending: PendingProduce) -> None:
+        """The log-writer is too slow: answer, so that later requests of the connection can continue.
+
+        The slots stay taken until the completions come or the process is dead.
+        """
         self._too_late.add()
         for index, partition in enumerate(pending.partitions):
             if pending.results[index] is None:
@@ -143,7 +149,7 @@ class ProduceAnswers:
         self._on_reply(reply.connection)
 
     def _add_hints(self, results: list[ProduceResult]) -> list[NodeEndpoint]:
-        """Who leads what we do not, for a client that came to the wrong box (KIP-951); and how those leaders are reached."""
+        """Add the current leader to results that another broker leads (KIP-951); return the leaders' endpoints."""
         leaders = []
         for index, result in enumerate(results):
             if result.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER:

@@ -1,7 +1,7 @@
-"""What a produced batch is refused for before its log-writer sees it: by the row of its partition, and by what stands in it.
+"""Reasons to refuse a produced batch before its log-writer sees it: the partition's row, and the batch itself.
 
-Reads one row and the batch's header; records only where the topic is compacted. Owned by one acceptor. Weak spot: the row may change right after it was
-read, so the log-writer checks role and leader epoch again.
+Reads one row and the batch's header; records only if the topic is compacted. Owned by one acceptor. Weak spot:
+the row may change right after it was read, so the log-writer checks role and leader epoch again.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ Refusal = tuple[ErrorCode, str]
 
 
 class ProduceChecks:
-    """`memory`: the arena that batches lie in. Without `lease` this box serves what its rows say it leads."""
+    """`memory` is the arena with the batches. Without `lease`, the rows alone decide what this box leads."""
 
     def __init__(self, memory: memoryview, lease: LeaseGate | None) -> None:
         self._memory = memory
         self._lease = lease
 
     def row_problem(self, placement: LocalReplica, acks: int) -> tuple[Refusal | None, tuple[int, ...]]:
-        """What the row says against it, and the row's words."""
+        """Return why the row refuses a produce, or None, and the row's words."""
         if acks not in (-1, 0, 1):
             return (ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}; it may be -1, 0 or 1"), ()
         try:
             words = placement.read_words()
         except TornRow:
-            return (ErrorCode.NOT_LEADER_OR_FOLLOWER, "the partition is changing hands; try again"), ()
+            return (ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader is changing; try again"), ()
         role = words[ROLE_AND_EPOCH] >> 32
         if role != ROLE_LEADER:
             if role == ROLE_OFFLINE:
@@ -51,7 +51,7 @@ class ProduceChecks:
             return (ErrorCode.NOT_LEADER_OR_FOLLOWER, ""), words
         isr = words[ISR_AND_CONFIG]
         if acks != -1 and self._lease is not None and self._lease.is_shut(placement):
-            return (ErrorCode.NOT_LEADER_OR_FOLLOWER, "this box has not heard from ZooKeeper for too long to take what others would not have"), words
+            return (ErrorCode.NOT_LEADER_OR_FOLLOWER, "this box has lost contact with ZooKeeper and may not be the leader any more"), words
         if acks == -1 and isr >> 48 < isr >> 32 & 0xFFFF:
             return (ErrorCode.NOT_ENOUGH_REPLICAS, f"{isr >> 48} replicas are in sync, {isr >> 32 & 0xFFFF} are needed"), words
         return None, words
@@ -59,7 +59,7 @@ class ProduceChecks:
     def batch_problem(
         self, placement: LocalReplica, version: int, is_transactional: bool, position: int, size_bytes: int, client_id: str
     ) -> Refusal | KeylessProblem | None:
-        """`version` and `is_transactional`: of the request; the batch is `size_bytes` at `position`."""
+        """Return why the batch of `size_bytes` at `position` is refused, or None."""
         memory = self._memory
         problem = batch_problem(memory, position, position + size_bytes, placement.max_message_bytes)
         if problem is not None:
@@ -75,7 +75,7 @@ class ProduceChecks:
 
 
 def has_two_producers(partitions: list[ProducePartition], buffer: memoryview) -> bool:
-    """Whether transactional batches of one request come from more than one producer id or epoch."""
+    """True if transactional batches of one request have more than one producer id or epoch."""
     producers = set()
     for _, _, position, size_bytes in partitions:
         if size_bytes >= RECORDS_AT and buffer[position + ATTRIBUTES_AT + 1] & TRANSACTIONAL_FLAG:

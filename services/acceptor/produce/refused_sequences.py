@@ -1,10 +1,14 @@
-"""Batches of idempotent producers that a connection was refused for now: what comes behind one is taken only when it is in the log.
+"""Batches of idempotent producers that got a retriable error on a connection: later ones wait for them.
 
-A partition may begin to be led, or a log-writer come back, between two batches of a producer. Then the first is refused, to be tried again, and the second
-reaches the log, which refuses it for its sequence, or takes it if it does not know the producer. librdkafka answers a wrong sequence by another producer epoch,
-under which it sends again, as if they were new, batches that are in the log and waited for their replicas: duplicates. On one connection batches come in
-order, so what is behind a refused one is known here. The refused one need not come again on this connection: while another box led, it went there. So what is
-behind it is offered with a flag (BEHIND_REFUSED_FLAG), and the log-writer, who knows the producers of the log, decides. Owned by one acceptor, by connection.
+A partition may get its leader, or its log-writer may come back, between two batches of a producer. Then the
+first one gets a retriable error, and the second one reaches the log. The log refuses its sequence, or appends
+it if it does not know the producer. librdkafka answers a wrong sequence with a new producer epoch, and then
+sends batches again, as new ones, that are in the log and waited for replicas: duplicates.
+
+On one connection batches arrive in order, so the acceptor knows which ones are behind a refused one. The
+refused one may be repeated elsewhere (while another box led), so a batch behind it is not refused here: it is
+offered with `BEHIND_REFUSED_FLAG`, and the log-writer, which knows the producers of the log, decides. Owned by
+one acceptor, one object for each connection that needs it.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from struct import Struct
 from appliance.base.errors import ErrorCode
 from appliance.records.batch import BASE_SEQUENCE_AT, MAGIC_AT, PRODUCER_EPOCH_AT, PRODUCER_ID_AT, RECORDS_AT
 
-FOR_NOW = frozenset(
+RETRIABLE = frozenset(
     (
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
         ErrorCode.KAFKA_STORAGE_ERROR,
@@ -23,7 +27,7 @@ FOR_NOW = frozenset(
         ErrorCode.LEADER_NOT_AVAILABLE,
     )
 )
-"""Refusals after which a client sends the same batch again."""
+"""Retriable errors: the client sends the same batch again."""
 REMEMBERED_MAX = 1000
 _SEQUENCE = Struct(">qhi")
 _SEQUENCES = 1 << 31
@@ -43,7 +47,7 @@ class RefusedSequences:
         return len(self._oldest)
 
     def on_refused(self, topic: str, partition: int, memory: memoryview, position: int, size_bytes: int) -> None:
-        """The batch at `position` was refused for now. One without a producer id, or that is none, is nobody's."""
+        """The batch at `position` got a retriable error. Ignore what is no batch of an idempotent producer."""
         if size_bytes < RECORDS_AT or memory[position + MAGIC_AT] != 2:
             return
         producer_id, epoch, sequence = _SEQUENCE.unpack_from(memory, position + PRODUCER_ID_AT)
@@ -53,11 +57,14 @@ class RefusedSequences:
         known = self._oldest.get(key)
         if known is None or known[0] < epoch or (known[0] == epoch and _is_behind(known[1], sequence)):
             if known is None and len(self._oldest) >= REMEMBERED_MAX:
-                self._oldest.clear()  # who comes out of order then hears of it from the log
+                self._oldest.clear()  # bounded: then the log decides about later ones
             self._oldest[key] = (epoch, sequence)
 
     def is_behind(self, topic: str, partition: int, memory: memoryview, position: int) -> bool:
-        """Whether the batch at `position` comes behind a refused one. One that is that batch again, or older, or of another epoch, ends its wait."""
+        """True if the batch at `position` is behind a refused one.
+
+        The refused batch itself, an older one, or another producer epoch ends that state.
+        """
         producer_id, epoch, sequence = _SEQUENCE.unpack_from(memory, position + PRODUCER_ID_AT)
         key = (topic, partition, producer_id)
         known = self._oldest.get(key)
@@ -69,7 +76,7 @@ class RefusedSequences:
         return False
 
     def on_taken(self, topic: str, partition: int, memory: memoryview, position: int) -> None:
-        """The log has the batch at `position`, and so all before it."""
+        """The log has the batch at `position`, and therefore all before it."""
         self._oldest.pop((topic, partition, _SEQUENCE.unpack_from(memory, position + PRODUCER_ID_AT)[0]), None)
 
 

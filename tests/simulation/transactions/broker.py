@@ -18,7 +18,7 @@ from appliance.protocol.topic_partitions import TopicPartitions
 from appliance.protocol.transaction_apis import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest, TransactionToExtend
 from appliance.storage.verification import NeedsVerification
 from services.acceptor.handlers.produce import OFFERS_MAX
-from services.acceptor.produce.refused_sequences import FOR_NOW
+from services.acceptor.produce.refused_sequences import RETRIABLE
 from services.coordinator.transactions.transaction import Marker, TransactionSettings
 from services.coordinator.transactions.transaction_coordinator import TransactionCoordinator
 from tests.simulation.transactions.partition import GUARDS_A_LIFE, Batch, Partition
@@ -165,7 +165,7 @@ class Acceptor:
 
     def _answer(self, part: Part, code: ErrorCode) -> None:
         refused = self._refused.get(part.producer)
-        if code in FOR_NOW and (refused is None or part.batch.sequence < refused):
+        if code in RETRIABLE and (refused is None or part.batch.sequence < refused):
             self._refused[part.producer] = part.batch.sequence
         if code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and refused is not None and part.batch.sequence > refused:
             code = ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from services.acceptor.delayed import Delayed
+from services.acceptor.delayed import DelayedRequests
 
 MS = 1_000_000
 
@@ -22,7 +22,7 @@ class Parked:
 
 
 def test_an_acceptor_sleeps_until_the_next_deadline() -> None:
-    delayed, parked = Delayed(), Parked()
+    delayed, parked = DelayedRequests(), Parked()
     delayed.park(parked, [], 50 * MS)
     delayed.park(parked, [], 20 * MS)
     assert delayed.ms_to_next_deadline(0, 100) == 20
@@ -32,7 +32,7 @@ def test_an_acceptor_sleeps_until_the_next_deadline() -> None:
 
 def test_the_deadlines_of_those_who_have_left_wake_nobody() -> None:
     """A client that goes with its long poll open: past that poll's deadline an idle acceptor would not sleep any more."""
-    delayed, parked = Delayed(), Parked()
+    delayed, parked = DelayedRequests(), Parked()
     gone = [delayed.park(parked, [], 10 * MS), delayed.park(parked, [], 15 * MS)]
     stays = delayed.park(parked, [], 40 * MS)
     for ticket in gone:

@@ -25,7 +25,7 @@ from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_LEADER, PartitionTableReader, PartitionTableWriter, Row
 from lab.scratch_layout import scratch_layout
 from services.acceptor.connection import Connection
-from services.acceptor.delayed import Delayed
+from services.acceptor.delayed import DelayedRequests
 from services.acceptor.handlers.describe_producers import FIRST_PRODUCERS, DescribeProducersHandler
 from services.acceptor.handlers.write_txn_markers import WriteTxnMarkersHandler
 from services.acceptor.transport import PlainTransport
@@ -48,7 +48,7 @@ class Side:
         placement = LocalReplica("t", bytes(16), 0, proxy, RowAddress(self.table, 0, 1))
         find = {("t", 0): placement, (OFFSETS_TOPIC, 0): placement}.get
         view = SimpleNamespace(placement=lambda *name: find(name), why_absent=lambda *_: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        self.delayed = Delayed()
+        self.delayed = DelayedRequests()
         self.answered: list[Connection] = []
         self.told: list[tuple[int, bytes, Callable[[bytes | None], None]]] = []
         coordinator = SimpleNamespace(request=lambda kind, payload, _timeout_ms, on_response, answer_timeout_ms: self.told.append((kind, payload, on_response)))

@@ -138,7 +138,7 @@ def test_nobody_elses_parked_fetch_gives_way(make: Make) -> None:
 
 
 def test_a_moved_high_watermark_alone_answers_followers_only_where_consumers_read_from_them(make: Make) -> None:
-    side = make(finds_nearest=True)
+    side = make(prefers_racks=True)
     client = side.connect()
     session = in_session(side, client, Followed(0, END))
     side.follow(client, [], (session, 1), max_wait_ms=500)

@@ -53,7 +53,7 @@ def from_rack(side: SteppedFetches, rack: str, offset: int = 0) -> tuple[int, in
     ],
 )
 def test_a_consumer_is_sent_to_the_replica_in_its_rack(make: Make, rack: str, racks: dict[int, str], isr: tuple[int, ...], preferred: int) -> None:
-    side = make(finds_nearest=True)
+    side = make(prefers_racks=True)
     side.assign((1, 2, 3), isr, racks=racks)
     assert from_rack(side, rack)[:2] == (0, preferred)
 
@@ -65,7 +65,7 @@ def test_without_the_rack_aware_selector_everybody_reads_from_the_leader(make: M
 
 
 def test_a_follower_serves_consumers_that_say_where_they_are_up_to_its_high_watermark(make: Make) -> None:
-    side = make(finds_nearest=True)
+    side = make(prefers_racks=True)
     side.assign((1, 2), leader=2, racks={1: "a", 2: "b"})
     side.change_row(0, role=ROLE_FOLLOWER)
     error_code, preferred, size_bytes = from_rack(side, "b")

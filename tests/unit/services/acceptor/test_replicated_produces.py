@@ -30,7 +30,7 @@ from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, PartitionT
 from lab import kio_adapter
 from lab.scratch_layout import scratch_layout
 from services.acceptor.connection import Connection
-from services.acceptor.delayed import Delayed
+from services.acceptor.delayed import DelayedRequests
 from services.acceptor.handlers.metadata import MetadataHandler
 from services.acceptor.handlers.produce import ProduceHandler
 from services.acceptor.transport import PlainTransport
@@ -61,7 +61,7 @@ class OneLedPartition:
         self.view = MetadataCache(1, cast(Any, SimpleNamespace(by_disk={})), 1 << 20)
         self.view._by_name["t", 0] = self.placement
         self.lead(1)
-        self.delayed = Delayed()
+        self.delayed = DelayedRequests()
         self.produces = ProduceHandler(self.view, self.arena, self.delayed, self.clock, self.counters, 1 << 20, lambda _: None, verifier, lease)
         ours, theirs = socket.socketpair()
         self._socks = ours, theirs

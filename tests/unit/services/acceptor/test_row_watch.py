@@ -113,7 +113,7 @@ def test_whoever_leaves_is_not_remembered(disk: Disk) -> None:
     sleeping = _asleep(watch, disk)
     keys = [watch.watch(placement, 7) for placement in disk.placements]
     for sleeper in sleeping:
-        watch.wake_up(sleeper)
+        watch.remove_sleeper(sleeper)
     watch.leave(keys, 7)
     assert len(watch) == 0
     disk.move(0)
@@ -183,26 +183,26 @@ def test_a_waiter_wakes_for_a_row_that_changed_after_it_was_read_and_before_it_w
 def test_a_waiter_that_wants_to_know_is_told_which_of_its_rows_moved(disk: Disk) -> None:
     watch = RowWatch()
     keys = {ticket: [watch.watch(placement, ticket) for placement in disk.placements] for ticket in (1, 2)}
-    watch.tell_which(1)
+    watch.record_changes(1)
     last = len(disk.placements) - 1
     for row in (0, last, last):
         disk.move(row)
         watch.collect()
-    assert watch.take_moved(1) == {("d0", 0): None, ("d0", last): None}
-    assert watch.take_moved(1) == {} and watch.take_moved(2) is None
+    assert watch.take_changes(1) == {("d0", 0): None, ("d0", last): None}
+    assert watch.take_changes(1) == {} and watch.take_changes(2) is None
     watch.leave(keys[1], 1)
     disk.move(0)
     watch.collect()
-    assert watch.take_moved(1) is None and list(watch.due) == [2]
+    assert watch.take_changes(1) is None and list(watch.due) == [2]
 
 
 def test_a_waiter_that_wants_to_know_is_told_that_nobody_knows_after_a_new_life_of_the_table(disk: Disk) -> None:
     with scratch_layout() as layout:
         watch = RowWatch()
         watch.watch(disk.placements[0], 1)
-        watch.tell_which(1)
+        watch.record_changes(1)
         new = Disk(layout.shared_memory_name("table", "d0", 2), 1)
         watch.watch(new.placements[0], 2)
         watch.collect()
-        assert 1 in watch.due and watch.take_moved(1) is None
+        assert 1 in watch.due and watch.take_changes(1) is None
         new.close()

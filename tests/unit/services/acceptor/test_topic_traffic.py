@@ -8,8 +8,8 @@ from appliance.base.layout import BoxLayout
 from appliance.command import box_activity
 from appliance.shm.counters import Counters, read_counters
 from lab.scratch_layout import scratch_layout
-from services.acceptor.fetch import topic_traffic
-from services.acceptor.fetch.topic_traffic import LABEL, TOPICS_MAX, TopicTraffic
+from services.acceptor.handlers import fetch
+from services.acceptor.handlers.fetch import LABEL, TOPICS_MAX, TopicTraffic
 
 NAME = "acceptor@0"
 
@@ -37,7 +37,7 @@ def test_bytes_are_counted_by_topic(layout: BoxLayout) -> None:
 
 
 def test_the_next_life_goes_on_and_has_no_more_room_than_the_first(layout: BoxLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_traffic, "TOPICS_MAX", 2)
+    monkeypatch.setattr(fetch, "TOPICS_MAX", 2)
     for life in (1, 2):
         counters = Counters.create_or_adopt(layout, NAME, life)
         traffic = TopicTraffic(counters)

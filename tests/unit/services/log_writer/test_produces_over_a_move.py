@@ -25,7 +25,7 @@ from appliance.protocol.framing import RequestHeader
 from appliance.records.builder import BatchBuilder
 from lab.running_box import eventually
 from services.acceptor.connection import Connection
-from services.acceptor.delayed import Delayed
+from services.acceptor.delayed import DelayedRequests
 from services.acceptor.handlers.produce import ProduceHandler
 from services.acceptor.transport import PlainTransport
 from tests.support.real_log_writer import BROKER_ID, DISK, TOPIC_ID, RealLogWriter
@@ -51,7 +51,7 @@ class LateAcceptor:
             lambda _: None,
         )
         view = cast(MetadataCache, SimpleNamespace(placement=self._placement))
-        self.produces = ProduceHandler(view, self._source.arena, Delayed(), SystemClock(), writer.counters, 1 << 20, lambda _: None)
+        self.produces = ProduceHandler(view, self._source.arena, DelayedRequests(), SystemClock(), writer.counters, 1 << 20, lambda _: None)
         ours, theirs = socket.socketpair()
         self._socks = ours, theirs
         self.connection = Connection(PlainTransport(ours), "test", 0)
