@@ -1,4 +1,6 @@
-"""`millrace config check` and `millrace config convert`. Their work is in `config_check`, which `millrace --help` need not load."""
+"""`millrace config check` and `millrace config convert`. Their work is in `config_check`, which
+`millrace --help` need not load.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def check(
     file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="A settings file (TOML).", show_default=False)] = None,
     reference: Annotated[bool, option("--reference", help="Print the reference of all settings (Markdown) instead.")] = False,
 ) -> None:
-    """Print everything that is wrong with a settings file, or what its tables of senders mean; exit code 1 if anything is wrong.
+    """Print everything that is wrong with a settings file, or what its tables of senders mean; exit
+    code 1 if anything is wrong.
 
     Example: millrace config check /etc/millrace/millrace.toml
     """
@@ -43,7 +46,8 @@ def check(
 
 
 def convert(file: Annotated[str, typer.Argument(metavar="[FILE]", help="The settings file.")] = SYSTEM_SETTINGS_FILE) -> None:
-    """Move the table of senders of release 0.1 (ingest.table.file) into the settings file; the old file is kept as NAME.converted.
+    """Move the table of senders of release 0.1 (ingest.table.file) into the settings file; the old
+    file is kept as NAME.converted.
 
     `millrace config check FILE` shows what would be written.
     """

@@ -1,8 +1,10 @@
-"""What a settings file means, and what is wrong with it, line by line; and the conversion of the table of senders of release 0.1.
+"""What a settings file means, and what is wrong with it, line by line; and the conversion of the
+table of senders of release 0.1.
 
-Only the file, the table of senders that it names, and the names of directories are read; `millrace doctor --config FILE` checks the
-machine. Lines are found without TOML's grammar: tables, plain, quoted and dotted keys. Weak: a key inside a value of several lines
-is taken for one of the file's; then the wrong line is shown.
+Only the file, the table of senders that it names, and the names of directories are read; `millrace
+doctor --config FILE` checks the machine. Lines are found without TOML's grammar: tables, plain,
+quoted and dotted keys. Weak: a key inside a value of several lines is taken for one of the file's;
+then the wrong line is shown.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _AT_LINE = re.compile(r"\(at line (\d+)")
 
 
 def print_check(file: str) -> bool:
-    """Print what is wrong with a settings file, or what it means; False if anything is wrong. Raises UsageProblem if it cannot be read."""
+    """Print what is wrong with a settings file, or what it means; False if anything is wrong.
+    Raises UsageProblem if it cannot be read.
+    """
     try:
         with open(file, "rb") as opened:
             text = opened.read().decode(errors="replace")
@@ -50,7 +54,9 @@ def print_check(file: str) -> bool:
 
 
 class CheckedSettings(NamedTuple):
-    """A settings file as the start of a box would see it. `problems`: all of them, those of the tables of senders included."""
+    """A settings file as the start of a box would see it. `problems`: all of them, those of the
+    tables of senders included.
+    """
 
     options: ResolvedOptions
     senders: SenderTable
@@ -77,7 +83,9 @@ def print_senders(checked: CheckedSettings) -> None:
 
 
 def convert_settings(file: str) -> str:
-    """Convert, and return one line that reports it. Raises MillraceError; then the box starts with the old table as before."""
+    """Convert, and return one line that reports it. Raises MillraceError; then the box starts with
+    the old table as before.
+    """
     options, senders, problems = check_settings(file)
     if problems:
         raise MillraceError(f"{file} was not converted: {problems[0]}; `millrace config check {file}` reports everything that is wrong")
@@ -97,7 +105,9 @@ def convert_settings(file: str) -> str:
 
 
 def _replace(file: str, text: str, old_table: os.stat_result) -> None:
-    """Replace the settings file as a whole. It may contain secrets now: users who could not read the old table cannot read it either."""
+    """Replace the settings file as a whole. It may contain secrets now: users who could not read
+    the old table cannot read it either.
+    """
     now = os.stat(file)
     mode = now.st_mode & old_table.st_mode & 0o777 | 0o600
     new = f"{file}.new"
@@ -115,7 +125,9 @@ def _replace(file: str, text: str, old_table: os.stat_result) -> None:
 
 
 def print_problems(checked: CheckedSettings, file: str, text: str) -> None:
-    """One problem a line, as compilers write them: FILE:LINE: words, and below it the line itself. Those of an old table have its lines."""
+    """One problem a line, as compilers write them: FILE:LINE: words, and below it the line itself.
+    Those of an old table have its lines.
+    """
     lines = lines_by_name(text)
     of_table = [problem for problem in checked.problems if checked.options.old_table and problem.startswith(f"{checked.options.old_table}:")]
     words_of = [problem.removeprefix(f"{file}: ") for problem in checked.problems if problem not in of_table]
@@ -145,8 +157,9 @@ class ConfigLine(NamedTuple):
 def lines_by_name(text: str) -> dict[str, ConfigLine]:
     """The line of each name in a settings file.
 
-    Names are dotted, as `read_settings_file` makes them; options of `[box]` begin with `box.`. Tables of senders and their keys
-    have the names that problems use: `[[ingest.listener]] 2`, `[[ingest.listener]] 2: port`.
+    Names are dotted, as `read_settings_file` makes them; options of `[box]` begin with `box.`.
+    Tables of senders and their keys have the names that problems use: `[[ingest.listener]] 2`,
+    `[[ingest.listener]] 2: port`.
     """
     found: dict[str, ConfigLine] = {}
     headings: dict[str, ConfigLine] = {}
@@ -174,7 +187,9 @@ def _dotted(key: str) -> str:
 
 
 def line_of_problem(problem: str, lines: dict[str, ConfigLine], text: str) -> ConfigLine | None:
-    """The line that a problem is about: of the names in it that the file sets, the one that comes first; else the line that TOML complained of."""
+    """The line that a problem is about: of the names in it that the file sets, the one that comes
+    first; else the line that TOML complained of.
+    """
     if at := _AT_LINE.search(problem):
         number = int(at.group(1))
         rows = text.splitlines()

@@ -1,8 +1,10 @@
-"""`millrace run`: hands over to the supervisor, which becomes this very process, so nothing of the command line stays in memory.
+"""`millrace run`: hands over to the supervisor, which becomes this very process, so nothing of the
+command line stays in memory.
 
-The supervisor's preflight says everything that is wrong at once. Numbers are taken as text here, because typer would stop at the
-first that is none and hide the other problems; what is no number is handed over as a problem. Weak spot: an option that does not
-exist is typer's to refuse, and stops alone.
+The supervisor's preflight says everything that is wrong at once. Numbers are taken as text here,
+because typer would stop at the first that is none and hide the other problems; what is no number is
+handed over as a problem. Weak spot: an option that does not exist is typer's to refuse, and stops
+alone.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ def run(
 ) -> None:
     """Run the appliance in the foreground; Ctrl-C ends it cleanly.
 
-    When it serves it prints: millrace ready kafka=HOST:PORT syslog=HOST:PORT http=HOST:PORT ingest=HOST:PORT
+    When it serves it prints: millrace ready kafka=HOST:PORT syslog=HOST:PORT http=HOST:PORT
+    ingest=HOST:PORT
     """
     from appliance.base.settings import read_settings_file
     from appliance.runtime.run_options import RunOptions, exec_supervisor
@@ -72,7 +75,9 @@ def run(
 
 
 def _convert(settings_file: str) -> None:
-    """Move the table of senders of release 0.1 into the settings file. If that fails, the supervisor reads the old table, or reports what is wrong."""
+    """Move the table of senders of release 0.1 into the settings file. If that fails, the
+    supervisor reads the old table, or reports what is wrong.
+    """
     from appliance.command.config_check import convert_settings
 
     try:
@@ -82,8 +87,9 @@ def _convert(settings_file: str) -> None:
 
 
 def parse_numbers(texts: dict[str, str | None]) -> tuple[dict[str, int], list[str]]:
-    """The options given as numbers, and a problem for each that is none. A port that is none counts as 0, so that the default's being
-    taken is not held against it."""
+    """The options given as numbers, and a problem for each that is none. A port that is none counts
+    as 0, so that the default's being taken is not held against it.
+    """
     numbers, problems = {}, []
     for name, text in texts.items():
         if text is None:

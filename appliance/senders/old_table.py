@@ -1,4 +1,5 @@
-"""Converts the table of release 0.1, one line for each listener and route, to the tables of the settings file. Pure.
+"""Converts the table of release 0.1, one line for each listener and route, to the tables of the
+settings file. Pure.
 
     listen NAME PROTOCOL TRANSPORT [ADDRESS]:PORT option=value …     →  [[ingest.listener]]
     options NAME option=value …                                      →  [[ingest.listener]]
@@ -6,8 +7,9 @@
     default -> TOPIC[,TOPIC] [key=…]                                 →  [ingest.default]
     dead-letter -> TOPIC                                             →  [ingest.dead-letter]
 
-A word ends at a blank; double quotes hold blanks and `#`; `#` at the start of a word begins a comment. Values are converted, not
-checked: `read_tables` checks them, and names lines of this file in its problems. Weak: comments are not converted.
+A word ends at a blank; double quotes hold blanks and `#`; `#` at the start of a word begins a
+comment. Values are converted, not checked: `read_tables` checks them, and names lines of this file
+in its problems. Weak: comments are not converted.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ _USAGE = {
 
 
 class ConvertedTable(NamedTuple):
-    """`tables` as tomllib would read them; `places`: the line in the old file of each, by its name there (`[[ingest.route]] 2`)."""
+    """`tables` as tomllib would read them; `places`: the line in the old file of each, by its name
+    there (`[[ingest.route]] 2`).
+    """
 
     tables: dict[str, Any]
     places: dict[str, str]
@@ -163,12 +167,15 @@ def _lines(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _toml(value: object) -> str:
-    """Texts, numbers, flags and lists of them are written as in JSON, but for one control character."""
+    """Texts, numbers, flags and lists of them are written as in JSON, but for one control
+    character.
+    """
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def converted_settings(text: str, tables: Mapping[str, Any], old_table: str) -> str | None:
-    """A settings file's text with the converted tables, and without the line that names the old one; None if no single line does.
+    """A settings file's text with the converted tables, and without the line that names the old
+    one; None if no single line does.
 
     TOML has several ways to write a key, so the line is found by its effect.
     """
@@ -191,7 +198,9 @@ def converted_settings(text: str, tables: Mapping[str, Any], old_table: str) -> 
 
 
 def _without(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A document without the key `a.b.c`, however it is nested, and without tables that are empty then."""
+    """A document without the key `a.b.c`, however it is nested, and without tables that are empty
+    then.
+    """
     left = {}
     for key, value in document.items():
         if isinstance(value, dict) and name.startswith(f"{key}."):

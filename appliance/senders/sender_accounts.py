@@ -1,8 +1,10 @@
-"""How much each sender sent: one account for each address (without port), bounded; the least recently seen ones are added up in one.
+"""How much each sender sent: one account for each address (without port), bounded; the least
+recently seen ones are added up in one.
 
-Owned by one ingest, which writes its accounts to `RUN/ingest@K/senders.json` once a second; its next incarnation and commands read
-the file. Time is an argument (wall clock, ms). Weak: an address counts as a sender, so lines through a relay or an untrusted proxy
-belong to the relay; the file is on tmpfs, so it ends with the box.
+Owned by one ingest, which writes its accounts to `RUN/ingest@K/senders.json` once a second; its
+next incarnation and commands read the file. Time is an argument (wall clock, ms). Weak: an address
+counts as a sender, so lines through a relay or an untrusted proxy belong to the relay; the file is
+on tmpfs, so it ends with the box.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ OTHERS = "others"
 
 
 class SenderLedger:
-    """One sender's account; its connections hold it and add to it. `reasons`: those of `counted` and `refused` together."""
+    """One sender's account; its connections hold it and add to it. `reasons`: those of `counted`
+    and `refused` together.
+    """
 
     __slots__ = ("__weakref__", "_heir", "duplicate", "host", "last_seen_ms", "listeners", "malformed", "reasons", "received", "refused", "stored")
 
@@ -97,12 +101,12 @@ class SenderFigures(NamedTuple):
     listeners: list[str]
     last_seen_ms: int
 
-    def book(self) -> SenderLedger:
+    def ledger(self) -> SenderLedger:
         """An account that continues these counts."""
-        book = SenderLedger(self.host)
-        book.received, book.stored, book.duplicate, book.malformed, book.refused = self[1:6]
-        book.reasons, book.listeners, book.last_seen_ms = dict(self.reasons), set(self.listeners), self.last_seen_ms
-        return book
+        ledger = SenderLedger(self.host)
+        ledger.received, ledger.stored, ledger.duplicate, ledger.malformed, ledger.refused = self[1:6]
+        ledger.reasons, ledger.listeners, ledger.last_seen_ms = dict(self.reasons), set(self.listeners), self.last_seen_ms
+        return ledger
 
     def silent_ms(self, now_ms: int) -> int:
         """How long the sender has been silent."""
@@ -113,58 +117,60 @@ class SenderAccounts:
     """The accounts of one ingest: `SENDERS_MAX` at most, and one for all others."""
 
     def __init__(self, figures: Iterable[SenderFigures] = (), senders_max: int = SENDERS_MAX) -> None:
-        self._books: dict[str, SenderLedger] = {}
+        self._ledgers: dict[str, SenderLedger] = {}
         self._senders_max = senders_max
         self.others = SenderLedger(OTHERS)
         self._folded: WeakSet[SenderLedger] = WeakSet()
         """Accounts without a place of their own that a connection still adds to."""
         for known in sorted(figures, key=lambda known: -known.last_seen_ms):
             if known.host == OTHERS:
-                self.others.absorb(known.book())
-            elif len(self._books) < senders_max:
-                self._books[known.host] = known.book()
+                self.others.absorb(known.ledger())
+            elif len(self._ledgers) < senders_max:
+                self._ledgers[known.host] = known.ledger()
             else:
-                self.others.absorb(known.book())
+                self.others.absorb(known.ledger())
 
     def __len__(self) -> int:
-        return len(self._books)
+        return len(self._ledgers)
 
     def of(self, host: str) -> SenderLedger:
         """Return a sender's account; make a new one if there is none."""
-        book = self._books.get(host)
-        if book is None:
-            if len(self._books) >= self._senders_max:
-                self._make_room()
-            book = self._books[host] = SenderLedger(host)
-        return book
+        ledger = self._ledgers.get(host)
+        if ledger is None:
+            if len(self._ledgers) >= self._senders_max:
+                self._fold_oldest()
+            ledger = self._ledgers[host] = SenderLedger(host)
+        return ledger
 
-    def _make_room(self) -> None:
-        """Move the least recently seen eighth into `others`. An eighth, so that a flood of addresses does not sort all accounts for each."""
-        oldest = sorted(self._books.values(), key=lambda book: book.last_seen_ms)[: max(1, self._senders_max // 8)]
-        for book in oldest:
-            del self._books[book.host]
-            book.fold_into(self.others)
-            self._folded.add(book)
+    def _fold_oldest(self) -> None:
+        """Move the least recently seen eighth into `others`. An eighth, so that a flood of
+        addresses does not sort all accounts for each.
+        """
+        oldest = sorted(self._ledgers.values(), key=lambda ledger: ledger.last_seen_ms)[: max(1, self._senders_max // 8)]
+        for ledger in oldest:
+            del self._ledgers[ledger.host]
+            ledger.fold_into(self.others)
+            self._folded.add(ledger)
 
     def news_mark(self) -> int:
         """A number that changes when anything is counted; much cheaper than comparing all figures."""
-        books = (*self._books.values(), *self._folded)
-        return sum(book.received + book.stored + book.duplicate + book.malformed + book.refused + book.last_seen_ms for book in books)
+        ledgers = (*self._ledgers.values(), *self._folded)
+        return sum(ledger.received + ledger.stored + ledger.duplicate + ledger.malformed + ledger.refused + ledger.last_seen_ms for ledger in ledgers)
 
     def figures(self) -> list[SenderFigures]:
         """All of them; `OTHERS` last, if there are any."""
-        for book in self._folded:
-            book.hand_over()
-        found = [book.figures() for book in self._books.values()]
+        for ledger in self._folded:
+            ledger.hand_over()
+        found = [ledger.figures() for ledger in self._ledgers.values()]
         return [*found, self.others.figures()] if self.others.last_seen_ms or self.others.received or self.others.refused else found
 
 
 def add_figures(figures: Iterable[SenderFigures]) -> list[SenderFigures]:
     """Add up the figures of several ingests by sender: the busiest first, `OTHERS` last."""
-    books: dict[str, SenderLedger] = {}
+    ledgers: dict[str, SenderLedger] = {}
     for known in figures:
-        books.setdefault(known.host, SenderLedger(known.host)).absorb(known.book())
-    return sorted((book.figures() for book in books.values()), key=lambda known: (known.host == OTHERS, -known.received, known.host))
+        ledgers.setdefault(known.host, SenderLedger(known.host)).absorb(known.ledger())
+    return sorted((ledger.figures() for ledger in ledgers.values()), key=lambda known: (known.host == OTHERS, -known.received, known.host))
 
 
 def senders_file(layout: BoxLayout, process_name: str) -> str:

@@ -1,4 +1,5 @@
-"""The tables of senders in the settings file: listeners beside the built-in ones, and the topics that records go to.
+"""The tables of senders in the settings file: listeners beside the built-in ones, and the topics
+that records go to.
 
     [[ingest.listener]]        a further listener, or options of a built-in one (syslog-tcp, syslog-udp, http)
     name = "dmz"
@@ -17,9 +18,10 @@
     [ingest.dead-letter]       records that can never be stored
     topic = "ingest-dead-letter"
 
-Pure. The process that starts a box checks the tables and puts them into `box.json`, so every incarnation of ingest has those
-that were checked. All problems are found at once: `FILE: TABLE NUMBER: what happened: reason; what to do`. Weak: two names of one
-address are not recognised; binding fails then.
+Pure. The process that starts a box checks the tables and puts them into `box.json`, so every
+incarnation of ingest has those that were checked. All problems are found at once: `FILE: TABLE
+NUMBER: what happened: reason; what to do`. Weak: two names of one address are not recognised;
+binding fails then.
 """
 
 from __future__ import annotations
@@ -106,7 +108,9 @@ def _several(read: Callable[[Any], Any]) -> Callable[[object], tuple[Any, ...] |
 
 
 class Key(NamedTuple):
-    """One key: the field that it sets, how its value is read, what is allowed, and which protocols and transports use it (none named: all)."""
+    """One key: the field that it sets, how its value is read, what is allowed, and which protocols
+    and transports use it (none named: all).
+    """
 
     field: str
     read: Callable[[Any], Any]
@@ -199,8 +203,9 @@ class TableReading(NamedTuple):
 def read_tables(tables: Mapping[str, Any], file: str, box: Box, places: Mapping[str, str] | None = None) -> TableReading:
     """Read the tables of a settings file.
 
-    `tables` has the keys `settings.SENDER_TABLES`, as tomllib reads them; `box` the settings and the ports of the built-in listeners.
-    `places` overrides how problems name a table (`[[ingest.listener]] 2`): tables converted from another file have lines there.
+    `tables` has the keys `settings.SENDER_TABLES`, as tomllib reads them; `box` the settings and
+    the ports of the built-in listeners. `places` overrides how problems name a table
+    (`[[ingest.listener]] 2`): tables converted from another file have lines there.
     """
     reader = _Reader(box, lambda name: (places or {}).get(name, f"{file}: {name}"))
     reader.read(tables)
@@ -248,7 +253,9 @@ class _Reader:
         self.problems.append(f"{place}: {problem}")
 
     def _tables(self, tables: Mapping[str, Any], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The tables of a name, each with its place: an array of listeners or routes, or a single table."""
+        """The tables of a name, each with its place: an array of listeners or routes, or a single
+        table.
+        """
         is_array = name in ("listener", "route")
         heading = f"[[ingest.{name}]]" if is_array else f"[ingest.{name}]"
         found = tables.get(name, []) if is_array else [tables[name]] if name in tables else []

@@ -1,7 +1,9 @@
-"""What this machine says of the tables of senders: time zones, certificates, keys, and the sockets that are needed.
+"""What this machine says of the tables of senders: time zones, certificates, keys, and the sockets
+that are needed.
 
-For the process that starts a box, and for commands; ingest reads the tables from `box.json`. Weak: what is checked here may have
-changed when the file is needed; then the listener logs it and keeps what it had.
+For the process that starts a box, and for commands; ingest reads the tables from `box.json`. Weak:
+what is checked here may have changed when the file is needed; then the listener logs it and keeps
+what it had.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def read_sender_table(options: ResolvedOptions) -> SenderTable:
 
 
 def read_old_table(options: ResolvedOptions) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """The table of release 0.1 that the settings file names, converted: tables, their lines in the old file, problems."""
+    """The table of release 0.1 that the settings file names, converted: tables, their lines in the
+    old file, problems.
+    """
     from appliance.senders.old_table import convert_table
 
     path = options.old_table
@@ -74,7 +78,9 @@ def machine_problems(reading: TableReading) -> list[str]:
 
 
 def certificate_problems(secured: Sequence[tuple[str, Listener]]) -> list[str]:
-    """What OpenSSL reports about certificates, keys and authorities. Called in a child process, because OpenSSL stays in memory."""
+    """What OpenSSL reports about certificates, keys and authorities. Called in a child process,
+    because OpenSSL stays in memory.
+    """
     import ssl
 
     found = []

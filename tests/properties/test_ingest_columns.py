@@ -218,7 +218,7 @@ def by_library(data: bytes) -> IngestRecord:
     from services.ingest.protocols.otlp import otlp_protobuf
 
     origin = origin_of({"host.name": "web-07"}, 0, "", {}, "")
-    return log_record(LISTENER, origin, *otlp_protobuf._row_of(LogRecord.FromString(data)))
+    return log_record(LISTENER, origin, otlp_protobuf._row_of(LogRecord.FromString(data)))
 
 
 stamps = st.tuples(st.sampled_from([0, 5, 1_795_348_800, (1 << 32) - 1]), st.sampled_from([0, 1, 500_000_000, (1 << 32) - 1]))

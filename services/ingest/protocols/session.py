@@ -1,10 +1,13 @@
-"""The interface between ingest's listeners and the protocols of senders: sessions on connections, handlers of datagrams.
+"""The interface between ingest's listeners and the protocols of senders: sessions on connections,
+handlers of datagrams.
 
-A session owns its protocol's state, and no socket, clock or shared memory; `SenderConnections` drives it. It takes bytes and hands
-over records. It never raises for bad input: it counts it (`Intake.refuse`) or stores it with `parsed: false`, and closes only if it
-cannot find the next frame. It allocates nothing for a claimed size before that size is checked. A protocol's module is imported by
-the first connection that needs it, so that an idle box stays small. Weak: no call after `lost` is the listener's duty; a wrong
-module name shows at the first connection, so a test imports all of them.
+A session owns its protocol's state, and no socket, clock or shared memory; `SenderConnections`
+drives it. It takes bytes and hands over records. It never raises for bad input: it counts it
+(`Intake.refuse`) or stores it with `parsed: false`, and closes only if it cannot find the next
+frame. It allocates nothing for a claimed size before that size is checked. A protocol's module is
+imported by the first connection that needs it, so that an idle box stays small. Weak: no call after
+`lost` is the listener's duty; a wrong module name shows at the first connection, so a test imports
+all of them.
 """
 
 from __future__ import annotations
@@ -45,8 +48,10 @@ class SessionConnection(Protocol):
 
     @property
     def has_delivered(self) -> bool:
-        """Whether the peer has every answer. A peer that closed its side after all answers were sent, without a reset, has read them: the
-        kernel resets a connection whose program ends without reading."""
+        """Whether the peer has every answer. A peer that closed its side after all answers were
+        sent, without a reset, has read them: the kernel resets a connection whose program ends
+        without reading.
+        """
 
     def send(self, data: bytes) -> None:
         """Send an answer after those before it. A lost connection discards it."""
@@ -57,8 +62,9 @@ class SessionConnection(Protocol):
     def release(self) -> None: ...
 
     def close(self, reason: str) -> None:
-        """Close after the answers were sent. `reason` is the label of the counter `ingest.closed{reason=…}`. Nothing more is received;
-        `lost` follows."""
+        """Close after the answers were sent. `reason` is the label of the counter
+        `ingest.closed{reason=…}`. Nothing more is received; `lost` follows.
+        """
 
 
 class Session(Protocol):
@@ -66,12 +72,15 @@ class Session(Protocol):
 
     @property
     def unacknowledged_bytes(self) -> int:
-        """Bytes of ack groups that are not complete. Above `ingest.connection.window.bytes` the connection is not read."""
+        """Bytes of ack groups that are not complete. Above `ingest.connection.window.bytes` the
+        connection is not read.
+        """
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of an incomplete frame or request. If all connections together exceed `ingest.unfinished.bytes`, those with large
-        incomplete frames are read one after the other."""
+        """Bytes of an incomplete frame or request. If all connections together exceed
+        `ingest.unfinished.bytes`, those with large incomplete frames are read one after the other.
+        """
 
     def received(self, data: bytes | memoryview) -> None:
         """Take the next piece of the stream. A memoryview is valid during the call only."""
@@ -83,15 +92,20 @@ class Session(Protocol):
         """The connection is closed: send nothing more. Open ack groups still complete."""
 
     def tick(self, now_ms: int) -> None:
-        """Called once a second with `Intake.monotonic_ms`: give up frames without progress for `listener.idle_ms_max`."""
+        """Called once a second with `Intake.monotonic_ms`: give up frames without progress for
+        `listener.idle_ms_max`.
+        """
 
 
 class RepeatingSession(Session, Protocol):
-    """A session of a protocol whose repeated records only the preceding session can identify (`Intake.open_stream`)."""
+    """A session of a protocol whose repeated records only the preceding session can identify
+    (`Intake.open_stream`).
+    """
 
     def left(self) -> None:
-        """The peer closed its side or was cut off, and not all bytes that it sent were read yet. They still count, until another session
-        continues the stream."""
+        """The peer closed its side or was cut off, and not all bytes that it sent were read yet.
+        They still count, until another session continues the stream.
+        """
 
 
 MakeSession = Callable[[SessionConnection], Session]
@@ -99,7 +113,8 @@ MakeSession = Callable[[SessionConnection], Session]
 
 
 class Unfinished:
-    """How long a frame has been incomplete. Frames may be minutes apart, but one that has begun must end within a limit.
+    """How long a frame has been incomplete. Frames may be minutes apart, but one that has begun
+    must end within a limit.
 
     Weak: it is checked once a second, so a frame may be a second older.
     """
@@ -111,7 +126,9 @@ class Unfinished:
         self._since_ms = 0
 
     def is_overdue(self, frames_done: int, buffered_bytes: int, now_ms: int, limit_ms: int) -> bool:
-        """`frames_done` is any number that changes with each complete frame, `buffered_bytes` the size of the incomplete one."""
+        """`frames_done` is any number that changes with each complete frame, `buffered_bytes` the
+        size of the incomplete one.
+        """
         if not buffered_bytes or frames_done != self._frames_done:
             self._frames_done = frames_done
             self._since_ms = now_ms

@@ -135,8 +135,8 @@ def refresh(request: Request) -> HttpResponse:
 
 
 def index(request: Request) -> HttpResponse:
-    """Handle `/INDEX`: every index exists (HEAD) and can be created (PUT). GET is refused, and so is
-    a PUT whose body is a document.
+    """Handle `/INDEX`: every index exists (HEAD) and can be created (PUT). GET is refused, and so
+    is a PUT whose body is a document.
     """
     if request.method == "GET":
         reason = f"no such path [{request.path[:200]}]: documents are taken here, and read with Kafka's clients"

@@ -1,12 +1,16 @@
-"""Fluent's forward protocol (v1) on one connection: a chunk is acknowledged when its records meet the listener's `acks`.
+"""Fluent's forward protocol (v1) on one connection: a chunk is acknowledged when its records meet
+the listener's `acks`.
 
-A message with `chunk` is an ack group whose identity is the chunk's id, so a repeated chunk is not stored again, on any connection.
-Each chunk is answered `{"ack": chunk}` when it completes, in any order. A chunk that is refused for now is not answered and the
-connection closes, so that the sender repeats it. Messages without `chunk` share one ack group without an answer. `nil` is a
-heartbeat. Invalid msgpack or messages close the connection; entries that cannot be parsed are stored (`fluent_messages`).
+A message with `chunk` is an ack group whose identity is the chunk's id, so a repeated chunk is not
+stored again, on any connection. Each chunk is answered `{"ack": chunk}` when it completes, in any
+order. A chunk that is refused for now is not answered and the connection closes, so that the sender
+repeats it. Messages without `chunk` share one ack group without an answer. `nil` is a heartbeat.
+Invalid msgpack or messages close the connection; entries that cannot be parsed are stored
+(`fluent_messages`).
 
-Weak: heartbeats over UDP are not answered (set `heartbeat_type transport` or `none`); the old JSON form is not supported; chunk ids
-count for the whole listener, so two senders with the same id (128 random bits) would be taken for one.
+Weak: heartbeats over UDP are not answered (set `heartbeat_type transport` or `none`); the old JSON
+form is not supported; chunk ids count for the whole listener, so two senders with the same id (128
+random bits) would be taken for one.
 """
 
 from __future__ import annotations
@@ -37,8 +41,9 @@ class HandshakeResult(NamedTuple):
 class FluentHandshake:
     """The shared-key handshake: HELO from ingest, PING from the sender, PONG from ingest.
 
-    Each side proves that it knows the key: a SHA-512 of salt, name, nonce and key (version 1 of the protocol). Users and passwords
-    of the protocol are not checked. hashlib brings OpenSSL, so it is loaded for the first connection with a `shared-key`.
+    Each side proves that it knows the key: a SHA-512 of salt, name, nonce and key (version 1 of the
+    protocol). Users and passwords of the protocol are not checked. hashlib brings OpenSSL, so it is
+    loaded for the first connection with a `shared-key`.
     """
 
     def __init__(self, shared_key: str, chance: Callable[[int], bytes]) -> None:

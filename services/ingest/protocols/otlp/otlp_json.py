@@ -61,9 +61,7 @@ def _slices(scopes: list[tuple[RecordOrigin, list[Any]]], listener: Listener) ->
 def _read_log_record(record: Any, origin: RecordOrigin, listener: Listener) -> IngestRecord:
     if type(record) is not dict:
         return unparsed_record(encode_document(record, True), "no LogRecord: it is no object", listener, origin.known)
-    return log_record(
-        listener,
-        origin,
+    row = (
         _integer(record, "timeUnixNano"),
         _integer(record, "observedTimeUnixNano"),
         _integer(record, "severityNumber"),
@@ -75,8 +73,8 @@ def _read_log_record(record: Any, origin: RecordOrigin, listener: Listener) -> I
         _text(record, "eventName"),
         _integer(record, "flags"),
         _integer(record, "droppedAttributesCount"),
-        encode_document(record, True) if listener.raw else b"",
     )
+    return log_record(listener, origin, row, encode_document(record, True) if listener.raw else b"")
 
 
 def _attributes(holder: dict[str, Any]) -> dict[str, Any]:

@@ -190,7 +190,7 @@ def _read_log_record(data: bytes, origin: RecordOrigin, listener: Listener) -> I
         message = library.log_record(data)
     except library.error as problem:
         return unparsed_record(data, f"no LogRecord: {problem}", listener, origin.known)
-    return log_record(listener, origin, *_row_of(message), _raw(message) if listener.raw else b"")
+    return log_record(listener, origin, _row_of(message), _raw(message) if listener.raw else b"")
 
 
 def read_attributes(attributes: Any) -> dict[str, Any]:

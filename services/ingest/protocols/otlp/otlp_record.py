@@ -48,7 +48,9 @@ _YEAR_10000_NS = 253_402_300_800 * 10**9
 
 
 Row = tuple[int, int, int, str, Any, dict[str, Any], str, str, str, int, int]
-"""The values of a record, in the order of `log_record`'s arguments from `time_ns` on."""
+"""Of a record: time_ns, observed_ns, severity_number, severity_text, body, attributes, trace_id,
+span_id, event_name, flags, dropped attributes.
+"""
 
 
 class RecordOrigin(NamedTuple):
@@ -86,23 +88,11 @@ def origin_of(resource: dict[str, Any], resource_dropped: int, resource_schema: 
     return RecordOrigin(known, otlp, common_of(known))
 
 
-def log_record(
-    listener: Listener,
-    origin: RecordOrigin,
-    time_ns: int,
-    observed_ns: int,
-    severity_number: int,
-    severity_text: str,
-    body: Any,
-    attributes: dict[str, Any],
-    trace_id: str,
-    span_id: str,
-    event_name: str,
-    flags: int,
-    dropped: int,
-    raw: bytes = b"",
-) -> IngestRecord:
-    """Return the record; zeros and empty texts mean absent. `attributes` becomes part of it."""
+def log_record(listener: Listener, origin: RecordOrigin, row: Row, raw: bytes = b"") -> IngestRecord:
+    """Return the record of a row; zeros and empty texts mean absent. Its attributes become part of
+    the record.
+    """
+    time_ns, observed_ns, severity_number, severity_text, body, attributes, trace_id, span_id, event_name, flags, dropped = row
     known = origin.known.copy()
     otlp = origin.otlp.copy()
     if severity_number:
@@ -139,7 +129,7 @@ def log_records(rows: Sequence[Row], origin: RecordOrigin, listener: Listener) -
     times_ns, observed_ns, numbers, texts, bodies, attributes, trace_ids, span_ids, event_names, flags, dropped = zip(*rows, strict=True)
     severities = {said: _severity_of(*said) for said in set(zip(numbers, texts, strict=True))}
     if any(severity is None and (number or text) for (number, text), severity in severities.items()):
-        return [log_record(listener, origin, *row) for row in rows]  # a severity that is invalid is not looked for in attributes
+        return [log_record(listener, origin, row) for row in rows]  # a severity that is invalid is not looked for in attributes
     observed = {time_ns // _NS_A_MS: "" for time_ns in observed_ns if 0 < time_ns < _YEAR_10000_NS}
     for time_ms in observed:
         observed[time_ms] = rfc3339_text(time_ms).decode()

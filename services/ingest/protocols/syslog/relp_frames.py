@@ -70,17 +70,20 @@ class RelpSplitter:
                 frames.append((int(transaction), command, data[start:end]))
                 position = end + 1
                 continue
-            position_after = self._take(data, int(transaction), command, start, end, separator, frames)
+            position_after = self._take(data, header, frames)
             if not position_after:
                 break
             position = position_after
         self._tail = data[position:] if position < size_bytes and not self.problem else b""
         return frames
 
-    def _take(self, data: bytes, transaction: int, command: bytes, start: int, end: int, separator: bytes, frames: list[RelpFrame]) -> int:
+    def _take(self, data: bytes, header: re.Match[bytes], frames: list[RelpFrame]) -> int:
         """Parse any frame that is not complete and within the limit at once. Return where it ends,
         0 if it is incomplete.
         """
+        transaction_text, command, size_text, separator = header.groups()
+        transaction, start = int(transaction_text), header.end()
+        end = start + int(size_text)
         if separator == b"\n":
             if end > start:
                 self.problem = "bad frame"
