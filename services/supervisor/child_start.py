@@ -6,9 +6,9 @@ Weak: the systemd unit files repeat the same settings.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping
-from socket import socket
 
 from appliance.base.layout import RUNTIME_VARIABLE
 from appliance.runtime.children import Child, listen_names
@@ -18,7 +18,7 @@ from appliance.runtime.spawning import spawn
 TRIM_BYTES = 16 << 20
 
 
-def start_child(child: Child, runtime_directory: str, notify_path: str, listening: Mapping[str, socket]) -> int:
+def start_child(child: Child, runtime_directory: str, notify_path: str, listening: Mapping[str, socket.socket]) -> int:
     """Start the process of `child`; returns its pid. Raises OSError if the fork fails."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LISTEN_")}
     environment[RUNTIME_VARIABLE] = runtime_directory
