@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from appliance.runtime.parent_death import die_with_parent
+from appliance.runtime.spawning import die_with_parent
 from lab.copier import EXIT_FATAL, OFFSETS_SECONDS
 from lab.copy_history import CopiedRecord, Event, Finding, findings
 from lab.group_watcher import GroupWatcher

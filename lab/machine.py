@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 
-from appliance.runtime.parent_death import die_with_parent
+from appliance.runtime.spawning import die_with_parent
 from lab.running_box import ROOT
 
 CLONE_NEWNET = 0x40000000

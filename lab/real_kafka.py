@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.runtime.parent_death import die_with_parent
+from appliance.runtime.spawning import die_with_parent
 from lab import client_packages
 from lab.real_zookeeper import free_port
 from lab.running_box import eventually

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from appliance.runtime.parent_death import die_with_parent
+from appliance.runtime.spawning import die_with_parent
 from lab.running_box import eventually
 
 FOLDERS = "/usr/lib/postgresql/*/bin"

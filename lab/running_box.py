@@ -26,9 +26,9 @@ from appliance.base.layout import BoxLayout, box_name, runtime_roots
 from appliance.base.settings import Box, load_box
 from appliance.ipc.frames import connect_unix
 from appliance.runtime.directories import lock_holder
-from appliance.runtime.parent_death import die_with_parent
+from appliance.runtime.request_server import STATUS
 from appliance.runtime.run_options import RunOptions, python_arguments
-from appliance.runtime.status_server import STATUS
+from appliance.runtime.spawning import die_with_parent
 from appliance.senders.old_table import tables_text
 from appliance.shm.counters import CounterSnapshot, read_counters
 from appliance.shm.mapping import list_names

@@ -29,7 +29,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from appliance.runtime.parent_death import die_with_parent
+from appliance.runtime.spawning import die_with_parent
 from lab.systemd_boot import DISKS, OVERLAY, ROOT, read_plan, run
 
 NAMESPACES = ["--mount", "--uts", "--ipc", "--net", "--cgroup", "--pid", "--propagation", "private"]

@@ -6,6 +6,21 @@ used, because it costs 2 MB in each of a dozen processes and takes locks. Severi
 listed in docs/messages.md. Weak: an event is dropped and counted if it is not accepted at once
 (journald hangs, a terminal is stopped with Ctrl-S, a pipe is full), because an event loop must not
 wait for the reader of a log.
+
+The fields of a log message beside its text. journald receives them as `MILLRACE_…`;
+docs/messages.md lists them.
+
+Fields are for programs and filters (`journalctl MILLRACE_DISK=d0`); the text contains all that a
+person needs. Weak: journald indexes each distinct value, so what differs in each message (an
+offset, a duration) belongs only in the text.
+
+Limits repeated log messages: per period, each place in the code writes a number of messages; the
+rest are counted.
+
+Owned by one `Logger`; time is an argument. At the end of the period the last suppressed message is
+written with their number, so that an operator sees that the problem continues; the next period is
+longer. Weak: what differs between suppressed messages (the partition, for example) is lost;
+counters have more.
 """
 
 from __future__ import annotations
@@ -14,12 +29,108 @@ import os
 import select
 import sys
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from appliance.base.clock import SystemClock
 from appliance.base.journal import Journal, JournalAbsent, encode_entry, is_journal
-from appliance.base.log_fields import PREFIX
-from appliance.base.log_repeats import LogRepeats, Suppressed
+
+PREFIX = "MILLRACE_"
+
+LOG_FIELDS: dict[str, str] = {
+    "process": "the process that reports it: `log-writer@d0`; every line has it",
+    "disk": "name of the disk (log directory) that the line is about",
+    "topic": "name of the topic",
+    "partition": "number of the partition; `topic` stands beside it",
+    "peer": "another process of the box that the line is about, as in `process`",
+    "listener": "name of a listener of the ingestion endpoint",
+    "client": "address of a client connection, `host:port`",
+    "principal": "the authenticated user; no line has it before there are users",
+    "reason": "one word for why or which: a label as counters have it (reason, policy, kind), or an alarm's name",
+    "lines_untold": "how many lines like this one were left out",
+}
+"""Meaning by name as in a call: `log.warning(…, disk="d0")`."""
+
+STANDARD_FIELDS: dict[str, str] = {
+    "MESSAGE": "the text, which is complete without any field; a stack is part of it",
+    "PRIORITY": "the severity as a number",
+    "SYSLOG_IDENTIFIER": "`millrace-` and the process, which is its unit's name: `journalctl -t millrace-log-writer@d0`",
+    "CODE_FILE, CODE_LINE, CODE_FUNC": "the place in the code",
+}
+"""journald's own fields in each message."""
+
+
+LINES_A_PERIOD = 50
+PERIOD_NS_FIRST = 10_000_000_000
+PERIOD_NS_MAX = 300_000_000_000
+LOOK_NS = 1_000_000_000
+
+Line = TypeVar("Line")
+Place = tuple[str, int]
+"""File and line of the code."""
+
+
+class Suppressed(NamedTuple, Generic[Line]):
+    """The last suppressed message of a place, and how many were suppressed."""
+
+    last: Line
+    lines: int
+
+
+class _Period(Generic[Line]):
+    """One period of one place."""
+
+    __slots__ = ("count", "ends_ns", "last", "period_ns", "suppressed")
+
+    def __init__(self, now_ns: int, period_ns: int) -> None:
+        self.period_ns = period_ns
+        self.ends_ns = now_ns + period_ns
+        self.count = 0
+        self.suppressed = 0
+        self.last: Line | None = None
+
+
+class LogRepeats(Generic[Line]):
+    """The limits of all places that logged recently."""
+
+    def __init__(self) -> None:
+        self._places: dict[Place, _Period[Line]] = {}
+        self._next_look_ns = 0
+
+    def may_log(self, place: Place, line: Line, now_ns: int) -> bool:
+        """Return whether to write the message now. If not, it is kept as the last suppressed one.
+        Call `take_suppressed` before."""
+        period = self._places.get(place)
+        if period is None:
+            period = self._places[place] = _Period(now_ns, PERIOD_NS_FIRST)
+        if period.count < LINES_A_PERIOD:
+            period.count += 1
+            return True
+        period.suppressed += 1
+        period.last = line
+        return False
+
+    def take_suppressed(self, now_ns: int) -> list[Suppressed[Line]]:
+        """Return the suppressed messages of places whose period is over. Cheap: it checks once a
+        second."""
+        if now_ns < self._next_look_ns:
+            return []
+        self._next_look_ns = now_ns + LOOK_NS
+        taken = []
+        for place, period in list(self._places.items()):
+            if now_ns < period.ends_ns:
+                continue
+            if period.last is None:
+                del self._places[place]
+            else:
+                taken.append(Suppressed(period.last, period.suppressed))
+                self._places[place] = _Period(now_ns, min(PERIOD_NS_MAX, period.period_ns * 2))
+        return taken
+
+    def take_all(self) -> list[Suppressed[Line]]:
+        """Return all suppressed messages, at the end of the process."""
+        ended, self._places = list(self._places.values()), {}
+        return [Suppressed(period.last, period.suppressed) for period in ended if period.last is not None]
+
 
 LEVEL_VARIABLE = "MILLRACE_LOG_LEVEL"
 DROPPED_COUNTER = "log.lines_dropped"
@@ -91,7 +202,7 @@ class Logger:
     # --- for callers
 
     def log(self, severity: Severity, text: str, **fields: object) -> None:
-        """Log an event. `fields` are those of `log_fields`."""
+        """Log an event. `fields` are those of `LOG_FIELDS`."""
         self._emit(severity, text, fields)
 
     def critical(self, text: str, **fields: object) -> None:

@@ -6,9 +6,8 @@ wherever Kafka has the setting. Weak spot: bounds are per row; relations between
 
 from __future__ import annotations
 
-from appliance.base.coordination_rows import GROUP_ROWS, TRANSACTION_ROWS
+from appliance.base.coordination_rows import GROUP_ROWS, REPLICA_ROWS, TRANSACTION_ROWS
 from appliance.base.ingest_rows import INGEST_ROWS
-from appliance.base.replica_rows import REPLICA_ROWS
 from appliance.base.setting_row import GIB, HOUR, INT32_MAX, INT64_MAX, KIB, MIB, SECOND, SettingRow
 
 _TOPIC_ROWS = (

@@ -33,7 +33,7 @@ from appliance.base.settings import Box, load_box
 from appliance.base.zookeeper_access import CONSUMER_USER, USER, consumer_password, open_tree_mark, server_secret
 from appliance.cluster.zookeeper_files import sync_data, trusts_empty_snapshot
 from appliance.runtime.java import JAVA_VERSION_MIN, find_java, java_version
-from appliance.runtime.parent_death import PARENT_VARIABLE, bind_to_parent
+from appliance.runtime.spawning import PARENT_VARIABLE, bind_to_parent
 
 __all__ = ["become_zookeeper", "class_archive", "find_jars", "find_java", "java_version", "prepare", "zookeeper_problems"]
 

@@ -25,8 +25,8 @@ from appliance.command.process_memory import BoxMemory, Memory, box_memory, memo
 from appliance.command.unit_installation import with_unit_states
 from appliance.ipc.disk_reports import FoundDamage, MoveProgress, read_report, report_file
 from appliance.ipc.frames import PeerGone, connect_unix
-from appliance.runtime.status_server import STATUS
-from appliance.runtime.unit_mode import SYSTEMD
+from appliance.runtime.request_server import STATUS
+from appliance.runtime.unit_process import SYSTEMD
 from appliance.shm.counters import CounterSnapshot, list_counters, read_counters
 from appliance.shm.disk_tables import attach_table, is_alive, overdue_operation
 from appliance.shm.partition_table import DISK_STATE_NAMES, ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, Row

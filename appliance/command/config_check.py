@@ -23,8 +23,7 @@ from appliance.command.failures import UsageProblem
 from appliance.command.ingest_view import senders_view
 from appliance.command.output import plural, say
 from appliance.runtime.directories import shape_problems
-from appliance.runtime.run_options import ResolvedOptions, RunOptions, resolve_options
-from appliance.runtime.sender_table import SenderTable
+from appliance.runtime.run_options import ResolvedOptions, RunOptions, SenderTable, resolve_options
 from appliance.senders.old_table import converted_settings, tables_text
 from appliance.senders.sender_tables import read_tables
 from appliance.senders.table_checks import box_of, read_sender_table

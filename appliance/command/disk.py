@@ -142,7 +142,7 @@ def replace(
 
 
 def _is_managed_by_systemd(found: FoundBox) -> bool:
-    from appliance.runtime.unit_mode import SYSTEMD
+    from appliance.runtime.unit_process import SYSTEMD
 
     return bool(found.box.get("managed_by") == SYSTEMD)
 
@@ -200,7 +200,7 @@ def _placed_on(layout: BoxLayout, disk: str) -> list[str]:
 def order_disk(layout: BoxLayout, verb: str, name: str, path: str) -> dict[str, str]:
     """Give the supervisor an order; its answer. Raises RequestRefused."""
     from appliance.ipc.frames import PeerGone, connect_unix
-    from appliance.runtime.status_server import DISK_ORDER
+    from appliance.runtime.request_server import DISK_ORDER
 
     connection = connect_unix(layout.supervisor_socket)
     if connection is None:

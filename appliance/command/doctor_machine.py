@@ -20,7 +20,7 @@ from appliance.command.output import bytes_text, count_text
 from appliance.runtime.java import JAVA_VERSION_MIN, find_java
 from appliance.runtime.listening import UDP_RECEIVE_BYTES
 from appliance.runtime.preflight import SUPPORTED_MACHINE
-from appliance.runtime.shared_memory_need import shared_memory_need
+from appliance.runtime.shared_memory import shared_memory_need
 
 PYTHON_MIN = (3, 11)
 DESCRIPTORS_BESIDE_CONNECTIONS = 1024

@@ -20,7 +20,7 @@ from appliance.runtime.directories import shape_problems
 from appliance.runtime.disk_orders import with_kept_disks
 from appliance.runtime.run_options import RunOptions, resolve_options
 from appliance.runtime.unit_files import COMMON_DROP_IN, DROP_IN, HEAD, UnitPlan, plan_units, planned_box, unit_name, unit_problems
-from appliance.runtime.unit_mode import SYSTEMD
+from appliance.runtime.unit_process import SYSTEMD
 from appliance.senders.table_checks import read_sender_table
 
 PROPERTIES = ("Id", "ActiveState", "SubState", "Result", "MainPID", "StatusText", "ExecMainStatus", "AssertResult")

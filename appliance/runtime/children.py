@@ -1,12 +1,37 @@
 """The supervisor's children as data: when each is restarted, and in which order they stop.
 
 Pure: this module starts and signals no process. Times are monotonic milliseconds.
+
+Processes that the box no longer needs and that may not end, because a disk blocks them in the
+kernel.
+
+Their disk was removed or replaced, did not answer at the start, or blocked them during a stop. Each
+is asked to end or killed at once, and reaped when it ends; no process waits for it. A killed
+process dies when the disk answers, before it runs a line of its code. Owned by the supervisor.
+
+Weak: what such a process holds (shared memory, a lock, a mount) stays in use as long as its disk
+hangs.
+
+How long the stop of a box waits for its controlled shutdown.
+
+The controller hands leaderships to other boxes before the processes stop. That takes seconds for
+thousands of partitions, and does not progress without ZooKeeper; the wait continues while the
+controller's counter rises. The supervisor waits; under systemd, each process does.
+
+Weak: a slow controller is cut off; other boxes take the remaining leaderships when the session of
+this box expires.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterable
 from enum import Enum
+from typing import Final, NamedTuple
+
+from appliance.base.layout import BoxLayout
+from appliance.shm.counters import read_counters
 
 BACKOFF_MS_FIRST = 100
 BACKOFF_MS_MAX = 5_000
@@ -119,3 +144,114 @@ def plan_stop(names: list[str]) -> list[list[str]]:
     groups = [[name for name in names if name.partition("@")[0] in kinds] for kinds in STOP_ORDER]
     placed = {name for group in groups for name in group}
     return [group for group in [[name for name in names if name not in placed], *groups] if group]
+
+
+class DetachedProcess(NamedTuple):
+    """A process that is reaped when it ends, and killed at `kill_at_ms` (monotonic) if it has not
+    ended by then."""
+
+    name: str
+    pid: int
+    since_wall_ms: int
+    kill_at_ms: int
+
+
+class DetachedProcesses:
+    """Detached processes by pid. They are unreaped children, so no other process can get their pid."""
+
+    def __init__(self) -> None:
+        self._by_pid: dict[int, DetachedProcess] = {}
+        self._killed: set[int] = set()
+
+    def add(self, name: str, pid: int, wall_ms: int, now_ms: int, patience_ms: int = 0) -> None:
+        """Kill the process now, or send SIGTERM and kill it after `patience_ms`."""
+        self._by_pid[pid] = DetachedProcess(name, pid, wall_ms, now_ms + patience_ms)
+        if patience_ms:
+            try:
+                os.kill(pid, signal.SIGTERM)
+            except ProcessLookupError:
+                pass  # it ended; the next turn reaps it
+        else:
+            self._kill(pid)
+
+    def turn(self, now_ms: int) -> list[DetachedProcess]:
+        """Kill the processes whose patience is over; returns those that have ended, and reaps them."""
+        ended = []
+        for pid, process in list(self._by_pid.items()):
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                self._kill(pid)  # kill its process group before its pid can be reused
+                os.waitpid(pid, 0)
+                del self._by_pid[pid]
+                self._killed.discard(pid)
+                ended.append(process)
+            elif now_ms >= process.kill_at_ms and pid not in self._killed:
+                self._kill(pid)
+        return ended
+
+    def may_end_by_itself(self, now_ms: int) -> bool:
+        """Return whether a process may still close its directory; those that were killed are not
+        worth a wait."""
+        return any(now_ms < process.kill_at_ms for process in self._by_pid.values())
+
+    def _kill(self, pid: int) -> None:
+        """Kill the process and its descendants: each child leads its own process group."""
+        self._killed.add(pid)
+        for kill in (os.killpg, os.kill):
+            try:
+                kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+
+    def __len__(self) -> int:
+        return len(self._by_pid)
+
+    def processes(self) -> list[DetachedProcess]:
+        return list(self._by_pid.values())
+
+
+def is_in_kernel(pid: int) -> bool:
+    """Return whether a thread of the process is in an uninterruptible wait (state D), for example
+    for a disk."""
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/stat") as file:
+                if file.read().rpartition(")")[2].split()[0] == "D":
+                    return True
+    except OSError:
+        pass  # it has ended
+    return False
+
+
+CONTROLLER: Final = "controller"
+GIVEN_AWAY: Final = 'controller.elections{reason="stop"}'
+"""The controller's counter of leaderships that it handed over because this box stops."""
+STILL_NS: Final = 3_000_000_000
+"""The wait ends if the controller hands over nothing for this long."""
+LOOK_NS: Final = 100_000_000
+LEAVE_NS_MAX: Final = 8_000_000_000
+"""Longest wait: units are killed after 15 s, and connections have to be drained first."""
+
+
+class ShutdownProgress:
+    """Progress of a controlled shutdown, from the first call of `is_given_up` on."""
+
+    def __init__(self, layout: BoxLayout) -> None:
+        self._layout = layout
+        self._given_away = -1
+        self._still_until_ns = 0
+        self._until_ns = 0
+        self._look_ns = 0
+
+    def has_left(self) -> bool:
+        return os.path.exists(self._layout.left_file)
+
+    def is_given_up(self, now_ns: int) -> bool:
+        """Return whether waiting longer is useless."""
+        self._until_ns = self._until_ns or now_ns + LEAVE_NS_MAX
+        if now_ns >= self._look_ns:
+            self._look_ns = now_ns + LOOK_NS
+            snapshot = read_counters(self._layout, CONTROLLER)
+            given_away = snapshot.values.get(GIVEN_AWAY, 0) if snapshot is not None else 0
+            if given_away != self._given_away:
+                self._given_away, self._still_until_ns = given_away, now_ns + STILL_NS
+        return now_ns >= min(self._still_until_ns, self._until_ns)

@@ -23,16 +23,14 @@ from appliance.base.settings import Box
 from appliance.base.trusted_files import directory_problem, open_directory
 from appliance.base.zookeeper_access import access_problems, zookeeper_access
 from appliance.base.zookeeper_member import connect_string
-from appliance.runtime.directories import make_directory, make_runtime_directory, shape_problems, writable_problem
-from appliance.runtime.directory_looks import DirectoryChecks, ask_each
+from appliance.runtime.directories import DirectoryChecks, ask_each, make_directory, make_runtime_directory, shape_problems, writable_problem
 from appliance.runtime.disk_orders import with_kept_disks
 from appliance.runtime.ensemble_checks import member_problems
 from appliance.runtime.identity import DEFAULT_BROKER_ID, Identity, choose_zookeeper_port, lock_state, plan_identity, write_identity
 from appliance.runtime.listening import ListenSockets, open_listen_sockets
-from appliance.runtime.run_options import ResolvedOptions, RunOptions, resolve_options
-from appliance.runtime.sender_table import ReadSenders, SenderTable, no_senders
-from appliance.runtime.shared_memory_need import SharedMemoryNeed, held_bytes, shared_memory_need
-from appliance.runtime.unit_mode import MILLRACE_RUN, SYSTEMD
+from appliance.runtime.run_options import ReadSenders, ResolvedOptions, RunOptions, SenderTable, no_senders, resolve_options
+from appliance.runtime.shared_memory import SharedMemoryNeed, held_bytes, shared_memory_need
+from appliance.runtime.unit_process import MILLRACE_RUN, SYSTEMD
 from appliance.shm.mapping import taken_problems
 
 SUPPORTED_MACHINE = "x86_64"

@@ -3,6 +3,12 @@
 The command parses the options with large libraries and then *becomes* the supervisor
 (`exec_supervisor`), so that the process that runs for months holds none of them. Apart from names
 of directories nothing of the machine is read; that is the task of `preflight`.
+
+What the start of a box needs of the tables of senders: their sockets and their problems.
+
+Plain values. The parser is above this package, so the entry points pass it as a function
+(`ReadSenders`). Weak: whether certificates match their keys is checked in a short-lived child
+(`certificate_check`), to keep OpenSSL out of the supervisor.
 """
 
 from __future__ import annotations
@@ -11,10 +17,11 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from appliance.base.setting_row import SettingValue
-from appliance.base.settings import SettingsFile, read_settings_file, resolve_settings
+from appliance.base.settings import SenderSocket, SettingsFile, read_settings_file, resolve_settings
 from appliance.base.zookeeper_member import ZooKeeperMember, in_words, read_members
 
 DEFAULT_DATA = ("./var/d0", "./var/d1")
@@ -247,3 +254,20 @@ def python_arguments(module: str, environment: dict[str, str]) -> list[str]:
     if not root.endswith("-packages") and root not in paths:
         environment["PYTHONPATH"] = os.pathsep.join([root, *paths])
     return ["-P", "-m", module]
+
+
+class SenderTable(NamedTuple):
+    """`problems` are FILE: TABLE: what happened; what to do."""
+
+    tables: dict[str, Any] = {}  # noqa: RUF012  never changed
+    sockets: tuple[SenderSocket, ...] = ()
+    problems: tuple[str, ...] = ()
+    certificate_check: Callable[[], list[str]] | None = None
+
+
+ReadSenders = Callable[[ResolvedOptions], SenderTable]
+
+
+def no_senders(_options: ResolvedOptions) -> SenderTable:
+    """Return what a box without tables of senders has."""
+    return SenderTable()

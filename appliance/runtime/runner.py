@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from appliance.runtime.agent import Agent, ServiceContext
 from appliance.runtime.background_thread import REFUSALS
-from appliance.runtime.shared_memory_watch import SharedMemoryWatch
-from appliance.runtime.unit_heart import UnitHeart
+from appliance.runtime.shared_memory import SharedMemoryWatch
+from appliance.runtime.unit_process import UnitHeart
 
 STOP_MS = 10_000
 """A stop is cut off after this time: the clients of unfinished requests have timed out by then."""

@@ -25,15 +25,12 @@ from appliance.base.layout import RUNTIME_VARIABLE, BoxLayout
 from appliance.base.logging import DROPPED_COUNTER, Logger, logger_from_environment
 from appliance.base.settings import load_box
 from appliance.runtime.agent import Agent, AgentFactory, ServiceContext
-from appliance.runtime.disk_priority import take_disk_priority
-from appliance.runtime.parent_death import PARENT_VARIABLE, bind_to_parent
 from appliance.runtime.poller import READABLE, Poller
 from appliance.runtime.runner import Runner
-from appliance.runtime.short_slices import take_short_slices
+from appliance.runtime.scheduling import take_disk_priority, take_short_slices
+from appliance.runtime.spawning import PARENT_VARIABLE, bind_to_parent
 from appliance.runtime.systemd import SystemdNotifier, take_listen_sockets
-from appliance.runtime.unit_heart import heart_of
-from appliance.runtime.unit_mode import stop_turn_of
-from appliance.runtime.unit_start import BoxNotPrepared, await_turn_to_start, require_box
+from appliance.runtime.unit_process import BoxNotPrepared, await_turn_to_start, heart_of, require_box, stop_turn_of
 from appliance.shm.counters import Counters
 from appliance.shm.mapping import LayoutMismatch, SharedObjectTaken
 

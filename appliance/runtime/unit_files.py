@@ -22,8 +22,7 @@ from appliance.base.layout import SYSTEM_ROOT, Disk
 from appliance.base.networks import is_network, split_networks
 from appliance.base.settings import Box, SenderSocket
 from appliance.runtime.disk_orders import disk_processes
-from appliance.runtime.run_options import ResolvedOptions
-from appliance.runtime.sender_table import SenderTable
+from appliance.runtime.run_options import ResolvedOptions, SenderTable
 
 DROP_IN = "20-settings.conf"
 COMMON_DROP_IN = "millrace-.service.d/10-box.conf"

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from appliance.base.settings import OLD_TABLE_SETTING, Box, SenderSocket
-from appliance.runtime.run_options import ResolvedOptions
-from appliance.runtime.sender_table import SenderTable
+from appliance.runtime.run_options import ResolvedOptions, SenderTable
 from appliance.senders.listener import Listener, ListenerTransport
 from appliance.senders.sender_tables import TableReading, read_tables
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from appliance.client.address import Address as BrokerAddress
 from appliance.client.cluster import ClusterClient
 from appliance.client.errors import ClientFailed
-from appliance.runtime.parent_death import die_with_parent
+from appliance.runtime.spawning import die_with_parent
 from lab import client_packages, real_kafka
 from lab.real_zookeeper import RealZooKeeper, free_port
 from lab.running_box import eventually

@@ -15,7 +15,7 @@ import time
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from appliance.runtime.short_slices import take_short_slices
+from appliance.runtime.scheduling import take_short_slices
 
 WARM_UP = 20
 

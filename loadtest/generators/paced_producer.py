@@ -17,7 +17,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from appliance.runtime.short_slices import take_short_slices
+from appliance.runtime.scheduling import take_short_slices
 
 
 def main(words: list[str]) -> int:

@@ -21,8 +21,8 @@ import uvicorn
 from appliance.base.errors import MillraceError, StepsDown
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.runtime.service_main import StopRequest
-from appliance.runtime.shared_memory_watch import SharedMemoryWatch
-from appliance.runtime.unit_heart import heart_of
+from appliance.runtime.shared_memory import SharedMemoryWatch
+from appliance.runtime.unit_process import heart_of
 from services.console.alarm_watch import AlarmEvent
 from services.console.application import make_application
 from services.console.box_sample import BoxReader

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from appliance.base.layout import BoxLayout
-from appliance.runtime.leaving import GIVEN_AWAY
+from appliance.runtime.children import GIVEN_AWAY
 from services.controller.decisions.cluster import ControllerContext
 from services.controller.decisions.leader_operations import (
     Elections,
@@ -186,7 +186,7 @@ class ControlledShutdown:
     """The first step of the box's stop: hand over what the box leads while all its processes still
     serve. Runs once per incarnation.
 
-    The process that stops the box creates one file and waits for another (`runtime/leaving.py`,
+    The process that stops the box creates one file and waits for another (`runtime/children.py`,
     which also has the time limit). Weak: the file is polled, so the shutdown begins up to `POLL_MS`
     late.
     """

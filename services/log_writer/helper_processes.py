@@ -15,9 +15,9 @@ import socket
 import sys
 from collections.abc import Callable
 
-from appliance.runtime.parent_death import BOUND_VARIABLE, PARENT_VARIABLE
 from appliance.runtime.poller import Poller
 from appliance.runtime.run_options import python_arguments
+from appliance.runtime.spawning import BOUND_VARIABLE, PARENT_VARIABLE
 from appliance.storage.cleaning_plan import DIRECTORY_FD, CleaningJob, RunReport
 from appliance.storage.move_record import PACKET_BYTES_MAX, MoveCommand, MoveJob, MoveSaid
 from appliance.storage.partition_directory import PinnedDirectory

@@ -7,9 +7,8 @@ file).
 
 from __future__ import annotations
 
-from appliance.runtime.run_options import ResolvedOptions
-from appliance.runtime.sender_table import SenderTable
-from appliance.runtime.unit_mode import is_unit
+from appliance.runtime.run_options import ResolvedOptions, SenderTable
+from appliance.runtime.unit_process import is_unit
 
 
 def check_zookeeper() -> list[str]:

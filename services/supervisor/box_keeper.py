@@ -31,13 +31,12 @@ from appliance.runtime.leftovers import clear_box, clear_dead_life, clear_vanish
 from appliance.runtime.listening import ListenSockets
 from appliance.runtime.poller import READABLE, Poller
 from appliance.runtime.preflight import ExternalCheck, PreparedBox, prepare_box, write_box
-from appliance.runtime.run_options import RunOptions, resolve_options
-from appliance.runtime.sender_table import ReadSenders
+from appliance.runtime.request_server import StatusServer
+from appliance.runtime.run_options import ReadSenders, RunOptions, resolve_options
 from appliance.runtime.service_main import EXIT_OTHER_RELEASE, EXIT_USAGE, install_excepthooks, name_process
-from appliance.runtime.status_server import StatusServer
 from appliance.runtime.systemd import notify
 from appliance.runtime.unit_files import SETTINGS_MARK_VARIABLE, planned_box, settings_mark
-from appliance.runtime.unit_mode import SYSTEMD
+from appliance.runtime.unit_process import SYSTEMD
 from appliance.shm.counters import CounterReader, Counters, CounterSnapshot
 from appliance.shm.mapping import LayoutMismatch
 from services.supervisor.disk_changes import DiskChanges, LogWriterSample

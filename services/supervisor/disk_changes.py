@@ -19,7 +19,7 @@ from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.settings import Box
-from appliance.runtime.detached_children import is_in_kernel
+from appliance.runtime.children import is_in_kernel
 from appliance.runtime.disk_orders import ADD, REPLACE, changed_disks, keep_disks
 from appliance.runtime.known_disks import give_up, write_known_disk
 from appliance.runtime.preflight import write_box

@@ -21,18 +21,15 @@ from typing import Any
 from appliance.base.clock import Clock, SystemClock
 from appliance.base.errors import ConfigurationProblems, RequestRefused
 from appliance.base.logging import DROPPED_COUNTER, logger_from_environment
-from appliance.runtime.children import Child, ChildState, plan_stop
-from appliance.runtime.detached_children import DetachedProcesses
+from appliance.runtime.children import CONTROLLER, Child, ChildState, DetachedProcesses, ShutdownProgress, plan_stop
 from appliance.runtime.disk_orders import REMOVE, disk_processes
 from appliance.runtime.ensemble_checks import peer_warnings
-from appliance.runtime.leaving import CONTROLLER, ShutdownProgress
 from appliance.runtime.leftovers import await_previous_life, clear_box, clear_dead_life, clear_vanished_boxes
 from appliance.runtime.poller import READABLE, Poller
 from appliance.runtime.preflight import ExternalCheck, PreparedBox, prepare_box
-from appliance.runtime.run_options import RunOptions, resolve_options
-from appliance.runtime.sender_table import ReadSenders
+from appliance.runtime.request_server import StatusServer
+from appliance.runtime.run_options import ReadSenders, RunOptions, resolve_options
 from appliance.runtime.service_main import EXIT_OTHER_RELEASE, EXIT_USAGE, name_process
-from appliance.runtime.status_server import StatusServer
 from appliance.runtime.systemd import REFUSED, notify
 from appliance.runtime.zookeeper_watch import NAME as ZOOKEEPER
 from appliance.runtime.zookeeper_watch import ZooKeeperWatch

@@ -7,7 +7,7 @@ import sys
 
 from appliance.base.errors import ConfigurationProblems
 from appliance.cluster.zookeeper_server import become_zookeeper
-from appliance.runtime.unit_mode import is_unit
+from appliance.runtime.unit_process import is_unit
 
 
 def main() -> int:

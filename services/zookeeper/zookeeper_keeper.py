@@ -21,8 +21,7 @@ from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import READABLE
 from appliance.runtime.service_main import EXIT_USAGE, StopRequest
 from appliance.runtime.spawning import spawn
-from appliance.runtime.unit_heart import START_FACTOR, heart_of
-from appliance.runtime.unit_mode import stop_turn_of
+from appliance.runtime.unit_process import START_FACTOR, heart_of, stop_turn_of
 from appliance.runtime.zookeeper_watch import ASK_MS_WHILE_STARTING, ZooKeeperWatch
 
 TURN_MS = 100

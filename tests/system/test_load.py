@@ -31,7 +31,7 @@ from appliance.pipeline.load_survey import LoadRequest
 from appliance.pipeline.load_task import SparkTasks
 from appliance.pipeline.loader import LoadRules
 from appliance.pipeline.offset_range import OffsetRange
-from appliance.runtime.parent_death import die_with_parent
+from appliance.runtime.spawning import die_with_parent
 from lab.real_postgres import find_postgres, running_postgres
 from lab.running_box import RunningBox, environment, eventually
 from lab.spark_session import why_no_spark

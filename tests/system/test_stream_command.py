@@ -15,7 +15,7 @@ import psutil
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from appliance.runtime.parent_death import die_with_parent
+from appliance.runtime.spawning import die_with_parent
 from lab.committed_reads import read_committed
 from lab.minute_records import MinuteRecords, counted, make_topic, rows_below
 from lab.running_box import ROOT, RunningBox, environment, eventually

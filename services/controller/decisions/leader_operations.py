@@ -40,7 +40,7 @@ PAUSES_MS_MAX = 2_500
 """Limit for all pauses of a shutdown together."""
 PAUSE_MS_MAX = 500
 """Limit for one pause: a shutdown without progress for 3 s is not waited for
-(`runtime/leaving.py`), and a slow machine needs that time for the step itself.
+(`runtime/children.py`), and a slow machine needs that time for the step itself.
 """
 LEAVING_MS = 6_000
 """Pauses end when the remaining steps would exceed this time. A stop waits 8 s; leaderships that

@@ -24,8 +24,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from appliance.base.clock import Clock
-from appliance.base.clock_agreement import ClockAgreement
+from appliance.base.clock import Clock, ClockAgreement
 from appliance.base.errors import DiskFull, ErrorCode
 from appliance.base.logging import Logger
 from appliance.base.model import INTERNAL_TOPICS, TopicPartition

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import sys
 
-from appliance.runtime.idle_priority import take_idle_priority
-from appliance.runtime.parent_death import bind_to_parent
+from appliance.runtime.scheduling import take_idle_priority
 from appliance.runtime.service_main import name_process
+from appliance.runtime.spawning import bind_to_parent
 from appliance.storage.cleaner import run_cleaning
 from appliance.storage.cleaning_plan import DIRECTORY_FD, CleaningJob, RunReport
 

@@ -12,9 +12,9 @@ from appliance.base.clock import SystemClock
 from appliance.base.errors import StorageFailed
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
-from appliance.runtime.idle_priority import take_idle_priority
-from appliance.runtime.parent_death import bind_to_parent
+from appliance.runtime.scheduling import take_idle_priority
 from appliance.runtime.service_main import name_process
+from appliance.runtime.spawning import bind_to_parent
 from appliance.storage.move_record import FAILED, PACKET_BYTES_MAX, MoveJob, MoveSaid
 from services.log_writer.mover.agent import LogMover, MovingSource
 

@@ -18,7 +18,7 @@ from appliance.base.clock import Clock
 from appliance.base.errors import StorageFailed
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
-from appliance.runtime.idle_priority import take_ordinary_io
+from appliance.runtime.scheduling import take_ordinary_io
 from appliance.shm.mapping import LayoutMismatch, SharedObjectAbsent, list_names
 from appliance.shm.partition_table import DISK_OFFLINE, ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, PartitionTableReader, Row, TornRow
 from appliance.storage.log_move import LogMove

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from appliance.base.clock import ManualClock
-from appliance.base.clock_agreement import TOLERANCE_MS, ClockAgreement
+from appliance.base.clock import TOLERANCE_MS, ClockAgreement, ManualClock
 
 
 def test_clocks_agree_however_long_they_run() -> None:

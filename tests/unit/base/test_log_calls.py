@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.base.log_fields import LOG_FIELDS
-from appliance.base.logging import Severity
+from appliance.base.logging import LOG_FIELDS, Severity
 
 ROOT = Path(__file__).parent.parent.parent.parent
 SEVERITIES = {severity.name.lower() for severity in Severity} | {"log"}
@@ -44,7 +43,7 @@ def test_a_call_has_documented_fields_only() -> None:
             if keyword.arg is None:
                 assert ast.unparse(keyword.value).endswith(SPREAD), place
             else:
-                assert keyword.arg in LOG_FIELDS, f"{place}: {keyword.arg} is no field; say it in the text, or add it to log_fields.py and docs/messages.md"
+                assert keyword.arg in LOG_FIELDS, f"{place}: {keyword.arg} is no field; say it in the text, or add it to LOG_FIELDS and docs/messages.md"
 
 
 def test_a_partition_never_stands_without_its_topic() -> None:

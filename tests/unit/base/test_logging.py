@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from appliance.base import journal, log_fields
+from appliance.base import journal
+from appliance.base import logging as log_fields
 from appliance.base.clock import ManualClock
-from appliance.base.log_repeats import LINES_A_PERIOD, PERIOD_NS_FIRST
-from appliance.base.logging import LEVEL_VARIABLE, SEVERITY_MEANINGS, Logger, Severity, logger_from_environment
+from appliance.base.logging import LEVEL_VARIABLE, LINES_A_PERIOD, PERIOD_NS_FIRST, SEVERITY_MEANINGS, Logger, Severity, logger_from_environment
 
 PERIOD_MS = PERIOD_NS_FIRST // 1_000_000
 

@@ -32,7 +32,7 @@ from appliance.command.process_memory import Memory, box_memory, memory_of
 from appliance.command.status import _state, cluster_line, print_status, senders_line, zookeeper_line
 from appliance.ipc.disk_reports import COPYING, MoveProgress, moves_file, write_moves
 from appliance.ipc.frames import listen_unix
-from appliance.runtime.status_server import STATUS
+from appliance.runtime.request_server import STATUS
 from appliance.senders.sender_accounts import OTHERS, SenderFigures, senders_file, write_senders
 from appliance.shm.counters import Counters
 from appliance.shm.disk_tables import attach_table

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from appliance.runtime.detached_children import DetachedProcesses, is_in_kernel
+from appliance.runtime.children import DetachedProcesses, is_in_kernel
 from lab.running_box import eventually
 
 

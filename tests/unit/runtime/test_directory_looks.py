@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from appliance.base.clock import SystemClock
-from appliance.runtime import directory_looks
-from appliance.runtime.directory_looks import DirectoryCheck, ask_each
+from appliance.runtime import directories
+from appliance.runtime.directories import DirectoryCheck, ask_each
 
 LONG_MS = 20_000
 
@@ -39,13 +39,13 @@ def test_a_directory_that_never_answers_is_left_to_its_child_and_the_others_are_
             os.read(os.pipe()[0], 1)
         return DirectoryCheck(path)
 
-    monkeypatch.setattr(directory_looks, "look_at", look)
+    monkeypatch.setattr(directories, "look_at", look)
     looks = ask_each([("/srv/hung", "--data"), ("/srv/well", "--data")], False, 100, SystemClock())
     assert list(looks.answers) == ["/srv/well"] and looks.real_path("/srv/hung") == "/srv/hung"
     assert os.WIFSIGNALED(os.waitpid(looks.unanswered["/srv/hung"], 0)[1])
 
 
 def test_a_look_that_dies_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory_looks, "look_at", lambda path, option: os._exit(1))
+    monkeypatch.setattr(directories, "look_at", lambda path, option: os._exit(1))
     looks = ask_each([("/srv/d0", "--data")], False, LONG_MS, SystemClock())
     assert looks.answers["/srv/d0"].problem == "the check of /srv/d0 failed"

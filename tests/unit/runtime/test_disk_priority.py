@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from appliance.base.io_class import io_priority
-from appliance.runtime.disk_priority import core_of_disk, io_priority_of, take_disk_priority
+from appliance.runtime.scheduling import core_of_disk, io_priority_of, take_disk_priority
 from tests.unit.base.test_settings import make_box
 
 

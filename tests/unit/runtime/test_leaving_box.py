@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from appliance.base.layout import BoxLayout
-from appliance.runtime.leaving import CONTROLLER, GIVEN_AWAY, LEAVE_NS_MAX, STILL_NS, ShutdownProgress
+from appliance.runtime.children import CONTROLLER, GIVEN_AWAY, LEAVE_NS_MAX, STILL_NS, ShutdownProgress
 from appliance.shm.counters import Counters
 from lab.scratch_layout import scratch_layout
 

@@ -9,7 +9,7 @@ from appliance.base.settings import Box
 from appliance.ipc.source import Source
 from appliance.runtime.preflight import need_of, shared_memory_problem
 from appliance.runtime.run_options import RunOptions, resolve_options
-from appliance.runtime.shared_memory_need import CONTROLLER_ARENA_BYTES, CONTROLLER_RING_ENTRIES, SharedMemoryNeed, held_bytes, shared_memory_need
+from appliance.runtime.shared_memory import CONTROLLER_ARENA_BYTES, CONTROLLER_RING_ENTRIES, SharedMemoryNeed, held_bytes, shared_memory_need
 from appliance.shm.arena import PieceMemory
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import PartitionTableWriter

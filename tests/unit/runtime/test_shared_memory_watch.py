@@ -11,7 +11,7 @@ from appliance.base.clock import ManualClock
 from appliance.base.errors import StepsDown
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
-from appliance.runtime.shared_memory_watch import PATIENCE_MS, SharedMemoryWatch
+from appliance.runtime.shared_memory import PATIENCE_MS, SharedMemoryWatch
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters, read_counters
 from appliance.shm.mapping import SharedObject, lost_objects

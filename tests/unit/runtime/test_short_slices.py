@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent.parent
 PROGRAM = """
 import os, threading
-from appliance.runtime.short_slices import take_short_slices
+from appliance.runtime.scheduling import take_short_slices
 
 def slice_ns(thread):
     lines = open(f"/proc/self/task/{thread}/sched").read().splitlines()

@@ -18,9 +18,23 @@ from appliance.base.logging import Logger
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
 from appliance.runtime.systemd import FAILED_STARTS, SystemdNotifier
-from appliance.runtime.unit_heart import CLOSE_EXTENSION_US, START_FACTOR, STOP_EXTENSION_US, UnitHeart, heart_of, rate_text
-from appliance.runtime.unit_mode import GROUP_STOP_MS, HELD_NS, MANAGER_VARIABLE, SYSTEMD, StopTurn, stop_turn_of
-from appliance.runtime.unit_start import BoxNotPrepared, await_turn_to_start, require_box
+from appliance.runtime.unit_process import (
+    CLOSE_EXTENSION_US,
+    GROUP_STOP_MS,
+    HELD_NS,
+    MANAGER_VARIABLE,
+    START_FACTOR,
+    STOP_EXTENSION_US,
+    SYSTEMD,
+    BoxNotPrepared,
+    StopTurn,
+    UnitHeart,
+    await_turn_to_start,
+    heart_of,
+    rate_text,
+    require_box,
+    stop_turn_of,
+)
 from appliance.shm.counters import HEARTBEAT_WORD, Counters
 from appliance.shm.mapping import PID_WORD, LayoutMismatch, SharedObject
 from lab.scratch_layout import scratch_layout
@@ -214,7 +228,7 @@ def test_one_that_its_disk_holds_is_waited_for_a_moment_only(layout: BoxLayout, 
     Path(layout.stopping_file).touch()
     clock, living = ManualClock(), Living(layout, "log-writer@d0")
     held: list[int] = []
-    monkeypatch.setattr("appliance.runtime.unit_mode.is_in_kernel", held.__contains__)
+    monkeypatch.setattr("appliance.runtime.unit_process.is_in_kernel", held.__contains__)
     living.beat(clock.monotonic_ns())
     turn = StopTurn(layout, "controller", NAMES, clock)
     assert not has_come(turn, clock)

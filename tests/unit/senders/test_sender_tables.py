@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from appliance.base.settings import SenderSocket
-from appliance.runtime.run_options import RunOptions, resolve_options
-from appliance.runtime.sender_table import SenderTable
+from appliance.runtime.run_options import RunOptions, SenderTable, resolve_options
 from appliance.senders.conditions import RouteCondition, Subject
 from appliance.senders.listener import HTTP, SYSLOG_TCP, SYSLOG_UDP, KeyKind, KeyRule, Listener, ListenerTransport, Protocol, ProxyMode
 from appliance.senders.router import Route

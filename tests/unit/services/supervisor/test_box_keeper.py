@@ -15,10 +15,9 @@ from appliance.base.logging import Logger
 from appliance.base.settings import SenderSocket, load_box
 from appliance.runtime.known_disks import KnownDisk, read_known_disk, write_known_disk
 from appliance.runtime.preflight import PreparedBox, prepare_box
-from appliance.runtime.run_options import RunOptions
-from appliance.runtime.sender_table import no_senders
+from appliance.runtime.run_options import RunOptions, no_senders
 from appliance.runtime.unit_files import SETTINGS_MARK_VARIABLE, settings_mark
-from appliance.runtime.unit_mode import SYSTEMD
+from appliance.runtime.unit_process import SYSTEMD
 from appliance.senders.old_table import tables_text
 from appliance.senders.table_checks import read_sender_table
 from appliance.shm.counters import Counters, read_counters, unlink_all
