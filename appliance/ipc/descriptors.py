@@ -140,6 +140,12 @@ class Descriptor(NamedTuple):
     guard: int = 0
 
 
+KIND, FLAGS, RESERVED, ROW, ROW_GENERATION, LEADER_EPOCH, CONFIG_GENERATION, LENGTH, POSITION, TOKEN = range(10)
+VALUE_A, VALUE_B, VALUE_C, GUARD = range(10, 14)
+"""Indices of the fields of a descriptor, for code that takes it as a plain tuple."""
+assert Descriptor._fields.index("guard") == GUARD and Descriptor._fields.index("position") == POSITION
+
+
 class Completion(NamedTuple):
     """One entry from a log-writer. `log_end_offset` is the exclusive end of the append; `guard`
     belongs to NEEDS_VERIFICATION."""

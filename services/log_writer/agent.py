@@ -21,7 +21,7 @@ from appliance.base.errors import DiskFull, ErrorCode, OutOfDescriptors, StepsDo
 from appliance.base.layout import boot_id
 from appliance.ipc.channel import ISR_CHANGES, SinkChannel
 from appliance.ipc.channel_acceptor import ChannelAcceptor
-from appliance.ipc.descriptors import DescriptorKind
+from appliance.ipc.descriptors import KIND, ROW, DescriptorKind
 from appliance.ipc.disk_reports import report_file
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.shm.doorbell import Doorbell
@@ -323,9 +323,9 @@ class LogWriterAgent:
         by_row: dict[int, list[Work]] = {}
         others = []
         for number, entry in enumerate(entries):
-            if entry[0] in APPENDS:
-                by_row.setdefault(entry[3], []).append((channel, entry))
-            elif entry[0] == _PROGRESS or entry[0] == _REPLICA_APPEND:
+            if entry[KIND] in APPENDS:
+                by_row.setdefault(entry[ROW], []).append((channel, entry))
+            elif entry[KIND] == _PROGRESS or entry[KIND] == _REPLICA_APPEND:
                 others.append(entry)
             else:
                 self._postponed.by_source[channel] = deque(entries[number:])
@@ -336,9 +336,9 @@ class LogWriterAgent:
 
     def _carry_out(self, channel: SinkChannel, entry: tuple[Any, ...]) -> bool:
         """One entry, if it is none of a controller."""
-        kind = entry[0]
+        kind = entry[KIND]
         if kind in APPENDS:
-            self._appends.append_all({entry[3]: [(channel, entry)]})
+            self._appends.append_all({entry[ROW]: [(channel, entry)]})
         elif kind == _PROGRESS:
             self._progress.take(channel, entry)
         elif kind == _REPLICA_APPEND:

@@ -23,7 +23,7 @@ from appliance.base.errors import DiskFull, ErrorCode, RequestRefused, StorageFa
 from appliance.base.logging import Logger
 from appliance.base.model import TopicId, TopicPartition
 from appliance.ipc.channel import SinkChannel
-from appliance.ipc.descriptors import DescriptorKind, pack_producers
+from appliance.ipc.descriptors import KIND, LENGTH, POSITION, ROW, ROW_GENERATION, TOKEN, VALUE_A, DescriptorKind, pack_producers
 from appliance.shm.partition_table import APPEND_SINCE_WORD, FENCE_WORD, ROLE_LEADER
 from services.log_writer.background.disk_trouble import DiskTrouble
 from services.log_writer.background.retention_rounds import RetentionRounds
@@ -89,13 +89,13 @@ class CommandQueue:
     def _one(self, channel: SinkChannel, entry: Entry) -> None:
         if self._carry_out_other(channel, entry):
             return
-        if entry[0] == _DELETE_RECORDS:
+        if entry[KIND] == _DELETE_RECORDS:
             self._delete_records(channel, entry)
-        elif entry[0] in MOVE_KINDS:
+        elif entry[KIND] in MOVE_KINDS:
             self._move(channel, entry)
-        elif entry[0] == _DESCRIBE_PRODUCERS:
+        elif entry[KIND] == _DESCRIBE_PRODUCERS:
             self._describe_producers(channel, entry)
-        elif entry[0] == _BEGIN_VERIFICATION:
+        elif entry[KIND] == _BEGIN_VERIFICATION:
             self._appends.begin_verification(channel, entry)
         else:
             self._command(channel, entry)
@@ -104,10 +104,10 @@ class CommandQueue:
         if self._trouble.offline:
             self._completions.answer(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
             return
-        document = bytes(channel.slice(entry[8], entry[7]))
+        document = bytes(channel.slice(entry[POSITION], entry[LENGTH]))
         self._words[APPEND_SINCE_WORD] = self._clock.monotonic_ns()
         try:
-            code = self._commands.carry_out(entry[0], document)
+            code = self._commands.carry_out(entry[KIND], document)
         except StorageFailed as failure:
             self._trouble.on_failure(failure)
             self.needs_resync = self.needs_resync or isinstance(failure, DiskFull)
@@ -122,10 +122,10 @@ class CommandQueue:
         if self._trouble.offline:
             self._completions.answer(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
             return
-        document = bytes(channel.slice(entry[8], entry[7]))
+        document = bytes(channel.slice(entry[POSITION], entry[LENGTH]))
         self._words[APPEND_SINCE_WORD] = self._clock.monotonic_ns()
         try:
-            answer = self._moves.carry_out(entry[0], document, (channel, entry))
+            answer = self._moves.carry_out(entry[KIND], document, (channel, entry))
         except StorageFailed as failure:
             self._trouble.on_failure(failure)
             answer = MoveAnswer(ErrorCode.KAFKA_STORAGE_ERROR)
@@ -138,20 +138,20 @@ class CommandQueue:
         if answer.code or answer.log_end_offset < 0:
             self._completions.answer(channel, entry, answer.code)
             return
-        completion = (entry[0], 0, 0, entry[3], entry[9], answer.high_watermark, -1, answer.log_start_offset, answer.log_end_offset, -1, 0, 0)
+        completion = (entry[KIND], 0, 0, entry[ROW], entry[TOKEN], answer.high_watermark, -1, answer.log_start_offset, answer.log_end_offset, -1, 0, 0)
         self._completions.add(channel, completion)
 
     def _delete_records(self, channel: SinkChannel, entry: Entry) -> None:
         """Let a log begin at the offset in `value_a`; `AwaitedDeletions` answers. A full disk does it too, as soon as it can write that down."""
-        replica = self._partitions.by_row.get(entry[3])
+        replica = self._partitions.by_row.get(entry[ROW])
         offline, is_full = self._trouble.offline, self._trouble.is_full
         code = 0 if is_full and replica is not None and not offline else self._appends.refusal(replica, entry)
         try:
             if not code and replica is not None and (replica.is_frozen or replica.role != ROLE_LEADER):
                 code = ErrorCode.NOT_LEADER_OR_FOLLOWER
             if not code and replica is not None:
-                wanted = Deletion(channel, entry, replica.high_watermark if entry[10] == -1 else entry[10])
-                code = self._retention.delete_records(replica, entry[10], wanted)
+                wanted = Deletion(channel, entry, replica.high_watermark if entry[VALUE_A] == -1 else entry[VALUE_A])
+                code = self._retention.delete_records(replica, entry[VALUE_A], wanted)
                 self._completions.rows_moved = True
         except StorageFailed as failure:
             self._trouble.on_failure(failure)
@@ -162,15 +162,15 @@ class CommandQueue:
     def _describe_producers(self, channel: SinkChannel, entry: Entry) -> None:
         """Write the producers of a partition into the source's slot, as many as fit; the completion has
         their number."""
-        replica = self._partitions.by_row.get(entry[3])
-        if replica is None or entry[4] != replica.row_generation or replica.role != ROLE_LEADER:
+        replica = self._partitions.by_row.get(entry[ROW])
+        if replica is None or entry[ROW_GENERATION] != replica.row_generation or replica.role != ROLE_LEADER:
             code = ErrorCode.KAFKA_STORAGE_ERROR if self._trouble.offline else ErrorCode.NOT_LEADER_OR_FOLLOWER
             self._completions.answer(channel, entry, code)
             return
-        memory = channel.slice(entry[8], entry[7])
+        memory = channel.slice(entry[POSITION], entry[LENGTH])
         producers = replica.log.producers.snapshot()
         memory[:] = pack_producers(producers, len(memory))
-        completion = (entry[0], 0, 0, entry[3], entry[9], -1, -1, -1, replica.log.log_end_offset, replica.leader_epoch, len(producers), 0)
+        completion = (entry[KIND], 0, 0, entry[ROW], entry[TOKEN], -1, -1, -1, replica.log.log_end_offset, replica.leader_epoch, len(producers), 0)
         self._completions.add(channel, completion)
 
 

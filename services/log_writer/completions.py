@@ -11,7 +11,7 @@ from typing import Any
 from appliance.base.errors import ErrorCode
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.channel_acceptor import ChannelAcceptor
-from appliance.ipc.descriptors import COMMITTED_FLAG, DescriptorKind
+from appliance.ipc.descriptors import COMMITTED_FLAG, KIND, ROW, TOKEN, VALUE_A, DescriptorKind
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER
 from services.log_writer.replicas.replica import Replica
@@ -29,7 +29,7 @@ class Completions:
         """Answer a descriptor with a code alone; with a `guard` it is no refusal."""
         if code and not guard:
             self.refused.add()
-        completion = (entry[0], 0, code, entry[3], entry[9], base_offset, -1, -1, -1, -1, entry[10] & 0xFFFFFFFF, guard)
+        completion = (entry[KIND], 0, code, entry[ROW], entry[TOKEN], base_offset, -1, -1, -1, -1, entry[VALUE_A] & 0xFFFFFFFF, guard)
         self.by_channel.setdefault(channel, []).append(completion)
 
     def add(self, channel: SinkChannel, completion: tuple[Any, ...]) -> None:
@@ -54,7 +54,7 @@ class Completions:
 
 def told_of_log(entry: tuple[Any, ...], code: ErrorCode, base_offset: int, log_start_offset: int, log_end_offset: int, leader_epoch: int) -> tuple[Any, ...]:
     """The completion of a REPLICA_APPEND or a TRUNCATE: how the log is now."""
-    return (entry[0], 0, code, entry[3], entry[9], base_offset, -1, log_start_offset, log_end_offset, leader_epoch, 0, 0)
+    return (entry[KIND], 0, code, entry[ROW], entry[TOKEN], base_offset, -1, log_start_offset, log_end_offset, leader_epoch, 0, 0)
 
 
 CompletionsBySource = dict[SinkChannel, list[tuple[Any, ...]]]

@@ -21,9 +21,22 @@ from appliance.ipc.descriptors import (
     BEHIND_REFUSED_FLAG,
     COMMIT_FLAG,
     COMMITTED_FLAG,
+    CONFIG_GENERATION,
     COORDINATOR_FLAG,
+    FLAGS,
+    GUARD,
+    KIND,
+    LEADER_EPOCH,
+    LENGTH,
     NEEDS_VERIFICATION,
+    POSITION,
     RAISED_EPOCH_FLAG,
+    ROW,
+    ROW_GENERATION,
+    TOKEN,
+    VALUE_A,
+    VALUE_B,
+    VALUE_C,
     VERIFIED_FLAG,
     DescriptorKind,
 )
@@ -86,7 +99,7 @@ class LogWriterAppends:
 
     def _follows_on(self, replica: Replica, channel: SinkChannel, entry: tuple[Any, ...]) -> bool:
         """Whether a batch behind one that its connection was refused may be taken: that one has reached the log by another leader. Else it is answered."""
-        if not entry[1] & BEHIND_REFUSED_FLAG or replica.log.producers.follows_on(*_SEQUENCE.unpack_from(channel.memory, entry[8] + PRODUCER_ID_AT)):
+        if not entry[FLAGS] & BEHIND_REFUSED_FLAG or replica.log.producers.follows_on(*_SEQUENCE.unpack_from(channel.memory, entry[POSITION] + PRODUCER_ID_AT)):
             return True
         self._completions.answer(channel, entry, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return False
@@ -103,15 +116,17 @@ class LogWriterAppends:
             if code:
                 answer(channel, entry, code)
                 continue
-            if entry[0] == _MARKER:
+            if entry[KIND] == _MARKER:
                 admitted.append(work)
-                if entry[1] & RAISED_EPOCH_FLAG:
+                if entry[FLAGS] & RAISED_EPOCH_FLAG:
                     offers[len(batches)] = RAISED_EPOCH
                 batches.append(marker_batch(entry, self._clock.wall_ms()))
                 continue
-            if entry[13] or entry[1] & _OFFER_FLAGS:
-                offers[len(batches)] = Offer(entry[13], bool(entry[1] & ADDS_PARTITION_FLAG), bool(entry[1] & COORDINATOR_FLAG), bool(entry[1] & VERIFIED_FLAG))
-            position, length = entry[8], entry[7]
+            if entry[GUARD] or entry[FLAGS] & _OFFER_FLAGS:
+                offers[len(batches)] = Offer(
+                    entry[GUARD], bool(entry[FLAGS] & ADDS_PARTITION_FLAG), bool(entry[FLAGS] & COORDINATOR_FLAG), bool(entry[FLAGS] & VERIFIED_FLAG)
+                )
+            position, length = entry[POSITION], entry[LENGTH]
             if not (length > 0 and position + length <= channel.size_bytes):
                 raise InvariantViolation(f"{channel.source} names {length} bytes at {position} of its arena")
             admitted.append(work)
@@ -150,9 +165,10 @@ class LogWriterAppends:
                 answer(channel, entry, NEEDS_VERIFICATION, guard=result.guard)
                 continue
             base_offset, last_offset, append_time_ms = result
-            records = entry[10] if entry[0] == _PRODUCE else 1
+            records = entry[VALUE_A] if entry[KIND] == _PRODUCE else 1
             completion = (
-                entry[0], flags, 0, entry[3], entry[9], base_offset, append_time_ms, log_start_offset, last_offset + 1, replica.leader_epoch, records, 0,
+                entry[KIND], flags, 0, entry[ROW], entry[TOKEN],
+                base_offset, append_time_ms, log_start_offset, last_offset + 1, replica.leader_epoch, records, 0,
             )  # fmt: skip
             completions.setdefault(channel, []).append(completion)
             if base_offset >= next_offset:  # below it: a duplicate, answered with the offsets of its first append
@@ -168,25 +184,25 @@ class LogWriterAppends:
 
     def begin_verification(self, channel: SinkChannel, entry: tuple[Any, ...]) -> None:
         """A guard for what a coordinator will append when another one has agreed."""
-        replica = self._partitions.by_row.get(entry[3])
-        code = self.refusal(replica, (*entry[:6], replica.config_generation if replica is not None else 0))
+        replica = self._partitions.by_row.get(entry[ROW])
+        code = self.refusal(replica, (*entry[:CONFIG_GENERATION], replica.config_generation if replica is not None else 0))
         if code or replica is None:
             self._completions.answer(channel, entry, code)
             return
-        producer_epoch = (entry[12] & 0xFFFF ^ 0x8000) - 0x8000
-        self._completions.answer(channel, entry, 0, guard=replica.log.begin_verification(entry[10], producer_epoch, self._clock.wall_ms()))
+        producer_epoch = (entry[VALUE_C] & 0xFFFF ^ 0x8000) - 0x8000
+        self._completions.answer(channel, entry, 0, guard=replica.log.begin_verification(entry[VALUE_A], producer_epoch, self._clock.wall_ms()))
 
     def refusal(self, replica: Replica | None, entry: tuple[Any, ...]) -> int:
         """Role, row generation, leader epoch and config generation (which markers are not checked against) as the source saw them must still hold."""
-        if replica is not None and entry[0] == _MARKER:
-            entry = (*entry[:6], replica.config_generation)
-        if replica is None or not replica.is_led_under(entry[4], entry[5], entry[6]) or replica.role != ROLE_LEADER:
+        if replica is not None and entry[KIND] == _MARKER:
+            entry = (*entry[:CONFIG_GENERATION], replica.config_generation)
+        if replica is None or not replica.is_led_under(entry[ROW_GENERATION], entry[LEADER_EPOCH], entry[CONFIG_GENERATION]) or replica.role != ROLE_LEADER:
             if self._trouble.offline or (replica is not None and replica.role == ROLE_OFFLINE):
                 return ErrorCode.KAFKA_STORAGE_ERROR
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if self._trouble.is_full:
             return ErrorCode.KAFKA_STORAGE_ERROR
-        if entry[1] & ACKS_ALL_FLAG and len(replica.isr) < replica.min_insync_replicas:
+        if entry[FLAGS] & ACKS_ALL_FLAG and len(replica.isr) < replica.min_insync_replicas:
             return ErrorCode.NOT_ENOUGH_REPLICAS
         return ErrorCode.NONE
 
@@ -232,9 +248,9 @@ class LogWriterAppends:
 
 def marker_batch(entry: tuple[Any, ...], now_ms: int) -> memoryview:
     """Of a descriptor (`ipc.descriptors.Descriptor`), stamped with no offset yet."""
-    coordinator_epoch, producer_epoch = _signed(entry[11], 32), _signed(entry[12] & 0xFFFF, 16)
-    marker = EndTransactionMarker(bool(entry[1] & COMMIT_FLAG), coordinator_epoch)
-    return memoryview(build_end_transaction_batch(entry[10], producer_epoch, marker, now_ms))
+    coordinator_epoch, producer_epoch = _signed(entry[VALUE_B], 32), _signed(entry[VALUE_C] & 0xFFFF, 16)
+    marker = EndTransactionMarker(bool(entry[FLAGS] & COMMIT_FLAG), coordinator_epoch)
+    return memoryview(build_end_transaction_batch(entry[VALUE_A], producer_epoch, marker, now_ms))
 
 
 def _signed(word: int, bits: int) -> int:

@@ -15,6 +15,7 @@ from appliance.base.errors import ConfigurationProblems, DiskFull, ErrorCode, Ou
 from appliance.base.layout import boot_id
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.channel_acceptor import ChannelAcceptor
+from appliance.ipc.descriptors import KIND, ROW, TOKEN, VALUE_A
 from appliance.runtime.agent import PARK_MS_MAX, Agent, ServiceContext
 from appliance.runtime.known_disks import read_known_disk
 from appliance.shm.doorbell import Doorbell
@@ -142,4 +143,4 @@ class OfflineLogWriter:
 
 
 def _refusal(entry: tuple[Any, ...]) -> tuple[int, ...]:
-    return (entry[0], 0, ErrorCode.KAFKA_STORAGE_ERROR, entry[3], entry[9], -1, -1, -1, -1, -1, entry[10] & 0xFFFFFFFF, 0)
+    return (entry[KIND], 0, ErrorCode.KAFKA_STORAGE_ERROR, entry[ROW], entry[TOKEN], -1, -1, -1, -1, -1, entry[VALUE_A] & 0xFFFFFFFF, 0)

@@ -16,7 +16,7 @@ from appliance.base.errors import ErrorCode, OutOfThreads, StorageFailed
 from appliance.base.invariants import check
 from appliance.base.logging import Logger
 from appliance.ipc.channel import SinkChannel
-from appliance.ipc.descriptors import repair_of
+from appliance.ipc.descriptors import KIND, LENGTH, POSITION, ROW, ROW_GENERATION, TOKEN, repair_of
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER
 from appliance.storage import file_io
@@ -47,14 +47,18 @@ class BatchRepairs:
 
     def take(self, channel: SinkChannel, entry: Entry) -> None:
         """REPAIR. Refused with REQUEST_TIMED_OUT if it is to be tried later, with NOT_LEADER_OR_FOLLOWER if nothing is committed in such a segment."""
-        replica = self._partitions.by_row.get(entry[3])
-        content = channel.slice(entry[8], entry[7])
+        replica = self._partitions.by_row.get(entry[ROW])
+        content = channel.slice(entry[POSITION], entry[LENGTH])
         check(len(content) > 0, f"{channel.source} sends a repair without bytes")
         if self._repair is not None or (replica is not None and (replica.is_moving or replica.is_frozen)):
             self._completions.answer(channel, entry, ErrorCode.REQUEST_TIMED_OUT)
             return
         order = repair_of(entry)
-        end = None if replica is None or entry[4] != replica.row_generation or replica.log.failed else _committed_end(replica, order.segment_base_offset)
+        end = (
+            None
+            if replica is None or entry[ROW_GENERATION] != replica.row_generation or replica.log.failed
+            else _committed_end(replica, order.segment_base_offset)
+        )
         if replica is None or end is None or order.segment_position >= end[1]:
             self._completions.answer(channel, entry, ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return
@@ -94,7 +98,7 @@ class BatchRepairs:
             self._log.notice(words, **name._asdict(), disk=self._disk, peer=f"broker {repair.source_id}")
         if repair.channel is not None:
             entry = repair.entry
-            answer = (entry[0], 0, code, entry[3], entry[9], repair.first_offset, -1, -1, -1, -1, int(repair.plan.verdict), 0)
+            answer = (entry[KIND], 0, code, entry[ROW], entry[TOKEN], repair.first_offset, -1, -1, -1, -1, int(repair.plan.verdict), 0)
             self._completions.add(repair.channel, answer)
 
     def forget(self, channel: SinkChannel) -> None:

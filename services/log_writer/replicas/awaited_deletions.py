@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.ipc.channel import SinkChannel
+from appliance.ipc.descriptors import GUARD, KIND, ROW, TOKEN
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_LEADER
 from services.log_writer.completions import Completions
@@ -30,7 +31,7 @@ class Deletion(NamedTuple):
 
     @property
     def deadline_ns(self) -> int:
-        guard: int = self.entry[13]
+        guard: int = self.entry[GUARD]
         return guard
 
 
@@ -70,7 +71,7 @@ class AwaitedDeletions:
             return False
         code = ErrorCode.NONE if low_watermark >= deletion.offset else ErrorCode.REQUEST_TIMED_OUT
         self._timed_out.add(int(code != ErrorCode.NONE))
-        kind, row, token = deletion.entry[0], deletion.entry[3], deletion.entry[9]
+        kind, row, token = deletion.entry[KIND], deletion.entry[ROW], deletion.entry[TOKEN]
         self._completions.add(deletion.channel, (kind, 0, int(code), row, token, -1, -1, low_watermark, replica.log.log_end_offset, replica.leader_epoch, 0, 0))
         return True
 

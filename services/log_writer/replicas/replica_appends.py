@@ -17,7 +17,7 @@ from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, StorageFailed
 from appliance.base.logging import Logger
 from appliance.ipc.channel import SinkChannel
-from appliance.ipc.descriptors import TruncateOrder, Truncation, replica_append_of, truncate_of
+from appliance.ipc.descriptors import LEADER_EPOCH, LENGTH, POSITION, ROW, ROW_GENERATION, TruncateOrder, Truncation, replica_append_of, truncate_of
 from appliance.records.batch import read_batch_header, stored_batch_problem
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import APPEND_SINCE_WORD, FENCE_WORD, ROLE_FOLLOWER, ROLE_OFFLINE
@@ -68,9 +68,9 @@ class ReplicaAppends:
 
     def append(self, channel: SinkChannel, entry: Entry) -> None:
         """REPLICA_APPEND."""
-        replica = self._partitions.by_row.get(entry[3])
-        length = entry[7]
-        content = channel.slice(entry[8], length)
+        replica = self._partitions.by_row.get(entry[ROW])
+        length = entry[LENGTH]
+        content = channel.slice(entry[POSITION], length)
         code = self._refusal(replica, entry, bool(length))
         if code or replica is None:
             self._tell(channel, entry, replica, code)
@@ -132,7 +132,7 @@ class ReplicaAppends:
 
     def truncate(self, channel: SinkChannel, entry: Entry) -> None:
         """TRUNCATE."""
-        replica = self._partitions.by_row.get(entry[3])
+        replica = self._partitions.by_row.get(entry[ROW])
         order = truncate_of(entry)
         code = self._refusal(replica, entry, order.kind != Truncation.TELL)
         if replica is not None and not code and order.kind != Truncation.TELL:
@@ -177,7 +177,7 @@ class ReplicaAppends:
             self._log.info(words, **name._asdict())
 
     def _refusal(self, replica: Replica | None, entry: Entry, writes: bool) -> ErrorCode:
-        if replica is None or replica.role != ROLE_FOLLOWER or entry[4] != replica.row_generation or entry[5] != replica.leader_epoch:
+        if replica is None or replica.role != ROLE_FOLLOWER or entry[ROW_GENERATION] != replica.row_generation or entry[LEADER_EPOCH] != replica.leader_epoch:
             if self._trouble.offline or (replica is not None and replica.role == ROLE_OFFLINE):
                 return ErrorCode.KAFKA_STORAGE_ERROR
             return ErrorCode.NOT_LEADER_OR_FOLLOWER

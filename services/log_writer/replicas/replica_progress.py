@@ -14,7 +14,7 @@ from typing import Any
 from appliance.base.clock import Clock
 from appliance.base.errors import StorageFailed
 from appliance.ipc.channel import SinkChannel
-from appliance.ipc.descriptors import progress_of
+from appliance.ipc.descriptors import LEADER_EPOCH, ROW, ROW_GENERATION, progress_of
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_LEADER
 from services.log_writer.background.disk_trouble import DiskTrouble
@@ -61,9 +61,15 @@ class ReplicaProgress:
     def take(self, channel: SinkChannel, entry: tuple[Any, ...]) -> None:
         """Handle PROGRESS. It is dropped if row generation or leader epoch differ, or for an unknown replica."""
         self._completions.answer(channel, entry, 0)
-        replica = self._partitions.by_row.get(entry[3])
+        replica = self._partitions.by_row.get(entry[ROW])
         progress = None if replica is None else replica.progress
-        if replica is None or progress is None or replica.role != ROLE_LEADER or entry[4] != replica.row_generation or entry[5] != replica.leader_epoch:
+        if (
+            replica is None
+            or progress is None
+            or replica.role != ROLE_LEADER
+            or entry[ROW_GENERATION] != replica.row_generation
+            or entry[LEADER_EPOCH] != replica.leader_epoch
+        ):
             self._dropped.add()
             return
         self._taken.add()
