@@ -103,14 +103,14 @@ def decide_isr_change(
     """
     members, broker_id = set(request.isr), cluster.broker_id
     if state.leader != broker_id or state.leader_epoch != request.leader_epoch or broker_id not in members:
-        return None
+        return None  # decided under a former leader epoch
     if request.partition_epoch != topic.state_versions[request.partition]:
-        return None
+        return None  # decided on a former in-sync set
     if len(members) != len(request.isr) or not members <= set(topic.replicas[request.partition]):
-        return None
+        return None  # a member twice, or one that is no longer assigned
     added = members - set(state.isr)
     if not added <= known_added or not may_add(cluster, request, added):
-        return None
+        return None  # the transaction checks the registrations of `known_added` only
     return state._replace(isr=request.isr, leader_recovery_state=0 if len(members) > 1 else state.leader_recovery_state)
 
 

@@ -30,13 +30,13 @@ def after_death(
     """
     living = set(live)
     if state.leader == NO_LEADER and (not unclean or living & set(state.isr)):
-        return None
+        return None  # left to the box of an in-sync replica, which takes it up
     if state.leader in living:
         isr = tuple(member for member in state.isr if member in living)
         return None if isr == state.isr or state.leader not in isr else state._replace(isr=isr, controller_epoch=controller_epoch)
     elected = elect_leader(state, replicas, eligible, unclean, controller_epoch)
     if elected.leader == NO_LEADER and state.leader == NO_LEADER:
-        return None
+        return None  # no candidate, and the state says so already
     return elected
 
 
@@ -55,7 +55,7 @@ def withdraw(state: PartitionState, replicas: Sequence[int], broker_id: int, eli
     if state.leader != broker_id:
         return state._replace(isr=others) if broker_id in state.isr and state.leader in others else None
     leader = next((replica for replica in replicas if replica in able and replica in others), None)
-    if leader is None:
+    if leader is None:  # the set stays: its members alone have every acknowledged record
         return state._replace(leader=NO_LEADER, leader_epoch=state.leader_epoch + 1)
     return state._replace(leader=leader, leader_epoch=state.leader_epoch + 1, isr=others)
 
