@@ -181,7 +181,7 @@ def list_offsets(cluster: ClusterClient, partitions: Iterable[TopicPartition], t
 def try_list_offsets(
     cluster: ClusterClient, partitions: Iterable[TopicPartition], timestamp: int, isolation_level: int = 0
 ) -> tuple[dict[TopicPartition, FoundOffset], Exception | None]:
-    """One round: the offsets of those partitions whose leader tells them, and an error of the others. Raises what will not heal."""
+    """Ask each leader once: return the offsets of the partitions that answered, and an error of the others. Raises errors that no retry can heal."""
     found: dict[TopicPartition, FoundOffset] = {}
     trouble: Exception | None = None
     for leader, led in _by_leader(cluster, partitions).items():
@@ -247,7 +247,7 @@ def delete_records(cluster: ClusterClient, offsets: Mapping[TopicPartition, Offs
 
 
 def describe_topic(cluster: ClusterClient, name: str) -> DescribedTopic:
-    """Metadata, and both ends of every partition whose leader tells them now: a disk that is offline delays nothing."""
+    """Return metadata and log start and end of every partition whose leader answers now; an offline disk does not delay the others."""
     topic = cluster.topic(name, complete=False)
     led = [TopicPartition(name, partition.partition) for partition in topic.partitions if partition.leader in cluster.latest.brokers]
     starts, _ = try_list_offsets(cluster, led, EARLIEST_TIMESTAMP)

@@ -58,7 +58,7 @@ class DiskSize(NamedTuple):
 
 
 class BoxContents(NamedTuple):
-    """What a box has told of its disks. `sizes`: partition → bytes of its log there."""
+    """The disks that a box reported. `sizes`: partition → bytes of its log there."""
 
     disks: tuple[DiskSize, ...]
     sizes: dict[Partition, int]
@@ -190,7 +190,7 @@ ALL_BOXES = ""
 
 
 def box_settings(cluster: ClusterClient, broker_id: int, name: str | None = None) -> dict[str, str]:
-    """What was set on a box while it runs, or for all of them (`ALL_BOXES` as `name`); the box itself tells."""
+    """Return the dynamic settings of a box, or of all boxes (`ALL_BOXES` as `name`), as that box reports them."""
     resource = ResourceToDescribe(ResourceType.BROKER, str(broker_id) if name is None else name)
     configs = describe_configs(cluster, BrokerId(broker_id), resource, f"read the settings of box {broker_id}")
     source = ConfigSource.DYNAMIC_BROKER if name is None else ConfigSource.DYNAMIC_DEFAULT_BROKER
@@ -206,7 +206,7 @@ def alter_box_settings(cluster: ClusterClient, broker_id: int, values: Mapping[s
 
 
 def closed_boxes(cluster: ClusterClient, asked: int) -> frozenset[int]:
-    """Which boxes get no new replicas, as box `asked` tells; none where its release knows nothing of that."""
+    """Return the boxes that get no new replicas, as box `asked` reports them; none if its release does not know the setting."""
     return closed_brokers(box_settings(cluster, asked, ALL_BOXES))
 
 

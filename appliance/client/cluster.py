@@ -1,7 +1,8 @@
-"""A cluster seen from outside: where its brokers are, who leads which partition, one connection to each for questions.
+"""A cluster as a client sees it: addresses of brokers, leaders of partitions, one connection to each broker for requests.
 
-Owned by one thread. Long polls and produces open connections of their own (`open_connection`), so that a question never
-waits behind them. Weak spot: a broker that changed its address is only found by way of another one that still answers.
+Owned by one thread. Long polls and produces open connections of their own (`open_connection`), so that a
+request never waits behind them. Weak spot: a broker with a new address is found only through another
+broker that still answers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One connection to one broker: requests out, responses in, matched by correlation id; several may be under way at once.
+"""One connection to one broker: requests out, responses in, matched by correlation id; several may be in flight.
 
-Owned by whoever opened it, one thread. Blocking, with a time-out on every step; after any failure the connection is
-closed, because what the broker did with the requests under way is unknown. Weak spot: it does not reconnect; who uses it
-knows what may be asked again (`cluster`, `fetch`, `produce`).
+Owned by one thread. Blocking, with a time-out on every step. After any failure the connection is
+closed, because it is unknown what the broker did with the requests in flight. Weak spot: it does not
+reconnect; its users know which requests may be repeated (`cluster`, `fetch`, `producer`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Sent(NamedTuple):
 
 
 class ClientConnection:
-    """A connection on which both sides have agreed on versions. Raises BrokerUnreachable when there is nobody, or nobody who speaks Kafka."""
+    """A connection after the exchange of ApiVersions. Raises BrokerUnreachable if no broker answers in Kafka's protocol."""
 
     def __init__(self, address: Address, *, client_id: str = "millrace", clock: Clock | None = None,
                  connect_timeout_ms: int = CONNECT_TIMEOUT_MS, request_timeout_ms: int = REQUEST_TIMEOUT_MS) -> None:  # fmt: skip

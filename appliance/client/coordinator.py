@@ -1,4 +1,4 @@
-"""Asking a coordinator: found by the name of a group or transactional id, and again when it has moved. One thread, through a ClusterClient."""
+"""Requests to the coordinator of a group or transactional id, which is looked up again when it moves. One thread, through a ClusterClient."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEALS_BY_ITSELF = frozenset({ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.UNSTAB
 
 
 class CoordinatorClient:
-    """Whoever coordinates a group or transactional id: asked again where it was found, until it says that it is elsewhere."""
+    """The coordinator of one group or transactional id; its broker is remembered until it answers NOT_COORDINATOR."""
 
     def __init__(self, cluster: ClusterClient, key_type: int, key: str, *, retry_ms: int | None = None, asks_again: bool = False) -> None:
         """`asks_again`: also after a lost connection, for questions that may come twice."""
@@ -89,8 +89,8 @@ def _coordinator(body: FindCoordinatorResponse, doing: str) -> BrokerId:
 
 
 def ask_every_broker(cluster: ClusterClient, api: ClientApi[Asked, Answered], request: Asked, doing: str) -> dict[BrokerId, Answered]:
-    """Everybody's answer, each tried again while its coordinator reads its state. When a box leaves the cluster meanwhile, everybody is asked anew: who was
-    asked before it may coordinate now what it did."""
+    """Ask all brokers, each with retries while its coordinator loads. If a broker leaves the cluster meanwhile, all are asked again:
+    another one may coordinate now what it did."""
     while True:
         brokers = sorted(cluster.metadata([]).brokers)
         answers = {broker: body for broker in brokers if (body := _ask_one(cluster, broker, api, request, doing)) is not None}

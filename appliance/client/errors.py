@@ -118,7 +118,7 @@ PLAIN_WORDS = {
     ErrorCode.POLICY_VIOLATION: "a policy of the cluster forbids it",
     ErrorCode.GROUP_ID_NOT_FOUND: "there is no such group",
     ErrorCode.NON_EMPTY_GROUP: "the group has members",
-    ErrorCode.UNKNOWN_MEMBER_ID: "the group has members, who alone commit its offsets",
+    ErrorCode.UNKNOWN_MEMBER_ID: "the group has members; only they commit its offsets",
     ErrorCode.INVALID_GROUP_ID: "that is not a name for a group",
     ErrorCode.NOT_COORDINATOR: "the broker does not coordinate it",
     ErrorCode.COORDINATOR_NOT_AVAILABLE: "its coordinator is not available at the moment",

@@ -56,7 +56,7 @@ class _LongPoll:
 
 
 class TopicTail:
-    """`poll` gives records as they come. `on_notice` is told in words what an operator may want to know (a lost connection, a gap)."""
+    """`poll` returns records as they arrive. `on_notice` gets a sentence about each lost connection and each gap."""
 
     def __init__(self, cluster: ClusterClient, topic: str, *, start_at: int = StartAt.LATEST, partitions: Iterable[int] | None = None,
                  fetch_wait_ms_max: int = FETCH_WAIT_MS_MAX,
@@ -105,7 +105,7 @@ class TopicTail:
             long_poll.connection.close()
         self._long_polls.clear()
 
-    # --- who leads what
+    # --- leaders of the partitions
 
     def _look_at_leaders(self) -> None:
         topic = self._cluster.topic(self.topic, complete=False)
@@ -225,7 +225,7 @@ class TopicTail:
 
     def _pause(self, error: Exception) -> None:
         if self._backoff.tries == 0:
-            self._on_notice(f"{error}; trying again")
+            self._on_notice(f"{error}; retrying")
         self._backoff.pause_or_raise(error)
 
 

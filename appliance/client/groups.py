@@ -1,4 +1,4 @@
-"""Consumer groups from outside: which there are, who is in them, how far they have read, and setting that back. One thread, through a ClusterClient."""
+"""Administration of consumer groups: list, describe, read and set committed offsets, delete. One thread, through a ClusterClient."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class GroupListing(NamedTuple):
 
 
 class GroupMember(NamedTuple):
-    """Who reads what. `epoch` is a member's own in the new protocol, -1 in the old one."""
+    """A member and its partitions. `epoch`: the member epoch in the consumer protocol, -1 in the classic one."""
 
     member_id: str
     group_instance_id: str | None
@@ -144,7 +144,7 @@ def delete_group(cluster: ClusterClient, group_id: str) -> None:
 
 
 def require_no_members(group: GroupDescription) -> None:
-    """`RequestRefused` while somebody reads: he would go on from where he is, and commit that."""
+    """Raise `RequestRefused` if the group has members: they would continue at their own positions and overwrite new offsets."""
     if group.members:
         words = f"group {group.group_id!r} has {len(group.members)} members; stop them first, they would commit over it"
         raise RequestRefused(ErrorCode.NON_EMPTY_GROUP, words)

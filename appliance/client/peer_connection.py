@@ -1,10 +1,12 @@
-"""A connection to another box's Kafka port that never waits: driven by its owner's poller and turns, connecting again by itself.
+"""A non-blocking connection to another box's Kafka port, driven by its owner's poller and turns; it reconnects by itself.
 
-Owned by one agent (replica-fetcher, coordinator, acceptor). It connects when there is something to ask, agrees on versions, sends requests one behind the
-other and hands each answer to whoever asked, in order. Every request ends once: with its answer, or with None when the connection was lost, nobody could
-be reached, the other side does not serve the API, or its time was over; whether a lost one was carried out nobody knows. Nothing is ever sent twice.
-Callbacks come from the poller and from `do_work`, never from inside `request`; they may ask again, and close. A peer that breaks the protocol is hung up on.
-Weak spot: an answer that is late holds those behind it, as on any Kafka connection; a request whose time is over therefore costs the connection.
+It connects when there is a request, agrees on versions, sends requests one after the other, and passes
+each response to its callback, in order. Every request ends once: with its response, or with None (the
+connection was lost or could not be made, the peer does not serve the API, or the time-out passed).
+Whether a lost request was carried out is unknown; none is sent twice. Callbacks are called from the
+poller and `do_work`, never from within `request`; they may send requests and close. Owned by one agent.
+Weak spot: a late response delays those behind it, as on any Kafka connection; so a request that times
+out closes the connection.
 """
 
 from __future__ import annotations
@@ -144,7 +146,7 @@ class PeerConnection:
         self.request(api.key, lowest, highest, lambda version: question.encode(version, body), on_bytes, timeout_ms)
 
     def do_work(self, now_ns: int) -> int:
-        """Connect if it is time and somebody waits, end what has waited too long. Never blocks; returns how much was done."""
+        """Connect if requests wait and the pause is over; end requests that timed out. Never blocks; returns how much was done."""
         work = self._end_refused()
         stream = self._stream
         if stream is not None:
@@ -174,7 +176,7 @@ class PeerConnection:
             self._given_up = reason
 
     def close(self) -> None:
-        """Let go of everything; nobody is told."""
+        """Close without calling any callback."""
         self._close_stream()
         for requests in (self._waiting, self._sent, self._refused):
             requests.clear()
@@ -283,10 +285,10 @@ class PeerConnection:
         if is_breach or not self.is_ready or self.under_way:
             self._hang_up(reason)
         else:
-            self._close_stream()  # a peer may close what nobody uses
+            self._close_stream()  # a peer may close an idle connection
 
     def _hang_up(self, reason: str) -> None:
-        """Everything under way is lost. Those who are told may ask again; that is for the next connection."""
+        """Close the connection; all requests end with None. Callbacks may send new ones, which wait for the next connection."""
         lost = [*self._sent, *self._waiting]
         self._sent.clear()
         self._waiting.clear()

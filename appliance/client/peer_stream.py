@@ -1,7 +1,8 @@
-"""One non-blocking TCP connection to a box: it is made, frames go out, frames come in, it ends. All by the events of its owner's poller.
+"""One non-blocking TCP connection to a box, from connect to close, driven by events of its owner's poller.
 
-Owned by a `PeerConnection`, which makes a new one for each attempt. A frame's bytes are received where the owner says, once its size is known; while the
-owner has no memory for it, nothing is read, and the peer waits. Weak spot: what is sent waits in our heap while the peer does not read.
+A `PeerConnection` makes a new one for each attempt. Once a frame's size is known, its bytes are received
+into memory that the owner provides; while the owner has none, nothing is read, and TCP makes the peer
+wait. Weak spot: sent data waits in our heap while the peer does not read.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _ENDS = select.EPOLLERR | select.EPOLLHUP
 
 
 class StreamOwner(Protocol):
-    """Who is told. `take_memory` and `on_frame` may raise ProtocolViolation, which ends the stream."""
+    """Receives the events. `take_memory` and `on_frame` may raise ProtocolViolation, which ends the stream."""
 
     def on_connected(self) -> None: ...
 
@@ -83,12 +84,12 @@ class StreamEnded(Exception):
 
 
 class PeerStream:
-    """One life of a connection. Raises StreamEnded when it cannot even be begun."""
+    """One TCP connection. Raises StreamEnded if it cannot be started."""
 
     def __init__(self, target: SocketAddress, registry: Registry, owner: StreamOwner) -> None:
         self.is_connected = False
         self.failure = ""
-        """Sending failed, for this reason; the owner looks, because nobody is told from inside `send`."""
+        """Why sending failed. The owner polls it, because `send` calls no callback."""
         self._owner = owner
         self._registry = registry
         self._is_closed = False

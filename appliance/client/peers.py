@@ -1,8 +1,9 @@
-"""Questions to the other boxes, by broker id: connections are made when they are first needed, dropped when the image knows the box no longer, or elsewhere.
+"""Requests to other boxes by broker id. A connection is made at the first request, and closed when the image removes or moves the box.
 
-A box whose registration is gone is not waited for: who waits for its answer hears at once that there is none. Several `lane`s to one box are several
-connections, for requests that must not wait for each other: an acceptor answers one after the other. Owned by one process.
-Weak spot: the address is what clients are told; boxes have no listener of their own.
+If a box's registration ends, its waiting requests end at once without a response. Several connections
+to one box (argument `channel`) serve requests that must not wait for each other: an acceptor answers one connection
+in order. Owned by one process. Weak spot: boxes have no listener of their own, so they use the address
+that clients receive.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from appliance.ipc.frames import Registry
 from appliance.protocol.schema import Message
 
 OnAnswer = Callable[[Any], None]
-"""Called once, never from within `ask`: the answer's body, or None when there is none; whether the question was acted upon nobody knows then."""
+"""Called once, never from within `ask`: with the body of the response, or None; then it is unknown whether the request was carried out."""
 
 
 class _Line:
-    """One connection, and who waits on it."""
+    """One connection, with its waiting requests."""
 
     def __init__(self, broker: BrokerImage, connection: PeerConnection) -> None:
         self.broker = broker
@@ -43,7 +44,7 @@ class Peers:
         self._questions = 0
 
     def refresh(self, brokers: Mapping[int, BrokerImage]) -> None:
-        """Brokers as the image has them now. Another registration of a box (its broker epoch) is another life of it."""
+        """Set the brokers of the image. A new registration of a box (broker epoch) closes its connections."""
         self._brokers = brokers
         for key in [key for key, line in self._lines.items() if brokers.get(key[0]) != line.broker]:
             line = self._lines.pop(key)
@@ -60,10 +61,10 @@ class Peers:
         timeout_ms: int,
         *,
         version_min: int | None = None,
-        lane: int = 0,
+        channel: int = 0,
     ) -> None:
         """Ask in the highest version that both sides speak, from `version_min` on."""
-        line = self._line(broker_id, lane)
+        line = self._line(broker_id, channel)
         if line is None:
             self._lost.append(on_answer)
             return
@@ -76,14 +77,14 @@ class Peers:
 
         line.connection.ask(question, reply, body, answered, timeout_ms, version_min)
 
-    def _line(self, broker_id: int, lane: int) -> _Line | None:
+    def _line(self, broker_id: int, channel: int) -> _Line | None:
         broker = self._brokers.get(broker_id)
         if broker is None:
             return None
-        line = self._lines.get((broker_id, lane))
+        line = self._lines.get((broker_id, channel))
         if line is None:
             made = PeerConnection(Address(broker.host, broker.port), self._client_id, self._registry, self._clock)
-            line = self._lines[broker_id, lane] = _Line(broker, made)
+            line = self._lines[broker_id, channel] = _Line(broker, made)
         return line
 
     def do_work(self, now_ns: int) -> int:
@@ -94,7 +95,7 @@ class Peers:
         return len(lost) + sum(line.connection.do_work(now_ns) for line in list(self._lines.values()))
 
     def close(self) -> None:
-        """Nobody is told."""
+        """Close without calling any callback."""
         for line in self._lines.values():
             line.connection.close()
         self._lines.clear()

@@ -1,7 +1,7 @@
 """One producer's transactions: records of several partitions and a group's offsets, all of them or none. Source: KIP-98, KIP-447.
 
-Owned by one thread. `begin` fences whoever used the transactional id before, and ends what he left open; every step may be repeated, so a broker or
-coordinator that restarts in the middle is waited for. After an exception only `abort`, or another `begin`, makes sense.
+Owned by one thread. `begin` fences the former producer of the transactional id and ends the transaction that it left open. Every step may be repeated,
+so a restart of a broker or coordinator only delays it. After an exception only `abort`, or another `begin`, makes sense.
 Weak spot: a process that dies leaves its transaction open until the next `begin` of the same id, or until the coordinator's time-out; readers of committed
 records wait for that long.
 """

@@ -1,6 +1,6 @@
 """Where transactional batches wait while the transaction coordinator is asked whether their partition belongs to the transaction (KIP-890).
 
-A log-writer that meets the first batch of a transaction answers NEEDS_VERIFICATION with a guard. The batch, and what the same producer sends to the same
+A log-writer that receives the first batch of a transaction answers NEEDS_VERIFICATION with a guard. The batch, and what the same producer sends to the same
 partition behind it, waits here in order; with the coordinator's agreement all are offered again, with the guard, and the log-writer takes them as one
 goes after the other. One question a turn covers all partitions of a transaction. Where the producer leaves it to us to add partitions (Produce 12), a
 coordinator that still ends the transaction before is asked again, shortly, because that is the common case there. Owned by one acceptor.
@@ -51,7 +51,7 @@ class TransactionVerifier(Protocol):
 
 
 class Producer(NamedTuple):
-    """Who wrote a batch, where to."""
+    """The producer of a batch, and its partition."""
 
     topic: str
     partition: int
@@ -210,7 +210,7 @@ _ASK_AGAIN = frozenset(
 
 
 def client_error(code: ErrorCode, version: int) -> ErrorCode:
-    """What a producer is told of the coordinator's refusal, in words that its version of Produce knows: NOT_ENOUGH_REPLICAS makes any client try again."""
+    """Return the coordinator's error as this version of Produce has it; NOT_ENOUGH_REPLICAS makes any client retry."""
     if code in _ASK_AGAIN:
         return ErrorCode.NOT_ENOUGH_REPLICAS
     if code == ErrorCode.PRODUCER_FENCED:

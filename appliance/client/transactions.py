@@ -120,7 +120,7 @@ def active_producers(cluster: ClusterClient, topics: Iterable[str]) -> list[Prod
 
 
 def hanging(cluster: ClusterClient, topics: Iterable[str], min_age_ms: int, now_ms: int) -> list[ProducerOnPartition]:
-    """Open in a partition for longer than `min_age_ms`, and of no transaction that a coordinator knows to go over it: nobody will ever end them."""
+    """Return producers with a transaction open for more than `min_age_ms` that no coordinator knows: no marker will ever end it (KIP-664)."""
     open_for_long = [each for each in active_producers(cluster, topics) if each.start_offset != NO_TRANSACTION and now_ms - each.last_timestamp > min_age_ms]
     if not open_for_long:
         return []

@@ -1,7 +1,7 @@
 """Transaction markers for partitions that other boxes lead: WriteTxnMarkers to their acceptors, many markers in a request.
 
 Owned by the coordinator process, used by `marker_appends`. Until the answer to a request is there, no second marker for one of its partitions is sent: a
-partition whose followers are away holds up its own markers and a lane, not those of other partitions. When the image names another leader, or the box is
+partition whose followers are away holds up its own markers and a channel, not those of other partitions. When the image names another leader, or the box is
 gone, a marker is given back at once, to be written where the partition is led now; a second marker of the same end changes nothing.
 Weak spot: a request is answered as a whole, so the markers that were sent together with that of a slow partition wait with it.
 """
@@ -27,7 +27,7 @@ from appliance.protocol.transaction_apis import (
 )
 from services.coordinator.transactions.transaction import Marker
 
-LANES = 4
+CHANNELS = 4
 MARKERS_A_REQUEST = 2_000
 TIMEOUT_MS = 35_000
 """A little more than an acceptor waits for the followers (`services/acceptor/handlers/write_txn_markers.py`)."""
@@ -47,7 +47,7 @@ class MarkerRequester(Protocol):
         on_answer: OnAnswer,
         timeout_ms: int,
         *,
-        lane: int,
+        channel: int,
     ) -> None: ...
 
 
@@ -59,15 +59,15 @@ class _Sent(NamedTuple):
 
 
 class _Box:
-    """What one box has to write. `under_way`: by lane, what has not been answered yet, by partition."""
+    """What one box has to write. `under_way`: by channel, what has not been answered yet, by partition."""
 
     def __init__(self) -> None:
         self.waiting: list[_Sent] = []
         self.under_way: dict[int, dict[TopicPartition, list[_Sent]]] = {}
 
     @property
-    def free_lane(self) -> int | None:
-        return next((lane for lane in range(LANES) if lane not in self.under_way), None)
+    def free_channel(self) -> int | None:
+        return next((channel for channel in range(CHANNELS) if channel not in self.under_way), None)
 
     def take_batch(self) -> list[_Sent]:
         """Those whose partitions are in no other request."""
@@ -90,7 +90,7 @@ class MarkerRequests:
 
     def __len__(self) -> int:
         """Markers that are not answered."""
-        return sum(len(box.waiting) + sum(len(sent) for lane in box.under_way.values() for sent in lane.values()) for box in self._boxes.values())
+        return sum(len(box.waiting) + sum(len(sent) for channel in box.under_way.values() for sent in channel.values()) for box in self._boxes.values())
 
     def write(self, broker_id: int, marker: Marker, on_written: OnWritten) -> None:
         """`on_written` once, with a later turn."""
@@ -104,25 +104,27 @@ class MarkerRequests:
         return len(given_back) + sum(self._send(broker_id, box) for broker_id, box in self._boxes.items() if box.waiting)
 
     def _send(self, broker_id: int, box: _Box) -> int:
-        lane = box.free_lane
-        batch = box.take_batch() if lane is not None else []
-        if lane is None or not batch:
+        channel = box.free_channel
+        batch = box.take_batch() if channel is not None else []
+        if channel is None or not batch:
             return 0
         by_partition: dict[TopicPartition, list[_Sent]] = {}
         for sent in batch:
             by_partition.setdefault(sent.marker.topic_partition, []).append(sent)
-        box.under_way[lane] = by_partition
+        box.under_way[channel] = by_partition
         markers = _joined(sent.marker for sent in batch)
 
         def on_answer(response: WriteTxnMarkersResponse | None) -> None:
-            if box.under_way.get(lane) is by_partition:
-                del box.under_way[lane]
+            if box.under_way.get(channel) is by_partition:
+                del box.under_way[channel]
             codes = _codes(markers, response)
             for sent in [sent for several in by_partition.values() for sent in several]:
                 sent.on_written(codes.get(_key(sent.marker), ErrorCode.NOT_LEADER_OR_FOLLOWER))
             by_partition.clear()
 
-        self._peers.ask(broker_id, WRITE_TXN_MARKERS_REQUEST, WRITE_TXN_MARKERS_RESPONSE, WriteTxnMarkersRequest(markers), on_answer, TIMEOUT_MS, lane=lane)
+        self._peers.ask(
+            broker_id, WRITE_TXN_MARKERS_REQUEST, WRITE_TXN_MARKERS_RESPONSE, WriteTxnMarkersRequest(markers), on_answer, TIMEOUT_MS, channel=channel
+        )
         return len(batch)
 
     def refresh(self, image: MetadataImage) -> None:

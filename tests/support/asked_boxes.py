@@ -14,7 +14,7 @@ class Question(NamedTuple):
     """What one box was asked. `body` is what it reads."""
 
     broker_id: int
-    lane: int
+    channel: int
     body: Any
     reply: Message[Any]
     version: int
@@ -63,9 +63,9 @@ class AskedBoxes:
         timeout_ms: int,
         *,
         version_min: int = 0,
-        lane: int = 0,
+        channel: int = 0,
     ) -> None:
         version = question.api.version_max
         assert timeout_ms > 0 and version_min <= version
         encoded = question.encode(version, body)
-        self.questions.append(Question(broker_id, lane, question.decode(encoded, 0, len(encoded), version), reply, version, on_answer))
+        self.questions.append(Question(broker_id, channel, question.decode(encoded, 0, len(encoded), version), reply, version, on_answer))

@@ -32,7 +32,7 @@ class PlayedLeaders:
         timeout_ms: int,
         *,
         version_min: int | None = None,
-        lane: int = 0,
+        channel: int = 0,
     ) -> None:
         version = question.api.version_max
         encoded = question.encode(version, body)

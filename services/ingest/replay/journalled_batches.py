@@ -54,7 +54,7 @@ class SequenceRequester(Protocol):
         timeout_ms: int,
         *,
         version_min: int | None = None,
-        lane: int = 0,
+        channel: int = 0,
     ) -> None: ...
 
 
@@ -129,7 +129,7 @@ class JournalledBatches:
     # -- the three requests
 
     def _ask(self, partition: _Partition, question: Message[Any], reply: Message[Any], body: Any, on_answer: Callable[[Any], None]) -> None:
-        self._peers.ask(partition.leader, question, reply, body, on_answer, TIMEOUT_MS, lane=1)
+        self._peers.ask(partition.leader, question, reply, body, on_answer, TIMEOUT_MS, channel=1)
 
     def _ask_producers(self, partition: _Partition, has_others: bool) -> None:
         def answered(response: transaction_apis.DescribeProducersResponse | None) -> None:

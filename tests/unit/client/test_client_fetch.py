@@ -109,7 +109,7 @@ def test_trouble_neither_loses_nor_repeats_a_record(broker: FakeKafkaBroker, par
     tail = broker.keep(TopicTail(broker.cluster(), TOPIC, start_at=StartAt.EARLIEST, on_notice=notices.append))
     partition.turns = [None, None, turn, turn]
     assert read(tail, 100) == list(range(100))
-    assert notices and all("trying again" in notice for notice in notices)
+    assert notices and all("retrying" in notice for notice in notices)
 
 
 def test_a_partition_is_read_at_its_new_leader(broker: FakeKafkaBroker, partition: OnePartition) -> None:

@@ -31,7 +31,7 @@ class World:
         host, port = self.played[place].address
         self.peers.refresh({7: BrokerImage(7, host, port, None, broker_epoch)})
 
-    def ask(self, broker_id: int = 7, lane: int = 0) -> None:
+    def ask(self, broker_id: int = 7, channel: int = 0) -> None:
         self.peers.ask(
             broker_id,
             transaction_apis.WRITE_TXN_MARKERS_REQUEST,
@@ -39,7 +39,7 @@ class World:
             WriteTxnMarkersRequest(),
             self.answers.append,
             30_000,
-            lane=lane,
+            channel=channel,
         )
 
     def turn(self) -> None:
@@ -110,10 +110,10 @@ def test_an_image_that_changes_nothing_of_a_box_leaves_its_connection_alone(worl
 
 def test_lanes_do_not_wait_for_each_other(world: World) -> None:
     world.register()
-    world.ask(lane=0)
+    world.ask(channel=0)
     world.played[0].next_request()
     slow, world.played[0].sock = world.played[0].sock, None
-    world.ask(lane=1)
+    world.ask(channel=1)
     world.answer()
     world.until_answers(WRITTEN)
     assert world.played[0].accepted == 2

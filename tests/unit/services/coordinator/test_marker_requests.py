@@ -10,7 +10,7 @@ from appliance.base.model import TopicPartition
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.protocol.topic_partitions import PartitionResult, TopicPartitions, TopicResult
 from appliance.protocol.transaction_apis import TxnMarkerResult, WriteTxnMarkersResponse
-from services.coordinator.marker_requests import LANES, MARKERS_A_REQUEST, MarkerRequests
+from services.coordinator.marker_requests import CHANNELS, MARKERS_A_REQUEST, MarkerRequests
 from services.coordinator.transactions.transaction import Marker
 from tests.support.asked_boxes import AskedBoxes
 
@@ -66,7 +66,7 @@ def test_a_partition_whose_marker_is_not_answered_holds_up_itself_alone() -> Non
     world.write("beside it", partition=1)
     world.requests.turn()
     slow, beside = world.boxes.questions
-    assert slow.lane != beside.lane
+    assert slow.channel != beside.channel
     assert beside.body.markers[0].topics == (TopicPartitions("t", (1,)),)
     beside.answer_markers(ErrorCode.NONE)
     assert world.requests.turn() == 0
@@ -78,17 +78,17 @@ def test_a_partition_whose_marker_is_not_answered_holds_up_itself_alone() -> Non
 
 def test_there_are_so_many_requests_at_a_time_and_so_many_markers_in_each() -> None:
     world = World()
-    for partition in range(LANES + 1):
+    for partition in range(CHANNELS + 1):
         world.write(f"{partition}", partition=partition)
         world.requests.turn()
-    assert len(world.boxes.questions) == LANES
+    assert len(world.boxes.questions) == CHANNELS
     world.boxes.questions[1].answer_markers(ErrorCode.NONE)
     for partition in range(MARKERS_A_REQUEST):
         world.write(f"more {partition}", topic="u", partition=partition)
     world.requests.turn()
     (marker,) = world.boxes.questions[-1].body.markers
     assert sum(len(topic.partitions) for topic in marker.topics) == MARKERS_A_REQUEST
-    assert world.boxes.questions[-1].lane == world.boxes.questions[1].lane
+    assert world.boxes.questions[-1].channel == world.boxes.questions[1].channel
 
 
 def test_a_box_that_does_not_answer_gives_everything_back() -> None:
