@@ -350,7 +350,7 @@ SIDE_BY_SIDE=(--dist loadfile --no-loadscope-reorder --max-worker-restart 0)
 # shellcheck disable=SC2329  # called through `beside`
 tests_that_compute() {
     local coverage=$VENV/log/coverage
-    renice -n 5 "$BASHPID" >/dev/null || true
+    renice -n 2 "$BASHPID" >/dev/null || true
     rm -rf "$coverage"
     step "fast and slow tests" tests -n "$1" "${SIDE_BY_SIDE[@]}" -p tests.support.branch_coverage --branch-coverage "$coverage" -m "not system and not alone and not spark"
     kill -0 $$ 2>/dev/null || return # the run was interrupted

@@ -104,7 +104,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def _campaigns_take_their_time() -> None:
-    """A test that hangs is ended after two minutes (pyproject.toml); a campaign takes longer than that."""
+    """A test that hangs is ended after five minutes (pyproject.toml); a campaign takes longer than that."""
     if DEEP:
         faulthandler.cancel_dump_traceback_later()
 

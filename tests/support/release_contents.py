@@ -55,7 +55,8 @@ SETTINGS: Final[Mapping[str, int]] = {
 def unpack(archive: Path, directory: Path) -> None:
     """The directories of a stored box: `d0`, `d1` and `state`."""
     with tarfile.open(archive) as stored:
-        stored.extractall(directory, filter="data")
+        stored.extraction_filter = getattr(tarfile, "data_filter", None)  # Debian 12 has Python 3.11.2, without it
+        stored.extractall(directory)
 
 
 def listening_anywhere(table: str) -> str:
