@@ -5,6 +5,16 @@ It reads shared memory, a file on tmpfs and /proc, and asks the coordinator abou
 socket. It has no arena, no ring and no log directory; if it dies, no other process is affected. The
 loop waits in `HeartbeatSelector`, so heartbeat, stop and the longest wait of 100 ms are the same as
 in each other process. Weak: a handler that computes for long delays the heartbeat.
+
+The installed release: the file VERSION, or the version in pyproject.toml. Weak: a checkout does
+not show its commit.
+
+Reads the memory (PSS) of all processes in a separate thread.
+
+For PSS the kernel walks the page tables under a lock that a thread of the process may hold while it
+waits for a hung disk, so the console's loop never reads it. The thread reads each process once in
+`EVERY_SECONDS`; while one blocks it, the last figures stay. Weak: if a process has capabilities
+that the console lacks, the kernel refuses PSS, and resident memory is used.
 """
 
 from __future__ import annotations
@@ -14,23 +24,84 @@ import contextlib
 import gc
 import selectors
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import uvicorn
 
 from appliance.base.errors import MillraceError, StepsDown
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
+from appliance.runtime.process_cost import read_pss_bytes
 from appliance.runtime.service_main import StopRequest
 from appliance.runtime.shared_memory import SharedMemoryWatch
 from appliance.runtime.unit_process import heart_of
-from services.console.alarm_watch import AlarmEvent
+from services.console.alarm import AlarmEvent
 from services.console.application import make_application
 from services.console.box_sample import BoxReader
 from services.console.console_groups import GroupQuestions
 from services.console.console_host import HostFigures
-from services.console.memory_watch import MemoryMonitor
-from services.console.release import release_version
 from services.console.watch import BoxMonitor
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def release_version(root: Path = ROOT) -> str:
+    """Return one line; "unknown" if neither file exists."""
+    try:
+        return (root / "VERSION").read_text().strip()
+    except OSError:
+        pass
+    try:
+        lines = (root / "pyproject.toml").read_text().splitlines()
+    except OSError:
+        return "unknown"
+    return next((line.split('"')[1] for line in lines if line.startswith('version = "')), "unknown")
+
+
+EVERY_SECONDS = 10.0
+
+
+class MemoryMonitor:
+    """`pss_bytes` by pid, as last read."""
+
+    def __init__(self, pids: Callable[[], list[int]]) -> None:
+        """The thread calls `pids`."""
+        self._pids = pids
+        self._ended = threading.Event()
+        self._thread: BackgroundThread | None = None
+        self.pss_bytes: dict[int, int] = {}
+
+    def maybe_start(self) -> None:
+        """Start the thread if it does not run; call it regularly, because a start may fail."""
+        if self._thread is not None:
+            return
+        thread = BackgroundThread(self._run, "memory-watch")
+        with suppress(ThreadRefused):
+            thread.start()
+            self._thread = thread
+
+    def _run(self) -> None:
+        while True:
+            self.look()
+            if self._ended.wait(EVERY_SECONDS):
+                return
+
+    def look(self) -> None:
+        """Read all processes, one after the other."""
+        seen = {}
+        for pid in self._pids():
+            pss_bytes = read_pss_bytes(pid)
+            if pss_bytes is not None:
+                seen[pid] = pss_bytes
+        self.pss_bytes = seen
+
+    def close(self) -> None:
+        """Ask the thread to end; the console does not wait for it."""
+        self._ended.set()
+
 
 LISTEN_NAME = "http"
 GRACEFUL_STOP_SECONDS = 2

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.console.box_metrics import CONTENT_TYPE
-from services.console.readiness import Readiness
+from services.console.box_sample import Readiness
 
 ASSETS = Path(__file__).parent / "assets"
 BODY_BYTES_MAX = 64 << 10

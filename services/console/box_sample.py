@@ -4,6 +4,16 @@ image, cost of processes.
 `BoxReader` keeps the mappings and reads what changed (about 1 ms for 2,000 idle partitions);
 `BoxSample` is the result. No request is sent to another process. Owned by the console's loop. Weak:
 processes are read one after the other, so their figures may be some microseconds apart.
+
+Whether a process serves, judged by its counters alone.
+
+Pure, apart from the check whether a pid exists. Weak: a process that hangs counts as serving until
+its heartbeat is older than the watchdog allows.
+
+Counts senders and silent senders, from files that the ingests write once a second.
+
+Owned by the console's loop. A file is read again after it was replaced; silence is judged by the
+present time. Weak: senders that exceed an ingest's limit are not included.
 """
 
 from __future__ import annotations
@@ -16,10 +26,80 @@ from appliance.base.layout import BoxLayout
 from appliance.base.settings import Box, load_box
 from appliance.cluster.metadata_image import ImageUnreadable, MetadataImage, read_image
 from appliance.runtime.process_cost import ProcessCost, read_cost
+from appliance.senders.sender_accounts import OTHERS, read_senders, senders_file
 from appliance.shm.counters import CounterReader, CounterSnapshot, list_counters
 from services.console.disk_sample import DiskReader, DiskSample
-from services.console.readiness import Readiness, is_alive, judge_process
-from services.console.senders_sample import SendersReader, SendersSample
+
+
+class Readiness(NamedTuple):
+    """`missing`: name → why it does not serve."""
+
+    processes: int
+    missing: dict[str, str]
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.missing
+
+
+def judge_process(snapshot: CounterSnapshot | None, alive: bool, now_ns: int, silence_ns_max: int) -> str | None:
+    """Return why a process does not serve, or None."""
+    if snapshot is None:
+        return "not started"
+    if not alive:
+        return "dead"
+    if snapshot.state != "serving":
+        return snapshot.state or "starting"
+    if now_ns - snapshot.heartbeat_ns > silence_ns_max:
+        return "hung"
+    return None
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return pid > 0
+
+
+class SendersSample(NamedTuple):
+    """`silent` are those of `known` that were not heard for long."""
+
+    known: int = 0
+    silent: int = 0
+
+
+class SendersReader:
+    """Reads the files repeatedly."""
+
+    def __init__(self, layout: BoxLayout, silent_ms: int) -> None:
+        self._layout = layout
+        self._silent_ms = silent_ms
+        self._changed_ns: dict[str, int] = {}
+        self._last_seen_ms: dict[str, dict[str, int]] = {}
+
+    def look(self, ingests: list[str], wall_ms: int) -> SendersSample:
+        """Return the senders of these ingests together: one that any of them heard is not silent."""
+        last_seen_ms: dict[str, int] = {}
+        for name in ingests:
+            for host, seen_ms in self._of(name).items():
+                last_seen_ms[host] = max(seen_ms, last_seen_ms.get(host, 0))
+        return SendersSample(len(last_seen_ms), sum(wall_ms - seen_ms >= self._silent_ms for seen_ms in last_seen_ms.values()))
+
+    def _of(self, name: str) -> dict[str, int]:
+        path = senders_file(self._layout, name)
+        try:
+            changed_ns = os.stat(path).st_mtime_ns
+        except OSError:
+            return {}
+        if self._changed_ns.get(name) != changed_ns:
+            self._changed_ns[name] = changed_ns
+            self._last_seen_ms[name] = {known.host: known.last_seen_ms for known in read_senders(path) if known.host != OTHERS}
+        return self._last_seen_ms[name]
+
 
 SUPERVISOR = "supervisor"
 SERVING = "serving"

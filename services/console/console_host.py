@@ -2,7 +2,7 @@
 its leader.
 
 A task of the console's loop, with deadlines for each wait; the figures come from /proc
-(`console.host_reading`). Records that cannot be written are kept for some minutes and sent with the
+(`HostReading`). Records that cannot be written are kept for some minutes and sent with the
 next ones; dropped ones are counted, and no failure ends the console. Weak: after a lost answer
 records are written twice, as by each producer without an id; (time, kind, device) identifies
 duplicates.
@@ -21,8 +21,7 @@ from appliance.cluster.metadata_image import MetadataImage
 from appliance.runtime.agent import ServiceContext
 from appliance.shm.counters import read_counters
 from services.console import host_topic
-from services.console.host_figures import LogDirectorySpace, host_records
-from services.console.host_reading import HostReading, devices_of, read_host
+from services.console.host_figures import HostReading, LogDirectorySpace, devices_of, host_records, read_host
 from services.console.host_topic import RESPONSE_BYTES_MAX, error_name
 
 TRY_SECONDS = 10.0

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from services.console.activity import DISK_TIMED, Between
-from services.console.alarm_watch import AlarmEvent
+from services.console.alarm import AlarmEvent
 from services.console.box_sample import SUPERVISOR, BoxSample, ProcessSample
+from services.console.console_groups import GroupLag, GroupsSample
 from services.console.disk_sample import DiskSample
-from services.console.group_lag import GroupLag, GroupsSample
 
 TOPICS_SHOWN = 30
 GROUPS_SHOWN = 30

@@ -13,16 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.base.clock import Clock
-from services.console.activity import Between, Slim, slim
-from services.console.alarm_watch import AlarmEvent, AlarmWatch
+from services.console.activity import EVERY_MS, Between, History, Slim, slim
+from services.console.alarm import AlarmEvent, AlarmWatch
 from services.console.alarms import ALARMS
 from services.console.box_metrics import Exposition
-from services.console.box_sample import BoxReader, BoxSample
+from services.console.box_sample import BoxReader, BoxSample, Readiness
+from services.console.console_groups import NOT_LOOKED, GroupsSample
 from services.console.figures import gather
-from services.console.group_lag import NOT_LOOKED, GroupsSample
-from services.console.history import EVERY_MS, History
 from services.console.overview import overview
-from services.console.readiness import Readiness
 
 ALARMS_EVERY_MS = 10_000
 SMOOTHED = 5

@@ -35,9 +35,8 @@ from appliance.runtime.zookeeper_watch import NAME as ZOOKEEPER
 from appliance.runtime.zookeeper_watch import ZooKeeperWatch
 from appliance.shm.counters import Counters, read_counters
 from appliance.shm.mapping import lost_objects
-from services.supervisor.child_start import start_child
+from services.supervisor.child_start import NotifySocket, start_child
 from services.supervisor.disk_changes import DiskChanges, LogWriterSample
-from services.supervisor.notify_socket import NotifySocket
 from services.supervisor.ready_message import ready_message
 
 NAME = "supervisor"

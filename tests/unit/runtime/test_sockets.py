@@ -15,7 +15,7 @@ from appliance.runtime.poller import READABLE, WRITABLE, Poller
 from appliance.runtime.systemd import SystemdNotifier, notify, take_listen_sockets
 from appliance.shm.counters import Counters, read_counters
 from lab.scratch_layout import scratch_layout
-from services.supervisor.notify_socket import NotifySocket
+from services.supervisor.child_start import NotifySocket
 
 
 def test_syslog_has_one_port_number_for_both_transports() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from appliance.shm.histogram import BUCKETS, Histogram, HistogramReading
-from services.console.alarm import CRITICAL, WARNING, Alarm, AlarmCondition
-from services.console.alarm_watch import AlarmEvent, AlarmWatch
+from services.console.alarm import CRITICAL, WARNING, Alarm, AlarmCondition, AlarmEvent, AlarmWatch
 from services.console.figures import Figures
 
 SECOND = 1_000_000_000

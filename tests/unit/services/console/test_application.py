@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from services.console.application import ASSETS, make_application
-from services.console.readiness import Readiness
+from services.console.box_sample import Readiness
 
 
 class FakeWatch:

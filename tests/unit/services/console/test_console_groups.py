@@ -18,8 +18,7 @@ from appliance.runtime.request_server import RequestClient, RequestServer
 from lab.pretended_box import PretendedBox
 from lab.scratch_layout import scratch_layout
 from services.console.box_sample import BoxReader
-from services.console.console_groups import ANSWER_MS, ROUND_NS, GroupQuestions
-from services.console.group_lag import GroupLag, TopicLag
+from services.console.console_groups import ANSWER_MS, ROUND_NS, GroupLag, GroupQuestions, TopicLag
 
 Committed = dict[str, dict[str, dict[int, int]]]
 

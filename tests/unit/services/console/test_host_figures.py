@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.console import host_schema
-from services.console.host_figures import LogDirectorySpace, host_records
-from services.console.host_reading import DiskCounts, HostReading, NetworkCounts, devices_of, read_host
+from services.console.host_figures import DiskCounts, HostReading, LogDirectorySpace, NetworkCounts, devices_of, host_records, read_host
 from services.console.host_schema import COMMON, FIELDS, spark_schema
 
 WALL_MS = 1_700_000_000_123

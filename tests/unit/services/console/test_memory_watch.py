@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from services.console.memory_watch import MemoryMonitor
-from services.console.release import release_version
+from services.console.agent import MemoryMonitor, release_version
 
 
 def nobody() -> int:

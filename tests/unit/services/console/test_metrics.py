@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from appliance.base.clock import ManualClock
 from lab.pretended_box import PretendedBox
 from services.console.box_sample import BoxReader
-from services.console.group_lag import GroupLag, GroupsSample, TopicLag
+from services.console.console_groups import GroupLag, GroupsSample, TopicLag
 from services.console.watch import BoxMonitor
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]

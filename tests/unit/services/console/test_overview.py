@@ -9,10 +9,10 @@ import pytest
 
 from appliance.base.clock import ManualClock
 from lab.pretended_box import PretendedBox
-from services.console.alarm_watch import AlarmEvent
+from services.console.activity import EVERY_MS, POINTS
+from services.console.alarm import AlarmEvent
 from services.console.box_sample import BoxReader
-from services.console.group_lag import GroupLag, GroupsSample, TopicLag
-from services.console.history import EVERY_MS, POINTS
+from services.console.console_groups import GroupLag, GroupsSample, TopicLag
 from services.console.overview import GROUPS_SHOWN, TOPICS_SHOWN
 from services.console.watch import ALARMS_EVERY_MS, BoxMonitor
 

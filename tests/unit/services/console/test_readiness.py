@@ -8,8 +8,7 @@ from appliance.base.clock import ManualClock
 from appliance.shm.counters import CounterSnapshot
 from appliance.shm.mapping import unlink
 from lab.pretended_box import PretendedBox
-from services.console.box_sample import BoxReader
-from services.console.readiness import Readiness, judge_process
+from services.console.box_sample import BoxReader, Readiness, judge_process
 
 
 def snapshot(state: str = "serving", heartbeat_ns: int = 0, pid: int = 1) -> CounterSnapshot:

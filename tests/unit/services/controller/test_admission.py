@@ -11,7 +11,7 @@ from appliance.runtime.systemd import REFUSED
 from appliance.shm.lease import LeaseReader
 from services.controller.zookeeper import admission
 from services.controller.zookeeper.requests import Create, Delete, Multi
-from services.supervisor.notify_socket import NotifySocket
+from services.supervisor.child_start import NotifySocket
 from tests.support.stepped_cluster import SteppedCluster
 from tests.support.stepped_controller import SteppedBox
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from services.supervisor.watchdog_kills import WatchdogKills
+from services.supervisor.box_keeper import WatchdogKills
 
 SECOND = 1_000_000_000
 NAME = "log-writer@d0"
