@@ -219,7 +219,7 @@ class AcceptorAgent:
         self._context.log.info(f"log-writer@{disk} is gone; its clients get retriable errors until it is back", disk=disk, peer=f"log-writer@{disk}")
 
     def _on_hung(self, disk: str, operation: str) -> None:
-        """Everybody who waits for it is answered now; what the log-writer was given stays its own until it is done or dead."""
+        """Answer all requests that wait for the disk now. The log-writer keeps its slots until it is done or dead."""
         for part in self._proxies.by_disk[disk].under_way():
             part.on_hung()
         self._readers[disk].give_up()

@@ -1,8 +1,9 @@
 """The client connections of an acceptor: accepted, read, answered, swept, closed.
 
-Owned by one acceptor agent. Who may connect (limits in all and per address), whose turn it is to send (`mark_dirty`), what all hold together, and why
-each was closed (`broker/closings`) are decided here; what a request means is the business of whoever `serve` names. Weak spot: an answer that is
-ready is sent with the turn's end, not at once; that is what makes one send of several.
+Decides which clients may connect (limits in total and per address), in which order connections send
+(`mark_dirty`), how much memory all of them hold, and counts why each was closed (`closings.py`). `serve` names
+the code that answers requests. Owned by one acceptor agent. Weak spot: a response that is ready is sent at the
+end of the turn, not at once; so one send carries several.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ from services.acceptor.transport import PlainTransport
 READ_INTEREST = select.EPOLLIN | select.EPOLLRDHUP
 ACCEPT_BURST = 64
 FAIR_BURST = 4
-"""Connections that one of several acceptors takes before another one is woken."""
+"""Connections that one of several acceptors accepts before the kernel wakes another one."""
 ACCEPT_PAUSE_NS = 100_000_000
 STILL_NO_ROOM_NS = 1_000_000_000
-"""A failure to accept that comes within this of the last one is the same trouble."""
+"""A failure to accept within this time of the last one counts as the same problem."""
 NO_ROOM_LOGGED_NS = 60_000_000_000
 SHED_IDLE_NS = 10_000_000_000
-"""A connection without a request for this long is closed to make room for one that waits."""
+"""A connection without a request for this long is closed for one that waits to be accepted."""
 SHED_AT_ONCE = 64
 SWEEP_SLICE = 500
-"""Connections that are looked at in one turn of a sweep."""
+"""Connections that a sweep checks in one turn."""
 DESCRIPTORS_RESERVED = 512
-"""For segments, channels and look-ups: connections never take these."""
+"""Reserved for segments, channels and look-ups."""
 
 
 class ClientConnections:
@@ -91,7 +92,7 @@ class ClientConnections:
         self._stopping = False
 
     def serve(self, on_request: OnRequest, cold: ColdReads) -> None:
-        """Who answers requests, and who reads for replies what is not in the page cache."""
+        """Set what answers requests, and what reads records for responses that are not in the page cache."""
         request_bytes_max = self._context.box.integer("socket.request.max.bytes")
         self._receiver = Receiver(self._arena, self._clock, self._context.counters, request_bytes_max, on_request, self._update_interest)
         self._cold = cold
@@ -101,20 +102,20 @@ class ClientConnections:
 
     @property
     def has_dirty(self) -> bool:
-        """Whether somebody has something to send."""
+        """True if a connection has something to send."""
         return bool(self._dirty)
 
     @property
     def has_outgoing(self) -> bool:
-        """Whether somebody has not taken all that he asked for."""
+        """True if a client has not received all of its responses."""
         return any(connection.outgoing for connection in self._connections.values())
 
     # -- a turn
 
     def do_work(self, now_ns: int) -> int:
-        """Requests that waited for room, sockets that waited for descriptors, a slice of the sweep."""
+        """Retry requests that waited for an arena slot and accepts that waited for descriptors; sweep a slice."""
         work = 0
-        if self._receiver.somebody_waits:
+        if self._receiver.has_waiting:
             work += self._receiver.retry(self._resume)
         if self._unswept:
             self._sweep_some(now_ns)
@@ -124,7 +125,7 @@ class ClientConnections:
         return work
 
     def send_dirty(self) -> int:
-        """What is ready is sent; returns to how many."""
+        """Send what is ready; return to how many connections."""
         work = 0
         while self._dirty:
             work += 1
@@ -132,14 +133,14 @@ class ClientConnections:
         return work
 
     def sweep(self, now_ns: int) -> None:
-        """Once a second. The connections themselves are looked at in slices, by the turns that follow."""
+        """Called once a second. The following turns check the connections, in slices."""
         self._unswept = list(self._connections.values())
         for connection in self._receiver.slow_bodies(now_ns):
-            self._close(connection, SLOW_BODY, "others wait for the arena that its request holds, and it comes too slowly")
+            self._close(connection, SLOW_BODY, "it sends a large request too slowly, and other requests wait for its arena slot")
         self._closings.sweep(now_ns)
         self._held_bytes.set(self._held.total_bytes)
         if self._accepting:
-            self._on_acceptable(0)  # the one that a connection woke (EPOLLEXCLUSIVE wakes one) may be stopped, and hold it: nobody else is told
+            self._on_acceptable(0)  # EPOLLEXCLUSIVE wakes one acceptor, and that one may be stopped
 
     def begin_stop(self) -> None:
         """Neither accept nor read any more."""
@@ -200,8 +201,12 @@ class ClientConnections:
             self._add_connection(sock, peer[0])
 
     def _on_no_room(self, error: OSError) -> None:
-        """Pause: the client stays in the queue and the socket readable, so going on at once would spin, and another acceptor may have room. If a
-        client still waits after that, idle connections are closed for it, or it is."""
+        """Stop accepting for a moment: no descriptor is free.
+
+        The client stays in the queue and the socket readable, so retrying at once would spin, and another
+        acceptor may have descriptors. If a client still waits after that, idle connections are closed for
+        it; if there are none, it is closed itself.
+        """
         now_ns = self._clock.monotonic_ns()
         self._accept_failures.add()
         self._stop_accepting()
@@ -219,14 +224,14 @@ class ClientConnections:
         self._no_room_ns = now_ns
 
     def _shed_idle(self, now_ns: int) -> bool:
-        """Close those that have been idle for longest. False: none has been for long enough."""
+        """Close the connections that were idle for longest. False: none was idle for `SHED_IDLE_NS`."""
         idle = [each for each in self._connections.values() if now_ns - each.last_active_ns >= SHED_IDLE_NS and each.is_idle]
         for connection in heapq.nsmallest(SHED_AT_ONCE, idle, key=lambda each: each.last_active_ns):
             self._close(connection, DESCRIPTOR_LIMIT, "it was idle, and no descriptor was left for new connections")
         return bool(idle)
 
     def _turn_away(self) -> None:
-        """Accept and close those that wait, with the descriptor kept for that: a client that is hung up on tries again, one in the queue hangs."""
+        """Accept and close waiting clients, with the reserved descriptor: a closed client retries, a queued one hangs."""
         for _ in range(ACCEPT_BURST):
             if self._reserve >= 0:
                 os.close(self._reserve)
@@ -236,18 +241,18 @@ class ClientConnections:
             except OSError:
                 break  # none waits; or the descriptor is taken
             sock.close()
-            self._closings.tell(DESCRIPTOR_LIMIT, peer[0], "no descriptor was left for it")
+            self._closings.log(DESCRIPTOR_LIMIT, peer[0], "no descriptor was left for it")
         if self._reserve < 0:
             self._reserve = _open_reserve()
 
     def _add_connection(self, sock: socket.socket, address: str) -> None:
         if len(self._connections) >= self._connections_max:
             sock.close()
-            self._closings.tell(CONNECTION_LIMIT, address, f"{self._connections_max} connections are open (max.connections)")
+            self._closings.log(CONNECTION_LIMIT, address, f"{self._connections_max} connections are open (max.connections)")
             return
         if self._per_address[address] >= self._per_address_max:
             sock.close()
-            self._closings.tell(ADDRESS_LIMIT, address, f"it has {self._per_address_max} connections (max.connections.per.ip)")
+            self._closings.log(ADDRESS_LIMIT, address, f"it has {self._per_address_max} connections (max.connections.per.ip)")
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -288,7 +293,7 @@ class ClientConnections:
         self._charge(connection)
 
     def _charge(self, connection: Connection) -> None:
-        """Count what the connection holds; when all hold too much together, those that do so for longest have to go."""
+        """Count what the connection holds; close the oldest large holders if all hold too much together."""
         if connection.closed or not (connection.held_bytes or connection.pending or connection.outgoing_bytes or connection.request_bytes):
             return
         held = self._held
@@ -302,19 +307,19 @@ class ClientConnections:
         self._close(connection, violation.reason, str(violation))
 
     def mark_dirty(self, connection: Connection) -> None:
-        """It has something to send: it is its turn with `send_dirty`."""
+        """The connection has something to send: the next `send_dirty` sends it."""
         self._dirty.add(connection)
 
     def on_disk_read_failed(self, connection: Connection) -> None:
-        """Its reply has begun and cannot be finished: only hanging up says so."""
+        """Its response was sent in part and cannot be completed: close the connection."""
         self._close(connection, DISK_READ_FAILED)
 
     def _send(self, connection: Connection) -> None:
-        """Send what is ready; go on reading what had to wait for it."""
+        """Send what is ready, then read requests that had to wait for that."""
         if connection.closed or connection.waits_for_disk:
             return
         if connection.outgoing:
-            connection.last_active_ns = self._clock.monotonic_ns()  # it takes what it asked for, however slowly
+            connection.last_active_ns = self._clock.monotonic_ns()  # the client reads its response, however slowly
         try:
             stays_open = connection.collect_ready()
             sent_before = connection.sent_file_bytes
@@ -345,7 +350,7 @@ class ClientConnections:
             self._poller.modify(connection.transport.fileno(), interest)
 
     def _resume(self, connection: Connection) -> None:
-        """Go on with a connection whose request found no room in the arena."""
+        """Continue with a connection whose request found no free arena slot."""
         try:
             self._receiver.resume(connection)
         except ProtocolViolation as violation:
@@ -357,13 +362,13 @@ class ClientConnections:
     # -- going
 
     def _sweep_some(self, now_ns: int) -> None:
-        """Close what is idle or dawdles, of a few connections: ten thousand at once would be ten milliseconds for everybody."""
+        """Close idle and slow connections, a few per turn: ten thousand would delay all clients by 10 ms."""
         some, self._unswept = self._unswept[-SWEEP_SLICE:], self._unswept[:-SWEEP_SLICE]
         for connection in some:
             if connection.closed:
                 continue
             if connection.frame_since_ns and now_ns - connection.frame_since_ns > self._frame_timeout_ns:
-                self._close(connection, FRAME_TIMEOUT, "a request that it began did not come whole in time (request.frame.timeout.ms)")
+                self._close(connection, FRAME_TIMEOUT, "it did not send a whole request in time (request.frame.timeout.ms)")
             elif now_ns - connection.last_active_ns > self._idle_ns and not connection.replies:
                 self._close(connection, IDLE)
             if connection.outgoing and connection.move_to_heap(now_ns):
@@ -374,7 +379,7 @@ class ClientConnections:
                         reply.awaited.on_too_late()
 
     def _close(self, connection: Connection, reason: str, words: str = "") -> None:
-        """Close it and count why; `words` are for the log, if its client is to blame."""
+        """Close a connection and count the reason; `words` go to the log, if the client caused it."""
         if connection.closed:
             return
         connection.closed = True
@@ -392,7 +397,7 @@ class ClientConnections:
         self._dirty.discard(connection)
         self._connections_open.set(len(self._connections))
         if words:
-            self._closings.tell(reason, connection.address, words)
+            self._closings.log(reason, connection.address, words)
         else:
             self._closings.count(reason)
 

@@ -1,7 +1,7 @@
-"""Every closed connection is counted by its reason; what was closed for a fault of the client's is logged too, but never as a flood.
+"""Closed connections: each is counted by its reason; those that the client caused are also logged, with a limit.
 
-In a period of `PERIOD_NS` the first `LINES_A_PERIOD` are told one by one, the rest by one line with their numbers when the period is
-over. Owned by one acceptor. Weak spot: the address in such a line is one of many.
+In each period of `PERIOD_NS` the first `LINES_A_PERIOD` are logged one by one, the others in one line with
+their counts at its end. Owned by one acceptor. Weak spot: such a line has one address of many.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from appliance.base.logging import Logger
 from appliance.shm.counters import Counter, Counters
 
 CLIENT_LEFT = "client-left"
-"""The client hung up, or its connection broke: nobody's fault. Never logged."""
+"""The client closed the connection, or it broke. Never logged."""
 STOPPING = "stopping"
 IDLE = "idle"
 CONNECTION_LIMIT = "connection-limit"
@@ -23,28 +23,28 @@ FRAME_TIMEOUT = "frame-timeout"
 MEMORY_LIMIT = "memory-limit"
 SLOW_BODY = "slow-body"
 DISK_READ_FAILED = "disk-read-failed"
-"""The head of a response has left, and the rest of it could not be read."""
+"""A response was sent in part, and the rest of it could not be read."""
 UNANSWERED = "produce-without-acks-failed"
 UNREADABLE = "request-refused-by-controller"
-"""The controller, which reads what is handed on to it, found it malformed."""
+"""Controller or coordinator could not decode a forwarded request."""
 CONTROLLER_SILENT = "controller-silent"
 
 LINES_A_PERIOD = 5
 PERIOD_NS = 10_000_000_000
 WORDS_MAX = 200
-"""A violation may quote what a stranger sent."""
+"""A message may quote what the client sent."""
 
 
 class Closings:
-    """Counts and tells."""
+    """Counts and logs."""
 
     def __init__(self, counters: Counters, clock: Clock, log: Logger) -> None:
         self._counters = counters
         self._clock = clock
-        self._log = log
+        self._logger = log
         self._period_ends_ns = 0
         self._lines = 0
-        self._untold: Tally[str] = Tally()
+        self._unlogged: Tally[str] = Tally()
         self._lines_saved = counters.counter("acceptor.closed_untold")
         for reason in (CLIENT_LEFT, STOPPING, IDLE, CONNECTION_LIMIT, ADDRESS_LIMIT, FRAME_TIMEOUT, MEMORY_LIMIT, SLOW_BODY, UNANSWERED, DISK_READ_FAILED):
             self._counter(reason)
@@ -52,30 +52,30 @@ class Closings:
             self._counter(reason)
 
     def count(self, reason: str) -> None:
-        """A connection was closed and there is nothing to tell."""
+        """Count a closed connection that is not logged."""
         self._counter(reason).add()
 
-    def tell(self, reason: str, address: str, words: str) -> None:
-        """A connection from `address` was closed for what it did."""
+    def log(self, reason: str, address: str, words: str) -> None:
+        """Count and log a connection from `address` that was closed for what it did."""
         self.count(reason)
         self.sweep(self._clock.monotonic_ns())
         if self._lines < LINES_A_PERIOD:
             self._lines += 1
-            self._log.info(f"closed a connection from {address} ({reason}): {words[:WORDS_MAX]}", client=address, reason=reason)
+            self._logger.info(f"closed a connection from {address} ({reason}): {words[:WORDS_MAX]}", client=address, reason=reason)
         else:
-            self._untold[reason] += 1
+            self._unlogged[reason] += 1
             self._lines_saved.add()
 
     def sweep(self, now_ns: int) -> None:
-        """When the period is over: say what was not told in it, and begin another. Called by the owner once a second."""
+        """At the end of a period: log the counts of the others. Called once a second."""
         if now_ns < self._period_ends_ns:
             return
         self._period_ends_ns = now_ns + PERIOD_NS
         self._lines = 0
-        if self._untold:
-            numbers = ", ".join(f"{count} {reason}" for reason, count in self._untold.most_common())
-            self._log.info(f"closed more connections, not told one by one: {numbers}", lines_untold=self._untold.total())
-            self._untold.clear()
+        if self._unlogged:
+            numbers = ", ".join(f"{count} {reason}" for reason, count in self._unlogged.most_common())
+            self._logger.info(f"closed more connections, not logged one by one: {numbers}", lines_untold=self._unlogged.total())
+            self._unlogged.clear()
 
     def _counter(self, reason: str) -> Counter:
         return self._counters.counter(f'acceptor.closed{{reason="{reason}"}}')

@@ -1,6 +1,6 @@
 """One client connection: what came in and is not a whole request yet, and the replies that must leave in request order.
 
-Every request that wants an answer takes a `Reply` when it is accepted; replies become ready in any order and leave in theirs. Produces may
+Every request that wants an answer takes a `PendingReply` when it is accepted; replies become ready in any order and leave in theirs. Produces may
 run ahead of each other, so may offset commits; a follower's fetch ends the one that it has parked; anything else waits until all earlier replies
 have left. Owned by the acceptor; holds a transport, no other resource. No reference cycles: a reply knows its connection, the connection forgets
 replies as they leave.
@@ -17,16 +17,16 @@ from services.acceptor.produce.refused_sequences import RefusedSequences
 from services.acceptor.transport import NOT_RESIDENT, WOULD_BLOCK, Transport
 
 RUNS_AHEAD = frozenset((ApiKey.PRODUCE, ApiKey.OFFSET_COMMIT))
-"""Of these several of one kind may be under way: what they change is changed in their order all the same."""
+"""Several requests of one of these APIs may be under way: they take effect in their order all the same."""
 _NO_KEY = -1
 REQUESTS_AHEAD_MAX = 16
-"""Of one connection under way at once (DESIGN §3, budgets)."""
+"""Requests of one connection under way at once."""
 REQUEST_BYTES_AHEAD_MAX = 4 << 20
-"""With so many bytes under way a connection has to wait: what stands before others in a log-writer's queue is their latency."""
+"""Bytes of one connection under way at once: in a log-writer's queue they delay other clients."""
 SEND_BYTES_A_TURN = 256 << 10
-"""To one connection; then the others' turn comes. Two MiB in one go were 2 ms for everybody else."""
+"""Sent to one connection in a turn. Two MiB would delay all other clients by 2 ms."""
 ARENA_HOLD_NS = 1_000_000_000
-"""So long a client may take to take what lies in a log-reader's memory."""
+"""How long a client may take to read what is in a log-reader's memory."""
 
 
 class Records(Protocol):
@@ -38,15 +38,15 @@ Piece: TypeAlias = bytes | memoryview | FileRange | ArenaRange | Records
 
 
 class Awaited(Protocol):
-    """A request in the hands of another process, which may hang."""
+    """A request that another process works on, which may hang."""
 
     deadline_ns: int
 
     def on_too_late(self) -> None: ...
 
 
-class Reply:
-    """The place of one answer in its connection's order."""
+class PendingReply:
+    """The place of one response in its connection's order."""
 
     __slots__ = ("awaited", "closes", "closing", "connection", "gives_way", "pieces", "ready", "request_bytes")
 
@@ -57,11 +57,11 @@ class Reply:
         self.ready = False
         self.closes = False
         self.closing: tuple[str, str] | None = None
-        """the reason of a reply that closes, and words for the log; none: a produce without acks failed"""
+        """reason and log message, if it closes the connection; None: a produce without acks failed"""
         self.awaited: Awaited | None = None
-        """who may be told that it takes too long; none for requests that end by themselves"""
+        """the request to notify when it takes too long; None if it ends by itself"""
         self.gives_way = False
-        """that of a follower's fetch which is parked: the next one need not wait for it, but ends it"""
+        """True for a follower's parked fetch: the next one does not wait for it, but ends it"""
 
 
 class Body:
@@ -120,7 +120,7 @@ class Connection:
         """how much of `pending` must be there before it is worth another look"""
         self.body: Body | None = None
         self.expects_large = False
-        self.replies: deque[Reply] = deque()
+        self.replies: deque[PendingReply] = deque()
         self.ahead_count = 0
         """replies under way that may run ahead of each other; -1: one that may not"""
         self.ahead_key = _NO_KEY
@@ -170,9 +170,9 @@ class Connection:
             and self.ahead_bytes < REQUEST_BYTES_AHEAD_MAX
         )
 
-    def expect_reply(self, runs_ahead: bool) -> Reply:
+    def expect_reply(self, runs_ahead: bool) -> PendingReply:
         """Take the next place in the order of replies; with `runs_ahead` others of its API need not wait for it."""
-        reply = Reply(self)
+        reply = PendingReply(self)
         self.replies.append(reply)
         self.ahead_bytes += reply.request_bytes
         if runs_ahead:

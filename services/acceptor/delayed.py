@@ -15,7 +15,7 @@ import heapq
 from typing import Protocol
 
 from appliance.cluster.metadata_cache import LocalReplica
-from services.acceptor.connection import Reply
+from services.acceptor.connection import PendingReply
 from services.acceptor.row_watch import RowKey, RowWatch
 
 STALE_DEADLINES_MAX = 1024
@@ -25,7 +25,7 @@ class Waiter(Protocol):
     """A parked request."""
 
     @property
-    def reply(self) -> Reply:
+    def reply(self) -> PendingReply:
         """Its place in the responses of its connection."""
 
     def on_row_moved(self) -> None: ...

@@ -16,7 +16,7 @@ from appliance.ipc.log_reader_messages import Answer
 from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy
 from appliance.protocol.framing import RequestHeader
 from appliance.shm.partition_table import Row, TornRow
-from services.acceptor.connection import Connection, Reply
+from services.acceptor.connection import Connection, PendingReply
 from services.acceptor.leadership import leadership_problem
 
 Result = TypeVar("Result")
@@ -84,7 +84,7 @@ class FannedOutRequest(Generic[Result]):
     def __init__(
         self,
         on_reply: Callable[[Connection], None],
-        reply: Reply,
+        reply: PendingReply,
         header: RequestHeader,
         topics: Sequence[Any],
         deadline_ns: int = 0,
@@ -135,7 +135,7 @@ class LookUpRequest(FannedOutRequest[Result]):
     def __init__(
         self,
         on_reply: Callable[[Connection], None],
-        reply: Reply,
+        reply: PendingReply,
         header: RequestHeader,
         topics: Sequence[Any],
         readers: dict[str, LogReaderProxy],

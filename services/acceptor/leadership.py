@@ -1,4 +1,4 @@
-"""Whether a partition may be served from here to a client that believes in a certain leader epoch (KIP-320), by its leader alone or by a follower (KIP-392)."""
+"""Whether this broker serves a partition to a client with a certain leader epoch (KIP-320): as leader, or also as follower (KIP-392)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLI
 
 
 def leadership_problem(row: Row, row_generation: int, current_leader_epoch: int, only_leader: bool = True) -> ErrorCode | None:
-    """Why not, or None. `current_leader_epoch` -1 means that the client does not say.
+    """Return the error, or None if it may. `current_leader_epoch` -1: the client did not send one.
 
-    A client that knows an older leader epoch is fenced, one that knows a newer has to wait for us; only who agrees with us about the epoch is told that
-    another box leads in it.
+    A client with an older leader epoch is fenced, one with a newer has to wait until this broker knows it.
+    Only a client with the same epoch gets NOT_LEADER_OR_FOLLOWER, because another box leads in that epoch.
     """
     role = row.role
     if row.row_generation != row_generation or role not in (ROLE_LEADER, ROLE_FOLLOWER):

@@ -1,10 +1,10 @@
-"""From received bytes to requests: cuts frames, receives large produce bodies straight into the arena, stops reading when it must.
+"""From received bytes to requests: splits frames, receives large produce bodies straight into the arena.
 
-Size and header are read privately, into one scratch buffer that all connections of an acceptor share; what is left of an incomplete request
-is kept with its connection. Only produce bodies take arena slots. A connection is not read while its next request has to wait (for
-earlier replies, or for room in the arena): TCP slows its client down. Owned by one acceptor.
-What one connection may take in a turn is bounded: a bite of the scratch buffer, or of a large body.
-Weak spot: a request other than Produce may have at most `OTHER_REQUEST_BYTES_MAX`, because it is held in our heap.
+Size and API key are read in one scratch buffer that all connections of an acceptor share; the rest of an
+incomplete request is kept with its connection. Only produce bodies take arena slots. A connection is not read
+while its next request has to wait (for earlier responses, or for an arena slot): TCP slows its client down.
+Each turn receives a limited number of bytes from a connection. Owned by one acceptor.
+Weak spot: a request other than Produce may have at most `OTHER_REQUEST_BYTES_MAX`, because it is in our heap.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from services.acceptor.transport import WOULD_BLOCK
 
 SCRATCH_BYTES = 256 << 10
 BODY_BYTES_MIN = 32 << 10
-"""Produces of at least this size are received straight into the arena, once so much of them has come: announcing costs nothing."""
+"""Produces of at least this size go straight into the arena, once this much was received: a size alone is cheap to claim."""
 FIRST_BITE_BYTES = BODY_BYTES_MIN + (4 << 10)
-"""How much is received into the scratch buffer from a connection that sends large produces: what lands there is copied once more."""
+"""Received into the scratch buffer from a connection that sends large produces: it is copied once more."""
 BODY_BITE_BYTES = 1 << 20
-"""How much of a large produce is received in one turn: others have theirs in between."""
+"""Received of a large produce in one turn."""
 BODY_SHARE = 2
-"""Large produces that are not whole yet may hold one part in so many of the arena: announced and never sent, they must not keep
-small requests out. A single one passes always."""
+"""Incomplete large produces may hold one part in so many of the arena: claimed and never sent, they must not
+block small requests. A single one is always admitted."""
 BODY_GRACE_NS = 2_000_000_000
 BODY_BYTES_PER_SECOND_MIN = 64 << 10
-"""A large produce that after the grace has come more slowly than this gives way if somebody waits for room."""
+"""A large produce that is slower than this after the grace period is closed if others wait for a slot."""
 OTHER_REQUEST_BYTES_MAX = 4 << 20
 _API_KEY = Struct(">h")
 _SIZE_BYTES = 4
 _START_BYTES = _SIZE_BYTES + _API_KEY.size
-"""What tells how a request is to be received."""
+"""Size and API key, which decide how a request is received."""
 
 OnRequest = Callable[[Connection, memoryview, int, int, ArenaSlot | None], bool]
-"""(connection, buffer, position, limit, body slot) → False: there is no room in the arena now, offer it again later."""
+"""(connection, buffer, position, limit, body slot) → False: the arena has no free slot now, retry later."""
 
 
 class _ArenaBody(Body):
@@ -76,11 +76,11 @@ class Receiver:
         self._body_bytes_max = arena.size_bytes // BODY_SHARE
         self._waiting_small: dict[Connection, int] = {}
         self._waiting_large: dict[Connection, int] = {}
-        """who waits for room in the arena, and since when, in the order in which they will be tried again; large bodies apart, because
-        only those have a share"""
+        """connections that wait for an arena slot, and since when, in the order of their retries; large bodies
+        apart, because only those have a share"""
 
     def receive(self, connection: Connection) -> bool:
-        """Take what has come, one bounded bite. False: the client is gone. Raises ProtocolViolation, OSError."""
+        """Receive once, a limited number of bytes. False: the client is gone. Raises ProtocolViolation, OSError."""
         if connection.body is not None:
             return self._receive_body(connection, connection.body)
         room = FIRST_BITE_BYTES if connection.expects_large else SCRATCH_BYTES
@@ -103,7 +103,7 @@ class Receiver:
         return True
 
     def resume(self, connection: Connection) -> None:
-        """Go on with the requests that had to wait. Raises ProtocolViolation."""
+        """Continue with requests that had to wait. Raises ProtocolViolation."""
         if connection.pending:
             data = memoryview(connection.pending)
             connection.pending = b""
@@ -152,7 +152,7 @@ class Receiver:
         self._note_frame(connection, bool(rest) or connection.body is not None, position > 0)
 
     def _note_frame(self, connection: Connection, is_incomplete: bool, is_new: bool) -> None:
-        """An incomplete request has a deadline, counted from its first bytes; one that waits for our own replies has not."""
+        """An incomplete request has a deadline from its first bytes on, unless it waits for our own responses."""
         if not is_incomplete or connection.read_paused:
             connection.frame_since_ns = 0
         elif is_new or not connection.frame_since_ns:
@@ -170,12 +170,12 @@ class Receiver:
         self._pause(connection)
 
     @property
-    def somebody_waits(self) -> bool:
-        """Whether requests wait for room in the arena."""
+    def has_waiting(self) -> bool:
+        """True if requests wait for an arena slot."""
         return bool(self._waiting_small or self._waiting_large)
 
     def retry(self, resume: Callable[[Connection], None]) -> int:
-        """Offer what found no room to `resume` again, first come, first served, until there is none again. Returns how many found some."""
+        """Retry waiting requests with `resume`, in order, until one finds no slot again. Return how many found one."""
         served = 0
         for waiting in (self._waiting_small, self._waiting_large):
             for connection in list(waiting):
@@ -227,8 +227,8 @@ class Receiver:
         return body.slot
 
     def slow_bodies(self, now_ns: int) -> list[Connection]:
-        """While large requests wait for room in the arena: who holds room or waits for it, and sends too slowly to be waited for."""
-        if not self.somebody_waits:
+        """Return the connections that hold or need a slot for a large body and send too slowly, if others wait."""
+        if not self.has_waiting:
             return []
         slow = []
         for connection in self._bodies:
@@ -238,7 +238,7 @@ class Receiver:
             if age_ns > BODY_GRACE_NS and body.received_bytes * 1_000_000_000 < BODY_BYTES_PER_SECOND_MIN * age_ns:
                 slow.append(connection)
         for connection, since_ns in self._waiting_large.items():
-            # Nothing is read from it meanwhile, so the kernel has what it sent.
+            # It is not read while it waits, so the kernel has what it sent.
             if now_ns - since_ns > BODY_GRACE_NS and connection.transport.receivable_bytes() < self._awaited_bytes(connection):
                 slow.append(connection)
         return slow

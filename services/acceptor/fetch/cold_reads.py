@@ -1,10 +1,12 @@
-"""What an acceptor asks log-readers to read: records that are not in the page cache, before their response is built and while it is sent.
+"""Reads by log-readers of records that are not in the page cache, before a response is built and while it is sent.
 
-Before: a fetch reads one cold partition (as Kafka does with remote storage), so that nobody holds memory of a log-reader while he waits for more of it; the
-others' turn comes with the next fetch. A read that fails is that partition's error. While it is sent: a part of a range was evicted since, or one batch is
-larger than an answer; its head has left already, so a failure closes the connection, and the client asks again. Gathered: such a batch for a client that
-needs it converted is brought into the heap, piece by piece, before.
-Owned by one acceptor. Weak spot: a consumer of many cold partitions gets one answer's worth of one of them at a time (at most 2 to 3 MiB).
+Before: a fetch has one cold partition at a time, as in Kafka with tiered storage, so that no fetch holds
+memory of a log-reader while it waits for more of it; the others follow with the next fetch. A read that fails
+is that partition's error. While a response is sent: a part of a range was evicted since, or one batch is
+larger than an answer. Its head was sent already, so a failure closes the connection, and the client retries.
+Gathered: such a batch for a client that needs it converted is copied to the heap, piece by piece, before.
+Owned by one acceptor. Weak spot: a consumer of many cold partitions gets one answer (at most 2 to 3 MiB) of
+one of them at a time.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""What is particular about the fetch of a follower: whether it is one, and what its log-writer is told of it.
+"""Fetches of followers: whether a replica may follow, what its log-writer learns, and throttles.
 
-A follower that asks for an offset has everything before it: told to the leader's log-writer (PROGRESS), it moves the high watermark. It is told once for
-a partition and fetch, and only where the follower's log does not part from ours. A partition of a session that sleeps is not told: its follower stands at
-the log end, and the rules count it as caught up until the next append. Followers that are not in sync are sent throttled partitions no faster than
-`leader.replication.throttled.rate`: while that is closed they get nothing of them, and are answered when it opens. Owned by one acceptor.
-Which connections may fetch as a follower is decided before, in `inter_broker`. Weak spot: the rate is for each acceptor of a box; a box has one for four cores.
+A follower that requests an offset has everything before it. That is sent to the leader's log-writer
+(PROGRESS) and moves the high watermark: once for each partition and fetch, and only if the follower's log does
+not diverge from ours. A sleeping partition of a session is not reported: its follower is at the log end, and
+counts as caught up until the next append. Followers that are not in sync get throttled partitions no faster
+than `leader.replication.throttled.rate`: while the throttle is closed they get nothing of them, and are
+answered when it opens. Owned by one acceptor. `inter_broker.py` decides which connections may fetch as a
+follower. Weak spot: the rate is per acceptor; a box has one for four cores.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ class FollowerFetches:
     """Of one acceptor."""
 
     def __init__(self, counters: Counters) -> None:
-        self._told = counters.counter("fetch.follower_progress")
-        self._strangers = counters.counter("fetch.unassigned_followers")
+        self._reported = counters.counter("fetch.follower_progress")
+        self._unassigned = counters.counter("fetch.unassigned_followers")
         self._damages = counters.counter("fetch.follower_damages")
         self._throttle = ReplicationThrottle(is_follower=False)
 
@@ -55,7 +57,7 @@ class FollowerFetches:
         self._throttle.set_image(image, broker_id)
 
     def piece_bytes(self, pending: PendingFetch, wanted: FetchPartition, placement: LocalReplica, most: int, now_ns: int) -> int:
-        """How much of a partition a follower may be sent now. 0: its throttle is closed, and the fetch waits no longer than for that."""
+        """Return how many bytes a follower may get now. 0: the throttle is closed; the fetch waits until it opens."""
         throttle = self._throttle
         if (placement.topic_id, wanted.partition) not in throttle.replicas or pending.request.replica_id in placement.isr:
             return most
@@ -65,7 +67,7 @@ class FollowerFetches:
         return throttle.piece_bytes(most)
 
     def count_sent(self, image: MetadataImage, replica_id: int, results: Iterable[FetchPartitionResult], now_ns: int) -> None:
-        """What an answer carries to a follower."""
+        """Charge the throttle with the records of a response."""
         throttle = self._throttle
         if not throttle.replicas:
             return
@@ -77,10 +79,10 @@ class FollowerFetches:
                 throttle.record(result.records.size_bytes, now_ns)  # type: ignore[union-attr]
 
     def problem(self, pending: PendingFetch, wanted: FetchPartition, placement: LocalReplica) -> ErrorCode | None:
-        """A box to which the partition is not assigned, as far as we know, has nothing to follow. One that was assigned a moment ago tries again."""
+        """Refuse a replica that is not assigned, as far as the image knows. A new one retries."""
         if pending.request.replica_id in placement.replicas:
             return None
-        self._strangers.add()
+        self._unassigned.add()
         return ErrorCode.UNKNOWN_LEADER_EPOCH if wanted.current_leader_epoch >= 0 else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     def report(self, read: PartitionRead, reader: LogReaderProxy) -> None:
@@ -99,4 +101,4 @@ class FollowerFetches:
         progress = Progress(request.replica_id, wanted.fetch_offset, pending.received_ns, request.replica_epoch, wanted.log_start_offset)
         descriptor = progress_descriptor(placement.row, placement.row_generation, read.row.leader_epoch, progress)
         if placement.proxy.offer_or_queue(descriptor, 0, PROGRESS_TOLD):
-            self._told.add()
+            self._reported.add()

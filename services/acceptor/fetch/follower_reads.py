@@ -1,10 +1,12 @@
-"""What followers fetch that is not in the page cache: one read for each of a follower's sessions and each disk, kept from fetch to fetch.
+"""Cold reads of followers: one for each session and disk, kept from fetch to fetch.
 
-A consumer's fetch waits for its cold partition. A follower's must not: it carries the partitions of all disks, and acks=all waits for it. So what is cold is
-asked for and left out of the answer; when it has come it wakes the parked fetch, or goes with the next one. A disk that hangs, or has a week to be read from,
-holds up no partition of another. A follower takes a partition back while it has no time for it, and names it again a moment later: what was read meanwhile is
-still its, for a moment; for what it then got from the page cache it does not come any more. Owned by one acceptor. Weak spots: a fetch still waits where a
-position has to be looked up; and what its follower does not come for stays in a log-reader's memory for up to `KEPT_NS`.
+A consumer's fetch waits for its cold partition. A follower's must not: it has partitions of all disks, and
+acks=all waits for it. So cold records are requested and left out of the response; when they have been read
+they wake the parked fetch, or go with the next one. A disk that hangs or has much to read delays no partition
+of another disk. A follower removes a partition from its session while it is busy with it, and adds it again a
+moment later: its read is kept for that time. If its records then come from the page cache, the read is
+dropped. Owned by one acceptor. Weak spots: a fetch still waits if a position has to be looked up; records that
+the follower does not fetch stay in a log-reader's memory for up to `KEPT_NS`.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, Segment
 
 KEPT_NS: Final = 2_000_000_000
 ABSENT_NS: Final = 50_000_000
-"""So long a read of a partition that is not in the fetch has its place before those that are."""
+"""How long the read of a partition that is not in the fetch keeps its place before those that are."""
 
 
 class _KeptRead:
-    """A read, whose it is, when it was asked for, and when it was done (0: it is under way)."""
+    """A read, its partition, when it was requested, and when it was done (0: under way)."""
 
     __slots__ = ("asked_ns", "done_ns", "partition", "read")
 
@@ -36,7 +38,7 @@ class _KeptRead:
 
 
 class FollowerReads:
-    """Of one acceptor. `wake(session)`: something has come for its parked fetch."""
+    """Of one acceptor. `wake(session)`: a read for its parked fetch is done."""
 
     def __init__(self, cold_reads: ColdReads, clock: Clock, wake: Callable[[FetchSession], None]) -> None:
         self._cold_reads = cold_reads
@@ -51,16 +53,16 @@ class FollowerReads:
     def read(
         self, partition: SessionPartition, file: SegmentFile, position: int, most: int, limit: int, is_first: bool, is_active: bool
     ) -> FileRange | ArenaRange | ErrorCode | None:
-        """About `most` bytes of [position, limit) if they have come, else nothing yet. Not more than `most` unless the answer `is_first` with it."""
+        """Return about `most` bytes of [position, limit) if they were read. More than `most` only if `is_first`."""
         key = (partition.session.session_id, file.origin.disk)
         kept = self._kept.get(key)
         if kept is not None and kept.partition is not partition and kept.partition not in partition.session.awake:
             if kept.partition.key == partition.key:
-                kept.partition = partition  # it was taken back, and is named again
+                kept.partition = partition  # it was removed and added again
             elif self._clock.monotonic_ns() - kept.asked_ns > ABSENT_NS:
                 kept = None
         if kept is not None and kept.partition is partition and (kept.read.base_offset, kept.read.position) != (file.origin.base_offset, position):
-            kept = None  # it goes on from elsewhere
+            kept = None  # the follower continues elsewhere
         if kept is None:
             return self._ask(key, partition, file, position, most, limit, is_active)
         read = kept.read
@@ -68,13 +70,13 @@ class FollowerReads:
             return None
         size_bytes = read.range.size_bytes if read.range is not None else read.answer.first_batch_bytes if read.answer is not None else 0
         if size_bytes > most and not is_first:
-            return None  # it has its turn when nobody stands before it
+            return None  # it is sent when it comes first in a response
         del self._kept[key]
         if read.error is not None:
             return read.error
         if read.range is not None:
             return read.range
-        # Its first batch is larger than an answer: it is brought piece by piece while it is sent.
+        # Its first batch is larger than an answer: it is read piece by piece while it is sent.
         return FileRange(file, position, size_bytes) if size_bytes else None
 
     def _ask(
@@ -93,18 +95,18 @@ class FollowerReads:
         return kept.read.error
 
     def pass_over(self, partition: SessionPartition, disk: str) -> None:
-        """It gets its records from the page cache after all: what was to be read for it must not keep others from their reads."""
+        """Drop the read of a partition whose records are in the page cache: it would delay the reads of others."""
         key = (partition.session.session_id, disk)
         kept = self._kept.get(key)
         if kept is not None and kept.partition is partition:
             del self._kept[key]
 
     def forget(self, session: FetchSession) -> None:
-        """The session is over."""
+        """Drop the reads of a closed session."""
         for key in [key for key in self._kept if key[0] == session.session_id]:
             del self._kept[key]
 
     def sweep(self, now_ns: int) -> None:
-        """Once a second: let go of what nobody comes for, or it would be missing to others."""
+        """Drop reads that were not fetched: others need that memory. Called once a second."""
         for key in [key for key, kept in self._kept.items() if kept.done_ns and now_ns - kept.done_ns > KEPT_NS]:
             del self._kept[key]

@@ -1,10 +1,10 @@
-"""Message sets of magic 0 and 1 at the door of an acceptor: converted up when an old producer brings them, down when an old consumer asks.
+"""Message sets of magic 0 and 1 of old clients: converted up for a produce, converted down for a fetch.
 
-Only Produce before 3 and Fetch before 4 come here; everybody else's records pass as they are. Bounds, because a turn must stay short and other
-clients wait for it: up, at most `max.message.bytes` when stored, 100,000 messages and a guarded opening (`records/conversion.py`); down, at most
-`CONVERTED_BYTES_MAX` of a segment for a whole fetch (more only where the first batch alone is longer), and for each partition at most as many bytes
-before compression and 10,000 records. Owned by one acceptor.
-Weak spot: it is Python work for each record, 3 to 4 µs; many old clients at once make every client of this acceptor wait.
+Only Produce before 3 and Fetch before 4 need that. Turns must stay short, so it is limited. Up: at most
+`max.message.bytes` when stored, 100,000 messages and a guarded decompression (`records/conversion.py`). Down:
+at most `CONVERTED_BYTES_MAX` of a segment for a whole fetch (more only if the first batch alone is longer),
+and for each partition at most as many bytes before compression and 10,000 records. Owned by one acceptor.
+Weak spot: Python work for each record, 3 to 4 µs; many old clients at once delay all clients of the acceptor.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ _MAX_BYTES_SINCE = 3
 
 
 def read_range(wanted: FileRange | ArenaRange | GatheredBatch) -> bytes | bytearray:
-    """The bytes of a range, for conversion; they may end early. What is read here of a segment was seen in the page cache just now, or a log-reader
-    has read it."""
+    """Read a range for conversion; it may end early. It is in the page cache, or a log-reader has read it."""
     if isinstance(wanted, GatheredBatch):
         return wanted.content
     if isinstance(wanted, ArenaRange):
@@ -39,7 +38,7 @@ def read_range(wanted: FileRange | ArenaRange | GatheredBatch) -> bytes | bytear
 
 
 class UpConversion:
-    """Message sets that lie in the arena become batches that lie in the arena."""
+    """Converts message sets in the arena to batches in the arena."""
 
     def __init__(self, view: MetadataCache, arena: Arena, counters: Counters) -> None:
         self._view = view
@@ -47,8 +46,12 @@ class UpConversion:
         self._converted = counters.counter("produce.converted_sets")
 
     def convert(self, placement: LocalReplica, slot: ArenaSlot, position: int, size_bytes: int) -> tuple[ArenaSlot, int, int]:
-        """(slot, position, size) of the batch; size 0: nothing whole was sent. It takes the set's place where it fits, else a slot of its own, and
-        `slot` is released. A batch of magic 2 stays as it is: these versions may carry one. Raises `RequestRefused`; `slot` is the caller's then."""
+        """Return slot, position and size of the batch; size 0: no whole message was sent.
+
+        The batch replaces the set if it fits, otherwise it gets its own slot and `slot` is released. A batch
+        of magic 2, which these versions may carry, is not changed. Raises `RequestRefused`; the caller keeps
+        `slot` then.
+        """
         memory = self._arena.memory
         if size_bytes > MAGIC_AT and memory[position + MAGIC_AT] > 1:
             return slot, position, size_bytes
@@ -58,7 +61,7 @@ class UpConversion:
         if len(batch) > size_bytes:
             own = allocate_slot(self._arena, len(batch))
             if own is None:
-                raise RequestRefused(ErrorCode.NOT_LEADER_OR_FOLLOWER, "no room for a converted batch; try again")
+                raise RequestRefused(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the arena has no free slot for a converted batch; try again")
             slot.release()
             slot, position = own, own.position
         memory[position : position + len(batch)] = batch
@@ -72,7 +75,7 @@ class UpConversion:
 
 
 class DownConversion:
-    """Ranges of segments become message sets in the heap."""
+    """Converts ranges of segments to message sets in the heap."""
 
     def __init__(self, view: MetadataCache, counters: Counters) -> None:
         self._view = view
@@ -85,16 +88,20 @@ class DownConversion:
         return replica_id >= 0 or image is None or image.config.get("message.downconversion.enable", "true").lower() != "false"
 
     def reorder(self, version: int, partitions: list[FetchPartition]) -> None:
-        """Begin each fetch with another partition: the first ones must not take the room of the last ones for ever, and clients before Fetch 3
-        always ask in the same order."""
+        """Begin each fetch with another partition: clients before Fetch 3 always use the same order.
+
+        Otherwise the first partitions could fill each response.
+        """
         if version < _MAX_BYTES_SINCE and len(partitions) > 1:
             self._fetches += 1
             start = self._fetches % len(partitions)
             partitions[:] = partitions[start:] + partitions[:start]
 
     def convert(self, version: int, wanted: list[FetchPartition], results: list[FetchPartitionResult]) -> list[FetchPartitionResult]:
-        """`results`, one for each partition that is `wanted`, with message sets in the place of ranges. A partition whose records cannot be converted
-        gets its error. What was converted may be nothing: batches of markers, say."""
+        """Return `results`, one for each partition of `wanted`, with message sets instead of ranges.
+
+        A partition whose records cannot be converted gets an error. A set may be empty: markers are left out.
+        """
         magic = 1 if version >= MAGIC_1_FETCHED_SINCE else 0
         converted = []
         for partition, result in zip(wanted, results, strict=True):
@@ -103,7 +110,7 @@ class DownConversion:
                     sets = convert_down(read_range(result.records), magic, partition.fetch_offset, CONVERTED_BYTES_MAX)
                 except RequestRefused as refusal:
                     result = FetchPartitionResult(result.topic, result.topic_id, result.partition, refusal.code)
-                except OSError:  # its log-writer meets it too, and takes the disk offline
+                except OSError:  # the log-writer gets it too, and takes the disk offline
                     result = FetchPartitionResult(result.topic, result.topic_id, result.partition, ErrorCode.KAFKA_STORAGE_ERROR)
                 else:
                     self._converted_bytes.add(len(sets))

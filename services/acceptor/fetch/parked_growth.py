@@ -1,9 +1,10 @@
-"""What a parked fetch of many partitions has seen of them, and whether what moved since is worth a look at all of them again.
+"""When to evaluate a parked fetch of many partitions again.
 
-To look costs 3 µs for each partition, so a fetch of thousands that waits for many bytes must not be looked at whenever one of them moves: it is
-counted, from the positions in the rows that moved, how much came at most. Anything but growth is worth a look at once. Where a look finds less than was
-counted (batches that do not fit, say), twice as much is waited for the next time. Owned by one acceptor, made when such a fetch parks.
-Weak spot: such a fetch may then be answered later than it could be, at its deadline at the latest.
+Reading costs 3 µs per partition, so a fetch of thousands that waits for many bytes must not be evaluated at
+each change of a row. Instead the positions in the changed rows tell how many bytes were added at most. Any
+change but growth evaluates the fetch at once. If an evaluation finds less than was counted (batches that do
+not fit, for example), the next one waits for twice as much. Owned by one acceptor, created when such a fetch
+parks. Weak spot: such a fetch may be answered later than possible, at its deadline at the latest.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from services.acceptor.leadership import leadership_problem
 from services.acceptor.row_watch import RowKey
 
 FEW_PARTITIONS: Final = 16
-"""So many are simply looked at."""
+"""Up to so many partitions are read at each change."""
 
 
 class _Seen:
@@ -65,7 +66,7 @@ class ParkedGrowth:
         self._gained_bytes = 0
 
     def is_enough(self, moved: Iterable[RowKey] | None, view: MetadataCache) -> bool:
-        """Whether to look at all again. `moved`: the rows that moved since this was asked; None: nobody knows which."""
+        """True if all partitions are worth reading again. `moved`: rows that changed since the last call; None: unknown."""
         if moved is None:
             return True
         for key in moved:

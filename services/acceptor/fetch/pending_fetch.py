@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from appliance.base.errors import ErrorCode
 from appliance.protocol.fetch import CONSUMER_REPLICA_ID, FOLLOWER_FETCH_SINCE, AbortedTransaction, FetchRequest
-from services.acceptor.connection import Reply
+from services.acceptor.connection import PendingReply
 from services.acceptor.fetch.cold_reads import ColdRead
 from services.acceptor.fetch.fetch_session import FetchSession, SessionPartition
 from services.acceptor.fetch.parked_growth import ParkedGrowth
@@ -60,7 +60,7 @@ class PendingFetch:
         "request", "rounds", "session", "targets", "ticket", "unknown", "version",
     )  # fmt: skip
 
-    def __init__(self, handler: FetchReader, reply: Reply, request: FetchRequest, version: int, correlation_id: int, deadline_ns: int) -> None:
+    def __init__(self, handler: FetchReader, reply: PendingReply, request: FetchRequest, version: int, correlation_id: int, deadline_ns: int) -> None:
         self.handler = handler
         self.reply = reply
         self.request = request

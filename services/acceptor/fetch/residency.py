@@ -1,19 +1,22 @@
-"""Sending of a segment only what is in the page cache, so that no client's fetch makes the event loop wait for a disk.
+"""Sends of a segment only what is in the page cache, so that no fetch makes the event loop wait for a disk.
 
-Two ways, chosen by the setting `fetch.residency`. `cachestat`, where the kernel has it (Linux >= 6.5): ask cachestat whether the range is resident,
-read it with preadv2(RWF_NOWAIT), send it. `mincore`, elsewhere: ask mincore, then sendfile. What is not resident is NOT_RESIDENT, and its caller asks
-the log-reader.
+Two ways, chosen by the setting `fetch.residency`. `cachestat`, if the kernel has it (Linux >= 6.5): cachestat
+says whether the range is resident, preadv2(RWF_NOWAIT) reads it, send sends it. `mincore` otherwise: mincore
+checks, sendfile sends. For a range that is NOT_RESIDENT the caller asks the log-reader.
 
-Why not cachestat and sendfile, which copies once less: cachestat counts pages that are still on their way from the disk, and sendfile would wait for them
-(measured, with a hung disk). RWF_NOWAIT never does. It is asked second because a miss of it starts a read-ahead of a whole MiB. The copy costs nothing
-by itself: over loopback 0.17 to 0.20 s of CPU for a GiB, as sendfile alone (0.17 to 0.20), 12 µs for 64 KiB (sendfile 11), 4 µs for 4 KiB (sendfile 2).
-Beside a consumer at full speed on the same two cores it costs 0.1 to 0.15 s a GB of 0.75 in all. It stays: sendfile may wait for a page that was evicted
-since the look, and on a hung disk for ever.
-mincore counts only pages that are whole, so sendfile after it waits for none; it costs 19 µs for 1 MiB, cachestat 1.
+cachestat with sendfile would copy once less. But cachestat counts pages that are still being read from the
+disk, and sendfile would wait for them (measured, with a hung disk); RWF_NOWAIT never does. It comes second,
+because a miss of it starts a read-ahead of a whole MiB. The copy costs nothing by itself: over loopback 0.17
+to 0.20 s of CPU for a GiB, as sendfile alone; 12 µs for 64 KiB (sendfile 11), 4 µs for 4 KiB (sendfile 2).
+Beside a consumer at full speed on the same two cores it costs 0.1 to 0.15 s per GB of 0.75 in total. It stays,
+because sendfile may wait for a page that was evicted since the check, on a hung disk for ever. mincore counts
+only whole pages, so sendfile after it waits for none; it costs 19 µs for 1 MiB, cachestat 1.
 
-Owned by one acceptor. Weak spots: between mincore and sendfile a page may be evicted; and mincore calls a large folio absent that is not whole yet (the end of
-a file that grows), which then takes the way over the log-reader, without a disk read. RWF_NOWAIT itself may wait where the queue of a hung disk is
-full, or a file's extents are not loaded. A file system without RWF_NOWAIT (tmpfs) is sent by sendfile. Who takes little at a time is copied more than once.
+Owned by one acceptor. Weak spots: between mincore and sendfile a page may be evicted. mincore calls a large
+folio absent that is not whole yet (the end of a growing file); it is then read by the log-reader, without a
+disk read. RWF_NOWAIT itself may wait if the queue of a hung disk is full, or a file's extents are not loaded.
+A file system without RWF_NOWAIT (tmpfs) uses sendfile. A client that reads little at a time costs more than
+one copy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""DescribeLogDirs: every disk of the box from its table, its log-writer's counters and the report of its moves; no disk is asked, so a hung one is told
-of at once.
+"""DescribeLogDirs: each disk from its partition table, its log-writer's counters and the report of its moves.
 
-Owned by one acceptor. Weak spot: sizes are those of the records (indexes are not counted, as in Kafka); free bytes are up to two seconds old, and how far
-a partition is that is being moved, up to one.
+No disk is accessed, so a hung one is reported at once. Owned by one acceptor. Weak spot: sizes are those of
+records (without indexes, as in Kafka); free bytes are up to two seconds old, the progress of a move up to one.
 """
 
 from __future__ import annotations

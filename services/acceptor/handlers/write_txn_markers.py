@@ -30,7 +30,7 @@ from appliance.protocol.transaction_apis import (
 )
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import TornRow
-from services.acceptor.connection import Connection, Reply
+from services.acceptor.connection import Connection, PendingReply
 from services.acceptor.delayed import DelayedRequests
 from services.acceptor.fanned_out_request import FannedOutRequest, RequestPart
 from services.acceptor.leadership import leadership_problem
@@ -48,7 +48,7 @@ class _MarkedTopic(NamedTuple):
 
 
 class _Request(FannedOutRequest[int]):
-    def __init__(self, handler: WriteTxnMarkersHandler, reply: Reply, header: RequestHeader, markers: tuple[TxnMarker, ...], deadline_ns: int) -> None:
+    def __init__(self, handler: WriteTxnMarkersHandler, reply: PendingReply, header: RequestHeader, markers: tuple[TxnMarker, ...], deadline_ns: int) -> None:
         topics = [_MarkedTopic(*topic, marker) for marker in markers for topic in marker.topics]
         super().__init__(handler.on_reply, reply, header, topics, deadline_ns)
         self.handler = handler

@@ -18,7 +18,7 @@ from appliance.protocol.produce import LEADER_HINTS_SINCE, ProduceRequest, Produ
 from appliance.shm.counters import Counters
 from appliance.shm.mapping import signed
 from appliance.shm.partition_table import HIGH_WATERMARK, ISR_AND_CONFIG, TornRow
-from services.acceptor.connection import Connection, Reply
+from services.acceptor.connection import Connection, PendingReply
 from services.acceptor.delayed import DelayedRequests
 
 
@@ -30,7 +30,7 @@ class PendingProduce:
         "transactional_id", "unreplicated", "version",
     )  # fmt: skip
 
-    def __init__(self, answers: ProduceAnswers, reply: Reply, version: int, correlation_id: int, request: ProduceRequest, deadline_ns: int) -> None:
+    def __init__(self, answers: ProduceAnswers, reply: PendingReply, version: int, correlation_id: int, request: ProduceRequest, deadline_ns: int) -> None:
         partitions = request.partitions
         self.answers = answers
         self.reply = reply

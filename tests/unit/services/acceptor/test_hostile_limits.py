@@ -135,7 +135,7 @@ def test_incomplete_bodies_have_half_of_the_arena_and_the_slow_ones_give_way(sid
     assert side.receiver.slow_bodies(side.clock.monotonic_ns()) == [holder]
     side.receiver.drop(holder)
     assert side.receiver.retry(side.receiver.resume) == 1
-    assert waiter.body is not None and not side.receiver.somebody_waits
+    assert waiter.body is not None and not side.receiver.has_waiting
     side.receiver.drop(waiter)
 
 
@@ -175,7 +175,7 @@ def test_closings_are_all_counted_and_some_of_them_told(counters: Counters) -> N
     reading, writing = os.pipe()
     closings = Closings(counters, clock, Logger("test", descriptor=writing))
     for _ in range(100):
-        closings.tell("frame-too-large", "192.0.2.1", "x" * 1_000)
+        closings.log("frame-too-large", "192.0.2.1", "x" * 1_000)
     clock.advance_ms(PERIOD_NS // 1_000_000)
     closings.sweep(clock.monotonic_ns())
     os.close(writing)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from appliance.protocol.apis import ApiKey
-from services.acceptor.connection import REQUEST_BYTES_AHEAD_MAX, REQUESTS_AHEAD_MAX, Connection, Reply
+from services.acceptor.connection import REQUEST_BYTES_AHEAD_MAX, REQUESTS_AHEAD_MAX, Connection, PendingReply
 from services.acceptor.transport import PlainTransport
 
 
@@ -19,13 +19,13 @@ def connection() -> Iterator[Connection]:
         yield Connection(PlainTransport(ours), "test", 0)
 
 
-def _take(connection: Connection, api_key: ApiKey, runs_ahead: bool = True, size_bytes: int = 100) -> Reply:
+def _take(connection: Connection, api_key: ApiKey, runs_ahead: bool = True, size_bytes: int = 100) -> PendingReply:
     assert connection.may_start(api_key)
     connection.next_bytes, connection.next_key = size_bytes, api_key
     return connection.expect_reply(runs_ahead)
 
 
-def _answer(connection: Connection, reply: Reply, answer: bytes) -> None:
+def _answer(connection: Connection, reply: PendingReply, answer: bytes) -> None:
     reply.pieces, reply.ready = [answer], True
     assert connection.collect_ready()
 
