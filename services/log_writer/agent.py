@@ -47,7 +47,7 @@ from services.log_writer.background.index_repairs import IndexRepairs
 from services.log_writer.background.retention_rounds import RetentionRounds
 from services.log_writer.command_queue import CommandQueue, LogWriterCommands
 from services.log_writer.completions import Completions, HeldAcknowledgements
-from services.log_writer.log_writer_appends import APPENDS, LogWriterAppends, Work
+from services.log_writer.log_writer_appends import APPENDS, AppendParts, LogWriterAppends, Work
 from services.log_writer.log_writer_startup import LogWriterStartup
 from services.log_writer.moves.incoming_moves import IncomingMoves
 from services.log_writer.moves.partition_moves import OutgoingMoves, PartitionMoves
@@ -96,15 +96,15 @@ class LogWriterAgent:
         self._partitions = self._startup.partitions
         self._boot = self._startup.boot
         self._replaces = self._startup.replaces
-        self._flush_rounds = FlushRounds(self._directory, self._partitions, self._clock, counters, box)
+        self._flush_rounds = FlushRounds(self._partitions, self._clock, counters, box)
         self._batch_flushes = BatchFlushes(self._disk.path, self._partitions, self._clock, self._poller, counters, lambda: self._flush_rounds.synced_bytes)
         self._held = HeldAcknowledgements()
         self._completions = Completions(counters)
         self._trouble = DiskTrouble(context, self._disk, self._table, self._flush_rounds.disk_is_full, self._let_go_of_disk)
-        self._cleaning = CleaningRounds(self._directory, self._partitions, self._clock, counters, box, context.log, self._disk.name)
-        self._appends = LogWriterAppends(self._partitions, self._completions, self._held, self._batch_flushes, self._trouble, self._clock, counters)
+        self._cleaning = CleaningRounds(self._partitions, self._clock, counters, box, context.log, self._disk.name)
+        parts = AppendParts(self._partitions, self._completions, self._held, self._batch_flushes, self._trouble, self._clock, counters)
+        self._appends = LogWriterAppends(parts)
         incoming = IncomingMoves(
-            self._directory,
             self._partitions,
             self._clock,
             counters,
@@ -119,12 +119,9 @@ class LogWriterAgent:
         outgoing = OutgoingMoves(self._partitions, self._clock, counters, deadline_ms, context.log, self._appends.on_given_away)
         self._moves = PartitionMoves(incoming, outgoing)
         self._deletions = AwaitedDeletions(self._partitions, self._completions, self._clock, counters)
-        self._retention = RetentionRounds(self._directory, self._partitions, self._clock, counters, box, context.log, self._deletions.on_durable)
+        self._retention = RetentionRounds(self._partitions, self._clock, counters, box, context.log, self._deletions.on_durable)
         self._postponed = CommandQueue(
-            self._partitions,
-            self._completions,
-            self._trouble,
-            self._clock,
+            parts,
             LogWriterCommands(self._partitions, context.log),
             self._moves,
             self._retention,
@@ -132,24 +129,9 @@ class LogWriterAgent:
             self._carry_out,
         )
         self._door = ChannelAcceptor(context.incarnation, self._doorbell.fileno(), self._poller, counters, self._describe, self._on_gone)
-        self._replicas = ReplicaAppends(
-            self._partitions,
-            self._completions,
-            self._held,
-            self._batch_flushes,
-            self._retention,
-            self._cleaning,
-            self._trouble,
-            self._clock,
-            counters,
-            context.log,
-        )
+        self._replicas = ReplicaAppends(parts, self._retention, self._cleaning, context.log)
         self._progress = ReplicaProgress(
-            self._partitions,
-            self._completions,
-            self._trouble,
-            self._clock,
-            counters,
+            parts,
             lambda: self._door.is_connected(_CONTROLLER),
             lambda changes: self._door.send(_CONTROLLER, ISR_CHANGES, orjson.dumps({"changes": changes})),
             box.integer("replica.lag.time.max.ms") * 1_000_000,

@@ -18,17 +18,14 @@ from typing import Any
 
 import orjson
 
-from appliance.base.clock import Clock
 from appliance.base.errors import DiskFull, ErrorCode, RequestRefused, StorageFailed
 from appliance.base.logging import Logger
 from appliance.base.model import TopicId, TopicPartition
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.descriptors import KIND, LENGTH, POSITION, ROW, ROW_GENERATION, TOKEN, VALUE_A, DescriptorKind, pack_producers
 from appliance.shm.partition_table import APPEND_SINCE_WORD, FENCE_WORD, ROLE_LEADER
-from services.log_writer.background.disk_trouble import DiskTrouble
 from services.log_writer.background.retention_rounds import RetentionRounds
-from services.log_writer.completions import Completions
-from services.log_writer.log_writer_appends import LogWriterAppends
+from services.log_writer.log_writer_appends import AppendParts, LogWriterAppends
 from services.log_writer.moves.partition_moves import MOVE_KINDS, MoveAnswer, PartitionMoves
 from services.log_writer.replicas.awaited_deletions import Deletion
 from services.log_writer.replicas.replica import Replica
@@ -48,10 +45,7 @@ class CommandQueue:
 
     def __init__(
         self,
-        partitions: Replicas,
-        completions: Completions,
-        trouble: DiskTrouble,
-        clock: Clock,
+        parts: AppendParts,
         commands: LogWriterCommands,
         moves: PartitionMoves,
         retention: RetentionRounds,
@@ -61,11 +55,8 @@ class CommandQueue:
         self.by_source: dict[SinkChannel, deque[Entry]] = {}
         self.needs_resync = False
         """The controller was refused something for want of space: it asks again when it is let in anew."""
-        self._partitions = partitions
-        self._completions = completions
-        self._trouble = trouble
-        self._clock = clock
-        self._words = partitions.table.shared.words
+        self._partitions, self._completions, _, _, self._trouble, self._clock, _ = parts
+        self._words = parts.partitions.table.shared.words
         self._commands = commands
         self._moves = moves
         self._retention = retention

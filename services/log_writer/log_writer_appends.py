@@ -9,7 +9,7 @@ spot: a turn waits for its own disk whenever the kernel makes a write to the pag
 from __future__ import annotations
 
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, StorageFailed
@@ -63,25 +63,24 @@ Work = tuple[SinkChannel, tuple[Any, ...]]
 """A descriptor and the source it came from."""
 
 
+class AppendParts(NamedTuple):
+    """What the appends of leaders and of followers share with the commands and the followers' progress."""
+
+    partitions: Replicas
+    completions: Completions
+    held: HeldAcknowledgements
+    batch_flushes: BatchFlushes
+    trouble: DiskTrouble
+    clock: Clock
+    counters: Counters
+
+
 class LogWriterAppends:
     """What leaders append."""
 
-    def __init__(
-        self,
-        partitions: Replicas,
-        completions: Completions,
-        held: HeldAcknowledgements,
-        batch_flushes: BatchFlushes,
-        trouble: DiskTrouble,
-        clock: Clock,
-        counters: Counters,
-    ) -> None:
+    def __init__(self, parts: AppendParts) -> None:
+        partitions, self._completions, self._held, self._batch_flushes, self._trouble, self._clock, counters = parts
         self._partitions = partitions
-        self._completions = completions
-        self._held = held
-        self._batch_flushes = batch_flushes
-        self._trouble = trouble
-        self._clock = clock
         self._words = partitions.table.shared.words
         self._appends = counters.counter("log_writer.append_calls")
         self._batches = counters.counter("log_writer.batches")

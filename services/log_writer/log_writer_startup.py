@@ -31,7 +31,7 @@ from appliance.storage.move_record import read_move
 from appliance.storage.recovery import CLEAN, Recovery, SameBoot, Unclean
 from services.log_writer.background.disk_trouble import check_not_swapped
 from services.log_writer.command_queue import lead
-from services.log_writer.previous_incarnations import PreviousIncarnations
+from services.log_writer.previous_incarnations import PreviousTables
 from services.log_writer.recovery_progress import OPEN_BYTES, RecoveryProgress, share_of
 from services.log_writer.replicas.replica import Replica, ReplicationTerms
 from services.log_writer.replicas.replicas_of_disk import DescriptorBudget, ProducerSettings, Replicas
@@ -58,7 +58,7 @@ class LogWriterStartup:
         producers = ProducerSettings(box.integer("producer.id.expiration.ms"), box.flag("transaction.partition.verification.enable"))
         terms = ReplicationTerms(box.broker_id, box.integer("replica.lag.time.max.ms") * 1_000_000, context.clock)
         self.partitions = Replicas(self.directory, table, context.clock, terms, producers)
-        self._previous = PreviousIncarnations(context.layout, disk.name, table.shared.name)
+        self._previous = PreviousTables(context.layout, disk.name, table.shared.name)
         self.boot = CLEAN_STOP if self.directory.was_clean else SAME_BOOT if self._previous.is_same_boot else UNCLEAN_BOOT
         self._checkpoints = self.directory.checkpoints
         self._image = self._read_image()

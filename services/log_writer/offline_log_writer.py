@@ -22,7 +22,7 @@ from appliance.shm.doorbell import Doorbell
 from appliance.shm.partition_table import DISK_OFFLINE, SLEEPING_WORD, PartitionTableWriter
 from services.log_writer.agent import LogWriterAgent
 from services.log_writer.background.disk_trouble import DiskDoesNotAnswer, DiskFences, DiskReturn, check_answers
-from services.log_writer.previous_incarnations import PreviousIncarnations
+from services.log_writer.previous_incarnations import PreviousTables
 
 DESCRIPTOR_BURST = 256
 
@@ -61,7 +61,7 @@ class OfflineLogWriter:
         self._is_suspect = not isinstance(failure, DiskFull | ConfigurationProblems | DiskDoesNotAnswer)
         if self._is_suspect:
             self._table.set_suspect()
-            PreviousIncarnations(context.layout, self._disk.name, table_name).forget()
+            PreviousTables(context.layout, self._disk.name, table_name).forget()
         self._table.set_disk_state(DISK_OFFLINE)
         context.log.error(f"disk {self._disk.name} ({self._disk.path}) stays offline: {failure}", disk=self._disk.name)
         self._return = DiskReturn(context, self._disk, self._clock.monotonic_ns(), first_look_ns)

@@ -15,7 +15,7 @@ from appliance.shm.mapping import LayoutMismatch, SharedObjectAbsent, list_names
 from appliance.shm.partition_table import PartitionTableReader, Row
 
 
-class PreviousIncarnations:
+class PreviousTables:
     """Rows of dead incarnations by (topic id, partition); the newest row wins."""
 
     def __init__(self, layout: BoxLayout, disk: str, own_table: str) -> None:

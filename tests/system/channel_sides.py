@@ -27,7 +27,7 @@ from appliance.shm.counters import Counters
 from appliance.shm.doorbell import Doorbell
 from appliance.shm.partition_table import DISK_ONLINE, SLEEPING_WORD, PartitionTableWriter
 from appliance.shm.ring import RingPair
-from services.log_writer.previous_incarnations import PreviousIncarnations
+from services.log_writer.previous_incarnations import PreviousTables
 
 DISK = "d0"
 SOURCE = "ingest@0"
@@ -184,7 +184,7 @@ class LogWriterSide(Side):
     def __init__(self, incarnation: int) -> None:
         super().__init__("log_writer", incarnation)
         self.table = PartitionTableWriter.create(self.layout.shared_memory_name("table", DISK, incarnation), incarnation)
-        PreviousIncarnations(self.layout, DISK, self.table.shared.name).forget()
+        PreviousTables(self.layout, DISK, self.table.shared.name).forget()
         self.table.set_disk_state(DISK_ONLINE)
         self.bell = Doorbell(self.table.shared.words, SLEEPING_WORD)
         self.poller.register(self.bell.fileno(), select.EPOLLIN, self.bell.drain)

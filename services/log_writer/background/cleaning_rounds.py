@@ -43,7 +43,6 @@ from appliance.storage.cleaning_plan import (
     filthiest,
     plan_cleaning,
 )
-from appliance.storage.log_directory import LogDirectory
 from appliance.storage.partition_directory import PinnedDirectory
 from appliance.storage.removed_segments import DepartingFiles
 from appliance.storage.retention import lag_times
@@ -81,8 +80,8 @@ class _Run(NamedTuple):
 class CleaningRounds:
     """The runs of one disk."""
 
-    def __init__(self, directory: LogDirectory, partitions: Replicas, clock: Clock, counters: Counters, box: Box, log: Logger, disk: str) -> None:
-        self._directory = directory
+    def __init__(self, partitions: Replicas, clock: Clock, counters: Counters, box: Box, log: Logger, disk: str) -> None:
+        directory = self._directory = partitions.directory
         self._partitions = partitions
         self._clock = clock
         self._log = log

@@ -20,7 +20,6 @@ from appliance.shm.counters import Counters
 from appliance.shm.partition_table import FLUSH_SINCE_WORD
 from appliance.storage import file_io
 from appliance.storage.checkpoints import HIGH_WATERMARKS, RECOVERY_POINTS
-from appliance.storage.log_directory import LogDirectory
 from appliance.storage.log_durability import FlushRound
 from services.log_writer.background.background_task import BackgroundTask
 from services.log_writer.replicas.replica import Replica
@@ -41,8 +40,8 @@ _Part = tuple[Replica, FlushRound, int]
 class FlushRounds:
     """The rounds of one disk; at most one is under way."""
 
-    def __init__(self, directory: LogDirectory, partitions: Replicas, clock: Clock, counters: Counters, box: Box) -> None:
-        self._directory = directory
+    def __init__(self, partitions: Replicas, clock: Clock, counters: Counters, box: Box) -> None:
+        directory = self._directory = partitions.directory
         self._partitions = partitions
         self._clock = clock
         self._interval_ns = box.integer("log.flush.offset.checkpoint.interval.ms") * 1_000_000

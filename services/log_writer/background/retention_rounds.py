@@ -32,7 +32,6 @@ from appliance.base.settings import Box
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
 from appliance.storage.checkpoints import LOG_START_OFFSETS
-from appliance.storage.log_directory import LogDirectory
 from appliance.storage.removed_segments import DepartingFiles, RemovedSegments
 from appliance.storage.retention import TIMELESS_POLICIES, TOPIC_POLICIES, FreeSpaceReserve, LogFacts, RetentionPlan, SegmentFacts, SegmentTimes, plan_retention
 from services.log_writer.background.background_task import BackgroundTask
@@ -86,7 +85,6 @@ class RetentionRounds:
 
     def __init__(
         self,
-        directory: LogDirectory,
         partitions: Replicas,
         clock: Clock,
         counters: Counters,
@@ -96,7 +94,7 @@ class RetentionRounds:
     ) -> None:
         self.rows_moved = False
         """Set here and reset by the caller, which wakes the sources that watch rows."""
-        self._directory = directory
+        directory = self._directory = partitions.directory
         self._partitions = partitions
         self._clock = clock
         self._log = log

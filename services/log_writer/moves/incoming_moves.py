@@ -26,7 +26,6 @@ from appliance.shm.counters import Counters
 from appliance.storage import future_directories
 from appliance.storage.checkpoints import CLEANED
 from appliance.storage.future_directories import FutureDirectories, FutureLog
-from appliance.storage.log_directory import LogDirectory
 from appliance.storage.move_record import COMPLETE, FAILED, FINISH, PROGRESS, THROTTLE, Complete, MoveCommand, MoveJob, MoveRecord, MoveSaid
 from appliance.storage.recovery import CLEAN
 from services.log_writer.background.background_task import BackgroundTask
@@ -97,7 +96,6 @@ class IncomingMoves:
 
     def __init__(
         self,
-        directory: LogDirectory,
         partitions: Replicas,
         clock: Clock,
         counters: Counters,
@@ -108,7 +106,7 @@ class IncomingMoves:
         log: Logger,
         on_finished: Callable[[Any, int], None],
     ) -> None:
-        self._directory = directory
+        directory = self._directory = partitions.directory
         self._partitions = partitions
         self._clock = clock
         self._layout = layout

@@ -13,22 +13,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, StorageFailed
 from appliance.base.logging import Logger
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.descriptors import LEADER_EPOCH, LENGTH, POSITION, ROW, ROW_GENERATION, TruncateOrder, Truncation, replica_append_of, truncate_of
 from appliance.records.batch import read_batch_header, stored_batch_problem
-from appliance.shm.counters import Counters
 from appliance.shm.partition_table import APPEND_SINCE_WORD, FENCE_WORD, ROLE_FOLLOWER, ROLE_OFFLINE
 from appliance.storage.leader_epoch_cache import truncation_offset
-from services.log_writer.background.batch_flushes import BatchFlushes
 from services.log_writer.background.cleaning_rounds import CleaningRounds
-from services.log_writer.background.disk_trouble import DiskTrouble
 from services.log_writer.background.retention_rounds import RetentionRounds
-from services.log_writer.completions import Completions, HeldAcknowledgements, told_of_log
+from services.log_writer.completions import told_of_log
+from services.log_writer.log_writer_appends import AppendParts
 from services.log_writer.replicas.replica import FLUSH_BEFORE_ACKNOWLEDGEMENT, Replica
-from services.log_writer.replicas.replicas_of_disk import Replicas
 
 Entry = tuple[Any, ...]
 
@@ -36,27 +32,11 @@ Entry = tuple[Any, ...]
 class ReplicaAppends:
     """What followers append and cut."""
 
-    def __init__(
-        self,
-        partitions: Replicas,
-        completions: Completions,
-        held: HeldAcknowledgements,
-        batch_flushes: BatchFlushes,
-        retention: RetentionRounds,
-        cleaning: CleaningRounds,
-        trouble: DiskTrouble,
-        clock: Clock,
-        counters: Counters,
-        log: Logger,
-    ) -> None:
+    def __init__(self, parts: AppendParts, retention: RetentionRounds, cleaning: CleaningRounds, log: Logger) -> None:
+        partitions, self._completions, self._held, self._batch_flushes, self._trouble, self._clock, counters = parts
         self._partitions = partitions
-        self._completions = completions
-        self._held = held
-        self._batch_flushes = batch_flushes
         self._retention = retention
         self._cleaning = cleaning
-        self._trouble = trouble
-        self._clock = clock
         self._log = log
         self._words = partitions.table.shared.words
         self._appends = counters.counter("log_writer.replica_appends")

@@ -11,16 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from appliance.base.clock import Clock
 from appliance.base.errors import StorageFailed
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.descriptors import LEADER_EPOCH, ROW, ROW_GENERATION, progress_of
-from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_LEADER
-from services.log_writer.background.disk_trouble import DiskTrouble
-from services.log_writer.completions import Completions
+from services.log_writer.log_writer_appends import AppendParts
 from services.log_writer.replicas.replica import Replica
-from services.log_writer.replicas.replicas_of_disk import Replicas
 
 TICK_NS = 1_000_000_000
 TICKS_IN_LAG = 8
@@ -33,22 +29,9 @@ PROPOSALS_MAX = 500
 class ReplicaProgress:
     """`may_send()`: whether the controller is connected; `send(proposals)`: to it. A lost one is repeated."""
 
-    def __init__(
-        self,
-        partitions: Replicas,
-        completions: Completions,
-        trouble: DiskTrouble,
-        clock: Clock,
-        counters: Counters,
-        may_send: Callable[[], bool],
-        send: Callable[[list[dict[str, Any]]], object],
-        lag_ns: int,
-    ) -> None:
+    def __init__(self, parts: AppendParts, may_send: Callable[[], bool], send: Callable[[list[dict[str, Any]]], object], lag_ns: int) -> None:
         """`lag_ns`: replica.lag.time.max.ms."""
-        self._partitions = partitions
-        self._completions = completions
-        self._trouble = trouble
-        self._clock = clock
+        self._partitions, self._completions, _, _, self._trouble, self._clock, counters = parts
         self._may_send = may_send
         self._send = send
         self._proposing: dict[Replica, None] = {}

@@ -21,7 +21,7 @@ from appliance.shm.partition_table import DISK_FULL, DISK_OFFLINE, DISK_ONLINE, 
 from appliance.storage import checkpoints, file_io
 from lab.scratch_layout import open_descriptors
 from services.log_writer.background import flush_rounds
-from services.log_writer.previous_incarnations import PreviousIncarnations
+from services.log_writer.previous_incarnations import PreviousTables
 from tests.support.real_log_writer import DISK, RealLogWriter, open_files_limit
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
@@ -260,8 +260,8 @@ def test_a_disk_whose_name_begins_like_another_keeps_its_tables(layout: BoxLayou
     tables = [PartitionTableWriter.create(layout.shared_memory_name("table", disk, 5), 5) for disk in ("d", "d.1")]
     for table in tables:
         table.set_disk_state(DISK_ONLINE)
-    PreviousIncarnations(layout, "d", "").forget()
+    PreviousTables(layout, "d", "").forget()
     assert list_names(layout.shared_memory_name("table", "d.1") + ".") != []
-    assert PreviousIncarnations(layout, "d.1", "").is_same_boot
+    assert PreviousTables(layout, "d.1", "").is_same_boot
     for table in tables:
         table.close()
