@@ -33,7 +33,7 @@ from services.ingest.listeners.sender_connections import SenderConnections
 from services.ingest.listeners.sender_datagrams import SenderDatagrams
 from services.ingest.producer.batch_sender import BatchSender
 from services.ingest.producer.partition_leaders import DeadDisks
-from services.ingest.producer.previous_incarnation import PreviousIncarnations
+from services.ingest.producer.previous_incarnation import InheritedState
 from services.ingest.producer.producer_batch import ProducerBatch
 from services.ingest.records.acknowledger import Acknowledger
 from services.ingest.records.held_records import HeldRecords
@@ -81,7 +81,7 @@ class IngestAgent:
         self._senders = SenderLedgers(context.layout, context.process_name, self._clock)
         self._acknowledger = Acknowledger(IngestLedger(table.listeners, self._senders, counters))
         self._peers = Peers("millrace-ingest", self._poller, self._clock)
-        self._previous = PreviousIncarnations(context, {listener.name: listener for listener in table.listeners}, self._peers, self._writer_incarnation)
+        self._previous = InheritedState(context, {listener.name: listener for listener in table.listeners}, self._peers, self._writer_incarnation)
         self._crash_accounting, self._replays = self._previous.accounting, self._previous.replays
         self._sender = BatchSender(
             context,

@@ -36,7 +36,7 @@ from services.ingest.records.acknowledger import Acknowledger
 from services.ingest.records.batcher import ReadyBatch
 
 if TYPE_CHECKING:
-    from services.ingest.producer.previous_incarnation import PreviousIncarnations
+    from services.ingest.producer.previous_incarnation import InheritedState
 
 _by_number = attrgetter("number")
 
@@ -51,7 +51,7 @@ class BatchSender:
         view: MetadataCache,
         acknowledger: Acknowledger,
         producer_ids: ProducerIdSource,
-        previous: PreviousIncarnations,
+        previous: InheritedState,
         may_lead_alone: Callable[[LocalReplica], bool],
         on_changed: Callable[[str], None],
     ) -> None:

@@ -131,8 +131,8 @@ def _count_stored(rings: RingPair) -> int:
     return sum(entry[10] for entry in completions if entry[0] == DescriptorKind.PRODUCE and not entry[2])
 
 
-class PreviousIncarnations:
-    """Call `turn` each turn."""
+class InheritedState:
+    """Spool, replay memory and crash accounting of an ingest. Call `turn` each turn."""
 
     def __init__(self, context: ServiceContext, listeners: Mapping[str, Listener], peers: SequenceRequester, writer_incarnation: WriterIncarnation) -> None:
         box, counters, clock, log = context.box, context.counters, context.clock, context.log
