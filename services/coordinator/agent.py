@@ -83,7 +83,7 @@ class CoordinatorAgent:
         self._stopping = False
 
     def _now_ms(self) -> int:
-        """The wall clock at our start and what has passed since: sessions do not end, and transactions do not time out, because somebody set the clock."""
+        """The wall clock at the start plus the monotonic time since: a change of the system clock must not expire sessions or transactions."""
         return self._clock.monotonic_ms() + self._wall_ahead_ms
 
     def _is_cut_off(self, topic: str) -> bool:
@@ -218,7 +218,7 @@ class CoordinatorAgent:
             self._groups.coordinator.complete_transaction(topic_partition.partition, producer_id, is_commit)
 
     def _on_detached(self, append: Offered) -> None:
-        """Another process serves the disk: who waits is answered; the slot is free when the old one is gone (`_on_lost`)."""
+        """Answer the waiting request: another process serves the disk. The slot is freed when the old process is gone (`_on_lost`)."""
         if isinstance(append, MarkerAppend):
             self._markers.on_lost(append)
         else:
@@ -231,6 +231,6 @@ class CoordinatorAgent:
         self._context.log.info(f"log-writer@{disk} is gone; groups and transactions on it wait until it is back", disk=disk, peer=f"log-writer@{disk}")
 
     def _on_hung(self, disk: str, operation: str) -> None:
-        """Who waits for it is answered by his deadline; what the log-writer was given stays its own."""
+        """The deadline answers the waiting request; the order stays with the log-writer."""
         self._readers[disk].give_up()
         self._context.log.warning(f"disk {disk} hangs ({operation}): groups and transactions on it wait until it answers", disk=disk)

@@ -20,7 +20,7 @@ from services.coordinator.state.state_partition import StatePartition
 _HALF = (1 << 32) - 1
 
 OnGuard = Callable[[ErrorCode, int], None]
-"""NONE and a guard for the append to come, 0 while a transaction of the producer is open: then nobody needs to be asked."""
+"""Called with NONE and a guard for the coming append; guard 0: a transaction of the producer is open, so no verification is needed."""
 
 
 class GuardQuestion:

@@ -51,14 +51,14 @@ def range_targets(subscribers: list[Subscriber], counts: Counts) -> Targets:
 
 
 def uniform_targets(subscribers: list[Subscriber], counts: Counts) -> Targets:
-    """Every partition of a topic that somebody reads is given to one of its subscribers; counts differ by at most one where all read the same."""
+    """Assign every partition of a subscribed topic to one subscriber. If all subscriptions are equal, counts differ by at most one."""
     if len({subscriber.topics for subscriber in subscribers}) <= 1:
         return _even(subscribers, counts)
     return _as_even_as_can_be(subscribers, counts)
 
 
 def _even(subscribers: list[Subscriber], counts: Counts) -> Targets:
-    """All read the same: everybody keeps what he may, the rest fills up."""
+    """If subscriptions are equal, each member keeps its partitions up to its quota; the rest is distributed."""
     topics = subscribers[0].topics if subscribers else ()
     places = [(topic_id, partition) for topic_id in topics for partition in range(counts[topic_id])]
     if not subscribers:
@@ -67,7 +67,7 @@ def _even(subscribers: list[Subscriber], counts: Counts) -> Targets:
     known = frozenset(places)
     kept: dict[str, list[Place]] = {}
     taken: set[Place] = set()
-    for subscriber in sorted(subscribers, key=lambda each: (-len(each.target & known), each.member_id)):  # those with most are the first to keep one more
+    for subscriber in sorted(subscribers, key=lambda each: (-len(each.target & known), each.member_id)):  # members with most are the first to keep one more
         mine = sorted((subscriber.target & known) - taken)
         limit = share + (more > 0 and len(mine) > share)
         kept[subscriber.member_id] = mine[:limit]
@@ -85,7 +85,8 @@ def _even(subscribers: list[Subscriber], counts: Counts) -> Targets:
 
 
 def _as_even_as_can_be(subscribers: list[Subscriber], counts: Counts) -> Targets:
-    """Keep what may be kept; give what nobody has to whoever has least; then move single partitions from who has more to who has less."""
+    """Keep valid assignments; assign free partitions to the member with the fewest; then move single partitions from members with more to members
+    with less."""
     by_topic: dict[TopicId, list[str]] = {}
     for subscriber in subscribers:
         for topic_id in subscriber.topics:

@@ -50,7 +50,7 @@ class ConsumerDeadlines:
         return (wait, member_id) in self._live
 
     def expect_join(self, member: ConsumerMember, now_ms: int) -> None:
-        """It was told to join again; what it was told before counts."""
+        """Start the deadline of a classic member that has to rejoin; an earlier one stays."""
         if not self.has(Wait.JOIN, member.member_id):
             self._expect(Wait.JOIN, member.member_id, now_ms + member.wish.rebalance_timeout_ms)
 
@@ -69,7 +69,7 @@ class ConsumerDeadlines:
         self._live.clear()
 
     def on_committed(self, before: ConsumerGroup, after: ConsumerGroup, now_ms: int) -> None:
-        """Members came, went, or were told to give something up."""
+        """Members joined, left, or have partitions to revoke: set their deadlines."""
         for member_id in before.members.keys() - after.members.keys():
             for wait in Wait:
                 self.forget(wait, member_id)
@@ -130,7 +130,7 @@ class _Fence:
         group.group_epoch += 1
 
     def conclude(self, group: ConsumerGroup, now_ms: int) -> None:
-        """Nobody asks."""
+        """No request waits: the operation has no reply."""
 
     def answer(self, error: ErrorCode, now_ms: int) -> None:
         if error is not ErrorCode.NONE:

@@ -90,7 +90,7 @@ class ConsumerGroup:
         return self.targets.get(member_id, NO_PARTITIONS)
 
     def instance(self, instance_id: str) -> ConsumerMember | None:
-        """Whoever is this static member now."""
+        """Return the member that has this instance id now."""
         member_id = self.static_members.get(instance_id)
         return self.members[member_id] if member_id is not None else None
 
@@ -106,7 +106,7 @@ class ConsumerGroup:
 
     @property
     def assignor(self) -> str | None:
-        """What most members prefer; None if nobody said."""
+        """Return the assignor that most members prefer; None if no member names one."""
         votes = Counter(member.wish.assignor for member in self.members.values() if member.wish.assignor is not None)
         return max(votes, key=lambda name: (votes[name], name or "")) if votes else None
 
@@ -114,7 +114,7 @@ class ConsumerGroup:
 
     @property
     def owners(self) -> dict[tuple[TopicId, int], str]:
-        """Who has a partition, or has not said that he gave it up."""
+        """Return the member that has a partition, or has not confirmed its revocation."""
         if self._owners is None:
             self._owners = {}
             for member in self.members.values():
@@ -133,7 +133,7 @@ class ConsumerGroup:
                 del self._owners[place]
 
     def waits_for_others(self, member: ConsumerMember) -> bool:
-        """Whether something of its target is still with somebody else."""
+        """True if another member still has a partition of its target."""
         missing = self.target_of(member.member_id) - member.current.assigned
         return any(self.owners.get(place, member.member_id) != member.member_id for place in missing)
 

@@ -108,7 +108,7 @@ class ConsumerGroups:
         return self._replace(hosted, group, found, now_ms)
 
     def _replace(self, hosted: HostedGroup, group: Group, found: ConsumerGroup, now_ms: int) -> ConsumerMembership:
-        """Whoever waits in the classic group begins anew in the other one."""
+        """Requests parked in the classic group start again in the other one."""
         was_written = hosted.membership.tombstones() or group.members
         self._rebalances.abandon(group, ErrorCode.REBALANCE_IN_PROGRESS, now_ms)
         hosted.membership = membership = ConsumerMembership(hosted.group_id, hosted.partition, found, self._surroundings)

@@ -1,7 +1,7 @@
-"""ConsumerGroupHeartbeat: a member joins, says what it wants and has, is told what to read, or leaves.
+"""ConsumerGroupHeartbeat: a member joins, reports subscription and partitions, receives its assignment, or leaves.
 
 What its fields say alone is checked first (`request_problem`); the rest is decided in the group's turn. A member that joins again under its own id is
-the same member with nothing in its hands. Owned by the group coordinator. Weak spot: an assignment is told whole, whenever it changed.
+the same member with nothing in its hands. Owned by the group coordinator. Weak spot: a changed assignment is sent as a whole.
 """
 
 from __future__ import annotations
@@ -191,12 +191,12 @@ class MemberHeartbeat:
             and (request.subscribed_topic_names is not None or request.subscribed_topic_regex is not None)
             and request.topic_partitions is not None
         )
-        is_told = is_full or current.assigned != self._before.current.assigned
+        is_sent = is_full or current.assigned != self._before.current.assigned
         response = ConsumerGroupHeartbeatResponse(
             member_id=request.member_id,
             member_epoch=current.epoch,
             heartbeat_interval_ms=self._settings.group_consumer_heartbeat_interval_ms,
-            assignment=MemberAssignment(as_topics(current.assigned)) if is_told else None,
+            assignment=MemberAssignment(as_topics(current.assigned)) if is_sent else None,
         )
         self._replies.say(self._reply, response)
 
@@ -242,7 +242,7 @@ class MemberLeave:
 
 
 def static_member(group: ConsumerGroup, instance_id: str, member_id: str) -> ConsumerMember:
-    """Whoever is this instance, which must be `member_id`."""
+    """Return the member with this instance id, which must be `member_id`."""
     holder = group.instance(instance_id)
     if holder is None:
         raise Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown.")
@@ -252,7 +252,7 @@ def static_member(group: ConsumerGroup, instance_id: str, member_id: str) -> Con
 
 
 def replace_static(group: ConsumerGroup, holder: ConsumerMember, member_id: str) -> ConsumerMember:
-    """The next life of an instance has what the former one had, from epoch 0 on."""
+    """Give a restarted instance the assignment of its former process, from member epoch 0 on."""
     target = group.target_of(holder.member_id)
     group.remove(holder.member_id)
     member = holder._replace(member_id=member_id, current=holder.current._replace(epoch=0, previous_epoch=0))

@@ -20,7 +20,7 @@ Partitions: TypeAlias = frozenset[tuple[TopicId, int]]
 
 NO_PARTITIONS: Partitions = frozenset()
 NEVER_JOINED = 0
-"""The epoch of a member that was never told one."""
+"""The epoch of a member that has not received one yet."""
 NO_EPOCH = -1
 
 
@@ -99,13 +99,14 @@ class ConsumerMember(NamedTuple):
 
 
 Owners = Mapping[tuple[TopicId, int], str]
-"""Who has a partition now, or has not said that he gave it up."""
+"""Partition → the member that has it, or has not confirmed its revocation."""
 
 
 def reconciled(member: ConsumerMember, target_epoch: int, target: Partitions, owners: Owners, owned: Partitions | None) -> ConsumerMember:
     """The member one step nearer to its target, if it can take one. `owned` is what it says it has; None if it did not say.
 
-    Revocation first: while it has something to give up it stays in its epoch. Then it is in the target's epoch, with what nobody else has any more.
+    Revocation first (KIP-848): while the member has partitions to revoke, it stays in its epoch. Then it enters the target epoch, with the
+    partitions that no other member has any more. So no partition ever has two members.
     """
     current = member.current
     match current.state:

@@ -62,7 +62,7 @@ class ConsumerMembership:
         self.deadlines.on_committed(ConsumerGroup(), self.group, now_ms)
 
     def end(self, error: ErrorCode) -> None:
-        """It is somebody else's now; who waits is told."""
+        """Another coordinator has the group; answer waiting requests."""
         self.deadlines.forget_all()
         self.turns.end(error)
 

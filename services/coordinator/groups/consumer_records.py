@@ -52,7 +52,7 @@ from services.coordinator.state.state_format import UnreadableRecord
 
 
 def changed_records(group_id: str, before: ConsumerGroup, after: ConsumerGroup) -> list[StateRecord]:
-    """What the log has to be told so that it says `after` where it said `before`."""
+    """Return the records that change the log from `before` to `after`."""
     if before.members is after.members and before.targets is after.targets and before.topics is after.topics and before.group_epoch == after.group_epoch:
         return []
     records: list[StateRecord] = []

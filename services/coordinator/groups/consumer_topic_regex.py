@@ -326,7 +326,7 @@ class TopicRegexes:
         self._known: dict[str, tuple[int, TopicRegex, dict[str, bool], frozenset[str]]] = {}
 
     def matching(self, pattern: str) -> frozenset[str]:
-        """None at all if it cannot be used, which no member is told late: it was looked at when it came."""
+        """Return the matching topics; none if the expression is invalid (it was checked when it arrived, so its member got the error then)."""
         generation = self._generation()
         known = self._known.get(pattern)
         if known is not None and known[0] == generation:

@@ -30,7 +30,7 @@ class Refusal(Exception):
 
 
 class Operation(Protocol):
-    """What a request, or the end of somebody's time, does to a group."""
+    """The change of a group by a request or an expired deadline."""
 
     def change(self, group: ConsumerGroup, now_ms: int) -> None:
         """Say what it wants; or `Refusal`."""
@@ -44,7 +44,7 @@ class Operation(Protocol):
     def refuse(self, refusal: Refusal) -> None: ...
 
     def again(self, now_ms: int) -> None:
-        """The group speaks another protocol by now: begin at the front door."""
+        """The group changed its protocol meanwhile: handle the request again from the start."""
 
 
 class Farewell(Protocol):
@@ -106,7 +106,7 @@ class ConsumerTurns:
         self._with_next = with_next
 
     def tombstones(self) -> list[StateRecord]:
-        """For whoever appends them now: from then on the log may have nothing of the group."""
+        """Return the tombstones for the caller to append; after that the log may have no records of the group."""
         records = all_tombstones(self.group_id, self._possible) + self._with_next
         self._possible.append(ConsumerGroup())
         return records
@@ -181,7 +181,7 @@ class ConsumerTurns:
         return [*self._with_next, *records] if records else []
 
     def end(self, error: ErrorCode) -> None:
-        """The group is somebody else's, or nobody's."""
+        """The group has another coordinator, or none."""
         self.is_over = True
         under_way, self._under_way = self._under_way or [], None
         for operation in under_way:

@@ -1,4 +1,4 @@
-"""A classic consumer group: its members, its generation, its state. Data and the rules between them; who decides when is `rebalances.py`.
+"""A classic consumer group: its members, generation and state, and the rules between them. `rebalances.py` decides when they change.
 
 State is changed by methods only, so that what they keep holds: the leader is a member, an instance id belongs to one member, the votes count what the
 members offer, the generation only grows. Owned by the group coordinator. Weak spot: what a protocol's metadata says is read for the protocol type
@@ -55,10 +55,10 @@ class Group:
         self.pending_members: dict[str, Timer] = {}
         """Ids that were given out with MEMBER_ID_REQUIRED and have not come back, with the time until which they may."""
         self.pending_sync: set[str] = set()
-        """Members that were told the newest generation and have not asked for their assignment."""
+        """Members that received the newest generation and have not sent SyncGroup."""
         self.awaiting_join_count = 0
         self.subscribed_topics: frozenset[str] | None = None
-        """None where nobody can tell."""
+        """The topics of all subscriptions; None: a subscription could not be read."""
         self.join_timer: Timer | None = None
         self.initial_delay_left_ms: int | None = None
         """Set while the first members of an empty group are waited for: how much longer they may be."""
@@ -121,7 +121,7 @@ class Group:
         member.session_timeout_ms = session_timeout_ms
 
     def member_problem(self, member_id: str, group_instance_id: str | None) -> ErrorCode:
-        """Why this is not the member it says it is, or NONE: another life of its instance took its place, or nobody knows it."""
+        """Return the error for a member id or instance id that is not valid: fenced by a newer process of its instance, or unknown; NONE if it is."""
         if group_instance_id is not None:
             current = self.static_members.get(group_instance_id)
             if current is None:
@@ -131,7 +131,7 @@ class Group:
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
     def elect_joined_leader(self) -> bool:
-        """Have a leader that has joined; False if nobody has, or there is nobody."""
+        """Elect a group leader among the members that have joined; return False if there is none."""
         if self.group_leader_id is None:
             return False
         if self.members[self.group_leader_id].awaiting_join is None:

@@ -94,7 +94,7 @@ class GroupCoordinator:
 
     @property
     def skipped_records(self) -> int:
-        """Records that a load could not read, or that nobody here understands."""
+        """Records that a load could not read, or whose type is unknown."""
         return self._loading.skipped_records
 
     # ---- members
@@ -215,7 +215,7 @@ class GroupCoordinator:
     # ---- partitions
 
     def begin_load(self, partition: int) -> None:
-        """This box leads the partition; requests for it are told to wait."""
+        """This box leads the partition; its requests get COORDINATOR_LOAD_IN_PROGRESS until `finish_load`."""
         self._loading.begin(partition)
 
     def load(self, partition: int, records: Iterable[LoadedRecord]) -> None:
@@ -228,7 +228,7 @@ class GroupCoordinator:
         self._send()
 
     def unload(self, partition: int, now_ms: int) -> None:
-        """Somebody else leads it, or nobody; whoever waits is told NOT_COORDINATOR."""
+        """Another box leads the partition, or none; waiting requests get NOT_COORDINATOR."""
         self._loading.forget(partition)
         for hosted in self.directory.unload(partition):
             if hosted.classic is not None:

@@ -36,7 +36,7 @@ class HostedGroup:
 
 
 class GroupDirectory:
-    """Groups by id, partitions by what they are: loading, active, or somebody else's."""
+    """Groups by id; partitions by state: loading, active, or led elsewhere."""
 
     def __init__(self, partitions: int) -> None:
         self._partitions = partitions

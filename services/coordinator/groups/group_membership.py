@@ -45,7 +45,7 @@ class GroupMembership(Protocol):
 
     @property
     def protocol_type(self) -> str:
-        """`consumer` for consumers; "" while it was never told."""
+        """`consumer` for consumers; "" before the first member."""
 
     @property
     def generation_id(self) -> int:
@@ -78,7 +78,7 @@ class GroupMembership(Protocol):
 
 
 class OtherMemberships(Protocol):
-    """Whoever keeps the members of groups that are not classic: its records are in the same log."""
+    """Keeps the members of groups of the consumer protocol, whose records are in the same log."""
 
     def begin_load(self, partition: int) -> None:
         """Whatever a load before this one had read is void."""

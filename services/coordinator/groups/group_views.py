@@ -48,7 +48,7 @@ class GroupViews:
         self._directory = directory
 
     def describe(self, request: DescribeGroupsRequest, version: int) -> DescribeGroupsResponse:
-        """Everybody may do everything until somebody says otherwise."""
+        """Describe the groups. There is no authorization, so every operation is allowed."""
         groups = [self._describe(group_id, version) for group_id in request.group_ids]
         if request.include_authorized_operations:
             groups = [group if group.error_code else group._replace(authorized_operations=GROUP_OPERATIONS) for group in groups]

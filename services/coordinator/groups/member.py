@@ -1,4 +1,4 @@
-"""One member of a classic group: who it is, what it can do, and the one request of it that may be parked here.
+"""One member of a classic group: its identity, its protocols, and its one parked request.
 
 Owned by its group (`group.py`), which alone may change what others count. Weak spot: a member holds at most one parked JoinGroup and one parked
 SyncGroup; a client that sends the same again before it is answered replaces the older one, whose connection is gone.

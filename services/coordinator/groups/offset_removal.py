@@ -31,7 +31,7 @@ from services.coordinator.groups.ports import GroupSettings, Topics
 TOMBSTONES_MAX: Final = 1_000
 """In one batch, which stays far below `message.max.bytes`."""
 SLICE_OFFSETS: Final = 500
-"""How many offsets one step of a slow job looks at; a group counts as one more."""
+"""How many offsets one step of a slow job checks; a group counts as one more."""
 
 Job = Iterator[None]
 _OVER: Final = object()

@@ -156,7 +156,7 @@ class GroupOffsets:
         return removed
 
     def expired(self, partitions: Iterable[TopicPartition], rule: ExpiryRule, retention_ms: int, now_ms: int) -> Iterator[TopicPartition]:
-        """Those of `partitions` that have grown old; an offset with its own end of life follows that alone."""
+        """Return the partitions whose offsets have expired; an offset with an expiry time of its own follows only that."""
         for partition in partitions:
             entry = self._committed.get(partition)
             if entry is None or partition in self._unstable or partition.topic in rule.spared_topics:

@@ -68,7 +68,7 @@ class StateLoad:
         return max(self._offset, self._end_offset)
 
     def cancel(self) -> None:
-        """Nobody wants it any longer; answers under way are dropped."""
+        """Cancel the load; responses in flight are dropped."""
         self._is_over = True
 
     def _row(self) -> Row | None:

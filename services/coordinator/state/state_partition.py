@@ -33,7 +33,7 @@ class Tenure(NamedTuple):
 
 
 def tenure_of(placement: LocalReplica) -> Tenure | None:
-    """Who leads it now, if this box does."""
+    """The leadership under which this box leads the partition."""
     try:
         role_and_epoch = placement.read_words()[ROLE_AND_EPOCH]
     except TornRow:

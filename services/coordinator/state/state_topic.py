@@ -87,7 +87,7 @@ class StateTopic:
         self._loaded = counters.counter(f"coordinator.loaded_records{label}")
         self._load_failures = counters.counter(f"coordinator.failed_loads{label}")
         self._skipped = counters.counter(f"coordinator.skipped_records{label}")
-        self._skipped_told = 0
+        self._skipped_logged = 0
         self._led = counters.gauge(f"coordinator.partitions{label}")
         self._not_served = counters.gauge(f"coordinator.partitions_loading{label}")
         self._latency = counters.histogram(f"coordinator.load_us{label}")
@@ -326,12 +326,12 @@ class StateTopic:
         self._latency.record(self._clock.monotonic_ns() - partition.began_ns)
         if self._coordinator is not None:
             self._coordinator.finish_load(number, self._now_ms())
-            self._tell_skipped(number, self._coordinator.skipped_records)
+            self._log_skipped(number, self._coordinator.skipped_records)
         return 1
 
-    def _tell_skipped(self, number: int, skipped: int) -> None:
-        """What a load left out is state that somebody acknowledged once, or that a newer release wrote."""
-        count, self._skipped_told = skipped - self._skipped_told, skipped
+    def _log_skipped(self, number: int, skipped: int) -> None:
+        """Log how many records a load skipped: acknowledged state that is damaged, or that a newer release wrote."""
+        count, self._skipped_logged = skipped - self._skipped_logged, skipped
         if count:
             self._skipped.add(count)
             words = f"{self.name}-{number} was loaded without {count} of its records, which could not be read"

@@ -78,7 +78,7 @@ def encode_transaction(transaction: Transaction) -> bytes:
 
 
 def decode_transaction(value: bytes) -> Transaction:
-    """`UnreadableRecord` or another `ValueError` if it is malformed, of a later version, or in a state that nobody knows."""
+    """Decode a value. Raises `UnreadableRecord` or another `ValueError` if it is malformed, of a later version, or in an unknown state."""
     found = TRANSACTION.decode_value(value)
     return Transaction(
         producer_id=found.producer_id,
