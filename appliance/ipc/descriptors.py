@@ -62,12 +62,13 @@ NEEDS_VERIFICATION = 32_000
 transaction coordinator has agreed. Clients never see it."""
 
 
-# kind, flags, reserved, row, row generation, leader epoch, config generation, length, arena
-# position, token, value_a, value_b, value_c, guard
 DESCRIPTOR = Struct("@BBHIIiIIQQqIIQ")
-# kind, flags, error code, row, token, base offset, log append time, log start offset, log end
-# offset, leader epoch, record count, guard
+KIND, FLAGS, RESERVED, ROW, ROW_GENERATION, LEADER_EPOCH, CONFIG_GENERATION = range(7)
+LENGTH, POSITION, TOKEN, VALUE_A, VALUE_B, VALUE_C, GUARD = range(7, 14)
+"""Indices of the fields of a descriptor as it comes off the ring (see `Descriptor`)."""
 COMPLETION = Struct("@BBhIQqqqqiIQ")
+COMPLETION_TOKEN = 4
+"""Index of the token in a completion; `Completion` has all fields in their order."""
 assert DESCRIPTOR.size == ENTRY_BYTES and COMPLETION.size == ENTRY_BYTES
 
 
@@ -196,7 +197,7 @@ def progress_descriptor(row: int, row_generation: int, leader_epoch: int, progre
 
 def progress_of(entry: tuple[Any, ...]) -> Progress:
     """Return the fields of a PROGRESS entry."""
-    return Progress(entry[7], entry[10], entry[11] << 32 | entry[12], entry[13], entry[8])
+    return Progress(entry[LENGTH], entry[VALUE_A], entry[VALUE_B] << 32 | entry[VALUE_C], entry[GUARD], entry[POSITION])
 
 
 class ReplicaAppend(NamedTuple):
@@ -212,7 +213,7 @@ def replica_append_descriptor(row: int, row_generation: int, leader_epoch: int, 
 
 
 def replica_append_of(entry: tuple[Any, ...]) -> ReplicaAppend:
-    return ReplicaAppend(entry[10], entry[13])
+    return ReplicaAppend(entry[VALUE_A], entry[GUARD])
 
 
 class TruncateOrder(NamedTuple):
@@ -229,8 +230,8 @@ def truncate_descriptor(row: int, row_generation: int, leader_epoch: int, order:
 
 
 def truncate_of(entry: tuple[Any, ...]) -> TruncateOrder:
-    epoch = entry[12]
-    return TruncateOrder(Truncation(entry[11]), epoch - (1 << 32) if epoch >> 31 else epoch, entry[10])
+    epoch = entry[VALUE_C]
+    return TruncateOrder(Truncation(entry[VALUE_B]), epoch - (1 << 32) if epoch >> 31 else epoch, entry[VALUE_A])
 
 
 class RepairOrder(NamedTuple):
@@ -253,7 +254,7 @@ def repair_descriptor(row: int, row_generation: int, position: int, length: int,
 
 
 def repair_of(entry: tuple[Any, ...]) -> RepairOrder:
-    return RepairOrder(entry[10], entry[11], entry[12])
+    return RepairOrder(entry[VALUE_A], entry[VALUE_B], entry[VALUE_C])
 
 
 PRODUCER_ENTRY = Struct("<qiiqiq")

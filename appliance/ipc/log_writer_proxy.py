@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.ipc.channel import ISR_CHANGES, REFUSED, WELCOME, SourceChannel, read_document
+from appliance.ipc.descriptors import COMPLETION_TOKEN, TOKEN, VALUE_A
 from appliance.ipc.frames import PeerGone, Registry, connect_unix
 from appliance.ipc.source import Source
 from appliance.shm.counters import Counters
@@ -74,7 +75,7 @@ class LogWriterProxy:
             self._ring_full.add()
             return False
         token = self._next_token
-        if not channel.descriptors.offer(*descriptor[:9], token, *descriptor[10:]):
+        if not channel.descriptors.offer(*descriptor[:TOKEN], token, *descriptor[VALUE_A:]):
             self._ring_full.add()
             return False
         self._next_token = token + 1
@@ -126,7 +127,7 @@ class LogWriterProxy:
         entries = channel.completions.poll(DRAIN_BURST)
         outstanding = self.outstanding
         for entry in entries:
-            context, charge = outstanding.pop(entry[4])
+            context, charge = outstanding.pop(entry[COMPLETION_TOKEN])
             self.outstanding_bytes -= charge
             on_completion(context, entry)
         if self._queued:
