@@ -1,8 +1,9 @@
-"""Who is to read what in the end: the assignors of the coordinator, `uniform` and `range`.
+"""The assignors of the coordinator, `uniform` and `range`: which member gets which partitions in the end.
 
-Both are pure functions of members' topics, topics' partitions and the target before this one. `uniform` spreads all partitions evenly and moves as few as
-it can; `range` gives everybody a run of neighbours of each topic, so that partitions of equal numbers of several topics meet in one member. Owned by
-nobody. Weak spot: racks are not looked at; where members read different topics, `uniform` stops when no single move makes it more even.
+Both are pure functions of subscriptions, partition counts and the former target. `uniform` spreads all
+partitions evenly and moves as few as possible. `range` gives each member a run of neighbours of each
+topic, so that partitions of equal numbers of several topics belong to one member. Weak spot: racks are
+ignored; if subscriptions differ, `uniform` stops when no single move makes the result more even.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Members of the classic protocol in a consumer group: JoinGroup, SyncGroup, Heartbeat and LeaveGroup against the group's target.
 
-While a group moves from one protocol to the other it has members of both. To the classic ones a member epoch is a generation; what they said in their
-subscription is read here, the coordinator assigns, nobody leads. Told to join again (REBALANCE_IN_PROGRESS), a member says what it still has, and gets in
-SyncGroup what it may have in this step. Owned by the group coordinator. Weak spot: a member whose assignor is eager gives up everything at every step.
+During a migration a group has members of both protocols. For classic members the member epoch is the
+generation, the coordinator reads their subscriptions and assigns, and there is no group leader. After
+REBALANCE_IN_PROGRESS a member rejoins with its partitions, and SyncGroup returns what it may have in
+this step. Owned by the group coordinator. Weak spot: a member with an eager assignor revokes all its
+partitions in every step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""How long the members of one consumer group may be silent, or late.
+"""The deadlines of one consumer group: sessions, revocations, and classic members that have to rejoin.
 
-A session ends when nothing was heard for its length; a member that is told to give something up has its own rebalance time-out for that; a member of the
-classic protocol has as long to join again when it was told to, and to ask for its assignment. Whoever is late is out. Owned by its group. Weak spot: after
-a restart sessions and revocations begin anew, and nobody is waited for to join or to sync.
+A session ends when no heartbeat arrives for its time-out. A member that has to revoke partitions has its
+rebalance time-out for that; a classic member has as long to rejoin, and to send SyncGroup. A member that
+misses a deadline is removed. Owned by its group. Weak spot: after a restart of the coordinator sessions
+and revocations start again, and there is no deadline to rejoin or to sync.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Consumer groups (KIP-848) of one coordinator: the door of their requests, and of requests of classic members that are in them.
+"""Consumer groups (KIP-848) of one coordinator: the entry of their requests, and of requests of classic members in them.
 
-A request becomes an operation of its group (`consumer_turns.py`). Which protocol a group speaks is decided here: an empty group takes that of who joins, a
-live classic group of consumers goes over with the first member of the newer protocol (`consumer_migration.py`). Owned by the group coordinator. Weak spot:
-a group that nobody could join stays as an empty one until the next look for old offsets.
+A request becomes an operation of its group (`consumer_turns.py`). This class decides which protocol a
+group uses: an empty group takes that of the first member; a live classic group of consumers is upgraded
+by the first member of the consumer protocol (`consumer_migration.py`). Owned by the group coordinator.
+Weak spot: a group that no member could join stays as an empty one until the next removal of old
+offsets.
 """
 
 from __future__ import annotations

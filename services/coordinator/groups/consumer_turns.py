@@ -1,9 +1,10 @@
-"""The turns of a consumer group: what several requests want of it is decided together, appended as one batch, and answered when that is in the log.
+"""The turns of a consumer group: several requests are decided together, appended as one batch, and answered when it is in the log.
 
-While a batch is on its way, requests of the group wait for the next one. So memory is never ahead of the log, a target assignment is made once for
-however many members have come, and what a refused batch would have said never was. After a refusal nobody knows whether the batch is in the log: the next
-one says everything that differs from any state in which the log may be. Owned by the group coordinator. Weak spot: one batch must hold a group's new
-target, so a group is too large when that is larger than `message.max.bytes`.
+While a batch is being appended, requests of the group wait for the next one. So memory is never ahead of
+the log, one target assignment serves all members that joined meanwhile, and a refused batch has no
+effect. After a refusal it is unknown whether the batch is in the log: the next one contains everything
+that differs from any state that the log may have. Owned by the group coordinator. Weak spot: one batch
+must hold a group's new target, so `message.max.bytes` limits the size of a group.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every API is one method `(request, version, client, now_ms, reply)`, whose reply is called once, in this turn or in a later one. What the coordinator
 does by itself (time-outs, answers of appends, long jobs, replies that wait) it does in `tick`, a bounded amount at a time, so that a group of thousands
-holds nobody up. It owns no socket, file or clock. Owned by the coordinator process. Weak spot: memory is proportional to groups, members and offsets
+delays no other group. It owns no socket, file or clock. Owned by the coordinator process. Weak spot: memory is proportional to groups, members and offsets
 of the partitions that are loaded.
 """
 

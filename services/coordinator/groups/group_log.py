@@ -1,9 +1,10 @@
-"""Appends to the partitions of `__consumer_offsets`: each with its place among all others of its partition, each answer kept for the next turn.
+"""Appends to the partitions of `__consumer_offsets`: each gets a position, and its answer waits for the next turn.
 
-The port tells when an append is done, not at which offset; since appends of a partition are done in the order of calls, a number that goes up with
-every call says the same, and begins behind the offsets that were loaded. What follows from an answer is done by `deliver`, with the time of that turn
-and never more than a turn's worth. Owned by the group coordinator. Weak spot: positions are offsets only while loading; nobody may compare them across
-two loads.
+The port reports that an append is done, but not at which offset. Appends of a partition complete in the
+order of calls, so a counter that starts at the end of the loaded offsets gives the same order. `deliver`
+acts on the answers, a bounded number per turn, with the time of that turn. Owned by the group
+coordinator. Weak spot: positions are offsets only during a load; positions of two loads must not be
+compared.
 """
 
 from __future__ import annotations
