@@ -157,7 +157,7 @@ while extras:
         (extras.extend(own.group(1).split(",")) if own else wanted.append(line))
 print(*(line for line in wanted if not line.startswith("pyspark==")))
 ' "$ROOT/pyproject.toml" $([ "$1" = test ] && echo test || echo "$PIPELINE_EXTRAS")) || return 1
-    pip_install "${PIP_OPTIONS[@]}" --no-deps "$(requirement pyspark)" & spark=$!
+    pip_install "${PIP_OPTIONS[@]}" --no-deps --use-pep517 "$(requirement pyspark)" & spark=$! # pip 23.0 would else install it without a RECORD
     # shellcheck disable=SC2086  # words are meant
     pip_install "${PIP_OPTIONS[@]}" $wanted || { wait "$spark"; return 1; }
     wait "$spark"
