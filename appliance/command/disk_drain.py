@@ -11,19 +11,21 @@ import select
 import sys
 import time
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from appliance.base.clock import Clock, SystemClock
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.layout import BoxLayout
-from appliance.cluster.box_balance import DrainPlan, FreeSpace, PartitionOnDisk, plan_drain
 from appliance.command.failures import EXIT_FAILED, UsageProblem
 from appliance.command.finding import find_running_box
 from appliance.command.options import ConfigOption, DataOption, argument, option
 from appliance.command.output import Column, bytes_text, count_text, duration_text, plural, print_table, say
 from appliance.ipc.disk_reports import FAILED, MoveProgress
+
+if TYPE_CHECKING:
+    from appliance.cluster.box_balance import DrainPlan, FreeSpace, PartitionOnDisk
 
 ANSWER_MS = 35_000
 ATTEMPTS = 10
@@ -67,7 +69,7 @@ def drain(
     box_disks = [dict(disk) for disk in found.box["disks"]]
     drained = Drained(found.layout, box_disks, name, to, SystemClock())
     view = drained.look()
-    plan = plan_drain(view.unordered, view.rooms)
+    plan = view.plan()
     print_plan(name, plan, view.moves)
     if plan.unplaced:
         without = sum(placed.size_bytes for placed in plan.unplaced)
@@ -118,6 +120,12 @@ class DrainView(NamedTuple):
     sizes: dict[tuple[str, int], int]
     """Bytes of everything that lies on the disk."""
 
+    def plan(self) -> DrainPlan:
+        """Plan where the partitions go that have no order yet."""
+        from appliance.cluster.box_balance import plan_drain  # it imports more than `--help` needs
+
+        return plan_drain(self.unordered, self.rooms)
+
 
 class Drained:
     """The disk that is emptied, from outside."""
@@ -130,6 +138,7 @@ class Drained:
         self._clock = clock
 
     def look(self) -> DrainView:
+        from appliance.cluster.box_balance import FreeSpace, PartitionOnDisk
         from appliance.command.box_status import describe_disks, image_of, read_shared_memory
         from appliance.command.moves import standing_moves
 
@@ -184,7 +193,7 @@ class Drained:
                 bar.end(view)
                 return
             if view.unordered:
-                plan = plan_drain(view.unordered, view.rooms)
+                plan = view.plan()
                 if plan.moves:
                     self.order(plan, throttle)
             bar.show(view)

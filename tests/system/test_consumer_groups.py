@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from appliance.protocol import consumer_group_apis
 from appliance.protocol.apis import ApiKey
-from appliance.protocol.consumer_group_apis import CLASSIC_MEMBER, CONSUMER_MEMBER, ConsumerGroup, ConsumerGroupDescribeRequest
+from appliance.protocol.consumer_group_apis import CLASSIC_MEMBER, CONSUMER_MEMBER, ConsumerGroupDescribeRequest, DescribedConsumerGroup
 from lab.foreign_clients import JavaMembers
 from lab.raw_client import RawClient
 from lab.running_box import RunningBox, eventually, start_box
@@ -159,14 +159,14 @@ class Topic:
         eventually(has_come, f"all {self._sent} values of {self.name}", 20.0)
 
 
-def described(box: RunningBox, group: str) -> ConsumerGroup:
+def described(box: RunningBox, group: str) -> DescribedConsumerGroup:
     client = RawClient(box.kafka)
     try:
         client.send(
             ApiKey.CONSUMER_GROUP_DESCRIBE, 1, b"\0" + consumer_group_apis.CONSUMER_GROUP_DESCRIBE_REQUEST.encode(1, ConsumerGroupDescribeRequest((group,)))
         )
         _, reply = client.receive()
-        found: ConsumerGroup = consumer_group_apis.CONSUMER_GROUP_DESCRIBE_RESPONSE.decode(reply, 1, len(reply), 1).groups[0]
+        found: DescribedConsumerGroup = consumer_group_apis.CONSUMER_GROUP_DESCRIBE_RESPONSE.decode(reply, 1, len(reply), 1).groups[0]
         return found
     finally:
         client.close()
@@ -177,8 +177,8 @@ def counted_requests(box: RunningBox) -> int:
     return box.counters("coordinator").values["coordinator.requests"]
 
 
-def is_stable(box: RunningBox, group: str) -> Callable[[], ConsumerGroup | None]:
-    def look() -> ConsumerGroup | None:
+def is_stable(box: RunningBox, group: str) -> Callable[[], DescribedConsumerGroup | None]:
+    def look() -> DescribedConsumerGroup | None:
         found = described(box, group)
         return found if found.group_state == "Stable" else None
 
