@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from appliance.protocol.apis import ApiKey
 from services.acceptor.fetch.record_ranges import ArenaRange, FileRange
 from services.acceptor.produce.refused_sequences import RefusedSequences
-from services.acceptor.transport import NOT_RESIDENT, WOULD_BLOCK, Transport
+from services.acceptor.transport import NOT_RESIDENT, WOULD_BLOCK, ClientTransport
 
 RUNS_AHEAD = frozenset((ApiKey.PRODUCE, ApiKey.OFFSET_COMMIT))
 """Several requests of one of these APIs may be under way: they take effect in their order all the same."""
@@ -111,7 +111,7 @@ class Connection:
         "wanted_bytes",
     )
 
-    def __init__(self, transport: Transport, address: str, now_ns: int) -> None:
+    def __init__(self, transport: ClientTransport, address: str, now_ns: int) -> None:
         self.transport = transport
         self.address = address
         self.pending: bytes | bytearray = b""

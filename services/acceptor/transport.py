@@ -18,7 +18,7 @@ NOT_RESIDENT = -2
 """Not the socket but the disk would have to be waited for (`services/acceptor/fetch/residency.py`)."""
 
 
-class Transport(Protocol):
+class ClientTransport(Protocol):
     """What a connection needs of its socket. All raise OSError when the peer is gone."""
 
     def fileno(self) -> int: ...

@@ -18,7 +18,7 @@ from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from services.acceptor.fetch.cold_reads import ColdRead, ColdReads
 from services.acceptor.fetch.fetch_session import FetchSession, SessionPartition
-from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, SegmentFile
+from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, OpenSegment
 
 KEPT_NS: Final = 2_000_000_000
 ABSENT_NS: Final = 50_000_000
@@ -51,7 +51,7 @@ class FollowerReads:
         return len(self._kept)
 
     def read(
-        self, partition: SessionPartition, file: SegmentFile, position: int, most: int, limit: int, is_first: bool, is_active: bool
+        self, partition: SessionPartition, file: OpenSegment, position: int, most: int, limit: int, is_first: bool, is_active: bool
     ) -> FileRange | ArenaRange | ErrorCode | None:
         """Return about `most` bytes of [position, limit) if they were read. More than `most` only if `is_first`."""
         key = (partition.session.session_id, file.origin.disk)
@@ -80,7 +80,7 @@ class FollowerReads:
         return FileRange(file, position, size_bytes) if size_bytes else None
 
     def _ask(
-        self, key: tuple[int, str], partition: SessionPartition, file: SegmentFile, position: int, most: int, limit: int, is_active: bool
+        self, key: tuple[int, str], partition: SessionPartition, file: OpenSegment, position: int, most: int, limit: int, is_active: bool
     ) -> ErrorCode | None:
         kept = self._kept[key] = _KeptRead(partition, self._clock.monotonic_ns())
         session = partition.session

@@ -49,8 +49,8 @@ from services.acceptor.fetch.fetch_session import SessionPartition
 from services.acceptor.fetch.follower_fetches import FollowerFetches
 from services.acceptor.fetch.follower_reads import FollowerReads
 from services.acceptor.fetch.message_sets import DownConversion
-from services.acceptor.fetch.pending_fetch import AbortedFound, Found, PendingFetch, Target
-from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, SegmentFile, SegmentFiles
+from services.acceptor.fetch.pending_fetch import AbortedFound, FoundBatch, PendingFetch, Target
+from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, OpenSegment, SegmentFiles
 from services.acceptor.fetch.residency import CHECK_BYTES, Residency
 from services.acceptor.leadership import leadership_problem
 
@@ -105,7 +105,7 @@ class PartitionRead:
         self.target = target
         self.wanted = wanted
         self.topic = wanted.topic
-        self.found: Found | None = None
+        self.found: FoundBatch | None = None
         self.aborted: AbortedFound | None = None
         self.error: ErrorCode | None = None
 
@@ -277,7 +277,7 @@ class PartitionRead:
             cursor = replica.cursors.get(fetch_offset)
             if cursor is None:
                 return self._look_up(size_bytes)
-            found = Found(fetch_offset, *cursor)
+            found = FoundBatch(fetch_offset, *cursor)
         base_offset, position = found.segment_base_offset, found.position
         key = (replica.disk, replica.row, replica.row_generation, base_offset)
         file = shared.files.get(key)
@@ -323,7 +323,7 @@ class PartitionRead:
             replica.remember(end_offset, base_offset, end_position)
         return FileRange(file, position, count, True)
 
-    def _cold_range(self, file: SegmentFile, position: int, size_bytes: int, limit: int, is_first: bool, is_active: bool) -> Records | ErrorCode | None:
+    def _cold_range(self, file: OpenSegment, position: int, size_bytes: int, limit: int, is_first: bool, is_active: bool) -> Records | ErrorCode | None:
         """As `_range`, for bytes that are not in the page cache: the log-reader reads them."""
         shared, pending = self.shared, self.pending
         read = pending.cold
@@ -415,7 +415,7 @@ class PartitionRead:
 
         def then(answer: Answer, _descriptor: int) -> None:
             # The batch that contains the offset may begin before it: the client skips the records in front.
-            self.found = Found(offset, answer.a, answer.b, answer.c, answer.d)
+            self.found = FoundBatch(offset, answer.a, answer.b, answer.c, answer.d)
             if replica.segment_list_generation == generation:
                 for at in range(0, len(answer.offsets), 3):
                     next_offset, position, first_batch_bytes = answer.offsets[at : at + 3]

@@ -21,7 +21,7 @@ Target: TypeAlias = int | SessionPartition
 """A partition of a fetch: its index in the request, or the session's own object."""
 
 
-class Found(NamedTuple):
+class FoundBatch(NamedTuple):
     """Where a batch begins, as the log-reader found it; `first_batch_bytes` 0: unknown."""
 
     offset: int

@@ -29,7 +29,7 @@ class SegmentOrigin(NamedTuple):
     base_offset: int
 
 
-class SegmentFile:
+class OpenSegment:
     """An open segment. The partition's row has the end of the active one; a sealed one does not change."""
 
     __slots__ = ("_inode", "_sealed_bytes", "descriptor", "map", "origin", "residency")
@@ -67,7 +67,7 @@ class SegmentFile:
 class FileRange(NamedTuple):
     """Bytes of a segment that a response sends from the page cache. `is_checked`: the first ones are there."""
 
-    file: SegmentFile
+    file: OpenSegment
     position: int
     size_bytes: int
     is_checked: bool = False
@@ -82,17 +82,17 @@ class SegmentFiles:
 
     def __init__(self, maximum: int, residency: Residency) -> None:
         self._residency = residency
-        self._files: OrderedDict[SegmentKey, SegmentFile] = OrderedDict()
+        self._files: OrderedDict[SegmentKey, OpenSegment] = OrderedDict()
         self._maximum = maximum
 
-    def get(self, key: SegmentKey) -> SegmentFile | None:
+    def get(self, key: SegmentKey) -> OpenSegment | None:
         found = self._files.get(key)
         if found is not None:
             self._files.move_to_end(key)
         return found
 
-    def add(self, key: SegmentKey, descriptor: int, topic: str, partition: int) -> SegmentFile:
-        file = SegmentFile(descriptor, SegmentOrigin(key[0], topic, partition, key[3]), self._residency)
+    def add(self, key: SegmentKey, descriptor: int, topic: str, partition: int) -> OpenSegment:
+        file = OpenSegment(descriptor, SegmentOrigin(key[0], topic, partition, key[3]), self._residency)
         self._files[key] = file
         if len(self._files) > self._maximum:
             self._files.popitem(last=False)

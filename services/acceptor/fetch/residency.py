@@ -26,8 +26,8 @@ import os
 from typing import Protocol
 
 from appliance.storage.page_cache import Cachestat, FileMap, has_cachestat, pages_of
-from services.acceptor.fetch.record_ranges import FileRange, SegmentFile
-from services.acceptor.transport import NOT_RESIDENT, Transport
+from services.acceptor.fetch.record_ranges import FileRange, OpenSegment
+from services.acceptor.transport import NOT_RESIDENT, ClientTransport
 
 AUTO, CACHESTAT, MINCORE = "auto", "cachestat", "mincore"
 CHECK_BYTES = 1 << 20
@@ -39,9 +39,9 @@ _STEP_BYTES = 256 << 10
 class Residency(Protocol):
     """One way."""
 
-    def is_resident(self, file: SegmentFile, position: int, size_bytes: int) -> bool: ...
+    def is_resident(self, file: OpenSegment, position: int, size_bytes: int) -> bool: ...
 
-    def send(self, transport: Transport, piece: FileRange, more: bool) -> int:
+    def send(self, transport: ClientTransport, piece: FileRange, more: bool) -> int:
         """Bytes taken, WOULD_BLOCK, or NOT_RESIDENT."""
 
 
@@ -52,13 +52,13 @@ class CachestatResidency:
         self._cachestat = Cachestat()
         self._copy = memoryview(bytearray(_STEP_BYTES))
 
-    def is_resident(self, file: SegmentFile, position: int, size_bytes: int) -> bool:
+    def is_resident(self, file: OpenSegment, position: int, size_bytes: int) -> bool:
         """Asked twice before it is no: of pages that are written to the disk meanwhile the kernel misses one now and then (seen on Linux 6.18: one answer in
         ten thousand, and the next was right)."""
         wanted = pages_of(position, size_bytes)
         return self._cachestat.pages(file.descriptor, position, size_bytes) == wanted or self._cachestat.pages(file.descriptor, position, size_bytes) == wanted
 
-    def send(self, transport: Transport, piece: FileRange, more: bool) -> int:
+    def send(self, transport: ClientTransport, piece: FileRange, more: bool) -> int:
         file, position, size_bytes, is_checked = piece
         if size_bytes > _STEP_BYTES:
             size_bytes, more = _STEP_BYTES, True
@@ -79,12 +79,12 @@ class CachestatResidency:
 class MincoreResidency:
     """mincore, sendfile."""
 
-    def is_resident(self, file: SegmentFile, position: int, size_bytes: int) -> bool:
+    def is_resident(self, file: OpenSegment, position: int, size_bytes: int) -> bool:
         if file.map is None:
             file.map = FileMap(file.descriptor)
         return file.map.resident_pages(position, size_bytes) == pages_of(position, size_bytes)
 
-    def send(self, transport: Transport, piece: FileRange, more: bool) -> int:
+    def send(self, transport: ClientTransport, piece: FileRange, more: bool) -> int:
         file, position, size_bytes, is_checked = piece
         size_bytes = min(size_bytes, _STEP_BYTES)
         if not is_checked and not self.is_resident(file, position, size_bytes):

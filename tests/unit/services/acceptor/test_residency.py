@@ -13,7 +13,7 @@ import pytest
 from appliance.ipc.log_reader_proxy import ArenaPart
 from appliance.storage.page_cache import has_cachestat
 from services.acceptor.connection import ARENA_HOLD_NS, SEND_BYTES_A_TURN, Connection
-from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, SegmentFile, SegmentOrigin
+from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, OpenSegment, SegmentOrigin
 from services.acceptor.fetch.residency import CachestatResidency, MincoreResidency, Residency, choose_residency
 from services.acceptor.transport import NOT_RESIDENT, PlainTransport
 from tests.support.cold_segments import make_cold, resident_bytes
@@ -47,10 +47,10 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def open_file(path: Path, residency: Residency) -> SegmentFile:
+def open_file(path: Path, residency: Residency) -> OpenSegment:
     descriptor = os.open(path, os.O_RDONLY)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-    return SegmentFile(descriptor, ORIGIN, residency)
+    return OpenSegment(descriptor, ORIGIN, residency)
 
 
 def receive(client: socket.socket, connection: Connection, size_bytes: int) -> bytes:
