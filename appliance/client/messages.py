@@ -83,7 +83,7 @@ class RejectedRecord(NamedTuple):
     message: Annotated[str | None, Field(STRING, nullable_since=0)]
 
 
-class ProducedPartition(NamedTuple):
+class PartitionOfProduce(NamedTuple):
     partition: Annotated[int, Field(INT32)]
     error_code: Annotated[int, Field(INT16)]
     base_offset: Annotated[int, Field(INT64)]
@@ -93,13 +93,13 @@ class ProducedPartition(NamedTuple):
     error_message: Annotated[str | None, Field(STRING, since=8, nullable_since=8)] = None
 
 
-class ProducedTopic(NamedTuple):
+class TopicOfProduce(NamedTuple):
     topic: Annotated[str, Field(STRING)]
-    partitions: Annotated[tuple[ProducedPartition, ...], Field(ArrayOf(ProducedPartition))]
+    partitions: Annotated[tuple[PartitionOfProduce, ...], Field(ArrayOf(PartitionOfProduce))]
 
 
 class ClientProduceResponse(NamedTuple):
-    topics: Annotated[tuple[ProducedTopic, ...], Field(ArrayOf(ProducedTopic))]
+    topics: Annotated[tuple[TopicOfProduce, ...], Field(ArrayOf(TopicOfProduce))]
     throttle_time_ms: Annotated[int, Field(INT32)] = 0
 
 
