@@ -18,7 +18,6 @@ serves.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from appliance.base.logging import Logger
 from appliance.base.model import NO_LEADER
@@ -27,10 +26,6 @@ from appliance.ipc.proxies import LogWriterProxies
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import DISK_OFFLINE
 from services.ingest.records.partitioner import next_live_partition
-
-if TYPE_CHECKING:
-    from services.ingest.producer.partition_queues import LeaderLocation, PartitionQueue
-
 
 AWAY_NS = 10_000_000_000
 
@@ -85,6 +80,8 @@ UNBLOCK_SHARE = 0.75
 """A blocked location takes lines again below this share of its budget, so that senders are not
 stopped and started with every batch."""
 Key = tuple[str, int]
+LeaderLocation = str
+"""Whose budget is charged: a disk's name, "box N" for a remote leader, "" without a leader."""
 
 
 class PartitionLeaders:
@@ -157,19 +154,12 @@ class PartitionLeaders:
             return partition
         return next_live_partition(partition % count, count, self.dead.get(topic, frozenset()))
 
-    def relocate(self, queue: PartitionQueue) -> None:
-        """Update leader and location of a queue, and move its charge."""
-        leader, location = self.leader_and_location((queue.topic, queue.partition))
-        queue.leader = leader
-        if location != queue.location:
-            self._add(queue.location, -queue.charged)
-            self._add(location, queue.charged)
-            queue.location = location
-
     # -- what is charged
 
-    def _add(self, location: LeaderLocation, charge: int) -> None:
-        self._charged[location] = self._charged.get(location, 0) + charge
+    def move_charge(self, old: LeaderLocation, new: LeaderLocation, charge: int) -> None:
+        """Charge to `new` what is charged to `old`; `update_blocked` applies it."""
+        self._charged[old] = self._charged.get(old, 0) - charge
+        self._charged[new] = self._charged.get(new, 0) + charge
 
     def charge(self, location: LeaderLocation, charge: int) -> None:
         charged = self._charged[location] = self._charged.get(location, 0) + charge

@@ -28,16 +28,13 @@ from typing import Protocol
 
 from appliance.records.batch import as_produced, stamp_producer
 from appliance.shm.counters import Counters
-from services.ingest.producer.partition_leaders import Key, PartitionLeaders
+from services.ingest.producer.partition_leaders import Key, LeaderLocation, PartitionLeaders
 from services.ingest.producer.producer_batch import ProducerBatch
 
 IN_FLIGHT_MAX = 5
 _SEQUENCES = 1 << 31
 _EPOCH_MAX = 32_767
 _by_number = attrgetter("number")
-
-LeaderLocation = str
-"""Whose budget is charged: a disk's name, "box N" for a remote leader, "" without a leader."""
 
 
 class PartitionQueue:
@@ -211,8 +208,15 @@ class PartitionQueues:
         queue = self.by_key.get(key)
         if queue is None:
             queue = self.by_key[key] = PartitionQueue(*key)
-            self._leaders.relocate(queue)
+            self._relocate(queue)
         return queue
+
+    def _relocate(self, queue: PartitionQueue) -> None:
+        """Update leader and location of a queue, and move its charge."""
+        queue.leader, location = self._leaders.leader_and_location((queue.topic, queue.partition))
+        if location != queue.location:
+            self._leaders.move_charge(queue.location, location, queue.charged)
+            queue.location = location
 
     def add(self, batch: ProducerBatch) -> PartitionQueue:
         """Return the queue for a batch that was just closed: another one if the partition's disk
@@ -232,7 +236,7 @@ class PartitionQueues:
 
     def on_leaders_changed(self, queue: PartitionQueue) -> None:
         """Update leader and location; redirect what waits for a dead disk or a deleted partition."""
-        self._leaders.relocate(queue)
+        self._relocate(queue)
         if queue.waiting and self.is_redirected(queue):
             self.redirect_waiting(queue)
 
