@@ -121,14 +121,17 @@ def stop_request() -> Iterator[None]:
     """Sends SIGTERM as soon as `Supervisor.run` handles it, and keeps its poller awake: its clock does not wait."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM)
     before = {number: signal.getsignal(number) for number in numbers}
-    sent: list[int] = []
+    requests = [signal.SIGTERM]
     supervisor_pid = os.getpid()
 
     def on_alarm(_number: int, _frame: object) -> None:
         if os.getpid() != supervisor_pid:
             return  # the alarm came just before a fork
-        if not sent and signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]:
-            sent.append(signal.SIGTERM)
+        if requests and signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]:
+            try:
+                requests.pop()  # atomic: an alarm may interrupt the handler of the one before
+            except IndexError:
+                return
             os.kill(os.getpid(), signal.SIGTERM)
 
     signal.signal(signal.SIGALRM, on_alarm)
