@@ -46,7 +46,7 @@ has_commands() {
     for name in "$@"; do PATH=$PATH:/usr/sbin:/sbin has "$name" || return 1; done
 }
 
-# as_root COMMAND…: with what rights there are; fails where there are none. Never asks for a password when nobody is there to type it.
+# as_root COMMAND…: run it as root, by sudo if necessary; fail without the rights. Without a terminal it never asks for a password.
 as_root() {
     if is_root; then "$@"
     elif has sudo && { [ -t 0 ] || sudo -n true 2>/dev/null; }; then sudo "$@"

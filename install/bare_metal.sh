@@ -117,7 +117,7 @@ choose_ordered_disks() {
     read_options "$ROOT" "$EFFECTIVE_SETTINGS" || return 0
     mapfile -t ordered < <(option_values disk)
     if [ "${ordered[*]}" = "${DISKS[*]}" ] || [ "${#ordered[@]}" = 0 ]; then return 0; fi
-    [ "$(option_values data | paste -sd ' ')" = "${DISKS[*]}" ] || return 0 # what was given has mistakes, which are told
+    [ "$(option_values data | paste -sd ' ')" = "${DISKS[*]}" ] || return 0 # the given settings have mistakes, which are reported
     DISKS=("${ordered[@]}") DISKS_FROM="as millrace disk ordered"
 }
 
@@ -174,8 +174,8 @@ roll_back() {
     say "release $version $(how_it_is); sudo $PREFIX/current/install.sh --rollback goes forward to $current again"
 }
 
-# choose_settings_of_rollback VERSION: those in place stay, or what was narrowed since would be open again; but where nobody edited them and the release
-# that returns does not understand them, its own come back.
+# choose_settings_of_rollback VERSION: the settings in place stay, or what was narrowed since would be open again. If they were never edited and the
+# restored release does not understand them, its own return.
 choose_settings_of_rollback() {
     EFFECTIVE_SETTINGS=$SETTINGS_FILE
     read_record

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Files outside of PREFIX: put in place one by one, with the SHA-256 of what was written kept in PREFIX/installed. A file whose sum is another one was
-# edited by somebody and stays as it is. Sourced by install.sh. Weak spot: whoever edits a unit keeps it for ever, also when a later release
+# edited by an administrator and stays as it is. Sourced by install.sh. Weak spot: an edited unit stays for ever, also when a later release
 # needs another; a drop-in (systemctl edit) is the better way, and that is said.
 
 declare -A RECORDED=() # path → sums of what installations wrote there; more than one only after one that was killed
@@ -18,7 +18,7 @@ read_record() {
 # is_recorded PATH SUM: an installation wrote that.
 is_recorded() { [[ "${RECORDED[$1]:-} " == *" $2 "* ]]; }
 
-# note PATH SUM: written down before PATH is, so that a kill in between leaves nothing that looks like somebody's edit.
+# note PATH SUM: written down before PATH is, so that a kill in between leaves nothing that looks like an edit.
 note() {
     is_recorded "$1" "$2" && return
     mkdir -p "$PREFIX" && printf '%s  %s\n' "$2" "$1" >>"$PREFIX/installed"
@@ -32,10 +32,10 @@ write_record() {
     if cmp -s "$PREFIX/installed.part" "$PREFIX/installed"; then rm "$PREFIX/installed.part"; else mv "$PREFIX/installed.part" "$PREFIX/installed"; fi
 }
 
-# is_edited PATH: somebody changed it since it was written, or made it before anything was installed.
+# is_edited PATH: it was changed since it was written, or existed before the first installation.
 is_edited() { [ -e "$1" ] && ! is_recorded "$1" "$(sum_of "$1")"; }
 
-# place SOURCE PATH [ADVICE]: make PATH what SOURCE says, unless somebody edited it; then what is new is put beside it.
+# place SOURCE PATH [ADVICE]: copy SOURCE to PATH; if PATH was edited, put the new version beside it.
 place() {
     local source=$1 path=$2 wanted found=
     wanted=$(sum_of "$source")

@@ -14,7 +14,7 @@ system_python() {
     return 1
 }
 
-# system_java: the directory that is JAVA_HOME, of a Java that units find without anybody's environment.
+# system_java: the directory that is JAVA_HOME, of a Java that units find without a user's environment.
 system_java() {
     local java version
     for java in /usr/bin/java /usr/local/bin/java /usr/lib/jvm/*/bin/java; do

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Python packages of a release, and the wheelhouse they can come from without a network. Sourced by install.sh. A wheelhouse is a directory of wheels
 # with requirements.txt, a line each: NAME==VERSION --hash=sha256:HEX  # FILE. Weak spot: the list travels with the wheels, so it protects against
-# damage and mix-ups, not against whoever can write both; compare its own sum for that (--make-wheelhouse prints it).
+# damage and mix-ups, not against a writer of both; compare its own sum for that (--make-wheelhouse prints it).
 
 PIPELINE_EXTRAS='pipeline delta postgresql' # of pyproject.toml: all that millrace load and millrace stream can do
 

@@ -103,7 +103,7 @@ check_wheelhouse() {
     while read -r line; do problem wheelhouse "$line"; done <<<"$lines"
 }
 
-# check_settings: the file that will count; what is wrong with one that somebody edited is said here, all of it.
+# check_settings: the file that will count; all mistakes of an edited one are reported here.
 check_settings() {
     local line
     read_options "$ROOT" "$EFFECTIVE_SETTINGS" || return 0
@@ -210,7 +210,7 @@ is_ours() {
     [ "$pid" = 1 ] || grep -qs millrace "/proc/${pid:-none}/cgroup"
 }
 
-# port_is_taken tcp|udp PORT ADDRESS: whether somebody listens where ADDRESS would.
+# port_is_taken tcp|udp PORT ADDRESS: whether a program listens where ADDRESS would.
 port_is_taken() {
     local wanted='*' held
     case $3 in 0.0.0.0 | ::) ;; *.*.*.*) wanted=$(echo "$3" | awk -F . '{ printf "%02X%02X%02X%02X", $4, $3, $2, $1 }') ;; esac

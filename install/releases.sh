@@ -35,7 +35,7 @@ files_version() {
     fi
 }
 
-# As root in a checkout that belongs to somebody else; nothing is written, not even an index.
+# As root in a checkout of another user; nothing is written, not even an index.
 git_here() { git -c "safe.directory=$ROOT" -C "$ROOT" --no-optional-locks "$@"; }
 
 # is_complete VERSION: whole, and still of the Python that it was made of (an upgrade of the system may have taken that away).

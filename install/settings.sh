@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The settings file as this installation would write it, and the one that counts: the one in place, once somebody has edited it. Sourced by install.sh.
+# The settings file as this installation would write it, and the effective one: the one in place, if it was edited. Sourced by install.sh.
 
 OPTION_LINES=
 
@@ -59,14 +59,14 @@ data = [$(printf '"%s", ' "${DISKS[@]}" | sed 's/, $//')]
 # ZooKeeper's data and the box's identity. Never on a log disk: a hung disk must not take the metadata with it.
 state = "$STATE_DIRECTORY"
 
-# Where it listens; 0.0.0.0 is every address of this machine. There are no users and no ACLs yet: whoever reaches these ports may read and write.
+# Where it listens; 0.0.0.0 is every address of this machine. There are no users and no ACLs yet: any client that reaches these ports may read and write.
 listen = "$LISTEN"
 kafka-port = 9092
 syslog-port = 514 # UDP and TCP
 http-port = 8080
 ingest-port = 8081 # senders by HTTP
 
-# What Kafka clients are told to connect to: this machine as they see it. \`millrace doctor\` checks it.
+# The address that Kafka clients receive: this machine as they see it. \`millrace doctor\` checks it.
 advertise = "$ADVERTISE"
 
 # acceptors = 1 # processes that serve Kafka clients; one for four cores if it is left out

@@ -127,7 +127,7 @@ waits_for_others() {
 members_waited_for() { systemctl show --property=StatusText --value millrace-zookeeper.service 2>/dev/null | sed -nE 's/^waits for (members? .*) of the ZooKeeper ensemble.*/\1/p'; }
 
 # is_healthy VERSION: every process serves, but for those that did not before (a disk that is away must not keep the box at its release), or the box waits for
-# others. A box that somebody stopped is left alone.
+# others. A box that was stopped stays stopped.
 is_healthy() {
     local deadline=$((STARTED_AT + WAIT_SECONDS)) url answer
     WAITS_FOR=

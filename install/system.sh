@@ -55,7 +55,7 @@ place_secret() {
 disk_of() { lsblk -nrdo PKNAME "$1" 2>/dev/null | grep . || lsblk -nrdo KNAME "$1" 2>/dev/null; }
 
 # disk_rules DIR…: udev's rules for the disks of these directories: by the file system's id, because names of devices change. Never for the disk that
-# the root file system is on: that is read by others, too, who want it read ahead.
+# the root file system is on: other programs read it, too, and need read-ahead.
 disk_rules() {
     local directory source uuid root_disk
     echo "# Log disks of Millrace, written by install.sh: a scheduler that knows I/O classes (none ignores them), no reading ahead by the kernel"

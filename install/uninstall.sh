@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Takes the program off this machine and leaves what is somebody's: records, state, settings, and the user who owns them. Sourced by install.sh.
+# Removes the program from this machine and keeps the user's data: records, state, settings, and the user that owns them. Sourced by install.sh.
 
 uninstall() {
     local path

@@ -1,10 +1,12 @@
 """The coordinator: consumer groups and transactions whose state topics' partitions this box leads.
 
-One process a box. Requests come whole from the acceptors over `coordinator.sock`; state goes into `__consumer_offsets` and `__transaction_state` through the
-rings, as any producer's batches do, and is read back through the log-readers at the start and whenever a partition comes (`state_topic.py`), be it after our
-own death or after that of the box that led it. Killed at any moment it loses nothing that was answered: its next life, or the next leader, reads the
-topics. Other boxes are asked to write markers where they lead, and about transactions that they coordinate. It owns nothing on a disk.
-Weak spot: members that were joining when it died join again; until its partitions are read it answers COORDINATOR_LOAD_IN_PROGRESS.
+One process per box. The acceptors forward whole requests over `coordinator.sock`. State goes into `__consumer_offsets` and
+`__transaction_state` through the rings, like any producer's batches. The log-readers read it back at the start, and whenever
+this box becomes the leader of a partition (`state_topic.py`). A crash loses nothing that was answered: the next incarnation,
+or the next leader, reads the topics. The coordinator asks other boxes to write markers where they lead, and about
+transactions that they coordinate. It owns nothing on a disk.
+Weak spot: members that were joining at a crash join again; until its partitions are loaded it answers
+COORDINATOR_LOAD_IN_PROGRESS.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class MarkerAppends:
         on_ended: Callable[[TopicPartition, int, bool], None],
         must_wait: Callable[[TopicPartition], bool] = lambda _place: False,
     ) -> None:
-        """`on_ended(partition, producer id, is commit)` hears of each that is written here: who keeps a partition's open transactions in memory goes by it.
+        """`on_ended(partition, producer id, is commit)` is called for each marker written here; it updates a partition's open transactions in memory.
         `must_wait`: something that belongs before a marker there is still to be offered."""
         self._must_wait = must_wait
         self._view = view

@@ -118,13 +118,13 @@ MUTATIONS = {
     "truncation at the leader's end of the epoch alone": Mutation(((leader_epoch_cache, "truncation_offset", _cuts_at_the_leaders_end),)),
     "acks=all before the in-sync set has it": Mutation(((ReplicationState, "_advance", _everything_is_committed),)),
     "the in-sync set shrinks before it is written": Mutation(((ReplicationState, "_propose", _shrinks_at_once),)),
-    "who was asked for does not count": Mutation(((ReplicationState, "maximal_isr", property(_wishes_count_for_nothing)),)),  # type: ignore[arg-type]
-    "who has the high watermark is in sync": Mutation(((ReplicationState, "_maybe_expand", _lets_in_whoever_has_the_high_watermark),)),
+    "a requested member does not count": Mutation(((ReplicationState, "maximal_isr", property(_wishes_count_for_nothing)),)),  # type: ignore[arg-type]
+    "a replica with the high watermark is in sync": Mutation(((ReplicationState, "_maybe_expand", _lets_in_whoever_has_the_high_watermark),)),
     "an election outside of the in-sync set": Mutation(((failover, "elect_leader", _elects_anybody),)),
     "an unclean box stays in sync": Mutation(((leader_operations, "after_unclean_boot", _leaves_an_unclean_box_in_sync),)),
     "an unclean box stays in sync with one that is away": Mutation(((leader_operations, "after_unclean_boot", _leaves_an_unclean_follower_in_sync),)),
-    "wishes are written over newer states": Mutation(((isr_keeper, "decide_isr_change", _writes_wishes_over_newer_states),)),
-    "a new life of a log-writer believes an old in-sync set": Mutation(((ReplicationState, "on_become_leader", _believes_the_image),)),
+    "requests are written over newer states": Mutation(((isr_keeper, "decide_isr_change", _writes_wishes_over_newer_states),)),
+    "a restarted log-writer believes an old in-sync set": Mutation(((ReplicationState, "on_become_leader", _believes_the_image),)),
     "progress of another leader epoch counts": Mutation(((Writer, "apply_progress", _follows_whoever_fetches),)),
 }
 

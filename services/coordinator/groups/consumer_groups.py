@@ -43,7 +43,7 @@ from services.coordinator.groups.rebalances import Rebalances
 
 
 class ConsumerGroups:
-    """Implements `membership.OtherMemberships`. `again`, where it is asked for, asks the same at the coordinator's front door."""
+    """Implements `membership.OtherMemberships`. `again`, if given, sends the same request to the coordinator once more."""
 
     def __init__(
         self,

@@ -79,7 +79,7 @@ class CurrentAssignment(NamedTuple):
 
 
 class ConsumerMember(NamedTuple):
-    """`wish` and `current` are a record each."""
+    """The requested and the current assignment each have a record of their own."""
 
     member_id: str
     wish: MemberRequest = MemberRequest()

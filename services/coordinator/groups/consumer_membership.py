@@ -1,7 +1,8 @@
-"""The members of one consumer group (KIP-848): what they may do with offsets, and how what they want becomes a target.
+"""The members of one consumer group (KIP-848): their rights on offsets, and the target assignment of their subscriptions.
 
-Implements `Membership` for the rest of the coordinator, and the rules that the group's turns ask (`consumer_turns.py`). Owned by the group coordinator.
-Weak spot: whether topics have changed is looked at with the next request of a member, so a group that nobody asks for rests.
+Implements `Membership` for the rest of the coordinator, and the rules for the group's turns (`consumer_turns.py`). Owned by
+the group coordinator. Weak spot: changes of topics are noticed with the next request of a member, so a group without requests
+does not change.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Consumer groups as records of `__consumer_offsets` (keys 3 to 8), and back.
 
-`changed_records` is the difference of two states, so what is appended can never say anything else than what memory will say. Their order is the one in
-which Kafka reads them: what a member loses stands before what it or another gains. Owned by nobody. Weak spot: racks of topics are not written.
+`changed_records` is the difference of two states, so the log never differs from memory. The order is the one in which Kafka
+reads them: what a member loses precedes what it or another member gains. Owns nothing. Weak spot: racks of topics are not
+written.
 """
 
 from __future__ import annotations

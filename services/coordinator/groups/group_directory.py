@@ -1,8 +1,8 @@
-"""Which groups this box coordinates, and whether it may answer for them now.
+"""The groups that this box coordinates, and whether it may answer for them now.
 
-A group id maps to one hosted group: its offsets, and its members under one of the two protocols. Groups come and go with the partitions of
-`__consumer_offsets` that this box leads. Owned by the group coordinator. Weak spot: an empty group that nobody commits to stays until the next look for
-expired offsets.
+A group id maps to one hosted group: its offsets, and its members under one of the two protocols. Groups come and go with the
+partitions of `__consumer_offsets` that this box leads. Owned by the group coordinator. Weak spot: an empty group without
+commits stays until the next check for expired offsets.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""From the log back to memory: one partition of `__consumer_offsets`, record by record, then all its groups at once.
+"""Load one partition of `__consumer_offsets` into memory, record by record, then all its groups at once.
 
-The last value of a key wins; offsets of a transaction count from its marker on, and where there is none yet they wait for it, as they did before. A
-loaded group is stable with the members of its last record, who have a session's time to be heard of, or it is empty. Owned by the group coordinator.
-Weak spot: a record that cannot be read is left out and counted; its key is as if it had never been written.
+The last value of a key wins. Offsets of a transaction count from its marker on; without a marker they stay pending. A loaded
+group is stable with the members of its last record, each with one session time-out for its first request, or it is empty.
+Owned by the group coordinator. Weak spot: a record that cannot be decoded is skipped and counted, as if it did not exist.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What offsets, listings, deletions and expiry need to know of a group's members, whichever protocol the group speaks.
+"""What offsets, listings, deletions and expiry need from a group's members, for either group protocol.
 
-A group id maps to one hosted group; its offsets stay when its membership changes from one protocol to the other. `ClassicMembership` is the one of
-classic groups; KIP-848's has the same questions answered by the same names. Owned by nobody. Weak spot: none known.
+A group id maps to one hosted group; its offsets stay when its membership changes to the other protocol. `ClassicMembership`
+serves classic groups; that of KIP-848 has the same methods. Owns nothing. Weak spot: none known.
 """
 
 from __future__ import annotations

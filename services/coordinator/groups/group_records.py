@@ -1,8 +1,9 @@
-"""The records of `__consumer_offsets`, as Kafka 3.9 and 4.0 write them: offsets, classic groups, and groups of the newer protocol (KIP-848).
+"""The records of `__consumer_offsets`, as Kafka 3.9 and 4.0 write them: offsets, classic groups, and groups of KIP-848.
 
-Formats only, and their names are Kafka's. `read_key` says of which kind a record is; every kind is a `StateFormat` that reads and writes its values. Offset
-commits and classic groups are read in versions 0 to 4 and written in 3, which older brokers read too; an offset with an expiry of its own is written in
-version 1, which alone has room for that. Owned by nobody; records as data. Weak spot: share groups and regular expressions (keys from 9 on) are not known.
+Formats only, with Kafka's names. `read_key` returns the kind of a record; every kind is a `StateFormat` that reads and writes
+its values. Offset commits and classic groups are read in versions 0 to 4 and written in 3, which older brokers read, too; an
+offset with an expiry of its own is written in version 1, the only one with that field. Owns nothing; records as data.
+Weak spot: share groups and regular expressions (keys from 9 on) are unknown.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""OffsetCommit and TxnOffsetCommit: offsets go into the log, and count when they are there.
+"""OffsetCommit and TxnOffsetCommit: offsets are appended to the log, and count when the append is answered.
 
-What one partition is refused for does not touch the others; what the group is refused for goes for all. Owned by the group coordinator. Weak spot: one
-batch a request, so many small commits are many small batches; whoever implements the log puts them together.
+An error of one partition does not affect the others; an error of the group applies to all. Owned by the group coordinator.
+Weak spot: one batch per request, so many small commits are many small batches; the log may join them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""How far one group has read: what is committed, what is on its way into the log, and what waits for the end of a transaction.
+"""The offsets of one group: committed, being appended, and pending until the end of a transaction.
 
-Memory is what a replay of the log would give, as far as the log has answered: a commit counts when its append is done, a refused one never did, a
-tombstone takes away only what stands before it. Every entry knows its position in the log, so that a transaction that ends late does not put back an
-older offset. Owned by the group coordinator. Weak spot: an append whose answer was a time-out may be in the log all the same; the next load tells.
+Memory is what a replay of the log gives, as far as the log has answered: a commit counts when its append is answered, a
+refused one never existed, a tombstone removes only what precedes it. Every entry has its position in the log, so a
+transaction that ends late does not restore an older offset. Owned by the group coordinator. Weak spot: an append that timed
+out may still be in the log; the next load shows it.
 """
 
 from __future__ import annotations

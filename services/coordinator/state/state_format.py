@@ -1,8 +1,8 @@
-"""The bytes of a state topic's records: a version in two bytes, then the fields of that version, of key and value alike.
+"""The encoding of a state topic's records: a version in two bytes, then the fields of that version, for key and value.
 
-A `StateFormat` is one kind of record. The version of a key says which kind it is; values are read in every version that Kafka ever wrote and written in
-the one that Kafka writes. Owned by nobody; records as data. Weak spot: what a newer version has in tags that we do not know is lost when it is written
-again.
+A `StateFormat` is one kind of record. The version of a key identifies the kind. Values are read in every version that Kafka
+has written, and written in the current one. Owns nothing; records as data. Weak spot: unknown tagged fields of a newer
+version are lost when the value is written again.
 """
 
 from __future__ import annotations

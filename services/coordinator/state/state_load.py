@@ -1,11 +1,12 @@
-"""Reads one partition of a state topic back: from its log start to where it ended when the load began, through the disk's log-reader.
+"""Read one partition of a state topic: from its log start to the log end at the start of the load, through the log-reader.
 
-That is the end of the leader's log, not the high watermark: what stands between them was appended under a former leader, and becomes committed as soon as the
-in-sync replicas have fetched it. Who loads waits for that before he goes by it (`state_topic`).
+That is the end of the leader's log, not the high watermark: records between the two were appended under an earlier leader,
+and are committed as soon as the in-sync replicas have fetched them. `state_topic` waits for that before it uses them.
 
-Owned by the coordinator process. LOOKUP finds the batch, OPEN tells how long its segment is (the descriptor is not used: a read on it could wait for the
-disk), READ brings whole batches into the log-reader's arena. One question at a time; a portion is decoded in the turn in which it comes.
-Weak spot: a batch that does not hold together is left out, and said so; what it knew is lost to the coordinator, as it is to any consumer.
+Owned by the coordinator process. LOOKUP finds the batch, OPEN returns the size of its segment (its descriptor is not used,
+because a read on it could wait for the disk), READ brings whole batches into the log-reader's arena. One request at a time; a
+portion is decoded in the turn of its arrival.
+Weak spot: a damaged batch is skipped and logged; its records are lost to the coordinator, as to any consumer.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""A state topic as the coordinator keeps it: which of its partitions this box leads, their loads, and appends to them.
+"""A state topic in the coordinator: the partitions that this box leads, their loads, and appends to them.
 
-Owned by the coordinator process. A partition is ours while its row says leader; a new life of its log-writer, another row or another leader epoch is
-a new tenure: what was appended and not answered may or may not be in the log, so memory is thrown away and the log read again. Appends go through the
-rings as any producer's do, are answered when the high watermark has passed them, and keep their order.
+Owned by the coordinator process. A partition is served while its row says leader. A new incarnation of its log-writer, another
+row or another leader epoch starts a new tenure: an append without an answer may or may not be in the log, so memory is
+dropped and the log is read again. Appends go through the rings like any producer's, are answered when the high watermark has
+passed them, and keep their order.
 
-A load reads to the end of the log, and the partition is served when the high watermark has reached that end. What lies between the two is of a former leader:
-we keep it as long as we lead, but if we lose leadership before every in-sync replica has it, a leader may follow that never had it. Markers written, or offsets
-shown, by a decision that vanishes then would be half a transaction; Kafka, which does not wait, has that window.
-Weak spots: while an append waits for room in ring or arena, those behind it wait, too, each with its deadline; while an in-sync replica is away, a load waits
-for it to come back or to leave the ISR.
+A load reads to the end of the log, and the partition is served when the high watermark has reached that end. Records between
+the two are of an earlier leader. If this box loses leadership before every in-sync replica has them, the next leader may lack
+them. Markers or offsets that result from such a record would then be half a transaction. Kafka does not wait, and has that
+window.
+Weak spots: an append that waits for free space in ring or arena delays those behind it, each with its deadline; a load waits
+for an absent in-sync replica until it returns or leaves the ISR.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The records of `__transaction_state`, as Kafka 3.9 and 4.0 write them: one for each transactional id.
 
-Version 0 of the value is what every broker reads; version 1 has tags for what the second protocol (KIP-890) has to remember, and is written where there is
-something in them. Partitions are null exactly while a transactional id is Empty. Owned by nobody; records as data. Weak spot: what `Transaction` knows for one
-life of the coordinator only (`last_producer_epoch`) is not in the log.
+Every broker reads version 0 of the value. Version 1 has tags for the second protocol (KIP-890), and is written only if a tag
+has a value. Partitions are null exactly while a transactional id is Empty. Owns nothing; records as data. Weak spot:
+`last_producer_epoch` of `Transaction` is not in the log; it is known within one incarnation of the coordinator.
 """
 
 from __future__ import annotations
