@@ -1,4 +1,4 @@
-"""The UDP sockets of an ingest, and the interface of the protocols on them.
+"""The UDP sockets of an ingest.
 
 Owned by one ingest agent; the sockets belong to the supervisor and survive this process. Each is
 drained in bursts and has the largest receive buffer that the kernel allows. Datagram senders cannot
@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Callable
 from struct import Struct
-from typing import TYPE_CHECKING, Protocol
 
 from appliance.base.logging import Logger
 from appliance.runtime.agent import ServiceContext
@@ -27,31 +25,6 @@ from services.ingest.protocols.session import handler_of
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.event import EventSource, address_text
 from services.ingest.records.intake import Intake
-
-if TYPE_CHECKING:
-    from appliance.senders.listener import Listener
-    from services.ingest.records.ack_group import AckGroup
-    from services.ingest.records.intake import Intake
-
-
-class DatagramHandler(Protocol):
-    """One protocol on one UDP listener. It never raises for bad input.
-
-    The socket's owner keeps the ack groups of its senders; a handler keeps what its protocol must
-    remember between datagrams (chunks of GELF), bounded for all senders of its listener together.
-    """
-
-    def received(self, group: AckGroup, datagrams: list[bytes]) -> None:
-        """Take what one sender (`group.source`) sent in one burst, in order, none empty. The group
-        is never closed, because datagrams have no answers."""
-
-    def tick(self, now_ms: int) -> None:
-        """Called once a second with `Intake.monotonic_ms`: drop what does not continue."""
-
-
-MakeDatagramHandler = Callable[["Listener", "Intake"], DatagramHandler]
-"""One factory for each protocol."""
-
 
 RECEIVE_BUFFER_BYTES = 64 << 20
 DATAGRAM_BYTES_MAX = 65536

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
+from appliance.senders.listener import Listener
 from appliance.senders.listener import Protocol as ListenerProtocol
 from services.ingest.records.intake import Intake
 
 if TYPE_CHECKING:
-    from appliance.senders.listener import Listener
-    from services.ingest.listeners.sender_datagrams import MakeDatagramHandler
+    from services.ingest.records.ack_group import AckGroup
     from services.ingest.records.event import EventSource
 
 
@@ -135,6 +135,24 @@ class Unfinished:
             return False
         return now_ms - self._since_ms > limit_ms
 
+
+class DatagramHandler(Protocol):
+    """One protocol on one UDP listener. It never raises for bad input.
+
+    The socket's owner keeps the ack groups of its senders; a handler keeps what its protocol must
+    remember between datagrams (chunks of GELF), bounded for all senders of its listener together.
+    """
+
+    def received(self, group: AckGroup, datagrams: list[bytes]) -> None:
+        """Take what one sender (`group.source`) sent in one burst, in order, none empty. The group
+        is never closed, because datagrams have no answers."""
+
+    def tick(self, now_ms: int) -> None:
+        """Called once a second with `Intake.monotonic_ms`: drop what does not continue."""
+
+
+MakeDatagramHandler = Callable[[Listener, Intake], DatagramHandler]
+"""Makes the handler of a listener's datagrams."""
 
 SESSIONS: dict[ListenerProtocol, tuple[str, str]] = {
     ListenerProtocol.SYSLOG: ("services.ingest.protocols.syslog.syslog_session", "SyslogSession"),

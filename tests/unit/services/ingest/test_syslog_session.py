@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from appliance.senders.listener import Listener, ListenerTransport, Protocol
-from services.ingest.listeners.sender_datagrams import DatagramHandler
-from services.ingest.protocols.session import DATAGRAM_HANDLERS, SESSIONS, handler_of, session_of
+from services.ingest.protocols.session import DATAGRAM_HANDLERS, SESSIONS, DatagramHandler, handler_of, session_of
 from services.ingest.protocols.syslog.syslog_framing import CutMessage
 from services.ingest.protocols.syslog.syslog_session import SyslogSession
 from services.ingest.records.ack_group import AckGroup
