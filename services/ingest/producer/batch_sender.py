@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from appliance.base.model import NO_LEADER
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
@@ -29,14 +29,12 @@ from services.ingest.producer.ingest_spooling import IngestSpooling
 from services.ingest.producer.local_leaders import LocalLeaders
 from services.ingest.producer.partition_leaders import Key, PartitionLeaders
 from services.ingest.producer.partition_queues import IN_FLIGHT_MAX, IngestProducers, PartitionQueue, PartitionQueues, ProducerIdSource
+from services.ingest.producer.previous_incarnation import InheritedState
 from services.ingest.producer.producer_batch import ProducerBatch
 from services.ingest.producer.remote_leaders import RemoteLeaders
 from services.ingest.producer.unresolved_sequences import UnresolvedSequences
 from services.ingest.records.acknowledger import Acknowledger
 from services.ingest.records.batcher import ReadyBatch
-
-if TYPE_CHECKING:
-    from services.ingest.producer.previous_incarnation import InheritedState
 
 _by_number = attrgetter("number")
 

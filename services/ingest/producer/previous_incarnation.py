@@ -27,9 +27,8 @@ from appliance.senders.accounting import COUNTED_COUNTER, STORED_COUNTER, LossRe
 from appliance.senders.listener import SYSLOG_TCP, Listener
 from appliance.shm.mapping import LayoutMismatch, SharedObjectAbsent, list_names, unlink
 from appliance.shm.ring import RingPair
-from services.ingest.producer.batch_sender import BatchSender
 from services.ingest.producer.ingest_spool import IngestSpool
-from services.ingest.producer.spool_replay import SpoolReplay
+from services.ingest.producer.spool_replay import SpoolReceiver, SpoolReplay
 from services.ingest.replay.journalled_batches import SequenceRequester
 from services.ingest.replay.replays import Replays
 
@@ -160,7 +159,7 @@ class InheritedState:
         """Topics of the batches in the spool."""
         return self._left_over.topics
 
-    def turn(self, now_ns: int, image: MetadataImage, sender: BatchSender) -> int:
+    def turn(self, now_ns: int, image: MetadataImage, sender: SpoolReceiver) -> int:
         work = 0
         if not self._left_over.is_done:
             work += self._left_over.turn(self.replays, sender, now_ns)

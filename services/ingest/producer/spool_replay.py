@@ -13,12 +13,13 @@ listener, by its name.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
 
 from appliance.senders.accounting import listeners_of, read_ledger
 from appliance.senders.listener import Listener
-from services.ingest.producer.batch_sender import BatchSender
 from services.ingest.producer.ingest_spool import IngestSpool
+from services.ingest.producer.partition_leaders import Key
 from services.ingest.producer.producer_batch import ProducerBatch
 from services.ingest.records.ack_group import AckGroup, Share
 from services.ingest.records.batcher import ReadyBatch
@@ -88,6 +89,16 @@ class SpooledBatches:
 _NOBODY = EventSource(b"spool", b"spool", b"spool")
 
 
+class SpoolReceiver(Protocol):
+    """`BatchSender`, as far as the spool is replayed into it."""
+
+    def hold(self, keys: Collection[Key]) -> None: ...
+
+    def adopt(self, batch: ProducerBatch) -> None: ...
+
+    def account_stored(self, batch: ProducerBatch) -> None: ...
+
+
 class SpoolReplay:
     """Call `turn` each turn until `is_done`."""
 
@@ -111,7 +122,7 @@ class SpoolReplay:
         more."""
         self.is_done = not spool.left_over
 
-    def turn(self, replays: Replays, sender: BatchSender, now_ns: int) -> int:
+    def turn(self, replays: Replays, sender: SpoolReceiver, now_ns: int) -> int:
         """Pass the batches that are known not to be stored to the sender; return the number of
         batches."""
         if not replays.is_loaded:

@@ -12,15 +12,11 @@ before a follower has the batch, the record is lost, as for any Kafka producer w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from appliance.senders.accounting import LossReason
 from services.ingest.producer.producer_batch import ProducerBatch
 from services.ingest.records.ack_group import AckGroup, AckOutcome, Share
 from services.ingest.records.ingest_ledger import IngestLedger
-
-if TYPE_CHECKING:
-    from services.ingest.records.ingest_topics import BackloggedRecord
 
 
 class Acknowledger:
@@ -69,12 +65,12 @@ class Acknowledger:
                 self.release(share.group)
         return lost
 
-    def on_abandoned(self, records: Sequence[BackloggedRecord]) -> int:
-        """Count records whose topic did not exist before the process stops; return how many."""
-        for record in records:
-            if not record.is_copy:
-                self.ledger.on_counted(record.group, LossReason.SHUTDOWN, 1)
-        return sum(not record.is_copy for record in records)
+    def on_abandoned(self, groups: Sequence[AckGroup]) -> int:
+        """Count records whose topic did not exist before the process stops, by the group of each;
+        return how many."""
+        for group in groups:
+            self.ledger.on_counted(group, LossReason.SHUTDOWN, 1)
+        return len(groups)
 
     def _store(self, share: Share) -> None:
         if share.is_completed:

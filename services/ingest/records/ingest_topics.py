@@ -232,9 +232,10 @@ class IngestTopics:
                 topic.collector.close_all()
                 self._sender.put(topic.name, topic.collector.take_ready())
 
-    def take_backlogs(self) -> list[BackloggedRecord]:
-        """Stop: return the records whose topic was never created."""
-        return [backlogged for topic in self._topics.values() if isinstance(topic.collector, TopicBacklog) for backlogged in topic.collector.take()]
+    def take_backlogs(self) -> list[AckGroup]:
+        """Stop: return the group of each record whose topic was never created, except for copies."""
+        backlogs = [topic.collector for topic in self._topics.values() if isinstance(topic.collector, TopicBacklog)]
+        return [record.group for backlog in backlogs for record in backlog.take() if not record.is_copy]
 
     def wait_ms(self, now_ns: int, limit_ms: int) -> int:
         """Return the time until a batch is due, at most `limit_ms`."""
