@@ -15,19 +15,15 @@ a repeat is stored twice.
 from __future__ import annotations
 
 import select
-from typing import TYPE_CHECKING
 
 from appliance.senders.listener import Protocol
-from services.ingest.listeners.sender_connection import ENDED
-
-if TYPE_CHECKING:
-    from services.ingest.listeners.listening_socket import ListeningSocket
-    from services.ingest.listeners.sender_connection import SenderConnection
+from services.ingest.listeners.listening_socket import ListeningSocket
+from services.ingest.listeners.sender_connection import ENDED, SenderConnection
 
 SESSION_SCOPED_IDS: frozenset[Protocol] = frozenset((Protocol.RELP, Protocol.LUMBERJACK))
 """Protocols whose repeats are recognised only by comparing a session with the one before."""
 
-_Peer = tuple["ListeningSocket", str]
+_Peer = tuple[ListeningSocket, str]
 
 
 class HalfClosedConnections:

@@ -11,9 +11,10 @@ second. Turns are by connections, regardless of how much each sends.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.listening import NO_ROOM_TO_ACCEPT
@@ -25,8 +26,6 @@ from services.ingest.protocols.session import session_of
 from services.ingest.records.event import EventSource, address_text
 
 if TYPE_CHECKING:
-    from services.ingest.listeners.sender_connection import SenderConnection
-    from services.ingest.listeners.sender_connections import SenderConnections
     from services.ingest.listeners.tls_stream import TlsContext
     from services.ingest.protocols.session import MakeSession
 
@@ -35,10 +34,55 @@ FAIR_BURST = 4
 """If several ingests share the socket."""
 
 
+class ReservedDescriptor:
+    """A descriptor that is given up for a moment to refuse connections while no other is free."""
+
+    def __init__(self) -> None:
+        self._descriptor = -1
+        self._reserve()
+
+    def _reserve(self) -> None:
+        try:
+            self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            pass  # none is free; the next refusal tries again
+
+    def refuse(self, listening: socket.socket, count_max: int) -> int:
+        """Accept and close waiting connections; return how many. A refused sender retries, one in
+        the backlog hangs."""
+        self.close()
+        refused = 0
+        while refused < count_max:
+            try:
+                sock, _ = listening.accept()
+            except OSError:
+                break  # none waits, or another process took the last descriptor (ENFILE)
+            sock.close()
+            refused += 1
+        self._reserve()
+        return refused
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class ConnectionOwner(Protocol):
+    """`SenderConnections`, as its listening sockets use it."""
+
+    is_one_of_several: bool
+    reserved_descriptor: ReservedDescriptor
+
+    def on_accepted(self, listening: ListeningSocket, sock: socket.socket, address: str, port: int) -> None: ...
+
+    def move_address(self, old: str, new: str) -> None: ...
+
+
 class ListeningSocket:
     """One listener of an ingest."""
 
-    def __init__(self, listener: Listener, sock: socket.socket, connections: SenderConnections, context: ServiceContext) -> None:
+    def __init__(self, listener: Listener, sock: socket.socket, connections: ConnectionOwner, context: ServiceContext) -> None:
         counters = context.counters
         self.listener = listener
         self.source_transport = str(listener.protocol).encode() if listener.protocol != "syslog" else str(listener.transport).encode()
@@ -141,29 +185,30 @@ class ListeningSocket:
             message = f"listener {self.listener.name} refuses new connections: no file descriptor is free; raise the limit of open files"
             self._log.warning(f"{message} (LimitNOFILE=, ulimit -Hn), or lower max.connections", listener=self.listener.name, reason="descriptor-limit")
 
-    # -- what connections ask
+    # -- called by connections
 
-    def on_header(self, connection: SenderConnection, header: ProxyHeader) -> None:
-        """Apply a PROXY header: record its address, and use it as the sender's if the peer is in
-        `proxy-from`. Raises StreamError if `proxy-from` does not contain the peer."""
-        if self._proxies and not self._proxies.holds(connection.address):
+    def origin_behind(self, header: ProxyHeader, source: EventSource, address: str) -> tuple[EventSource, str]:
+        """Return a sender's source and address after its PROXY header: the header's address is
+        recorded, and is the sender's if the peer is in `proxy-from`. Raises StreamError if
+        `proxy-from` does not contain the peer."""
+        if self._proxies and not self._proxies.holds(address):
             raise StreamError("proxy-not-allowed", "sends a PROXY header and is not among proxy-from")
         if not header.address:
-            return
+            return source, address
         claimed, host = address_text(header.address, header.port)
-        connection.source = connection.source._replace(proxied_source=claimed)
-        if self._proxies:
-            connection.source = connection.source._replace(host=host)
-            self._connections.move_address(connection, header.address)
+        if not self._proxies:
+            return source._replace(proxied_source=claimed), address
+        self._connections.move_address(address, header.address)
+        return source._replace(proxied_source=claimed, host=host), header.address
 
     def count_closed(self, reason: str, count: int = 1) -> None:
         self._counters.counter(f'ingest.closed{{reason="{reason}"}}').add(count)
 
-    def log_once(self, connection: SenderConnection, error: StreamError) -> None:
+    def log_once(self, source: EventSource, error: StreamError) -> None:
         """Log each kind of failure once, so that a port scan does not fill the journal."""
         if error.message and error.reason not in self._logged:
             self._logged.add(error.reason)
-            message = f"a sender at {connection.source.address.decode()} {error.message} (listener {self.listener.name}; logged once, always counted)"
+            message = f"a sender at {source.address.decode()} {error.message} (listener {self.listener.name}; logged once, always counted)"
             self._log.warning(message, listener=self.listener.name, reason=error.reason)
 
     def close(self) -> None:

@@ -19,16 +19,13 @@ import termios
 from collections.abc import Callable
 from enum import IntEnum
 from struct import Struct
-from typing import TYPE_CHECKING
 
 from appliance.senders.listener import Listener, ProxyMode
+from services.ingest.listeners.listening_socket import ListeningSocket
 from services.ingest.listeners.proxy_header import BadProxyHeader, read_proxy_header
 from services.ingest.listeners.sender_stream import PLAIN, SenderStream, StreamError
 from services.ingest.protocols.session import MakeSession, Session
 from services.ingest.records.intake import Intake
-
-if TYPE_CHECKING:
-    from services.ingest.listeners.listening_socket import ListeningSocket
 
 RECEIVE_BYTES = 65536
 UNSENT_BYTES_MAX = 1 << 20
@@ -75,7 +72,7 @@ _STOPPING = PauseReason.SESSION | PauseReason.PARTITION | PauseReason.WINDOW
 
 
 class SenderConnection:
-    """Implements `protocols.session.Connection` for its session."""
+    """Implements `protocols.session.SessionConnection` for its session."""
 
     __slots__ = (
         "_began", "_head", "_unsent", "address", "close_reason", "deadline_ms", "descriptor",
@@ -221,7 +218,7 @@ class SenderConnection:
             return b""
         self._head = None
         if header.size_bytes:
-            self.listening.on_header(self, header)
+            self.source, self.address = self.listening.origin_behind(header, self.source, self.address)
         if self.stream is PLAIN:
             self.begin(self.listening.make_session)
         return data[header.size_bytes :]

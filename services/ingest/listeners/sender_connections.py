@@ -20,9 +20,9 @@ from typing import Protocol, cast
 from appliance.runtime.agent import ServiceContext
 from appliance.senders.listener import Listener
 from services.ingest.listeners.half_closed_connections import SESSION_SCOPED_IDS, HalfClosedConnections
-from services.ingest.listeners.listening_socket import ListeningSocket
+from services.ingest.listeners.listening_socket import ListeningSocket, ReservedDescriptor
 from services.ingest.listeners.sender_connection import ENDED, GONE, LINGERING, NEW, OPEN, RECEIVE_BYTES, PauseReason, SenderConnection
-from services.ingest.listeners.sender_limits import ReservedDescriptor, SenderLimits, UnfinishedFrames, connections_possible
+from services.ingest.listeners.sender_limits import SenderLimits, UnfinishedFrames, connections_possible
 from services.ingest.listeners.sender_owners import REPEATING, AcceptedConnection, SenderOwners
 from services.ingest.listeners.sender_stream import StreamError
 from services.ingest.protocols.session import RepeatingSession
@@ -141,12 +141,11 @@ class SenderConnections:
         connection.begin(listening.make_session)
         self._update(connection)
 
-    def move_address(self, connection: SenderConnection, address: str) -> None:
-        """Count the connection for the address behind a trusted proxy. Raises StreamError if that
+    def move_address(self, old: str, new: str) -> None:
+        """Count a connection for the address behind a trusted proxy. Raises StreamError if that
         address has too many."""
-        if not self._limits.move(connection.address, address):
+        if not self._limits.move(old, new):
             raise StreamError("connection-limit")
-        connection.address = address
 
     def _drop(self, connection: SenderConnection) -> None:
         """Remove the connection, whichever side ended it."""
@@ -238,7 +237,7 @@ class SenderConnections:
         try:
             connection.take(received)
         except StreamError as error:
-            connection.listening.log_once(connection, error)
+            connection.listening.log_once(connection.source, error)
             connection.fail(error)
             return False
         return not self._maybe_pause(connection)

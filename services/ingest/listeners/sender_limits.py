@@ -8,9 +8,7 @@ sender delays the others until its deadline.
 
 from __future__ import annotations
 
-import os
 import resource
-import socket
 from collections import Counter as Tally
 
 from appliance.base.logging import Logger
@@ -30,40 +28,6 @@ def connections_possible(wanted: int, log: Logger) -> int:
     if possible < wanted:
         log.notice(f"accepts {possible} connections instead of {wanted} (max.connections): the process may open {allowed} descriptors (ulimit -Hn)")
     return min(wanted, possible)
-
-
-class ReservedDescriptor:
-    """A descriptor that is given up for a moment to refuse connections while no other is free."""
-
-    def __init__(self) -> None:
-        self._descriptor = -1
-        self._reserve()
-
-    def _reserve(self) -> None:
-        try:
-            self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            pass  # none is free; the next refusal tries again
-
-    def refuse(self, listening: socket.socket, count_max: int) -> int:
-        """Accept and close waiting connections; return how many. A refused sender retries, one in
-        the backlog hangs."""
-        self.close()
-        refused = 0
-        while refused < count_max:
-            try:
-                sock, _ = listening.accept()
-            except OSError:
-                break  # none waits, or another process took the last descriptor (ENFILE)
-            sock.close()
-            refused += 1
-        self._reserve()
-        return refused
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
 
 
 class SenderLimits:
