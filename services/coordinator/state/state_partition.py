@@ -6,7 +6,7 @@ Values that `state_topic` changes. Weak: whether the tenure still holds is read 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from appliance.base.errors import ErrorCode
 from appliance.cluster.metadata_cache import LocalReplica
@@ -15,7 +15,6 @@ from appliance.shm.partition_table import PARTITION_AND_GENERATION, ROLE_AND_EPO
 
 if TYPE_CHECKING:
     from services.coordinator.state.state_load import StateLoad
-    from services.coordinator.state.state_topic import StateTopic
 
 READ_NOTHING = -1
 NO_SLOT = -1
@@ -43,6 +42,14 @@ def tenure_of(placement: LocalReplica) -> Tenure | None:
     return Tenure(placement.disk, placement.table.shared.name, placement.row, placement.row_generation, role_and_epoch & _HALF)
 
 
+class AppendOwner(Protocol):
+    """The `StateTopic` of an append: receives the log-writer's answer."""
+
+    def on_completion(self, append: StateAppend, entry: tuple[Any, ...]) -> None: ...
+
+    def on_lost(self, append: StateAppend) -> None: ...
+
+
 class StateAppend:
     """A batch on its way. Its bytes are in the arena (`slot`), or in `data` while they wait."""
 
@@ -51,7 +58,7 @@ class StateAppend:
     )  # fmt: skip
 
     def __init__(
-        self, topic: StateTopic, partition: int, data: bytes, record_count: int, is_coordinated: bool, deadline_ns: int, on_appended: OnAppended
+        self, topic: AppendOwner, partition: int, data: bytes, record_count: int, is_coordinated: bool, deadline_ns: int, on_appended: OnAppended
     ) -> None:
         self.topic = topic
         self.partition = partition
