@@ -50,8 +50,8 @@ from services.acceptor.fetch.follower_fetches import FollowerFetches
 from services.acceptor.fetch.follower_reads import FollowerReads
 from services.acceptor.fetch.message_sets import DownConversion
 from services.acceptor.fetch.pending_fetch import AbortedFound, FoundBatch, PendingFetch, Target
-from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, OpenSegment, SegmentFiles
-from services.acceptor.fetch.residency import CHECK_BYTES, Residency
+from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, OpenSegment, Residency, SegmentFiles
+from services.acceptor.fetch.residency import CHECK_BYTES
 from services.acceptor.leadership import leadership_problem
 
 ROUNDS_MAX: Final = 8

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from appliance.ipc.log_reader_proxy import ArenaPart
 
 if TYPE_CHECKING:
     from appliance.storage.page_cache import FileMap
-    from services.acceptor.fetch.residency import Residency
+    from services.acceptor.transport import ClientTransport
 
 
 class SegmentOrigin(NamedTuple):
@@ -71,6 +71,15 @@ class FileRange(NamedTuple):
     position: int
     size_bytes: int
     is_checked: bool = False
+
+
+class Residency(Protocol):
+    """Checks that bytes of a segment are in the page cache, and sends them; see `residency.py`."""
+
+    def is_resident(self, file: OpenSegment, position: int, size_bytes: int) -> bool: ...
+
+    def send(self, transport: ClientTransport, piece: FileRange, more: bool) -> int:
+        """Return the number of bytes taken, WOULD_BLOCK, or NOT_RESIDENT."""
 
 
 SegmentKey = tuple[str, int, int, int]

@@ -23,10 +23,9 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Protocol
 
 from appliance.storage.page_cache import Cachestat, FileMap, has_cachestat, pages_of
-from services.acceptor.fetch.record_ranges import FileRange, OpenSegment
+from services.acceptor.fetch.record_ranges import FileRange, OpenSegment, Residency
 from services.acceptor.transport import NOT_RESIDENT, ClientTransport
 
 AUTO, CACHESTAT, MINCORE = "auto", "cachestat", "mincore"
@@ -34,15 +33,6 @@ CHECK_BYTES = 1 << 20
 """What is looked at before a response is built: what lies behind is looked at when its turn to be sent comes."""
 _STEP_BYTES = 256 << 10
 """Sent at a time."""
-
-
-class Residency(Protocol):
-    """One way."""
-
-    def is_resident(self, file: OpenSegment, position: int, size_bytes: int) -> bool: ...
-
-    def send(self, transport: ClientTransport, piece: FileRange, more: bool) -> int:
-        """Bytes taken, WOULD_BLOCK, or NOT_RESIDENT."""
 
 
 class CachestatResidency:

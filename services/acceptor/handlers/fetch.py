@@ -51,8 +51,7 @@ from services.acceptor.fetch.message_sets import CONVERTED_BYTES_MAX, DownConver
 from services.acceptor.fetch.parked_growth import FEW_PARTITIONS, ParkedGrowth
 from services.acceptor.fetch.partition_read import TARGETS_MAX, PartitionRead, PartitionReading
 from services.acceptor.fetch.pending_fetch import PendingFetch
-from services.acceptor.fetch.record_ranges import SegmentFiles
-from services.acceptor.fetch.residency import Residency
+from services.acceptor.fetch.record_ranges import Residency, SegmentFiles
 from services.acceptor.inter_broker import InterBrokerGate
 
 TOPICS_MAX = 200
