@@ -12,7 +12,7 @@ follower. Weak spot: the rate is per acceptor; a box has one for four cores.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from appliance.base.errors import ErrorCode
 from appliance.cluster.metadata_cache import LocalReplica
@@ -22,10 +22,7 @@ from appliance.ipc.descriptors import Progress, progress_descriptor
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.protocol.fetch import FetchPartition, FetchPartitionResult
 from appliance.shm.counters import Counters
-from services.acceptor.fetch.pending_fetch import PendingFetch
-
-if TYPE_CHECKING:
-    from services.acceptor.fetch.partition_read import PartitionRead
+from services.acceptor.fetch.pending_fetch import PendingFetch, Target
 
 
 class ReportedProgress:
@@ -85,20 +82,27 @@ class FollowerFetches:
         self._unassigned.add()
         return ErrorCode.UNKNOWN_LEADER_EPOCH if wanted.current_leader_epoch >= 0 else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
-    def report(self, read: PartitionRead, reader: LogReaderProxy) -> None:
+    def report(
+        self,
+        pending: PendingFetch,
+        target: Target,
+        wanted: FetchPartition,
+        placement: LocalReplica,
+        leader_epoch: int,
+        reader: LogReaderProxy,
+    ) -> None:
         """Send the follower's offset to the log-writer: its log equals ours up to there.
 
         If the follower received a damaged batch, the disk's log-reader checks it.
         """
-        pending, wanted, placement = read.pending, read.wanted, read.replica
-        if read.target in pending.progressed:
+        if target in pending.progressed:
             return
-        pending.progressed.add(read.target)
+        pending.progressed.add(target)
         if wanted.damaged_offset >= 0:
             self._damages.add()
             reader.have_checked(placement.topic, placement.partition, wanted.damaged_offset)
         request = pending.request
         progress = Progress(request.replica_id, wanted.fetch_offset, pending.received_ns, request.replica_epoch, wanted.log_start_offset)
-        descriptor = progress_descriptor(placement.row, placement.row_generation, read.row.leader_epoch, progress)
+        descriptor = progress_descriptor(placement.row, placement.row_generation, leader_epoch, progress)
         if placement.proxy.offer_or_queue(descriptor, 0, PROGRESS_TOLD):
             self._reported.add()

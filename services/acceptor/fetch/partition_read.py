@@ -167,7 +167,7 @@ class PartitionRead:
         if not is_within:
             return self._refuse(ErrorCode.OFFSET_OUT_OF_RANGE)
         if request.replica_id >= 0:
-            shared.followers.report(self, shared.readers[replica.disk])
+            shared.followers.report(pending, self.target, wanted, replica, row.leader_epoch, shared.readers[replica.disk])
         if fetch_offset >= limit_offset:
             if fetch_offset == end[0]:
                 replica.remember(*end)

@@ -5,17 +5,22 @@ Created and answered by `handlers/fetch`; `fetch/partition_read` counts question
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.fetch import CONSUMER_REPLICA_ID, FOLLOWER_FETCH_SINCE, AbortedTransaction, FetchRequest
+from appliance.cluster.metadata_cache import LocalReplica
+from appliance.protocol.fetch import (
+    CONSUMER_REPLICA_ID,
+    FOLLOWER_FETCH_SINCE,
+    AbortedTransaction,
+    FetchPartition,
+    FetchPartitionResult,
+    FetchRequest,
+)
 from services.acceptor.connection import PendingReply
 from services.acceptor.fetch.cold_reads import ColdRead
 from services.acceptor.fetch.fetch_session import FetchSession, SessionPartition
 from services.acceptor.fetch.parked_growth import ParkedGrowth
-
-if TYPE_CHECKING:
-    from services.acceptor.fetch.partition_read import PartitionRead
 
 Target: TypeAlias = int | SessionPartition
 """A partition of a fetch: its index in the request, or the session's own object."""
@@ -39,6 +44,17 @@ class AbortedFound(NamedTuple):
     segment_base_offset: int
     end_position: int
     transactions: tuple[AbortedTransaction, ...]
+
+
+class SteppedRead(Protocol):
+    """A `PartitionRead`, as its fetch and the fetch handler use it."""
+
+    wanted: FetchPartition
+    replica: LocalReplica
+    found: FoundBatch | None
+    aborted: AbortedFound | None
+
+    def step(self, space_bytes: int, is_first: bool) -> FetchPartitionResult | None: ...
 
 
 class FetchReader(Protocol):
@@ -92,7 +108,7 @@ class PendingFetch:
         self.session: FetchSession | None = None
         self.expected_epoch = 0
         """of the session's next request, as long as this one is its latest"""
-        self.reads: dict[Target, PartitionRead] = {}
+        self.reads: dict[Target, SteppedRead] = {}
         self.epoch_ends: dict[tuple[Target, int], tuple[int, int] | ErrorCode] = {}
         """(partition, leader epoch of its row) → end of the epoch that the client fetched last"""
         self.finished = False
