@@ -13,7 +13,6 @@ from typing import Any
 
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.remote.webdriver import WebDriver
 
 COMMANDS = ("chromium", "chromedriver")
 _OPTIONS = (
@@ -36,7 +35,7 @@ def missing_browser() -> str | None:
 
 
 @contextmanager
-def browser(profile: Path, width: int = 1440, height: int = 1500, theme: str = "light") -> Iterator[WebDriver]:
+def browser(profile: Path, width: int = 1440, height: int = 1500, theme: str = "light") -> Iterator[webdriver.Chrome]:
     """`theme`: what the system is said to wish."""
     options = webdriver.ChromeOptions()
     options.binary_location = str(shutil.which("chromium"))
@@ -52,6 +51,6 @@ def browser(profile: Path, width: int = 1440, height: int = 1500, theme: str = "
         driver.quit()
 
 
-def complaints(driver: WebDriver) -> list[dict[str, Any]]:
+def complaints(driver: webdriver.Chrome) -> list[dict[str, Any]]:
     """What the page has written to the browser's console since the last look, warnings included."""
-    return list(driver.get_log("browser"))
+    return list(driver.get_log("browser"))  # type: ignore[no-untyped-call]  # selenium declares no type for it

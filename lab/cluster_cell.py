@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from lab.cluster import KAFKA_PORT, Cluster, ClusterBox
 from lab.cluster_history import Finding, acknowledged_findings, reader_findings, transaction_findings

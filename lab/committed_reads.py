@@ -17,11 +17,13 @@ def read_committed(bootstrap: str, topic: str, isolation: str = "read_committed"
         while unfinished:
             message = consumer.poll(10)
             assert message is not None, f"no end of {topic}, partitions {sorted(unfinished)}"
-            if message.error() is not None:
-                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-                unfinished.discard(message.partition())
+            partition = message.partition()
+            assert partition is not None
+            if (error := message.error()) is not None:
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                unfinished.discard(partition)
             else:
-                found[message.partition()].append((message.key(), message.value()))
+                found[partition].append((message.key(), message.value()))
         return found
     finally:
         consumer.close()

@@ -364,7 +364,7 @@ class LibRdKafka:
             consumer.close()
 
     def create(self, topic: str, **config: str) -> None:
-        from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+        from confluent_kafka.admin import AdminClient, NewTopic
 
         admin = AdminClient(self._options)
         _refusing(lambda: admin.create_topics([NewTopic(topic, 1, 1, config=_kafka_names(config))])[topic].result(20))

@@ -120,8 +120,11 @@ class SenderSite:
 
 
 def _listener(kind: Kind, authority: Authority, server: Certificate) -> dict[str, object]:
-    files = {"certificate": str(server.certificate), "private_key": str(server.private_key), "client_ca": str(authority.certificate)}
-    return listener(kind.name, kind.protocol, kind.transport, topic=kind.name, **(files if kind.transport == "tls" else {}))
+    common = listener(kind.name, kind.protocol, kind.transport, topic=kind.name)
+    if kind.transport != "tls":
+        return common
+    certificate, private_key = str(server.certificate), str(server.private_key)
+    return common | {"certificate": certificate, "private-key": private_key, "client-ca": str(authority.certificate)}
 
 
 @contextmanager

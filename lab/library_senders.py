@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -49,7 +49,7 @@ class BulkSender(ToldSender):
 
     def _send(self, client: Elasticsearch, numbers: list[int]) -> list[int]:
         """Those that have to go again."""
-        answers: Iterator[tuple[bool, Any]] = streaming_bulk(client, map(self._action, numbers), max_retries=3, initial_backoff=0.05, raise_on_error=False)
+        answers: Iterable[tuple[bool, Any]] = streaming_bulk(client, map(self._action, numbers), max_retries=3, initial_backoff=0.05, raise_on_error=False)
         try:
             stored = [number for number, (good, _) in zip(numbers, answers, strict=True) if good]
         except (ApiError, TransportError):
@@ -85,7 +85,7 @@ class _Witness(LogRecordExporter):
         return True
 
     def shutdown(self) -> None:
-        self._exporter.shutdown()
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]  # OpenTelemetry declares no type for it
 
 
 class ExportingSender(ToldSender):

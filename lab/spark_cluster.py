@@ -35,7 +35,7 @@ def bare_python(directory: Path) -> Path:
 
 def packed_sources(path: Path) -> Path:
     """What `--py-files` takes: the two packages as a zip file, compiled, because each of Spark's many processes would do that again."""
-    with zipfile.PyZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+    with zipfile.PyZipFile(str(path), "w", zipfile.ZIP_DEFLATED) as packed:
         for package in ("appliance", "pyspark_millrace"):
             packed.writepy(str(ROOT / package))
     return path

@@ -4,6 +4,7 @@ and loaded into a table. Prints one line of JSON."""
 import json
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 
 from pyspark.sql import SparkSession
@@ -11,14 +12,14 @@ from pyspark.sql import SparkSession
 from pyspark_millrace import DefaultSource
 
 
-def who_reads(rows):
+def who_reads(rows: Iterable[object]) -> Iterator[tuple[int, str, str, bool]]:
     from appliance.pipeline.cluster_access import __file__ as source
     from appliance.runtime.running_boxes import find_box
 
     yield sum(1 for _ in rows), os.environ.get("SPARK_EXECUTOR_DIRS", ""), source, find_box(None) is None
 
 
-def load(spark, bootstrap, topic, table):
+def load(spark: SparkSession, bootstrap: str, topic: str, table: str) -> None:
     from appliance.base.clock import SystemClock
     from appliance.client.address import parse_addresses
     from appliance.pipeline.cluster_access import ClusterAccess
@@ -31,7 +32,7 @@ def load(spark, bootstrap, topic, table):
     load_directory(order, "cluster", SystemClock(), lambda: nullcontext(SparkTasks(spark.sparkContext)), lambda done: None)
 
 
-def main(bootstrap, source, target, checkpoint, table):
+def main(bootstrap: str, source: str, target: str, checkpoint: str, table: str) -> None:
     spark = SparkSession.builder.appName("copy").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     spark.dataSource.register(DefaultSource)

@@ -47,8 +47,14 @@ class ThreeBoxes:
     def begin(self, broker_id: int) -> None:
         """Start a box, for the first time or again; where clients found it they find it again."""
         directory, port = self.directory / f"box{broker_id}", self._ports.get(broker_id, 0)
-        options = {"disks": 1, "broker_id": broker_id, "zookeeper": self.zookeeper.connect, "settings": self._settings, "kafka_port": port}
-        self._coming[broker_id] = begin_box(directory, **options)
+        self._coming[broker_id] = begin_box(
+            directory,
+            disks=1,
+            broker_id=broker_id,
+            zookeeper=self.zookeeper.connect,
+            settings=self._settings,
+            kafka_port=port,
+        )
 
     def await_all(self) -> None:
         """Until everyone who was started serves."""
@@ -63,7 +69,7 @@ class ThreeBoxes:
     # -- `copy_run.CopiedThrough`
 
     replicas = 3
-    victims = ("box 1", "box 2", "box 3")
+    victims: tuple[str, ...] = ("box 1", "box 2", "box 3")
 
     def hurt(self, victim: str) -> bool:
         """Kill a box, and start it again; who was killed before is back first."""

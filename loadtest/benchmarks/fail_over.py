@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from appliance.base.setting_rows import SETTING_ROWS
 from lab.cluster import KAFKA_PORT, SETTINGS, Cluster, ClusterBox

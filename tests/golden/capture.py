@@ -151,7 +151,7 @@ def recording(scenario: str) -> Iterator[RecordingBroker]:
 def run_librdkafka(broker: RecordingBroker) -> None:
     """Produce with every codec, consume, ask for offsets, create and delete a topic."""
     from confluent_kafka import Consumer, Producer, TopicPartition
-    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+    from confluent_kafka.admin import AdminClient, NewTopic
 
     base: dict[str, Any] = {"bootstrap.servers": f"127.0.0.1:{broker.port}", "client.id": "golden", "log_level": 0}
     for codec in CODECS:

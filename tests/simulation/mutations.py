@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from appliance.cluster.placement import bump_leader_epoch
 from appliance.cluster.znodes import PartitionState
 from appliance.ipc.descriptors import TruncateOrder, Truncation
 from appliance.storage import leader_epoch_cache
@@ -70,7 +71,7 @@ def _elects_anybody(state: PartitionState, replicas: Sequence[int], live_brokers
 
 
 def _leaves_an_unclean_box_in_sync(state: PartitionState, _replicas: Sequence[int], broker_id: int, _eligible: Iterable[int]) -> PartitionState | None:
-    return failover.bump_leader_epoch(state, state.controller_epoch) if state.leader == broker_id else None
+    return bump_leader_epoch(state, state.controller_epoch) if state.leader == broker_id else None
 
 
 def _leaves_an_unclean_follower_in_sync(state: PartitionState, replicas: Sequence[int], broker_id: int, eligible: Iterable[int]) -> PartitionState | None:

@@ -53,6 +53,8 @@ class PlayedStream:
         self.failure = ""
         self.to_leader: deque[bytes] = deque()
         self.to_follower: deque[bytes] = deque()
+        self.rest = b""
+        """The first bytes of an answer that has not arrived completely."""
         self.is_closed = False
         self.hears_frame = False
         self._world = world
@@ -279,13 +281,14 @@ class CrossingFetches:
                 self._take_answers(stream)
                 if is_sent:
                     break
-            if connection.read_paused:
+            was_paused = connection.read_paused
+            if was_paused:
                 self._receiver.resume(connection)
                 if not connection.read_paused and select.select([connection.transport.fileno()], [], [], 0)[0]:
                     self._receiver.receive(connection)
 
     def _take_answers(self, stream: PlayedStream) -> None:
-        received = getattr(stream, "rest", b"")
+        received = stream.rest
         while True:
             try:
                 received += stream.theirs.recv(1 << 20)
@@ -294,7 +297,7 @@ class CrossingFetches:
         while len(received) >= SIZE_PREFIX_BYTES and len(received) >= (end := SIZE_PREFIX_BYTES + SIZE_PREFIX.unpack_from(received)[0]):
             stream.to_follower.append(received[:end])
             received = received[end:]
-        stream.rest = received  # type: ignore[attr-defined]
+        stream.rest = received
 
     # --- what happens to partitions
 

@@ -89,7 +89,7 @@ class MemoryTree:
         for path in sorted(self._owned.pop(owner, ())):
             self._remove(path, [])
 
-    def carry_out(self, request: Request, owner: int = 0) -> Any:
+    def carry_out(self, request: Request | Write, owner: int = 0) -> Any:
         """The result, or raises `ZooKeeperFailed`."""
         if isinstance(request, Exists):
             node = self._nodes.get(request.path)
@@ -109,7 +109,7 @@ class MemoryTree:
             return self._all_or_nothing(request, owner)
         return self._write(request, owner, [])
 
-    def _node(self, path: str, request: Request) -> Znode:
+    def _node(self, path: str, request: Request | Write) -> Znode:
         node = self._nodes.get("" if path == "/" else path)
         if node is None:
             raise NoNode(f"{type(request).__name__} {path}")

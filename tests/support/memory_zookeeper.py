@@ -138,6 +138,11 @@ class MemorySession:
 
     # --- what a test does to it
 
+    @property
+    def is_idle(self) -> bool:
+        """True if `drain` has no request to carry out and no result to deliver."""
+        return not self._submitted and not self._arrived
+
     def connect(self) -> None:
         """Go on with the session, or open one."""
         if not self._server.is_reachable:

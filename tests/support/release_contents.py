@@ -140,10 +140,8 @@ def describe_topics(bootstrap: str) -> dict[str, Any]:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     topics = admin.list_topics(timeout=SECONDS).topics
     places = [(name, number) for name in topics if name not in STATE_TOPICS for number in topics[name].partitions]
-    starts, ends = (
-        offsets_of(admin, places, OffsetSpec.earliest()),
-        offsets_of(admin, places, OffsetSpec.latest()),
-    )
+    earliest, latest = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]  # no type declared
+    starts, ends = offsets_of(admin, places, earliest), offsets_of(admin, places, latest)
     records = read_partitions(bootstrap, places)
     committed = read_partitions(bootstrap, places, "read_committed")
     described: dict[str, Any] = {}
@@ -196,7 +194,7 @@ def describe_groups(bootstrap: str) -> dict[str, Any]:
 def group_offsets(admin: AdminClient, group_id: str) -> dict[str, list[Any]]:
     """What a group committed; also for a group that has no members."""
     asked = [ConsumerGroupTopicPartitions(group_id)]
-    (answered,) = admin.list_consumer_group_offsets(asked, require_stable=False, request_timeout=SECONDS).values()  # type: ignore[arg-type]
+    (answered,) = admin.list_consumer_group_offsets(asked, require_stable=False, request_timeout=SECONDS).values()
     found = sorted(answered.result().topic_partitions or [], key=lambda each: (each.topic, each.partition))
     return {f"{each.topic}-{each.partition}": [each.offset, each.metadata or ""] for each in found if each.offset != NO_OFFSET}
 

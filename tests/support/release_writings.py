@@ -193,10 +193,7 @@ def _write_groups(box: RunningBox, opened: OpenClients) -> None:
         assert raw.commit("without-members", "mixed", 17) == 0
         for group_id, topics in ZOOKEEPER_OFFSETS.items():
             for number, topic in enumerate(topics):
-                eventually(
-                    lambda group_id=group_id, topic=topic, number=number: raw.commit_in_zookeeper(group_id, topic, 40 + number) == 0,
-                    "a commit",
-                )  # type: ignore[misc]
+                _commit_in_zookeeper(raw, group_id, topic, 40 + number)
     producer = Producer(
         {
             "bootstrap.servers": box.bootstrap,
@@ -215,6 +212,10 @@ def _write_groups(box: RunningBox, opened: OpenClients) -> None:
             if ends:
                 producer.commit_transaction(SECONDS)
     opened.producers.append(producer)
+
+
+def _commit_in_zookeeper(raw: RawCoordination, group_id: str, topic: str, offset: int) -> None:
+    eventually(lambda: raw.commit_in_zookeeper(group_id, topic, offset) == 0, "a commit")
 
 
 def _member(bootstrap: str, group_id: str, protocol: str) -> Consumer:

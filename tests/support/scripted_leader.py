@@ -7,6 +7,7 @@ the test says; what is damaged is damaged by the test.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode
@@ -72,25 +73,26 @@ class LedLog:
         return b"".join(stored.batch for stored in self.batches)
 
     def answer(self, wanted: FetchPartition) -> FetchPartitionResult:
-        common = {"high_watermark": self.high_watermark, "log_start_offset": self.log_start_offset}
+        refused = partial(FetchPartitionResult, "", wanted.topic_id, wanted.partition)
+        answered = partial(refused, high_watermark=self.high_watermark, log_start_offset=self.log_start_offset)
         if self.error:
-            return FetchPartitionResult("", wanted.topic_id, wanted.partition, self.error)
+            return refused(self.error)
         if wanted.current_leader_epoch != self.leader_epoch:
             code = ErrorCode.FENCED_LEADER_EPOCH if wanted.current_leader_epoch < self.leader_epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
-            return FetchPartitionResult("", wanted.topic_id, wanted.partition, code)
+            return refused(code)
         if not self.log_start_offset <= wanted.fetch_offset <= self.log_end_offset:
             diverging = self._diverging(wanted)
             if diverging is None:
-                return FetchPartitionResult("", wanted.topic_id, wanted.partition, ErrorCode.OFFSET_OUT_OF_RANGE)
-            return FetchPartitionResult("", wanted.topic_id, wanted.partition, diverging_epoch=diverging, **common)
+                return refused(ErrorCode.OFFSET_OUT_OF_RANGE)
+            return answered(diverging_epoch=diverging)
         if (diverging := self._diverging(wanted)) is not None:
-            return FetchPartitionResult("", wanted.topic_id, wanted.partition, diverging_epoch=diverging, **common)
+            return answered(diverging_epoch=diverging)
         self.positions.append(wanted.fetch_offset)
         records = b""
         for stored in self.batches:
             if stored.end_offset > wanted.fetch_offset and (not records or len(records) + len(stored.batch) <= wanted.max_bytes):
                 records += stored.batch
-        return FetchPartitionResult("", wanted.topic_id, wanted.partition, records=records, **common)
+        return answered(records=records)
 
     def _diverging(self, wanted: FetchPartition) -> EpochEndOffset | None:
         if wanted.last_fetched_epoch < 0 or wanted.fetch_offset < self.log_start_offset:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from appliance.base.clock import ManualClock
 from appliance.cluster.metadata_image import PartitionImage
 from appliance.cluster.znodes import PartitionState, partition_state_path
 from appliance.protocol.topic_apis import CreatableTopic, ReplicaAssignment, TopicConfig
 from tests.support.fake_log_writer import FakeLogWriter
-from tests.support.memory_zookeeper import MemoryZooKeeper
+from tests.support.memory_zookeeper import MemorySession, MemoryZooKeeper
 from tests.support.stepped_controller import SteppedBox
 
 TURNS_MAX = 40_000
@@ -114,8 +114,9 @@ class SteppedCluster:
     def _is_idle(box: SteppedBox) -> bool:
         agent = box.agent
         assert agent is not None
+        session = cast(MemorySession, agent.session)  # `MemoryZooKeeper.session` made it
         busy = len(agent._runner) or len(agent._own_runner) or agent._replicas.bring_up.waiting or agent.cluster.roles_to_send or agent._publisher.is_pending
-        return agent._membership.has_arrived and not busy and not agent.session._submitted and not agent.session._arrived
+        return agent._membership.has_arrived and not busy and session.is_idle
 
     def _images_agree(self) -> bool:
         seen = {str([(name, [part[:4] for part in topic.partitions]) for name, topic in box.image().topics.items()]) for box in self.boxes.values()}

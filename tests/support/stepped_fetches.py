@@ -225,7 +225,7 @@ class SteppedFetches:
         return [progress_of(DESCRIPTOR.unpack(DESCRIPTOR.pack(*each))) for each in told]
 
     def change_row(self, partition: int, **fields: int) -> None:
-        self.writer.store(partition, self.placements[TOPIC, partition].read_row()._replace(**fields))
+        self.writer.store(partition, Row(**(self.placements[TOPIC, partition].read_row()._asdict() | fields)))
 
     def assign(
         self,

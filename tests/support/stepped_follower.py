@@ -9,7 +9,8 @@ from pathlib import Path
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.logging import Logger
-from appliance.base.settings import Box, SettingValue
+from appliance.base.setting_row import SettingValue
+from appliance.base.settings import Box
 from appliance.client.address import Address
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage, write_image
 from appliance.ipc.descriptors import DescriptorKind
@@ -65,7 +66,7 @@ class SteppedFollower:
 
     def _start(self) -> ReplicaFetcherAgent:
         self._incarnation += 1
-        settings: dict[str, SettingValue] = {"replica.fetcher.arena.bytes": 4 << 20, "socket.request.max.bytes": 2 << 20} | self.settings
+        settings: dict[str, SettingValue] = {"replica.fetcher.arena.bytes": 4 << 20, "socket.request.max.bytes": 2 << 20, **self.settings}
         box = Box("test", BROKER_ID, [Disk(DISK, str(self.path))], "", "", "", 0, 0, 0, settings=settings)
         self.counters = Counters.create_or_adopt(self.layout, "replica-fetcher", self._incarnation)
         log = Logger("replica-fetcher", descriptor=self._saying)
