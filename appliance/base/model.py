@@ -7,19 +7,55 @@ from __future__ import annotations
 
 import base64
 import re
-from typing import NamedTuple, NewType
+from typing import TYPE_CHECKING, NamedTuple, NewType, overload
 
-Offset = NewType("Offset", int)
-"""Position of a record in its partition (inclusive, unless the name has `end` or `watermark`)."""
+if TYPE_CHECKING:
 
-Position = NewType("Position", int)
-"""Bytes from the start of a segment file."""
+    class Offset(int):
+        """Position of a record in its partition (inclusive, unless the name has `end` or `watermark`).
 
-LeaderEpoch = NewType("LeaderEpoch", int)
+        Like each kind of number here, a plain int at run time. mypy sees the arithmetic: an offset
+        moved by a count is an offset, and the distance of two offsets is a count.
+        """
+
+        def __add__(self, count: int, /) -> Offset: ...
+        def __radd__(self, count: int, /) -> Offset: ...
+        @overload
+        def __sub__(self, other: Offset, /) -> int: ...  # type: ignore[overload-overlap]
+        @overload
+        def __sub__(self, count: int, /) -> Offset: ...
+        def __sub__(self, other: int, /) -> int: ...
+
+    class Position(int):
+        """Bytes from the start of a segment file. Arithmetic as with offsets."""
+
+        def __add__(self, size_bytes: int, /) -> Position: ...
+        def __radd__(self, size_bytes: int, /) -> Position: ...
+        @overload
+        def __sub__(self, other: Position, /) -> int: ...  # type: ignore[overload-overlap]
+        @overload
+        def __sub__(self, size_bytes: int, /) -> Position: ...
+        def __sub__(self, other: int, /) -> int: ...
+
+    class LeaderEpoch(int):
+        """Term of a partition's leader. mypy sees that the next one is a leader epoch, too."""
+
+        def __add__(self, steps: int, /) -> LeaderEpoch: ...
+
+else:
+    Offset = NewType("Offset", int)
+    Position = NewType("Position", int)
+    LeaderEpoch = NewType("LeaderEpoch", int)
+
+ProducerId = NewType("ProducerId", int)
 ControllerEpoch = NewType("ControllerEpoch", int)
 BrokerId = NewType("BrokerId", int)
 
 NO_OFFSET = Offset(-1)
+FIRST_OFFSET = Offset(0)
+FILE_START = Position(0)
+NO_LEADER_EPOCH = LeaderEpoch(-1)
+NO_PRODUCER_ID = ProducerId(-1)
 NO_TIMESTAMP = -1
 NO_LEADER = BrokerId(-1)
 

@@ -18,6 +18,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import NO_OFFSET, LeaderEpoch, Offset, ProducerId
 from appliance.records.compression import Buffer, Codec
 from appliance.records.crc32c import crc32c
 
@@ -63,16 +64,16 @@ _PRODUCER = Struct(">qhi")
 class BatchHeader(NamedTuple):
     """The 61 bytes in front of a batch's records, in the order of the wire."""
 
-    base_offset: int
+    base_offset: Offset
     batch_length: int
-    partition_leader_epoch: int
+    partition_leader_epoch: LeaderEpoch
     magic: int
     crc: int
     attributes: int
     last_offset_delta: int
     base_timestamp: int
     max_timestamp: int
-    producer_id: int
+    producer_id: ProducerId
     producer_epoch: int
     base_sequence: int
     records_count: int
@@ -82,7 +83,7 @@ class BatchHeader(NamedTuple):
         return self.batch_length + LOG_OVERHEAD
 
     @property
-    def last_offset(self) -> int:
+    def last_offset(self) -> Offset:
         return self.base_offset + self.last_offset_delta
 
     @property
@@ -197,7 +198,7 @@ def stored_batch_problem(buffer: Buffer, position: int, limit: int) -> str | Non
     return None
 
 
-def stamp_batch(buffer: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int) -> None:
+def stamp_batch(buffer: bytearray | memoryview, position: int, base_offset: Offset, leader_epoch: LeaderEpoch) -> None:
     """Write base offset and leader epoch in place; the CRC does not cover them."""
     (batch_length,) = _LENGTH.unpack_from(buffer, position + BATCH_LENGTH_AT)
     _OFFSET_LENGTH_EPOCH.pack_into(buffer, position, base_offset, batch_length, leader_epoch)
@@ -212,7 +213,7 @@ def stamp_log_append_time(buffer: bytearray | memoryview, position: int, size_by
     _CRC.pack_into(buffer, position + CRC_AT, batch_crc(buffer, position, size_bytes))
 
 
-def stamp_producer(buffer: bytearray | memoryview, producer_id: int, producer_epoch: int, base_sequence: int, is_transactional: bool) -> None:
+def stamp_producer(buffer: bytearray | memoryview, producer_id: ProducerId, producer_epoch: int, base_sequence: int, is_transactional: bool) -> None:
     """Write producer id, epoch and sequence into the one batch in `buffer`, and its new CRC."""
     (attributes,) = _ATTRIBUTES.unpack_from(buffer, ATTRIBUTES_AT)
     _ATTRIBUTES.pack_into(buffer, ATTRIBUTES_AT, attributes | TRANSACTIONAL_FLAG if is_transactional else attributes & ~TRANSACTIONAL_FLAG)
@@ -241,7 +242,7 @@ class WholeBatches(NamedTuple):
     each takes 3 ms."""
 
     size_bytes: int
-    next_offset: int
+    next_offset: Offset
     first_batch_bytes: int
 
 
@@ -268,7 +269,7 @@ def whole_batches(parts: list[memoryview]) -> WholeBatches | None:
         last = position
         position += size_bytes
     if not position:
-        return WholeBatches(0, -1, first_batch_bytes)
+        return WholeBatches(0, NO_OFFSET, first_batch_bytes)
     head = _head(parts, last)
     next_offset = unpack(head)[0] + _LAST_OFFSET_DELTA.unpack_from(head, LAST_OFFSET_DELTA_AT)[0] + 1
     return WholeBatches(position, next_offset, first_batch_bytes)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from appliance.base.model import Offset
 from appliance.records.batch import RECORDS_AT, BatchHeader, read_batch_header, stored_batch_problem
 from appliance.records.compression import Buffer, Codec, CorruptBatch, decompress
 
@@ -20,7 +21,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 class Record(NamedTuple):
     """One record; `timestamp` in ms, the batch's append time when the batch says so."""
 
-    offset: int
+    offset: Offset
     timestamp: int
     key: bytes | None
     value: bytes | None

@@ -22,6 +22,7 @@ import os
 import stat
 import threading
 from collections.abc import Collection
+from typing import Any
 
 import posix_ipc
 
@@ -44,8 +45,8 @@ def fence() -> None:
     _release()
 
 
-def signed(word: int) -> int:
-    """Return a word as a signed number: offset -1 is stored as 2^64 - 1."""
+def signed(word: int) -> Any:
+    """Return a word as a signed number: offset -1 is stored as 2^64 - 1. What kind of number it is, the caller knows."""
     return word - (1 << 64) if word >> 63 else word
 
 

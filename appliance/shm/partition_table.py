@@ -12,11 +12,11 @@ new table.
 from __future__ import annotations
 
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from appliance.base.errors import MillraceError
 from appliance.base.invariants import InvariantViolation, check
-from appliance.base.model import TopicId
+from appliance.base.model import LeaderEpoch, Offset, Position, TopicId
 from appliance.shm.mapping import HEADER_BYTES, MAX_WORD, WORD_BYTES, SharedObject, signed, unsigned
 
 PURPOSE = b"MLRtable"
@@ -102,22 +102,22 @@ class Row(NamedTuple):
     partition: int
     row_generation: int
     role: int
-    leader_epoch: int
-    log_start_offset: int
-    log_end_offset: int
-    high_watermark: int
-    last_stable_offset: int
+    leader_epoch: LeaderEpoch
+    log_start_offset: Offset
+    log_end_offset: Offset
+    high_watermark: Offset
+    last_stable_offset: Offset
     isr_size: int
     min_insync_replicas: int
     config_generation: int
-    active_base_offset: int
-    active_position: int
-    watermark_base_offset: int
-    watermark_position: int
+    active_base_offset: Offset
+    active_position: Position
+    watermark_base_offset: Offset
+    watermark_position: Position
     segment_list_generation: int
 
 
-def row_of(words: tuple[int, ...]) -> Row:
+def row_of(words: tuple[Any, ...]) -> Row:
     """Return the row with these sixteen words (a RowSnapshot)."""
     partition_and_generation = words[PARTITION_AND_GENERATION]
     role_and_epoch = words[ROLE_AND_EPOCH]
@@ -213,7 +213,7 @@ class PartitionTableWriter:
         words[base] = sequence
         words[SEQUENCES_POSITION // WORD_BYTES + index] = sequence
 
-    def store_progress(self, index: int, log_end_offset: int, high_watermark: int, active_position: int) -> None:
+    def store_progress(self, index: int, log_end_offset: Offset, high_watermark: Offset, active_position: Position) -> None:
         """Publish an append to the active segment that advanced the high watermark to the log end
         (sole replica, no open transaction). Hot path."""
         words = self._words
@@ -232,12 +232,12 @@ class PartitionTableWriter:
         """Store the size in bytes of a row's log without its active segment."""
         self._words[SEALED_BYTES_POSITION // WORD_BYTES + index] = size_bytes
 
-    def store_aborted_end(self, index: int, offset: int) -> None:
+    def store_aborted_end(self, index: int, offset: Offset) -> None:
         """Store the end of the newest abort marker in a row's log, before the row that lets
         consumers read that far."""
         self._words[ABORTED_END_POSITION // WORD_BYTES + index] = offset
 
-    def store_led_since(self, index: int, leader_epoch: int) -> None:
+    def store_led_since(self, index: int, leader_epoch: LeaderEpoch) -> None:
         """Store the leader epoch in which the leader of a row began to lead, before the row that
         publishes it."""
         self._words[LED_SINCE_POSITION // WORD_BYTES + index] = leader_epoch
@@ -315,7 +315,7 @@ class PartitionTableReader:
         done, total = self.recovery_progress
         return self.disk_state != DISK_STARTING and done == total
 
-    def read_words(self, index: int) -> tuple[int, ...]:
+    def read_words(self, index: int) -> tuple[Any, ...]:
         """Return the sixteen words of a row as one consistent snapshot. Raises TornRow after
         bounded retries."""
         position = ROWS_POSITION + index * ROW_BYTES
@@ -334,15 +334,15 @@ class PartitionTableReader:
         `active_position` for the whole log, except during a roll."""
         return self.words[SEALED_BYTES_POSITION // WORD_BYTES + index]
 
-    def aborted_end(self, index: int) -> int:
+    def aborted_end(self, index: int) -> Offset:
         """Return the end of the newest abort marker of a row's log, 0 without one; at least as new
         as a row that was read before."""
-        return self.words[ABORTED_END_POSITION // WORD_BYTES + index]
+        return self.words[ABORTED_END_POSITION // WORD_BYTES + index]  # type: ignore[return-value]
 
-    def led_since(self, index: int) -> int:
+    def led_since(self, index: int) -> LeaderEpoch:
         """Return since which leader epoch the leader of a row has led without a break and so has
         truncated nothing. For a row with role LEADER that was read before."""
-        return self.words[LED_SINCE_POSITION // WORD_BYTES + index]
+        return self.words[LED_SINCE_POSITION // WORD_BYTES + index]  # type: ignore[return-value]
 
     def rows(self) -> list[tuple[int, Row]]:
         """Return the used rows with their indexes; torn (see `torn_rows`) and removed rows are

@@ -18,6 +18,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import FILE_START, NO_OFFSET, LeaderEpoch, Offset, Position, ProducerId
 from appliance.records.batch import (
     BASE_SEQUENCE_AT,
     CONTROL_FLAG,
@@ -45,10 +46,10 @@ class RefusedBatch(NamedTuple):
     """A batch that was not appended, and why; the others of the same call are not touched by it."""
 
     error_code: ErrorCode
-    base_offset: int = -1
+    base_offset: Offset = NO_OFFSET
 
 
-AppendResult = tuple[int, int, int] | RefusedBatch | NeedsVerification
+AppendResult = tuple[Offset, Offset, int] | RefusedBatch | NeedsVerification
 """(base offset, last offset, log append time in ms or -1) of an appended batch or of the original of a duplicate; or a refusal, or what must come first."""
 
 _NO_OFFERS: Mapping[int, Offer] = {}
@@ -70,7 +71,7 @@ class SegmentPart:
         self.index_position = tail.index_count * OFFSET_ENTRY.size
         self.time_position = tail.time_index_count * TIME_ENTRY.size
 
-    def add_entries(self, last_offset: int, position: int) -> None:
+    def add_entries(self, last_offset: Offset, position: Position) -> None:
         """An index entry for the batch at `position`, and a time index entry if time went on."""
         tail = self.tail
         self.index_entries += OFFSET_ENTRY.pack(last_offset - tail.base_offset, position)
@@ -91,25 +92,25 @@ class AppendPlan:
 
     __slots__ = ("first_offset", "first_producer_offset", "next_offset", "parts", "results")
 
-    def __init__(self, part: SegmentPart, next_offset: int) -> None:
+    def __init__(self, part: SegmentPart, next_offset: Offset) -> None:
         self.parts = [part]
         self.results: list[AppendResult] = []
         self.first_offset = next_offset
         self.next_offset = next_offset
-        self.first_producer_offset = -1
+        self.first_producer_offset = NO_OFFSET
         """Where the first batch with a producer id goes; -1 if there is none."""
 
-    def base_offset_of(self, offset: int) -> int:
+    def base_offset_of(self, offset: Offset) -> Offset:
         """The segment that an appended offset goes to."""
         return max(part.tail.base_offset for part in self.parts if part.tail.base_offset <= offset)
 
 
 def plan_append(
     tail: SegmentTail,
-    next_offset: int,
+    next_offset: Offset,
     config: LogConfig,
     batches: Sequence[memoryview],
-    leader_epoch: int,
+    leader_epoch: LeaderEpoch,
     now_ms: int,
     producers: ProducerStaging,
     offers: Mapping[int, Offer] = _NO_OFFERS,
@@ -166,7 +167,7 @@ def plan_append(
             part = SegmentPart(SegmentTail(base_offset, now_ms), True)
             plan.parts.append(part)
             tail, buffers = part.tail, part.buffers
-            position, since_entry, max_timestamp, roll_timestamp, index_is_full = 0, 0, -1, NEVER, False
+            position, since_entry, max_timestamp, roll_timestamp, index_is_full = FILE_START, 0, -1, NEVER, False
             largest_offset = base_offset + LARGEST_RELATIVE_OFFSET
         if stamping:
             if append_time >= 0:
@@ -195,7 +196,7 @@ def plan_append(
     return plan
 
 
-def plan_roll(tail: SegmentTail, log_end_offset: int, now_ms: int) -> AppendPlan:
+def plan_roll(tail: SegmentTail, log_end_offset: Offset, now_ms: int) -> AppendPlan:
     """Plan to seal the active segment and begin an empty one at the log end, with nothing appended."""
     plan = AppendPlan(SegmentPart(tail.copy(), False), log_end_offset)
     plan.parts[0].add_time_entry()
@@ -206,10 +207,10 @@ def plan_roll(tail: SegmentTail, log_end_offset: int, now_ms: int) -> AppendPlan
 def _admit(
     producers: ProducerStaging,
     batch: memoryview,
-    base_offset: int,
+    base_offset: Offset,
     last_offset_delta: int,
     timestamp: int,
-    producer_id: int,
+    producer_id: ProducerId,
     attributes: int,
     stamping: bool,
     offer: Offer,

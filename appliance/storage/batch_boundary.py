@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+from appliance.base.model import Offset, Position
 from appliance.storage.indexes import OffsetIndex
 from appliance.storage.segment_scan import SegmentScan
 
@@ -17,13 +18,13 @@ from appliance.storage.segment_scan import SegmentScan
 class BatchBoundary(NamedTuple):
     """Every batch before `position` of the segment ends at or below `offset`, every one behind it begins at or above."""
 
-    offset: int
-    base_offset: int
+    offset: Offset
+    base_offset: Offset
     """of the segment"""
-    position: int
+    position: Position
 
 
-def find_boundary(log_fd: int, index_fd: int, base_offset: int, size_bytes: int, offset: int, start: int) -> BatchBoundary:
+def find_boundary(log_fd: int, index_fd: int, base_offset: Offset, size_bytes: int, offset: Offset, start: Position) -> BatchBoundary:
     """Of `offset` in a segment of `size_bytes`, which begins at or below it; where it is inside of a batch, that batch's beginning. `start`: a position where
     a batch begins that is not behind it. Raises OSError."""
     position = max(start, OffsetIndex(index_fd, base_offset).lookup(offset - 1).position)
@@ -66,7 +67,7 @@ class BatchEnds:
             ends.pop()
         ends.append(end)
 
-    def take(self, offset: int) -> BatchBoundary | None:
+    def take(self, offset: Offset) -> BatchBoundary | None:
         """The last end at or below `offset`; it and those before it are forgotten."""
         ends, found = self._ends, None
         while ends and ends[0].offset <= offset:

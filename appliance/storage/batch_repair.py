@@ -13,6 +13,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
+from appliance.base.model import Offset, Position
 from appliance.records.batch import MAGIC_AT, RECORDS_AT, read_batch_header, stored_batch_problem
 
 
@@ -29,9 +30,9 @@ class RepairVerdict(IntEnum):
 class SegmentPlace(NamedTuple):
     """Where in a segment the bytes are for. `end_offset`, `end_position`: of the segment, or of what is committed in it."""
 
-    base_offset: int
-    position: int
-    end_offset: int
+    base_offset: Offset
+    position: Position
+    end_offset: Offset
     end_position: int
 
 
@@ -40,8 +41,8 @@ class Difference(NamedTuple):
 
     start: int
     end: int
-    base_offset: int
-    last_offset: int
+    base_offset: Offset
+    last_offset: Offset
 
 
 class RepairPlan(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
-from appliance.base.model import TopicPartition
+from appliance.base.model import FIRST_OFFSET, NO_OFFSET, Offset, TopicPartition
 from appliance.storage import file_io
 
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
@@ -48,7 +48,7 @@ def decode_lines(content: bytes) -> list[list[str]]:
     return [line.split() for line in lines[2:]]
 
 
-def read_offsets(path: str) -> dict[TopicPartition, int]:
+def read_offsets(path: str) -> dict[TopicPartition, Offset]:
     """Offsets by partition; a missing file has none. Raises `BrokenCheckpoint`."""
     try:
         content = file_io.read_file(path)
@@ -58,13 +58,13 @@ def read_offsets(path: str) -> dict[TopicPartition, int]:
     for words in decode_lines(content):
         try:
             topic, partition, offset = words
-            offsets[TopicPartition(topic, int(partition))] = int(offset)
+            offsets[TopicPartition(topic, int(partition))] = Offset(int(offset))
         except ValueError:
             raise BrokenCheckpoint(f"the line {' '.join(words)!r} is not 'topic partition offset'") from None
     return offsets
 
 
-def write_offsets(path: str, offsets: Mapping[TopicPartition, int]) -> None:
+def write_offsets(path: str, offsets: Mapping[TopicPartition, Offset]) -> None:
     file_io.replace_file(path, encode_lines(f"{name.topic} {name.partition} {offset}" for name, offset in sorted(offsets.items())))
 
 
@@ -77,7 +77,7 @@ class CheckpointWriter:
     """
 
     def __init__(self, path: str) -> None:
-        self.lines: dict[str, dict[TopicPartition, int]] = {file: {} for file in FILES}
+        self.lines: dict[str, dict[TopicPartition, Offset]] = {file: {} for file in FILES}
         """What each file says, as it was read or written last."""
         self.problems: list[str] = []
         self.unserved: set[TopicPartition] = set()
@@ -94,7 +94,7 @@ class CheckpointWriter:
             except BrokenCheckpoint as problem:
                 self.problems.append(f"{self._path}/{file}: {problem}")
 
-    def save(self, file: str, collect: Callable[[], Mapping[TopicPartition, int]]) -> Mapping[TopicPartition, int]:
+    def save(self, file: str, collect: Callable[[], Mapping[TopicPartition, Offset]]) -> Mapping[TopicPartition, Offset]:
         """Write the offsets that `collect` returns, and return them. Raises StorageFailed."""
         try:
             with self._lock:
@@ -106,25 +106,25 @@ class CheckpointWriter:
             raise file_io.storage_failure(f"write {self._path}/{file}", error) from error
         return offsets
 
-    def raise_to(self, name: TopicPartition, offsets: Mapping[str, int]) -> None:
+    def raise_to(self, name: TopicPartition, offsets: Mapping[str, Offset]) -> None:
         """Count a log that came from another disk as if each file had this line of it. The record
         of its move says the same until the files do."""
         with self._lock:
             for file, offset in offsets.items():
-                self.lines[file][name] = max(offset, self.lines[file].get(name, 0))
+                self.lines[file][name] = max(offset, self.lines[file].get(name, FIRST_OFFSET))
 
     def forget(self, name: TopicPartition) -> None:
         """Remove the lines of an earlier log, durably, before another log gets its name. Its log
         start offset would hide the new log's records; its recovery point would keep a start from
         scanning them. Usually there is no such line."""
-        self._limit(name, -1)
+        self._limit(name, NO_OFFSET)
 
-    def cap(self, name: TopicPartition, log_end_offset: int) -> None:
+    def cap(self, name: TopicPartition, log_end_offset: Offset) -> None:
         """Lower the lines of a truncated log to its end, durably, before it grows again. Usually
         none is above it."""
         self._limit(name, log_end_offset)
 
-    def _limit(self, name: TopicPartition, largest: int) -> None:
+    def _limit(self, name: TopicPartition, largest: Offset) -> None:
         # The order matters: a save that has released the lock has updated the lines.
         if not self._lock.locked() and all(lines.get(name, -1) <= largest for lines in self.lines.values()):
             return

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from struct import Struct
 
+from appliance.base.model import Offset, ProducerId
 from appliance.records.batch import BatchHeader, read_batch_header
 from appliance.records.retained_batch import open_records, slice_records
 from appliance.storage import file_io
@@ -32,11 +33,11 @@ _BUFFER_BYTES = 1024 * 1024
 _SYNC_BYTES = 32 * 1024 * 1024
 
 
-def cleaned_path(directory: str, base_offset: int, suffix: str) -> str:
+def cleaned_path(directory: str, base_offset: Offset, suffix: str) -> str:
     return segment_path(directory, base_offset, suffix) + CLEANED_SUFFIX
 
 
-def remove_cleaned(directory: str, base_offset: int) -> None:
+def remove_cleaned(directory: str, base_offset: Offset) -> None:
     """Remove a segment's `.cleaned` files, as far as they are there."""
     for suffix in SEGMENT_SUFFIXES:
         file_io.unlink_if_there(cleaned_path(directory, base_offset, suffix))
@@ -45,7 +46,7 @@ def remove_cleaned(directory: str, base_offset: int) -> None:
 class CleanedSegment:
     """Make one, `append` batches in order, then `finish` or `abandon`."""
 
-    def __init__(self, directory: str, base_offset: int, index_interval_bytes: int, now_ms: int) -> None:
+    def __init__(self, directory: str, base_offset: Offset, index_interval_bytes: int, now_ms: int) -> None:
         self._directory = directory
         self._base_offset = base_offset
         self._interval_bytes = index_interval_bytes
@@ -148,14 +149,14 @@ class CleanedTransactions:
 
     def __init__(self, aborted: Iterable[AbortedTxn]) -> None:
         self._coming = sorted(aborted, key=lambda entry: entry.first_offset, reverse=True)
-        self._aborted: dict[int, tuple[AbortedTxn, bool]] = {}
+        self._aborted: dict[ProducerId, tuple[AbortedTxn, bool]] = {}
         """Producer id → its transaction, and whether a batch of it was met in this pass."""
-        self._committed: set[int] = set()
+        self._committed: set[ProducerId] = set()
         """Producer ids of which a batch was met whose transaction was not aborted."""
         self.kept_entries: list[AbortedTxn] = []
         """Entries whose markers stay. The writer of the current segment takes them for its index."""
 
-    def _advance(self, offset: int) -> None:
+    def _advance(self, offset: Offset) -> None:
         while self._coming and self._coming[-1].first_offset <= offset:
             entry = self._coming.pop()
             known = self._aborted.get(entry.producer_id)
@@ -192,7 +193,7 @@ class CleanedTransactions:
             return not self._forget_committed(header.producer_id)
         return kind is None
 
-    def _forget_committed(self, producer_id: int) -> bool:
+    def _forget_committed(self, producer_id: ProducerId) -> bool:
         is_known = producer_id in self._committed
         self._committed.discard(producer_id)
         return is_known

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from struct import Struct
 
+from appliance.base.model import NO_OFFSET, Offset
 from appliance.records.batch import BatchHeader
 from appliance.records.compression import CorruptBatch, opened_batch_limit
 from appliance.records.retained_batch import delete_horizon_of, empty_batch, open_records, rebuild_batch, slice_records
@@ -98,7 +99,7 @@ class CleaningRun:
 
     # -- first pass
 
-    def _map_keys(self) -> int:
+    def _map_keys(self) -> Offset:
         """Fill the map from the first dirty offset on; where what it covers ends."""
         self._transactions = CleanedTransactions(self._aborted)
         offsets, start = self._map, self._job.first_dirty_offset
@@ -200,7 +201,7 @@ class CleaningRun:
 
     # -- files
 
-    def _batches(self, base: int, lets_go: bool) -> Iterator[tuple[BatchHeader, bytes]]:
+    def _batches(self, base: Offset, lets_go: bool) -> Iterator[tuple[BatchHeader, bytes]]:
         """Every batch of a sealed segment, verified. Raises `Uncleanable`. With `lets_go` pages are given up behind: the file is about to go."""
         fd = file_io.open_path(segment_path(self._job.directory, base, LOG_SUFFIX), file_io.READ_ONLY)
         try:
@@ -215,7 +216,7 @@ class CleaningRun:
         finally:
             file_io.close(fd)
 
-    def _figures(self, base: int, end: int) -> SegmentFigures:
+    def _figures(self, base: Offset, end: Offset) -> SegmentFigures:
         sizes = [file_io.stat(segment_path(self._job.directory, base, suffix)).st_size for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX)]
         return SegmentFigures(base, end, *sizes)
 
@@ -263,10 +264,10 @@ class OffsetMap:
         self._memory = bytearray(slots * SLOT_BYTES)
         self.keys_max = max(1, int(slots * LOAD_FACTOR))
         self.count = 0
-        self.latest_offset = -1
+        self.latest_offset = NO_OFFSET
         """Everything up to this offset (from where the run began) is in the map."""
 
-    def put(self, key: bytes, offset: int) -> bool:
+    def put(self, key: bytes, offset: Offset) -> bool:
         """Store the offset of `key`; offsets ascend. Return False, and store nothing, if the map is full."""
         digest = blake2b(key, digest_size=DIGEST_BYTES).digest()
         memory = self._memory

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from appliance.base.model import NO_OFFSET, Offset, ProducerId
 from appliance.storage.indexes import LARGEST_RELATIVE_OFFSET
 from appliance.storage.log_config import LogConfig
 
@@ -33,8 +34,8 @@ NEVER_MS = 2**63 - 1
 class CleanableSegment(NamedTuple):
     """A sealed segment. Timestamps in ms, -1 unknown; they matter only where a lag is configured."""
 
-    base_offset: int
-    end_offset: int
+    base_offset: Offset
+    end_offset: Offset
     """Base offset of the next segment."""
     size_bytes: int
     first_timestamp: int = -1
@@ -46,8 +47,8 @@ class CleaningCandidate(NamedTuple):
     active segment's base."""
 
     segments: tuple[CleanableSegment, ...]
-    first_dirty_offset: int
-    first_uncleanable_offset: int
+    first_dirty_offset: Offset
+    first_uncleanable_offset: Offset
     config: LogConfig
 
 
@@ -55,8 +56,8 @@ class CleaningPlan(NamedTuple):
     """Segments below `end_offset` may be rewritten; keys are mapped from `first_dirty_offset` on."""
 
     segments: tuple[CleanableSegment, ...]
-    first_dirty_offset: int
-    end_offset: int
+    first_dirty_offset: Offset
+    end_offset: Offset
     dirty_bytes: int
     dirty_ratio: float
     is_due: bool
@@ -107,8 +108,8 @@ class GroupLimits(NamedTuple):
 class SegmentFigures(NamedTuple):
     """A segment's sizes on disk, for grouping."""
 
-    base_offset: int
-    end_offset: int
+    base_offset: Offset
+    end_offset: Offset
     size_bytes: int
     index_bytes: int
     time_index_bytes: int
@@ -150,15 +151,15 @@ class CleaningJob(NamedTuple):
     `producers` are [producer id, producer epoch, last data offset or -1]."""
 
     directory: str
-    segments: list[tuple[int, int]]
-    first_dirty_offset: int
+    segments: list[tuple[Offset, Offset]]
+    first_dirty_offset: Offset
     now_ms: int
     delete_retention_ms: int
     segment_bytes: int
     segment_index_bytes: int
     index_interval_bytes: int
     buffer_bytes: int
-    producers: list[tuple[int, int, int]]
+    producers: list[tuple[ProducerId, int, Offset]]
 
     def encode(self) -> bytes:
         return orjson.dumps(self._asdict())
@@ -171,7 +172,7 @@ class CleaningJob(NamedTuple):
 class CleanedGroup(NamedTuple):
     """Segments that became one: `.cleaned` files of `bases[0]` are whole, synced, and `size_bytes` long. Unchanged: no file was left."""
 
-    bases: list[int]
+    bases: list[Offset]
     size_bytes: int
     is_changed: bool
 
@@ -190,7 +191,7 @@ class RunReport(NamedTuple):
 
     kind: str
     group: CleanedGroup | None = None
-    end_offset: int = -1
+    end_offset: Offset = NO_OFFSET
     """MAPPED, DONE: below it the log is clean once every group is swapped in."""
     reason: str = ""
     is_full: bool = False

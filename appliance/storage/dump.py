@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from appliance.base.model import FILE_START, Offset, Position
 from appliance.records.batch import BatchHeader, batch_crc
 from appliance.records.compression import CorruptBatch
 from appliance.records.record import Record, iterate_records
@@ -71,7 +72,7 @@ def _plain_name(name: str) -> str:
 
 def _dump_log(fd: int, with_records: bool) -> Iterator[str]:
     size_bytes = file_io.size_of(fd)
-    scan = SegmentScan(fd, 0, size_bytes, verify=False)
+    scan = SegmentScan(fd, FILE_START, size_bytes, verify=False)
     for position, header in scan:
         batch = file_io.pread_all(fd, position, header.size_bytes)
         intact = batch_crc(batch, 0, len(batch)) == header.crc
@@ -82,7 +83,7 @@ def _dump_log(fd: int, with_records: bool) -> Iterator[str]:
         yield f"position: {scan.valid_end} NOT A BATCH: {scan.problem}; {size_bytes - scan.valid_end} bytes are left"
 
 
-def _batch_line(position: int, header: BatchHeader, intact: bool) -> str:
+def _batch_line(position: Position, header: BatchHeader, intact: bool) -> str:
     codec = header.codec.name.lower() if header.attributes & 0x07 <= 4 else f"unknown({header.attributes & 0x07})"
     fields = [
         f"baseOffset: {header.base_offset}",
@@ -122,7 +123,7 @@ def _text(value: bytes | None) -> str:
     return "null" if value is None else value.decode("utf-8", "backslashreplace").replace("\n", "\\n")
 
 
-def _dump_index(fd: int, base_offset: int) -> Iterator[str]:
+def _dump_index(fd: int, base_offset: Offset) -> Iterator[str]:
     index = OffsetIndex(fd, base_offset)
     for number in range(index.count()):
         entry = index.entry(number)
@@ -130,7 +131,7 @@ def _dump_index(fd: int, base_offset: int) -> Iterator[str]:
     yield from _remainder(fd, OFFSET_ENTRY.size)
 
 
-def _dump_time_index(fd: int, base_offset: int) -> Iterator[str]:
+def _dump_time_index(fd: int, base_offset: Offset) -> Iterator[str]:
     index = TimeIndex(fd, base_offset)
     for number in range(index.count()):
         entry = index.entry(number)
@@ -143,7 +144,7 @@ def _remainder(fd: int, entry_bytes: int) -> Iterator[str]:
         yield f"{left} bytes at the end are no whole entry"
 
 
-def dump_transaction_index(content: bytes, base_offset: int) -> Iterator[str]:
+def dump_transaction_index(content: bytes, base_offset: Offset) -> Iterator[str]:
     whole = len(content) // TRANSACTION_ENTRY.size * TRANSACTION_ENTRY.size
     for version, producer_id, first_offset, last_offset, last_stable_offset in TRANSACTION_ENTRY.iter_unpack(content[:whole]):
         yield f"version: {version} producerId: {producer_id} firstOffset: {first_offset} lastOffset: {last_offset} lastStableOffset: {last_stable_offset}"

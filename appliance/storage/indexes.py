@@ -15,6 +15,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
+from appliance.base.model import FILE_START, Offset, Position
 from appliance.storage import file_io
 
 OFFSET_ENTRY = Struct(">ii")
@@ -27,21 +28,21 @@ assert OFFSET_ENTRY.size == 8 and TIME_ENTRY.size == 12
 class OffsetEntry(NamedTuple):
     """`offset` is the last offset of the batch that starts at `position`."""
 
-    offset: int
-    position: int
+    offset: Offset
+    position: Position
 
 
 class TimeEntry(NamedTuple):
     """`timestamp` is the largest of the segment up to `offset`."""
 
     timestamp: int
-    offset: int
+    offset: Offset
 
 
 class OffsetIndex:
     """Reads an `.index` through the caller's descriptor."""
 
-    def __init__(self, fd: int, base_offset: int) -> None:
+    def __init__(self, fd: int, base_offset: Offset) -> None:
         self._fd = fd
         self._base_offset = base_offset
 
@@ -52,12 +53,12 @@ class OffsetIndex:
         relative, position = OFFSET_ENTRY.unpack(file_io.pread_all(self._fd, number * OFFSET_ENTRY.size, OFFSET_ENTRY.size))
         return OffsetEntry(self._base_offset + relative, position)
 
-    def lookup(self, offset: int) -> OffsetEntry:
+    def lookup(self, offset: Offset) -> OffsetEntry:
         """The last entry at or below `offset`; without one, the start of the segment."""
         number = self.count_below(offset + 1) - 1
-        return self.entry(number) if number >= 0 else OffsetEntry(self._base_offset, 0)
+        return self.entry(number) if number >= 0 else OffsetEntry(self._base_offset, FILE_START)
 
-    def count_below(self, offset: int) -> int:
+    def count_below(self, offset: Offset) -> int:
         """How many entries have an offset smaller than `offset`."""
         low, high = 0, self.count()
         while low < high:
@@ -68,7 +69,7 @@ class OffsetIndex:
                 high = middle
         return low
 
-    def count_at_or_before(self, position: int) -> int:
+    def count_at_or_before(self, position: Position) -> int:
         """How many entries point at or before `position`."""
         low, high = 0, self.count()
         while low < high:
@@ -83,7 +84,7 @@ class OffsetIndex:
 class TimeIndex:
     """Reads a `.timeindex` through the caller's descriptor."""
 
-    def __init__(self, fd: int, base_offset: int) -> None:
+    def __init__(self, fd: int, base_offset: Offset) -> None:
         self._fd = fd
         self._base_offset = base_offset
 
@@ -110,7 +111,7 @@ class TimeIndex:
                 high = middle
         return self.entry(low - 1) if low else TimeEntry(-1, self._base_offset)
 
-    def count_below(self, offset: int) -> int:
+    def count_below(self, offset: Offset) -> int:
         """How many entries have an offset smaller than `offset`."""
         low, high = 0, self.count()
         while low < high:

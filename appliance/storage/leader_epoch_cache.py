@@ -19,17 +19,18 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
+from appliance.base.model import NO_LEADER_EPOCH, NO_OFFSET, LeaderEpoch, Offset
 from appliance.storage import file_io
 from appliance.storage.checkpoints import BrokenCheckpoint, decode_lines, encode_lines
 from appliance.storage.segment_files import LEADER_EPOCH_CHECKPOINT
 
-UNDEFINED_EPOCH = -1
-UNDEFINED_OFFSET = -1
+UNDEFINED_EPOCH = NO_LEADER_EPOCH
+UNDEFINED_OFFSET = NO_OFFSET
 
 
 class EpochStart(NamedTuple):
-    leader_epoch: int
-    start_offset: int
+    leader_epoch: LeaderEpoch
+    start_offset: Offset
 
 
 class LeaderEpochCache:
@@ -48,7 +49,7 @@ class LeaderEpochCache:
             content = file_io.read_file(self._path)
             if not content:
                 return False  # renamed before a power cut took its bytes: an empty file is never written
-            entries = [EpochStart(int(epoch), int(offset)) for epoch, offset in decode_lines(content)]
+            entries = [EpochStart(LeaderEpoch(int(epoch)), Offset(int(offset))) for epoch, offset in decode_lines(content)]
         except FileNotFoundError:
             return True
         except (BrokenCheckpoint, ValueError):
@@ -62,11 +63,11 @@ class LeaderEpochCache:
     def entries(self) -> tuple[EpochStart, ...]:
         return tuple(self._entries)
 
-    def assign(self, leader_epoch: int, start_offset: int) -> None:
+    def assign(self, leader_epoch: LeaderEpoch, start_offset: Offset) -> None:
         """Epoch `leader_epoch` begins at `start_offset`. Nothing happens if it is the latest and began earlier."""
         self.assign_all([(leader_epoch, start_offset)])
 
-    def assign_all(self, starts: Iterable[tuple[int, int]]) -> None:
+    def assign_all(self, starts: Iterable[tuple[LeaderEpoch, Offset]]) -> None:
         """Several assignments, written once."""
         entries = self._entries
         for leader_epoch, start_offset in starts:
@@ -76,15 +77,15 @@ class LeaderEpochCache:
             entries = [*kept, EpochStart(leader_epoch, start_offset)]
         self._replace(entries)
 
-    def take_over(self, entries: Iterable[tuple[int, int]]) -> None:
+    def take_over(self, entries: Iterable[tuple[LeaderEpoch, Offset]]) -> None:
         """Another log's entries, in place of ours."""
         self._replace([EpochStart(*entry) for entry in entries])
 
-    def truncate_from_end(self, end_offset: int) -> None:
+    def truncate_from_end(self, end_offset: Offset) -> None:
         """Forget epochs that began at or behind `end_offset`."""
         self._replace([entry for entry in self._entries if entry.start_offset < end_offset])
 
-    def truncate_from_start(self, start_offset: int) -> None:
+    def truncate_from_start(self, start_offset: Offset) -> None:
         """Let the log begin at `start_offset`: of the epochs that began at or before it, the last one stays and begins there."""
         before = [entry for entry in self._entries if entry.start_offset <= start_offset]
         if before:
@@ -94,7 +95,7 @@ class LeaderEpochCache:
     def clear(self) -> None:
         self._replace([])
 
-    def end_offset_for(self, leader_epoch: int, log_end_offset: int) -> tuple[int, int]:
+    def end_offset_for(self, leader_epoch: LeaderEpoch, log_end_offset: Offset) -> tuple[LeaderEpoch, Offset]:
         """(largest known epoch ≤ `leader_epoch`, where it ends); (-1, -1) when nothing can be said."""
         if leader_epoch == UNDEFINED_EPOCH or leader_epoch > self.latest:
             return UNDEFINED_EPOCH, UNDEFINED_OFFSET
@@ -107,7 +108,7 @@ class LeaderEpochCache:
                 return known, entry.start_offset
         return UNDEFINED_EPOCH, UNDEFINED_OFFSET
 
-    def epoch_at(self, offset: int) -> int:
+    def epoch_at(self, offset: Offset) -> LeaderEpoch:
         """The epoch of the record at `offset`, -1 if unknown."""
         for entry in reversed(self._entries):
             if entry.start_offset <= offset:
@@ -135,17 +136,17 @@ def _ascends(one: EpochStart, other: EpochStart) -> bool:
     return one.leader_epoch < other.leader_epoch and one.start_offset < other.start_offset
 
 
-EndOffsetFor = Callable[[int, int], tuple[int, int]]
+EndOffsetFor = Callable[[LeaderEpoch, Offset], tuple[LeaderEpoch, Offset]]
 """(leader epoch, log end offset) → (largest known epoch ≤ it, where that ends), (-1, -1) when nothing can be said: `LeaderEpochCache.end_offset_for`."""
 
 UNDEFINED = -1
 
 
-def truncation_offset(diverging_epoch: int, diverging_end_offset: int, end_offset_for: EndOffsetFor, log_end_offset: int) -> int:
+def truncation_offset(diverging_epoch: LeaderEpoch, diverging_end_offset: Offset, end_offset_for: EndOffsetFor, log_end_offset: Offset) -> Offset:
     """The offset to cut at (≤ `log_end_offset`) after a leader has said that its epoch `diverging_epoch`, the largest one up to the one under which our
     log ends, ends at `diverging_end_offset`. Epochs of ours that begin at or behind it go, too, even if nothing was written under them: else the same
     question would get the same answer for ever."""
-    if diverging_epoch == UNDEFINED or diverging_end_offset == UNDEFINED:
+    if diverging_epoch == UNDEFINED_EPOCH or diverging_end_offset == UNDEFINED:
         return log_end_offset  # a leader that knows nothing of our epoch says so by OFFSET_OUT_OF_RANGE
     own_epoch, own_end_offset = end_offset_for(diverging_epoch, log_end_offset)
     if own_epoch == UNDEFINED:
@@ -155,7 +156,7 @@ def truncation_offset(diverging_epoch: int, diverging_end_offset: int, end_offse
     return min(own_end_offset, diverging_end_offset, log_end_offset)
 
 
-def is_diverging(last_fetched_epoch: int, fetch_offset: int, known_epoch: int, end_offset: int) -> bool:
+def is_diverging(last_fetched_epoch: LeaderEpoch, fetch_offset: Offset, known_epoch: LeaderEpoch, end_offset: Offset) -> bool:
     """Whether a log that ends at `fetch_offset` under `last_fetched_epoch` parts from the leader's, whose largest epoch up to that one is `known_epoch`, which
     ends at `end_offset`."""
     return known_epoch < last_fetched_epoch or end_offset < fetch_offset

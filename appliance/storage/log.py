@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from appliance.base.clock import Clock
 from appliance.base.errors import StorageFailed
 from appliance.base.invariants import InvariantViolation
-from appliance.base.model import TopicId, TopicPartition
+from appliance.base.model import FILE_START, FIRST_OFFSET, NO_LEADER_EPOCH, NO_OFFSET, LeaderEpoch, Offset, Position, ProducerId, TopicId, TopicPartition
 from appliance.records.batch import LEADER_EPOCH_AT, MAGIC_AT
 from appliance.storage import file_io
 from appliance.storage.append_plan import AppendPlan, AppendResult, SegmentPart, plan_append, plan_roll
@@ -64,7 +65,7 @@ class Log:
         self._clock = clock
         self._snapshots = loaded.snapshots
         self._transactions = TransactionIndexes(directory)
-        self.aborted_end_offset = 0
+        self.aborted_end_offset = FIRST_OFFSET
         """The offset behind the newest abort marker, 0 without any: reads from there on need no
         transaction index."""
         self.producer_expiration_ms = PRODUCER_EXPIRATION_MS
@@ -81,7 +82,7 @@ class Log:
         config: LogConfig,
         clock: Clock,
         recovery: Recovery,
-        log_start_offset: int = 0,
+        log_start_offset: Offset = FIRST_OFFSET,
         on_scanned: Callable[[int], None] = lambda _: None,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     ) -> Log:
@@ -99,12 +100,12 @@ class Log:
         return log
 
     @property
-    def recovery_point(self) -> int:
+    def recovery_point(self) -> Offset:
         """Everything below it survives a power cut."""
         return self._durability.recovery_point
 
     @property
-    def durable_offset(self) -> int:
+    def durable_offset(self) -> Offset:
         """Batches below it survive a power cut; the recovery point follows it (see `BatchFlush`)."""
         return self._durability.durable_offset
 
@@ -120,16 +121,16 @@ class Log:
         return self._segments.generation
 
     @property
-    def active_base_offset(self) -> int:
+    def active_base_offset(self) -> Offset:
         return self._segments.tail.base_offset
 
     @property
-    def active_position(self) -> int:
+    def active_position(self) -> Position:
         """Valid end byte of the active segment."""
         return self._segments.tail.size_bytes
 
     @property
-    def segment_base_offsets(self) -> list[int]:
+    def segment_base_offsets(self) -> list[Offset]:
         """Ascending; the last one is the active segment's."""
         return self._segments.base_offsets
 
@@ -138,7 +139,7 @@ class Log:
         return self._segments.size_bytes
 
     @property
-    def segment_sizes(self) -> list[tuple[int, int]]:
+    def segment_sizes(self) -> list[tuple[Offset, int]]:
         """(base offset, bytes) of every segment, ascending; the last one is active."""
         return self._segments.sizes
 
@@ -147,7 +148,7 @@ class Log:
         """The largest timestamp in the active segment, negative if it has none."""
         return self._segments.tail.max_timestamp
 
-    def last_stable_offset(self, high_watermark: int) -> int:
+    def last_stable_offset(self, high_watermark: Offset) -> Offset:
         """Return the end of what a read_committed consumer may read.
 
         It is not below the log start offset, even if an open transaction began there: a consumer that
@@ -160,26 +161,26 @@ class Log:
         tail = self._segments.tail
         return BatchBoundary(self.log_end_offset, tail.base_offset, tail.size_bytes)
 
-    def begins_segment(self, offset: int) -> bool:
+    def begins_segment(self, offset: Offset) -> bool:
         return self._segments.begins(offset)
 
-    def boundary_at(self, offset: int, known: BatchBoundary | None = None) -> BatchBoundary:
+    def boundary_at(self, offset: Offset, known: BatchBoundary | None = None) -> BatchBoundary:
         """Where `offset` is, which is not below the first segment; the beginning of its batch if it is inside of one. `known`: a boundary before it, if there
         is one. Raises `StorageFailed`."""
         if offset >= self.log_end_offset:
             return self.end
         if self.begins_segment(offset):
-            return BatchBoundary(offset, offset, 0)
+            return BatchBoundary(offset, offset, FILE_START)
         base_offset = self._segments.base_before(offset)
         if base_offset < 0:
             raise InvariantViolation(f"offset {offset} is below the first segment of {self.topic_partition}")
-        start = known.position if known is not None and known.base_offset == base_offset else 0
+        start = known.position if known is not None and known.base_offset == base_offset else FILE_START
         try:
             return self._segments.find_boundary(base_offset, offset, start)
         except OSError as error:
             raise file_io.storage_failure(f"look up offset {offset} in log {self.topic_partition}", error) from error
 
-    def assign_leader_epoch(self, leader_epoch: int) -> None:
+    def assign_leader_epoch(self, leader_epoch: LeaderEpoch) -> None:
         """This box leads the partition under `leader_epoch` from the log end on."""
         self._assign_epochs([(leader_epoch, self.log_end_offset)])
 
@@ -188,12 +189,14 @@ class Log:
         self.producers.expire(now_ms, self.producer_expiration_ms)
         self.verifications.expire(now_ms, self.producer_expiration_ms)
 
-    def begin_verification(self, producer_id: int, producer_epoch: int, now_ms: int) -> int:
+    def begin_verification(self, producer_id: ProducerId, producer_epoch: int, now_ms: int) -> int:
         """Return a guard for a batch that its coordinator has to confirm; 0 if the producer's
         transaction is open here already, and needs no confirmation."""
         return 0 if self.producers.has_open_transaction(producer_id, producer_epoch) else self.verifications.begin(producer_id, producer_epoch, now_ms)
 
-    def append_as_leader(self, batches: Sequence[memoryview], leader_epoch: int, now_ms: int, offers: Mapping[int, Offer] = _NO_OFFERS) -> list[AppendResult]:
+    def append_as_leader(
+        self, batches: Sequence[memoryview], leader_epoch: LeaderEpoch, now_ms: int, offers: Mapping[int, Offer] = _NO_OFFERS
+    ) -> list[AppendResult]:
         """Append checked batches, each a writable view of one whole batch.
 
         `offers`: by index in `batches`, the guards of transactional ones. Returns one result per batch,
@@ -211,7 +214,7 @@ class Log:
             self._carry_out(plan, producers)
         return plan.results
 
-    def append_as_follower(self, batches: Sequence[memoryview]) -> tuple[int, int]:
+    def append_as_follower(self, batches: Sequence[memoryview]) -> tuple[Offset, Offset]:
         """Append a leader's batches unchanged. Their offsets must continue this log; compaction leaves
         gaps between them.
 
@@ -220,22 +223,23 @@ class Log:
         """
         self._require_sound()
         producers = self.producers.stage()
-        plan = plan_append(self._segments.tail, self.log_end_offset, self._rolling_config(), batches, -1, self._clock.wall_ms(), producers)
+        plan = plan_append(self._segments.tail, self.log_end_offset, self._rolling_config(), batches, NO_LEADER_EPOCH, self._clock.wall_ms(), producers)
         if not plan.results:
-            return (-1, -1)
-        starts = [(_leader_epoch(batch), result[0]) for batch, result in zip(batches, plan.results, strict=True)]
+            return (NO_OFFSET, NO_OFFSET)
+        # A follower's batches are never refused, so each result begins with an offset.
+        starts: list[tuple[LeaderEpoch, Any]] = [(_leader_epoch(batch), result[0]) for batch, result in zip(batches, plan.results, strict=True)]
         epochs = [self.leader_epochs.latest, *(leader_epoch for leader_epoch, _ in starts)]
         if epochs != sorted(epochs):
             raise ValueError(f"leader epochs {epochs} of {self.topic_partition} go back")
         self._assign_epochs(starts)
         self._carry_out(plan, producers)
-        return (plan.results[0][0], self.log_end_offset - 1)
+        return (plan.results[0][0], self.log_end_offset - 1)  # type: ignore[return-value]
 
     def _rolling_config(self) -> LogConfig:
         config = self.config
         return config.jittered(b"%s %d" % (str(self.topic_partition).encode(), self.active_base_offset)) if config.segment_jitter_ms else config
 
-    def _assign_epochs(self, starts: list[tuple[int, int]]) -> None:
+    def _assign_epochs(self, starts: list[tuple[LeaderEpoch, Offset]]) -> None:
         self._require_sound()
         try:
             self.leader_epochs.assign_all(starts)
@@ -248,7 +252,7 @@ class Log:
         Raises `DiskFull` or `StorageFailed`, and the log is as before. All calls that can fail come
         before the first change in memory, so undoing concerns files only.
         """
-        created: list[int] = []
+        created: list[Offset] = []
         opened: list[OpenSegment] = []
         segment = self._segments.active
         try:
@@ -282,7 +286,7 @@ class Log:
         if has_producers:
             self._maybe_snapshot(plan, rolled)
 
-    def _undo(self, created: list[int], opened: list[OpenSegment], has_aborted: bool) -> None:
+    def _undo(self, created: list[Offset], opened: list[OpenSegment], has_aborted: bool) -> None:
         """Remove new segments, newest first, then what was written behind the old end.
 
         Newest first, so that a crash in between leaves a log without a hole. If a call fails, memory
@@ -300,7 +304,7 @@ class Log:
             reason = (error.strerror or str(error)).lower()
             self.failed = f"log {self.topic_partition} could not be cut back to offset {self.log_end_offset}: {reason}"
 
-    def _maybe_snapshot(self, plan: AppendPlan, rolled: list[tuple[int, bytes]]) -> None:
+    def _maybe_snapshot(self, plan: AppendPlan, rolled: list[tuple[Offset, bytes]]) -> None:
         """Write a producer snapshot if one is due, so that a restart replays little. The append has
         succeeded already: after a failure the next append tries again."""
         self._bytes_since_snapshot += sum(part.size_bytes for part in plan.parts)
@@ -321,7 +325,7 @@ class Log:
         if self.active_position:
             self._carry_out(plan_roll(self._segments.tail, self.log_end_offset, self._clock.wall_ms()), self.producers.stage())
 
-    def begin_segment(self, base_offset: int) -> None:
+    def begin_segment(self, base_offset: Offset) -> None:
         """Seal the active segment and start an empty one at `base_offset`, at or behind the log end.
 
         A copy has the segments of its source, and compaction leaves gaps between them. An empty active
@@ -348,7 +352,7 @@ class Log:
         except OSError as error:
             raise file_io.storage_failure(f"write the producers of log {self.topic_partition}", error) from error
 
-    def take_over(self, epochs: Iterable[tuple[int, int]], producers: ProducerState | None) -> None:
+    def take_over(self, epochs: Iterable[tuple[LeaderEpoch, Offset]], producers: ProducerState | None) -> None:
         """Give a copy that ends where its source does the source's leader epochs and producers: they may
         come from batches that retention has removed. `producers` None: keep what the batches say.
         Raises `StorageFailed`."""
@@ -361,7 +365,7 @@ class Log:
         except OSError as error:
             raise file_io.storage_failure(f"write leader epochs and producers of log {self.topic_partition}", error) from error
 
-    def advance_log_start_offset(self, offset: int) -> RemovedSegments | None:
+    def advance_log_start_offset(self, offset: Offset) -> RemovedSegments | None:
         """Raise the log start offset in memory to `offset`, which is not above the high watermark.
 
         Returns the segments wholly below it, None if there are none. They are no longer part of the
@@ -385,7 +389,7 @@ class Log:
             removed.names += self._snapshots.forget_below(self._segments.first_base_offset)
         return removed
 
-    def forget_removed(self, written_offset: int) -> None:
+    def forget_removed(self, written_offset: Offset) -> None:
         """The checkpoint has this log start offset: removed segments below it need no flush any more."""
         self._segments.forget_taken_out(written_offset)
 
@@ -396,7 +400,7 @@ class Log:
         except OSError as error:
             raise file_io.storage_failure(f"write the leader epochs of log {self.topic_partition}", error) from error
 
-    def truncate_to(self, offset: int) -> int:
+    def truncate_to(self, offset: Offset) -> int:
         """Remove everything from `offset` on, with the whole batch that holds it, and the leader epochs
         that start there; return the new log end offset (≤ `offset`).
 
@@ -413,17 +417,17 @@ class Log:
         self._or_fail(f"truncate log {self.topic_partition} to offset {offset}", lambda: self._truncate_segments(offset))
         return self.log_end_offset
 
-    def truncate_fully_and_start_at(self, offset: int) -> None:
+    def truncate_fully_and_start_at(self, offset: Offset) -> None:
         """Remove everything and continue at `offset`: the leader's log starts behind this one's end."""
         self._require_sound()
         self._or_fail(f"restart log {self.topic_partition} at offset {offset}", lambda: self._start_at(offset))
 
-    def can_replace(self, bases: list[int]) -> bool:
+    def can_replace(self, bases: list[Offset]) -> bool:
         """Whether these are adjacent sealed segments, all flushed. Since a cleaning run started, retention
         or a truncation may have removed some."""
         return self._segments.can_replace(bases)
 
-    def replace_segments(self, bases: list[int], size_bytes: int) -> list[str]:
+    def replace_segments(self, bases: list[Offset], size_bytes: int) -> list[str]:
         """Replace these segments, for which `can_replace` holds, with the `.cleaned` files of `bases[0]`,
         which are whole and synced and have `size_bytes` of log.
 
@@ -442,7 +446,7 @@ class Log:
         self._segments.on_replaced(bases, size_bytes)
         return leftovers + self._snapshots.let_go(bases[1:])
 
-    def _truncate_segments(self, offset: int) -> None:
+    def _truncate_segments(self, offset: Offset) -> None:
         keep = [base for base in self.segment_base_offsets if base <= offset]
         segments = self._segments
         segments.delete_behind(len(keep) - 1)
@@ -451,18 +455,18 @@ class Log:
         self.leader_epochs.truncate_from_end(self.log_end_offset)
         self._reload_producers()
 
-    def _start_at(self, offset: int) -> None:
+    def _start_at(self, offset: Offset) -> None:
         self._segments.delete_behind(-1)
         self._segments.active = OpenSegment.create(self.directory, offset)
         self._set_end({}, SegmentTail(offset, self._clock.wall_ms()), offset)
         self.log_start_offset = offset
         self.leader_epochs.clear()
         self.producers.clear()
-        self.aborted_end_offset = 0
+        self.aborted_end_offset = FIRST_OFFSET
         self._snapshots.remove_all()
         file_io.fsync_directory(self.directory)  # after a power cut no snapshot of the old log may be back
 
-    def _set_end(self, sealed: dict[int, int], tail: SegmentTail, log_end_offset: int) -> None:
+    def _set_end(self, sealed: dict[Offset, int], tail: SegmentTail, log_end_offset: Offset) -> None:
         self._segments.sealed, self._segments.tail, self.log_end_offset = sealed, tail, log_end_offset
         self.truncations += 1
         self.log_start_offset = min(self.log_start_offset, log_end_offset)  # the batch that held it went whole
@@ -501,7 +505,7 @@ class Log:
         """Return a round whose syncs were not tried: the next round includes it."""
         self._durability.take_back(flush)
 
-    def advance_recovery_point(self, offset: int) -> None:
+    def advance_recovery_point(self, offset: Offset) -> None:
         """Everything below `offset` is durable. Descriptors of sealed segments below it are closed."""
         self._durability.advance_recovery_point(offset, self.log_end_offset)
 
@@ -567,8 +571,8 @@ class Log:
             raise StorageFailed(self.failed)
 
 
-def _leader_epoch(batch: memoryview) -> int:
-    return int.from_bytes(batch[LEADER_EPOCH_AT:MAGIC_AT], "big", signed=True)
+def _leader_epoch(batch: memoryview) -> LeaderEpoch:
+    return int.from_bytes(batch[LEADER_EPOCH_AT:MAGIC_AT], "big", signed=True)  # type: ignore[return-value]
 
 
 def _write_part(segment: OpenSegment, part: SegmentPart) -> None:

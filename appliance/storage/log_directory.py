@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ConfigurationProblems, DiskFull, ErrorCode, RequestRefused, StorageFailed
-from appliance.base.model import TopicId, TopicPartition
+from appliance.base.model import FIRST_OFFSET, Offset, TopicId, TopicPartition
 from appliance.storage import file_io
 from appliance.storage.checkpoints import CheckpointWriter
 from appliance.storage.directory_identity import (
@@ -100,7 +100,7 @@ class LogDirectory:
             raise file_io.storage_failure(f"list log directory {self.path}", error) from error
         return found
 
-    def forget_pages(self, topic_partition: TopicPartition, above: int = 0) -> None:
+    def forget_pages(self, topic_partition: TopicPartition, above: Offset = FIRST_OFFSET) -> None:
         """After a failed sync the page cache may show what never reached the disk: drop it, so that recovery reads what is there. Of segments that end at
         or below offset `above` it stays."""
         path = self._path_of(topic_partition)

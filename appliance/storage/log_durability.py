@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from appliance.base.model import Offset, Position
 from appliance.storage import file_io
 from appliance.storage.batch_boundary import BatchBoundary
 from appliance.storage.leader_epoch_cache import LeaderEpochCache
@@ -30,7 +31,7 @@ class LogDurability:
     __slots__ = ("_durable_name", "_leader_epochs", "_segments", "_snapshots", "_transactions", "durable_offset", "recovery_point")
 
     def __init__(
-        self, recovery_point: int, segments: LogSegments, leader_epochs: LeaderEpochCache, snapshots: ProducerSnapshots, transactions: TransactionIndexes
+        self, recovery_point: Offset, segments: LogSegments, leader_epochs: LeaderEpochCache, snapshots: ProducerSnapshots, transactions: TransactionIndexes
     ) -> None:
         self.recovery_point = recovery_point
         self.durable_offset = recovery_point
@@ -43,14 +44,14 @@ class LogDurability:
 
     # -- everything
 
-    def distrust_small_files(self, log_end_offset: int) -> None:
+    def distrust_small_files(self, log_end_offset: Offset) -> None:
         """Let the first flush round sync small files that an earlier incarnation may not have synced."""
         self._leader_epochs.is_synced = False
         self._snapshots.distrust_from(self.recovery_point)
         above = [segment.base_offset for _, segment in self._segments.opened(log_end_offset)]
         self._transactions.put_back_unsynced(segment_path(self._segments.directory, base, TRANSACTION_INDEX_SUFFIX) for base in above)
 
-    def begin_round(self, log_end_offset: int, files_max: int) -> FlushRound | None:
+    def begin_round(self, log_end_offset: Offset, files_max: int) -> FlushRound | None:
         """As `Log.flush_files`. Raises OSError (no descriptors left, or the directory is gone), and nothing has changed."""
         segments, snapshots, transactions = self._segments, self._snapshots, self._transactions
         paths = snapshots.take_unsynced() + transactions.take_unsynced()
@@ -89,13 +90,13 @@ class LogDurability:
         self._snapshots.put_back_unsynced(paths)
         self._transactions.put_back_unsynced(paths)
 
-    def advance_recovery_point(self, offset: int, log_end_offset: int) -> None:
+    def advance_recovery_point(self, offset: Offset, log_end_offset: Offset) -> None:
         """Everything below `offset` is durable. Descriptors of sealed segments below it are closed."""
         self.recovery_point = max(self.recovery_point, min(offset, log_end_offset))
         self.durable_offset = max(self.durable_offset, self.recovery_point)
         self._segments.close_flushed(self.recovery_point)
 
-    def on_file_system_synced(self, log_end_offset: int) -> None:
+    def on_file_system_synced(self, log_end_offset: Offset) -> None:
         """The whole file system was synced after the last write of this log."""
         self._snapshots.take_unsynced()
         self._transactions.take_unsynced()
@@ -112,13 +113,13 @@ class LogDurability:
         directory = self._segments.directory if self._durable_name != end.base_offset else ""
         return BatchFlush(end.offset, end.base_offset, end.position, files, directory)
 
-    def on_batches_flushed(self, flush: BatchFlush, log_end_offset: int) -> None:
+    def on_batches_flushed(self, flush: BatchFlush, log_end_offset: Offset) -> None:
         self.durable_offset = max(self.durable_offset, min(flush.end_offset, log_end_offset))
         self._durable_name = flush.base_offset
 
     # -- back
 
-    def cut_to(self, log_end_offset: int) -> None:
+    def cut_to(self, log_end_offset: Offset) -> None:
         """The log ends there now."""
         self.durable_offset, self._durable_name = min(self.durable_offset, log_end_offset), -1
         self.recovery_point = min(self.recovery_point, log_end_offset)
@@ -139,7 +140,7 @@ class FlushRound(NamedTuple):
     `Log.take_back`. Weak spot: many logs are synced one by one; for one `syncfs` instead, call
     `release` and use `end_offset`."""
 
-    end_offset: int
+    end_offset: Offset
     files: list[int]
     """Duplicated descriptors: logs and indexes."""
     paths: list[str]
@@ -186,10 +187,10 @@ class BatchFlush(NamedTuple):
     file system. With two log directories on one, or with other programs' data, a round also waits
     for those, and a failed write of one log directory is reported to both."""
 
-    end_offset: int
-    base_offset: int
+    end_offset: Offset
+    base_offset: Offset
     """Base offset of the segment that is active now; `position` is its valid end, where `end_offset` begins."""
-    position: int
+    position: Position
     files: tuple[int, ...]
     """The log's own descriptors, which it may close: to be duplicated before they go to a thread."""
     directory: str

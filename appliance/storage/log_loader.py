@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from appliance.base.clock import Clock
+from appliance.base.model import FILE_START, FIRST_OFFSET, NO_LEADER_EPOCH, NO_OFFSET, LeaderEpoch, Offset, Position
 from appliance.records.control_batch import read_end_transaction_marker
 from appliance.storage import file_io
 from appliance.storage.indexes import OFFSET_ENTRY, TIME_ENTRY, OffsetIndex, TimeIndex
@@ -49,22 +50,22 @@ _LEFTOVERS = (".deleted", ".cleaned", ".tmp")
 class LoadedLog(NamedTuple):
     """Everything a `Log` starts from."""
 
-    log_start_offset: int
-    next_offset: int
-    recovery_point: int
+    log_start_offset: Offset
+    next_offset: Offset
+    recovery_point: Offset
     leader_epochs: LeaderEpochCache
     producers: ProducerState
     snapshots: ProducerSnapshots
-    sealed: dict[int, int]
-    unflushed: list[tuple[int, OpenSegment]]
+    sealed: dict[Offset, int]
+    unflushed: list[tuple[Offset, OpenSegment]]
     """Sealed segments that reach above the recovery point, each with its end offset."""
     active: OpenSegment
     tail: SegmentTail
     cut_bytes: int
-    aborted_end_offset: int
+    aborted_end_offset: Offset
 
 
-def open_recovered(directory: str, base_offset: int, config: LogConfig, now_ms: int) -> tuple[OpenSegment, RecoveredSegment]:
+def open_recovered(directory: str, base_offset: Offset, config: LogConfig, now_ms: int) -> tuple[OpenSegment, RecoveredSegment]:
     """Open a segment whose end is believed to be intact; where index and log disagree, it is rebuilt."""
     segment = OpenSegment.open(directory, base_offset)
     try:
@@ -77,7 +78,7 @@ def open_recovered(directory: str, base_offset: int, config: LogConfig, now_ms: 
         raise
 
 
-def unlink_segment(directory: str, base_offset: int) -> None:
+def unlink_segment(directory: str, base_offset: Offset) -> None:
     """Remove a segment's files, the log first: an index without a log is swept up at the next start."""
     for suffix in SEGMENT_SUFFIXES:
         file_io.unlink_if_there(segment_path(directory, base_offset, suffix))
@@ -92,7 +93,7 @@ class LogLoader:
         config: LogConfig,
         clock: Clock,
         recovery: Recovery,
-        log_start_offset: int,
+        log_start_offset: Offset,
         on_scanned: Callable[[int], None] = lambda _: None,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     ) -> None:
@@ -104,13 +105,13 @@ class LogLoader:
         self._now_ms = clock.wall_ms()
         self._recovery = recovery
         self._log_start_offset = log_start_offset
-        self._sealed: dict[int, int] = {}
-        self._bases: list[int] = []
-        self._scanned_epochs: list[tuple[int, int]] = []
-        self._first_producer_offset = -1
-        self._scanned_markers_from = -1
+        self._sealed: dict[Offset, int] = {}
+        self._bases: list[Offset] = []
+        self._scanned_epochs: list[tuple[LeaderEpoch, Offset]] = []
+        self._first_producer_offset = NO_OFFSET
+        self._scanned_markers_from = NO_OFFSET
         """Where transaction indexes may not be believed: above the recovery point, if a scan of whole segments met the end of a transaction."""
-        self._hole_at = -1
+        self._hole_at = NO_OFFSET
         """Where a compacted log has a gap above the recovery point: no compaction made it. Snapshots behind it tell of producers whose batches are gone."""
         self._cut_bytes = 0
 
@@ -160,7 +161,7 @@ class LogLoader:
         snapshot = segment_name(first, SNAPSHOT_SUFFIX)
         return [*kept, snapshot] if snapshot not in names and file_io.exists(f"{self._directory}/{snapshot}") else kept
 
-    def _keep_producers(self, names: list[str], gone: list[int], first: int) -> None:
+    def _keep_producers(self, names: list[str], gone: list[Offset], first: Offset) -> None:
         """What these segments say of producers stands in the snapshot of the one behind them, as a rule: not if it was begun above the log start offset
         and its snapshot not synced."""
         snapshots = ProducerSnapshots(self._directory, names)
@@ -195,17 +196,17 @@ class LogLoader:
             return self._recover_above(recovery.recovery_point)
         return self._recover_above(recovery.recovery_point)
 
-    def _recover_above(self, recovery_point: int) -> tuple[OpenSegment, RecoveredSegment]:
+    def _recover_above(self, recovery_point: Offset) -> tuple[OpenSegment, RecoveredSegment]:
         """From the segment that holds the recovery point; one that ends right there was perhaps sealed after it was synced."""
         below = [number for number, base in enumerate(self._bases) if base < recovery_point]
         return self._recover_from(below[-1] if below else 0, None, recovery_point)
 
-    def _recover_from(self, first: int, known: SameBoot | None, recovery_point: int = 0) -> tuple[OpenSegment, RecoveredSegment]:
+    def _recover_from(self, first: int, known: SameBoot | None, recovery_point: Offset = FIRST_OFFSET) -> tuple[OpenSegment, RecoveredSegment]:
         """Recover the segments from number `first` on; the one that ends the log is returned open, later ones are deleted."""
         for number in range(first, len(self._bases)):
             segment = OpenSegment.open(self._directory, self._bases[number])
             try:
-                recovered = self._recover_segment(segment, known if number == first else None, recovery_point if number == first else 0)
+                recovered = self._recover_segment(segment, known if number == first else None, recovery_point if number == first else FIRST_OFFSET)
                 if number + 1 == len(self._bases) or self._ends_log(recovered, self._bases[number + 1]):
                     if recovered.cut_bytes:
                         file_io.sync_all(segment.log_fd)
@@ -221,18 +222,18 @@ class LogLoader:
             segment.close()
         raise AssertionError("a log has at least one segment")
 
-    def _recover_segment(self, segment: OpenSegment, known: SameBoot | None, recovery_point: int) -> RecoveredSegment:
+    def _recover_segment(self, segment: OpenSegment, known: SameBoot | None, recovery_point: Offset) -> RecoveredSegment:
         recovered = self._scan_segment(segment, known, recovery_point)
         self._cut_bytes += recovered.cut_bytes
         self._scanned_epochs += recovered.leader_epochs
         if self._first_producer_offset < 0:
             self._first_producer_offset = recovered.first_producer_offset
         if recovered.has_markers and known is None and self._scanned_markers_from < 0:
-            recovery_point = 0 if isinstance(self._recovery, Clean) else self._recovery.recovery_point
+            recovery_point = FIRST_OFFSET if isinstance(self._recovery, Clean) else self._recovery.recovery_point
             self._scanned_markers_from = max(segment.base_offset, recovery_point)
         return recovered
 
-    def _scan_segment(self, segment: OpenSegment, known: SameBoot | None, recovery_point: int) -> RecoveredSegment:
+    def _scan_segment(self, segment: OpenSegment, known: SameBoot | None, recovery_point: Offset) -> RecoveredSegment:
         """No more than is not known: what lies behind `known`, or above the recovery point where the files agree; else the whole segment."""
         recovery = SegmentRecovery(segment, self._config.index_interval_bytes, self._now_ms, read=self._read)
         if known is not None:
@@ -244,11 +245,11 @@ class LogLoader:
                 pass
         return SegmentRecovery(segment, self._config.index_interval_bytes, self._now_ms, read=self._read).rebuild()
 
-    def _read(self, fd: int, position: int, size_bytes: int) -> bytes:
+    def _read(self, fd: int, position: Position, size_bytes: int) -> bytes:
         self._on_scanned(size_bytes)
         return file_io.pread_wanted(fd, position, size_bytes)
 
-    def _ends_log(self, recovered: RecoveredSegment, next_base_offset: int) -> bool:
+    def _ends_log(self, recovered: RecoveredSegment, next_base_offset: Offset) -> bool:
         if recovered.problem is not None or recovered.next_offset > next_base_offset:
             return True
         return recovered.next_offset < next_base_offset and "compact" not in self._config.cleanup_policy
@@ -261,13 +262,13 @@ class LogLoader:
             unlink_segment(self._directory, base)
         file_io.fsync_directory(self._directory)
 
-    def _start_over(self, names: list[str], active: OpenSegment, end_offset: int) -> tuple[OpenSegment, RecoveredSegment]:
+    def _start_over(self, names: list[str], active: OpenSegment, end_offset: Offset) -> tuple[OpenSegment, RecoveredSegment]:
         """All that is left lies below the log start offset: begin an empty log there, which still knows its producers."""
         active.close()
         producers, snapshots = self._load_producers(names, end_offset)
         if len(producers):
             snapshots.overwrite(self._log_start_offset, producers)
-        self._first_producer_offset = self._scanned_markers_from = self._hole_at = -1
+        self._first_producer_offset = self._scanned_markers_from = self._hole_at = NO_OFFSET
         while self._bases:
             unlink_segment(self._directory, self._bases.pop())
         self._bases = [self._log_start_offset]
@@ -297,10 +298,10 @@ class LogLoader:
             aborted_end_offset,
         )
 
-    def _open_unflushed(self, recovery_point: int) -> list[tuple[int, OpenSegment]]:
+    def _open_unflushed(self, recovery_point: Offset) -> list[tuple[Offset, OpenSegment]]:
         """Return sealed segments that an earlier incarnation may not have synced. One that ends at the
         recovery point counts too: it may have been sealed after its last sync."""
-        unflushed: list[tuple[int, OpenSegment]] = []
+        unflushed: list[tuple[Offset, OpenSegment]] = []
         synced_end = recovery_point if isinstance(self._recovery, Clean) else recovery_point - 1
         try:
             for base, end in pairwise(self._bases):
@@ -312,13 +313,13 @@ class LogLoader:
             raise
         return unflushed
 
-    def _load_epochs(self, next_offset: int, recovered: RecoveredSegment) -> LeaderEpochCache:
+    def _load_epochs(self, next_offset: Offset, recovered: RecoveredSegment) -> LeaderEpochCache:
         cache = LeaderEpochCache(self._directory)
         found = self._scanned_epochs or recovered.leader_epochs
         if not cache.load():
             found = self._epochs_of_all_batches()
         latest = cache.latest
-        starts = []
+        starts: list[tuple[LeaderEpoch, Offset]] = []
         for leader_epoch, offset in found:
             if leader_epoch > latest:
                 latest = leader_epoch
@@ -328,13 +329,13 @@ class LogLoader:
         cache.truncate_from_end(next_offset + 1 if isinstance(self._recovery, SameBoot) else next_offset)
         return cache
 
-    def _epochs_of_all_batches(self) -> list[tuple[int, int]]:
+    def _epochs_of_all_batches(self) -> list[tuple[LeaderEpoch, Offset]]:
         """A power cut can leave a torn checkpoint; the batches know the epochs too."""
-        latest, found = -1, []
+        latest, found = NO_LEADER_EPOCH, []
         for base in self._bases:
             fd = file_io.open_path(segment_path(self._directory, base, LOG_SUFFIX), file_io.READ_ONLY)
             try:
-                for _, header in SegmentScan(fd, 0, file_io.size_of(fd), verify=False):
+                for _, header in SegmentScan(fd, FILE_START, file_io.size_of(fd), verify=False):
                     if header.partition_leader_epoch > latest:
                         latest = header.partition_leader_epoch
                         found.append((latest, header.base_offset))
@@ -342,7 +343,7 @@ class LogLoader:
                 file_io.close(fd)
         return found
 
-    def _load_producers(self, names: list[str], next_offset: int) -> tuple[ProducerState, ProducerSnapshots]:
+    def _load_producers(self, names: list[str], next_offset: Offset) -> tuple[ProducerState, ProducerSnapshots]:
         scanned = (self._first_producer_offset, self._scanned_markers_from)
         return load_producers(
             self._directory,
@@ -352,7 +353,7 @@ class LogLoader:
             self._now_ms,
             *scanned,
             hole_at=self._hole_at,
-            scanned_from=self._recovery.recovery_point if isinstance(self._recovery, Unclean) else -1,
+            scanned_from=self._recovery.recovery_point if isinstance(self._recovery, Unclean) else NO_OFFSET,
             expiration_ms=self._producer_expiration_ms,
         )
 
@@ -360,13 +361,13 @@ class LogLoader:
 def load_producers(
     directory: str,
     names: list[str],
-    bases: list[int],
-    end_offset: int,
+    bases: list[Offset],
+    end_offset: Offset,
     now_ms: int,
-    first_producer_offset: int = -1,
-    scanned_markers_from: int = -1,
-    hole_at: int = -1,
-    scanned_from: int = -1,
+    first_producer_offset: Offset = NO_OFFSET,
+    scanned_markers_from: Offset = NO_OFFSET,
+    hole_at: Offset = NO_OFFSET,
+    scanned_from: Offset = NO_OFFSET,
     expiration_ms: int = PRODUCER_EXPIRATION_MS,
 ) -> tuple[ProducerState, ProducerSnapshots]:
     """The producers of the log in `directory` up to `end_offset`: the newest snapshot, and the batches behind it. Transaction indexes are brought in line.
@@ -390,7 +391,7 @@ def load_producers(
     aborted = _replay_producers(directory, bases, state, replay_from, snapshots) if replay_from >= 0 else []
     if aborted or any(name.endswith(TRANSACTION_INDEX_SUFFIX) for name in names):
         doubted = [offset for offset in (rebuilt_from, scanned_from) if offset >= 0]
-        settle(directory, bases, end_offset, aborted, min(doubted, default=-1))
+        settle(directory, bases, end_offset, aborted, min(doubted, default=NO_OFFSET))
     if replay_from >= 0:
         if not len(state):
             snapshots.remove_all()
@@ -400,7 +401,7 @@ def load_producers(
     return state, snapshots
 
 
-def producers_at(directory: str, bases: list[int], base_offset: int, snapshots: ProducerSnapshots, is_indexed: bool = True) -> ProducerState:
+def producers_at(directory: str, bases: list[Offset], base_offset: Offset, snapshots: ProducerSnapshots, is_indexed: bool = True) -> ProducerState:
     """Return the producers of all batches below one of the segments. Slow if no snapshot is near.
     `is_indexed`: False before the segments are recovered, when their indexes are not reliable."""
     state = ProducerState()
@@ -411,7 +412,7 @@ def producers_at(directory: str, bases: list[int], base_offset: int, snapshots: 
 
 
 def _replay_producers(
-    directory: str, bases: list[int], state: ProducerState, from_offset: int, snapshots: ProducerSnapshots | None, is_indexed: bool = True
+    directory: str, bases: list[Offset], state: ProducerState, from_offset: Offset, snapshots: ProducerSnapshots | None, is_indexed: bool = True
 ) -> list[AbortedTxn]:
     """Add the batches from `from_offset` on to `state`; return the aborted transactions that ended there.
     Segments without a snapshot get one in `snapshots`."""
@@ -424,7 +425,7 @@ def _replay_producers(
                 snapshots.fill_in(base, state)
         log_fd = file_io.open_path(segment_path(directory, base, LOG_SUFFIX), file_io.READ_ONLY)
         try:
-            start = _position_at(directory, base, from_offset) if is_indexed else 0
+            start = _position_at(directory, base, from_offset) if is_indexed else FILE_START
             for position, header in SegmentScan(log_fd, start, file_io.size_of(log_fd), verify=not is_indexed):
                 if header.last_offset >= from_offset:
                     marker = None
@@ -436,7 +437,7 @@ def _replay_producers(
     return aborted
 
 
-def _position_at(directory: str, base_offset: int, offset: int) -> int:
+def _position_at(directory: str, base_offset: Offset, offset: Offset) -> Position:
     """Where to start reading for `offset`: the last index entry at or below it."""
     fd = file_io.open_path(segment_path(directory, base_offset, INDEX_SUFFIX), file_io.READ_ONLY)
     try:
@@ -445,7 +446,7 @@ def _position_at(directory: str, base_offset: int, offset: int) -> int:
         file_io.close(fd)
 
 
-def open_truncated(directory: str, base_offset: int, offset: int, config: LogConfig, now_ms: int) -> tuple[OpenSegment, RecoveredSegment]:
+def open_truncated(directory: str, base_offset: Offset, offset: Offset, config: LogConfig, now_ms: int) -> tuple[OpenSegment, RecoveredSegment]:
     """Truncate the segment of `base_offset` so that it ends at or below `offset`, and open it for
     appending. The whole batch that holds the offset is removed: first from the file, then from its
     indexes; a short scan finds the new end."""
@@ -457,9 +458,9 @@ def open_truncated(directory: str, base_offset: int, offset: int, config: LogCon
     return open_recovered(directory, base_offset, config, now_ms)
 
 
-def _cut(segment: OpenSegment, offset: int) -> None:
+def _cut(segment: OpenSegment, offset: Offset) -> None:
     index = OffsetIndex(segment.index_fd, segment.base_offset)
-    start = index.lookup(offset - 1).position if offset > segment.base_offset else 0
+    start = index.lookup(offset - 1).position if offset > segment.base_offset else FILE_START
     for position, header in SegmentScan(segment.log_fd, start, file_io.size_of(segment.log_fd), verify=False):
         if header.last_offset >= offset:
             file_io.ftruncate(segment.log_fd, position)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 
 from appliance.base.clock import Clock
 from appliance.base.errors import DiskFull, StorageFailed
-from appliance.base.model import TopicId
+from appliance.base.model import FIRST_OFFSET, NO_OFFSET, Offset, TopicId
 from appliance.storage import file_io
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
@@ -78,9 +78,9 @@ class LogMove:
         return self._log
 
     @property
-    def log_end_offset(self) -> int:
+    def log_end_offset(self) -> Offset:
         """-1 before it is open."""
-        return self.record.complete.log_end_offset if self.record.complete else -1 if self._log is None else self._log.log_end_offset
+        return self.record.complete.log_end_offset if self.record.complete else NO_OFFSET if self._log is None else self._log.log_end_offset
 
     @property
     def size_bytes(self) -> int:
@@ -115,7 +115,7 @@ class LogMove:
         recovery_point = self.record.recovery_point
         self._log = log = Log.open(self.path, self.record.topic_partition, self._topic_id, self._config, self._clock, Unclean(recovery_point))
         if log.log_end_offset < recovery_point:
-            self._start_over(0)  # what was synced is not there: nothing of it is believed
+            self._start_over(FIRST_OFFSET)  # what was synced is not there: nothing of it is believed
         else:
             log.truncate_to(recovery_point)
 
@@ -137,7 +137,7 @@ class LogMove:
             if leader_epoch < 0 or log.log_end_offset >= before or log.leader_epochs.latest >= latest:
                 log.truncate_fully_and_start_at(log.segment_base_offsets[0])
 
-    def _start_over(self, offset: int) -> None:
+    def _start_over(self, offset: Offset) -> None:
         log = self.log
         if log.size_bytes or log.log_end_offset != offset:
             log.truncate_fully_and_start_at(offset)
@@ -218,7 +218,7 @@ class LogMove:
     def is_flushed(self) -> bool:
         return not self._unflushed_bytes and not self._new_segments
 
-    def _forget_below(self, offset: int) -> None:
+    def _forget_below(self, offset: Offset) -> None:
         """Segments that lie wholly below: retention at the source took them."""
         log = self.log
         offset = min(offset, log.log_end_offset)

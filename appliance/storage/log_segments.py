@@ -7,6 +7,7 @@ after which the whole log fails. Raises `OSError`.
 
 from __future__ import annotations
 
+from appliance.base.model import NO_OFFSET, Offset, Position
 from appliance.storage import file_io
 from appliance.storage.append_plan import SegmentPart
 from appliance.storage.batch_boundary import BatchBoundary, find_boundary
@@ -22,12 +23,12 @@ class LogSegments:
 
     def __init__(self, directory: str, loaded: LoadedLog) -> None:
         self.directory = directory
-        self.sealed: dict[int, int] = loaded.sealed
+        self.sealed: dict[Offset, int] = loaded.sealed
         """Base offset → bytes, ascending."""
         self.active: OpenSegment = loaded.active
         self.tail: SegmentTail = loaded.tail
         """Of the active segment."""
-        self.unflushed: list[tuple[int, OpenSegment]] = loaded.unflushed
+        self.unflushed: list[tuple[Offset, OpenSegment]] = loaded.unflushed
         """(end offset, sealed segment), ascending."""
         self.generation = 1
         """Goes up whenever a segment comes or goes."""
@@ -35,16 +36,16 @@ class LogSegments:
         """Whether the name of every segment is durable; set by the code that syncs the directory."""
 
     @property
-    def base_offsets(self) -> list[int]:
+    def base_offsets(self) -> list[Offset]:
         """Ascending; the last one is the active segment's."""
         return [*self.sealed, self.tail.base_offset]
 
     @property
-    def first_base_offset(self) -> int:
+    def first_base_offset(self) -> Offset:
         return next(iter(self.sealed), self.tail.base_offset)
 
     @property
-    def sizes(self) -> list[tuple[int, int]]:
+    def sizes(self) -> list[tuple[Offset, int]]:
         """(base offset, bytes) of every segment, ascending; the last one is active."""
         return [*self.sealed.items(), (self.tail.base_offset, self.tail.size_bytes)]
 
@@ -52,18 +53,18 @@ class LogSegments:
     def size_bytes(self) -> int:
         return sum(self.sealed.values()) + self.tail.size_bytes
 
-    def opened(self, log_end_offset: int) -> list[tuple[int, OpenSegment]]:
+    def opened(self, log_end_offset: Offset) -> list[tuple[Offset, OpenSegment]]:
         """(end offset, segment) of every segment that is open, ascending: what may have bytes that are not flushed."""
         return [*self.unflushed, (log_end_offset, self.active)]
 
-    def begins(self, offset: int) -> bool:
+    def begins(self, offset: Offset) -> bool:
         return offset in self.sealed or offset == self.tail.base_offset
 
-    def base_before(self, offset: int) -> int:
+    def base_before(self, offset: Offset) -> Offset:
         """Of the segment that `offset` is in, if it begins none; -1: it is below the first one."""
-        return max((base for base in self.base_offsets if base < offset), default=-1)
+        return max((base for base in self.base_offsets if base < offset), default=NO_OFFSET)
 
-    def find_boundary(self, base_offset: int, offset: int, start: int) -> BatchBoundary:
+    def find_boundary(self, base_offset: Offset, offset: Offset, start: Position) -> BatchBoundary:
         """Where `offset` is in the segment, searched from position `start` on."""
         for segment in (self.active, *(segment for _, segment in self.unflushed)):
             if segment.base_offset == base_offset:
@@ -89,7 +90,7 @@ class LogSegments:
         self.generation += 1
         self.names_are_synced = False
 
-    def move_empty(self, base_offset: int, now_ms: int) -> None:
+    def move_empty(self, base_offset: Offset, now_ms: int) -> None:
         """The active segment, which is empty, begins elsewhere."""
         segment, old = OpenSegment.create(self.directory, base_offset), self.active
         self.active = segment
@@ -121,25 +122,25 @@ class LogSegments:
 
     # -- at the start, and in between
 
-    def take_out(self, bases: list[int]) -> None:
+    def take_out(self, bases: list[Offset]) -> None:
         """The oldest are no longer part of the log. What of them is not flushed stays open until `forget_taken_out`."""
         for base in bases:
             del self.sealed[base]
         self.generation += 1
 
-    def forget_taken_out(self, written_offset: int) -> None:
+    def forget_taken_out(self, written_offset: Offset) -> None:
         """That the log begins at `written_offset` is written down: what was not flushed of segments that went below it need not be."""
         first = self.first_base_offset
         while self.unflushed and self.unflushed[0][1].base_offset < first and self.unflushed[0][0] <= written_offset:
             self.unflushed.pop(0)[1].close()
 
-    def can_replace(self, bases: list[int]) -> bool:
+    def can_replace(self, bases: list[Offset]) -> bool:
         """Whether these are neighbouring sealed segments, all flushed."""
         sealed = list(self.sealed)
         start = sealed.index(bases[0]) if bases[0] in self.sealed else -1
         return start >= 0 and sealed[start : start + len(bases)] == bases and not any(segment.base_offset <= bases[-1] for _, segment in self.unflushed)
 
-    def on_replaced(self, bases: list[int], size_bytes: int) -> None:
+    def on_replaced(self, bases: list[Offset], size_bytes: int) -> None:
         """One segment of `size_bytes` has taken the place of these."""
         self.sealed = {base: size_bytes if base == bases[0] else size for base, size in self.sealed.items() if base not in bases[1:]}
         self.generation += 1
@@ -147,7 +148,7 @@ class LogSegments:
 
     # -- descriptors
 
-    def close_flushed(self, recovery_point: int) -> None:
+    def close_flushed(self, recovery_point: Offset) -> None:
         while self.unflushed and self.unflushed[0][0] <= recovery_point:
             self.unflushed.pop(0)[1].close()
 

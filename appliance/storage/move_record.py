@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from appliance.base.model import TopicPartition
+from appliance.base.model import FIRST_OFFSET, NO_OFFSET, Offset, TopicPartition
 from appliance.storage import file_io
 from appliance.storage.checkpoints import HIGH_WATERMARKS, LOG_START_OFFSETS, RECOVERY_POINTS
 from appliance.storage.producer_state import RecentBatches
@@ -28,11 +28,11 @@ MOVE_RECORD = "move.json"
 class Complete(NamedTuple):
     """The copy ends where the source ended, everything in it is durable, and its log was closed."""
 
-    log_end_offset: int
-    high_watermark: int
-    log_start_offset: int
+    log_end_offset: Offset
+    high_watermark: Offset
+    log_start_offset: Offset
 
-    def checkpoint_lines(self) -> dict[str, int]:
+    def checkpoint_lines(self) -> dict[str, Offset]:
         """What each checkpoint of the target disk will say of the log."""
         return {RECOVERY_POINTS: self.log_end_offset, HIGH_WATERMARKS: self.high_watermark, LOG_START_OFFSETS: self.log_start_offset}
 
@@ -44,8 +44,8 @@ class MoveRecord(NamedTuple):
     partition: int
     source_disk: str
     source_directory_id: str
-    source_cleaned_offset: int = 0
-    recovery_point: int = 0
+    source_cleaned_offset: Offset = FIRST_OFFSET
+    recovery_point: Offset = FIRST_OFFSET
     complete: Complete | None = None
     recent_batches: Sequence[RecentBatches] = ()
     """With `complete`: what the producer snapshot does not tell. A client that lost its connection over the move may send its last five batches again."""
@@ -133,9 +133,9 @@ class MoveSaid(NamedTuple):
 
     kind: str
     is_caught_up: bool = False
-    log_end_offset: int = -1
+    log_end_offset: Offset = NO_OFFSET
     size_bytes: int = -1
-    source_log_end_offset: int = -1
+    source_log_end_offset: Offset = NO_OFFSET
     lag_bytes: int = -1
     bytes_per_second: int = 0
     reason: str = ""
@@ -148,5 +148,5 @@ class MoveSaid(NamedTuple):
         return cls(**orjson.loads(packet))
 
 
-def _complete(fields: dict[str, int] | None) -> Complete | None:
+def _complete(fields: dict[str, Offset] | None) -> Complete | None:
     return Complete(**fields) if fields else None

@@ -13,7 +13,7 @@ import os
 from typing import NamedTuple
 
 from appliance.base.errors import MillraceError, RequestRefused, StorageFailed
-from appliance.base.model import TopicPartition
+from appliance.base.model import FILE_START, FIRST_OFFSET, NO_OFFSET, Offset, Position, TopicPartition
 from appliance.records.batch import RECORDS_AT, BatchHeader, read_batch_header, stored_batch_problem
 from appliance.storage import checkpoints, file_io
 from appliance.storage.checkpoints import BrokenCheckpoint
@@ -42,16 +42,16 @@ class SourceState(NamedTuple):
     truncation. Everything below `log_end_offset` is complete. `is_led`: more may be appended."""
 
     incarnation: int
-    log_start_offset: int
-    log_end_offset: int
-    active_base_offset: int
+    log_start_offset: Offset
+    log_end_offset: Offset
+    active_base_offset: Offset
     is_led: bool = True
 
 
 class SourcePiece(NamedTuple):
     """Batches of one segment, in order; valid until the next one is read. `starts_segment`: the first of them begins it."""
 
-    segment_base_offset: int
+    segment_base_offset: Offset
     starts_segment: bool
     batches: list[memoryview]
     size_bytes: int
@@ -63,16 +63,16 @@ class MoveSource:
     def __init__(self, directory: str) -> None:
         self.directory = directory
         self._file: ColdFile | None = None
-        self._base = -1
-        self._position = 0
+        self._base = NO_OFFSET
+        self._position = FILE_START
         self._buffer = mmap.mmap(-1, PIECE_BYTES + PAGE_BYTES)
 
-    def first_segment(self, state: SourceState) -> int:
+    def first_segment(self, state: SourceState) -> Offset:
         """The base offset of the segment that holds the log start offset."""
         bases = self._bases()
         return max((base for base in bases if base <= state.log_start_offset), default=bases[0])
 
-    def seek(self, offset: int, state: SourceState) -> None:
+    def seek(self, offset: Offset, state: SourceState) -> None:
         """Stand before the first batch at or behind `offset`."""
         try:
             reading = LogReading(self.directory)
@@ -96,7 +96,7 @@ class MoveSource:
             following = [base for base in self._bases() if base > self._base]
             if not following:
                 raise SourceChanged(f"{self.directory} has no segment behind {self._base}")
-            self._stand(following[0], 0, state)
+            self._stand(following[0], FILE_START, state)
 
     def _read(self, state: SourceState) -> SourcePiece:
         if self._file is None:
@@ -157,7 +157,7 @@ class MoveSource:
             raise self._failed(error) from error
         return cache
 
-    def producers(self, offset: int) -> ProducerState | None:
+    def producers(self, offset: Offset) -> ProducerState | None:
         """The producers of everything below `offset`, if the source has a snapshot of exactly there."""
         state = ProducerState()
         try:
@@ -168,16 +168,16 @@ class MoveSource:
             raise self._failed(error) from error
         return state
 
-    def cleaned_offset(self, topic_partition: TopicPartition) -> int:
+    def cleaned_offset(self, topic_partition: TopicPartition) -> Offset:
         """How far the source was compacted, by the checkpoint of its log directory."""
         try:
-            return checkpoints.read_offsets(f"{os.path.dirname(self.directory)}/{checkpoints.CLEANED}").get(topic_partition, 0)
+            return checkpoints.read_offsets(f"{os.path.dirname(self.directory)}/{checkpoints.CLEANED}").get(topic_partition, FIRST_OFFSET)
         except BrokenCheckpoint:
-            return 0
+            return FIRST_OFFSET
         except OSError as error:
             raise self._failed(error) from error
 
-    def _bases(self) -> list[int]:
+    def _bases(self) -> list[Offset]:
         try:
             names = file_io.listdir(self.directory)
         except OSError as error:
@@ -187,7 +187,7 @@ class MoveSource:
             raise SourceChanged(f"{self.directory} holds no segment")
         return bases
 
-    def _stand(self, base_offset: int, position: int, state: SourceState) -> None:
+    def _stand(self, base_offset: Offset, position: Position, state: SourceState) -> None:
         self._let_go()
         ways = SEALED_WAYS if base_offset < state.active_base_offset else ACTIVE_WAYS
         try:

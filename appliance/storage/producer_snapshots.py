@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from itertools import pairwise
 
+from appliance.base.model import NO_OFFSET, Offset
 from appliance.records.batch import read_batch_header
 from appliance.records.control_batch import read_end_transaction_marker
 from appliance.storage import file_io
@@ -32,47 +33,47 @@ class ProducerSnapshots:
     def __init__(self, directory: str, names: list[str]) -> None:
         self._directory = directory
         self._offsets = sorted(offset for name in names if (offset := offset_of_name(name, SNAPSHOT_SUFFIX)) is not None)
-        self._unsynced: set[int] = set()
-        self._rejected: list[int] = []
-        self._due: dict[int, bytes] = {}
+        self._unsynced: set[Offset] = set()
+        self._rejected: list[Offset] = []
+        self._due: dict[Offset, bytes] = {}
         """Of rolls whose snapshot could not be written: they are tried again."""
 
     @property
-    def latest(self) -> int | None:
+    def latest(self) -> Offset | None:
         return self._offsets[-1] if self._offsets else None
 
-    def write(self, offset: int, state: ProducerState, segment_bases: Container[int]) -> None:
+    def write(self, offset: Offset, state: ProducerState, segment_bases: Container[Offset]) -> None:
         """Keep `state` as that of everything below `offset`. Others go that are older than one that was synced, unless a segment begins there."""
         self._write(offset, state.encode(), segment_bases)
 
-    def write_rolled(self, rolled: Sequence[tuple[int, bytes]], segment_bases: Container[int]) -> None:
+    def write_rolled(self, rolled: Sequence[tuple[Offset, bytes]], segment_bases: Container[Offset]) -> None:
         """Those of `snapshots_at_rolls`. Raises OSError; what is left then is written with the next ones."""
         self._due.update(each for each in rolled if each[0] not in self._offsets)  # one that is durable must not be torn by writing it again
         for offset in sorted(self._due):
             self._write(offset, self._due[offset], segment_bases)
             del self._due[offset]
 
-    def fill_in(self, base_offset: int, state: ProducerState) -> None:
+    def fill_in(self, base_offset: Offset, state: ProducerState) -> None:
         """What a replay knows where a segment begins, if there is no snapshot there: durably, because the recovery point may have passed it long ago."""
         if base_offset not in self._offsets and len(state):
             self.overwrite(base_offset, state)
 
-    def overwrite(self, offset: int, state: ProducerState) -> None:
+    def overwrite(self, offset: Offset, state: ProducerState) -> None:
         """Let `state` be what is known of everything below `offset`, durably; what goes with the segments below is not touched."""
         file_io.replace_file(self._path(offset), state.encode())
         self._offsets = sorted({*self._offsets, offset})
         self._unsynced.discard(offset)
 
-    def _write(self, offset: int, content: bytes, segment_bases: Container[int]) -> None:
+    def _write(self, offset: Offset, content: bytes, segment_bases: Container[Offset]) -> None:
         file_io.replace_file(self._path(offset), content, durable=False)
         self._unsynced.add(offset)
         if offset not in self._offsets:
             self._offsets = sorted((*self._offsets, offset))
-        durable = max((known for known in self._offsets if known not in self._unsynced), default=-1)
+        durable = max((known for known in self._offsets if known not in self._unsynced), default=NO_OFFSET)
         for known in [known for known in self._offsets if known < durable and known not in segment_bases]:
             self._remove(known)
 
-    def load(self, state: ProducerState, end_offset: int) -> int | None:
+    def load(self, state: ProducerState, end_offset: Offset) -> Offset | None:
         """Fill `state` from the newest good snapshot at or below `end_offset` and return its offset; None if there is none.
         Newer and broken ones are forgotten, and deleted by `remove_rejected`."""
         state.clear()
@@ -104,7 +105,7 @@ class ProducerSnapshots:
             file_io.unlink_if_there(self._path(offset))
         file_io.fsync_directory(self._directory)
 
-    def load_older(self, state: ProducerState, offset: int) -> int | None:
+    def load_older(self, state: ProducerState, offset: Offset) -> Offset | None:
         """Fill `state` from the newest good snapshot at or below `offset` and return its offset; None if there is none. Nothing is forgotten."""
         for known in reversed(self._offsets):
             if known <= offset:
@@ -115,7 +116,7 @@ class ProducerSnapshots:
                 return known
         return None
 
-    def outlive(self, base_offset: int, state_at: Callable[[int], ProducerState]) -> None:
+    def outlive(self, base_offset: Offset, state_at: Callable[[Offset], ProducerState]) -> None:
         """Everything below the segment at `base_offset` is about to go: what it says of producers must stand in a snapshot right there that survives a
         power cut. A younger one would not do, because the log may be cut below it. As a rule its roll wrote it and a flush round synced it; `state_at` is
         asked where it is missing. Raises OSError."""
@@ -127,12 +128,12 @@ class ProducerSnapshots:
         if base_offset in self._unsynced:
             self.make_durable(base_offset)
 
-    def make_durable(self, offset: int) -> None:
+    def make_durable(self, offset: Offset) -> None:
         """Write a snapshot anew instead of syncing it: if that fails it may be tried again."""
         file_io.replace_file(self._path(offset), file_io.read_file(self._path(offset)))
         self._unsynced.discard(offset)
 
-    def let_go(self, offsets: Container[int]) -> list[str]:
+    def let_go(self, offsets: Container[Offset]) -> list[str]:
         """Of segments that are gone: forget their snapshots (never the newest); the paths to unlink."""
         gone = [offset for offset in self._offsets[:-1] if offset in offsets]
         self._offsets = [offset for offset in self._offsets if offset not in gone]
@@ -149,7 +150,7 @@ class ProducerSnapshots:
             if name.endswith(SNAPSHOT_SUFFIX):
                 file_io.unlink_if_there(f"{self._directory}/{name}")
 
-    def forget_below(self, offset: int) -> list[str]:
+    def forget_below(self, offset: Offset) -> list[str]:
         """The log begins at `offset` now: names of the files of older snapshots, no longer known here, for the caller to remove. The newest
         snapshot stays, wherever it is: no snapshot would mean no producer."""
         forgotten = [known for known in self._offsets[:-1] if known < offset]
@@ -158,7 +159,7 @@ class ProducerSnapshots:
         self._due = {known: content for known, content in self._due.items() if known >= offset}
         return [segment_name(known, SNAPSHOT_SUFFIX) for known in forgotten]
 
-    def distrust_from(self, recovery_point: int) -> None:
+    def distrust_from(self, recovery_point: Offset) -> None:
         """Count the files as unsynced: whether an earlier incarnation synced them is not known."""
         self._unsynced.update(offset for offset in self._offsets if offset >= recovery_point)
 
@@ -173,16 +174,16 @@ class ProducerSnapshots:
         known = {self._path(offset): offset for offset in self._offsets}
         self._unsynced.update(known[path] for path in paths if path in known)
 
-    def _remove(self, offset: int) -> None:
+    def _remove(self, offset: Offset) -> None:
         file_io.unlink_if_there(self._path(offset))
         self._unsynced.discard(offset)
         self._offsets.remove(offset)
 
-    def _path(self, offset: int) -> str:
+    def _path(self, offset: Offset) -> str:
         return segment_path(self._directory, offset, SNAPSHOT_SUFFIX)
 
 
-def snapshots_at_rolls(producers: ProducerState, parts: Sequence[SegmentPart]) -> list[tuple[int, bytes]]:
+def snapshots_at_rolls(producers: ProducerState, parts: Sequence[SegmentPart]) -> list[tuple[Offset, bytes]]:
     """(base offset, snapshot) of each segment that an append of `parts` begins; `producers` is the state before it."""
     state = producers.copy()
     rolled = []

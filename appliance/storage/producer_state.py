@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import NO_OFFSET, Offset, ProducerId
 from appliance.records.batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, BatchHeader
 from appliance.records.control_batch import EndTransactionMarker
 from appliance.records.crc32c import crc32c
@@ -52,20 +53,20 @@ class BatchMetadata(NamedTuple):
 
     base_sequence: int
     last_sequence: int
-    base_offset: int
-    last_offset: int
+    base_offset: Offset
+    last_offset: Offset
     timestamp: int
 
 
-RecentBatches = tuple[int, int, list[list[int]]]
+RecentBatches = tuple[ProducerId, int, list[list[Any]]]
 """Producer id, producer epoch, remembered batches with the fields of `BatchMetadata`, newest last."""
 
 
 class DuplicateBatch(NamedTuple):
     """A batch that is in the log already, here."""
 
-    base_offset: int
-    last_offset: int
+    base_offset: Offset
+    last_offset: Offset
     timestamp: int
 
 
@@ -76,7 +77,7 @@ class ProducerEntry(NamedTuple):
     batches: tuple[BatchMetadata, ...]
     timestamp: int
     coordinator_epoch: int = -1
-    transaction_first_offset: int = -1
+    transaction_first_offset: Offset = NO_OFFSET
 
     @property
     def last_sequence(self) -> int:
@@ -87,10 +88,10 @@ class ProducerState:
     """Entries by producer id."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, ProducerEntry] = {}
-        self._open: dict[int, int] = {}
+        self._entries: dict[ProducerId, ProducerEntry] = {}
+        self._open: dict[ProducerId, Offset] = {}
         """Producer id → first offset of its open transaction, in the order of these offsets."""
-        self._ended: list[tuple[int, int]] = []
+        self._ended: list[tuple[Offset, Offset]] = []
         """(first offset, offset of its marker) of transactions that ended, until the high watermark has passed their markers."""
         self.is_undecided = False
         """Whether `last_stable_offset` may lie below the high watermark."""
@@ -98,12 +99,14 @@ class ProducerState:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def entry(self, producer_id: int) -> ProducerEntry | None:
+    def entry(self, producer_id: ProducerId) -> ProducerEntry | None:
         return self._entries.get(producer_id)
 
-    def last_batches(self) -> list[tuple[int, int, int]]:
+    def last_batches(self) -> list[tuple[ProducerId, int, Offset]]:
         """(producer id, producer epoch, last offset of its last data batch or -1) of every producer: what compaction must leave a trace of."""
-        return [(producer_id, entry.producer_epoch, entry.batches[-1].last_offset if entry.batches else -1) for producer_id, entry in self._entries.items()]
+        return [
+            (producer_id, entry.producer_epoch, entry.batches[-1].last_offset if entry.batches else NO_OFFSET) for producer_id, entry in self._entries.items()
+        ]
 
     def recent(self, most: int) -> list[RecentBatches]:
         """What a snapshot does not tell: all remembered batches of those `most` producers that wrote last and have more than one."""
@@ -119,7 +122,7 @@ class ProducerState:
             if entry is not None and entry.producer_epoch == producer_epoch and entry.batches and entry.batches[-1][:4] == remembered[-1][:4]:
                 self._entries[producer_id] = entry._replace(batches=remembered)
 
-    def remember_kept(self, before: ProducerState, end_offset: int) -> None:
+    def remember_kept(self, before: ProducerState, end_offset: Offset) -> None:
         """The log was cut to `end_offset`, and this was read anew from it: what `before` knows of batches that a snapshot does not tell is so still."""
         self.remember_earlier(
             (producer_id, entry.producer_epoch, [list(batch) for batch in kept])
@@ -133,18 +136,18 @@ class ProducerState:
         other.is_undecided = self.is_undecided
         return other
 
-    def snapshot(self) -> list[tuple[int, ProducerEntry]]:
+    def snapshot(self) -> list[tuple[ProducerId, ProducerEntry]]:
         """Return every producer's entry by producer id, as it is now."""
         return list(self._entries.items())
 
-    def follows_on(self, producer_id: int, producer_epoch: int, base_sequence: int) -> bool:
+    def follows_on(self, producer_id: ProducerId, producer_epoch: int, base_sequence: int) -> bool:
         """Whether the producer is known under this epoch, and the batch is the next one or is there."""
         entry = self._entries.get(producer_id)
         if entry is None or entry.producer_epoch != producer_epoch or not entry.batches:
             return False
         return base_sequence == advance_sequence(entry.last_sequence, 1) or any(known.base_sequence == base_sequence for known in entry.batches)
 
-    def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+    def has_open_transaction(self, producer_id: ProducerId, producer_epoch: int) -> bool:
         """Of this very epoch."""
         return producer_id in self._open and self._entries[producer_id].producer_epoch == producer_epoch
 
@@ -159,7 +162,7 @@ class ProducerState:
             self._note_open(staging.changes)
             staging.end_verifications()
 
-    def _note_open(self, changes: dict[int, ProducerEntry]) -> None:
+    def _note_open(self, changes: dict[ProducerId, ProducerEntry]) -> None:
         opened = []
         for producer_id, entry in changes.items():
             first_offset = entry.transaction_first_offset
@@ -171,7 +174,7 @@ class ProducerState:
             self._open[producer_id] = first_offset
         self.is_undecided = bool(self._open or self._ended)
 
-    def last_stable_offset(self, high_watermark: int) -> int:
+    def last_stable_offset(self, high_watermark: Offset) -> Offset:
         """Below it every transaction is decided, and the decision replicated. `high_watermark` never goes back."""
         if self._ended:
             self._ended = [ended for ended in self._ended if ended[1] >= high_watermark]
@@ -213,7 +216,7 @@ class ProducerState:
         """The snapshot file."""
         content = bytearray(_COUNT.pack(len(self._entries)))
         for producer_id, entry in self._entries.items():
-            last = entry.batches[-1] if entry.batches else BatchMetadata(-1, -1, -1, -1, -1)
+            last = entry.batches[-1] if entry.batches else BatchMetadata(-1, -1, NO_OFFSET, NO_OFFSET, -1)
             content += _SNAPSHOT_ENTRY.pack(
                 producer_id,
                 entry.producer_epoch,
@@ -243,7 +246,7 @@ class ProducerState:
         self._note_open(self._entries)
 
 
-def _decode_entry(fields: tuple[int, ...]) -> tuple[int, ProducerEntry]:
+def _decode_entry(fields: tuple[Any, ...]) -> tuple[ProducerId, ProducerEntry]:
     producer_id, producer_epoch, last_sequence, last_offset, offset_delta, timestamp, coordinator_epoch, first_offset = fields
     batches: tuple[BatchMetadata, ...] = ()
     if last_offset >= 0:
@@ -257,22 +260,22 @@ class ProducerStaging:
 
     __slots__ = ("_entries", "_open", "_verifications", "aborted", "changes", "ended", "has_transactions")
 
-    def __init__(self, entries: dict[int, ProducerEntry], open_transactions: dict[int, int], verifications: Verifications | None) -> None:
+    def __init__(self, entries: dict[ProducerId, ProducerEntry], open_transactions: dict[ProducerId, Offset], verifications: Verifications | None) -> None:
         self._entries = entries
         self._open = open_transactions
         self._verifications = verifications
-        self.changes: dict[int, ProducerEntry] = {}
+        self.changes: dict[ProducerId, ProducerEntry] = {}
         self.has_transactions = False
         """Whether a batch here began or ended a transaction; only then the others count."""
         self.aborted: tuple[AbortedTxn, ...] = ()
         """What the transaction index must say, in the order of the markers."""
-        self.ended: tuple[tuple[int, int], ...] = ()
+        self.ended: tuple[tuple[Offset, Offset], ...] = ()
 
-    def _find(self, producer_id: int) -> ProducerEntry | None:
+    def _find(self, producer_id: ProducerId) -> ProducerEntry | None:
         return self.changes.get(producer_id) or self._entries.get(producer_id)
 
     def admit(
-        self, producer_id: int, producer_epoch: int, base_sequence: int, base_offset: int, last_offset: int, timestamp: int
+        self, producer_id: ProducerId, producer_epoch: int, base_sequence: int, base_offset: Offset, last_offset: Offset, timestamp: int
     ) -> DuplicateBatch | ErrorCode | None:
         """A client's batch outside any transaction: None if it is the next one (it is remembered then), the original if it is a duplicate, else why not."""
         entry = self._find(producer_id)
@@ -290,7 +293,15 @@ class ProducerStaging:
         return None
 
     def admit_transactional(
-        self, producer_id: int, producer_epoch: int, base_sequence: int, base_offset: int, last_offset: int, timestamp: int, offer: Offer, now_ms: int
+        self,
+        producer_id: ProducerId,
+        producer_epoch: int,
+        base_sequence: int,
+        base_offset: Offset,
+        last_offset: Offset,
+        timestamp: int,
+        offer: Offer,
+        now_ms: int,
     ) -> DuplicateBatch | NeedsVerification | ErrorCode | None:
         """As `admit`, of a transaction: the first batch of one in this log begins it here, once its coordinator has been asked."""
         entry = self._find(producer_id)
@@ -323,7 +334,7 @@ class ProducerStaging:
         return answer
 
     def end_transaction(
-        self, producer_id: int, producer_epoch: int, offset: int, timestamp: int, marker: EndTransactionMarker, raises_epoch: bool = False
+        self, producer_id: ProducerId, producer_epoch: int, offset: Offset, timestamp: int, marker: EndTransactionMarker, raises_epoch: bool = False
     ) -> DuplicateBatch | ErrorCode | None:
         """A coordinator's marker: None if it ends what is open here (or says that nothing is), the end of the log if it is in the log already, else why it must
         not be written. A newer epoch than the batches' fences their producer (KIP-360). With KIP-890 every marker has one (`raises_epoch`), so one that has
@@ -348,11 +359,11 @@ class ProducerStaging:
 
     def replay_batch(
         self,
-        producer_id: int,
+        producer_id: ProducerId,
         producer_epoch: int,
         base_sequence: int,
-        base_offset: int,
-        last_offset: int,
+        base_offset: Offset,
+        last_offset: Offset,
         timestamp: int,
         attributes: int,
         marker: EndTransactionMarker | None,
@@ -367,14 +378,14 @@ class ProducerStaging:
         if attributes & TRANSACTIONAL_FLAG:
             self._begin_transaction(producer_id, base_offset)
 
-    def _begin_transaction(self, producer_id: int, base_offset: int) -> None:
+    def _begin_transaction(self, producer_id: ProducerId, base_offset: Offset) -> None:
         """Its first batch was just remembered; nothing happens if one is open."""
         if self.changes[producer_id].transaction_first_offset < 0:
             self.changes[producer_id] = self.changes[producer_id]._replace(transaction_first_offset=base_offset)
             self.has_transactions = True
 
     def _end_transaction(
-        self, producer_id: int, producer_epoch: int, offset: int, timestamp: int, marker: EndTransactionMarker, entry: ProducerEntry | None
+        self, producer_id: ProducerId, producer_epoch: int, offset: Offset, timestamp: int, marker: EndTransactionMarker, entry: ProducerEntry | None
     ) -> None:
         batches = entry.batches if entry is not None and entry.producer_epoch == producer_epoch else ()
         self.changes[producer_id] = ProducerEntry(producer_epoch, batches, timestamp, marker.coordinator_epoch)
@@ -387,7 +398,7 @@ class ProducerStaging:
             last_stable_offset = min((first for first in others.values() if first >= 0), default=offset + 1)
             self.aborted = (*self.aborted, AbortedTxn(producer_id, entry.transaction_first_offset, offset, last_stable_offset))
 
-    def _remember(self, producer_id: int, producer_epoch: int, batch: BatchMetadata, entry: ProducerEntry | None) -> None:
+    def _remember(self, producer_id: ProducerId, producer_epoch: int, batch: BatchMetadata, entry: ProducerEntry | None) -> None:
         if entry is None:
             self.changes[producer_id] = ProducerEntry(producer_epoch, (batch,), batch.timestamp)
             return
@@ -396,7 +407,7 @@ class ProducerStaging:
         self.changes[producer_id] = entry._replace(producer_epoch=producer_epoch, batches=batches, timestamp=batch.timestamp)
 
 
-def _producer_batch(base_sequence: int, base_offset: int, last_offset: int, timestamp: int) -> BatchMetadata:
+def _producer_batch(base_sequence: int, base_offset: Offset, last_offset: Offset, timestamp: int) -> BatchMetadata:
     return BatchMetadata(base_sequence, advance_sequence(base_sequence, last_offset - base_offset), base_offset, last_offset, timestamp)
 
 

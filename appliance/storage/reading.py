@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.model import FILE_START, NO_OFFSET, LeaderEpoch, Offset, Position
 from appliance.records.batch import BATCH_HEADER, RECORDS_AT, BatchHeader
 from appliance.records.compression import opened_batch_limit
 from appliance.records.record import iterate_records
@@ -40,6 +41,8 @@ ATTEMPTS = 20
 
 READS_AHEAD = 8
 """How many later reads a look-up finds the beginnings of. Each costs a search in the index and some header reads, a third of a look-up of its own."""
+
+_LARGEST_OFFSET = Offset(2**63 - 1)
 
 _Answer = TypeVar("_Answer")
 
@@ -65,21 +68,21 @@ class _Replaced(Exception):
 class ReadAhead(NamedTuple):
     """Where a later read begins, if each takes as many bytes as the one before it."""
 
-    offset: int
+    offset: Offset
     """It will be asked for: it follows the last batch that the read before it had whole."""
-    position: int
+    position: Position
     batch_size_bytes: int
 
 
 class Located(NamedTuple):
     """Where to read. `batch_size_bytes` 0: nothing readable there yet, `position` is where it will come."""
 
-    segment_base_offset: int
-    position: int
+    segment_base_offset: Offset
+    position: Position
     batch_size_bytes: int
     segment_size_bytes: int
     """Bytes of the segment file at the moment of the look-up; the readable part may end before."""
-    base_offset: int
+    base_offset: Offset
     segment_file: int = 0
     """Which file `position` is in (its inode number): compaction puts another one under the same name."""
     ahead: tuple[ReadAhead, ...] = ()
@@ -89,9 +92,9 @@ class Located(NamedTuple):
 class RecordFound(NamedTuple):
     """One record that a look-up by time found."""
 
-    offset: int
+    offset: Offset
     timestamp: int
-    leader_epoch: int
+    leader_epoch: LeaderEpoch
 
 
 class LogReading:
@@ -99,13 +102,13 @@ class LogReading:
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._bases: list[int] = []
-        self._transaction_indexes: set[int] = set()
+        self._bases: list[Offset] = []
+        self._transaction_indexes: set[Offset] = set()
         self.refresh()
 
     def refresh(self) -> None:
         """Take the segment list. A listing may miss what is renamed meanwhile, so two must agree, and no swap be under way. Raises `SegmentMoved`."""
-        seen: list[int] | None = None
+        seen: list[Offset] | None = None
         with self._storage("list"):
             for _ in range(ATTEMPTS):
                 names = file_io.listdir(self._directory)
@@ -129,18 +132,18 @@ class LogReading:
                 self.refresh()
         raise SegmentMoved(f"segments of {self._directory} are being replaced")
 
-    def segments(self) -> list[int]:
+    def segments(self) -> list[Offset]:
         """Base offsets, ascending."""
         return list(self._bases)
 
     @property
-    def earliest(self) -> int:
+    def earliest(self) -> Offset:
         """The first segment's base offset; the log start offset in the table row may be higher."""
         if not self._bases:
             raise OffsetOutOfRange(f"{self._directory} holds no segment")
         return self._bases[0]
 
-    def open_segment(self, base_offset: int) -> int:
+    def open_segment(self, base_offset: Offset) -> int:
         """A read-only descriptor of a segment's log; the caller closes it. Raises `OffsetOutOfRange` if it is gone, `SegmentMoved` if it became
         part of another one."""
         try:
@@ -152,7 +155,7 @@ class LogReading:
                 raise OffsetOutOfRange(f"segment {base_offset} of {self._directory} is gone") from None
             raise SegmentMoved(f"segment {base_offset} of {self._directory} was replaced") from None
 
-    def locate(self, offset: int, limit_offset: int, ahead_bytes: int = 0) -> Located:
+    def locate(self, offset: Offset, limit_offset: Offset, ahead_bytes: int = 0) -> Located:
         """The batch that holds `offset` (or the first one behind it, where compaction left a gap), below `limit_offset`. With `ahead_bytes` also where
         the next reads begin, if this one and they take so many each.
 
@@ -160,7 +163,7 @@ class LogReading:
         """
         return self._settled("look up an offset in", lambda: self._locate(offset, limit_offset, ahead_bytes))
 
-    def _locate(self, offset: int, limit_offset: int, ahead_bytes: int) -> Located:
+    def _locate(self, offset: Offset, limit_offset: Offset, ahead_bytes: int) -> Located:
         if offset > limit_offset or offset < self.earliest:
             raise OffsetOutOfRange(f"offset {offset} is not in [{self.earliest}, {limit_offset}] of {self._directory}")
         number = bisect_right(self._bases, offset) - 1
@@ -170,11 +173,11 @@ class LogReading:
                 return found
             number += 1  # the offset was compacted away at this segment's end
 
-    def _locate_in(self, number: int, offset: int, limit_offset: int, ahead_bytes: int) -> Located:
+    def _locate_in(self, number: int, offset: Offset, limit_offset: Offset, ahead_bytes: int) -> Located:
         base = self._bases[number]
         with self._descriptors(base, *((LOG_SUFFIX, INDEX_SUFFIX) if offset > base or ahead_bytes else (LOG_SUFFIX,))) as (log_fd, *indexes):
             index = OffsetIndex(indexes[0], base) if indexes else None
-            start = index.lookup(offset).position if index is not None else 0
+            start = index.lookup(offset).position if index is not None else FILE_START
             figures = file_io.fstat(log_fd)
             size_bytes, file = figures.st_size, figures.st_ino
             scan = SegmentScan(log_fd, start, size_bytes, verify=False)
@@ -187,11 +190,11 @@ class LogReading:
                     return Located(base, position, header.size_bytes, size_bytes, header.base_offset, file, ahead)
             return Located(base, scan.valid_end, 0, size_bytes, offset, file)
 
-    def segments_modified_by(self, wall_ms: int, most: int) -> list[int]:
+    def segments_modified_by(self, wall_ms: int, most: int) -> list[Offset]:
         """Base offsets, descending: the newest segment whose file was last written at or before `wall_ms`, and those before it; at most `most`."""
         return self._settled("list the segments of", lambda: self._segments_modified_by(wall_ms, most))
 
-    def _segments_modified_by(self, wall_ms: int, most: int) -> list[int]:
+    def _segments_modified_by(self, wall_ms: int, most: int) -> list[Offset]:
         for number in range(len(self._bases), 0, -1):
             try:
                 modified_ns = file_io.stat(segment_path(self._directory, self._bases[number - 1], LOG_SUFFIX)).st_mtime_ns
@@ -201,17 +204,17 @@ class LogReading:
                 return self._bases[max(0, number - most) : number][::-1]
         return []
 
-    def aborted_in(self, first_offset: int, segment_base_offset: int, end_position: int, limit_offset: int) -> tuple[int, list[AbortedTxn]]:
+    def aborted_in(self, first_offset: Offset, segment_base_offset: Offset, end_position: Position, limit_offset: Offset) -> tuple[Offset, list[AbortedTxn]]:
         """Aborted transactions with records in [first_offset, end), and this end: an offset that no batch before `end_position` of the segment reaches,
         and none above `limit_offset`."""
         return self._settled("look up aborted transactions in", lambda: self._aborted_in(first_offset, segment_base_offset, end_position, limit_offset))
 
-    def _aborted_in(self, first_offset: int, segment_base_offset: int, end_position: int, limit_offset: int) -> tuple[int, list[AbortedTxn]]:
+    def _aborted_in(self, first_offset: Offset, segment_base_offset: Offset, end_position: Position, limit_offset: Offset) -> tuple[Offset, list[AbortedTxn]]:
         end_offset = min(limit_offset, self._upper_bound(segment_base_offset, end_position))
         first = max(0, bisect_right(self._bases, first_offset) - 1)
         return end_offset, aborted_between(map(self._transaction_index, self._bases[first:]), first_offset, end_offset)
 
-    def _upper_bound(self, base_offset: int, end_position: int) -> int:
+    def _upper_bound(self, base_offset: Offset, end_position: Position) -> Offset:
         """Return an offset above every one before `position`, as near as the index allows."""
         with self._descriptors(base_offset, LOG_SUFFIX, INDEX_SUFFIX) as (_, index_fd):
             index = OffsetIndex(index_fd, base_offset)
@@ -219,9 +222,9 @@ class LogReading:
             if number < index.count():
                 return index.entry(number).offset
         behind = bisect_right(self._bases, base_offset)
-        return self._bases[behind] if behind < len(self._bases) else 2**63 - 1
+        return self._bases[behind] if behind < len(self._bases) else _LARGEST_OFFSET
 
-    def _transaction_index(self, base_offset: int) -> bytes:
+    def _transaction_index(self, base_offset: Offset) -> bytes:
         """Whole entries of a `.txnindex`; empty where there is none. Which sealed segments have one does not change unless they are replaced."""
         is_sealed = base_offset != self._bases[-1]
         if is_sealed and base_offset not in self._transaction_indexes:
@@ -234,11 +237,11 @@ class LogReading:
             return b""
         return content[: len(content) // TRANSACTION_ENTRY.size * TRANSACTION_ENTRY.size]
 
-    def epoch_end(self, leader_epoch: int, log_end_offset: int) -> tuple[int, int]:
+    def epoch_end(self, leader_epoch: LeaderEpoch, log_end_offset: Offset) -> tuple[LeaderEpoch, Offset]:
         """(largest known epoch that is not above `leader_epoch`, where it ends); (-1, -1) when nothing can be said."""
         return self._leader_epochs().end_offset_for(leader_epoch, log_end_offset)
 
-    def epoch_at(self, offset: int) -> int:
+    def epoch_at(self, offset: Offset) -> LeaderEpoch:
         """The leader epoch of the record at `offset`, -1 if unknown."""
         return self._leader_epochs().epoch_at(offset)
 
@@ -250,11 +253,11 @@ class LogReading:
                 raise OSError(errno.EIO, f"{epochs.path} does not hold together")
         return epochs
 
-    def offset_for_timestamp(self, timestamp: int, limit_offset: int) -> RecordFound | None:
+    def offset_for_timestamp(self, timestamp: int, limit_offset: Offset) -> RecordFound | None:
         """The first record at or after `timestamp` and below `limit_offset`, or None."""
         return self._settled("look up a time in", lambda: self._offset_for_timestamp(timestamp, limit_offset))
 
-    def _offset_for_timestamp(self, timestamp: int, limit_offset: int) -> RecordFound | None:
+    def _offset_for_timestamp(self, timestamp: int, limit_offset: Offset) -> RecordFound | None:
         for number in range(len(self._bases)):
             if self._bases[number] >= limit_offset:
                 return None
@@ -263,7 +266,7 @@ class LogReading:
                 return found if found.offset < limit_offset else None
         return None
 
-    def _find_time(self, number: int, timestamp: int, limit_offset: int) -> RecordFound | None:
+    def _find_time(self, number: int, timestamp: int, limit_offset: Offset) -> RecordFound | None:
         base = self._bases[number]
         with self._descriptors(base, LOG_SUFFIX, TIME_INDEX_SUFFIX, INDEX_SUFFIX) as (log_fd, time_fd, index_fd):
             time_index = TimeIndex(time_fd, base)
@@ -280,12 +283,12 @@ class LogReading:
                         return found
         return None
 
-    def offset_of_max_timestamp(self, limit_offset: int) -> RecordFound | None:
+    def offset_of_max_timestamp(self, limit_offset: Offset) -> RecordFound | None:
         """The first record with the largest timestamp below `limit_offset`, or None for an empty log."""
         return self._settled("look up a time in", lambda: self._offset_of_max_timestamp(limit_offset))
 
-    def _offset_of_max_timestamp(self, limit_offset: int) -> RecordFound | None:
-        best: tuple[int, int, int, BatchHeader] | None = None
+    def _offset_of_max_timestamp(self, limit_offset: Offset) -> RecordFound | None:
+        best: tuple[int, Offset, Position, BatchHeader] | None = None
         for number, base in enumerate(self._bases):
             if base >= limit_offset:
                 break
@@ -296,7 +299,7 @@ class LogReading:
                 found, largest = _youngest_batch(log_fd, start, limit_offset)
                 if start and (found is None or largest > found[1].max_timestamp):
                     # The index led to a marker, or to a batch that compaction emptied: what is before it counts again.
-                    found, _ = _youngest_batch(log_fd, 0, limit_offset)
+                    found, _ = _youngest_batch(log_fd, FILE_START, limit_offset)
                 if found is not None and (best is None or found[1].max_timestamp > best[0]):
                     best = (found[1].max_timestamp, base, *found)
         if best is None:
@@ -307,14 +310,14 @@ class LogReading:
                 raise _Replaced
             return _first_record_at(log_fd, position, header, timestamp)
 
-    def _sealed_maximum(self, number: int, limit_offset: int) -> int:
+    def _sealed_maximum(self, number: int, limit_offset: Offset) -> int:
         """A sealed segment's largest timestamp; for the last one, or one that reaches over the limit, the largest there is."""
         if number + 1 == len(self._bases) or self._bases[number + 1] > limit_offset:
             return 2**63 - 1
         with self._descriptors(self._bases[number], LOG_SUFFIX, TIME_INDEX_SUFFIX) as (_, time_fd):
             return TimeIndex(time_fd, self._bases[number]).last().timestamp
 
-    def _open(self, base_offset: int, suffix: str) -> int:
+    def _open(self, base_offset: Offset, suffix: str) -> int:
         try:
             fd = file_io.open_path(segment_path(self._directory, base_offset, suffix), file_io.READ_ONLY)
         except FileNotFoundError:
@@ -325,7 +328,7 @@ class LogReading:
         return fd
 
     @contextmanager
-    def _descriptors(self, base_offset: int, *suffixes: str) -> Iterator[list[int]]:
+    def _descriptors(self, base_offset: Offset, *suffixes: str) -> Iterator[list[int]]:
         """Files of one segment that belong together: the log first, then indexes, and then the log must still be the same. Raises `_Replaced`."""
         opened: list[int] = []
         try:
@@ -337,7 +340,7 @@ class LogReading:
         finally:
             file_io.close_all(opened)
 
-    def _file_of(self, base_offset: int) -> int:
+    def _file_of(self, base_offset: Offset) -> int:
         try:
             return file_io.stat(segment_path(self._directory, base_offset, LOG_SUFFIX)).st_ino
         except FileNotFoundError:
@@ -351,19 +354,19 @@ class LogReading:
             raise file_io.storage_failure(f"{action} {self._directory}", error) from error
 
 
-def _position_of_maximum(time_fd: int, index_fd: int, base: int, limit_offset: int) -> int:
+def _position_of_maximum(time_fd: int, index_fd: int, base: Offset, limit_offset: Offset) -> Position:
     """No batch before this position of a segment has a larger timestamp than the one there, or an equal one: where the time index's last
     entry below the limit points, at best."""
     time_index = TimeIndex(time_fd, base)
     number = time_index.count_below(limit_offset)
     if not number:
-        return 0
+        return FILE_START
     return OffsetIndex(index_fd, base).lookup(time_index.entry(number - 1).offset).position
 
 
-def _youngest_batch(log_fd: int, start: int, limit_offset: int) -> tuple[tuple[int, BatchHeader] | None, int]:
+def _youngest_batch(log_fd: int, start: Position, limit_offset: Offset) -> tuple[tuple[Position, BatchHeader] | None, int]:
     """Position and header of the first batch with records that has the largest timestamp from `start` on; and the largest of any batch."""
-    found: tuple[int, BatchHeader] | None = None
+    found: tuple[Position, BatchHeader] | None = None
     largest = -1
     for position, header in SegmentScan(log_fd, start, file_io.size_of(log_fd), verify=False):
         if header.base_offset >= limit_offset:
@@ -374,7 +377,7 @@ def _youngest_batch(log_fd: int, start: int, limit_offset: int) -> tuple[tuple[i
     return found, largest
 
 
-def _reads_ahead(log_fd: int, index: OffsetIndex, first: ReadAhead, size_bytes: int, limit_offset: int) -> Iterator[ReadAhead]:
+def _reads_ahead(log_fd: int, index: OffsetIndex, first: ReadAhead, size_bytes: int, limit_offset: Offset) -> Iterator[ReadAhead]:
     """The beginnings of the reads after `first`, in its segment and below `limit_offset`."""
     file_bytes = file_io.size_of(log_fd)
     read = first
@@ -382,7 +385,7 @@ def _reads_ahead(log_fd: int, index: OffsetIndex, first: ReadAhead, size_bytes: 
         end = read.position + max(size_bytes, read.batch_size_bytes)
         known = index.count_at_or_before(end)
         start = max(read.position, index.entry(known - 1).position) if known else read.position
-        follows = -1
+        follows = NO_OFFSET
         for position, header in SegmentScan(log_fd, start, file_bytes, verify=False):
             if header.base_offset >= limit_offset:
                 return
@@ -395,7 +398,7 @@ def _reads_ahead(log_fd: int, index: OffsetIndex, first: ReadAhead, size_bytes: 
         yield read
 
 
-def _first_record_at(log_fd: int, position: int, header: BatchHeader, timestamp: int) -> RecordFound | None:
+def _first_record_at(log_fd: int, position: Position, header: BatchHeader, timestamp: int) -> RecordFound | None:
     """The first record of a batch that is at or after `timestamp`; maxTimestamp is the producer's word, so there may be none."""
     batch = file_io.pread_all(log_fd, position, header.size_bytes)
     for record in iterate_records(batch, opened_batch_limit(len(batch))):

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from appliance.base.model import FILE_START, FIRST_OFFSET, NO_OFFSET, LeaderEpoch, Offset, Position
 from appliance.records.batch import CONTROL_FLAG, BatchHeader
 from appliance.storage import file_io
 from appliance.storage.indexes import LARGEST_RELATIVE_OFFSET, OFFSET_ENTRY, TIME_ENTRY, OffsetIndex, TimeIndex
@@ -33,16 +34,16 @@ class SameBoot(NamedTuple):
     """Our process died, the page cache is whole: everything up to `active_position` of segment `active_base_offset` (where
     `end_offset` comes next) is known; what lies behind is scanned. `recovery_point` is used when the file does not agree."""
 
-    end_offset: int
-    active_base_offset: int
-    active_position: int
-    recovery_point: int = 0
+    end_offset: Offset
+    active_base_offset: Offset
+    active_position: Position
+    recovery_point: Offset = FIRST_OFFSET
 
 
 class Unclean(NamedTuple):
     """The machine went down: what lies above `recovery_point` is scanned, and where the indexes below do not agree, the whole segment."""
 
-    recovery_point: int
+    recovery_point: Offset
 
 
 Recovery = Clean | SameBoot | Unclean
@@ -57,12 +58,12 @@ class RecoveredSegment(NamedTuple):
     """What a scan found. `cut_bytes` were behind the valid end."""
 
     tail: SegmentTail
-    next_offset: int
+    next_offset: Offset
     cut_bytes: int
     problem: str | None
-    leader_epochs: list[tuple[int, int]]
+    leader_epochs: list[tuple[LeaderEpoch, Offset]]
     """(leader epoch, base offset) where a batch carries a larger epoch than those before it in the scan."""
-    first_producer_offset: int
+    first_producer_offset: Offset
     has_markers: bool
     """Whether the scan met the end of a transaction."""
 
@@ -71,7 +72,12 @@ class SegmentRecovery:
     """Recovers one segment; afterwards its files are as long as `RecoveredSegment.tail` says."""
 
     def __init__(
-        self, segment: OpenSegment, index_interval_bytes: int, created_ms: int, cut: bool = True, read: Callable[[int, int, int], bytes] = file_io.pread_all
+        self,
+        segment: OpenSegment,
+        index_interval_bytes: int,
+        created_ms: int,
+        cut: bool = True,
+        read: Callable[[int, Position, int], bytes] = file_io.pread_all,
     ) -> None:
         """`read` as for `SegmentScan`."""
         self._read = read
@@ -82,16 +88,16 @@ class SegmentRecovery:
         self._next_offset = segment.base_offset
         self._index_entries = bytearray()
         self._time_entries = bytearray()
-        self._last_entry_position = 0
-        self._leader_epochs: list[tuple[int, int]] = []
-        self._first_producer_offset = -1
+        self._last_entry_position = FILE_START
+        self._leader_epochs: list[tuple[LeaderEpoch, Offset]] = []
+        self._first_producer_offset = NO_OFFSET
         self._has_markers = False
         self._problem: str | None = None
 
     def rebuild(self) -> RecoveredSegment:
         """Scan the whole segment, cut it at the first bad batch, write both indexes anew."""
         size_bytes = file_io.size_of(self._segment.log_fd)
-        self._scan(0, size_bytes, None)
+        self._scan(FILE_START, size_bytes, None)
         return self._finish(size_bytes)
 
     def resume(self, known: SameBoot | None) -> RecoveredSegment:
@@ -103,7 +109,7 @@ class SegmentRecovery:
         size_bytes = file_io.size_of(self._segment.log_fd)
         if known is not None and size_bytes < known.active_position:
             raise Disagreement(f"the segment has {size_bytes} bytes, {known.active_position} were known")
-        start = self._trust_indexes(size_bytes if known is None else known.active_position, None if known is None else known.end_offset)
+        start = self._trust_indexes(Position(size_bytes) if known is None else known.active_position, None if known is None else known.end_offset)
         self._scan(start, size_bytes, known)
         if self._problem is not None and (known is None or self._tail.size_bytes < known.active_position):
             raise Disagreement(self._problem)
@@ -111,14 +117,14 @@ class SegmentRecovery:
             raise Disagreement(f"the segment ends at offset {self._next_offset}, {known.end_offset} was known")
         return self._finish(size_bytes)
 
-    def resume_above(self, recovery_point: int) -> RecoveredSegment:
+    def resume_above(self, recovery_point: Offset) -> RecoveredSegment:
         """After a power cut: what lies below `recovery_point` was synced, indexes too; scan from the last index entry below it, cut at the first bad
         batch. Raises `Disagreement` where that is not what the files say."""
         size_bytes = file_io.size_of(self._segment.log_fd)
         index = OffsetIndex(self._segment.index_fd, self._segment.base_offset)
         number = index.count_below(recovery_point) - 1
         # Entries above it may be torn or zero, so that the search can miss; what it finds must be an entry, and its batch where it says.
-        start = self._trust_indexes(index.entry(number).position + 1 if number >= 0 else 0, recovery_point)
+        start = self._trust_indexes(index.entry(number).position + 1 if number >= 0 else FILE_START, recovery_point)
         self._check_that_entries_ascend()
         self._check_last_time_entry(index)
         self._scan(start, size_bytes, None)
@@ -149,15 +155,15 @@ class SegmentRecovery:
             if before.timestamp >= last.timestamp or before.offset >= last.offset:
                 raise Disagreement("the time index does not ascend")
         log_fd = self._segment.log_fd
-        start = index.lookup(last.offset - 1).position if last.offset > base_offset else 0
-        for _, header in SegmentScan(log_fd, max(0, start), file_io.size_of(log_fd), verify=False):
+        start = index.lookup(last.offset - 1).position if last.offset > base_offset else FILE_START
+        for _, header in SegmentScan(log_fd, max(FILE_START, start), file_io.size_of(log_fd), verify=False):
             if header.last_offset >= last.offset:
                 if header.base_offset <= last.offset and header.max_timestamp == last.timestamp:
                     return
                 break
         raise Disagreement(f"the time index names offset {last.offset} for {last.timestamp}, its batch does not")
 
-    def _trust_indexes(self, limit_position: int, limit_offset: int | None) -> int:
+    def _trust_indexes(self, limit_position: Position, limit_offset: Offset | None) -> Position:
         """Keep the index entries before `limit_position` and take their state over; the position to scan from."""
         segment, tail = self._segment, self._tail
         if file_io.size_of(segment.index_fd) % OFFSET_ENTRY.size or file_io.size_of(segment.time_index_fd) % TIME_ENTRY.size:
@@ -171,7 +177,7 @@ class SegmentRecovery:
             tail.max_timestamp_offset = last.offset
         self._read_first_timestamp()
         if not tail.index_count:
-            return 0
+            return FILE_START
         entry = index.entry(tail.index_count - 1)
         if entry.position <= 0 or entry.offset < segment.base_offset:
             raise Disagreement("the index has an entry that no append writes")
@@ -179,14 +185,14 @@ class SegmentRecovery:
         self._expect_last_offset = entry.offset
         return entry.position
 
-    _expect_last_offset: int | None = None
+    _expect_last_offset: Offset | None = None
 
     def _read_first_timestamp(self) -> None:
-        for _, header in SegmentScan(self._segment.log_fd, 0, file_io.size_of(self._segment.log_fd), verify=False):
+        for _, header in SegmentScan(self._segment.log_fd, FILE_START, file_io.size_of(self._segment.log_fd), verify=False):
             self._tail.first_timestamp = header.max_timestamp
             return
 
-    def _scan(self, start: int, size_bytes: int, known: SameBoot | None) -> None:
+    def _scan(self, start: Position, size_bytes: int, known: SameBoot | None) -> None:
         scan = SegmentScan(self._segment.log_fd, start, size_bytes, read=self._read)
         for position, header in scan:
             problem = self._batch_problem(position, header, known)
@@ -198,7 +204,7 @@ class SegmentRecovery:
             self._problem = scan.problem
         self._tail.size_bytes = scan.valid_end
 
-    def _batch_problem(self, position: int, header: BatchHeader, known: SameBoot | None) -> str | None:
+    def _batch_problem(self, position: Position, header: BatchHeader, known: SameBoot | None) -> str | None:
         if self._expect_last_offset is not None:
             expected, self._expect_last_offset = self._expect_last_offset, None
             # Kafka's followers write one entry for many batches: the position of the first, the offset of the last
@@ -214,7 +220,7 @@ class SegmentRecovery:
             raise Disagreement(f"a batch reaches over byte {known.active_position}, where one was known to begin")
         return None
 
-    def _take(self, position: int, header: BatchHeader) -> None:
+    def _take(self, position: Position, header: BatchHeader) -> None:
         tail = self._tail
         if not position:
             tail.first_timestamp = header.max_timestamp
@@ -274,7 +280,7 @@ def seal(segment: OpenSegment, tail: SegmentTail) -> bool:
 TEMPORARY = ".tmp"
 
 
-def rebuild_beside(directory: str, base_offset: int, index_interval_bytes: int, now_ms: int) -> str | None:
+def rebuild_beside(directory: str, base_offset: Offset, index_interval_bytes: int, now_ms: int) -> str | None:
     """Write `N.index.tmp` and `N.timeindex.tmp`, synced. None when they are ready, else why there is no rebuilding. Raises OSError."""
     segment = OpenSegment.beside(directory, base_offset, TEMPORARY)
     try:
@@ -291,14 +297,14 @@ def rebuild_beside(directory: str, base_offset: int, index_interval_bytes: int, 
     return None
 
 
-def put_in_place(directory: str, base_offset: int) -> None:
+def put_in_place(directory: str, base_offset: Offset) -> None:
     """Rename the new indexes over the old ones. Raises OSError."""
     for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
         path = segment_path(directory, base_offset, suffix)
         file_io.rename(path + TEMPORARY, path)
 
 
-def discard(directory: str, base_offset: int) -> None:
+def discard(directory: str, base_offset: Offset) -> None:
     """Remove what `rebuild_beside` wrote. Raises OSError."""
     for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
         file_io.unlink_if_there(segment_path(directory, base_offset, suffix) + TEMPORARY)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
+from appliance.base.model import Offset
 from appliance.storage import file_io
 from appliance.storage.segment_files import DELETED_SUFFIX, LOG_SUFFIX, SEGMENT_SUFFIXES, segment_name
 
@@ -23,7 +24,7 @@ NEVER = 2**63 - 1
 class RemovedSegments:
     """Segments of one log, oldest first, whose files still have their names. Close it when done."""
 
-    def __init__(self, directory: str, directory_fd: int, base_offsets: list[int], size_bytes: int) -> None:
+    def __init__(self, directory: str, directory_fd: int, base_offsets: list[Offset], size_bytes: int) -> None:
         self.directory = directory
         self.base_offsets = base_offsets
         self.size_bytes = size_bytes
@@ -32,7 +33,7 @@ class RemovedSegments:
         self._directory_fd = directory_fd
 
     @classmethod
-    def of(cls, directory: str, base_offsets: list[int], sizes: Mapping[int, int]) -> RemovedSegments:
+    def of(cls, directory: str, base_offsets: list[Offset], sizes: Mapping[Offset, int]) -> RemovedSegments:
         directory_fd = file_io.open_directory(directory)
         return cls(directory, directory_fd, base_offsets, sum(sizes[base] for base in base_offsets))
 

@@ -16,6 +16,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from appliance.base.model import FILE_START, Offset
 from appliance.storage import file_io
 from appliance.storage.indexes import TimeIndex
 from appliance.storage.log_config import LogConfig
@@ -26,8 +27,8 @@ from appliance.storage.segment_scan import SegmentScan
 class SegmentFacts(NamedTuple):
     """One segment. `end_offset` (exclusive) is the next one's base offset, or the log end."""
 
-    base_offset: int
-    end_offset: int
+    base_offset: Offset
+    end_offset: Offset
     size_bytes: int
     is_active: bool = False
 
@@ -36,8 +37,8 @@ class LogFacts(NamedTuple):
     """One log at one moment; `segments` ascending, the last one is active."""
 
     segments: tuple[SegmentFacts, ...]
-    log_start_offset: int
-    high_watermark: int
+    log_start_offset: Offset
+    high_watermark: Offset
     config: LogConfig
 
     @property
@@ -122,7 +123,7 @@ class RetentionPlan(NamedTuple):
     in the order of the policies."""
 
     gone: int
-    end_offset: int
+    end_offset: Offset
     rolls: bool
     """All segments go, so a new one has to be there first."""
     reasons: tuple[tuple[str, int, int], ...]
@@ -220,7 +221,7 @@ class SegmentTimes:
         except FileNotFoundError:
             return YOUNGEST
 
-    def _of_sealed(self, base_offset: int) -> int:
+    def _of_sealed(self, base_offset: Offset) -> int:
         fd = file_io.open_path(segment_path(self._directory, base_offset, TIME_INDEX_SUFFIX), file_io.READ_ONLY)
         try:
             return TimeIndex(fd, base_offset).last().timestamp
@@ -228,11 +229,11 @@ class SegmentTimes:
             file_io.close(fd)
 
 
-def lag_times(directory: str, base_offset: int) -> tuple[int, int]:
+def lag_times(directory: str, base_offset: Offset) -> tuple[int, int]:
     """(maxTimestamp of the first batch or -1, largest timestamp) of a sealed segment in ms: what the compaction lags ask. Raises OSError."""
     fd = file_io.open_path(segment_path(directory, base_offset, LOG_SUFFIX), file_io.READ_ONLY)
     try:
-        first = next((header.max_timestamp for _, header in SegmentScan(fd, 0, file_io.size_of(fd), verify=False)), -1)
+        first = next((header.max_timestamp for _, header in SegmentScan(fd, FILE_START, file_io.size_of(fd), verify=False)), -1)
     finally:
         file_io.close(fd)
     return first, SegmentTimes(directory, -1).largest(SegmentFacts(base_offset, base_offset, 0, False))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from appliance.base.model import FILE_START, NO_OFFSET, Offset, Position
 from appliance.records.batch import LOG_OVERHEAD, MAGIC, RECORDS_AT, BatchHeader, read_batch_header
 from appliance.storage.cold_file import SEALED_WAYS, ColdFile, ColdFileReader
 from appliance.storage.indexes import OFFSET_ENTRY, TIME_ENTRY, OffsetEntry, TimeEntry
@@ -33,12 +34,12 @@ class Damage(NamedTuple):
 
     kind: str
     file: str
-    base_offset: int
-    offset: int
-    position: int
+    base_offset: Offset
+    offset: Offset
+    position: Position
     words: str
-    sound_offset: int = -1
-    sound_position: int = 0
+    sound_offset: Offset = NO_OFFSET
+    sound_position: Position = FILE_START
 
 
 class SegmentScrub:
@@ -47,14 +48,14 @@ class SegmentScrub:
     `end_offset` is the next segment's base offset. Raises OSError where the disk cannot read: that is for the caller to report.
     """
 
-    def __init__(self, directory: str, base_offset: int, end_offset: int) -> None:
+    def __init__(self, directory: str, base_offset: Offset, end_offset: Offset) -> None:
         self.damages: list[Damage] = []
         self._directory = directory
         self._base_offset = base_offset
         self._end_offset = end_offset
         self._next_offset = base_offset
         self._largest_timestamp = -1
-        self._before = [(base_offset, 0)] * 2
+        self._before = [(base_offset, FILE_START)] * 2
         """(offset, position) of the last two batches that were passed; the segment's own where it begins."""
 
     def __iter__(self) -> Iterator[int]:
@@ -64,7 +65,7 @@ class SegmentScrub:
         try:
             size_bytes = cold.size_bytes()
             read_bytes = 0
-            for position, header in self.batches(ColdFileReader(cold), 0, size_bytes):
+            for position, header in self.batches(ColdFileReader(cold), FILE_START, size_bytes):
                 self.on_batch(position, header)
                 self._largest_timestamp = max(self._largest_timestamp, header.max_timestamp)
                 offset_entries.on_batch(position, header)
@@ -82,9 +83,9 @@ class SegmentScrub:
             (TIME_INDEX, TIME_INDEX_SUFFIX, time_entries.finish(self._largest_timestamp)),
         ):
             if problem:
-                self._report(kind, suffix, self._base_offset, 0, problem)
+                self._report(kind, suffix, self._base_offset, FILE_START, problem)
 
-    def batches(self, pieces: ColdFileReader, position: int, size_bytes: int) -> Iterator[tuple[int, BatchHeader]]:
+    def batches(self, pieces: ColdFileReader, position: Position, size_bytes: int) -> Iterator[tuple[Position, BatchHeader]]:
         """Yield each intact batch from `position` on. A damaged one is reported, and skipped if its
         header has a plausible length."""
         while position < size_bytes:
@@ -110,17 +111,17 @@ class SegmentScrub:
             and self._next_offset <= header.base_offset <= header.last_offset < self._end_offset
         )
 
-    def begin_at(self, offset: int, position: int) -> None:
+    def begin_at(self, offset: Offset, position: Position) -> None:
         """`batches` will be read from there on, where an intact batch or the segment begins."""
         self._next_offset = offset
         self._before = [(offset, position)] * 2
 
-    def on_batch(self, position: int, header: BatchHeader) -> None:
+    def on_batch(self, position: Position, header: BatchHeader) -> None:
         """Check the offsets of what `batches` gave."""
         self._check_offsets(position, header)
         self._before = [self._before[1], (header.base_offset if position else self._base_offset, position)]
 
-    def _check_offsets(self, position: int, header: BatchHeader) -> None:
+    def _check_offsets(self, position: Position, header: BatchHeader) -> None:
         if header.base_offset < self._next_offset or header.last_offset >= self._end_offset:
             words = f"a batch holds offsets {header.base_offset} to {header.last_offset}; {self._next_offset} to {self._end_offset - 1} may come here"
             self._report(OFFSETS, LOG_SUFFIX, header.base_offset, position, words, self._before[0])  # the one before it may be the one that lies
@@ -133,11 +134,11 @@ class SegmentScrub:
         except FileNotFoundError:
             return None
         try:
-            return ColdFileReader(cold).read(-1, 0, cold.size_bytes())
+            return ColdFileReader(cold).read(-1, FILE_START, cold.size_bytes())
         finally:
             cold.close()
 
-    def _report(self, kind: str, suffix: str, offset: int, position: int, words: str, sound: tuple[int, int] | None = None) -> None:
+    def _report(self, kind: str, suffix: str, offset: Offset, position: Position, words: str, sound: tuple[Offset, Position] | None = None) -> None:
         if len(self.damages) < DAMAGES_MAX:
             name = segment_path("", self._base_offset, suffix).lstrip("/")
             self.damages.append(Damage(kind, name, self._base_offset, offset, position, words, *(sound or self._before[1])))
@@ -146,7 +147,7 @@ class SegmentScrub:
 class _OffsetEntries:
     """Follows the batches along an offset index: each entry must name a batch's start and no offset before that batch."""
 
-    def __init__(self, content: bytes | None, base_offset: int) -> None:
+    def __init__(self, content: bytes | None, base_offset: Offset) -> None:
         self._problem = "it is missing" if content is None else ""
         content = content or b""
         if len(content) % OFFSET_ENTRY.size:
@@ -154,10 +155,10 @@ class _OffsetEntries:
         whole = len(content) // OFFSET_ENTRY.size * OFFSET_ENTRY.size
         self._entries = (OffsetEntry(base_offset + relative, position) for relative, position in OFFSET_ENTRY.iter_unpack(content[:whole]))
         self._next = next(self._entries, None)
-        self._last = OffsetEntry(base_offset - 1, 0)
+        self._last = OffsetEntry(base_offset - 1, FILE_START)
         self._batch_position = 0
 
-    def on_batch(self, position: int, header: BatchHeader) -> None:
+    def on_batch(self, position: Position, header: BatchHeader) -> None:
         entry = self._next
         self._batch_position = position
         if self._problem or entry is None or position < entry.position:
@@ -184,7 +185,7 @@ class _OffsetEntries:
 class _TimeEntries:
     """Follows the batches along a time index: each entry's timestamp is the largest up to its offset, and the last one the segment's."""
 
-    def __init__(self, content: bytes | None, base_offset: int) -> None:
+    def __init__(self, content: bytes | None, base_offset: Offset) -> None:
         self._problem = "it is missing" if content is None else ""
         content = content or b""
         if len(content) % TIME_ENTRY.size:
@@ -227,7 +228,7 @@ class PlaceScrub:
     the offset: what is behind it may just be written. Weak spot: if the index is wrong eight times,
     the whole segment up to the offset is read. Raises OSError."""
 
-    def __init__(self, directory: str, base_offset: int, end_offset: int, offset: int, ways: tuple[str, ...]) -> None:
+    def __init__(self, directory: str, base_offset: Offset, end_offset: Offset, offset: Offset, ways: tuple[str, ...]) -> None:
         self.damages: list[Damage] = []
         self.span = (0, 0)
         self._path = segment_path(directory, base_offset, LOG_SUFFIX)
@@ -257,7 +258,7 @@ class PlaceScrub:
         self.damages = [damage for damage in scrub.damages if damage.offset <= self._offset]
         self.span = (place[1], max([end, *(damage.position + 1 for damage in self.damages)]))
 
-    def _sound_place(self, pieces: ColdFileReader, size_bytes: int) -> tuple[int, int]:
+    def _sound_place(self, pieces: ColdFileReader, size_bytes: int) -> tuple[Offset, Position]:
         """(offset, position) of the last batch before the offset that the index names and that is intact; the segment's beginning, if none of a few is."""
         content = self._scrub.index_bytes(INDEX_SUFFIX) or b""
         whole = len(content) // OFFSET_ENTRY.size * OFFSET_ENTRY.size
@@ -266,6 +267,6 @@ class PlaceScrub:
         for offset, position in before[: -ENTRIES_TRIED - 1 : -1]:
             for _, header in SegmentScan(-1, position, size_bytes, read=pieces.read):
                 if self._base_offset <= header.base_offset <= offset <= header.last_offset < self._end_offset:
-                    return (header.base_offset, position) if position else (self._base_offset, 0)
+                    return (header.base_offset, position) if position else (self._base_offset, FILE_START)
                 break
-        return self._base_offset, 0
+        return self._base_offset, FILE_START

@@ -6,6 +6,7 @@ descriptors for every partition, so a box with thousands of partitions needs a r
 
 from __future__ import annotations
 
+from appliance.base.model import FILE_START, Offset
 from appliance.storage import file_io
 from appliance.storage.indexes import OFFSET_ENTRY, TIME_ENTRY
 from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, segment_path
@@ -29,10 +30,11 @@ class SegmentTail:
         "time_index_count",
     )
 
-    def __init__(self, base_offset: int, created_ms: int) -> None:
+    def __init__(self, base_offset: Offset, created_ms: int) -> None:
         self.base_offset = base_offset
         self.created_ms = created_ms
-        self.size_bytes = 0
+        self.size_bytes = FILE_START
+        """Also the position of the next batch."""
         self.first_timestamp = -1
         """maxTimestamp of the first batch: time-based rolls count from it (Kafka's rule), from `created_ms` when it is negative."""
         self.max_timestamp = -1
@@ -69,7 +71,7 @@ class OpenSegment:
 
     __slots__ = ("base_offset", "directory", "index_fd", "log_fd", "time_index_fd")
 
-    def __init__(self, directory: str, base_offset: int, flags: int) -> None:
+    def __init__(self, directory: str, base_offset: Offset, flags: int) -> None:
         self.directory = directory
         self.base_offset = base_offset
         self.log_fd = self.index_fd = self.time_index_fd = -1
@@ -82,17 +84,17 @@ class OpenSegment:
             raise
 
     @classmethod
-    def create(cls, directory: str, base_offset: int) -> OpenSegment:
+    def create(cls, directory: str, base_offset: Offset) -> OpenSegment:
         """New, empty files; what an undone roll left under these names goes."""
         return cls(directory, base_offset, file_io.CREATE_EMPTY)
 
     @classmethod
-    def open(cls, directory: str, base_offset: int) -> OpenSegment:
+    def open(cls, directory: str, base_offset: Offset) -> OpenSegment:
         """Existing files; indexes that are missing are created empty."""
         return cls(directory, base_offset, file_io.READ_WRITE_CREATE)
 
     @classmethod
-    def beside(cls, directory: str, base_offset: int, suffix: str) -> OpenSegment:
+    def beside(cls, directory: str, base_offset: Offset, suffix: str) -> OpenSegment:
         """An existing log, to be read only, with new, empty indexes beside its own: their names end with `suffix`."""
         segment = cls.__new__(cls)
         segment.directory, segment.base_offset = directory, base_offset

@@ -6,6 +6,8 @@ of the batches that it covers.
 
 from __future__ import annotations
 
+from appliance.base.model import Offset
+
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
 TIME_INDEX_SUFFIX = ".timeindex"
@@ -25,17 +27,17 @@ LEADER_EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 
 
-def segment_name(base_offset: int, suffix: str) -> str:
+def segment_name(base_offset: Offset, suffix: str) -> str:
     return f"{base_offset:020d}{suffix}"
 
 
-def segment_path(directory: str, base_offset: int, suffix: str) -> str:
+def segment_path(directory: str, base_offset: Offset, suffix: str) -> str:
     return f"{directory}/{base_offset:020d}{suffix}"
 
 
-def offset_of_name(name: str, suffix: str) -> int | None:
+def offset_of_name(name: str, suffix: str) -> Offset | None:
     """The number in a file name of that kind, or None if it is not one."""
     if not name.endswith(suffix):
         return None
     digits = name[: -len(suffix)]
-    return int(digits) if digits.isascii() and digits.isdigit() else None
+    return Offset(int(digits)) if digits.isascii() and digits.isdigit() else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from struct import Struct
 
+from appliance.base.model import Position
 from appliance.records.batch import ATTRIBUTES_AT, BATCH_HEADER, LOG_OVERHEAD, MAGIC, RECORDS_AT, BatchHeader, stored_batch_problem
 from appliance.records.crc32c import crc32c
 from appliance.storage import file_io
@@ -23,7 +24,7 @@ class SegmentScan:
     """Iterate to get (position, header) of each batch in [position, end). Afterwards `valid_end` is where the intact part ends
     and `problem` why it ends before `end` (None if it does not)."""
 
-    def __init__(self, fd: int, position: int, end: int, verify: bool = True, read: Callable[[int, int, int], bytes] = file_io.pread_all) -> None:
+    def __init__(self, fd: int, position: Position, end: int, verify: bool = True, read: Callable[[int, Position, int], bytes] = file_io.pread_all) -> None:
         """`read`(descriptor, position, size in bytes) returns a piece; the scrubber passes one that
         bypasses the page cache."""
         self._fd = fd
@@ -33,7 +34,7 @@ class SegmentScan:
         self.valid_end = position
         self.problem: str | None = None
 
-    def __iter__(self) -> Iterator[tuple[int, BatchHeader]]:
+    def __iter__(self) -> Iterator[tuple[Position, BatchHeader]]:
         """With `verify` every byte is read and checked; without, only headers are."""
         piece = b""
         piece_at = self.valid_end
@@ -62,7 +63,7 @@ class SegmentScan:
             yield self.valid_end, header
             self.valid_end += size_bytes
 
-    def _read(self, position: int, least_bytes: int) -> bytes:
+    def _read(self, position: Position, least_bytes: int) -> bytes:
         piece_bytes = SCAN_PIECE_BYTES if self._verify else _HEADER_PIECE_BYTES
         return self._get(self._fd, position, min(max(piece_bytes, least_bytes), self._end - position))
 

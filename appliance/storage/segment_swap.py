@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from appliance.base.model import FILE_START, NO_OFFSET, Offset
 from appliance.storage import file_io
 from appliance.storage.segment_files import (
     CLEANED_SUFFIX,
@@ -46,7 +47,7 @@ class SwapStep(NamedTuple):
     target: str
 
 
-def plan_swap(directory: str, bases: list[int], exists: Callable[[str], bool]) -> tuple[list[SwapStep], list[SwapStep]]:
+def plan_swap(directory: str, bases: list[Offset], exists: Callable[[str], bool]) -> tuple[list[SwapStep], list[SwapStep]]:
     """The steps that can be taken back (1), and the rest. Only `.txnindex` files may be missing."""
 
     def there(path: str, suffix: str) -> bool:
@@ -73,7 +74,7 @@ def plan_swap(directory: str, bases: list[int], exists: Callable[[str], bool]) -
     return offered, replaced
 
 
-def apply_swap(directory: str, bases: list[int]) -> list[str]:
+def apply_swap(directory: str, bases: list[Offset]) -> list[str]:
     """Carry a swap out; the `.deleted` paths that are to be unlinked when there is time. An OSError from the first steps leaves things as they were;
     from a later one, a swap that the next load finishes (`SwapBroken`)."""
     offered, replaced = plan_swap(directory, bases, file_io.exists)
@@ -111,7 +112,7 @@ class SwapRepair(NamedTuple):
     renames: list[tuple[str, str]]
 
 
-def plan_repair(names: Iterable[str], end_offset: Callable[[str], int]) -> SwapRepair:
+def plan_repair(names: Iterable[str], end_offset: Callable[[str], Offset]) -> SwapRepair:
     """`names`: of a partition directory; `end_offset` of a `.log.swap` is asked for by name (the offset behind its last batch)."""
     names = list(names)
     cleaned = [offset for name in names if name.endswith(CLEANED_SUFFIX) and (offset := _leading_offset(name)) is not None]
@@ -149,17 +150,17 @@ def finish_swaps(directory: str, names: list[str]) -> list[str]:
     return file_io.listdir(directory)
 
 
-def _leading_offset(name: str) -> int | None:
+def _leading_offset(name: str) -> Offset | None:
     digits = name.split(".", 1)[0]
-    return int(digits) if digits.isascii() and digits.isdigit() else None
+    return Offset(int(digits)) if digits.isascii() and digits.isdigit() else None
 
 
-def _end_offset(path: str) -> int:
+def _end_offset(path: str) -> Offset:
     """Offset behind the last batch of a segment that is whole; -1 for an empty one."""
     fd = file_io.open_path(path, file_io.READ_ONLY)
     try:
-        end = -1
-        for _, header in SegmentScan(fd, 0, file_io.size_of(fd), verify=False):
+        end = NO_OFFSET
+        for _, header in SegmentScan(fd, FILE_START, file_io.size_of(fd), verify=False):
             end = header.last_offset + 1
         return end
     finally:

@@ -19,6 +19,7 @@ from itertools import pairwise
 from struct import Struct
 from typing import NamedTuple
 
+from appliance.base.model import FIRST_OFFSET, NO_OFFSET, Offset, ProducerId
 from appliance.storage import file_io
 from appliance.storage.segment_files import TRANSACTION_INDEX_SUFFIX, offset_of_name, segment_path
 
@@ -30,10 +31,10 @@ assert TRANSACTION_ENTRY.size == 34
 class AbortedTxn(NamedTuple):
     """An entry; `last_offset` is that of the abort marker."""
 
-    producer_id: int
-    first_offset: int
-    last_offset: int
-    last_stable_offset: int
+    producer_id: ProducerId
+    first_offset: Offset
+    last_offset: Offset
+    last_stable_offset: Offset
 
     @property
     def is_possible(self) -> bool:
@@ -57,7 +58,7 @@ def decode_transaction_index(content: bytes) -> list[AbortedTxn]:
     return found
 
 
-def transaction_index_problem(content: bytes, base_offset: int) -> str | None:
+def transaction_index_problem(content: bytes, base_offset: Offset) -> str | None:
     """Why this cannot be the transaction index of the segment at `base_offset`, or None."""
     try:
         entries = decode_transaction_index(content)
@@ -72,7 +73,7 @@ def transaction_index_problem(content: bytes, base_offset: int) -> str | None:
     return None
 
 
-def _good_entries(content: bytes, base_offset: int) -> list[AbortedTxn]:
+def _good_entries(content: bytes, base_offset: Offset) -> list[AbortedTxn]:
     """Those before the first that no append writes."""
     found: list[AbortedTxn] = []
     least = base_offset
@@ -85,7 +86,7 @@ def _good_entries(content: bytes, base_offset: int) -> list[AbortedTxn]:
     return found
 
 
-def read_transaction_index(directory: str, base_offset: int) -> list[AbortedTxn]:
+def read_transaction_index(directory: str, base_offset: Offset) -> list[AbortedTxn]:
     """What a segment says; without a file, nothing. Raises `ValueError`."""
     try:
         content = file_io.read_file(segment_path(directory, base_offset, TRANSACTION_INDEX_SUFFIX))
@@ -94,17 +95,17 @@ def read_transaction_index(directory: str, base_offset: int) -> list[AbortedTxn]
     return decode_transaction_index(content)
 
 
-def end_of_aborted(directory: str) -> int:
+def end_of_aborted(directory: str) -> Offset:
     """Behind the newest marker that any index of the log knows; 0 if there is none."""
     bases = [base for name in file_io.listdir(directory) if (base := offset_of_name(name, TRANSACTION_INDEX_SUFFIX)) is not None]
     for base_offset in sorted(bases, reverse=True):
         entries = _good_entries(file_io.read_file(segment_path(directory, base_offset, TRANSACTION_INDEX_SUFFIX)), base_offset)
         if entries:
             return entries[-1].last_offset + 1
-    return 0
+    return FIRST_OFFSET
 
 
-def aborted_between(indexes: Iterable[bytes], first_offset: int, end_offset: int) -> list[AbortedTxn]:
+def aborted_between(indexes: Iterable[bytes], first_offset: Offset, end_offset: Offset) -> list[AbortedTxn]:
     """Aborted transactions that have records in [first_offset, end_offset), from whole `.txnindex` files in ascending order, the first being that of the
     segment that holds `first_offset`. Files are asked for only as long as they can say something. Raises `ValueError` for one that is broken."""
     found = []
@@ -124,7 +125,7 @@ class TransactionIndexes:
         self._directory = directory
         self._unsynced: set[str] = set()
 
-    def append(self, base_offset: int, entries: Iterable[AbortedTxn]) -> None:
+    def append(self, base_offset: Offset, entries: Iterable[AbortedTxn]) -> None:
         """Behind what the segment's index holds. On failure: `cut`."""
         content = encode_transaction_index(entries)
         path = segment_path(self._directory, base_offset, TRANSACTION_INDEX_SUFFIX)
@@ -135,7 +136,7 @@ class TransactionIndexes:
         finally:
             file_io.close(fd)
 
-    def cut(self, base_offset: int, end_offset: int) -> None:
+    def cut(self, base_offset: Offset, end_offset: Offset) -> None:
         """Let the segment's index say nothing of markers at or behind `end_offset`; part of an entry at its end goes too."""
         path = segment_path(self._directory, base_offset, TRANSACTION_INDEX_SUFFIX)
         try:
@@ -162,7 +163,7 @@ class TransactionIndexes:
         self._unsynced.update(path for path in paths if path.endswith(TRANSACTION_INDEX_SUFFIX))
 
 
-def first_doubtful(directory: str, names: Iterable[str], scanned_from: int) -> int:
+def first_doubtful(directory: str, names: Iterable[str], scanned_from: Offset) -> Offset:
     """From which offset of a marker on the transaction indexes must be made anew: where a file does not hold together, and `scanned_from` (-1: no markers
     were scanned). -1: all are good."""
     doubtful = [scanned_from] if scanned_from >= 0 else []
@@ -177,10 +178,10 @@ def first_doubtful(directory: str, names: Iterable[str], scanned_from: int) -> i
         if transaction_index_problem(content, base_offset) is not None:
             good = _good_entries(content, base_offset)
             doubtful.append(good[-1].last_offset + 1 if good else base_offset)
-    return min(doubtful, default=-1)
+    return min(doubtful, default=NO_OFFSET)
 
 
-def settle(directory: str, bases: Sequence[int], end_offset: int, found: Sequence[AbortedTxn], rebuilt_from: int) -> None:
+def settle(directory: str, bases: Sequence[Offset], end_offset: Offset, found: Sequence[AbortedTxn], rebuilt_from: Offset) -> None:
     """Bring the indexes of a log in line with it, durably where one must change: entries behind `end_offset` go, `found` ones (in the order of their
     markers) that are missing come; for markers from `rebuilt_from` on (-1: none) only `found` counts."""
     trusted_end = end_offset if rebuilt_from < 0 else min(end_offset, rebuilt_from)

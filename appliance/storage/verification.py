@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import ProducerId
 
 
 class Offer(NamedTuple):
@@ -60,13 +61,13 @@ class Verifications:
     def __init__(self, is_enabled: bool = True, first_guard: int = 1) -> None:
         self.is_enabled = is_enabled
         self._next_guard = first_guard
-        self._by_producer: dict[int, _Verification] = {}
+        self._by_producer: dict[ProducerId, _Verification] = {}
 
     def __len__(self) -> int:
         return len(self._by_producer)
 
     def problem(
-        self, producer_id: int, producer_epoch: int, base_sequence: int, offer: Offer, is_known: bool, now_ms: int
+        self, producer_id: ProducerId, producer_epoch: int, base_sequence: int, offer: Offer, is_known: bool, now_ms: int
     ) -> NeedsVerification | ErrorCode | None:
         """Why the batch must not begin a transaction (yet), or None. `is_known`: batches of this producer are remembered."""
         if not offer.guard:
@@ -82,16 +83,16 @@ class Verifications:
             return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER  # one that was sent before it is still on its way
         return None
 
-    def begin(self, producer_id: int, producer_epoch: int, now_ms: int) -> int:
+    def begin(self, producer_id: ProducerId, producer_epoch: int, now_ms: int) -> int:
         """A guard for a coordinator that is about to ask another one."""
         return self._begin(producer_id, producer_epoch, 0, False, now_ms)
 
-    def is_good(self, producer_id: int, producer_epoch: int, guard: int) -> bool:
+    def is_good(self, producer_id: ProducerId, producer_epoch: int, guard: int) -> bool:
         """Whether nothing of the producer's has begun or ended here since the guard was given."""
         found = self._by_producer.get(producer_id)
         return guard != 0 and found is not None and (found.guard, found.producer_epoch) == (guard, producer_epoch)
 
-    def _begin(self, producer_id: int, producer_epoch: int, base_sequence: int, adds_partition: bool, now_ms: int) -> int:
+    def _begin(self, producer_id: ProducerId, producer_epoch: int, base_sequence: int, adds_partition: bool, now_ms: int) -> int:
         found = self._by_producer.get(producer_id)
         if found is None or found.producer_epoch < producer_epoch:
             found = _Verification(self._next_guard, producer_epoch, base_sequence, adds_partition, now_ms)
@@ -101,7 +102,7 @@ class Verifications:
         self._by_producer[producer_id] = found
         return found.guard
 
-    def end(self, producer_id: int) -> None:
+    def end(self, producer_id: ProducerId) -> None:
         """A batch used the guard, or the transaction ended: it is good for nothing any more."""
         self._by_producer.pop(producer_id, None)
 
