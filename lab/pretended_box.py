@@ -10,7 +10,7 @@ from pathlib import Path
 
 from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout, Disk
-from appliance.base.model import TopicId
+from appliance.base.model import LeaderEpoch, TopicId
 from appliance.base.settings import Box
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage, write_image
 from appliance.shm.counters import Counters
@@ -37,9 +37,9 @@ class PretendedBox:
         for number, (topic, partitions) in enumerate((topics or {}).items()):
             topic_id = TopicId((number + 1).to_bytes(16, "big"))
             homes = [disks[partition % len(disks)] for partition in range(partitions)]
-            images[topic] = TopicImage(topic, topic_id, tuple(PartitionImage(1, 0, (1,), (1,), home) for home in homes), {})
+            images[topic] = TopicImage(topic, topic_id, tuple(PartitionImage(1, LeaderEpoch(0), (1,), (1,), home) for home in homes), {})
             for partition, home in enumerate(homes):
-                row = Row(bytes(topic_id), partition, 0, ROLE_LEADER, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0)
+                row = Row._make((bytes(topic_id), partition, 0, ROLE_LEADER, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0))
                 self.rows[topic, partition] = self.tables[home], self.tables[home].add_row(row)[0], row
         for table in self.tables.values():
             table.set_disk_state(DISK_ONLINE)

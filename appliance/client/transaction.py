@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.invariants import check
-from appliance.base.model import TopicPartition
+from appliance.base.model import NO_PRODUCER_ID, TopicPartition
 from appliance.client.cluster import ClusterClient
 from appliance.client.coordinator import GROUP, TRANSACTION, CoordinatorClient, by_topic, first_error
 from appliance.client.errors import ClientFailed
@@ -51,7 +51,7 @@ class TransactionalProducer:
         self._waiting_bytes_max = waiting_bytes_max
         self._coordinator = CoordinatorClient(cluster, TRANSACTION, transactional_id, retry_ms=delivery_timeout_ms, asks_again=True)
         self._sender: BatchProducer | None = None
-        self._identity = ProducerIdentity(-1, -1)
+        self._identity = ProducerIdentity(NO_PRODUCER_ID, -1)
         self._joined: set[TopicPartition] = set()
         self._is_open = False
 

@@ -15,7 +15,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
-from appliance.base.model import NO_LEADER
+from appliance.base.model import NO_LEADER, ProducerId
 from appliance.client.peers import OnAnswer
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.state_log import TRANSACTIONS_TOPIC, partition_of
@@ -45,7 +45,7 @@ class TransactionVerifier(Protocol):
     """The way to the coordinator of a transaction."""
 
     def verify(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, partitions: Sequence[tuple[str, int]], add: bool, on_answer: OnVerified
+        self, transactional_id: str, producer_id: ProducerId, producer_epoch: int, partitions: Sequence[tuple[str, int]], add: bool, on_answer: OnVerified
     ) -> None:
         """Ask whether `partitions` belong to the ongoing transaction; with `add`, let them belong to it (AddPartitionsToTxn 4)."""
 
@@ -55,7 +55,7 @@ class Producer(NamedTuple):
 
     topic: str
     partition: int
-    producer_id: int
+    producer_id: ProducerId
     producer_epoch: int
 
 
@@ -148,7 +148,7 @@ class TransactionGate(Generic[_Batch]):
         if not self._unasked:
             return 0
         unasked, self._unasked = self._unasked, []
-        questions: dict[tuple[str, int, int, bool], list[_Queue[_Batch]]] = {}
+        questions: dict[tuple[str, ProducerId, int, bool], list[_Queue[_Batch]]] = {}
         for queue in unasked:
             eldest = queue.eldest
             key = (eldest.transactional_id, eldest.producer.producer_id, eldest.producer.producer_epoch, eldest.version >= ADDS_PARTITIONS_SINCE)
@@ -157,7 +157,7 @@ class TransactionGate(Generic[_Batch]):
             self._ask(*question, queues)
         return len(questions)
 
-    def _ask(self, transactional_id: str, producer_id: int, producer_epoch: int, adds: bool, queues: list[_Queue[_Batch]]) -> None:
+    def _ask(self, transactional_id: str, producer_id: ProducerId, producer_epoch: int, adds: bool, queues: list[_Queue[_Batch]]) -> None:
         if self._verifier is None:
             for queue in queues:
                 self._refuse(queue, ErrorCode.INVALID_TXN_STATE)
@@ -262,7 +262,7 @@ class TransactionPeers:
         leader = topic.partitions[partition_of(transactional_id, len(topic.partitions))].leader
         return NO_LEADER if leader == self._view.broker_id else leader
 
-    def verify(self, transactional_id: str, producer_id: int, producer_epoch: int, partitions: Partitions, add: bool, on_answer: OnCodes) -> None:
+    def verify(self, transactional_id: str, producer_id: ProducerId, producer_epoch: int, partitions: Partitions, add: bool, on_answer: OnCodes) -> None:
         wanted = question(transactional_id, producer_id, producer_epoch, partitions, add)
         self._peers.ask(
             self.other_coordinator(transactional_id),
@@ -275,7 +275,7 @@ class TransactionPeers:
         )
 
 
-def question(transactional_id: str, producer_id: int, producer_epoch: int, partitions: Partitions, add: bool) -> TransactionToExtend:
+def question(transactional_id: str, producer_id: ProducerId, producer_epoch: int, partitions: Partitions, add: bool) -> TransactionToExtend:
     by_topic: dict[str, list[int]] = {}
     for topic, partition in partitions:
         by_topic.setdefault(topic, []).append(partition)

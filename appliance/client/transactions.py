@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.base.model import BrokerId, TopicPartition
+from appliance.base.model import BrokerId, ProducerId, TopicPartition
 from appliance.client.cluster import ClusterClient
 from appliance.client.coordinator import TRANSACTION, CoordinatorClient, ask_every_broker
 from appliance.client.errors import refused
@@ -27,7 +27,7 @@ ENDING_TIMEOUT_MS = 60_000
 
 class TransactionListing(NamedTuple):
     transactional_id: str
-    producer_id: int
+    producer_id: ProducerId
     state: str
     coordinator: int
 
@@ -36,7 +36,7 @@ class TransactionDescription(NamedTuple):
     """`start_ms` is -1 where none goes on."""
 
     transactional_id: str
-    producer_id: int
+    producer_id: ProducerId
     producer_epoch: int
     state: str
     timeout_ms: int
@@ -48,7 +48,7 @@ class ProducerOnPartition(NamedTuple):
     """A producer as one partition's log remembers it; `start_offset` is -1 without an open transaction."""
 
     partition: TopicPartition
-    producer_id: int
+    producer_id: ProducerId
     producer_epoch: int
     last_timestamp: int
     coordinator_epoch: int

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import NO_LEADER_EPOCH, LeaderEpoch, Offset, Position, ProducerId
 from appliance.cluster.metadata_image import MetadataImage, TopicImage
 from appliance.ipc.log_writer_proxy import LogWriterProxy
 from appliance.ipc.proxies import LogWriterProxies
@@ -37,9 +38,9 @@ from appliance.shm.partition_table import (
 class Bound(NamedTuple):
     """Batches at and behind this are not for a read_committed consumer."""
 
-    offset: int
-    segment_base_offset: int
-    position: int
+    offset: Offset
+    segment_base_offset: Offset
+    position: Position
     segment_list_generation: int
 
 
@@ -47,17 +48,17 @@ class KnownAborted(NamedTuple):
     """All aborted transactions with records in [first_offset, end_offset), as long as these two are what the table says."""
 
     segment_list_generation: int
-    aborted_end_offset: int
-    first_offset: int
-    end_offset: int
-    transactions: Sequence[tuple[int, int, int]]
+    aborted_end_offset: Offset
+    first_offset: Offset
+    end_offset: Offset
+    transactions: Sequence[tuple[ProducerId, Offset, Offset]]
     """(producer id, first offset, offset of the marker)"""
 
 
 CURSORS_MAX = 64
 EPOCH_ENDS_MAX = 16
 _HALF = (1 << 32) - 1
-Cursor = tuple[int, int, int, int]
+Cursor = tuple[Offset, Position, int, int]
 """(segment base offset, position, size of the batch there or 0, inode number of the file or 0): the last two as in `Found`."""
 
 
@@ -100,7 +101,7 @@ class LocalReplica:
         """The boxes to which the partition is assigned, from the image."""
         self.isr: tuple[int, ...] = ()
         """The in-sync replicas, from the image: late by a moment."""
-        self.settled_epoch = -1
+        self.settled_epoch = NO_LEADER_EPOCH
         """The leader epoch under which the high watermark was seen to have reached that epoch's
         start offset.
         """
@@ -108,9 +109,9 @@ class LocalReplica:
         """The row's value when `cursors` were stored: their positions are invalid after the segment
         was compacted.
         """
-        self.seen: tuple[int, ...] = ()
+        self.seen: tuple[Any, ...] = ()
         """The row when it was last read whole."""
-        self.cursors: OrderedDict[int, Cursor] = OrderedDict()
+        self.cursors: OrderedDict[Offset, Cursor] = OrderedDict()
         """fetch offset → a position where a batch begins"""
         self.reads_resident = False
         """The last read below the log end came from the page cache: probably the next one does too,
@@ -118,10 +119,10 @@ class LocalReplica:
         """
         self.stable_bound: Bound | None = None
         self.known_aborted: KnownAborted | None = None
-        self._epoch_ends: dict[int, tuple[int, int]] = {}
-        self._epoch_ends_under = -1
+        self._epoch_ends: dict[LeaderEpoch, tuple[LeaderEpoch, Offset]] = {}
+        self._epoch_ends_under = NO_LEADER_EPOCH
 
-    def read_words(self) -> tuple[int, ...]:
+    def read_words(self) -> tuple[Any, ...]:
         """Return the row's words, read whole.
 
         If the log-writer was interrupted while it wrote the row, return the previous words: the
@@ -140,22 +141,22 @@ class LocalReplica:
         """Return `read_words` with names."""
         return row_of(self.read_words())
 
-    def leads_on(self, leader_epoch: int, words: tuple[int, ...]) -> bool:
+    def leads_on(self, leader_epoch: LeaderEpoch, words: tuple[Any, ...]) -> bool:
         """Whether the row `words` led under `leader_epoch` and has led ever since: then its records
         of that time are unchanged.
         """
-        role_and_epoch = words[ROLE_AND_EPOCH]
+        role_and_epoch: int = words[ROLE_AND_EPOCH]
         if role_and_epoch >> 32 != ROLE_LEADER or words[PARTITION_AND_GENERATION] & _HALF != self.row_generation:
             return False
         return role_and_epoch & _HALF == leader_epoch or self.table.led_since(self.row) <= leader_epoch < role_and_epoch & _HALF
 
-    def remember(self, offset: int, segment_base_offset: int, position: int, first_batch_bytes: int = 0, inode: int = 0) -> None:
+    def remember(self, offset: Offset, segment_base_offset: Offset, position: Position, first_batch_bytes: int = 0, inode: int = 0) -> None:
         cursors = self.cursors
         cursors[offset] = (segment_base_offset, position, first_batch_bytes, inode)
         if len(cursors) > CURSORS_MAX:
             cursors.popitem(last=False)
 
-    def epoch_ends(self, leader_epoch: int) -> dict[int, tuple[int, int]]:
+    def epoch_ends(self, leader_epoch: LeaderEpoch) -> dict[LeaderEpoch, tuple[LeaderEpoch, Offset]]:
         """Return what the log-reader answered about epochs before `leader_epoch`: requested epoch →
         (epoch, end offset).
 

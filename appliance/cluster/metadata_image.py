@@ -23,7 +23,7 @@ import orjson
 from appliance.base.errors import MillraceError
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
-from appliance.base.model import INTERNAL_TOPICS, TopicId
+from appliance.base.model import INTERNAL_TOPICS, LeaderEpoch, TopicId
 from appliance.records.crc32c import crc32c
 
 IMAGE_MAGIC = b"MRIM"
@@ -56,7 +56,7 @@ class PartitionImage(NamedTuple):
     """
 
     leader: int
-    leader_epoch: int
+    leader_epoch: LeaderEpoch
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     disk: str | None = None

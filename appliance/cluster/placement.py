@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.invariants import check
-from appliance.base.model import NO_LEADER, topic_name_problem, topic_names_collide
+from appliance.base.model import NO_LEADER, LeaderEpoch, topic_name_problem, topic_names_collide
 from appliance.cluster.topic_configs import topic_config_problem
 from appliance.cluster.znodes import PartitionState
 
@@ -332,7 +332,7 @@ def first_partition_state(replicas: Sequence[int], live_brokers: Iterable[int], 
     """
     live = set(live_brokers)
     isr = tuple(replica for replica in replicas if replica in live)
-    return PartitionState(isr[0], 0, controller_epoch, isr) if isr else None
+    return PartitionState(isr[0], LeaderEpoch(0), controller_epoch, isr) if isr else None
 
 
 def elect_leader(state: PartitionState, replicas: Sequence[int], live_brokers: Iterable[int], unclean: bool, controller_epoch: int) -> PartitionState:

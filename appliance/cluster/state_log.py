@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import ProducerId
 from appliance.base.settings import Box
 from appliance.cluster.placement import TopicCreation
 
@@ -37,7 +38,7 @@ class StateRecord(NamedTuple):
 class ProducerIdentity(NamedTuple):
     """The producer of a transaction's batch."""
 
-    producer_id: int
+    producer_id: ProducerId
     producer_epoch: int
 
 

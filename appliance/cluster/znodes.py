@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from appliance.base.errors import MillraceError
-from appliance.base.model import TopicId
+from appliance.base.model import LeaderEpoch, TopicId
 
 # --- Kafka's paths -----------------------------------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class PartitionState(NamedTuple):
     """
 
     leader: int
-    leader_epoch: int
+    leader_epoch: LeaderEpoch
     controller_epoch: int
     isr: tuple[int, ...]
     leader_recovery_state: int = 0
@@ -266,7 +266,7 @@ class PartitionState(NamedTuple):
         document = _load(path, data)
         return cls(
             int(_field(path, document, "leader")),
-            int(_field(path, document, "leader_epoch")),
+            LeaderEpoch(int(_field(path, document, "leader_epoch"))),
             int(_field(path, document, "controller_epoch")),
             tuple(_field(path, document, "isr")),
             int(document.get("leader_recovery_state", 0)),

@@ -26,6 +26,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import Any, Final, NamedTuple, Protocol
 
+from appliance.base.model import LeaderEpoch, Offset, Position, ProducerId
 from appliance.shm.ring import ENTRY_BYTES
 
 
@@ -130,7 +131,7 @@ class Descriptor(NamedTuple):
     reserved: int
     row: int
     row_generation: int
-    leader_epoch: int
+    leader_epoch: LeaderEpoch
     config_generation: int
     length: int
     position: int
@@ -156,11 +157,11 @@ class Completion(NamedTuple):
     error_code: int
     row: int
     token: int
-    base_offset: int
+    base_offset: Offset
     log_append_time_ms: int
-    log_start_offset: int
-    log_end_offset: int
-    leader_epoch: int
+    log_start_offset: Offset
+    log_end_offset: Offset
+    leader_epoch: LeaderEpoch
     record_count: int
     guard: int
 
@@ -179,15 +180,15 @@ class Progress(NamedTuple):
     """The fetch of a follower for one partition: it has all records below `fetch_offset`."""
 
     replica_id: int
-    fetch_offset: int
+    fetch_offset: Offset
     received_ns: int
     """time of the fetch, monotonic ns"""
     broker_epoch: int
-    log_start_offset: int
+    log_start_offset: Offset
     """0: not known"""
 
 
-def progress_descriptor(row: int, row_generation: int, leader_epoch: int, progress: Progress) -> tuple[int, ...]:
+def progress_descriptor(row: int, row_generation: int, leader_epoch: LeaderEpoch, progress: Progress) -> tuple[int, ...]:
     replica_id, fetch_offset, received_ns, broker_epoch, log_start_offset = progress
     return (
         _PROGRESS, 0, 0, row, row_generation, leader_epoch, 0, replica_id, log_start_offset if log_start_offset > 0 else 0, 0,
@@ -203,11 +204,11 @@ def progress_of(entry: tuple[Any, ...]) -> Progress:
 class ReplicaAppend(NamedTuple):
     """The state of the leader's log beside the batches."""
 
-    high_watermark: int
-    log_start_offset: int
+    high_watermark: Offset
+    log_start_offset: Offset
 
 
-def replica_append_descriptor(row: int, row_generation: int, leader_epoch: int, position: int, length: int, told: ReplicaAppend) -> tuple[int, ...]:
+def replica_append_descriptor(row: int, row_generation: int, leader_epoch: LeaderEpoch, position: int, length: int, told: ReplicaAppend) -> tuple[int, ...]:
     """`length` bytes at `position` of the source's arena are whole batches; 0: there are none."""
     return (_REPLICA_APPEND, 0, 0, row, row_generation, leader_epoch, 0, length, position, 0, told.high_watermark, 0, 0, max(0, told.log_start_offset))
 
@@ -220,12 +221,12 @@ class TruncateOrder(NamedTuple):
     """What to truncate; a number that the kind does not need is -1."""
 
     kind: Truncation
-    leader_epoch: int
+    leader_epoch: LeaderEpoch
     """the epoch that ends at `offset` in the leader's log"""
-    offset: int
+    offset: Offset
 
 
-def truncate_descriptor(row: int, row_generation: int, leader_epoch: int, order: TruncateOrder) -> tuple[int, ...]:
+def truncate_descriptor(row: int, row_generation: int, leader_epoch: LeaderEpoch, order: TruncateOrder) -> tuple[int, ...]:
     return (_TRUNCATE, 0, 0, row, row_generation, leader_epoch, 0, 0, 0, 0, order.offset, order.kind, order.leader_epoch & _HALF, 0)
 
 
@@ -242,8 +243,8 @@ class RepairOrder(NamedTuple):
     that was written, or -1.
     """
 
-    segment_base_offset: int
-    segment_position: int
+    segment_base_offset: Offset
+    segment_position: Position
     source_id: int
     """the broker that sent the batches"""
 
@@ -263,12 +264,12 @@ PRODUCER_ENTRY = Struct("<qiiqiq")
 class DescribedProducer(NamedTuple):
     """`last_sequence`, `coordinator_epoch` and `transaction_first_offset` are -1 if there is none."""
 
-    producer_id: int
+    producer_id: ProducerId
     producer_epoch: int
     last_sequence: int
     timestamp: int
     coordinator_epoch: int
-    transaction_first_offset: int
+    transaction_first_offset: Offset
 
 
 class _Entry(Protocol):
@@ -287,10 +288,10 @@ class _Entry(Protocol):
     def coordinator_epoch(self) -> int: ...
 
     @property
-    def transaction_first_offset(self) -> int: ...
+    def transaction_first_offset(self) -> Offset: ...
 
 
-def pack_producers(producers: Iterable[tuple[int, _Entry]], size_bytes: int) -> bytes:
+def pack_producers(producers: Iterable[tuple[ProducerId, _Entry]], size_bytes: int) -> bytes:
     """Return exactly `size_bytes` with as many entries as fit."""
     packed = bytearray()
     for producer_id, entry in producers:

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from appliance.base.layout import BoxLayout
+from appliance.base.model import Offset, Position
 
 MOVES_MAX = 1_000
 
@@ -95,12 +96,12 @@ class FoundDamage(NamedTuple):
     partition: int
     kind: str
     file: str
-    base_offset: int
-    offset: int
-    position: int
+    base_offset: Offset
+    offset: Offset
+    position: Position
     words: str
-    sound_offset: int
-    sound_position: int
+    sound_offset: Offset
+    sound_position: Position
     found_ms: int
     is_rebuildable: bool
 

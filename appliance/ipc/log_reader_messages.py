@@ -18,7 +18,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from appliance.base.model import Offset, Position, ProducerId
 
 OPEN = 1
 """Open the segment with base offset `value_a`; the answer has its descriptor and, in `a`, its size
@@ -81,8 +83,8 @@ class Extent(NamedTuple):
 class Span(NamedTuple):
     """The end of the bytes that ABORTED covers."""
 
-    segment_base_offset: int
-    end_position: int
+    segment_base_offset: Offset
+    end_position: Position
 
 
 class ReadAnswer(NamedTuple):
@@ -94,7 +96,7 @@ class ReadAnswer(NamedTuple):
     """
 
     incarnation: int
-    next_offset: int
+    next_offset: Offset
     first_batch_bytes: int
     parts: tuple[tuple[int, int, int], ...]
 
@@ -114,14 +116,14 @@ class ReadAnswer(NamedTuple):
 
 class Question(NamedTuple):
     """One request. `topic` and `partition` name the directory; `segment_list_generation` shows
-    whether a cached list is current."""
+    whether a cached list is current. `kind` says what `value_a` and `value_b` are."""
 
     kind: int
     token: int
     partition: int
     segment_list_generation: int
-    value_a: int
-    value_b: int
+    value_a: Any
+    value_b: Any
     topic: str
     extent: Extent | None = None
     """READ only."""
@@ -150,12 +152,12 @@ class Answer(NamedTuple):
     kind: int
     token: int
     error_code: int
-    a: int = 0
-    b: int = 0
-    c: int = 0
+    a: Any = 0
+    b: Any = 0
+    c: Any = 0
     d: int = 0
-    e: int = 0
-    offsets: tuple[int, ...] = ()
+    e: Any = 0
+    offsets: tuple[Any, ...] = ()
 
 
 def pack_question(question: Question) -> bytes:
@@ -204,7 +206,7 @@ _ENTRY = Struct("<qqq")
 IN_ANSWER_MAX = OFFSETS_MAX // 3
 
 
-def aborted_answer(token: int, end_offset: int, transactions: Sequence[tuple[int, int, int]]) -> tuple[Answer, int]:
+def aborted_answer(token: int, end_offset: Offset, transactions: Sequence[tuple[ProducerId, Offset, Offset]]) -> tuple[Answer, int]:
     """Return the answer, and the descriptor to send with it and close (-1: none). Raises OSError if
     no descriptor is free."""
     count = len(transactions)
@@ -221,7 +223,7 @@ def aborted_answer(token: int, end_offset: int, transactions: Sequence[tuple[int
     return Answer(ABORTED, token, 0, end_offset, count), descriptor
 
 
-def read_aborted(answer: Answer, descriptor: int) -> list[tuple[int, int, int]]:
+def read_aborted(answer: Answer, descriptor: int) -> list[tuple[ProducerId, Offset, Offset]]:
     """Return the transactions of an answer; the descriptor stays open."""
     if descriptor < 0:
         numbers = answer.offsets

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from appliance.base.clock import Clock
 from appliance.base.invariants import InvariantViolation
 from appliance.base.layout import BoxLayout
+from appliance.base.model import Offset
 from appliance.ipc.box_disks import DiskSetChange
 from appliance.ipc.frames import Registry
 from appliance.ipc.log_reader_messages import (
@@ -194,7 +195,7 @@ class LogReaderProxy:
         self._questions.add()
         return True
 
-    def have_checked(self, topic: str, partition: int, offset: int) -> None:
+    def have_checked(self, topic: str, partition: int, offset: Offset) -> None:
         """Ask the scrubber to check the batch with this offset; ignored if no log-reader listens."""
         sock = self._socket or self._connect(self._clock.monotonic_ns())
         if sock is not None and len(self._unsent) < UNSENT_MAX:

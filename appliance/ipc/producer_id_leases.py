@@ -14,6 +14,7 @@ import orjson
 
 from appliance.base.clock import Clock
 from appliance.base.logging import Logger
+from appliance.base.model import ProducerId
 from appliance.ipc.request_frames import LEASE_PRODUCER_IDS
 from appliance.ipc.request_link import ControllerLink
 from appliance.shm.counters import Counter
@@ -40,7 +41,7 @@ class ProducerIdLeases:
         """The controller's last error, to log each one once."""
         self._given = given
 
-    def next(self) -> int | None:
+    def next(self) -> ProducerId | None:
         """Return the next producer id; None if there is none now."""
         if not self._block:
             self._block, self._following = self._following, range(0)
@@ -49,7 +50,7 @@ class ProducerIdLeases:
             return None
         producer_id, self._block = self._block[0], self._block[1:]
         self._given.add()
-        return producer_id
+        return ProducerId(producer_id)
 
     def turn(self, now_ns: int) -> int:
         """Request a block if it is time; returns the work done."""

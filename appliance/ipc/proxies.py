@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import NO_LEADER_EPOCH, NO_OFFSET
 from appliance.ipc.box_disks import DiskSetChange
 from appliance.ipc.descriptors import Completion, DescriptorKind
 from appliance.ipc.frames import Registry
@@ -54,7 +55,7 @@ def command_callbacks(
         on_completion(command.finish(), Completion(*entry))
 
     def lost(command: Command) -> None:
-        error = Completion(0, 0, ErrorCode.KAFKA_STORAGE_ERROR, 0, 0, -1, -1, -1, -1, -1, 0, 0)
+        error = Completion(0, 0, ErrorCode.KAFKA_STORAGE_ERROR, 0, 0, NO_OFFSET, -1, NO_OFFSET, NO_OFFSET, NO_LEADER_EPOCH, 0, 0)
         on_completion(command.finish(), error)
 
     return completed, lost

@@ -10,6 +10,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
+from appliance.base.model import ProducerId
+
 IMAGE_CHANGED = 3
 """controller → each client, when it connects and at each change: u64 generation."""
 AUTO_CREATE = 4
@@ -59,7 +61,7 @@ class EndedTransaction(NamedTuple):
     """The pending offsets of a producer in one partition are committed or aborted."""
 
     partition: int
-    producer_id: int
+    producer_id: ProducerId
     is_commit: bool
 
 

@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import NamedTuple
 
 from appliance.base.errors import RequestRefused, StorageFailed
-from appliance.base.model import TopicId
+from appliance.base.model import FILE_START, Offset, Position, TopicId
 from appliance.pipeline.batch_scan import AbortedRecords, RawBatches, ReadProgress
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.local_rows import LocalRow, find_local_row
@@ -112,7 +112,7 @@ class LocalSegment:
 
 
 WINDOW_BYTES = 16 * 1024 * 1024
-_END_OF_SEGMENT = 2**62
+_END_OF_SEGMENT = Position(2**62)
 
 
 class NotReadHere(Exception):
@@ -145,7 +145,7 @@ class LocalSegments:
             row = self._found.read()
             self._report_loss(row, progress, on_data_loss)
             try:
-                located = reading.locate(progress.next_offset, row.high_watermark)
+                located = reading.locate(Offset(progress.next_offset), row.high_watermark)
             except OffsetOutOfRange:
                 if self._found.read().log_start_offset > progress.next_offset:
                     continue  # retention was faster
@@ -153,7 +153,7 @@ class LocalSegments:
             holder = max((base for base in reading.segments() if base <= progress.next_offset), default=located.segment_base_offset)
             if not located.batch_size_bytes or located.segment_base_offset != holder:
                 # A gap left by compaction, or a damaged header: the scan of the whole segment shows which.
-                located = Located(holder, 0, 0, 0, holder)
+                located = Located(holder, FILE_START, 0, 0, holder)
             yield from self._segment(reading, row, located, aborted, progress, on_data_loss)
 
     def _report_loss(self, row: Row, progress: ReadProgress, on_data_loss: OnDataLoss) -> None:
@@ -171,7 +171,7 @@ class LocalSegments:
             return None
         if self._found.aborted_end <= progress.next_offset or not reading.segments():
             return AbortedRecords(())
-        _, found = reading.aborted_in(max(progress.next_offset, reading.earliest), reading.segments()[-1], _END_OF_SEGMENT, self._wanted.end)
+        _, found = reading.aborted_in(max(Offset(progress.next_offset), reading.earliest), reading.segments()[-1], _END_OF_SEGMENT, Offset(self._wanted.end))
         return AbortedRecords((each.producer_id, each.first_offset) for each in found)
 
     def _segment(self, reading: LogReading, row: Row, located: Located, aborted: AbortedRecords | None, progress: ReadProgress,
@@ -186,7 +186,8 @@ class LocalSegments:
             self._require_topic()
             end = min(segment.size_bytes, row.watermark_position) if is_active else segment.size_bytes
             following = min((other for other in reading.segments() if other > base), default=self._wanted.end)
-            position, window_bytes = located.position, self._window_bytes
+            window_bytes = self._window_bytes
+            position: int = located.position
             while position < end and progress.next_offset < self._wanted.end:
                 window_end = min(end, position + window_bytes)
                 with segment.window(position, window_end) as window:

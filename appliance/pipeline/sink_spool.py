@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.invariants import check
-from appliance.base.model import Offset, TopicPartition
+from appliance.base.model import FIRST_OFFSET, NO_LEADER_EPOCH, Offset, TopicPartition
 from appliance.client.admin import create_topic
 from appliance.client.cluster import ClusterClient, TopicMetadata
 from appliance.client.producer import BatchProducer, new_identity
@@ -102,7 +102,7 @@ def _read_partition(access: ClusterAccess, partition: int, wanted: dict[int, Spo
                 break
             missing.discard(header.base_offset)
             encoded = bytearray(raw.memory[position : position + header.size_bytes])
-            stamp_batch(encoded, 0, 0, -1)
+            stamp_batch(encoded, 0, FIRST_OFFSET, NO_LEADER_EPOCH)
             yield TopicBatch(found.topic, found.partition, found.records_count, bytes(encoded))
     if missing:
         raise SourceProblem(f"{len(missing)} batches of this micro-batch are not in {SPOOL_TOPIC}-{partition} any more, the first at offset {min(missing)}")

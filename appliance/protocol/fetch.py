@@ -17,7 +17,7 @@ from struct import Struct
 from typing import Final, NamedTuple, Protocol, TypeAlias, cast
 
 from appliance.base.errors import ErrorCode, ProtocolViolation
-from appliance.base.model import NO_TOPIC_ID, TopicId
+from appliance.base.model import NO_LEADER_EPOCH, NO_OFFSET, NO_TOPIC_ID, LeaderEpoch, Offset, ProducerId, TopicId
 from appliance.protocol.leader_hints import CurrentLeader, NodeEndpoint, write_current_leader, write_node_endpoints
 from appliance.protocol.wire import (
     INT32,
@@ -71,12 +71,12 @@ class FetchPartition(NamedTuple):
     topic: str
     topic_id: TopicId
     partition: int
-    current_leader_epoch: int
-    fetch_offset: int
-    last_fetched_epoch: int
-    log_start_offset: int
+    current_leader_epoch: LeaderEpoch
+    fetch_offset: Offset
+    last_fetched_epoch: LeaderEpoch
+    log_start_offset: Offset
     max_bytes: int
-    damaged_offset: int = -1
+    damaged_offset: Offset = NO_OFFSET
     """What was sent from there on to this follower was damaged."""
 
 
@@ -267,7 +267,7 @@ def _decode_plain(buffer: Buffer, position: int, limit: int, version: int) -> tu
             else:
                 leader_epoch = log_start_offset = -1
                 partition, fetch_offset, partition_max_bytes = fields
-            partitions.append(FetchPartition(topic, NO_TOPIC_ID, partition, leader_epoch, fetch_offset, -1, log_start_offset, partition_max_bytes))
+            partitions.append(FetchPartition(topic, NO_TOPIC_ID, partition, leader_epoch, fetch_offset, NO_LEADER_EPOCH, log_start_offset, partition_max_bytes))
     forgotten: list[ForgottenPartition] = []
     if version >= _SESSIONS_SINCE:
         forgotten, position = _read_forgotten_plain(buffer, position, limit)
@@ -316,15 +316,15 @@ FetchPiece: TypeAlias = bytes | memoryview | RecordsRange
 class AbortedTransaction(NamedTuple):
     """A transaction whose records a read_committed consumer must skip."""
 
-    producer_id: int
-    first_offset: int
+    producer_id: ProducerId
+    first_offset: Offset
 
 
 class EpochEndOffset(NamedTuple):
     """Where the leader's log of `leader_epoch` ends: a follower that has more of it diverged."""
 
-    leader_epoch: int
-    end_offset: int
+    leader_epoch: LeaderEpoch
+    end_offset: Offset
 
 
 class FetchPartitionResult(NamedTuple):
@@ -338,9 +338,9 @@ class FetchPartitionResult(NamedTuple):
     topic_id: TopicId
     partition: int
     error_code: int = 0
-    high_watermark: int = -1
-    last_stable_offset: int = -1
-    log_start_offset: int = -1
+    high_watermark: Offset = NO_OFFSET
+    last_stable_offset: Offset = NO_OFFSET
+    log_start_offset: Offset = NO_OFFSET
     records: bytes | memoryview | RecordsRange | None = None
     aborted_transactions: Sequence[AbortedTransaction] | None = None
     preferred_read_replica: int = -1

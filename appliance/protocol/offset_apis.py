@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, NamedTuple
 
+from appliance.base.model import NO_LEADER_EPOCH, LeaderEpoch
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.schema import INT8, INT16, INT32, INT64, STRING, ArrayOf, Field, Message
 from appliance.protocol.wire import Buffer
@@ -28,7 +29,7 @@ class ListOffsetsPartition(NamedTuple):
     """One partition and the timestamp (ms, or one of the special ones) whose offset is wanted."""
 
     partition: Annotated[int, Field(INT32)]
-    current_leader_epoch: Annotated[int, Field(INT32, since=4)] = -1
+    current_leader_epoch: Annotated[LeaderEpoch, Field(INT32, since=4)] = NO_LEADER_EPOCH
     timestamp: Annotated[int, Field(INT64)] = LATEST_TIMESTAMP
     max_num_offsets: Annotated[int, Field(INT32, until=0)] = 1
 
@@ -106,7 +107,7 @@ class EpochPartition(NamedTuple):
     """One partition and the epoch whose end is wanted."""
 
     partition: Annotated[int, Field(INT32)]
-    current_leader_epoch: Annotated[int, Field(INT32, since=2)] = -1
+    current_leader_epoch: Annotated[LeaderEpoch, Field(INT32, since=2)] = NO_LEADER_EPOCH
     leader_epoch: Annotated[int, Field(INT32)] = -1
 
 

@@ -12,7 +12,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from appliance.base.errors import ProtocolViolation
-from appliance.base.model import TopicId
+from appliance.base.model import Offset, TopicId
 from appliance.protocol.fetch import DAMAGE_TAG, DAMAGED_OFFSET, EpochEndOffset, FetchPartition, ForgottenPartition
 from appliance.protocol.leader_hints import CurrentLeader
 from appliance.protocol.wire import (
@@ -117,8 +117,8 @@ class FetchedPartition(NamedTuple):
     topic_id: TopicId
     partition: int
     error_code: int
-    high_watermark: int
-    log_start_offset: int
+    high_watermark: Offset
+    log_start_offset: Offset
     records_position: int
     records_size: int
     diverging_epoch: EpochEndOffset | None = None

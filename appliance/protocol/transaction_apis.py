@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Annotated, Final, NamedTuple
 
 from appliance.base.invariants import check
+from appliance.base.model import NO_PRODUCER_ID, ProducerId
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.schema import BOOL, INT8, INT16, INT32, INT64, STRING, ArrayOf, Field, Message, OlderShape
 from appliance.protocol.topic_partitions import TopicPartitions, TopicResult, same_result
 
 # -- InitProducerId: a producer id and epoch; ends what an earlier producer of the transactional id left open.
 
-NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
 
 
@@ -25,7 +25,7 @@ class InitProducerIdRequest(NamedTuple):
 
     transactional_id: Annotated[str | None, Field(STRING, nullable_since=0)] = None
     transaction_timeout_ms: Annotated[int, Field(INT32)] = 60_000
-    producer_id: Annotated[int, Field(INT64, since=3)] = NO_PRODUCER_ID
+    producer_id: Annotated[ProducerId, Field(INT64, since=3)] = NO_PRODUCER_ID
     producer_epoch: Annotated[int, Field(INT16, since=3)] = NO_PRODUCER_EPOCH
 
 
@@ -34,7 +34,7 @@ class InitProducerIdResponse(NamedTuple):
 
     throttle_time_ms: Annotated[int, Field(INT32)] = 0
     error_code: Annotated[int, Field(INT16)] = 0
-    producer_id: Annotated[int, Field(INT64)] = NO_PRODUCER_ID
+    producer_id: Annotated[ProducerId, Field(INT64)] = NO_PRODUCER_ID
     producer_epoch: Annotated[int, Field(INT16)] = NO_PRODUCER_EPOCH
 
 
@@ -55,7 +55,7 @@ class TransactionToExtend(NamedTuple):
     """One transaction and its partitions; `verify_only` adds nothing."""
 
     transactional_id: Annotated[str, Field(STRING)] = ""
-    producer_id: Annotated[int, Field(INT64)] = -1
+    producer_id: Annotated[ProducerId, Field(INT64)] = NO_PRODUCER_ID
     producer_epoch: Annotated[int, Field(INT16)] = -1
     verify_only: Annotated[bool, Field(BOOL)] = False
     topics: Annotated[tuple[TopicPartitions, ...], Field(ArrayOf(TopicPartitions))] = ()
@@ -84,7 +84,7 @@ class AddPartitionsToTxnResponse(NamedTuple):
 
 class _OneTransaction(NamedTuple):
     transactional_id: Annotated[str, Field(STRING)]
-    producer_id: Annotated[int, Field(INT64)]
+    producer_id: Annotated[ProducerId, Field(INT64)]
     producer_epoch: Annotated[int, Field(INT16)]
     topics: Annotated[tuple[TopicPartitions, ...], Field(ArrayOf(TopicPartitions))]
 
@@ -140,7 +140,7 @@ class AddOffsetsToTxnRequest(NamedTuple):
     """A transaction and a group."""
 
     transactional_id: Annotated[str, Field(STRING)] = ""
-    producer_id: Annotated[int, Field(INT64)] = -1
+    producer_id: Annotated[ProducerId, Field(INT64)] = NO_PRODUCER_ID
     producer_epoch: Annotated[int, Field(INT16)] = -1
     group_id: Annotated[str, Field(STRING)] = ""
 
@@ -180,7 +180,7 @@ class TxnOffsetCommitRequest(NamedTuple):
 
     transactional_id: Annotated[str, Field(STRING)] = ""
     group_id: Annotated[str, Field(STRING)] = ""
-    producer_id: Annotated[int, Field(INT64)] = -1
+    producer_id: Annotated[ProducerId, Field(INT64)] = NO_PRODUCER_ID
     producer_epoch: Annotated[int, Field(INT16)] = -1
     generation_id: Annotated[int, Field(INT32, since=3)] = -1
     member_id: Annotated[str, Field(STRING, since=3)] = ""
@@ -213,7 +213,7 @@ class EndTxnRequest(NamedTuple):
     """A transaction, and whether to commit it."""
 
     transactional_id: Annotated[str, Field(STRING)] = ""
-    producer_id: Annotated[int, Field(INT64)] = -1
+    producer_id: Annotated[ProducerId, Field(INT64)] = NO_PRODUCER_ID
     producer_epoch: Annotated[int, Field(INT16)] = -1
     is_commit: Annotated[bool, Field(BOOL)] = False
 
@@ -223,7 +223,7 @@ class EndTxnResponse(NamedTuple):
 
     throttle_time_ms: Annotated[int, Field(INT32)] = 0
     error_code: Annotated[int, Field(INT16)] = 0
-    producer_id: Annotated[int, Field(INT64, since=5)] = -1
+    producer_id: Annotated[ProducerId, Field(INT64, since=5)] = NO_PRODUCER_ID
     producer_epoch: Annotated[int, Field(INT16, since=5)] = -1
 
 
@@ -244,7 +244,7 @@ class TxnMarker(NamedTuple):
     the transaction (KIP-1228).
     """
 
-    producer_id: Annotated[int, Field(INT64)]
+    producer_id: Annotated[ProducerId, Field(INT64)]
     producer_epoch: Annotated[int, Field(INT16)]
     is_commit: Annotated[bool, Field(BOOL)]
     topics: Annotated[tuple[TopicPartitions, ...], Field(ArrayOf(TopicPartitions))] = ()
@@ -261,7 +261,7 @@ class WriteTxnMarkersRequest(NamedTuple):
 class TxnMarkerResult(NamedTuple):
     """The results for one transaction's markers."""
 
-    producer_id: Annotated[int, Field(INT64)]
+    producer_id: Annotated[ProducerId, Field(INT64)]
     topics: Annotated[tuple[TopicResult, ...], Field(ArrayOf(TopicResult))] = ()
 
 
@@ -299,7 +299,7 @@ class DescribedTransaction(NamedTuple):
     transaction_state: Annotated[str, Field(STRING)] = ""
     transaction_timeout_ms: Annotated[int, Field(INT32)] = 0
     transaction_start_time_ms: Annotated[int, Field(INT64)] = 0
-    producer_id: Annotated[int, Field(INT64)] = 0
+    producer_id: Annotated[ProducerId, Field(INT64)] = ProducerId(0)
     producer_epoch: Annotated[int, Field(INT16)] = 0
     topics: Annotated[tuple[TopicPartitions, ...], Field(ArrayOf(TopicPartitions))] = ()
 
@@ -335,7 +335,7 @@ class ListedTransaction(NamedTuple):
     """One transactional id."""
 
     transactional_id: Annotated[str, Field(STRING)]
-    producer_id: Annotated[int, Field(INT64)] = -1
+    producer_id: Annotated[ProducerId, Field(INT64)] = NO_PRODUCER_ID
     transaction_state: Annotated[str, Field(STRING)] = ""
 
 
@@ -366,7 +366,7 @@ class DescribeProducersRequest(NamedTuple):
 class ActiveProducer(NamedTuple):
     """One producer; its epoch has four bytes here. The offset: first record of its open transaction, or −1."""
 
-    producer_id: Annotated[int, Field(INT64)]
+    producer_id: Annotated[ProducerId, Field(INT64)]
     producer_epoch: Annotated[int, Field(INT32)]
     last_sequence: Annotated[int, Field(INT32)] = -1
     last_timestamp_ms: Annotated[int, Field(INT64)] = -1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from appliance.base.clock import SystemClock
-from appliance.base.model import TopicId, TopicPartition
+from appliance.base.model import LeaderEpoch, Offset, TopicId, TopicPartition
 from appliance.records.builder import BatchBuilder
 from appliance.storage.indexes import OFFSET_ENTRY, TIME_ENTRY
 from appliance.storage.log import Log
@@ -20,18 +20,18 @@ from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX
 INDEX_INTERVAL = 4096
 
 
-def plant_sealed(directory: Path, count: int, segment_bytes: int) -> int:
+def plant_sealed(directory: Path, count: int, segment_bytes: int) -> Offset:
     """Closed segments in place of what is there, and an empty active one; the log end offset."""
     for file in directory.iterdir():
         if any(offset_of_name(file.name, suffix) is not None for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX)):
             file.unlink()
     offsets = segment_bytes // INDEX_INTERVAL
     for number in range(count + 1):
-        _plant(directory, number * offsets, segment_bytes if number < count else 0)
-    return count * offsets
+        _plant(directory, Offset(number * offsets), segment_bytes if number < count else 0)
+    return Offset(count * offsets)
 
 
-def _plant(directory: Path, base_offset: int, size_bytes: int) -> None:
+def _plant(directory: Path, base_offset: Offset, size_bytes: int) -> None:
     """One offset every 4 KiB."""
     entries = range(1, size_bytes // INDEX_INTERVAL)
     with open(segment_path(str(directory), base_offset, LOG_SUFFIX), "wb") as file:
@@ -50,7 +50,7 @@ def append(directory: Path, name: TopicPartition, topic_id: TopicId, segment_byt
     builder = BatchBuilder()
     builder.append(clock.wall_ms(), None, bytes(batch_bytes))
     whole = builder.build()
-    leader_epoch = max(0, log.leader_epochs.latest)
+    leader_epoch = max(LeaderEpoch(0), log.leader_epochs.latest)
     for _ in range(size_bytes // len(whole) // 256 + 1):
         log.append_as_leader([memoryview(bytearray(whole)) for _ in range(256)], leader_epoch, clock.wall_ms())
     end = log.log_end_offset

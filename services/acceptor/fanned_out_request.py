@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import NO_LEADER_EPOCH, LeaderEpoch
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.log_reader_messages import Answer
 from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy
@@ -54,7 +55,7 @@ class RequestPart(Generic[Result]):
     def partition(self) -> int:
         return self.wanted if isinstance(self.wanted, int) else int(self.wanted.partition)
 
-    def find(self, view: MetadataCache, current_leader_epoch: int = -1, only_leader: bool = True) -> bool:
+    def find(self, view: MetadataCache, current_leader_epoch: LeaderEpoch = NO_LEADER_EPOCH, only_leader: bool = True) -> bool:
         """Read the partition's row. False: this broker does not serve it, and the part has its error."""
         replica = view.placement(self.topic, self.partition)
         problem: ErrorCode | None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import LeaderEpoch
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, Row
 
 
-def leadership_problem(row: Row, row_generation: int, current_leader_epoch: int, only_leader: bool = True) -> ErrorCode | None:
+def leadership_problem(row: Row, row_generation: int, current_leader_epoch: LeaderEpoch, only_leader: bool = True) -> ErrorCode | None:
     """Return the error, or None if it may. `current_leader_epoch` -1: the client did not send one.
 
     A client with an older leader epoch is fenced, one with a newer has to wait until this broker knows it.

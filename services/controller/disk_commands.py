@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import NO_LEADER_EPOCH, NO_OFFSET
 from appliance.ipc.box_disks import DiskHealth
 from appliance.ipc.descriptors import Completion
 from appliance.ipc.proxies import Command, LogWriterProxies, command_callbacks
@@ -25,7 +26,7 @@ ARENA_BYTES = 1 << 20
 RING_ENTRIES = 256
 
 OnDone = Callable[[Completion], None]
-LOST = Completion(0, 0, ErrorCode.KAFKA_STORAGE_ERROR, 0, 0, -1, -1, -1, -1, -1, 0, 0)
+LOST = Completion(0, 0, ErrorCode.KAFKA_STORAGE_ERROR, 0, 0, NO_OFFSET, -1, NO_OFFSET, NO_OFFSET, NO_LEADER_EPOCH, 0, 0)
 
 
 class DiskCommands:

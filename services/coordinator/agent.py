@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from appliance.base.errors import ErrorCode
-from appliance.base.model import TopicPartition
+from appliance.base.model import ProducerId, TopicPartition
 from appliance.client.peers import Peers
 from appliance.client.transaction_gate import TransactionPeers
 from appliance.cluster.metadata_cache import MetadataCache
@@ -215,7 +215,7 @@ class CoordinatorAgent:
         else:
             append.topic.on_lost(append)
 
-    def _on_transaction_ended(self, topic_partition: TopicPartition, producer_id: int, is_commit: bool) -> None:
+    def _on_transaction_ended(self, topic_partition: TopicPartition, producer_id: ProducerId, is_commit: bool) -> None:
         if topic_partition.topic == OFFSETS_TOPIC:
             self._groups.coordinator.complete_transaction(topic_partition.partition, producer_id, is_commit)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
-from appliance.base.model import NO_LEADER, TopicPartition
+from appliance.base.model import NO_LEADER, ProducerId, TopicPartition
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMIT_FLAG, RAISED_EPOCH_FLAG, DescriptorKind
 from appliance.shm.counters import Counters
@@ -50,7 +50,7 @@ class MarkerAppends:
         requests: MarkerRequests,
         clock: Clock,
         counters: Counters,
-        on_ended: Callable[[TopicPartition, int, bool], None],
+        on_ended: Callable[[TopicPartition, ProducerId, bool], None],
         must_wait: Callable[[TopicPartition], bool] = lambda _place: False,
     ) -> None:
         """`on_ended(partition, producer id, is commit)` is called for each marker written here; it updates a partition's open transactions in memory.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from appliance.base.errors import ErrorCode, known_error
-from appliance.base.model import TopicPartition
+from appliance.base.model import ProducerId, TopicPartition
 from appliance.client.peers import OnAnswer
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.protocol.schema import Message
@@ -152,7 +152,7 @@ def leader_of(image: MetadataImage, place: TopicPartition) -> int:
     return topic.partitions[place.partition].leader if topic is not None and 0 <= place.partition < len(topic.partitions) else -1
 
 
-_Key = tuple[int, int, str, int]
+_Key = tuple[ProducerId, int, str, int]
 
 
 def _key(marker: Marker) -> _Key:
@@ -161,7 +161,7 @@ def _key(marker: Marker) -> _Key:
 
 def _joined(markers: Iterable[Marker]) -> tuple[TxnMarker, ...]:
     """One entry for each end of a transaction, with all its partitions."""
-    ends: dict[tuple[int, int, bool, int, bool], dict[str, list[int]]] = {}
+    ends: dict[tuple[ProducerId, int, bool, int, bool], dict[str, list[int]]] = {}
     for (topic, partition), producer_id, producer_epoch, is_commit, coordinator_epoch, raises_epoch in markers:
         ends.setdefault((producer_id, producer_epoch, is_commit, coordinator_epoch, raises_epoch), {}).setdefault(topic, []).append(partition)
     joined = []

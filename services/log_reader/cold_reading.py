@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import NO_OFFSET
 from appliance.ipc.log_reader_messages import FIRST_WHATEVER, IS_ACTIVE, READ, WHOLE_BATCHES, Answer, Question, ReadAnswer
 from appliance.ipc.source import sweep_arenas
 from appliance.records.batch import whole_batches
@@ -220,7 +221,7 @@ class ColdReading:
         position = question.value_b
         parts = [(piece, *self._range_of(piece, position, request.end)) for piece in request.pieces]
         size_bytes = sum(part[2] for part in parts)
-        next_offset = first_batch_bytes = -1
+        next_offset, first_batch_bytes = NO_OFFSET, -1
         if extent.flags & WHOLE_BATCHES:
             whole = whole_batches([self.memory.shared.memory[at : at + count] for _, at, count in parts])
             if whole is not None:

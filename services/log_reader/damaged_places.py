@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from appliance.base.layout import Disk
-from appliance.base.model import TopicPartition
+from appliance.base.model import FILE_START, Offset, TopicPartition
 from appliance.storage import file_io
 from appliance.storage.cold_file import ACTIVE_WAYS, SEALED_WAYS
 from appliance.storage.scrub import UNREADABLE, Damage, PlaceScrub
 from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, offset_of_name, segment_path
 
-OFFSET_MAX = 2**63 - 1
+OFFSET_MAX = Offset(2**63 - 1)
 
 
 class PlaceCheck(NamedTuple):
@@ -33,7 +33,7 @@ class DamagedPlaces:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
 
-    def look(self, topic_partition: TopicPartition, offset: int) -> PlaceCheck:
+    def look(self, topic_partition: TopicPartition, offset: Offset) -> PlaceCheck:
         """What is wrong with the batch that holds an offset, and with those just before it."""
         directory = f"{self._disk.path}/{topic_partition}"
         found: tuple[Damage, ...] = ()
@@ -77,7 +77,7 @@ def _let_go_of_cache(path: str, begin: int, end: int) -> None:
         file_io.close_all([descriptor])
 
 
-def bases_in(directory: str) -> list[int]:
+def bases_in(directory: str) -> list[Offset]:
     """Base offsets of its segments, ascending."""
     try:
         names = file_io.listdir(directory)
@@ -86,7 +86,7 @@ def bases_in(directory: str) -> list[int]:
     return sorted(base for base in (offset_of_name(file, LOG_SUFFIX) for file in names) if base is not None)
 
 
-def inodes_of(directory: str, base_offset: int) -> list[int]:
+def inodes_of(directory: str, base_offset: Offset) -> list[int]:
     """Of a segment's files, 0 for one that is missing."""
     found = []
     for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
@@ -97,6 +97,6 @@ def inodes_of(directory: str, base_offset: int) -> list[int]:
     return found
 
 
-def unreadable(base_offset: int, error: OSError) -> Damage:
+def unreadable(base_offset: Offset, error: OSError) -> Damage:
     name = segment_path("", base_offset, LOG_SUFFIX).lstrip("/")
-    return Damage(UNREADABLE, name, base_offset, base_offset, 0, f"the disk cannot read it: {(error.strerror or str(error)).lower()}")
+    return Damage(UNREADABLE, name, base_offset, base_offset, FILE_START, f"the disk cannot read it: {(error.strerror or str(error)).lower()}")

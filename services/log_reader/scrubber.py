@@ -26,7 +26,7 @@ from itertools import pairwise
 from appliance.base.clock import Clock
 from appliance.base.layout import Disk
 from appliance.base.logging import Logger, Severity
-from appliance.base.model import TopicPartition
+from appliance.base.model import Offset, TopicPartition
 from appliance.ipc.disk_reports import FoundDamage, ScrubReport, read_report, write_report
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.shm.counters import Counters
@@ -63,7 +63,7 @@ class Scrubber:
         self._looked_ms = 0
         self._published_ms = 0
         self._places = DamagedPlaces(disk)
-        self._looks: dict[tuple[TopicPartition, int], None] = {}
+        self._looks: dict[tuple[TopicPartition, Offset], None] = {}
         """Places where a reader found damage. Two threads use it, with atomic operations only."""
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -84,7 +84,7 @@ class Scrubber:
                 return
             self._thread = thread
 
-    def look_at(self, topic_partition: TopicPartition, offset: int) -> None:
+    def look_at(self, topic_partition: TopicPartition, offset: Offset) -> None:
         """Queue a place where a reader found a damaged batch. For the log-reader's thread."""
         if len(self._looks) < LOOKS_MAX:
             self._looks[topic_partition, offset] = None
@@ -150,11 +150,11 @@ class Scrubber:
                     yield from self._check(topic_partition, base_offset, end_offset)
                     self._segments.add()
 
-    def _check(self, topic_partition: TopicPartition, base_offset: int, end_offset: int) -> Iterator[int]:
+    def _check(self, topic_partition: TopicPartition, base_offset: Offset, end_offset: Offset) -> Iterator[int]:
         for damage in (yield from self._find(topic_partition, base_offset, end_offset)):
             self._tell(topic_partition, damage)
 
-    def _find(self, topic_partition: TopicPartition, base_offset: int, end_offset: int) -> Generator[int, None, list[Damage]]:
+    def _find(self, topic_partition: TopicPartition, base_offset: Offset, end_offset: Offset) -> Generator[int, None, list[Damage]]:
         """What is wrong with one segment; nothing if it is gone."""
         directory = f"{self._disk.path}/{topic_partition}"
         found: list[Damage] | None = None
@@ -194,7 +194,7 @@ class Scrubber:
 
     # -- reported places
 
-    def _look(self, topic_partition: TopicPartition, offset: int) -> None:
+    def _look(self, topic_partition: TopicPartition, offset: Offset) -> None:
         self._looked.add()
         look = self._places.look(topic_partition, offset)
         self._bytes.add(look.read_bytes)
@@ -223,7 +223,7 @@ class Scrubber:
             self._again = None
         return size_bytes
 
-    def _check_again(self, topic_partition: TopicPartition, base_offset: int, began_ms: int) -> Iterator[int]:
+    def _check_again(self, topic_partition: TopicPartition, base_offset: Offset, began_ms: int) -> Iterator[int]:
         """Findings that are still true are found at `began_ms`: a repair since then has it checked once more."""
         bases = bases_in(f"{self._disk.path}/{topic_partition}")
         behind = bases[bases.index(base_offset) + 1 :] if base_offset in bases else []
@@ -241,7 +241,7 @@ class Scrubber:
             if (damage.kind, damage.position) not in known:
                 self._tell(topic_partition, damage)
 
-    def _check_places_again(self, topic_partition: TopicPartition, base_offset: int) -> None:
+    def _check_places_again(self, topic_partition: TopicPartition, base_offset: Offset) -> None:
         """Of a segment that grows; it is written to all the time, so what is still wrong stays the finding that it was."""
         left = []
         for damage in self._report.damages:
@@ -290,7 +290,7 @@ class Scrubber:
         return self._report
 
 
-def _segment(damage: FoundDamage) -> tuple[TopicPartition, int]:
+def _segment(damage: FoundDamage) -> tuple[TopicPartition, Offset]:
     return TopicPartition(damage.topic, damage.partition), damage.base_offset
 
 

@@ -20,7 +20,7 @@ import orjson
 
 from appliance.base.errors import DiskFull, ErrorCode, RequestRefused, StorageFailed
 from appliance.base.logging import Logger
-from appliance.base.model import TopicId, TopicPartition
+from appliance.base.model import LeaderEpoch, TopicId, TopicPartition
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.descriptors import KIND, LENGTH, POSITION, ROW, ROW_GENERATION, TOKEN, VALUE_A, DescriptorKind, pack_producers
 from appliance.shm.partition_table import APPEND_SINCE_WORD, FENCE_WORD, ROLE_LEADER
@@ -202,7 +202,7 @@ class LogWriterCommands:
         replica = self._partitions.find(topic_id, topic_partition.partition)
         if replica is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        leader_epoch: int = command["leader_epoch"]
+        leader_epoch: LeaderEpoch = command["leader_epoch"]
         latest = max(replica.leader_epoch, replica.log.leader_epochs.latest)
         if leader_epoch < latest or (replica.needs_epoch_bump and leader_epoch == latest):
             # Offsets that consumers saw under `latest` may return with other records; only a larger epoch shows that.
@@ -219,7 +219,7 @@ class LogWriterCommands:
         replica = self._partitions.find(topic_id, topic_partition.partition)
         if replica is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        leader_epoch: int = command["leader_epoch"]
+        leader_epoch: LeaderEpoch = command["leader_epoch"]
         if leader_epoch < max(replica.leader_epoch, replica.log.leader_epochs.latest):
             return ErrorCode.FENCED_LEADER_EPOCH
         if replica.role == ROLE_LEADER and leader_epoch == replica.leader_epoch and command.get("leader", -1) >= 0:
@@ -261,7 +261,9 @@ class LogWriterCommands:
         return ErrorCode.NONE
 
 
-def lead(replica: Replica, leader_epoch: int, isr: tuple[int, ...], replicas: tuple[int, ...], config_generation: int, partition_epoch: int = -1) -> None:
+def lead(
+    replica: Replica, leader_epoch: LeaderEpoch, isr: tuple[int, ...], replicas: tuple[int, ...], config_generation: int, partition_epoch: int = -1
+) -> None:
     """Lead under `leader_epoch` from the log end on; the epoch is in the log's own cache before anyone can produce under it.
 
     Where acknowledgements wait for flushes, what the log holds is flushed before anyone sees it."""

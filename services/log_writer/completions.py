@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import NO_OFFSET, LeaderEpoch, Offset
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.channel_acceptor import ChannelAcceptor
 from appliance.ipc.descriptors import COMMITTED_FLAG, KIND, ROW, TOKEN, VALUE_A, DescriptorKind
@@ -25,7 +26,7 @@ class Completions:
         self.rows_moved = False
         self.refused = counters.counter("log_writer.refused")
 
-    def answer(self, channel: SinkChannel, entry: tuple[Any, ...], code: int, base_offset: int = -1, guard: int = 0) -> None:
+    def answer(self, channel: SinkChannel, entry: tuple[Any, ...], code: int, base_offset: Offset = NO_OFFSET, guard: int = 0) -> None:
         """Answer a descriptor with a code alone; with a `guard` it is no refusal."""
         if code and not guard:
             self.refused.add()
@@ -52,7 +53,9 @@ class Completions:
                     channel.ring()
 
 
-def told_of_log(entry: tuple[Any, ...], code: ErrorCode, base_offset: int, log_start_offset: int, log_end_offset: int, leader_epoch: int) -> tuple[Any, ...]:
+def told_of_log(
+    entry: tuple[Any, ...], code: ErrorCode, base_offset: Offset, log_start_offset: Offset, log_end_offset: Offset, leader_epoch: LeaderEpoch
+) -> tuple[Any, ...]:
     """The completion of a REPLICA_APPEND or a TRUNCATE: how the log is now."""
     return (entry[KIND], 0, code, entry[ROW], entry[TOKEN], base_offset, -1, log_start_offset, log_end_offset, leader_epoch, 0, 0)
 
@@ -86,7 +89,7 @@ class HeldAcknowledgements:
         """Where completions of this partition are put."""
         return self._held.setdefault(replica, {})
 
-    def release(self, replica: Replica, durable_offset: int, released: CompletionsBySource) -> None:
+    def release(self, replica: Replica, durable_offset: Offset, released: CompletionsBySource) -> None:
         """Move what is durable to `released`. Where the partition is not led any more as it was, nothing is promised."""
         waiting = self._held.pop(replica, {})
         for channel, completions in waiting.items():

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, StorageFailed
 from appliance.base.invariants import InvariantViolation
+from appliance.base.model import Offset, Position
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.descriptors import (
     ACKS_ALL_FLAG,
@@ -234,7 +235,7 @@ class LogWriterAppends:
             self._trouble.on_failure(failure)
         return work
 
-    def _acknowledge(self, replica: Replica, durable_offset: int, base_offset: int, position: int) -> None:
+    def _acknowledge(self, replica: Replica, durable_offset: Offset, base_offset: Offset, position: Position) -> None:
         """Publish the row before the completions: a source that receives one may read the row."""
         replica.on_durable(durable_offset, base_offset, position)
         self._completions.rows_moved = True

@@ -18,7 +18,7 @@ import os
 
 from appliance.base.errors import DiskFull, OutOfDescriptors
 from appliance.base.layout import Disk
-from appliance.base.model import TopicId, TopicPartition
+from appliance.base.model import FIRST_OFFSET, TopicId, TopicPartition
 from appliance.cluster.metadata_image import ImageUnreadable, MetadataImage, TopicImage, read_image
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.known_disks import KnownDisk, read_known_disk, write_known_disk
@@ -120,7 +120,7 @@ class LogWriterStartup:
             return {name: OPEN_BYTES for name, _ in self._waiting}
         first_bytes_max = self._context.box.integer("log.flush.unflushed.bytes")
         points = self._checkpoints.lines[RECOVERY_POINTS]
-        return {name: share_of(f"{self._disk.path}/{name}", points.get(name, 0), first_bytes_max) for name, _ in self._waiting}
+        return {name: share_of(f"{self._disk.path}/{name}", points.get(name, FIRST_OFFSET), first_bytes_max) for name, _ in self._waiting}
 
     def recover_next(self) -> bool:
         """Open one more log. Return False if all are open that can be; then, if none waits for space, the
@@ -146,7 +146,7 @@ class LogWriterStartup:
         try:
             replica = self._open(name, topic_id)
             self._cut_bytes += replica.log.recovered_cut_bytes
-            self.recovery_points_went_back |= replica.log.recovery_point < self._checkpoints.lines[RECOVERY_POINTS].get(name, 0)
+            self.recovery_points_went_back |= replica.log.recovery_point < self._checkpoints.lines[RECOVERY_POINTS].get(name, FIRST_OFFSET)
             if self.boot == SAME_BOOT:
                 self._serve_again(replica)
             elif self.boot == UNCLEAN_BOOT:
@@ -195,13 +195,13 @@ class LogWriterStartup:
         if self._previous.is_suspect:
             self.directory.forget_pages(name)
         elif self.boot == UNCLEAN_BOOT:  # the machine may still be up: a box that ends removes its tables, even after its disk failed
-            self.directory.forget_pages(name, self._checkpoints.lines[RECOVERY_POINTS].get(name, 0))
+            self.directory.forget_pages(name, self._checkpoints.lines[RECOVERY_POINTS].get(name, FIRST_OFFSET))
         row = self._previous.rows.get((topic_id, name.partition)) if self.boot == SAME_BOOT else None
         moved = self._take_move_record(name)
         topic = self._image.topics_by_id.get(topic_id)
-        high_watermark = row.high_watermark if row is not None else self._checkpoints.lines[HIGH_WATERMARKS].get(name, 0)
+        high_watermark = row.high_watermark if row is not None else self._checkpoints.lines[HIGH_WATERMARKS].get(name, FIRST_OFFSET)
         # The row is of this topic id, and never older.
-        log_start_offset = self._checkpoints.lines[LOG_START_OFFSETS].get(name, 0) if row is None else row.log_start_offset
+        log_start_offset = self._checkpoints.lines[LOG_START_OFFSETS].get(name, FIRST_OFFSET) if row is None else row.log_start_offset
         config = topic.config if topic else {}
         replica = self.partitions.open(name, topic_id, config, self._recovery(name, row), log_start_offset, high_watermark, self._progress.on_scanned)
         replica.is_moving = topic is not None and _is_moving(topic, name.partition)
@@ -225,7 +225,7 @@ class LogWriterStartup:
         return True
 
     def _recovery(self, name: TopicPartition, row: Row | None) -> Recovery:
-        recovery_point = self._checkpoints.lines[RECOVERY_POINTS].get(name, 0)
+        recovery_point = self._checkpoints.lines[RECOVERY_POINTS].get(name, FIRST_OFFSET)
         if self.boot == CLEAN_STOP:
             return CLEAN
         if row is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from appliance.base.clock import Clock
-from appliance.base.model import TopicPartition
+from appliance.base.model import Offset, TopicPartition
 from appliance.shm.partition_table import PartitionTableWriter
 from appliance.storage import file_io
 from appliance.storage.segment_files import LOG_SUFFIX, offset_of_name, segment_path
@@ -80,7 +80,7 @@ class RecoveryProgress:
         return f"{self._done * 100 // self._total} %, {left_s:.0f} s left"
 
 
-def share_of(directory: str, recovery_point: int, first_bytes_max: int) -> int:
+def share_of(directory: str, recovery_point: Offset, first_bytes_max: int) -> int:
     """What recovering this log after an unclean boot will read, about. Of the segment that holds the recovery point at most `first_bytes_max`: rounds
     begin before more is unflushed."""
     try:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import NO_LEADER_EPOCH, NO_OFFSET, LeaderEpoch, Offset
 from appliance.ipc.descriptors import TruncateOrder, Truncation
 
 UNKNOWN = -1
@@ -42,7 +43,7 @@ class Need(IntEnum):
     """The leader's log start offset: ListOffsets with timestamp -2."""
 
 
-TELL_ONLY = TruncateOrder(Truncation.TELL, UNKNOWN, UNKNOWN)
+TELL_ONLY = TruncateOrder(Truncation.TELL, NO_LEADER_EPOCH, NO_OFFSET)
 
 
 class FollowerFetch:
@@ -73,15 +74,15 @@ class FollowerFetch:
         """`backoff_max_ns` is `replica.fetch.backoff.ms`."""
         self._backoff_max_ns = backoff_max_ns
         self.leader_id = UNKNOWN
-        self.leader_epoch = UNKNOWN
-        self.log_start_offset = UNKNOWN
-        self.log_end_offset = UNKNOWN
-        self.last_fetched_epoch = UNKNOWN
+        self.leader_epoch = NO_LEADER_EPOCH
+        self.log_start_offset = NO_OFFSET
+        self.log_end_offset = NO_OFFSET
+        self.last_fetched_epoch = NO_LEADER_EPOCH
         """The leader epoch of the last batch of the own log."""
-        self.high_watermark = UNKNOWN
+        self.high_watermark = NO_OFFSET
         """The leader's."""
-        self.leader_log_start_offset = UNKNOWN
-        self.damaged_offset = UNKNOWN
+        self.leader_log_start_offset = NO_OFFSET
+        self.damaged_offset = NO_OFFSET
         """The offset of a damaged batch that the leader sent. The next fetch names it, so that the leader checks its log."""
         self.need = Need.NOTHING
         self.is_waiting = False
@@ -95,12 +96,12 @@ class FollowerFetch:
         self.truncation = TELL_ONLY
         self.problem = ""
         """Why replication stopped or waits, for operators."""
-        self._told_high_watermark = UNKNOWN
-        self._told_log_start_offset = UNKNOWN
+        self._told_high_watermark = NO_OFFSET
+        self._told_log_start_offset = NO_OFFSET
 
     # --- the image
 
-    def follow(self, leader_id: int, leader_epoch: int, now_ns: int) -> bool:
+    def follow(self, leader_id: int, leader_epoch: LeaderEpoch, now_ns: int) -> bool:
         """Follow `leader_id` under `leader_epoch`; return False if this leader epoch is not newer."""
         if leader_epoch <= self.leader_epoch:
             return False
@@ -114,7 +115,7 @@ class FollowerFetch:
         self.turn += 1
         self.truncation = TELL_ONLY
         self.retry_ns, self.failures, self.problem = now_ns, 0, ""
-        self._told_high_watermark = self._told_log_start_offset = self.damaged_offset = UNKNOWN
+        self._told_high_watermark = self._told_log_start_offset = self.damaged_offset = NO_OFFSET
 
     def is_due(self, now_ns: int) -> bool:
         return self.need != Need.NOTHING and not self.is_waiting and now_ns >= self.retry_ns
@@ -133,15 +134,15 @@ class FollowerFetch:
 
     def on_fetched(
         self,
-        asked_epoch: int,
-        asked_offset: int,
+        asked_epoch: LeaderEpoch,
+        asked_offset: Offset,
         error: int,
         has_records: bool,
-        high_watermark: int,
-        log_start_offset: int,
+        high_watermark: Offset,
+        log_start_offset: Offset,
         now_ns: int,
-        diverging_epoch: int = UNKNOWN,
-        diverging_end_offset: int = UNKNOWN,
+        diverging_epoch: LeaderEpoch = NO_LEADER_EPOCH,
+        diverging_end_offset: Offset = NO_OFFSET,
     ) -> bool:
         """Apply the response to a fetch under `asked_epoch` at `asked_offset`; return False if it is outdated. If the need is APPEND afterwards,
         the caller appends the records."""
@@ -158,29 +159,29 @@ class FollowerFetch:
         return True
 
     def _on_agreement(
-        self, has_records: bool, high_watermark: int, log_start_offset: int, diverging_epoch: int, diverging_end_offset: int, now_ns: int
+        self, has_records: bool, high_watermark: Offset, log_start_offset: Offset, diverging_epoch: LeaderEpoch, diverging_end_offset: Offset, now_ns: int
     ) -> None:
-        common_end = self.log_end_offset if diverging_end_offset == UNKNOWN else diverging_end_offset
+        common_end = self.log_end_offset if diverging_end_offset == NO_OFFSET else diverging_end_offset
         if self.log_start_offset < log_start_offset and common_end <= log_start_offset:
             # The leader's log starts at or after the end of what both logs share. It has no epochs below that, so our records there may
             # differ from what it had. They must not come under a high watermark: the log restarts at the leader's log start offset.
-            self._cut(TruncateOrder(Truncation.START_AT, UNKNOWN, log_start_offset))
+            self._cut(TruncateOrder(Truncation.START_AT, NO_LEADER_EPOCH, log_start_offset))
             return
-        if diverging_end_offset != UNKNOWN:
+        if diverging_end_offset != NO_OFFSET:
             self.truncation = TruncateOrder(Truncation.DIVERGED, diverging_epoch, diverging_end_offset)
             self._next(Need.TRUNCATE)
             return
-        self.failures, self.problem, self.damaged_offset = 0, "", UNKNOWN
+        self.failures, self.problem, self.damaged_offset = 0, "", NO_OFFSET
         self.high_watermark, self.leader_log_start_offset = high_watermark, log_start_offset
         if has_records or high_watermark != self._told_high_watermark or log_start_offset != self._told_log_start_offset:
             self._next(Need.APPEND)
 
-    def on_corrupt(self, offset: int, now_ns: int) -> None:
+    def on_corrupt(self, offset: Offset, now_ns: int) -> None:
         """A batch at `offset` has a wrong checksum: fetch again from the same offset."""
         self.damaged_offset = offset
         self._back_off(Need.FETCH, "its leader sent a batch with a wrong checksum", now_ns)
 
-    def on_offset(self, turn: int, error: int, offset: int, now_ns: int) -> bool:
+    def on_offset(self, turn: int, error: int, offset: Offset, now_ns: int) -> bool:
         """Apply the response to LATEST or EARLIEST, or the error that took its place."""
         if not self._takes(turn) or self.need not in (Need.LATEST, Need.EARLIEST):
             return False
@@ -189,11 +190,11 @@ class FollowerFetch:
         elif error != ErrorCode.NONE or offset < 0:
             self._back_off(Need.FETCH, f"the leader did not return its log end offset (error {error})", now_ns)
         elif self.need == Need.LATEST and offset < self.log_end_offset:
-            self._cut(TruncateOrder(Truncation.TO_OFFSET, UNKNOWN, offset))
+            self._cut(TruncateOrder(Truncation.TO_OFFSET, NO_LEADER_EPOCH, offset))
         elif self.need == Need.LATEST:
             self._next(Need.EARLIEST)
         elif offset > self.log_end_offset:
-            self._cut(TruncateOrder(Truncation.START_AT, UNKNOWN, offset))
+            self._cut(TruncateOrder(Truncation.START_AT, NO_LEADER_EPOCH, offset))
         else:
             self._back_off(Need.FETCH, f"offset {self.log_end_offset} was out of its leader's range", now_ns)
         return True
@@ -204,7 +205,7 @@ class FollowerFetch:
 
     # --- completions of the own log-writer
 
-    def on_log(self, turn: int, error: int, log_start_offset: int, log_end_offset: int, last_epoch: int, now_ns: int) -> bool:
+    def on_log(self, turn: int, error: int, log_start_offset: Offset, log_end_offset: Offset, last_epoch: LeaderEpoch, now_ns: int) -> bool:
         """Apply the completion of a TELL, an append or a truncation; return False if it is outdated."""
         if not self._takes(turn) or self.need not in (Need.TELL, Need.APPEND, Need.TRUNCATE):
             return False

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import NO_OFFSET
 from appliance.client.address import Address
 from appliance.client.peer_connection import PeerAnswer, PeerConnection
 from appliance.cluster.metadata_image import BrokerImage
@@ -482,7 +483,7 @@ class LeaderFetcher:
 
     def _on_offset(self, followed: FollowedPartition, turn: int, answer: Any) -> None:
         results = [result for topic in answer.topics for result in topic.partitions] if answer is not None else []
-        error, offset = (results[0].error_code, results[0].offset) if len(results) == 1 else (int(ErrorCode.NETWORK_EXCEPTION), -1)
+        error, offset = (results[0].error_code, results[0].offset) if len(results) == 1 else (int(ErrorCode.NETWORK_EXCEPTION), NO_OFFSET)
         if error:
             self._counters.on_error(error)
         if not followed.is_closed:

@@ -9,6 +9,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from appliance.base.logging import Logger
+from appliance.base.model import NO_LEADER_EPOCH, NO_OFFSET, LeaderEpoch, Offset
 from appliance.protocol.fetch import FetchPartition
 from appliance.protocol.replica_fetch import FetchedPartition
 from appliance.records.batch import LAST_OFFSET_DELTA_AT, LOG_OVERHEAD, RECORDS_AT, stored_batch_problem
@@ -30,12 +31,12 @@ class GoodBatches(NamedTuple):
     position: int
     end: int
     batch_count: int
-    next_offset: int
+    next_offset: Offset
     problem: str
-    problem_offset: int
+    problem_offset: Offset
 
 
-def find_good_batches(memory: memoryview, position: int, limit: int, fetch_offset: int, leader_epoch: int) -> GoodBatches:
+def find_good_batches(memory: memoryview, position: int, limit: int, fetch_offset: Offset, leader_epoch: LeaderEpoch) -> GoodBatches:
     """Find the whole, valid batches in `memory[position:limit]`, fetched at `fetch_offset` under `leader_epoch`.
 
     A response ends where the byte limit fell, so its last batch may be incomplete, and the first may begin before `fetch_offset`."""
@@ -68,7 +69,7 @@ def find_good_batches(memory: memoryview, position: int, limit: int, fetch_offse
     return GoodBatches(start, position, count, next_offset, problem, next_offset)
 
 
-_NOT_DIVERGED = (-1, -1)
+_NOT_DIVERGED = (NO_LEADER_EPOCH, NO_OFFSET)
 
 
 class AnswerJudge:
@@ -114,7 +115,7 @@ class AnswerJudge:
             self._counters.fetched_bytes.add(good.end - good.position)
         return True
 
-    def _on_corrupt(self, followed: FollowedPartition, problem: str, offset: int) -> None:
+    def _on_corrupt(self, followed: FollowedPartition, problem: str, offset: Offset) -> None:
         self._counters.corrupt_batches.add()
         topic, partition = followed.place.topic, followed.place.partition
         self._log.error(

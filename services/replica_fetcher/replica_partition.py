@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import FIRST_OFFSET, NO_LEADER_EPOCH, NO_OFFSET, LeaderEpoch
 from appliance.ipc.descriptors import Completion, ReplicaAppend, TruncateOrder, replica_append_descriptor, truncate_descriptor
 from appliance.ipc.log_writer_proxy import LogWriterProxy
 from appliance.protocol.fetch import FetchPartition
@@ -53,7 +54,9 @@ class FollowedRow:
 
     __slots__ = ("identity", "leader_epoch", "leader_id", "partition", "proxy", "row", "row_generation", "topic")
 
-    def __init__(self, topic: str, partition: int, proxy: LogWriterProxy, table: str, row: int, row_generation: int, leader_id: int, leader_epoch: int) -> None:
+    def __init__(
+        self, topic: str, partition: int, proxy: LogWriterProxy, table: str, row: int, row_generation: int, leader_id: int, leader_epoch: LeaderEpoch
+    ) -> None:
         self.topic = topic
         self.partition = partition
         self.proxy = proxy
@@ -133,7 +136,7 @@ class FollowedPartition:
         answer, self.answer = self.answer, None
         if need == Need.APPEND:
             position, length = (self.records_position, self.records_bytes) if answer is not None else (0, 0)
-            told = ReplicaAppend(max(0, rules.high_watermark), max(0, rules.leader_log_start_offset))
+            told = ReplicaAppend(max(FIRST_OFFSET, rules.high_watermark), max(FIRST_OFFSET, rules.leader_log_start_offset))
             entry = replica_append_descriptor(place.row, place.row_generation, place.leader_epoch, position, length, told)
         else:
             length = 0
@@ -148,7 +151,7 @@ class FollowedPartition:
 
     def on_order_lost(self, turn: int, now_ns: int) -> None:
         """The log-writer died. Whether it carried the order out, TELL will show."""
-        self.rules.on_log(turn, _LOST, -1, -1, -1, now_ns)
+        self.rules.on_log(turn, _LOST, NO_OFFSET, NO_OFFSET, NO_LEADER_EPOCH, now_ns)
 
     def close(self) -> None:
         """End this object: the partition is no longer followed, or under another identity."""

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout
-from appliance.base.model import TopicId
+from appliance.base.model import NO_LEADER_EPOCH, NO_OFFSET, LeaderEpoch, TopicId
 from appliance.client.address import Address
 from appliance.client.peer_connection import PeerAnswer, PeerConnection
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage
@@ -214,7 +214,7 @@ class ReplicaRepairs:
             self._close_connection()
             self._connection = PeerConnection(address, f"broker-{self._own_id}-repair", self._registry, self._clock, self._arena.size_bytes)
         epoch = partition.leader_epoch
-        wanted = FetchPartition("", topic.topic_id, repair.damage.partition, epoch, repair.damage.sound_offset, -1, -1, repair.piece_bytes)
+        wanted = FetchPartition("", topic.topic_id, repair.damage.partition, epoch, repair.damage.sound_offset, NO_LEADER_EPOCH, NO_OFFSET, repair.piece_bytes)
         fetch = ReplicaFetch(CONSUMER_REPLICA_ID, -1, WAIT_MS, 1, repair.piece_bytes, 0, NO_SESSION_EPOCH, [wanted])
         self._is_waiting = True
         self._connection.request(
@@ -234,7 +234,7 @@ class ReplicaRepairs:
         self._copy = RepairCopy(self, repair, self._arena, position)
         return self._arena.memory[position : position + size_bytes]
 
-    def _on_answer(self, repair: Repair, topic_id: TopicId, leader_epoch: int, answer: PeerAnswer | None) -> None:
+    def _on_answer(self, repair: Repair, topic_id: TopicId, leader_epoch: LeaderEpoch, answer: PeerAnswer | None) -> None:
         self._is_waiting = False
         copy, self._copy = self._copy, None
         is_ordered = False
@@ -253,7 +253,7 @@ class ReplicaRepairs:
             if copy is not None and not is_ordered:
                 copy.release()
 
-    def _judge(self, copy: RepairCopy, fetched: FetchedPartition, memory: memoryview, leader_epoch: int) -> bool:
+    def _judge(self, copy: RepairCopy, fetched: FetchedPartition, memory: memoryview, leader_epoch: LeaderEpoch) -> bool:
         """Check the copy and offer it to the log-writer; return True if it was offered."""
         repair, start = copy.repair, fetched.records_position
         if not fetched.records_size:

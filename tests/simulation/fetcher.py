@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import LeaderEpoch, Offset
 from services.replica_fetcher.follower_fetch import FollowerFetch, Need
 from tests.simulation.acceptor import Acceptor, FetchAnswer, FetchRequest
 from tests.simulation.records import Record
@@ -55,7 +56,7 @@ class Fetcher:
     def follow(self, leader_id: int, leader_epoch: int) -> None:
         """What the image says: -1 or ourselves: nobody is followed."""
         self._is_following = leader_id >= 0 and leader_id != self._broker_id
-        if self.rules.follow(leader_id, leader_epoch, self._world.now):
+        if self.rules.follow(leader_id, LeaderEpoch(leader_epoch), self._world.now):
             self._under_way = 0
         self._act()
 
@@ -95,7 +96,7 @@ class Fetcher:
         else:
             error = writer.truncate(leader_epoch, rules.truncation)
         log = writer.log
-        rules.on_log(turn, error, log.start_offset, log.end_offset, log.epochs.latest, self._world.now)
+        rules.on_log(turn, error, Offset(log.start_offset), Offset(log.end_offset), log.epochs.latest, self._world.now)
         self._act()
 
     # --- the leader
@@ -132,15 +133,15 @@ class Fetcher:
         self._under_way = 0
         diverging_epoch, diverging_end = answer.diverging
         taken = self.rules.on_fetched(
-            request.leader_epoch,
-            request.fetch_offset,
+            LeaderEpoch(request.leader_epoch),
+            Offset(request.fetch_offset),
             answer.error,
             bool(answer.records),
-            answer.high_watermark,
-            answer.log_start_offset,
+            Offset(answer.high_watermark),
+            Offset(answer.log_start_offset),
             self._world.now,
-            diverging_epoch,
-            diverging_end,
+            LeaderEpoch(diverging_epoch),
+            Offset(diverging_end),
         )
         if taken:
             self._told_high_watermark = answer.high_watermark
@@ -157,7 +158,7 @@ class Fetcher:
 
         def on_ends(error: int, start_offset: int, end_offset: int) -> None:
             if self.is_alive:
-                self.rules.on_offset(turn, error, end_offset if need == Need.LATEST else start_offset, self._world.now)
+                self.rules.on_offset(turn, error, Offset(end_offset if need == Need.LATEST else start_offset), self._world.now)
                 self._act()
 
         self._world.send(self._broker_id, leader_id, at_leader)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from appliance.base.model import FIRST_OFFSET, NO_LEADER_EPOCH, Offset
 from appliance.cluster.placement import bump_leader_epoch
 from appliance.cluster.znodes import PartitionState
 from appliance.ipc.descriptors import TruncateOrder, Truncation
@@ -46,7 +47,7 @@ class Mutation(NamedTuple):
 def _cuts_at_high_watermark(writer: Writer, leader_epoch: int, order: TruncateOrder, truncate: Any = Writer.truncate) -> int:
     """As Kafka did before KIP-101: whoever begins to follow cuts at its high watermark, and compares no epochs."""
     if order.kind == Truncation.TELL and leader_epoch == writer.leader_epoch:
-        order = TruncateOrder(Truncation.TO_OFFSET, -1, writer.high_watermark)
+        order = TruncateOrder(Truncation.TO_OFFSET, NO_LEADER_EPOCH, Offset(writer.high_watermark))
     code: int = truncate(writer, leader_epoch, order)
     return code
 
@@ -87,7 +88,7 @@ def _cuts_at_the_leaders_end(_epoch: int, end_offset: int, _end_offset_for: Any,
 def _lets_in_whoever_has_the_high_watermark(
     progress: ReplicationState, follower: FollowerProgress, now_ns: int, expand: Any = ReplicationState._maybe_expand
 ) -> bool:
-    start, progress._epoch_start_offset = progress._epoch_start_offset, 0
+    start, progress._epoch_start_offset = progress._epoch_start_offset, FIRST_OFFSET
     is_wished: bool = expand(progress, follower, now_ns)
     progress._epoch_start_offset = start
     return is_wished

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
+from appliance.base.model import LeaderEpoch, Offset
 from tests.support.memory_epochs import MemoryEpochs
 
 
@@ -45,7 +46,7 @@ class MemoryLog:
 
     def append(self, record: Record) -> int:
         offset = self.end_offset
-        self.epochs.assign(record.leader_epoch, offset)
+        self.epochs.assign(LeaderEpoch(record.leader_epoch), Offset(offset))
         self.records.append(record)
         if record.producer >= 0:
             self.sequences[record.producer] = record.sequence, offset
@@ -58,7 +59,7 @@ class MemoryLog:
             return
         del self.records[offset - self.start_offset :]
         self.synced_end = min(self.synced_end, self.end_offset)
-        self.epochs.truncate_from_end(self.end_offset)
+        self.epochs.truncate_from_end(Offset(self.end_offset))
         self._reload_sequences()
 
     def start_at(self, offset: int) -> None:
@@ -77,7 +78,7 @@ class MemoryLog:
             del self.records[: offset - self.start_offset]
             self.start_offset = offset
             self.synced_end = max(self.synced_end, offset)
-            self.epochs.truncate_from_start(offset)
+            self.epochs.truncate_from_start(Offset(offset))
 
     def sync(self) -> None:
         self.synced_end = self.end_offset
@@ -88,7 +89,7 @@ class MemoryLog:
         end = chance.randint(max(self.synced_end, self.start_offset), self.end_offset)
         del self.records[end - self.start_offset :]
         self.synced_end = end
-        self.epochs.truncate_from_end(end)
+        self.epochs.truncate_from_end(Offset(end))
         self._reload_sequences()
         return before - len(self.records)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from appliance.base.invariants import InvariantViolation
+from appliance.base.model import LeaderEpoch
 from appliance.cluster.znodes import (
     CONTROLLER_EPOCH,
     PERSISTENT_PATHS,
@@ -130,7 +131,7 @@ def _plant(zookeeper: ZooKeeper) -> None:
         zookeeper.handle(0, Create(path, data))
     zookeeper.handle(0, Create(topic_config_path(TOPIC), b'{"version":1,"config":{}}'))
     zookeeper.handle(0, Create(CONTROLLER_EPOCH, b"1"))
-    zookeeper.handle(0, Create(STATE_PATH, PartitionState(1, 0, 1, REPLICAS).encode()))
+    zookeeper.handle(0, Create(STATE_PATH, PartitionState(1, LeaderEpoch(0), 1, REPLICAS).encode()))
     for broker_id in REPLICAS:
         directory = directory_of(broker_id)
         zookeeper.handle(0, Create(placement_path(broker_id, TOPIC), DirectoryAssignment(TOPIC_ID, {PARTITION: directory}).encode()))

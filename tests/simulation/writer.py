@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import Offset
 from appliance.ipc.descriptors import DescriptorKind, TruncateOrder, Truncation
 from appliance.storage import leader_epoch_cache
 from services.log_writer.replicas.replication_state import IsrProposal, ReplicationState
@@ -76,13 +77,15 @@ class Writer:
         is_new = leader_epoch > self.leader_epoch or self.role != LEADER
         if is_new:
             self.needs_epoch_bump = False
-            log.epochs.assign(leader_epoch, log.end_offset)
+            log.epochs.assign(leader_epoch, Offset(log.end_offset))
             self._fail_waiting()
             self.role, self.leader_epoch = LEADER, leader_epoch
             self.progress = self._rules
             self._watched.on_lead(self.broker_id, leader_epoch, log, self.high_watermark)
         assert self.progress is not None
-        self.progress.on_become_leader(leader_epoch, isr, replicas, partition_epoch, log.start_offset, log.end_offset, self.high_watermark, now)
+        self.progress.on_become_leader(
+            leader_epoch, isr, replicas, partition_epoch, Offset(log.start_offset), Offset(log.end_offset), Offset(self.high_watermark), now
+        )
         self._publish()
         return ErrorCode.NONE
 
@@ -125,7 +128,7 @@ class Writer:
             record = Record(self.leader_epoch, producer, sequence, value)
             offset = log.append(record)
             self._watched.on_append(self.broker_id, offset, record, log, is_leader=True)
-            progress.on_append(log.end_offset, self._world.now)
+            progress.on_append(Offset(log.end_offset), self._world.now)
         if acks_all and offset >= self.high_watermark:
             self._waiting.append((offset + 1, answer))
         else:
@@ -136,14 +139,14 @@ class Writer:
         """DeleteRecords, or retention."""
         if self.role == LEADER and self.progress is not None and self.log.start_offset < offset <= self.high_watermark:
             self.log.advance_start(offset)
-            self.progress.log_start_offset = self.log.start_offset
+            self.progress.log_start_offset = Offset(self.log.start_offset)
             self.on_change()
 
     # --- followers and the replica-fetcher
 
     def apply_progress(self, leader_epoch: int, replica: int, fetch_offset: int, received: int, broker_epoch: int, log_start: int) -> None:
         if self.is_alive and self.role == LEADER and leader_epoch == self.leader_epoch and self.progress is not None:
-            self.progress.on_progress(replica, fetch_offset, received, broker_epoch, log_start)
+            self.progress.on_progress(replica, Offset(fetch_offset), received, broker_epoch, Offset(log_start))
             self._publish()
 
     def append_as_follower(self, leader_epoch: int, base_offset: int, records: list[Record], high_watermark: int, log_start: int) -> int:
@@ -173,7 +176,7 @@ class Writer:
         else:
             offset = order.offset
             if order.kind == Truncation.DIVERGED:
-                offset = leader_epoch_cache.truncation_offset(order.leader_epoch, order.offset, log.epochs.end_offset_for, log.end_offset)
+                offset = leader_epoch_cache.truncation_offset(order.leader_epoch, order.offset, log.epochs.end_offset_for, Offset(log.end_offset))
             if offset < self.high_watermark:
                 self._watched.on_cut_below_high_watermark(self.broker_id, offset, self.high_watermark)
             self._world.note(f"box {self.broker_id}: cuts its log from {log.end_offset} to {offset}")

@@ -168,7 +168,7 @@ class PlayedDisk:
         else:
             assert truncate_of(entry).kind == Truncation.TELL, "both logs are one"
         last_epoch = 0 if log.log_end_offset else -1
-        return Completion(entry[0], 0, error, entry[3], 0, -1, -1, 0, log.log_end_offset, last_epoch, 0, 0)
+        return Completion._make((entry[0], 0, error, entry[3], 0, -1, -1, 0, log.log_end_offset, last_epoch, 0, 0))
 
 
 class CrossingFetches:

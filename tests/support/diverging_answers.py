@@ -5,6 +5,7 @@ In a box the acceptor asks a log-reader for the end of an epoch and then applies
 
 from __future__ import annotations
 
+from appliance.base.model import LeaderEpoch, Offset
 from appliance.storage import leader_epoch_cache
 from appliance.storage.leader_epoch_cache import UNDEFINED, EndOffsetFor
 
@@ -14,7 +15,9 @@ def diverging_answer(last_fetched_epoch: int, fetch_offset: int, end_offset_for:
     (-1, -1): OFFSET_OUT_OF_RANGE, because the leader knows nothing of that epoch; None: the logs agree up to there."""
     if last_fetched_epoch == UNDEFINED:
         return None
-    known_epoch, end_offset = end_offset_for(last_fetched_epoch, log_end_offset)
+    known_epoch, end_offset = end_offset_for(LeaderEpoch(last_fetched_epoch), Offset(log_end_offset))
     if known_epoch == UNDEFINED or end_offset == UNDEFINED:
         return UNDEFINED, UNDEFINED
-    return (known_epoch, end_offset) if leader_epoch_cache.is_diverging(last_fetched_epoch, fetch_offset, known_epoch, end_offset) else None
+    return (
+        (known_epoch, end_offset) if leader_epoch_cache.is_diverging(LeaderEpoch(last_fetched_epoch), Offset(fetch_offset), known_epoch, end_offset) else None
+    )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from appliance.base.errors import ErrorCode
-from appliance.base.model import TopicId, TopicPartition
+from appliance.base.model import ProducerId, TopicId, TopicPartition
 from appliance.cluster.state_log import LoadedRecord, OnAppended, ProducerIdentity, StateRecord
 from appliance.protocol.group_apis import (
     DeleteGroupsRequest,
@@ -114,7 +114,7 @@ class LogInMemory:
     def mark(self, partition: int, producer_id: int, is_commit: bool) -> None:
         """The marker of a transaction."""
         log = self.content.setdefault(partition, [])
-        log.append(LoadedRecord(len(log), START_MS, b"", None, ProducerIdentity(producer_id, 0), is_commit))
+        log.append(LoadedRecord(len(log), START_MS, b"", None, ProducerIdentity(ProducerId(producer_id), 0), is_commit))
 
 
 class OffsetsInZooKeeper:
@@ -312,13 +312,13 @@ class World:
     ) -> Replies[TxnOffsetCommitResponse]:
         told = Replies[TxnOffsetCommitResponse]()
         given = tuple(TxnOffsetCommitTopic(topic, (TxnOffsetCommitPartition(partition, offset),)) for (topic, partition), offset in offsets.items())
-        request = TxnOffsetCommitRequest("txn", group, producer_id, 0, generation_id, member_id, None, given)
+        request = TxnOffsetCommitRequest("txn", group, ProducerId(producer_id), 0, generation_id, member_id, None, given)
         self.coordinator.txn_offset_commit(request, version, CLIENT, self.now_ms, told)
         return told
 
     def end_transaction(self, producer_id: int, is_commit: bool, group: str = GROUP) -> None:
         self.log.mark(self.partition(group), producer_id, is_commit)
-        self.coordinator.complete_transaction(self.partition(group), producer_id, is_commit)
+        self.coordinator.complete_transaction(self.partition(group), ProducerId(producer_id), is_commit)
 
     def fetch(
         self, partitions: Sequence[tuple[str, int]] | None = None, *, require_stable: bool = False, version: int = 8, group: str = GROUP

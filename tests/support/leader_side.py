@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from appliance.base.model import Offset
 from lab.scratch_layout import scratch_layout
 from services.acceptor.connection import Connection
 from tests.support.cold_segments import write_segment
@@ -50,7 +51,7 @@ def appended(side: SteppedFetches, partition: int, high_watermark: int | None = 
     row = side.placements[TOPIC, partition].table.read(partition)
     moved = row._replace(log_end_offset=row.log_end_offset + 1, active_position=row.active_position + 10)
     if high_watermark is not None:
-        moved = moved._replace(high_watermark=high_watermark, last_stable_offset=high_watermark, watermark_position=moved.active_position)
+        moved = moved._replace(high_watermark=Offset(high_watermark), last_stable_offset=Offset(high_watermark), watermark_position=moved.active_position)
     side.writer.store(partition, moved)
 
 

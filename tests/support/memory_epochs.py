@@ -10,7 +10,7 @@ from appliance.storage.leader_epoch_cache import EpochStart, LeaderEpochCache
 class MemoryEpochs(LeaderEpochCache):
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         super().__init__("/nonexistent")
-        self._set([EpochStart(*entry) for entry in entries])
+        self._set([EpochStart._make(entry) for entry in entries])
 
     def _replace(self, entries: list[EpochStart]) -> None:
         self._set(entries)

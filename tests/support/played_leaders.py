@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from appliance.base.model import ProducerId
 from appliance.protocol import offset_apis, transaction_apis
 from appliance.protocol.schema import Message
 
@@ -46,7 +47,7 @@ class PlayedLeaders:
 
     def _answer_to(self, question: Message[Any], topic: Any) -> Any:
         if question is transaction_apis.DESCRIBE_PRODUCERS_REQUEST:
-            producers = tuple(transaction_apis.ActiveProducer(producer_id, *last) for producer_id, last in self.last.items())
+            producers = tuple(transaction_apis.ActiveProducer(ProducerId(producer_id), *last) for producer_id, last in self.last.items())
             partition = transaction_apis.ProducersOfPartition(topic.partitions[0], self.error_code, None, producers)
             return transaction_apis.DescribeProducersResponse(0, (transaction_apis.ProducersOfTopic(topic.topic, (partition,)),))
         number = topic.partitions[0].partition

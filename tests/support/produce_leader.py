@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import FIRST_OFFSET, Offset
 from appliance.protocol import offset_apis, transaction_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.produce import ProduceResult, decode_produce, encode_produce_response
@@ -100,7 +101,7 @@ class ProduceLeader:
         header = read_batch_header(batch)
         staging = state.stage()
         end = len(log) + header.records_count
-        answer = staging.admit(header.producer_id, header.producer_epoch, header.base_sequence, len(log), end - 1, header.max_timestamp)
+        answer = staging.admit(header.producer_id, header.producer_epoch, header.base_sequence, Offset(len(log)), Offset(end - 1), header.max_timestamp)
         if isinstance(answer, DuplicateBatch):
             self.duplicates += 1
             return ErrorCode.NONE
@@ -118,7 +119,7 @@ class ProduceLeader:
         self.logs[partition] = []
         fresh = self._producers[partition] = ProducerState()
         staging = fresh.stage()
-        assert staging.admit(producer_id, 0, 0, 0, 0, 0) is None
+        assert staging.admit(producer_id, 0, 0, FIRST_OFFSET, FIRST_OFFSET, 0) is None
         fresh.apply(staging)
 
     def forget_all_but_the_last(self, partition: int) -> None:

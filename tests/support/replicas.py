@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from appliance.base.layout import BoxLayout
+from appliance.base.model import LeaderEpoch, Offset
 from appliance.ipc.descriptors import (
     ACKS_ALL_FLAG,
     COMMIT_FLAG,
@@ -170,18 +171,24 @@ class SteppedReplica:
         position = arena.allocate(max(1, len(content)))
         arena.memory[position : position + len(content)] = content
         epoch = hosted.leader_epoch if leader_epoch is None else leader_epoch
-        entry = replica_append_descriptor(hosted.row, hosted.row_generation, epoch, position, len(content), leaders)
+        entry = replica_append_descriptor(hosted.row, hosted.row_generation, LeaderEpoch(epoch), position, len(content), leaders)
         assert self.fetcher.by_disk[self.writer.disk].offer(entry, 0, _Slot(self.fetcher, position))
 
     def truncate(self, kind: Truncation, offset: int, leader_epoch: int = -1) -> Completion:
         hosted = self.hosted
-        entry = truncate_descriptor(hosted.row, hosted.row_generation, hosted.leader_epoch, TruncateOrder(kind, leader_epoch, offset))
+        entry = truncate_descriptor(hosted.row, hosted.row_generation, hosted.leader_epoch, TruncateOrder(kind, LeaderEpoch(leader_epoch), Offset(offset)))
         assert self.fetcher.by_disk[self.writer.disk].offer(entry, 0, ("truncate", 0))
         return next(each for each in self._answer(self.fetcher) if each.kind == DescriptorKind.TRUNCATE)
 
     def progress(self, replica: int, offset: int, log_start_offset: int = 0, broker_epoch: int | None = None) -> None:
         hosted = self.hosted
-        told = Progress(replica, offset, self.writer.clock.monotonic_ns(), BROKER_EPOCH + replica if broker_epoch is None else broker_epoch, log_start_offset)
+        told = Progress(
+            replica,
+            Offset(offset),
+            self.writer.clock.monotonic_ns(),
+            BROKER_EPOCH + replica if broker_epoch is None else broker_epoch,
+            Offset(log_start_offset),
+        )
         entry = progress_descriptor(hosted.row, hosted.row_generation, hosted.leader_epoch, told)
         assert self.acceptor.by_disk[self.writer.disk].offer(entry, 0, ("progress", 0))
         before = len(self.writer.completions)

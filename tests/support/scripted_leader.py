@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode
-from appliance.base.model import TopicId
+from appliance.base.model import LeaderEpoch, Offset, TopicId
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.fetch import EpochEndOffset, FetchPartition, FetchPartitionResult, FetchRequest, decode_fetch, encode_fetch_response
 from appliance.protocol.offset_apis import (
@@ -34,7 +34,7 @@ def made_batch(base_offset: int, leader_epoch: int, records: int = 1, value: byt
     for _ in range(records):
         builder.append(1_700_000_000_000, None, value)
     batch = bytearray(builder.build())
-    stamp_batch(batch, 0, base_offset, leader_epoch)
+    stamp_batch(batch, 0, Offset(base_offset), LeaderEpoch(leader_epoch))
     return bytes(batch)
 
 
@@ -100,9 +100,9 @@ class LedLog:
         known = [stored for stored in self.batches if stored.leader_epoch <= wanted.last_fetched_epoch]
         if not known:
             return None
-        found = EpochEndOffset(known[-1].leader_epoch, known[-1].end_offset)
+        found = EpochEndOffset(LeaderEpoch(known[-1].leader_epoch), Offset(known[-1].end_offset))
         if wanted.last_fetched_epoch == self.leader_epoch:
-            found = EpochEndOffset(self.leader_epoch, self.log_end_offset)
+            found = EpochEndOffset(LeaderEpoch(self.leader_epoch), Offset(self.log_end_offset))
         return found if found.leader_epoch < wanted.last_fetched_epoch or found.end_offset < wanted.fetch_offset else None
 
 

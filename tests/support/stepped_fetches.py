@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
-from appliance.base.model import TopicId
+from appliance.base.model import FIRST_OFFSET, LeaderEpoch, Offset, Position, TopicId
 from appliance.cluster.lease_gate import LeaseGate
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache, RowAddress
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
@@ -104,7 +104,7 @@ class SteppedFetches:
         self.offset = self.size_bytes // batch_bytes * 10
         for partition in range(partitions):
             end = self.offset
-            row = Row(bytes(16), partition, 0, ROLE_LEADER, 0, 0, end, end, end, 1, 1, 0, 0, self.size_bytes, 0, self.size_bytes, 1)
+            row = Row._make((bytes(16), partition, 0, ROLE_LEADER, 0, 0, end, end, end, 1, 1, 0, 0, self.size_bytes, 0, self.size_bytes, 1))
             self.writer.add_row(row)
         self.table = PartitionTableReader.attach(layout.shared_memory_name("table", "d0", 1))
         self.offered: list[tuple[int, ...]] = []
@@ -199,7 +199,7 @@ class SteppedFetches:
     ) -> Connection:
         """As `fetch`, of version 17: of box `replica_id`, or of a consumer (-1) in `rack`. `forgotten`: partitions that it takes back."""
         partitions = [
-            FetchPartition("", TOPIC_ID, each.partition, each.leader_epoch, each.offset, each.last_fetched_epoch, 0, 1 << 20, each.damaged_offset)
+            FetchPartition._make(("", TOPIC_ID, each.partition, each.leader_epoch, each.offset, each.last_fetched_epoch, 0, 1 << 20, each.damaged_offset))
             for each in wanted
         ]
         gone = [ForgottenPartition("", TOPIC_ID, partition) for partition in forgotten]
@@ -238,7 +238,7 @@ class SteppedFetches:
     ) -> None:
         """What the image says of every partition, and of us."""
         isr = replicas if isr is None else isr
-        partitions = tuple(PartitionImage(leader, 0, replicas, isr) for _ in self.placements)
+        partitions = tuple(PartitionImage(leader, LeaderEpoch(0), replicas, isr) for _ in self.placements)
         brokers = {each: BrokerImage(each, f"box{each}", 9092, (racks or {}).get(each)) for each in replicas}
         self.view.set_image(MetadataImage(1, "c", 1, brokers, {TOPIC: TopicImage(TOPIC, TOPIC_ID, partitions, config or {})}, box_config or {}))
         for placement in self.placements.values():
@@ -255,7 +255,7 @@ class SteppedFetches:
         """A consumer that stood there left a cursor: where the batch begins is known, how long it is is not."""
         placement = self.placements[TOPIC, partition]
         placement.segment_list_generation = 1
-        placement.remember(offset, 0, offset // 10 * self.batch_bytes)
+        placement.remember(Offset(offset), FIRST_OFFSET, Position(offset // 10 * self.batch_bytes))
 
     def answers(self, connection: Connection) -> int:
         """How many answers a connection has been given; each is to be given once."""
@@ -313,8 +313,8 @@ class SteppedFetches:
     def move_stable(self, partition: int, last_stable_offset: int, aborted_end_offset: int = 0) -> None:
         """A transaction began or ended; the newest abort marker lies before `aborted_end_offset`."""
         row = self.placements[TOPIC, partition].read_row()
-        self.writer.store_aborted_end(partition, aborted_end_offset)
-        self.writer.store(partition, row._replace(last_stable_offset=last_stable_offset))
+        self.writer.store_aborted_end(partition, Offset(aborted_end_offset))
+        self.writer.store(partition, row._replace(last_stable_offset=Offset(last_stable_offset)))
 
     # -- the log-reader
 
@@ -357,7 +357,7 @@ class SteppedFetches:
                     ahead += (offset, offset // 10 * self.batch_bytes, self.batch_bytes)
             self.peer.send(pack_answer(Answer(kind, token, 0, 0, base_offset // 10 * self.batch_bytes, self.batch_bytes, 0, base_offset, tuple(ahead))))
         elif kind == ABORTED:
-            found = [each for each in self.aborted if each[2] >= question.value_a and each[1] < question.value_b]
+            found: list[Any] = [each for each in self.aborted if each[2] >= question.value_a and each[1] < question.value_b]
             answer, descriptor = aborted_answer(token, question.value_b, found)
             rights = [] if descriptor < 0 else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
             self.peer.sendmsg([pack_answer(answer)], rights)

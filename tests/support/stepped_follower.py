@@ -9,6 +9,7 @@ from pathlib import Path
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.logging import Logger
+from appliance.base.model import LeaderEpoch
 from appliance.base.setting_row import SettingValue
 from appliance.base.settings import Box
 from appliance.client.address import Address
@@ -120,7 +121,7 @@ class SteppedFollower:
         self._generation += 1
         replicas = (LEADER_ID, BROKER_ID)
         partitions = tuple(
-            PartitionImage(leaders[number] if leaders else LEADER_ID, epoch, replicas, self.isr, DISK) for number, epoch in enumerate(self.epochs)
+            PartitionImage(leaders[number] if leaders else LEADER_ID, LeaderEpoch(epoch), replicas, self.isr, DISK) for number, epoch in enumerate(self.epochs)
         )
         brokers = {BROKER_ID: BrokerImage(BROKER_ID, "127.0.0.1", 1, None, self.own_epoch)}
         if self.leader_box is not None:

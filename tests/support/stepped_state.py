@@ -165,7 +165,7 @@ class SteppedState:
     @staticmethod
     def _row(role: int, leader_epoch: int, end: int, size_bytes: int = 0, high_watermark: int | None = None) -> Row:
         high_watermark = end if high_watermark is None else high_watermark
-        return Row(bytes(16), 0, 0, role, leader_epoch, 0, end, high_watermark, high_watermark, 1, 1, 0, 0, size_bytes, 0, size_bytes, 1)
+        return Row._make((bytes(16), 0, 0, role, leader_epoch, 0, end, high_watermark, high_watermark, 1, 1, 0, 0, size_bytes, 0, size_bytes, 1))
 
     def show(self, leader_epoch: int = 3, is_leader: bool = True, high_watermark: int | None = None, row_generation: int = 1) -> None:
         """The row as the log-writer writes it."""

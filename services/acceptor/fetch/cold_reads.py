@@ -15,12 +15,14 @@ from collections.abc import Callable
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
+from appliance.base.model import NO_OFFSET, Position
 from appliance.ipc.log_reader_messages import FIRST_WHATEVER, IS_ACTIVE, READ, WHOLE_BATCHES, Answer, Extent, ReadAnswer
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.shm.counters import Counters
 from services.acceptor.connection import Connection
 from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, OpenSegment
 
+_NO_POSITION = Position(-1)
 REST_BYTES = 2 << 20
 """Asked for at a time while a response is sent, or a batch is gathered."""
 GATHERED_BYTES_MAX = 64 << 20
@@ -49,7 +51,7 @@ class ColdRead:
     def __init__(self, target: object) -> None:
         self.target = target
         """which partition of the fetch"""
-        self.base_offset = self.position = -1
+        self.base_offset, self.position = NO_OFFSET, _NO_POSITION
         """where in which segment it begins"""
         self.error: ErrorCode | None = None
         self.answer: ReadAnswer | None = None
@@ -79,7 +81,9 @@ class ColdReads:
         self._rest_bytes = counters.counter("fetch.cold_rest_bytes")
         self._failures = counters.counter("fetch.cold_failures")
 
-    def ask(self, read: ColdRead, file: OpenSegment, position: int, most: int, limit: int, is_first: bool, is_active: bool, then: Callable[[], None]) -> bool:
+    def ask(
+        self, read: ColdRead, file: OpenSegment, position: Position, most: int, limit: int, is_first: bool, is_active: bool, then: Callable[[], None]
+    ) -> bool:
         """Ask for whole batches of [position, limit), about `most` bytes of them; `then` is called when `read` knows. False: it has its error now."""
         origin = file.origin
         read.base_offset, read.position = origin.base_offset, position

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import LeaderEpoch
 from appliance.cluster.metadata_cache import LocalReplica
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.cluster.replication_throttle import ReplicationThrottle
@@ -88,7 +89,7 @@ class FollowerFetches:
         target: Target,
         wanted: FetchPartition,
         placement: LocalReplica,
-        leader_epoch: int,
+        leader_epoch: LeaderEpoch,
         reader: LogReaderProxy,
     ) -> None:
         """Send the follower's offset to the log-writer: its log equals ours up to there.

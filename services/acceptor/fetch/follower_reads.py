@@ -16,6 +16,7 @@ from typing import Final
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
+from appliance.base.model import Position
 from services.acceptor.fetch.cold_reads import ColdRead, ColdReads
 from services.acceptor.fetch.fetch_session import FetchSession, SessionPartition
 from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, OpenSegment
@@ -51,7 +52,7 @@ class FollowerReads:
         return len(self._kept)
 
     def read(
-        self, partition: SessionPartition, file: OpenSegment, position: int, most: int, limit: int, is_first: bool, is_active: bool
+        self, partition: SessionPartition, file: OpenSegment, position: Position, most: int, limit: int, is_first: bool, is_active: bool
     ) -> FileRange | ArenaRange | ErrorCode | None:
         """Return about `most` bytes of [position, limit) if they were read. More than `most` only if `is_first`."""
         key = (partition.session.session_id, file.origin.disk)
@@ -80,7 +81,7 @@ class FollowerReads:
         return FileRange(file, position, size_bytes) if size_bytes else None
 
     def _ask(
-        self, key: tuple[int, str], partition: SessionPartition, file: OpenSegment, position: int, most: int, limit: int, is_active: bool
+        self, key: tuple[int, str], partition: SessionPartition, file: OpenSegment, position: Position, most: int, limit: int, is_active: bool
     ) -> ErrorCode | None:
         kept = self._kept[key] = _KeptRead(partition, self._clock.monotonic_ns())
         session = partition.session

@@ -28,6 +28,7 @@ from typing import Final
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
+from appliance.base.model import LeaderEpoch, Offset, Position, ProducerId
 from appliance.cluster.lease_gate import LeaseGate
 from appliance.cluster.metadata_cache import Bound, KnownAborted, LocalReplica, MetadataCache
 from appliance.cluster.metadata_image import MetadataImage
@@ -96,7 +97,7 @@ class PartitionRead:
     __slots__ = ("aborted", "end", "error", "found", "pending", "replica", "row", "shared", "target", "topic", "wanted")
     replica: LocalReplica
     row: Row
-    end: tuple[int, int, int]
+    end: tuple[Offset, Offset, Position]
     """where the readable part ends: offset, base offset of its segment, position in that"""
 
     def __init__(self, shared: PartitionReading, pending: PendingFetch, target: Target, wanted: FetchPartition) -> None:
@@ -196,7 +197,7 @@ class PartitionRead:
             return ErrorCode.UNSUPPORTED_VERSION
         return None
 
-    def _epoch_end(self, leader_epoch: int) -> tuple[int, int] | ErrorCode | None:
+    def _epoch_end(self, leader_epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offset] | ErrorCode | None:
         """Return our largest epoch up to `leader_epoch` and its end offset; None while asked (KIP-595)."""
         replica, row = self.replica, self.row
         if leader_epoch > row.leader_epoch:
@@ -220,7 +221,7 @@ class PartitionRead:
 
         return self._ask(EPOCH_END, leader_epoch, row.log_end_offset, then)
 
-    def _read(self, space_bytes: int, is_first: bool, limit_offset: int, empty: FetchPartitionResult) -> FetchPartitionResult | None:
+    def _read(self, space_bytes: int, is_first: bool, limit_offset: Offset, empty: FetchPartitionResult) -> FetchPartitionResult | None:
         """As `step`, if there are records below `limit_offset`; `empty` is the result without them."""
         shared, pending, wanted, replica, row = self.shared, self.pending, self.wanted, self.replica, self.row
         is_committed = empty.aborted_transactions is not None
@@ -323,7 +324,7 @@ class PartitionRead:
             replica.remember(end_offset, base_offset, end_position)
         return FileRange(file, position, count, True)
 
-    def _cold_range(self, file: OpenSegment, position: int, size_bytes: int, limit: int, is_first: bool, is_active: bool) -> Records | ErrorCode | None:
+    def _cold_range(self, file: OpenSegment, position: Position, size_bytes: int, limit: int, is_first: bool, is_active: bool) -> Records | ErrorCode | None:
         """As `_range`, for bytes that are not in the page cache: the log-reader reads them."""
         shared, pending = self.shared, self.pending
         read = pending.cold
@@ -377,7 +378,7 @@ class PartitionRead:
 
         return self._ask(LOOKUP, row.last_stable_offset, row.high_watermark, then)
 
-    def _aborted_transactions(self, segment_base_offset: int, end_position: int) -> AbortedFound | ErrorCode | None:
+    def _aborted_transactions(self, segment_base_offset: Offset, end_position: Position) -> AbortedFound | ErrorCode | None:
         """Return the aborted transactions from the fetch offset to `end_position`, or to a lower position; None while asked."""
         replica, row, fetch_offset = self.replica, self.row, self.wanted.fetch_offset
         aborted_end_offset = replica.table.aborted_end(replica.row)
@@ -424,7 +425,7 @@ class PartitionRead:
         ahead_bytes = size_bytes if replica.reads_resident and pending.version >= MAGIC_2_SINCE else 0
         return self._ask(LOOKUP, offset, self.end[0], then, ahead_bytes=ahead_bytes)
 
-    def _open(self, base_offset: int) -> ErrorCode | None:
+    def _open(self, base_offset: Offset) -> ErrorCode | None:
         if self.pending.rounds >= ROUNDS_MAX and self.error is None:
             self.pending.is_partial = True  # segments of other fetches displaced the one that was opened for this
             return None
@@ -492,6 +493,6 @@ def nearest_replica(image: MetadataImage, topic: str, partition: int, own_id: in
     return THE_LEADER
 
 
-def _overlapping(transactions: Sequence[tuple[int, int, int]], fetch_offset: int) -> tuple[AbortedTransaction, ...]:
+def _overlapping(transactions: Sequence[tuple[ProducerId, Offset, Offset]], fetch_offset: Offset) -> tuple[AbortedTransaction, ...]:
     found = (AbortedTransaction(*each[:2]) for each in transactions if each[2] >= fetch_offset)
     return tuple(sorted(found, key=lambda each: each.first_offset))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol, TypeAlias
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import LeaderEpoch, Offset, Position
 from appliance.cluster.metadata_cache import LocalReplica
 from appliance.protocol.fetch import (
     CONSUMER_REPLICA_ID,
@@ -29,9 +30,9 @@ Target: TypeAlias = int | SessionPartition
 class FoundBatch(NamedTuple):
     """Where a batch begins, as the log-reader found it; `first_batch_bytes` 0: unknown."""
 
-    offset: int
-    segment_base_offset: int
-    position: int
+    offset: Offset
+    segment_base_offset: Offset
+    position: Position
     first_batch_bytes: int
     inode: int = 0
     """of the file that `position` is in; 0: of the active segment, which is never replaced"""
@@ -40,9 +41,9 @@ class FoundBatch(NamedTuple):
 class AbortedFound(NamedTuple):
     """The aborted transactions among the batches from `fetch_offset` up to a position of a segment."""
 
-    fetch_offset: int
-    segment_base_offset: int
-    end_position: int
+    fetch_offset: Offset
+    segment_base_offset: Offset
+    end_position: Position
     transactions: tuple[AbortedTransaction, ...]
 
 
@@ -109,7 +110,7 @@ class PendingFetch:
         self.expected_epoch = 0
         """of the session's next request, as long as this one is its latest"""
         self.reads: dict[Target, SteppedRead] = {}
-        self.epoch_ends: dict[tuple[Target, int], tuple[int, int] | ErrorCode] = {}
+        self.epoch_ends: dict[tuple[Target, LeaderEpoch], tuple[LeaderEpoch, Offset] | ErrorCode] = {}
         """(partition, leader epoch of its row) → end of the epoch that the client fetched last"""
         self.finished = False
         self.received_ns = self.ready_ns = reply.connection.last_active_ns

@@ -13,6 +13,7 @@ import os
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from appliance.base.model import Offset, Position
 from appliance.ipc.log_reader_proxy import ArenaPart
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class SegmentOrigin(NamedTuple):
     disk: str
     topic: str
     partition: int
-    base_offset: int
+    base_offset: Offset
 
 
 class OpenSegment:
@@ -68,7 +69,7 @@ class FileRange(NamedTuple):
     """Bytes of a segment that a response sends from the page cache. `is_checked`: the first ones are there."""
 
     file: OpenSegment
-    position: int
+    position: Position
     size_bytes: int
     is_checked: bool = False
 
@@ -82,7 +83,7 @@ class Residency(Protocol):
         """Return the number of bytes taken, WOULD_BLOCK, or NOT_RESIDENT."""
 
 
-SegmentKey = tuple[str, int, int, int]
+SegmentKey = tuple[str, int, int, Offset]
 """(disk, row, row generation, base offset)"""
 
 
@@ -110,7 +111,7 @@ class SegmentFiles:
     def forget(self, key: SegmentKey) -> None:
         self._files.pop(key, None)
 
-    def keep_active(self, disk: str, row: int, row_generation: int, base_offset: int) -> None:
+    def keep_active(self, disk: str, row: int, row_generation: int, base_offset: Offset) -> None:
         """Drop all segments of a partition but the active one: its segment list has changed.
 
         Deleted and compacted files would keep their space. A segment that was sealed and is active again was

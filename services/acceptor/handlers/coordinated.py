@@ -25,7 +25,7 @@ from typing import Final
 import orjson
 
 from appliance.base.errors import ErrorCode
-from appliance.base.model import NO_LEADER
+from appliance.base.model import NO_LEADER, ProducerId
 from appliance.client.transaction_gate import TIMEOUT_MS, OnVerified, TransactionPeers, codes, question
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, partition_of
@@ -175,7 +175,7 @@ class TransactionQuestions:
         self._elsewhere = elsewhere
 
     def verify(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, partitions: Sequence[tuple[str, int]], add: bool, on_answer: OnVerified
+        self, transactional_id: str, producer_id: ProducerId, producer_epoch: int, partitions: Sequence[tuple[str, int]], add: bool, on_answer: OnVerified
     ) -> None:
         if self._elsewhere.other_coordinator(transactional_id) != NO_LEADER:
             self._elsewhere.verify(transactional_id, producer_id, producer_epoch, partitions, add, on_answer)

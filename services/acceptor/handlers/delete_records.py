@@ -13,7 +13,7 @@ from typing import Any
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
-from appliance.base.model import INTERNAL_TOPICS
+from appliance.base.model import INTERNAL_TOPICS, Offset
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.protocol.framing import RequestHeader
@@ -74,7 +74,7 @@ class DeleteRecordsHandler:
 
     def _offer(self, part: _Part, deadline_ns: int) -> None:
         """Kafka's checks in its order; the log-writer checks what it alone knows (policy, high watermark)."""
-        offset: int = part.wanted.offset
+        offset: Offset = part.wanted.offset
         if part.topic in INTERNAL_TOPICS:
             part.refuse(ErrorCode.INVALID_TOPIC_EXCEPTION)
         elif part.find(self._view):

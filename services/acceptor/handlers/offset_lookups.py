@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
+from appliance.base.model import Offset
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.ipc.log_reader_messages import EPOCH_AT, EPOCH_END, MAX_TIMESTAMP, SEGMENTS, TIME, Answer
 from appliance.ipc.log_reader_proxy import LogReaderProxy
@@ -153,7 +154,7 @@ class ListOffsetsHandler:
             unknown = result._replace(leader_epoch=-1)
             request.ask(part, EPOCH_AT, row.log_start_offset, 0, lambda answer: part.settle(result._replace(leader_epoch=answer.a)), unknown)
 
-    def _list_segments(self, request: _ListRequest, part: ListPart, limit_offset: int) -> None:
+    def _list_segments(self, request: _ListRequest, part: ListPart, limit_offset: Offset) -> None:
         """Version 0: base offsets of segments and the log end, descending, from `timestamp` back."""
         wanted, row = part.wanted, part.row
         count = max(0, wanted.max_num_offsets)
@@ -172,7 +173,7 @@ class ListOffsetsHandler:
 
         request.ask(part, SEGMENTS, INT64_MAX if is_latest else wanted.timestamp, 0, then)
 
-    def _find_by_time(self, request: _ListRequest, part: ListPart, limit_offset: int) -> None:
+    def _find_by_time(self, request: _ListRequest, part: ListPart, limit_offset: Offset) -> None:
         def then(answer: Answer) -> None:
             # The log-reader still sees deleted records at the start of a segment: never return them.
             offset = max(answer.a, part.row.log_start_offset) if answer.a >= 0 else -1

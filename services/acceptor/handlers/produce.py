@@ -23,6 +23,7 @@ from typing import Any
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.model import NO_PRODUCER_ID
 from appliance.client.transaction_gate import ADDS_PARTITIONS_SINCE, Producer, TransactionGate, TransactionVerifier
 from appliance.cluster.lease_gate import LeaseGate
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
@@ -52,7 +53,7 @@ PARTITION_CHARGE = 1024
 _REPEATABLE = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
 _HALF = (1 << 32) - 1
 
-NO_PRODUCER = Producer("", -1, -1, -1)
+NO_PRODUCER = Producer("", -1, NO_PRODUCER_ID, -1)
 
 
 class _Part:
@@ -61,7 +62,7 @@ class _Part:
     __slots__ = ("descriptor", "handler", "index", "is_answered", "offers", "pending", "placement", "producer", "repeats_seen", "slot")
 
     def __init__(
-        self, handler: ProduceHandler, pending: PendingProduce, index: int, placement: LocalReplica, slot: ArenaSlot, descriptor: tuple[int, ...]
+        self, handler: ProduceHandler, pending: PendingProduce, index: int, placement: LocalReplica, slot: ArenaSlot, descriptor: tuple[Any, ...]
     ) -> None:
         self.handler = handler
         self.pending = pending

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
+from appliance.base.model import LeaderEpoch, Offset
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.protocol.leader_hints import NodeEndpoint
 from appliance.protocol.produce import LEADER_HINTS_SINCE, ProduceRequest, ProduceResult, encode_produce_response
@@ -44,7 +45,7 @@ class PendingProduce:
         self.results: list[ProduceResult | None] = [None] * len(partitions)
         self.is_finished = False
         reply.awaited = self
-        self.unreplicated: list[tuple[int, LocalReplica, int, int]] = []
+        self.unreplicated: list[tuple[int, LocalReplica, LeaderEpoch, Offset]] = []
         """(index, placement, leader epoch, end offset) of partitions whose high watermark has to pass."""
         self.ticket = 0
         self.received_ns = reply.connection.last_active_ns

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from appliance.base.model import LeaderEpoch
 from appliance.cluster.znodes import DocumentUnreadable, PartitionState
 from services.controller.zookeeper.operation import Operation, all_of
 from services.controller.zookeeper.requests import Create, Delete, Get, GetChildren, Node, NoNode
@@ -96,7 +97,7 @@ def _encode_row(row: StateRow) -> list[Any]:
 
 def _decode_row(row: list[Any]) -> StateRow:
     topic, topic_id, partition, leader, leader_epoch, controller_epoch, isr, recovery, version = row
-    state = PartitionState(int(leader), int(leader_epoch), int(controller_epoch), tuple(isr), int(recovery))
+    state = PartitionState(int(leader), LeaderEpoch(int(leader_epoch)), int(controller_epoch), tuple(isr), int(recovery))
     return StateRow(str(topic), str(topic_id), int(partition), state, int(version))
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import ProducerId
 from appliance.cluster.state_log import LoadedRecord, StateLog
 from appliance.protocol.consumer_group_apis import (
     ConsumerGroupDescribeRequest,
@@ -162,7 +163,7 @@ class GroupCoordinator:
         self._commits.commit_transactional(request, version, now_ms, reply)
         self._send()
 
-    def complete_transaction(self, partition: int, producer_id: int, is_commit: bool) -> None:
+    def complete_transaction(self, partition: int, producer_id: ProducerId, is_commit: bool) -> None:
         """The marker of this producer is in this partition of `__consumer_offsets`, below its high watermark."""
         self._loading.end_transaction(partition, producer_id, is_commit)
         self.directory.end_transaction(partition, producer_id, is_commit)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from appliance.base.errors import ErrorCode
 from appliance.base.invariants import check
+from appliance.base.model import ProducerId
 from appliance.cluster.state_log import partition_of
 from services.coordinator.groups.group import Group
 from services.coordinator.groups.group_membership import ClassicMembership, GroupMembership
@@ -43,7 +44,7 @@ class GroupDirectory:
         self._loading: set[int] = set()
         self._active: dict[int, dict[str, HostedGroup]] = {}
         self._groups: dict[str, HostedGroup] = {}
-        self._transactions: dict[tuple[int, int], set[str]] = {}
+        self._transactions: dict[tuple[int, ProducerId], set[str]] = {}
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -122,11 +123,11 @@ class GroupDirectory:
 
     # ---- transactions
 
-    def note_transaction(self, hosted: HostedGroup, producer_id: int) -> None:
+    def note_transaction(self, hosted: HostedGroup, producer_id: ProducerId) -> None:
         """This producer has undecided offsets of the group."""
         self._transactions.setdefault((hosted.partition, producer_id), set()).add(hosted.group_id)
 
-    def end_transaction(self, partition: int, producer_id: int, is_commit: bool) -> None:
+    def end_transaction(self, partition: int, producer_id: ProducerId, is_commit: bool) -> None:
         """Its marker is in this partition: its offsets of all groups there are decided."""
         for group_id in self._transactions.pop((partition, producer_id), ()):
             hosted = self._groups.get(group_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from appliance.base.model import TopicPartition
+from appliance.base.model import ProducerId, TopicPartition
 from appliance.cluster.state_log import LoadedRecord
 from services.coordinator.groups.group import Group
 from services.coordinator.groups.group_directory import GroupDirectory, HostedGroup
@@ -27,8 +27,8 @@ class _PartitionLoad:
     def __init__(self) -> None:
         self.groups: dict[str, HostedGroup] = {}
         self.metadata: dict[str, bytes] = {}
-        self.transactions: dict[int, set[str]] = {}
-        self.ended: dict[int, bool] = {}
+        self.transactions: dict[ProducerId, set[str]] = {}
+        self.ended: dict[ProducerId, bool] = {}
         """Transactions whose markers were written meanwhile, behind the end of what is read: producer id → is commit."""
         self.end_offset = 0
 
@@ -105,7 +105,7 @@ class GroupLoading:
         for group_id in load.transactions.pop(producer_id, ()):
             load.groups[group_id].offsets.end_transaction(producer_id, record.is_commit)
 
-    def end_transaction(self, partition: int, producer_id: int, is_commit: bool) -> None:
+    def end_transaction(self, partition: int, producer_id: ProducerId, is_commit: bool) -> None:
         """Its marker is in the log now; all that it ends stands before it, read or not."""
         load = self._loads.get(partition)
         if load is not None:

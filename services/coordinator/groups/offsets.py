@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from appliance.base.invariants import check
-from appliance.base.model import TopicPartition
+from appliance.base.model import ProducerId, TopicPartition
 from services.coordinator.groups.group_membership import ExpiryRule
 from services.coordinator.groups.group_records import NO_EXPIRY, OffsetCommitValue
 
@@ -24,7 +24,7 @@ class TransactionalAppend:
 
     __slots__ = ("decision", "offsets", "producer_id")
 
-    def __init__(self, producer_id: int, offsets: Commits) -> None:
+    def __init__(self, producer_id: ProducerId, offsets: Commits) -> None:
         self.producer_id = producer_id
         self.offsets = offsets
         self.decision: bool | None = None
@@ -43,7 +43,7 @@ class GroupOffsets:
         self._committed: dict[TopicPartition, _Entry] = {}
         self._unstable: dict[TopicPartition, int] = {}
         """How many undecided commits each partition has, in flight or in transactions."""
-        self._transactions: dict[int, dict[TopicPartition, _Entry]] = {}
+        self._transactions: dict[ProducerId, dict[TopicPartition, _Entry]] = {}
         self._transactional_appends: list[TransactionalAppend] = []
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class GroupOffsets:
         """Also those that only have undecided commits."""
         return self._committed.keys() | self._unstable.keys()
 
-    def producers(self) -> list[int]:
+    def producers(self) -> list[ProducerId]:
         """Whose transactions are undecided here."""
         return list({*self._transactions, *(append.producer_id for append in self._transactional_appends)})
 
@@ -91,7 +91,7 @@ class GroupOffsets:
 
     # ---- commits that are part of a transaction
 
-    def begin_transactional(self, producer_id: int, offsets: Commits) -> TransactionalAppend:
+    def begin_transactional(self, producer_id: ProducerId, offsets: Commits) -> TransactionalAppend:
         append = TransactionalAppend(producer_id, offsets)
         self._transactional_appends.append(append)
         self.begin(offsets)
@@ -112,20 +112,20 @@ class GroupOffsets:
         self._transactional_appends.remove(append)
         self.on_refused(append.offsets)
 
-    def put_pending(self, producer_id: int, partition: TopicPartition, position: int, value: OffsetCommitValue) -> None:
+    def put_pending(self, producer_id: ProducerId, partition: TopicPartition, position: int, value: OffsetCommitValue) -> None:
         """This offset is in the log, and counts when the transaction of this producer is committed."""
         pending = self._transactions.setdefault(producer_id, {})
         if partition not in pending:
             self._hold(partition)
         pending[partition] = _Entry(position, value)
 
-    def remove_pending(self, producer_id: int, partition: TopicPartition) -> None:
+    def remove_pending(self, producer_id: ProducerId, partition: TopicPartition) -> None:
         """A transactional tombstone takes back what the transaction said before."""
         pending = self._transactions.get(producer_id, {})
         if pending.pop(partition, None) is not None:
             self._release(partition)
 
-    def end_transaction(self, producer_id: int, is_commit: bool) -> None:
+    def end_transaction(self, producer_id: ProducerId, is_commit: bool) -> None:
         """The marker of this producer is in the log."""
         for append in self._transactional_appends:
             if append.producer_id == producer_id and append.decision is None:

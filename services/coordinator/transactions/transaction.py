@@ -16,9 +16,8 @@ from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.base.model import TopicPartition
+from appliance.base.model import NO_PRODUCER_ID, ProducerId, TopicPartition
 
-NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
 LARGEST_EPOCH: Final = 32_767
 EXHAUSTED_EPOCH: Final = LARGEST_EPOCH - 1
@@ -59,7 +58,7 @@ ENDING: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PRE
 class Transaction(NamedTuple):
     """Times are wall time in ms. `last_producer_epoch` is not in the log: a new coordinator does not know it."""
 
-    producer_id: int
+    producer_id: ProducerId
     producer_epoch: int = NO_PRODUCER_EPOCH
     timeout_ms: int = 60_000
     state: TransactionState = TransactionState.EMPTY
@@ -67,8 +66,8 @@ class Transaction(NamedTuple):
     start_ms: int = -1
     update_ms: int = -1
     last_producer_epoch: int = NO_PRODUCER_EPOCH
-    previous_producer_id: int = NO_PRODUCER_ID
-    next_producer_id: int = NO_PRODUCER_ID
+    previous_producer_id: ProducerId = NO_PRODUCER_ID
+    next_producer_id: ProducerId = NO_PRODUCER_ID
     client_version: int = 0
 
     @property
@@ -93,7 +92,7 @@ def is_exhausted(producer_epoch: int) -> bool:
 # --- InitProducerId ---------------------------------------------------------------------------------------------------
 
 
-def knows_itself(transaction: Transaction, producer_id: int, producer_epoch: int) -> bool:
+def knows_itself(transaction: Transaction, producer_id: ProducerId, producer_epoch: int) -> bool:
     """Check producer id and epoch that an InitProducerId brings (KIP-360). True if the transactional id has no epoch yet, if the producer is the
     current one, or if the former one repeats the request that replaced its exhausted id, and no other producer came since."""
     if transaction.producer_epoch == NO_PRODUCER_EPOCH or producer_id == transaction.producer_id:
@@ -117,7 +116,7 @@ def next_epoch(transaction: Transaction, timeout_ms: int, expected_epoch: int | 
     return _empty(transaction, timeout_ms, client_version, now_ms)._replace(producer_epoch=epoch, last_producer_epoch=last)
 
 
-def next_producer(transaction: Transaction, producer_id: int, timeout_ms: int, remembers: bool, client_version: int, now_ms: int) -> Transaction:
+def next_producer(transaction: Transaction, producer_id: ProducerId, timeout_ms: int, remembers: bool, client_version: int, now_ms: int) -> Transaction:
     """Change to a new producer id, because the epochs of the last one are exhausted."""
     return _empty(transaction, timeout_ms, client_version, now_ms)._replace(
         producer_id=producer_id,
@@ -159,7 +158,7 @@ def fence(transaction: Transaction) -> Transaction:
     return transaction._replace(producer_epoch=min(transaction.producer_epoch + 1, LARGEST_EPOCH), last_producer_epoch=NO_PRODUCER_EPOCH)
 
 
-def prepare(transaction: Transaction, commit: bool, raises_epoch: bool, next_producer_id: int, now_ms: int) -> Transaction:
+def prepare(transaction: Transaction, commit: bool, raises_epoch: bool, next_producer_id: ProducerId, now_ms: int) -> Transaction:
     """Decide to commit or abort. With `raises_epoch` (second protocol) the decision and its markers have the next epoch already; `client_version` in
     the record shows that to a coordinator that loads it."""
     decided = transaction._replace(
@@ -208,7 +207,7 @@ class Marker(NamedTuple):
     larger than that of the transaction's batches (KIP-890), and the next transaction's batches will have it."""
 
     topic_partition: TopicPartition
-    producer_id: int
+    producer_id: ProducerId
     producer_epoch: int
     is_commit: bool
     coordinator_epoch: int
@@ -225,7 +224,7 @@ class MarkerWriter(Protocol):
 class ProducerIds(Protocol):
     """The one allocator of producer ids."""
 
-    def next(self) -> int | None:
+    def next(self) -> ProducerId | None:
         """Return an id that no producer had before; None: none is leased yet, retry soon."""
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.base.model import TopicPartition
+from appliance.base.model import NO_PRODUCER_ID, ProducerId, TopicPartition
 from appliance.cluster.state_log import LoadedRecord, StateLog
 from appliance.protocol.topic_partitions import PartitionResult, TopicResult
 from appliance.protocol.transaction_apis import (
@@ -39,7 +39,6 @@ from services.coordinator.transactions.transaction import (
     ENDING,
     LARGEST_EPOCH,
     NO_PRODUCER_EPOCH,
-    NO_PRODUCER_ID,
     SECOND_PROTOCOL,
     MarkerWriter,
     ProducerIds,
@@ -162,7 +161,7 @@ class TransactionCoordinator:
     def init_producer_id(self, request: InitProducerIdRequest, version: int, now_ms: int, reply: Reply[InitProducerIdResponse]) -> None:
         """Assign producer id and epoch. A transaction that a former producer of the transactional id left open is aborted first."""
 
-        def answer(code: ErrorCode, producer_id: int = NO_PRODUCER_ID, producer_epoch: int = NO_PRODUCER_EPOCH) -> None:
+        def answer(code: ErrorCode, producer_id: ProducerId = NO_PRODUCER_ID, producer_epoch: int = NO_PRODUCER_EPOCH) -> None:
             reply(InitProducerIdResponse(0, _known_error(code, version >= _FENCED_SINCE_INIT), producer_id, producer_epoch))
 
         self._ends.now_ms = now_ms
@@ -211,7 +210,7 @@ class TransactionCoordinator:
             return next_producer(current, self._new_producer_id(), timeout_ms, knows_itself, client_version, wall_ms)
         return next_epoch(current, timeout_ms, expected_epoch, client_version, wall_ms)
 
-    def _new_producer_id(self) -> int:
+    def _new_producer_id(self) -> ProducerId:
         producer_id = self._producer_ids.next()
         if producer_id is None:
             raise RequestRefused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "there are no producer ids yet")
@@ -250,7 +249,7 @@ class TransactionCoordinator:
             else:
                 self.extend(wanted.transactional_id, wanted.producer_id, wanted.producer_epoch, partitions, client_version, then)
 
-    def verify(self, name: str, producer_id: int, producer_epoch: int, partitions: frozenset[TopicPartition], on_verified: OnVerified) -> None:
+    def verify(self, name: str, producer_id: ProducerId, producer_epoch: int, partitions: frozenset[TopicPartition], on_verified: OnVerified) -> None:
         """Check that each partition is in the producer's open transaction: NONE, or TRANSACTION_ABORTABLE (KIP-890)."""
         try:
             transactional = self._transaction_of(name, producer_id, producer_epoch)
@@ -262,7 +261,7 @@ class TransactionCoordinator:
         on_verified({partition: ErrorCode.NONE if is_open and partition in current.partitions else ErrorCode.TRANSACTION_ABORTABLE for partition in partitions})
 
     def extend(
-        self, name: str, producer_id: int, producer_epoch: int, partitions: frozenset[TopicPartition], client_version: int, on_extended: OnVerified
+        self, name: str, producer_id: ProducerId, producer_epoch: int, partitions: frozenset[TopicPartition], client_version: int, on_extended: OnVerified
     ) -> None:
         """Add partitions to the transaction; the first ones open it. If one does not exist, none is added."""
         unknown = {partition for partition in partitions if not self._exists(partition)}
@@ -272,7 +271,9 @@ class TransactionCoordinator:
             return
         self._extend(name, producer_id, producer_epoch, partitions, client_version, lambda code: on_extended(dict.fromkeys(partitions, code)))
 
-    def _extend(self, name: str, producer_id: int, producer_epoch: int, partitions: frozenset[TopicPartition], client_version: int, on_done: OnDone) -> None:
+    def _extend(
+        self, name: str, producer_id: ProducerId, producer_epoch: int, partitions: frozenset[TopicPartition], client_version: int, on_done: OnDone
+    ) -> None:
         try:
             transactional = self._transaction_of(name, producer_id, producer_epoch)
             if transactional.pending is not None:
@@ -299,7 +300,7 @@ class TransactionCoordinator:
 
         self._extend(request.transactional_id, request.producer_id, request.producer_epoch, frozenset((partition,)), 0, on_done)
 
-    def _transaction_of(self, name: str, producer_id: int, producer_epoch: int) -> TransactionalId:
+    def _transaction_of(self, name: str, producer_id: ProducerId, producer_epoch: int) -> TransactionalId:
         """Return the producer's transaction if it may continue. Errors and their order are Kafka's."""
         transactional = self._known(name, producer_id)
         if transactional.current.producer_epoch != producer_epoch:
@@ -308,7 +309,7 @@ class TransactionCoordinator:
             raise RequestRefused(ErrorCode.CONCURRENT_TRANSACTIONS, f"the last transaction of {name} is still being ended")
         return transactional
 
-    def _known(self, name: str, producer_id: int, *, or_before: bool = False) -> TransactionalId:
+    def _known(self, name: str, producer_id: ProducerId, *, or_before: bool = False) -> TransactionalId:
         if not name:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, "an empty transactional id")
         transactional = self.ids.find(name)

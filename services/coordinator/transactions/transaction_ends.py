@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from appliance.base.errors import ErrorCode
-from appliance.base.model import TopicPartition
+from appliance.base.model import NO_PRODUCER_ID, ProducerId, TopicPartition
 from appliance.runtime.timers import Timers
 from services.coordinator.transactions.transaction import (
     ENDING,
-    NO_PRODUCER_ID,
     SECOND_PROTOCOL,
     Marker,
     MarkerWriter,
@@ -70,7 +69,7 @@ class TransactionEnds:
     def under_way(self) -> int:
         return len(self._jobs)
 
-    def decide(self, transactional: TransactionalId, commit: bool, raises_epoch: bool, next_producer_id: int, on_decided: OnDone) -> None:
+    def decide(self, transactional: TransactionalId, commit: bool, raises_epoch: bool, next_producer_id: ProducerId, on_decided: OnDone) -> None:
         """Commit or abort the open transaction. `on_decided` gets NONE when the decision is in the log; the markers follow."""
 
         def on_done(code: ErrorCode) -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Annotated, Final, NamedTuple
 
-from appliance.base.model import TopicPartition
+from appliance.base.model import NO_PRODUCER_ID, ProducerId, TopicPartition
 from appliance.protocol.schema import INT8, INT16, INT32, INT64, STRING, ArrayOf, Field
 from appliance.protocol.topic_partitions import TopicPartitions
 from services.coordinator.state.state_format import StateFormat, version_of
-from services.coordinator.transactions.transaction import NO_PRODUCER_ID, Transaction, TransactionState
+from services.coordinator.transactions.transaction import Transaction, TransactionState
 
 _KEY_VERSION: Final = 0
 _TAGGED_VERSION: Final = 1
@@ -29,9 +29,9 @@ class TransactionKey(NamedTuple):
 class TransactionValue(NamedTuple):
     """Times are wall time in ms, the start −1 where no transaction has begun."""
 
-    producer_id: Annotated[int, Field(INT64)]
-    previous_producer_id: Annotated[int, Field(INT64, since=1, tag=0)] = NO_PRODUCER_ID
-    next_producer_id: Annotated[int, Field(INT64, since=1, tag=1)] = NO_PRODUCER_ID
+    producer_id: Annotated[ProducerId, Field(INT64)]
+    previous_producer_id: Annotated[ProducerId, Field(INT64, since=1, tag=0)] = NO_PRODUCER_ID
+    next_producer_id: Annotated[ProducerId, Field(INT64, since=1, tag=1)] = NO_PRODUCER_ID
     client_version: Annotated[int, Field(INT16, since=1, tag=2)] = 0
     producer_epoch: Annotated[int, Field(INT16)] = -1
     timeout_ms: Annotated[int, Field(INT32)] = 0

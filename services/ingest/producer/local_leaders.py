@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from appliance.base.model import LeaderEpoch
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMITTED_FLAG, DescriptorKind
 from appliance.shm.arena import Arena
@@ -44,7 +45,7 @@ class Answers(Protocol):
 
 class _Uncommitted(NamedTuple):
     placement: LocalReplica
-    leader_epoch: int
+    leader_epoch: LeaderEpoch
     end_offset: int
 
 

@@ -26,6 +26,7 @@ from collections import deque
 from operator import attrgetter
 from typing import Protocol
 
+from appliance.base.model import NO_PRODUCER_ID, ProducerId
 from appliance.records.batch import as_produced, stamp_producer
 from appliance.shm.counters import Counters
 from services.ingest.producer.partition_leaders import Key, LeaderLocation, PartitionLeaders
@@ -67,7 +68,7 @@ class PartitionQueue:
         """The leader does not know the expected sequence and must be asked what it has
         (`unresolved_sequences`)."""
         self.retry_at_ns = 0
-        self.producer_id = self.producer_epoch = -1
+        self.producer_id, self.producer_epoch = NO_PRODUCER_ID, -1
         self.next_sequence = 0
         self.needs_epoch_bump = False
         """The log will never get one of the sequences: the next batch starts a new epoch."""
@@ -90,7 +91,7 @@ class PartitionQueue:
 
     # -- the producer
 
-    def begin_producer(self, producer_id: int) -> None:
+    def begin_producer(self, producer_id: ProducerId) -> None:
         """Start with a new producer id; nothing is in flight."""
         self.producer_id, self.producer_epoch, self.next_sequence = producer_id, 0, 0
         self.needs_epoch_bump = self.may_pipeline = False
@@ -163,7 +164,7 @@ PATIENCE_NS = 2_000_000_000
 class ProducerIdSource(Protocol):
     """`ipc.producer_id_leases.ProducerIdLeases`, as far as it is needed."""
 
-    def next(self) -> int | None: ...
+    def next(self) -> ProducerId | None: ...
 
 
 class IngestProducers:
@@ -251,7 +252,8 @@ class PartitionQueues:
             queue.charged -= batch.charge
             self._leaders.discharge(queue.location, batch.charge)
             batch.partition = self._leaders.live_partition((queue.topic, queue.partition))
-            batch.producer_id = batch.producer_epoch = batch.base_sequence = -1
+            batch.producer_id = NO_PRODUCER_ID
+            batch.producer_epoch = batch.base_sequence = -1
             self._moved.add(batch.record_count)
             other = self.of(batch)
             other.put_back(batch)

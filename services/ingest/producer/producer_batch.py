@@ -8,6 +8,7 @@ bumped.
 
 from __future__ import annotations
 
+from appliance.base.model import NO_PRODUCER_ID
 from appliance.shm.arena import Arena
 from services.ingest.records.ack_group import Part
 from services.ingest.records.batcher import ReadyBatch
@@ -35,7 +36,8 @@ class ProducerBatch:
         self.size_bytes = len(ready.data)
         self.charge = Arena.rounded_size(self.size_bytes)
         self.slot = NO_SLOT
-        self.producer_id = self.producer_epoch = self.base_sequence = -1
+        self.producer_id = NO_PRODUCER_ID
+        self.producer_epoch = self.base_sequence = -1
         self.wants_all = any(share.wants_all for share in ready.shares)
         """True: stored when all in-sync replicas have it. False: stored when the leader has it."""
         self.was_offered = False

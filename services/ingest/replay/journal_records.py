@@ -21,6 +21,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
 
+from appliance.base.model import ProducerId
 from appliance.records.crc32c import crc32c
 from services.ingest.records.ack_group import IDENTITY_BYTES
 from services.ingest.replay.frame_streams import DIGEST_BYTES, REMEMBERED_FRAMES, FrameStream
@@ -56,21 +57,21 @@ class JournalledBatch(NamedTuple):
     topic: str
     topic_id: bytes
     partition: int
-    producer_id: int
+    producer_id: ProducerId
     producer_epoch: int
     base_sequence: int
     record_count: int
     parts: Sequence[Part]
 
     @property
-    def stamp(self) -> tuple[int, int, int]:
+    def stamp(self) -> tuple[ProducerId, int, int]:
         return self.producer_id, self.producer_epoch, self.base_sequence
 
 
 class Done(NamedTuple):
     """The result of the batch with this stamp."""
 
-    producer_id: int
+    producer_id: ProducerId
     producer_epoch: int
     base_sequence: int
     is_stored: bool

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
-from appliance.base.model import NO_LEADER
+from appliance.base.model import NO_LEADER, NO_LEADER_EPOCH
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage
 from appliance.protocol import offset_apis, transaction_apis
 from appliance.protocol.schema import Message
@@ -69,7 +69,7 @@ class _Partition:
         self.is_asking = False
         self.retry_at_ms = 0
         self.leader: int = NO_LEADER
-        self.leader_epoch: int = -1
+        self.leader_epoch = NO_LEADER_EPOCH
         self.held: list[JournalledBatch] = []
         """Batches that the leader has, committed or not."""
         self.end_offset = -1

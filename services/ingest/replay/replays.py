@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from appliance.base.clock import Clock
 from appliance.base.logging import Logger
+from appliance.base.model import ProducerId
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.shm.counters import Counters
 from services.ingest.replay.frame_streams import FrameStream, FrameStreams
@@ -51,7 +52,7 @@ class BatchWithParts(Protocol):
     topic: str
     topic_id: bytes
     partition: int
-    producer_id: int
+    producer_id: ProducerId
     producer_epoch: int
     base_sequence: int
     record_count: int

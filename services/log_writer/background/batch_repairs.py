@@ -15,6 +15,7 @@ from typing import Any
 from appliance.base.errors import ErrorCode, OutOfThreads, StorageFailed
 from appliance.base.invariants import check
 from appliance.base.logging import Logger
+from appliance.base.model import NO_OFFSET, Offset
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.descriptors import KIND, LENGTH, POSITION, ROW, ROW_GENERATION, TOKEN, repair_of
 from appliance.shm.counters import Counters
@@ -150,8 +151,8 @@ class _Repair:
         return self._log_versions() != self._versions or self.place.base_offset not in self.replica.log.segment_base_offsets
 
     @property
-    def first_offset(self) -> int:
-        return self.plan.writes[0].base_offset if self.plan.writes else -1
+    def first_offset(self) -> Offset:
+        return self.plan.writes[0].base_offset if self.plan.writes else NO_OFFSET
 
     def _compare(self) -> None:
         self._fd = file_io.open_path(self._path, file_io.READ_WRITE)
@@ -212,7 +213,7 @@ class _Repair:
             file_io.close_all([self._fd])
 
 
-def _committed_end(replica: Replica, base_offset: int) -> tuple[int, int] | None:
+def _committed_end(replica: Replica, base_offset: Offset) -> tuple[Offset, int] | None:
     """(offset, position) up to which a segment of its log is committed; None if nothing of it is, or there is none."""
     sizes = dict(replica.log.segment_sizes)
     if replica.role not in (ROLE_LEADER, ROLE_FOLLOWER) or base_offset not in sizes or replica.high_watermark <= base_offset:

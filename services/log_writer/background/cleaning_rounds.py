@@ -24,7 +24,7 @@ from typing import NamedTuple
 from appliance.base.clock import Clock
 from appliance.base.errors import DiskFull, OutOfDescriptors, StorageFailed
 from appliance.base.logging import Logger
-from appliance.base.model import TopicId, TopicPartition
+from appliance.base.model import FIRST_OFFSET, Offset, TopicId, TopicPartition
 from appliance.base.settings import Box
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
@@ -68,7 +68,7 @@ class _Run(NamedTuple):
     groups: deque[CleanedGroup]
     first_base: int
     """Base offset of the oldest segment that it was given."""
-    end_offset: int
+    end_offset: Offset
     """Behind the newest."""
 
     @property
@@ -91,7 +91,7 @@ class CleaningRounds:
         self._buffer_bytes = box.integer("log.cleaner.dedupe.buffer.size")
         self._next_look_ns = clock.monotonic_ns() + self._backoff_ns
         self._next_poll_ns = 0
-        self._first_dirty: dict[LogKey, int] = {}
+        self._first_dirty: dict[LogKey, Offset] = {}
         self._uncleanable: dict[LogKey, str] = {}
         self._kills: dict[LogKey, int] = {}
         self._chosen: tuple[Replica, CleaningPlan] | None = None
@@ -200,18 +200,18 @@ class CleaningRounds:
         log = replica.log
         sizes = log.segment_sizes
         segments = tuple(CleanableSegment(base, sizes[number + 1][0], size_bytes) for number, (base, size_bytes) in enumerate(sizes[:-1]))
-        saved = self._directory.checkpoints.lines[RECOVERY_POINTS].get(replica.topic_partition, 0)
+        saved = self._directory.checkpoints.lines[RECOVERY_POINTS].get(replica.topic_partition, FIRST_OFFSET)
         stable = log.producers.last_stable_offset(replica.high_watermark)
         uncleanable = min(log.active_base_offset, stable, log.recovery_point, saved)
         return CleaningCandidate(segments, self._first_dirty_of(replica), uncleanable, log.config)
 
-    def _first_dirty_of(self, replica: Replica) -> int:
+    def _first_dirty_of(self, replica: Replica) -> Offset:
         """Of this log, not of one that had its name before; an offset that the log does not reach was some other log's."""
         key = _key(replica)
         if key not in self._first_dirty:
-            self._first_dirty[key] = self._directory.checkpoints.lines[CLEANED].get(replica.topic_partition, 0)
+            self._first_dirty[key] = self._directory.checkpoints.lines[CLEANED].get(replica.topic_partition, FIRST_OFFSET)
         if self._first_dirty[key] > replica.log.log_end_offset:
-            self._first_dirty[key] = 0
+            self._first_dirty[key] = FIRST_OFFSET
         return self._first_dirty[key]
 
     # -- a run
@@ -358,11 +358,11 @@ class CleaningRounds:
 
         self._run_in_thread(settle, take)
 
-    def _offsets(self) -> dict[TopicPartition, int]:
+    def _offsets(self) -> dict[TopicPartition, Offset]:
         """Return the first dirty offset of each log that has one, for the checkpoint; for any thread."""
         saved, offsets = self._directory.checkpoints.lines[CLEANED], {}
         for replica in list(self._partitions.by_row.values()):
-            offset = self._first_dirty.get(_key(replica), saved.get(replica.topic_partition, 0))
+            offset = self._first_dirty.get(_key(replica), saved.get(replica.topic_partition, FIRST_OFFSET))
             if offset:
                 offsets[replica.topic_partition] = offset
         return offsets

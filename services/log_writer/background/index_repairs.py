@@ -13,7 +13,7 @@ from typing import NamedTuple
 from appliance.base.clock import Clock
 from appliance.base.errors import OutOfThreads, StorageFailed
 from appliance.base.logging import Logger
-from appliance.base.model import TopicPartition
+from appliance.base.model import Offset, TopicPartition
 from appliance.ipc.disk_reports import read_report
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
@@ -23,7 +23,7 @@ from appliance.storage.recovery import discard, put_in_place, rebuild_beside
 from services.log_writer.background.background_task import BackgroundTask
 from services.log_writer.replicas.replicas_of_disk import Replicas
 
-_Segment = tuple[TopicPartition, int]
+_Segment = tuple[TopicPartition, Offset]
 
 
 class _Rebuild(NamedTuple):

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from appliance.base.clock import Clock, ClockAgreement
 from appliance.base.errors import DiskFull, ErrorCode
 from appliance.base.logging import Logger
-from appliance.base.model import INTERNAL_TOPICS, TopicPartition
+from appliance.base.model import FIRST_OFFSET, INTERNAL_TOPICS, Offset, TopicPartition
 from appliance.base.settings import Box
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
@@ -76,7 +76,7 @@ class _Writing:
         self.removals = removals
         self.waiting = waiting
         self.renamed: list[tuple[_Removal, list[str]]] = []
-        self.starts: Mapping[TopicPartition, int] | None = None
+        self.starts: Mapping[TopicPartition, Offset] | None = None
         """The log start offsets that were written."""
 
 
@@ -160,7 +160,7 @@ class RetentionRounds:
             return "nothing is deleted by time: the clock jumped"
         return f"{self._missing_bytes >> 20} MiB of the free-space reserve are missing" if self._missing_bytes else ""
 
-    def delete_records(self, replica: Replica, offset: int, context: Any) -> int:
+    def delete_records(self, replica: Replica, offset: Offset, context: Any) -> int:
         """Let the log begin at `offset` (-1: at the high watermark). NONE: `on_durable` answers later; any other code is the answer now."""
         if not replica.log.config.deletes:
             return ErrorCode.POLICY_VIOLATION
@@ -172,7 +172,7 @@ class RetentionRounds:
         self._waiting.append((context, replica))
         return ErrorCode.NONE
 
-    def follow_start(self, replica: Replica, offset: int) -> None:
+    def follow_start(self, replica: Replica, offset: Offset) -> None:
         """A follower's log begins where its leader's does, as far as its high watermark lets it. Raises StorageFailed."""
         if offset > replica.log.log_start_offset:
             self._advance(replica, offset, ("log_start_offset",), replica.log.config.file_delete_delay_ms)
@@ -338,7 +338,7 @@ class RetentionRounds:
                 self._segments[name].add(segments)
                 self._bytes[name].add(size_bytes)
 
-    def _advance(self, replica: Replica, offset: int, reasons: tuple[str, ...], delay_ms: int) -> None:
+    def _advance(self, replica: Replica, offset: Offset, reasons: tuple[str, ...], delay_ms: int) -> None:
         before = replica.log.log_start_offset
         if offset == before:
             return
@@ -378,7 +378,7 @@ class RetentionRounds:
                     self._on_durable(context, replica, ErrorCode.NONE)
                 for replica, _, _ in begun:
                     if self._is_here(replica):
-                        replica.log.forget_removed(writing.starts.get(replica.topic_partition, 0))
+                        replica.log.forget_removed(writing.starts.get(replica.topic_partition, FIRST_OFFSET))
                         replica.log.truncate_epochs_from_start()
             if no_space is not None:
                 self._waiting_from_ns = self._clock.monotonic_ns() + SPACE_NS

@@ -17,7 +17,7 @@ from typing import Protocol
 from appliance.base.clock import Clock
 from appliance.base.errors import StorageFailed
 from appliance.base.layout import BoxLayout
-from appliance.base.model import TopicId
+from appliance.base.model import NO_OFFSET, TopicId
 from appliance.runtime.scheduling import take_ordinary_io
 from appliance.shm.mapping import LayoutMismatch, SharedObjectAbsent, list_names
 from appliance.shm.partition_table import DISK_OFFLINE, ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, PartitionTableReader, Row, TornRow
@@ -207,7 +207,7 @@ class LogMover:
         rate = (self._copied_bytes - began_bytes) * 1_000_000_000 // elapsed_ns if elapsed_ns > 0 else 0
         if elapsed_ns > 2_000_000_000:
             self._measured = (now_ns, self._copied_bytes)
-        source_end = -1 if state is None else state.log_end_offset
+        source_end = NO_OFFSET if state is None else state.log_end_offset
         try:
             self._channel.send(MoveSaid(PROGRESS, self._is_caught_up, move.log_end_offset, move.size_bytes, source_end, lag_bytes, rate, reason).encode())
         except (BlockingIOError, ConnectionError):

@@ -17,7 +17,7 @@ from appliance.base.clock import Clock
 from appliance.base.errors import DiskFull, ErrorCode, OutOfDescriptors, StorageFailed
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
-from appliance.base.model import TopicId, TopicPartition
+from appliance.base.model import NO_OFFSET, TopicId, TopicPartition
 from appliance.base.settings import Box
 from appliance.ipc import disk_reports
 from appliance.ipc.disk_reports import MoveProgress, moves_file, write_moves
@@ -38,7 +38,7 @@ RETRY_NS_FIRST = 1_000_000_000
 RETRY_NS_MAX = 60_000_000_000
 SETTLE_RETRY_NS = 5_000_000_000
 THROTTLE_SETTING = "replica.alter.log.dirs.io.max.bytes.per.second"
-_UNKNOWN = -1
+_UNKNOWN = NO_OFFSET
 Key = tuple[TopicId, int]
 
 

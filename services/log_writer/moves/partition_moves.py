@@ -15,7 +15,7 @@ import orjson
 from appliance.base.clock import Clock
 from appliance.base.errors import DiskFull, ErrorCode
 from appliance.base.logging import Logger
-from appliance.base.model import TopicId, TopicPartition
+from appliance.base.model import NO_OFFSET, Offset, TopicId, TopicPartition
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER
@@ -53,13 +53,13 @@ class PartitionMoves:
         if kind == DescriptorKind.MOVE_FREEZE:
             return self.outgoing.freeze(*identity)
         if kind == DescriptorKind.MOVE_COMMIT:
-            return self.outgoing.commit(*identity, int(command["log_end_offset"]))
+            return self.outgoing.commit(*identity, Offset(int(command["log_end_offset"])))
         if kind == DescriptorKind.MOVE_BEGIN:
             return MoveAnswer(self.incoming.begin(*identity, command))
         if kind == DescriptorKind.MOVE_PROMOTE:
             return MoveAnswer(self.incoming.promote(*identity, command.get("config", {})))
         if kind == DescriptorKind.MOVE_FINISH:
-            wanted = Complete(int(command["log_end_offset"]), int(command["high_watermark"]), int(command["log_start_offset"]))
+            wanted = Complete(Offset(int(command["log_end_offset"])), Offset(int(command["high_watermark"])), Offset(int(command["log_start_offset"])))
             code = self.incoming.finish(*identity, wanted, command.get("deadline_ms"), context)
             return None if code is None else MoveAnswer(code)
         self.outgoing.cancel(*identity, bool(command.get("keeps_mark")))
@@ -83,9 +83,9 @@ class MoveAnswer(NamedTuple):
     """An answer to a command; the offsets are those of a frozen log."""
 
     code: int = ErrorCode.NONE
-    log_end_offset: int = -1
-    high_watermark: int = -1
-    log_start_offset: int = -1
+    log_end_offset: Offset = NO_OFFSET
+    high_watermark: Offset = NO_OFFSET
+    log_start_offset: Offset = NO_OFFSET
 
 
 class OutgoingMoves:
@@ -138,7 +138,7 @@ class OutgoingMoves:
         self._frozen[replica] = self._clock.monotonic_ns() + self._freeze_ns
         return MoveAnswer(ErrorCode.NONE, replica.log.log_end_offset, replica.high_watermark, replica.log.log_start_offset)
 
-    def commit(self, topic_partition: TopicPartition, topic_id: TopicId, log_end_offset: int) -> MoveAnswer:
+    def commit(self, topic_partition: TopicPartition, topic_id: TopicId, log_end_offset: Offset) -> MoveAnswer:
         """Give the log away, if it is frozen and ends there. Durable when this returns. Raises `StorageFailed`; `DiskFull`: nothing has happened."""
         replica = self._partitions.find(topic_id, topic_partition.partition)
         if replica is None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
+from appliance.base.model import Offset
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.descriptors import GUARD, KIND, ROW, TOKEN
 from appliance.shm.counters import Counters
@@ -27,7 +28,7 @@ class Deletion(NamedTuple):
 
     channel: SinkChannel
     entry: tuple[Any, ...]
-    offset: int
+    offset: Offset
 
     @property
     def deadline_ns(self) -> int:
@@ -75,7 +76,7 @@ class AwaitedDeletions:
         self._completions.add(deletion.channel, (kind, 0, int(code), row, token, -1, -1, low_watermark, replica.log.log_end_offset, replica.leader_epoch, 0, 0))
         return True
 
-    def _low_watermark(self, replica: Replica) -> int:
+    def _low_watermark(self, replica: Replica) -> Offset:
         progress = replica.progress
         if progress is None:
             return replica.log.log_start_offset

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from appliance.base.clock import Clock
 from appliance.base.invariants import check
-from appliance.base.model import TopicId, TopicPartition
+from appliance.base.model import FILE_START, NO_LEADER_EPOCH, NO_OFFSET, LeaderEpoch, Offset, Position, TopicId, TopicPartition
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, ROLE_NONE, PartitionTableWriter, Row
 from appliance.storage.batch_boundary import BatchEnds
 from appliance.storage.log import Log
@@ -72,7 +72,7 @@ class Replica:
         topic_id: TopicId,
         log: Log,
         table: PartitionTableWriter,
-        high_watermark: int,
+        high_watermark: Offset,
         terms: ReplicationTerms,
         verifies_transactions: bool = True,
     ) -> None:
@@ -82,8 +82,8 @@ class Replica:
         self.table = table
         self.terms = terms
         self.role = ROLE_NONE
-        self.leader_epoch = -1
-        self.led_since = -1
+        self.leader_epoch = NO_LEADER_EPOCH
+        self.led_since = NO_LEADER_EPOCH
         """The leader epoch under which it began to lead; while it leads on, a larger one changes nothing that is in the log or on its way there."""
         self.isr: tuple[int, ...] = ()
         self.replicas: tuple[int, ...] = ()
@@ -107,7 +107,7 @@ class Replica:
         self.high_watermark = max(log.log_start_offset, min(high_watermark, log.log_end_offset))
         self._knows_watermark = self.high_watermark == log.log_end_offset
         self._published_segments = log.segment_list_generation
-        self._published_aborted_end = -1
+        self._published_aborted_end = NO_OFFSET
         log.verifications = Verifications(verifies_transactions, table.shared.incarnation)
         self.row_generation = 0
         self.row, self.row_generation = table.add_row(self._row())
@@ -116,7 +116,7 @@ class Replica:
 
     # -- roles
 
-    def lead(self, leader_epoch: int, isr: tuple[int, ...], replicas: tuple[int, ...], config_generation: int, partition_epoch: int = -1) -> None:
+    def lead(self, leader_epoch: LeaderEpoch, isr: tuple[int, ...], replicas: tuple[int, ...], config_generation: int, partition_epoch: int = -1) -> None:
         """Lead under `leader_epoch` from the log end on; publishes. Under the same one again: the replicas may be others. Raises StorageFailed."""
         self._apply_epoch(leader_epoch)
         if self.role != ROLE_LEADER:
@@ -140,7 +140,7 @@ class Replica:
         self.apply_config(config_generation)
         self.table.announce()
 
-    def follow(self, leader_epoch: int, isr: tuple[int, ...], replicas: tuple[int, ...], config_generation: int) -> None:
+    def follow(self, leader_epoch: LeaderEpoch, isr: tuple[int, ...], replicas: tuple[int, ...], config_generation: int) -> None:
         """Follow the leader of `leader_epoch`; publishes. What was visible stays visible. Raises
         StorageFailed."""
         self._apply_epoch(leader_epoch)
@@ -151,7 +151,7 @@ class Replica:
         self.apply_config(config_generation)
         self.table.announce()
 
-    def _apply_epoch(self, leader_epoch: int) -> None:
+    def _apply_epoch(self, leader_epoch: LeaderEpoch) -> None:
         check(leader_epoch >= self.leader_epoch, f"leader epoch of {self.topic_partition} would go from {self.leader_epoch} back to {leader_epoch}")
         if self.high_watermark == self.log.log_end_offset:
             _, self.watermark_base_offset, self.watermark_position = self.log.end
@@ -200,7 +200,7 @@ class Replica:
         else:
             self.table.store_progress(self.row, log.log_end_offset, self.high_watermark, log.active_position)
 
-    def on_durable(self, offset: int, base_offset: int, position: int) -> None:
+    def on_durable(self, offset: Offset, base_offset: Offset, position: Position) -> None:
         """Batches below `offset`, which is at `position` of segment `base_offset`, survive a power cut:
         consumers may see them if the ISR has them too. Publishes."""
         if self.flush_policy != FLUSH_BEFORE_ACKNOWLEDGEMENT or self.role == ROLE_FOLLOWER:
@@ -229,7 +229,7 @@ class Replica:
             self._reach(self.progress.high_watermark)
             self.publish()
 
-    def update_high_watermark(self, leaders_high_watermark: int, has_appended: bool) -> bool:
+    def update_high_watermark(self, leaders_high_watermark: Offset, has_appended: bool) -> bool:
         """As a follower, after what the leader sent was appended. Whether anything has moved; publishes then. Raises StorageFailed."""
         if has_appended:
             self._ends.add(self.log.end)
@@ -248,7 +248,7 @@ class Replica:
         self.publish()
         return self.high_watermark < before
 
-    def _reach(self, offset: int) -> bool:
+    def _reach(self, offset: Offset) -> bool:
         """Let the high watermark be at `offset`, or at the beginning of the batch that it is in; never back."""
         if offset <= self.high_watermark:
             return False
@@ -264,7 +264,7 @@ class Replica:
         self.high_watermark, self.watermark_base_offset, self.watermark_position = found
         return True
 
-    def advance_log_start_offset(self, offset: int) -> RemovedSegments | None:
+    def advance_log_start_offset(self, offset: Offset) -> RemovedSegments | None:
         """Raise the log start offset; publishes. Returns what `Log.advance_log_start_offset` does."""
         check(offset <= self.high_watermark, f"the log start offset of {self.topic_partition} would go over its high watermark")
         removed = self.log.advance_log_start_offset(offset)
@@ -275,7 +275,7 @@ class Replica:
         if self._published_segments != self.log.segment_list_generation:
             self.table.store_sealed_bytes(self.row, self.log.size_bytes - self.log.active_position)
             if self.log.begins_segment(self.high_watermark):  # the end of the one before it may be gone, or elsewhere
-                self.watermark_base_offset, self.watermark_position = self.high_watermark, 0
+                self.watermark_base_offset, self.watermark_position = self.high_watermark, FILE_START
         self._published_segments = self.log.segment_list_generation
         if self._published_aborted_end != self.log.aborted_end_offset:
             self._published_aborted_end = self.log.aborted_end_offset
@@ -300,7 +300,7 @@ class Replica:
             if self.role == ROLE_NONE:
                 self.withdraw(self._frozen_role)
 
-    def is_led_under(self, row_generation: int, leader_epoch: int, config_generation: int) -> bool:
+    def is_led_under(self, row_generation: int, leader_epoch: LeaderEpoch, config_generation: int) -> bool:
         """Whether a descriptor means this partition as it is now. An older epoch of the same, unbroken leadership is as good: were a batch refused for it,
         the next one would overtake it and be refused for its sequence, and librdkafka sends both again as if they were new, under another producer epoch."""
         return row_generation == self.row_generation and self.led_since <= leader_epoch <= self.leader_epoch and config_generation == self.config_generation

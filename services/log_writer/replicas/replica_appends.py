@@ -15,6 +15,7 @@ from typing import Any
 
 from appliance.base.errors import ErrorCode, StorageFailed
 from appliance.base.logging import Logger
+from appliance.base.model import FIRST_OFFSET, NO_LEADER_EPOCH, NO_OFFSET, Offset
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.descriptors import LEADER_EPOCH, LENGTH, POSITION, ROW, ROW_GENERATION, TruncateOrder, Truncation, replica_append_of, truncate_of
 from appliance.records.batch import read_batch_header, stored_batch_problem
@@ -56,7 +57,7 @@ class ReplicaAppends:
             self._tell(channel, entry, replica, code)
             return
         told = replica_append_of(entry)
-        first_offset = -1
+        first_offset = NO_OFFSET
         self._words[APPEND_SINCE_WORD] = self._clock.monotonic_ns()
         try:
             if length:
@@ -104,7 +105,7 @@ class ReplicaAppends:
             next_offset, leader_epoch = header.last_offset + 1, header.partition_leader_epoch
         return ErrorCode.NONE, batches
 
-    def _update_high_watermark(self, replica: Replica, high_watermark: int, log_start_offset: int, has_appended: bool) -> None:
+    def _update_high_watermark(self, replica: Replica, high_watermark: Offset, log_start_offset: Offset, has_appended: bool) -> None:
         if replica.update_high_watermark(high_watermark, has_appended):
             self._completions.rows_moved = True
         if log_start_offset > replica.log.log_start_offset:
@@ -137,7 +138,7 @@ class ReplicaAppends:
             offset = order.offset
             if order.kind == Truncation.DIVERGED:
                 offset = truncation_offset(order.leader_epoch, offset, log.leader_epochs.end_offset_for, before)
-            log.truncate_to(max(0, offset))
+            log.truncate_to(max(FIRST_OFFSET, offset))
         self._cleaning.on_truncated(replica)
         is_below = replica.on_truncated()
         self._completions.rows_moved = True
@@ -163,14 +164,14 @@ class ReplicaAppends:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         return ErrorCode.KAFKA_STORAGE_ERROR if writes and self._trouble.is_full else ErrorCode.NONE
 
-    def _tell(self, channel: SinkChannel, entry: Entry, replica: Replica | None, code: ErrorCode, first_offset: int = -1) -> None:
+    def _tell(self, channel: SinkChannel, entry: Entry, replica: Replica | None, code: ErrorCode, first_offset: Offset = NO_OFFSET) -> None:
         if code:
             self._completions.refused.add()
         self._completions.add(channel, _completion(entry, replica, code, first_offset))
 
 
-def _completion(entry: Entry, replica: Replica | None, code: ErrorCode, first_offset: int) -> Entry:
+def _completion(entry: Entry, replica: Replica | None, code: ErrorCode, first_offset: Offset) -> Entry:
     if replica is None or code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
-        return told_of_log(entry, code, -1, -1, -1, -1)
+        return told_of_log(entry, code, NO_OFFSET, NO_OFFSET, NO_OFFSET, NO_LEADER_EPOCH)
     log = replica.log
     return told_of_log(entry, code, first_offset, log.log_start_offset, log.log_end_offset, log.leader_epochs.latest)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, OutOfDescriptors, RequestRefused, StorageFailed
-from appliance.base.model import TopicId, TopicPartition
+from appliance.base.model import FIRST_OFFSET, Offset, TopicId, TopicPartition
 from appliance.shm.partition_table import ROLE_NONE, ROWS, PartitionTableWriter, TableFull
 from appliance.storage.checkpoints import HIGH_WATERMARKS, LOG_START_OFFSETS, RECOVERY_POINTS
 from appliance.storage.log import Log
@@ -66,8 +66,8 @@ class Replicas:
         topic_id: TopicId,
         config: Mapping[str, str],
         recovery: Recovery,
-        log_start_offset: int,
-        high_watermark: int,
+        log_start_offset: Offset,
+        high_watermark: Offset,
         on_scanned: Callable[[int], None] = lambda _: None,
     ) -> Replica:
         """Open (and recover) the log of a partition whose directory exists, and give it a row. Raises StorageFailed; TableFull and
@@ -103,7 +103,7 @@ class Replicas:
         try:
             self.directory.create_partition(topic_partition.topic, topic_partition.partition, topic_id)
             if is_new:
-                return self.open(topic_partition, topic_id, config, CLEAN, 0, 0)
+                return self.open(topic_partition, topic_id, config, CLEAN, FIRST_OFFSET, FIRST_OFFSET)
             return self._open_found(topic_partition, topic_id, config)
         except StorageFailed as failure:
             if is_new:
@@ -116,9 +116,9 @@ class Replicas:
         """Recover a log whose directory an earlier incarnation created, or that this one left unserved."""
         checkpoints = self.directory.checkpoints
         if topic_partition not in checkpoints.unserved:
-            return self.open(topic_partition, topic_id, config, Unclean(0), 0, 0)
+            return self.open(topic_partition, topic_id, config, Unclean(FIRST_OFFSET), FIRST_OFFSET, FIRST_OFFSET)
         recovery_point, high_watermark, log_start_offset = (
-            checkpoints.lines[file].get(topic_partition, 0) for file in (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_START_OFFSETS)
+            checkpoints.lines[file].get(topic_partition, FIRST_OFFSET) for file in (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_START_OFFSETS)
         )
         replica = self.open(topic_partition, topic_id, config, Unclean(recovery_point), log_start_offset, high_watermark)
         replica.needs_epoch_bump = True
@@ -157,15 +157,15 @@ class Replicas:
             self.directory.checkpoints.cap(replica.topic_partition, replica.log.log_end_offset)
             replica.needs_checkpoints = False
 
-    def recovery_points(self) -> dict[TopicPartition, int]:
+    def recovery_points(self) -> dict[TopicPartition, Offset]:
         """Return the recovery point of each log, for the checkpoint. Like the next two: for any
         thread, because `list` copies the values in one step of the interpreter."""
         return {replica.topic_partition: replica.log.recovery_point for replica in list(self.by_row.values())}
 
-    def high_watermarks(self) -> dict[TopicPartition, int]:
+    def high_watermarks(self) -> dict[TopicPartition, Offset]:
         return {replica.topic_partition: replica.high_watermark for replica in list(self.by_row.values())}
 
-    def log_start_offsets(self) -> dict[TopicPartition, int]:
+    def log_start_offsets(self) -> dict[TopicPartition, Offset]:
         """Return those above 0."""
         starts = ((replica.topic_partition, replica.log.log_start_offset) for replica in list(self.by_row.values()))
         return {name: offset for name, offset in starts if offset}

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from appliance.base.invariants import check
+from appliance.base.model import FIRST_OFFSET, NO_LEADER_EPOCH, NO_OFFSET, LeaderEpoch, Offset
 
 UNKNOWN = -1
 NEVER = -(1 << 62)
@@ -45,14 +46,14 @@ class IsrProposal(NamedTuple):
     back with the answer; a repeated proposal has a new one."""
 
     number: int
-    leader_epoch: int
+    leader_epoch: LeaderEpoch
     partition_epoch: int
     isr: tuple[int, ...]
     broker_epochs: dict[int, int]
 
 
 class FollowerProgress:
-    """One follower as its leader knows it. Offsets are `UNKNOWN` until it has fetched under this leader epoch."""
+    """One follower as its leader knows it. Offsets are -1 until it has fetched under this leader epoch."""
 
     __slots__ = (
         "broker_epoch",
@@ -76,12 +77,12 @@ class FollowerProgress:
         self.forget()
 
     def forget(self) -> None:
-        self.log_end_offset = UNKNOWN
-        self.log_start_offset = 0
+        self.log_end_offset = NO_OFFSET
+        self.log_start_offset = FIRST_OFFSET
         self.caught_up_ns = NEVER
         """The last time at which it is known to have had everything that the leader had."""
         self.fetched_ns = NEVER
-        self.leader_end_at_fetch = UNKNOWN
+        self.leader_end_at_fetch = NO_OFFSET
         """The leader's log end offset at its last fetch: at a later one that begins there, it has caught up with what was then."""
 
 
@@ -119,20 +120,20 @@ class ReplicationState:
         self._lag_ns = lag_ns
         self.min_insync_replicas = min_insync_replicas
         """As configured; more than there are replicas is as many as there are."""
-        self.leader_epoch = UNKNOWN
+        self.leader_epoch = NO_LEADER_EPOCH
         self.partition_epoch = UNKNOWN
         self.replicas: tuple[int, ...] = ()
         self.isr: tuple[int, ...] = ()
         """Committed."""
-        self.log_end_offset = 0
-        self.log_start_offset = 0
-        self.durable_offset: int | None = None
+        self.log_end_offset = FIRST_OFFSET
+        self.log_start_offset = FIRST_OFFSET
+        self.durable_offset: Offset | None = None
         """What of the leader's own log counts, where acknowledgements wait for flushes; None: all of it."""
-        self.high_watermark = 0
+        self.high_watermark = FIRST_OFFSET
         self.dropped = 0
         """Fetches that were dropped: of an unknown replica, of an old broker epoch, or from before the
         replica left the ISR."""
-        self._epoch_start_offset = 0
+        self._epoch_start_offset = FIRST_OFFSET
         self._followers: tuple[FollowerProgress, ...] = ()
         self._counted: tuple[FollowerProgress, ...] = ()
         self._proposal: IsrProposal | None = None
@@ -148,13 +149,13 @@ class ReplicationState:
 
     def on_become_leader(
         self,
-        leader_epoch: int,
+        leader_epoch: LeaderEpoch,
         isr: Iterable[int],
         replicas: Iterable[int],
         partition_epoch: int,
-        log_start_offset: int,
-        log_end_offset: int,
-        high_watermark: int,
+        log_start_offset: Offset,
+        log_end_offset: Offset,
+        high_watermark: Offset,
         now_ns: int,
     ) -> bool:
         """Lead under `leader_epoch`. Again under the same one: only replicas and ISR are taken over. `partition_epoch` `UNKNOWN`: `isr` is hearsay."""
@@ -214,7 +215,7 @@ class ReplicationState:
 
     # --- what the log says
 
-    def on_append(self, log_end_offset: int, now_ns: int) -> bool:
+    def on_append(self, log_end_offset: Offset, now_ns: int) -> bool:
         """The leader's log ends there now. A follower that had everything has been caught up until now."""
         before = self.log_end_offset
         self.log_end_offset = log_end_offset
@@ -223,14 +224,14 @@ class ReplicationState:
                 follower.caught_up_ns = now_ns
         return not self._counted and self._advance(now_ns)
 
-    def on_durable(self, durable_offset: int | None, now_ns: int) -> bool:
+    def on_durable(self, durable_offset: Offset | None, now_ns: int) -> bool:
         """Where acknowledgements wait for flushes: what of the leader's log survives a power cut. None: they do not wait any more."""
         self.durable_offset = durable_offset
         return self._advance(now_ns)
 
     # --- what followers say
 
-    def on_progress(self, replica_id: int, fetch_offset: int, received_ns: int, broker_epoch: int = 0, log_start_offset: int = 0) -> bool:
+    def on_progress(self, replica_id: int, fetch_offset: Offset, received_ns: int, broker_epoch: int = 0, log_start_offset: Offset = FIRST_OFFSET) -> bool:
         """A follower's fetch, which the acceptor has found to agree with our log (leader epochs, range): it has everything below `fetch_offset`."""
         follower = self._follower(replica_id)
         if follower is None or not 0 <= fetch_offset <= self.log_end_offset:
@@ -241,10 +242,10 @@ class ReplicationState:
             return False
         if broker_epoch > follower.broker_epoch:
             follower.broker_epoch = broker_epoch
-            follower.fetched_ns, follower.leader_end_at_fetch = NEVER, UNKNOWN
+            follower.fetched_ns, follower.leader_end_at_fetch = NEVER, NO_OFFSET
         if fetch_offset >= self.log_end_offset:
             follower.caught_up_ns = max(follower.caught_up_ns, received_ns)
-        elif fetch_offset >= follower.leader_end_at_fetch != UNKNOWN:
+        elif fetch_offset >= follower.leader_end_at_fetch != NO_OFFSET:
             follower.caught_up_ns = max(follower.caught_up_ns, follower.fetched_ns)
         follower.fetched_ns = received_ns
         follower.leader_end_at_fetch = self.log_end_offset
@@ -313,7 +314,7 @@ class ReplicationState:
 
     # --- what follows from it
 
-    def low_watermark(self, live_brokers: frozenset[int] | None) -> int:
+    def low_watermark(self, live_brokers: frozenset[int] | None) -> Offset:
         """Return the offset below which no replica on a live box has records (KIP-107).
 
         `live_brokers` None: not known yet, so all count. The caller sets the leader's own

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from appliance.base.errors import ErrorCode
-from appliance.base.model import TopicPartition
+from appliance.base.model import ProducerId, TopicPartition
 from appliance.client.transaction_gate import ADDS_PARTITIONS_SINCE, RETRY_NS, OnVerified, Producer, TransactionGate
 from appliance.cluster.state_log import LoadedRecord, OnAppended, ProducerIdentity, StateRecord
 from appliance.protocol.topic_partitions import TopicPartitions
@@ -79,7 +79,7 @@ class Part:
     """A batch on its way through an acceptor. `on_code` gets the client's answer."""
 
     def __init__(self, partition: int, batch: Batch, transactional_id: str, version: int, on_code: Callable[[ErrorCode], None]) -> None:
-        self.producer = Producer(TOPIC, partition, batch.producer_id, batch.producer_epoch)
+        self.producer = Producer(TOPIC, partition, ProducerId(batch.producer_id), batch.producer_epoch)
         self.batch = batch
         self.transactional_id = transactional_id
         self.version = version
@@ -183,7 +183,7 @@ class Acceptor:
     ) -> None:
         """`transaction_gate.TransactionVerifier`: AddPartitionsToTxn between brokers."""
         numbers = tuple(number for _, number in partitions)
-        wanted = TransactionToExtend(transactional_id, producer_id, producer_epoch, not add, (TopicPartitions(TOPIC, numbers),))
+        wanted = TransactionToExtend(transactional_id, ProducerId(producer_id), producer_epoch, not add, (TopicPartitions(TOPIC, numbers),))
 
         def on_response(response: Any) -> None:
             if not self.is_up:
@@ -328,9 +328,9 @@ class CoordinatorProcess:
         self._token = 0
         self.now: Coordinator | None = Coordinator(self)
 
-    def next(self) -> int | None:
+    def next(self) -> ProducerId | None:
         self._given += 1
-        return self._given
+        return ProducerId(self._given)
 
     def die(self, changes_leader: bool) -> None:
         """`changes_leader`: the next incarnation is on another box, under another leader epoch of the state partition."""
@@ -379,11 +379,11 @@ class CoordinatorProcess:
 
 
 def init_request(name: str, timeout_ms: int, producer_id: int = -1, producer_epoch: int = -1) -> InitProducerIdRequest:
-    return InitProducerIdRequest(name, timeout_ms, producer_id, producer_epoch)
+    return InitProducerIdRequest(name, timeout_ms, ProducerId(producer_id), producer_epoch)
 
 
 def end_request(name: str, producer_id: int, producer_epoch: int, is_commit: bool) -> EndTxnRequest:
-    return EndTxnRequest(name, producer_id, producer_epoch, is_commit)
+    return EndTxnRequest(name, ProducerId(producer_id), producer_epoch, is_commit)
 
 
 def topic_partition(number: int) -> TopicPartition:

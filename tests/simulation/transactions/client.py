@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import NO_PRODUCER_ID
 from appliance.protocol.topic_partitions import TopicPartitions
 from appliance.protocol.transaction_apis import AddPartitionsToTxnRequest, TransactionToExtend
 from tests.simulation.invariants import Broken
@@ -132,7 +133,7 @@ class Producer:
         self.instance = 0
         self.is_done = False
         self._connection: Connection | None = None
-        self._who = (-1, -1)
+        self._who = (NO_PRODUCER_ID, -1)
         self._sequences: dict[int, int] = {}
         self._sending: list[_Sending] = []
         self._began = 0
@@ -144,7 +145,7 @@ class Producer:
 
     def start(self) -> None:
         self.instance += 1
-        self._who, self._sequences, self._sending, self._is_ending, self._needs_epoch = (-1, -1), {}, [], False, False
+        self._who, self._sequences, self._sending, self._is_ending, self._needs_epoch = (NO_PRODUCER_ID, -1), {}, [], False, False
         self._init()
 
     def crash(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.model import ProducerId
 from appliance.storage import producer_state
 from appliance.storage.producer_state import ProducerStaging
 from appliance.storage.verification import NeedsVerification, Offer, Verifications
@@ -44,7 +45,7 @@ def _takes_old_epochs(_entry: Any, _producer_epoch: int, _batch: Any) -> None:
 
 
 def _extends_what_is_being_ended(rules: TransactionCoordinator, name: str, producer_id: int, _epoch: int) -> TransactionalId:
-    return rules._known(name, producer_id)
+    return rules._known(name, ProducerId(producer_id))
 
 
 def _completes_with_the_first_marker(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import Offset, ProducerId
 from appliance.records.control_batch import EndTransactionMarker
 from appliance.storage.producer_state import DuplicateBatch, ProducerState
 from appliance.storage.verification import NeedsVerification, Offer, Verifications
@@ -43,9 +44,9 @@ class Partition:
         self.verifications = Verifications(first_guard=self.incarnation * GUARDS_A_LIFE)
 
     def produce(self, batch: Batch, guard: int, adds_partition: bool, now_ms: int) -> NeedsVerification | ErrorCode:
-        offset = len(self.log)
+        offset = Offset(len(self.log))
         staging = self.producers.stage(self.verifications)
-        who = (batch.producer_id, batch.producer_epoch, batch.sequence)
+        who = (ProducerId(batch.producer_id), batch.producer_epoch, batch.sequence)
         answer = staging.admit_transactional(*who, offset, offset, now_ms, Offer(guard, adds_partition), now_ms)
         if answer is None:
             self.log.append(batch)
@@ -56,7 +57,7 @@ class Partition:
     def end(self, marker: Marker, now_ms: int) -> ErrorCode:
         staging = self.producers.stage(self.verifications)
         ended = EndTransactionMarker(marker.is_commit, marker.coordinator_epoch)
-        answer = staging.end_transaction(marker.producer_id, marker.producer_epoch, len(self.log), now_ms, ended, marker.raises_epoch)
+        answer = staging.end_transaction(marker.producer_id, marker.producer_epoch, Offset(len(self.log)), now_ms, ended, marker.raises_epoch)
         if answer is None:
             self.log.append(marker)
             self.producers.apply(staging)
