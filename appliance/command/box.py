@@ -19,7 +19,16 @@ from appliance.command.failures import EXIT_FAILED, UsageProblem
 from appliance.command.kafka import open_cluster
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
 from appliance.command.output import NOTHING, Column, bytes_text, plural, print_table, say
-from appliance.command.topic_reassign import NoWaitOption, PlanOption, ThrottleOption, cancel_all, carry_out, lift_left_over, refuse_unplaced
+from appliance.command.topic_reassign import (
+    NoWaitOption,
+    PlanOption,
+    ThrottleOption,
+    UnplacedPartitions,
+    cancel_all,
+    carry_out,
+    lift_left_over,
+    refuse_unplaced,
+)
 
 if TYPE_CHECKING:
     from appliance.client.boxes import BoxDescription
@@ -151,6 +160,7 @@ def _drain(cluster: ClusterClient, view: ClusterView, box: int, only_plan: bool,
     refuse_unplaced(made)
     if made.changes:
         reassigning.print_plan(made, throttle)
+    unplaced = UnplacedPartitions()
     partitions = set(view.replicas_on(box))
     if under_way := [key for key in partitions if key in view.ongoing]:
         print(f"{plural(len(under_way), 'partition')} on the way already")
@@ -168,8 +178,9 @@ def _drain(cluster: ClusterClient, view: ClusterView, box: int, only_plan: bool,
         close_to_replicas(cluster, look, box, True)
         partitions.update(look.replicas_on(box))
         more = plan_box_drain(look.held(), look.open_rooms(), {box})
-        if more.changes:
+        if unplaced.stay(more):
             refuse_unplaced(more)
+        if more.changes:
             reassigning.order(cluster, more)
         return bool(look.replicas_on(box))
 

@@ -156,7 +156,7 @@ def led(boxes: dict[int, RunningBox]) -> Led:
 def test_a_forged_follower_moves_no_high_watermark_and_reads_nothing_above_it(led: Led, stack: ExitStack) -> None:
     client = stack.enter_context(closing(Client(led.leader.kafka)))
     stranger = stack.enter_context(closing(Client(led.leader.kafka, STRANGER)))
-    assert client.produce(TOPIC, 0, batch(b"copied")).error_code == 0
+    eventually(lambda: client.produce(TOPIC, 0, batch(b"copied")).error_code == 0, "the leader's acceptor knows the topic")
     fetcher = led.follower.stop_process("replica-fetcher")
     try:
         # What the follower has parked at the leader is answered by the first of these; it takes no more.

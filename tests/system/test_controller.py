@@ -16,7 +16,7 @@ from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.protocol.topic_apis import CreatableTopic, ReplicaAssignment, TopicConfig
 from lab.real_zookeeper import RealZooKeeper
-from services.controller.admin import controller_requests
+from services.controller.admin import waiting_requests
 from services.controller.zookeeper import topic_registry
 from services.controller.zookeeper.session import SavedSession
 from tests.support.stepped_controller import Killed, SteppedBox
@@ -506,7 +506,7 @@ def test_admin_requests_wait_while_zookeeper_is_away_but_not_for_long(
         (late,) = box.create(CreatableTopic("late", 1, 1), timeout_ms=20)
         assert late.error_code == ErrorCode.REQUEST_TIMED_OUT
         with monkeypatch.context() as shorter:
-            shorter.setattr(controller_requests, "UNREACHED_MS", 50)
+            shorter.setattr(waiting_requests, "UNREACHED_MS", 50)
             (hopeless,) = box.create(CreatableTopic("hopeless", 1, 1))
             assert hopeless.error_code == ErrorCode.REQUEST_TIMED_OUT
             assert f"ZooKeeper ({server.connect}) has been unreachable" in (hopeless.error_message or "")

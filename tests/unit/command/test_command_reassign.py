@@ -15,7 +15,7 @@ from appliance.command.box import require_known, require_running
 from appliance.command.cluster_view import ClusterView
 from appliance.command.failures import UsageProblem
 from appliance.command.reassigning import FOLLOWERS, LEADERS, ReassignmentBar, print_plan, refuse, throttled_replicas
-from appliance.command.topic_reassign import explicit_plan, parse_ids, refuse_unplaced, require_meaning, require_there, spread_plan
+from appliance.command.topic_reassign import UnplacedPartitions, explicit_plan, parse_ids, refuse_unplaced, require_meaning, require_there, spread_plan
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -142,3 +142,11 @@ def test_an_unclean_election_wants_names() -> None:
     with pytest.raises(UsageProblem) as refused:
         topic.require_meaning([], [1], True)
     assert len(str(refused.value).splitlines()) == 2
+
+
+def test_a_partition_counts_as_unplaced_only_if_many_plans_in_a_row_found_no_place() -> None:
+    plan = BalancePlan((), (ReplicatedPartition("slow", 0, (1, 2, 3), 10, (1, 2, 3)),))
+    unplaced = UnplacedPartitions()
+    assert not any(unplaced.stay(plan) for _ in range(UnplacedPartitions.PLANS - 1))
+    assert not unplaced.stay(BalancePlan(())), "Metadata names its new replicas now"
+    assert [unplaced.stay(plan) for _ in range(UnplacedPartitions.PLANS)] == [False] * (UnplacedPartitions.PLANS - 1) + [True]

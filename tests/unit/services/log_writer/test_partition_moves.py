@@ -256,10 +256,10 @@ def test_a_promotion_that_found_no_descriptor_is_carried_out_when_there_is_one(p
     frozen = pair.freeze()
     assert pair.finish(frozen).error_code == 0 and pair.commit(frozen) == 0
     partitions = pair.target.agent._partitions
-    room, partitions.room = partitions.room, cast(DescriptorBudget, SimpleNamespace(limit=0, for_logs=0, for_flush_round=64))
+    descriptors, partitions.descriptors = partitions.descriptors, cast(DescriptorBudget, SimpleNamespace(limit=0, for_logs=0, for_flush_round=64))
     assert pair.promote() == ErrorCode.KAFKA_STORAGE_ERROR
     assert pair.promote() == ErrorCode.KAFKA_STORAGE_ERROR
-    partitions.room = room
+    partitions.descriptors = descriptors
     assert pair.promote() == 0 and pair.lead("d1") == 0
     assert pair.hosted(pair.target).log.log_end_offset == 5
 
