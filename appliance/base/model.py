@@ -1,6 +1,7 @@
 """The identifiers and kinds of number that all other packages use.
 
-Values only. Weak: NewTypes exist only for mypy.
+Values only. Weak: the kinds of number exist only for mypy, and it accepts a comparison, or a sum, of two
+kinds; values that come from a ring, a struct or a document have no kind until a signature gives them one.
 """
 
 from __future__ import annotations

@@ -304,7 +304,7 @@ class MetadataCache:
         """Return the leader according to the image, for a client that asked the wrong box."""
         topic_image = self.image.topics.get(topic)
         if topic_image is None or not 0 <= partition < len(topic_image.partitions):
-            return CurrentLeader(-1, -1)
+            return CurrentLeader(-1, NO_LEADER_EPOCH)
         partition_image = topic_image.partitions[partition]
         return CurrentLeader(partition_image.leader, partition_image.leader_epoch)
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from appliance.base.layout import BoxLayout
-from appliance.base.model import Offset, Position
+from appliance.base.model import FIRST_OFFSET, NO_OFFSET, Offset, Position
 
 MOVES_MAX = 1_000
 
@@ -48,9 +48,9 @@ class MoveProgress(NamedTuple):
     source_disk: str
     target_disk: str
     state: str
-    log_end_offset: int = -1
+    log_end_offset: Offset = NO_OFFSET
     size_bytes: int = -1
-    source_log_end_offset: int = -1
+    source_log_end_offset: Offset = NO_OFFSET
     lag_bytes: int = -1
     bytes_per_second: int = 0
     reason: str = ""
@@ -114,12 +114,12 @@ class ScrubReport(NamedTuple):
     began_ms: int
     ended_ms: int
     partition: str
-    base_offset: int
+    base_offset: Offset
     checked_bytes: int
     damages: tuple[FoundDamage, ...]
 
 
-NOTHING = ScrubReport(0, 0, 0, "", 0, 0, ())
+NOTHING = ScrubReport(0, 0, 0, "", FIRST_OFFSET, 0, ())
 
 
 def report_file(layout: BoxLayout, disk: str) -> str:

@@ -91,7 +91,7 @@ def unpack_kafka_request(payload: bytes) -> KafkaRequest:
     return KafkaRequest(api_key, api_version, identity, host, payload[body_position:])
 
 
-def pack_ended_transaction(partition: int, producer_id: int, is_commit: bool) -> bytes:
+def pack_ended_transaction(partition: int, producer_id: ProducerId, is_commit: bool) -> bytes:
     """The payload of TRANSACTION_ENDED."""
     return _ENDED.pack(partition, producer_id, is_commit)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
+from appliance.base.model import LeaderEpoch
 from appliance.protocol.wire import NO_TAGGED_FIELDS, write_compact_count, write_compact_nullable_string, write_compact_string
 
 _LEADER: Final = Struct(">iiB")
@@ -19,7 +20,7 @@ class CurrentLeader(NamedTuple):
     """The leader a client should ask instead."""
 
     leader_id: int
-    leader_epoch: int
+    leader_epoch: LeaderEpoch
 
 
 class NodeEndpoint(NamedTuple):

@@ -16,6 +16,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from appliance.base.errors import ErrorCode, ProtocolViolation
+from appliance.base.model import NO_OFFSET, Offset
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.protocol.leader_hints import CurrentLeader, NodeEndpoint, write_current_leader, write_node_endpoints
 from appliance.protocol.wire import (
@@ -98,9 +99,9 @@ class ProduceResult(NamedTuple):
     topic: str
     partition: int
     error_code: int = 0
-    base_offset: int = -1
+    base_offset: Offset = NO_OFFSET
     log_append_time_ms: int = -1
-    log_start_offset: int = -1
+    log_start_offset: Offset = NO_OFFSET
     error_message: str | None = None
     record_errors: Sequence[RecordError] = ()
     current_leader: CurrentLeader | None = None

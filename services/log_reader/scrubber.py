@@ -26,7 +26,7 @@ from itertools import pairwise
 from appliance.base.clock import Clock
 from appliance.base.layout import Disk
 from appliance.base.logging import Logger, Severity
-from appliance.base.model import Offset, TopicPartition
+from appliance.base.model import FIRST_OFFSET, Offset, TopicPartition
 from appliance.ipc.disk_reports import FoundDamage, ScrubReport, read_report, write_report
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.shm.counters import Counters
@@ -127,7 +127,7 @@ class Scrubber:
         if size_bytes is None:
             self._pass = None
             self._passes.add()
-            self._report = self._report._replace(passes=self._report.passes + 1, ended_ms=now_ms, partition="", base_offset=0)
+            self._report = self._report._replace(passes=self._report.passes + 1, ended_ms=now_ms, partition="", base_offset=FIRST_OFFSET)
             self._publish(now_ms)
             return IDLE_SECONDS
         self._bytes.add(size_bytes)

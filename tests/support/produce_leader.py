@@ -92,7 +92,7 @@ class ProduceLeader:
             batch = request.body[position : position + size_bytes]
             assert batch_problem(batch, 0, len(batch), 1 << 20) is None
             code = self.error or self._append(partition, batch)
-            results.append(ProduceResult(topic, partition, code, len(self.logs.get(partition, ()))))
+            results.append(ProduceResult(topic, partition, code, Offset(len(self.logs.get(partition, ())))))
         return encode_produce_response(request.version, request.correlation_id, results)
 
     def _append(self, partition: int, batch: bytes) -> ErrorCode:

@@ -77,7 +77,7 @@ class FileRange(NamedTuple):
 class Residency(Protocol):
     """Checks that bytes of a segment are in the page cache, and sends them; see `residency.py`."""
 
-    def is_resident(self, file: OpenSegment, position: int, size_bytes: int) -> bool: ...
+    def is_resident(self, file: OpenSegment, position: Position, size_bytes: int) -> bool: ...
 
     def send(self, transport: ClientTransport, piece: FileRange, more: bool) -> int:
         """Return the number of bytes taken, WOULD_BLOCK, or NOT_RESIDENT."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 import errno
 import os
 
+from appliance.base.model import Position
 from appliance.storage.page_cache import Cachestat, FileMap, has_cachestat, pages_of
 from services.acceptor.fetch.record_ranges import FileRange, OpenSegment, Residency
 from services.acceptor.transport import NOT_RESIDENT, ClientTransport
@@ -42,7 +43,7 @@ class CachestatResidency:
         self._cachestat = Cachestat()
         self._copy = memoryview(bytearray(_STEP_BYTES))
 
-    def is_resident(self, file: OpenSegment, position: int, size_bytes: int) -> bool:
+    def is_resident(self, file: OpenSegment, position: Position, size_bytes: int) -> bool:
         """Asked twice before it is no: of pages that are written to the disk meanwhile the kernel misses one now and then (seen on Linux 6.18: one answer in
         ten thousand, and the next was right)."""
         wanted = pages_of(position, size_bytes)
@@ -69,7 +70,7 @@ class CachestatResidency:
 class MincoreResidency:
     """mincore, sendfile."""
 
-    def is_resident(self, file: OpenSegment, position: int, size_bytes: int) -> bool:
+    def is_resident(self, file: OpenSegment, position: Position, size_bytes: int) -> bool:
         if file.map is None:
             file.map = FileMap(file.descriptor)
         return file.map.resident_pages(position, size_bytes) == pages_of(position, size_bytes)

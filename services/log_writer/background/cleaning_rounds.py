@@ -66,7 +66,7 @@ class _Run(NamedTuple):
     replica: Replica
     process: CleaningProcess
     groups: deque[CleanedGroup]
-    first_base: int
+    first_base: Offset
     """Base offset of the oldest segment that it was given."""
     end_offset: Offset
     """Behind the newest."""
