@@ -142,9 +142,6 @@ class Descriptor(NamedTuple):
     guard: int = 0
 
 
-KIND, FLAGS, RESERVED, ROW, ROW_GENERATION, LEADER_EPOCH, CONFIG_GENERATION, LENGTH, POSITION, TOKEN = range(10)
-VALUE_A, VALUE_B, VALUE_C, GUARD = range(10, 14)
-"""Indices of the fields of a descriptor, for code that takes it as a plain tuple."""
 assert Descriptor._fields.index("guard") == GUARD and Descriptor._fields.index("position") == POSITION
 
 

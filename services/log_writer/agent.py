@@ -202,6 +202,9 @@ class LogWriterAgent:
         Other processes have answered for the disk, so nothing is published any more; the next
         incarnation finds what was written. While the disk blocks a thread, the process cannot end: it
         refuses requests, so that sources do not wait as for a disk that is starting."""
+        for task in (self._probe.task, self._flush_rounds.task):
+            if task.has_ended:
+                task.take_failure()  # a thread that died before its work has left its word as it was
         if not (self._words[PROBE_SINCE_WORD] or self._words[FLUSH_SINCE_WORD] or self._batch_flushes.is_under_way):
             self._fences.add()
             raise StepsDown(f"disk {self._disk.name} kept it waiting for too long, and it was fenced")

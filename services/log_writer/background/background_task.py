@@ -25,9 +25,9 @@ class BackgroundTask:
     """`start`, then in each turn: wait while `is_running`; if `has_ended`, `finish`."""
 
     def __init__(self, name: str, action: str, on_end: Callable[[], None] | None = None, on_sync_failed: Callable[[], None] | None = None) -> None:
-        """`action` completes "could not …". The thread calls `on_end` when it ends, and
-        `on_sync_failed` at once when a sync fails: no later sync reports that failure again, and
-        this process may end before its next turn."""
+        """`action` completes "could not …". The thread calls `on_end` when it ends, and `finish` calls
+        it once more. The thread calls `on_sync_failed` at once when a sync fails: no later sync
+        reports that failure again, and this process may end before its next turn."""
         self._name = name
         self._action = action
         self._on_end = on_end
@@ -73,6 +73,8 @@ class BackgroundTask:
     def take_failure(self) -> Exception | None:
         """End a task that has ended, without its `then`; return why it failed, None if it did not."""
         self._thread, failure = None, self._raised
+        if self._on_end is not None:
+            self._on_end()  # a thread that died before its work (no memory) has not called it
         return file_io.storage_failure(self._action, failure) if isinstance(failure, OSError) else failure
 
     def finish(self) -> None:

@@ -75,3 +75,15 @@ def test_work_that_no_thread_could_be_started_for_was_not_begun(monkeypatch: pyt
     assert task.has_ended and called == ["ended"]
     with pytest.raises(OutOfThreads, match="could not flush it: could not start thread work: can't start new thread"):
         task.finish()
+
+
+def test_the_end_of_a_thread_that_died_before_its_work_is_reported_by_finish() -> None:
+    """Otherwise the word that says since when the disk is waited for would stay, and a healthy disk would count as hung."""
+    called: list[str] = []
+    task = BackgroundTask("work", "flush it", lambda: called.append("ended"))
+    task.start(lambda: _raising(SystemExit()))
+    task.join()
+    assert not called and task.has_ended
+    with pytest.raises(OutOfThreads):
+        task.finish()
+    assert called == ["ended"]
