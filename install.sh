@@ -345,16 +345,10 @@ tests() { "$VENV/bin/python" -m pytest -q -rs "$@" || [ $? = 5 ]; }
 # Files of tests side by side. A worker that dies is not replaced: the next one would begin with the test that it died of, and pytest then waits for ever.
 SIDE_BY_SIDE=(--dist loadfile --no-loadscope-reorder --max-worker-restart 0)
 
-# tests_that_compute WORKERS: the fast and slow ones, then those of Spark, in two processes, each with one JVM, whatever the machine has: a session costs
-# seconds, and waits half of its time.
+# Two processes, each with one JVM, whatever the machine has: a session costs seconds, and waits half of its time.
 # shellcheck disable=SC2329  # called through `beside`
-tests_that_compute() {
-    local coverage=$VENV/log/coverage
+tests_of_spark() {
     renice -n 2 "$BASHPID" >/dev/null || true
-    rm -rf "$coverage"
-    step "fast and slow tests" tests -n "$1" "${SIDE_BY_SIDE[@]}" -p tests.support.branch_coverage --branch-coverage "$coverage" -m "not system and not alone and not spark"
-    kill -0 $$ 2>/dev/null || return # the run was interrupted
-    step "branch coverage" "$VENV/bin/python" -m tests.support.branch_coverage "$coverage"
     step "tests of Spark" tests -n 2 "${SIDE_BY_SIDE[@]}" --word spark -m spark
 }
 
@@ -392,12 +386,12 @@ run_tests() {
         say "SET UP: .venv has what the tests need; $([ ${#SKIPPED[@]} = 0 ] && echo "nothing skipped" || { printf 'skipped: '; printf '%s; ' "${SKIPPED[@]}"; })"
         return
     fi
-    # Fuzzers run in idle processor time (SCHED_IDLE), at most 14 minutes in all, and stop while the tests that check times run alone.
+    # Fuzzers run in idle processor time (SCHED_IDLE), at most a minute for each target, and stop while the tests that check times run alone.
     # The same inputs each time: what chance finds is for a campaign of its own, and would fail a change that has nothing to do with it.
     # A process group of their own, to be stopped as one, but not a session (setsid): Linux gives each session the same share of the processors (autogroup),
     # however idle it is, so they would have up to half of them.
     set -m
-    PYTHONHASHSEED=0 "$VENV/bin/python" -m tests.fuzz ingest --idle --seed 1 --runs 30000 --seconds 300 --seconds-in-all 840 --seconds-an-input 900 --workers 3 --findings "$VENV/log/fuzzing" >"$VENV/log/fuzzing.jsonl" 2>"$VENV/log/fuzzing.err" &
+    PYTHONHASHSEED=0 "$VENV/bin/python" -m tests.fuzz ingest --idle --seed 1 --runs 30000 --seconds 60 --seconds-an-input 900 --workers 3 --findings "$VENV/log/fuzzing" >"$VENV/log/fuzzing.jsonl" 2>"$VENV/log/fuzzing.err" 9<&- & # without the lock
     local fuzzers=$!
     set +m
     # shellcheck disable=SC2064  # as it is now
@@ -407,10 +401,13 @@ run_tests() {
     step layers lint-imports --no-logo
     join
     unlock
-    # System tests wait for processes half of their time. The others use that time, at a lower priority, so that the boxes of system tests react as usual.
     local processors
     processors=$(nproc)
-    beside tests_that_compute "$((processors < 4 ? processors : 4))"
+    rm -rf "$VENV/log/coverage"
+    step "fast and slow tests" tests -n "$((processors < 4 ? processors : 4))" "${SIDE_BY_SIDE[@]}" -p tests.support.branch_coverage --branch-coverage "$VENV/log/coverage" -m "not system and not alone and not spark"
+    step "branch coverage" "$VENV/bin/python" -m tests.support.branch_coverage "$VENV/log/coverage"
+    # System tests wait for processes half of their time. Those of Spark use that time, at a lower priority, so that the boxes of system tests react as usual.
+    beside tests_of_spark
     step "system tests" tests -n "$((processors < 3 ? processors + 1 : 4))" "${SIDE_BY_SIDE[@]}" --word mark.system -m "system and not alone and not spark"
     join
     kill -STOP -- "-$fuzzers" 2>/dev/null || true
