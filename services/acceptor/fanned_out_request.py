@@ -7,7 +7,7 @@ other. Owned by one acceptor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from appliance.base.errors import ErrorCode
@@ -140,25 +140,32 @@ class LookUpRequest(FannedOutRequest[Result]):
         header: RequestHeader,
         topics: Sequence[Any],
         readers: dict[str, LogReaderProxy],
-        look_up: Callable[[RequestPart[Result]], None],
+        look_up: Callable[[Any, RequestPart[Result]], None],
     ) -> None:
-        """`look_up(part)` settles a part or asks its log-reader."""
+        """`look_up(request, part)` settles a part or asks its log-reader. It must not refer to the request:
+        the request refers to it.
+        """
         super().__init__(on_reply, reply, header, topics)
         self._readers = readers
         self._look_up = look_up
         self._questions = 0
         self._is_looking = False
-        self._todo = (RequestPart(self, index, each) for index, results in enumerate(self.results) for each in range(len(results)))
+        self._todo: Iterator[RequestPart[Result]] = (
+            RequestPart(self, index, each) for index, results in enumerate(self.results) for each in range(len(results))
+        )
 
     def go_on(self) -> None:
         """Look up more partitions while there are not too many questions under way."""
-        if self._is_looking or self.reply.connection.closed:
+        if self.reply.connection.closed:
+            self._todo = iter(())  # the generator refers to this request; the process frees no reference cycles
+            return
+        if self._is_looking:
             return  # called again from inside a question: an answer came, or its log-reader died
         if not self.results or not any(self.results):
             self.finish()
         self._is_looking = True
         for part in self._todo:
-            self._look_up(part)
+            self._look_up(self, part)
             if self._questions >= QUESTIONS_AHEAD_MAX:
                 break
         self._is_looking = False

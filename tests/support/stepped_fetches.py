@@ -43,7 +43,7 @@ from services.acceptor.fetch.cold_reads import ColdReads
 from services.acceptor.fetch.record_ranges import FileRange
 from services.acceptor.fetch.residency import choose_residency
 from services.acceptor.handlers.fetch import FetchHandler
-from services.acceptor.handlers.offset_lookups import ListOffsetsHandler
+from services.acceptor.handlers.offset_lookups import ListOffsetsHandler, OffsetForLeaderEpochHandler
 from services.acceptor.inter_broker import InterBrokerGate
 from services.acceptor.transport import PlainTransport
 
@@ -148,6 +148,7 @@ class SteppedFetches:
         )
         by_time = ListOffsetsHandler(view, readers, self.clock, self.counters, self.answered.append)
         self.list_offsets = InterBrokerHandler(ApiKey.LIST_OFFSETS, by_time, self.gate, self.answered.append)
+        self.epoch_ends_of = OffsetForLeaderEpochHandler(view, readers, self.counters, self.answered.append)
         self._socks: list[socket.socket] = []
         self.epoch_ends: dict[int, tuple[int, int]] = {}
         """leader epoch → what the log-reader says of its end"""
@@ -249,6 +250,13 @@ class SteppedFetches:
         packed = b"".join(_string(TOPIC) + _array(len(entry), b"".join(struct.pack(">iq", each, timestamp) for each in entry)) for entry in entries)
         body = struct.pack(">i", -1) + _array(len(entries), packed)
         self.list_offsets.handle(connection, RequestHeader(2, LIST_OFFSETS_VERSION, 7, "", 0), memoryview(body), len(body))
+        return connection
+
+    def ask_epoch_ends(self, connection: Connection, partitions: Iterable[int]) -> Connection:
+        """OffsetForLeaderEpoch 2: a consumer asks where leader epoch 0 ends."""
+        packed = [struct.pack(">iii", partition, -1, 0) for partition in partitions]
+        body = _array(1, _string(TOPIC) + _array(len(packed), b"".join(packed)))
+        self.epoch_ends_of.handle(connection, RequestHeader(23, 2, 7, "", 0), memoryview(body), len(body))
         return connection
 
     def remember(self, partition: int, offset: int) -> None:

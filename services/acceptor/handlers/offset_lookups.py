@@ -88,7 +88,7 @@ class ListOffsetsHandler:
         body = decode_list_offsets(buffer, header.body_position, limit, header.api_version)
         self._requests.add()
         reply = connection.expect_reply(False)
-        request = _ListRequest(self._on_reply, reply, header, body.topics, self._readers, lambda part: self._look_up(request, part))
+        request = _ListRequest(self._on_reply, reply, header, body.topics, self._readers, self._look_up)
         request.body = body
         request.duplicates = _duplicates(body) if header.api_version else frozenset()
         request.go_on()
@@ -217,7 +217,7 @@ class OffsetForLeaderEpochHandler:
         topics = decode_offset_for_leader_epoch(buffer, header.body_position, limit, header.api_version).topics
         self._requests.add()
         reply = connection.expect_reply(False)
-        request = _EpochRequest(self._on_reply, reply, header, topics, self._readers, lambda part: self._look_up(request, part))
+        request = _EpochRequest(self._on_reply, reply, header, topics, self._readers, self._look_up)
         request.go_on()
 
     def _look_up(self, request: _EpochRequest, part: EpochPart) -> None:

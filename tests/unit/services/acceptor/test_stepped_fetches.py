@@ -15,8 +15,11 @@ from appliance.ipc.log_reader_messages import LOOKUP, OPEN
 from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, UNSENT_MAX
 from appliance.protocol.fetch import FetchPartition, FetchPartitionResult
 from lab.scratch_layout import scratch_layout
+from services.acceptor.connection import Connection, PendingReply
+from services.acceptor.fanned_out_request import LookUpRequest, RequestPart
 from services.acceptor.fetch.parked_growth import ParkedGrowth
 from tests.support.cold_segments import write_segment
+from tests.support.reference_cycles import leaves_none_of
 from tests.support.stepped_fetches import Asked, SteppedFetches
 
 BATCHES = 5
@@ -298,3 +301,34 @@ def test_a_log_reader_that_dies_while_offsets_are_asked_for_leaves_one_whole_ans
     second = side.ask_offsets(side.connect(), [range(8)])
     for client in (first, second):
         assert side.offsets(client) == [(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER) for partition in range(8)]
+
+
+# -- the process runs without the garbage collector
+
+
+def test_an_answered_offset_look_up_leaves_no_reference_cycle(make: Make) -> None:
+    side = make(3)
+    with leaves_none_of(LookUpRequest, RequestPart, PendingReply, Connection):
+        listed = side.ask_offsets(side.connect(), [range(3)])
+        by_epoch = side.ask_epoch_ends(side.connect(), range(3))
+        side.serve()
+        assert side.offsets(listed) == [(partition, 0) for partition in range(3)]
+        assert side.response(by_epoch)
+        del listed, by_epoch
+
+
+def test_an_offset_look_up_whose_connection_closes_leaves_no_reference_cycle(make: Make) -> None:
+    count = QUESTIONS_AHEAD_MAX + 1
+    side = make(count)
+    with leaves_none_of(LookUpRequest, RequestPart, PendingReply, Connection):
+        client = side.ask_offsets(side.connect(), [range(count)])
+        _close(client)
+        side.serve()
+        assert not side.answers(client)
+        del client
+
+
+def _close(client: Connection) -> None:
+    """As the acceptor does when the client is gone."""
+    client.closed = True
+    client.replies.clear()
