@@ -1,4 +1,4 @@
-"""DelayedRequests requests: acks=all produces and long polls that wait for a row to change, with their deadlines.
+"""Parked requests: acks=all produces and long polls that wait for a row to change, with their deadlines.
 
 A waiter is woken when its row changes, when its disk's log-writer goes, or at its deadline. It then reads the
 rows again, and either answers or keeps waiting. Partitions of fetch sessions sleep here too: `rows` wakes
@@ -31,6 +31,9 @@ class Waiter(Protocol):
     def on_row_moved(self) -> None: ...
 
     def on_deadline(self) -> None: ...
+
+    def on_closed(self) -> None:
+        """The connection closed: break the request's reference cycles, because nothing answers it any more."""
 
 
 class DelayedRequests:
@@ -99,9 +102,10 @@ class DelayedRequests:
 
     def forget_closed(self) -> int:
         """Drop requests of closed connections: their deadline may be weeks away. Return how many."""
-        gone = [ticket for ticket, (waiter, _) in self._waiters.items() if waiter.reply.connection.closed]
-        for ticket in gone:
+        gone = [(ticket, waiter) for ticket, (waiter, _) in self._waiters.items() if waiter.reply.connection.closed]
+        for ticket, waiter in gone:
             self.leave(ticket)
+            waiter.on_closed()
         return len(gone)
 
     def ms_to_next_deadline(self, now_ns: int, most_ms: int) -> int:

@@ -137,3 +137,7 @@ class PendingFetch:
         self.ticket = 0
         self.handler.woken(self)
         self.handler.evaluate(self, True)
+
+    def on_closed(self) -> None:
+        """End, now or when the last question is answered: the reads refer to this fetch."""
+        self.handler.evaluate(self, False)

@@ -86,7 +86,12 @@ class _Request(FannedOutRequest[int]):
         self.ticket = 0
         self.on_too_late()
 
+    def on_closed(self) -> None:
+        self.reply.awaited = None
+        self.written = []
+
     def finish(self) -> None:
+        self.written = []  # its parts refer to this request: a cycle
         if self.ticket:
             self.handler.delayed.leave(self.ticket)
         self._unconfirmed = 1

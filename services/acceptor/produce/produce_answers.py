@@ -57,6 +57,9 @@ class PendingProduce:
     def on_deadline(self) -> None:
         self.answers.time_out_replication(self)
 
+    def on_closed(self) -> None:
+        self.reply.awaited = None
+
     def on_too_late(self) -> None:
         self.answers.time_out_log_writer(self)
 

@@ -20,6 +20,8 @@ class Parked:
     def on_deadline(self) -> None:
         self.ended += 1
 
+    def on_closed(self) -> None: ...
+
 
 def test_an_acceptor_sleeps_until_the_next_deadline() -> None:
     delayed, parked = DelayedRequests(), Parked()

@@ -24,29 +24,33 @@ from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_LEADER, PartitionTableReader, PartitionTableWriter, Row
 from lab.scratch_layout import scratch_layout
-from services.acceptor.connection import Connection
+from services.acceptor.connection import Connection, PendingReply
 from services.acceptor.delayed import DelayedRequests
+from services.acceptor.fanned_out_request import RequestPart
 from services.acceptor.handlers.describe_producers import FIRST_PRODUCERS, DescribeProducersHandler
 from services.acceptor.handlers.write_txn_markers import WriteTxnMarkersHandler
 from services.acceptor.transport import PlainTransport
+from tests.support.reference_cycles import leaves_none_of
 
 ROW = Row(bytes(16), 0, 0, ROLE_LEADER, 3, 0, 10, 10, 10, 1, 1, 0, 0, 100, 0, 100, 1)
 
 
 class Side:
-    """One partition `t-0`; what the handlers offer stands in `offered`."""
+    """Partitions `t-0` and `t-2`, each with its row; `offered` has what the handlers send to the log-writer."""
 
     def __init__(self, layout: Any) -> None:
         self.clock = ManualClock()
         self.counters = Counters.create_or_adopt(layout, "acceptor@0", 1)
         self.writer = PartitionTableWriter.create(layout.shared_memory_name("table", "d0", 1), 1)
         self.writer.add_row(ROW)
+        self.writer.add_row(ROW._replace(partition=2))
         self.table = PartitionTableReader.attach(layout.shared_memory_name("table", "d0", 1))
         self.arena = Arena.create(layout.shared_memory_name("arena", "acceptor@0", 1), 1 << 20, 1)
         self.offered: list[tuple[Descriptor, Any]] = []
         proxy = cast(Any, SimpleNamespace(disk="d0", serving=True, table=self.table, offer_or_queue=self._offer))
         placement = LocalReplica("t", bytes(16), 0, proxy, RowAddress(self.table, 0, 1))
-        find = {("t", 0): placement, (OFFSETS_TOPIC, 0): placement}.get
+        other = LocalReplica("t", bytes(16), 2, proxy, RowAddress(self.table, 1, 2))
+        find = {("t", 0): placement, ("t", 2): other, (OFFSETS_TOPIC, 0): placement}.get
         view = SimpleNamespace(placement=lambda *name: find(name), why_absent=lambda *_: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         self.delayed = DelayedRequests()
         self.answered: list[Connection] = []
@@ -157,6 +161,26 @@ def test_a_marker_that_takes_too_long_times_out_and_a_late_answer_is_no_second_o
     part.on_completion(written(11))
     part.on_lost()
     assert not side.answered
+
+
+@pytest.mark.parametrize("end", ["replicated", "too late", "closed"])
+def test_markers_leave_no_reference_cycle(side: Side, end: str) -> None:
+    with leaves_none_of(RequestPart, PendingReply, Connection):
+        connection = mark(side, 0)
+        side.offered.pop()[1].on_completion(written(11))
+        if end == "replicated":
+            side.writer.store_progress(0, 11, 11, 120)
+            side.delayed.wake_moved()
+        elif end == "too late":
+            side.clock.advance_ms(30_000)
+            side.delayed.expire(side.clock.monotonic_ns())
+        else:
+            connection.closed = True
+            side.delayed.forget_closed()
+        assert not len(side.delayed) and bool(side.answered) is (end != "closed")
+        side.answered.clear()
+        connection.replies.clear()
+        del connection
 
 
 def describe(side: Side, *partitions: int) -> Connection:

@@ -29,11 +29,13 @@ from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, PartitionTableReader, PartitionTableWriter, Row
 from lab import kio_adapter
 from lab.scratch_layout import scratch_layout
-from services.acceptor.connection import Connection
+from services.acceptor.connection import Connection, PendingReply
 from services.acceptor.delayed import DelayedRequests
 from services.acceptor.handlers.metadata import MetadataHandler
 from services.acceptor.handlers.produce import ProduceHandler
+from services.acceptor.produce.produce_answers import PendingProduce
 from services.acceptor.transport import PlainTransport
+from tests.support.reference_cycles import leaves_none_of
 from tests.unit.storage.storage_support import batch as stored_batch
 from tests.unit.storage.storage_support import with_attributes
 
@@ -163,6 +165,14 @@ def test_a_produce_waits_until_the_high_watermark_has_passed_it(led: OneLedParti
     assert led.told() is None
     led.move(high_watermark=101)
     assert led.told() is ErrorCode.NONE and len(led.delayed) == 0
+
+
+def test_a_parked_produce_whose_connection_closes_leaves_no_reference_cycle(led: OneLedPartition) -> None:
+    with leaves_none_of(PendingProduce, PendingReply):
+        parked(led)
+        led.connection.closed = True
+        led.connection.replies.clear()
+        assert led.delayed.forget_closed() == 1
 
 
 def test_a_smaller_in_sync_set_that_lets_the_high_watermark_pass_is_told_when_it_is_too_small(led: OneLedPartition) -> None:

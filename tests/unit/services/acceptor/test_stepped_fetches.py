@@ -18,6 +18,8 @@ from lab.scratch_layout import scratch_layout
 from services.acceptor.connection import Connection, PendingReply
 from services.acceptor.fanned_out_request import LookUpRequest, RequestPart
 from services.acceptor.fetch.parked_growth import ParkedGrowth
+from services.acceptor.fetch.partition_read import PartitionRead
+from services.acceptor.fetch.pending_fetch import PendingFetch
 from tests.support.cold_segments import write_segment
 from tests.support.reference_cycles import leaves_none_of
 from tests.support.stepped_fetches import Asked, SteppedFetches
@@ -326,6 +328,55 @@ def test_an_offset_look_up_whose_connection_closes_leaves_no_reference_cycle(mak
         side.serve()
         assert not side.answers(client)
         del client
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+@pytest.mark.parametrize("partitions", [1, 40])
+def test_a_parked_fetch_whose_connection_closes_leaves_no_reference_cycle(make: Make, partitions: int, incremental: bool) -> None:
+    side = make(partitions)
+    asked = [Asked(partition, side.offset) for partition in range(partitions)]
+    with leaves_none_of(PendingFetch, PartitionRead, PendingReply, Connection):
+        client, session = side.connect(), (0, -1)
+        if incremental:
+            side.fetch(client, asked, (0, 0))
+            session = (side.fetched(client)[0], 1)
+        side.fetch(client, asked, session, max_wait_ms=60_000, min_bytes=10_000)
+        side.move(0, 100)
+        side.delayed.wake_moved()
+        side.serve()
+        assert len(side.delayed) == 1
+        _close(client)
+        assert side.delayed.forget_closed() == 1 and not len(side.delayed)
+        del client
+
+
+def test_a_parked_fetch_whose_connection_closes_during_a_question_ends_with_the_answer(make: Make) -> None:
+    side = make(1)
+    with leaves_none_of(PendingFetch, PartitionRead, PendingReply, Connection):
+        client = side.fetch(side.connect(), [Asked(0, side.offset)], max_wait_ms=60_000, min_bytes=10_000)
+        side.move(0, 100)
+        side.delayed.wake_moved()
+        (question,) = side.take_questions()
+        _close(client)
+        assert side.delayed.forget_closed() == 1
+        side.answer(question)
+        side.poller.poll(0)
+        assert not side.answers(client)
+        del client
+
+
+def test_a_fetch_that_stays_parked_looks_up_its_position_once(make: Make) -> None:
+    """A position between two cursors is in the fetch only; another look-up at each append would delay all of them."""
+    side = make(1)
+    client = side.fetch(side.connect(), [Asked(0)], max_wait_ms=60_000, min_bytes=1 << 20)
+    side.serve()
+    side.questions_seen.clear()
+    for _ in range(5):
+        side.move(0, 10)
+        side.delayed.wake_moved()
+        side.serve()
+    assert not side.answers(client) and len(side.delayed) == 1
+    assert [question.kind for question in side.questions_seen] == [LOOKUP]
 
 
 def _close(client: Connection) -> None:
