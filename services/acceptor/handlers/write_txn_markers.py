@@ -116,7 +116,7 @@ class _Part(RequestPart[int]):
     def on_completion(self, entry: tuple[Any, ...]) -> None:
         if entry[2]:
             self.refuse(entry[2])
-        else:
+        elif self.request.results[self.topic_index][self.index] is None:  # not settled by `on_hung` or the deadline
             self.end_offset = entry[8]
             self.request.written.append(self)
         if self.request.remaining:

@@ -163,6 +163,19 @@ def test_a_marker_that_takes_too_long_times_out_and_a_late_answer_is_no_second_o
     assert not side.answered
 
 
+def test_a_marker_that_a_hung_disk_writes_late_does_not_stand_for_another(side: Side) -> None:
+    connection = mark(side, 0, 2)
+    (_, hung), (_, other) = side.offered
+    hung.on_hung()
+    hung.on_completion(written(11))
+    assert not len(side.delayed), "the other marker is not written yet"
+    other.on_completion(written(11))
+    assert not side.answered and len(side.delayed) == 1
+    side.writer.store_progress(1, 11, 11, 120)
+    side.delayed.wake_moved()
+    assert codes(side, connection) == [ErrorCode.NOT_LEADER_OR_FOLLOWER, 0]
+
+
 @pytest.mark.parametrize("end", ["replicated", "too late", "closed"])
 def test_markers_leave_no_reference_cycle(side: Side, end: str) -> None:
     with leaves_none_of(RequestPart, PendingReply, Connection):
