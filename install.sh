@@ -345,13 +345,6 @@ tests() { "$VENV/bin/python" -m pytest -q -rs "$@" || [ $? = 5 ]; }
 # Files of tests side by side. A worker that dies is not replaced: the next one would begin with the test that it died of, and pytest then waits for ever.
 SIDE_BY_SIDE=(--dist loadfile --no-loadscope-reorder --max-worker-restart 0)
 
-# Two processes, each with one JVM, whatever the machine has: a session costs seconds, and waits half of its time.
-# shellcheck disable=SC2329  # called through `beside`
-tests_of_spark() {
-    renice -n 2 "$BASHPID" >/dev/null || true
-    step "tests of Spark" tests -n 2 "${SIDE_BY_SIDE[@]}" --word spark -m spark
-}
-
 # shellcheck disable=SC2329  # called through `step`
 check_form() { ruff check . && ruff format --check .; }
 
@@ -401,15 +394,15 @@ run_tests() {
     step layers lint-imports --no-logo
     join
     unlock
-    local processors
-    processors=$(nproc)
+    local workers
+    workers=$(nproc)
+    local several=(-n "$((workers < 4 ? workers : 4))" "${SIDE_BY_SIDE[@]}")
     rm -rf "$VENV/log/coverage"
-    step "fast and slow tests" tests -n "$((processors < 4 ? processors : 4))" "${SIDE_BY_SIDE[@]}" -p tests.support.branch_coverage --branch-coverage "$VENV/log/coverage" -m "not system and not alone and not spark"
+    step "fast and slow tests" tests "${several[@]}" -p tests.support.branch_coverage --branch-coverage "$VENV/log/coverage" -m "not system and not alone and not spark"
     step "branch coverage" "$VENV/bin/python" -m tests.support.branch_coverage "$VENV/log/coverage"
-    # System tests wait for processes half of their time. Those of Spark use that time, at a lower priority, so that the boxes of system tests react as usual.
-    beside tests_of_spark
-    step "system tests" tests -n "$((processors < 3 ? processors + 1 : 4))" "${SIDE_BY_SIDE[@]}" --word mark.system -m "system and not alone and not spark"
-    join
+    step "system tests" tests "${several[@]}" --word mark.system -m "system and not alone and not spark"
+    # Two processes, each with one JVM, whatever the machine has: a session costs seconds, and waits half of its time.
+    step "tests of Spark" tests -n 2 "${SIDE_BY_SIDE[@]}" --word spark -m spark
     kill -STOP -- "-$fuzzers" 2>/dev/null || true
     step "tests alone" tests --word mark.alone -m alone
     kill -CONT -- "-$fuzzers" 2>/dev/null || true

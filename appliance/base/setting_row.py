@@ -17,7 +17,7 @@ INT64_MAX = 2**63 - 1
 
 class SettingRow(NamedTuple):
     """One setting. Numbers have `low` and `high` (inclusive); texts have `choices`, or any
-    non-empty text if that is empty."""
+    non-empty text if that is empty (an empty one only if the default is)."""
 
     name: str
     default: SettingValue

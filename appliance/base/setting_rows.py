@@ -265,7 +265,7 @@ _PRODUCER_ROWS = (
     ),
 )
 
-_HOUSE_ROWS = (
+_BOX_ROWS = (
     SettingRow(
         "host.figures.interval.ms",
         10 * SECOND,
@@ -375,7 +375,7 @@ GROUPS: dict[str, tuple[SettingRow, ...]] = {
     "Ingestion": INGEST_ROWS,
     "Groups": GROUP_ROWS,
     "Transactions": TRANSACTION_ROWS,
-    "House": _HOUSE_ROWS,
+    "Box": _BOX_ROWS,
 }
 """Title on the reference page → rows."""
 

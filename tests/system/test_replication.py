@@ -91,10 +91,10 @@ def test_a_copy_is_its_leaders_log_byte_for_byte_although_fetchers_and_log_write
     produce(boxes, 8_000, kill_one)
     ours, theirs = contents(boxes[0]), contents(boxes[1])
     assert ours == theirs and all(ours)
-    counters = [box.counters("replica-fetcher").values for box in boxes]
     # Leadership may have moved while log-writers were killed, but each partition has one follower.
-    assert sum(values["replica_fetcher.partitions"] for values in counters) == PARTITIONS
-    assert not any(values.get("replica_fetcher.corrupt_batches") for values in counters)
+    followed = "replica_fetcher.partitions"
+    eventually(lambda: sum(box.counters("replica-fetcher").values[followed] for box in boxes) == PARTITIONS, "each partition has one follower", 20)
+    assert not any(box.counters("replica-fetcher").values.get("replica_fetcher.corrupt_batches") for box in boxes)
 
 
 def test_a_box_that_was_away_gets_what_it_missed(boxes: list[RunningBox], copied: str) -> None:

@@ -21,6 +21,7 @@ from appliance.senders.table_checks import certificate_problems, machine_problem
 from lab.running_box import ROOT
 from tests.unit.base.test_settings import make_box
 
+# `test_old_table.py` compares it with the table of release 0.1: only keys of that release.
 EXAMPLE = """
 [[ingest.listener]]
 name = "dmz"
