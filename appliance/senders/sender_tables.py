@@ -239,7 +239,8 @@ class _Reader:
         for place, table in self._tables(tables, "route"):
             self._read_route(place, table)
         for place, table in self._tables(tables, "default"):
-            self._default = self._target(place, table)
+            default = self._target(place, table)
+            self._default = default if default.topics else self._default
         for place, table in self._tables(tables, "dead-letter"):
             topics = self._target(place, table).topics
             self._dead_letter = topics[0] if topics else ""

@@ -329,3 +329,10 @@ def test_every_listener_that_the_page_gives_for_a_sender_is_right() -> None:
     assert len(listeners) >= 6
     for text in listeners:
         assert read(f"ingest.listener = [{{{text}}}]").problems == [], text
+
+
+def test_a_refused_default_leaves_every_record_a_destination() -> None:
+    reading = read_tables({"default": {"topic": "no/topic"}}, "millrace.toml", make_box())
+    assert len(reading.problems) == 1 and "no/topic" in reading.problems[0]
+    router = reading.router()
+    assert all(router.of(listener).fallback for listener in reading.listeners)
