@@ -82,10 +82,8 @@ class LeaderFetcher:
         """Partitions to advance in the next turn."""
         self._touched: set[Key] = set()
         """Partitions that the next fetch may have to name, or to forget."""
-        self._fetchable: set[Key] = set()
-        """Partitions that could be fetched when they changed last; `_is_any_fetchable` removes those that no longer can."""
         self._newcomers: set[Key] = set()
-        """The part of `_fetchable` that the session did not have at that time."""
+        """Partitions that could be fetched when they changed last, and that the session did not have."""
         self._unapplied: set[Key] = set()
         """Partitions whose last response was not applied. The leader reports a high watermark once per session, so they are
         removed from the session and named again."""
@@ -147,10 +145,8 @@ class LeaderFetcher:
         """Note that `key` changed. Every event that makes a partition fetchable calls this, so that no turn has to scan all partitions for one."""
         self._touched.add(key)
         followed = self.partitions.get(key)
-        if followed is not None and self._is_fetchable(followed):
-            self._fetchable.add(key)
-            if key not in self.session.asked:
-                self._newcomers.add(key)
+        if followed is not None and key not in self.session.asked and self._is_fetchable(followed):
+            self._newcomers.add(key)
 
     # --- a turn
 
@@ -276,17 +272,7 @@ class LeaderFetcher:
             self.on_disk_changed(disk)
         if self._slow.is_waiting:
             return False
-        return self._has_newcomer() if self._under_way else self._is_any_fetchable()
-
-    def _is_any_fetchable(self) -> bool:
-        fetchable = self._fetchable
-        while fetchable:
-            key = next(iter(fetchable))
-            followed = self.partitions.get(key)
-            if followed is not None and self._is_fetchable(followed):
-                return True
-            fetchable.discard(key)
-        return False
+        return self._has_newcomer() if self._under_way else any(self._is_fetchable(followed) for followed in self.partitions.values())
 
     def _may_hasten(self, connection: PeerConnection, now_ns: int) -> bool:
         """Decide about a second fetch. While the connection is not ready, the first one is not encoded yet and will name the new partitions.

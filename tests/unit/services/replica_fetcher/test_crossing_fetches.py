@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, ValuesView
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,8 +10,6 @@ import pytest
 from appliance.base.layout import BoxLayout
 from appliance.cluster.metadata_image import BrokerImage
 from services.replica_fetcher.follower_fetch import Need
-from services.replica_fetcher.replica_partition import FollowedPartition
-from services.replica_fetcher.replica_session import Key
 from tests.support.crossing_fetches import ARENA_BYTES, LEADER_ID, OWN_ID, PARK_MS, RECORDS, WAIT_MS, CrossingFetches
 from tests.support.stepped_fetches import BROKER_EPOCH, TOPIC_ID
 
@@ -215,27 +213,6 @@ def test_partitions_that_are_not_ready_are_not_looked_at_turn_by_turn(world: Cro
         world.turn()
     assert not looks
     monkeypatch.undo()
-
-
-class _ScanCountingPartitions(dict[Key, FollowedPartition]):
-    """Counts how often all partitions were visited."""
-
-    scans = 0
-
-    def values(self) -> ValuesView[FollowedPartition]:
-        self.scans += 1
-        return super().values()
-
-
-def test_turns_without_a_fetchable_partition_do_not_scan_all_partitions(world: CrossingFetches) -> None:
-    for partition in range(4):
-        world.follow(partition)
-    world.lane.partitions = counted = _ScanCountingPartitions(world.lane.partitions)
-    for _ in range(20):  # the log-writers do not answer, so the log end offsets are unknown
-        world.clock.advance_ms(1)
-        world.turn()
-    assert counted.scans == 0
-    world.until_even()
 
 
 def test_a_disk_that_hangs_with_a_little_of_each_answer_does_not_fill_the_arena_with_what_others_have_in_them(layout: BoxLayout, tmp_path: Path) -> None:
