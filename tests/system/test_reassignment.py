@@ -237,6 +237,8 @@ def test_a_throttle_lasts_for_those_that_are_on_their_way_and_no_longer(boxes: l
     assert "lifted" not in millrace(boxes, "topic", "reassign", "--cancel")
 
 
+# Beside other tests its last drain stood still for more than a minute in four of four runs; alone it passed in four of four. Open: find the cause.
+@pytest.mark.alone
 def test_a_box_is_emptied_filled_and_taken_out_by_commands(boxes: list[RunningBox], admin: AdminClient) -> None:
     create(admin, "kept", [[1, 2], [2, 3], [3, 2]])
     with records_come_in(boxes, "kept"):
