@@ -47,7 +47,7 @@ class Receiver:
             ((_, _, packed),) = ancillary
             (descriptor,) = array.array("i", packed)
             data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-            with pytest.raises(PermissionError):  # sealed: nobody changes it while it is read
+            with pytest.raises(PermissionError):  # sealed: no process changes it while it is read
                 os.write(descriptor, b"x")
             os.close(descriptor)
         return parse(data)
@@ -76,12 +76,12 @@ def log(receiver: Receiver) -> Iterator[Logger]:
     journal.close()
 
 
-def test_an_event_has_its_text_its_severity_who_says_it_and_its_fields(receiver: Receiver, log: Logger) -> None:
+def test_an_event_has_its_text_severity_process_and_fields(receiver: Receiver, log: Logger) -> None:
     log.common_fields["disk"] = "d0"
     log.warning("orders-7 has come, it ends at offset 9", topic="orders", partition=7)
     fields = receiver.receive()
     assert fields.pop("CODE_FILE") == __file__ and fields.pop("CODE_LINE").isdigit()
-    assert fields.pop("CODE_FUNC") == "test_an_event_has_its_text_its_severity_who_says_it_and_its_fields"
+    assert fields.pop("CODE_FUNC") == "test_an_event_has_its_text_severity_process_and_fields"
     assert fields == {
         "MESSAGE": "orders-7 has come, it ends at offset 9",
         "PRIORITY": "4",
@@ -107,16 +107,18 @@ def test_no_text_can_forge_a_field(receiver: Receiver, log: Logger) -> None:
     assert fields["MILLRACE_CLIENT"] == "10.0.0.1:5\nPRIORITY=0" and fields["MESSAGE"].endswith("\nMILLRACE_DISK=d9")
 
 
-def test_what_no_datagram_can_carry_arrives_all_the_same(receiver: Receiver, log: Logger) -> None:
+def test_an_event_larger_than_a_datagram_is_received_whole(receiver: Receiver, log: Logger) -> None:
     log.error("x" * 1_000_000, disk="d0")
     fields = receiver.receive()
     assert len(fields["MESSAGE"]) == 1_000_000 and fields["MILLRACE_DISK"] == "d0"
 
 
-def test_a_journald_that_hangs_costs_lines_and_no_time(receiver: Receiver, log: Logger) -> None:
-    """Its socket is there and nobody reads: the kernel keeps some datagrams, the rest is counted."""
+def test_a_journald_that_hangs_loses_lines_and_delays_nothing(receiver: Receiver, log: Logger) -> None:
+    """The socket exists and no process reads it: the kernel keeps some datagrams, the rest is
+    counted.
+    """
     while not log.lines_dropped:
-        log.info("is anybody there?")
+        log.info("one more line")
         log._repeats.take_all()
     kept = receiver.drain()
     assert kept > 1

@@ -55,31 +55,31 @@ class Tally:
         self.value += amount
 
 
-def test_a_reader_that_does_not_read_costs_lines_and_no_time_and_is_told_how_many() -> None:
+def test_a_full_pipe_delays_nothing_and_the_lost_lines_are_counted_and_reported() -> None:
     clock = ManualClock()
     log, reading = written(clock=clock)
     log.dropped_counter = tally = Tally()
-    told = 0
+    logged = 0
     while not log.lines_dropped:
         log.info("x" * 2000)
-        told += 1
+        logged += 1
         clock.advance_ms(PERIOD_MS)  # nothing is held back
     log.info("lost too")
     assert tally.value == log.lines_dropped == 2
-    assert len(lines(reading)) == told - 1
+    assert len(lines(reading)) == logged - 1
     log.info("at last")
     assert lines(reading) == ["WARNING acceptor@0: 2 lines were lost before this one: the log did not accept them in time", "INFO acceptor@0: at last"]
     os.close(reading)
-    log.info("to nobody")  # no exception either
+    log.info("without a reader")  # no exception either
     assert tally.value == 3
 
 
-def test_what_is_said_again_and_again_is_held_back_and_counted() -> None:
+def test_repeated_lines_are_held_back_and_counted() -> None:
     clock = ManualClock()
     log, reading = written(clock=clock)
     for number in range(LINES_A_PERIOD + 312):
         log.warning(f"trouble {number}")
-    log.info("something else is told meanwhile")
+    log.info("another line in between")
     assert len(lines(reading)) == LINES_A_PERIOD + 1
     log.sweep(clock.monotonic_ns())
     assert lines(reading) == []
@@ -91,20 +91,20 @@ def test_what_is_said_again_and_again_is_held_back_and_counted() -> None:
     assert lines(reading) == [], "there was nothing more"
 
 
-def test_who_goes_on_and_on_is_heard_less_and_less() -> None:
+def test_a_line_that_keeps_repeating_is_logged_less_and_less_often() -> None:
     clock = ManualClock()
     log, reading = written(clock=clock)
-    told = []
+    logged = []
     for _ in range(6):
         for _ in range(PERIOD_MS // 100):
             clock.advance_ms(100)
             for _ in range(10):
                 log.error("again")
-        told.append(len(lines(reading)))
-    assert told[0] == LINES_A_PERIOD and sum(told) < 3 * LINES_A_PERIOD + 10, told
+        logged.append(len(lines(reading)))
+    assert logged[0] == LINES_A_PERIOD and sum(logged) < 3 * LINES_A_PERIOD + 10, logged
 
 
-def test_what_was_held_back_is_told_when_the_process_ends() -> None:
+def test_held_back_lines_are_logged_when_the_process_ends() -> None:
     log, reading = written(clock=ManualClock())
     for number in range(LINES_A_PERIOD + 1):
         log.info(f"number {number}\nwith more lines")

@@ -64,7 +64,7 @@ def test_the_checks_before_a_start_make_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_member_of_an_ensemble_without_a_secret_is_told_the_command(tmp_path: Path) -> None:
+def test_the_problem_of_a_member_without_a_secret_names_the_command(tmp_path: Path) -> None:
     [problem] = access_problems(member_of_three(tmp_path))
     assert f"there is no {tmp_path}/{SECRET_FILE}" in problem and "millrace cluster secret set" in problem
     with pytest.raises(ConfigurationProblems, match="millrace cluster secret new"):

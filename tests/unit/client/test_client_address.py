@@ -5,7 +5,7 @@ import pytest
 from appliance.client.address import Address, parse_addresses
 
 
-def test_addresses_are_parted_by_commas_and_9092_is_the_port_not_given() -> None:
+def test_addresses_are_separated_by_commas_and_the_default_port_is_9092() -> None:
     assert parse_addresses("a:1, b ,[::1]:3,[::1]") == [Address("a", 1), Address("b", 9092), Address("::1", 3), Address("::1", 9092)]
 
 

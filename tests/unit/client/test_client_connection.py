@@ -110,7 +110,7 @@ def test_a_broker_that_hangs_up_is_named(broker: FakeKafkaBroker, connection: Cl
         read_metadata(connection, None)
 
 
-def test_nobody_at_the_address_is_said_with_the_address() -> None:
+def test_the_error_of_a_refused_connection_names_the_address() -> None:
     unused = socket.create_server(("127.0.0.1", 0))
     address = Address("127.0.0.1", unused.getsockname()[1])
     unused.close()
@@ -124,6 +124,6 @@ def test_a_web_server_is_not_taken_for_a_broker() -> None:
         ClientConnection(address)
 
 
-def test_somebody_who_hangs_up_at_once_is_not_taken_for_a_broker() -> None:
+def test_a_server_that_closes_the_connection_at_once_is_not_a_broker() -> None:
     with pytest.raises(BrokerUnreachable, match="no Kafka broker answers"):
         ClientConnection(listen_once(lambda accepted: None))

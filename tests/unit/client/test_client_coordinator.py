@@ -1,4 +1,6 @@
-"""Finding and asking coordinators (`client/coordinator.py`) while boxes die: who is registered is not always there."""
+"""Find and query coordinators (`client/coordinator.py`) while boxes die: a registered box may be
+down.
+"""
 
 from __future__ import annotations
 
@@ -55,23 +57,23 @@ def ask(boxes: Boxes) -> Any:
     return CoordinatorClient(boxes.as_cluster(), GROUP, "g").ask(DESCRIBE_GROUPS, DescribeGroupsRequest(("g",)), "describe group 'g'", error_of)
 
 
-def test_a_coordinator_is_found_by_way_of_any_box_that_lives() -> None:
+def test_any_running_box_can_find_the_coordinator() -> None:
     boxes = Boxes(dead={1})
     assert ask(boxes).groups == ["g"]
     assert boxes.asked == [(1, FIND_COORDINATOR), (2, FIND_COORDINATOR), (3, DESCRIBE_GROUPS)]
 
 
-def test_where_no_box_answers_the_last_ones_words_are_told() -> None:
+def test_if_no_box_answers_the_last_error_is_raised() -> None:
     with pytest.raises(BrokerUnreachable, match="no broker 3"):
         ask(Boxes(dead={1, 2, 3}))
 
 
-def test_everybody_is_asked_anew_when_a_box_leaves_the_cluster_meanwhile() -> None:
+def test_all_brokers_are_queried_again_if_a_box_leaves_the_cluster_meanwhile() -> None:
     boxes = Boxes(dead={3}, expires_after=3)
     answers = ask_every_broker(boxes.as_cluster(), LIST_GROUPS, ListGroupsRequest(), "list the groups")
     assert {broker: body.groups for broker, body in answers.items()} == {1: ["g"], 2: []}
 
 
-def test_a_box_that_stays_registered_and_silent_is_named() -> None:
+def test_the_error_names_a_registered_box_that_does_not_answer() -> None:
     with pytest.raises(BrokerUnreachable, match="no broker 2"):
         ask_every_broker(Boxes(dead={2}).as_cluster(), LIST_GROUPS, ListGroupsRequest(), "list the groups")

@@ -89,7 +89,7 @@ def test_everything_is_read_from_the_beginning_once_and_in_order(broker: FakeKaf
     assert tail.poll(10) == []
 
 
-def test_reading_starts_at_the_end_unless_told_otherwise(broker: FakeKafkaBroker, partition: OnePartition) -> None:
+def test_reading_starts_at_the_end_by_default(broker: FakeKafkaBroker, partition: OnePartition) -> None:
     tail = broker.keep(TopicTail(broker.cluster(), TOPIC))
     partition.end_offset = 120
     assert read(tail, 20) == list(range(100, 120))

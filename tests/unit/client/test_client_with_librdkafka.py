@@ -1,4 +1,4 @@
-"""The client against librdkafka's mock cluster: three brokers that nobody here wrote."""
+"""The client against librdkafka's mock cluster: three brokers of independent code."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_a_question_is_answered_in_the_newest_version_of_both(asking: Asking) ->
     assert asking.connection.is_ready and not asking.connection.under_way and not asking.connection.problem
 
 
-def test_nothing_is_connected_while_nobody_asks(asking: Asking) -> None:
+def test_the_first_request_opens_the_connection(asking: Asking) -> None:
     for _ in range(3):
         asking.turn()
     asking.ask()
@@ -156,7 +156,7 @@ def test_pauses_are_short_for_a_while_and_bounded() -> None:
     assert reconnect_pause_ms(QUICK_PAUSES) == reconnect_pause_ms(10_000) == PAUSE_MS_MAX
 
 
-def test_a_question_that_nobody_answers_in_time_costs_the_connection(asking: Asking) -> None:
+def test_a_request_without_a_reply_in_time_closes_the_connection(asking: Asking) -> None:
     asking.ask(timeout_ms=1_000)
     asking.ask()
     asking.peer.next_request()
@@ -236,7 +236,7 @@ def test_a_peer_that_refuses_to_tell_its_versions_is_none_of_ours(asking: Asking
     assert "ApiVersions 3 is refused" in asking.connection.problem
 
 
-def test_an_answer_is_received_where_its_owner_says_and_waits_while_he_has_no_place(asking: Asking) -> None:
+def test_a_reply_is_received_into_the_buffer_of_its_owner_and_waits_for_one(asking: Asking) -> None:
     home = memoryview(bytearray(1 << 20))
     places: list[memoryview | None] = [None, None, home[100:]]
     sizes: list[int] = []

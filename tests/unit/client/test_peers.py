@@ -76,22 +76,22 @@ def test_a_box_is_asked_where_it_is_registered_over_one_connection(world: World)
     assert world.played[0].accepted == 1
 
 
-def test_a_box_that_nobody_knows_gives_no_answer(world: World) -> None:
+def test_a_request_to_an_unknown_box_fails(world: World) -> None:
     world.ask(8)
     assert world.answers == [], "never from within"
     world.turn()
     assert world.answers == [None]
 
 
-@pytest.mark.parametrize("becomes", ["gone", "elsewhere", "another life"])
-def test_who_waits_for_a_box_that_is_no_more_what_it_was_hears_so_at_once(world: World, becomes: str) -> None:
+@pytest.mark.parametrize("becomes", ["gone", "elsewhere", "restarted"])
+def test_requests_fail_at_once_if_their_box_leaves_moves_or_restarts(world: World, becomes: str) -> None:
     world.register()
     world.ask()
     world.played[0].next_request()
     if becomes == "gone":
         world.peers.refresh({})
     else:
-        world.register(place=1 if becomes == "elsewhere" else 0, broker_epoch=2 if becomes == "another life" else 1)
+        world.register(place=1 if becomes == "elsewhere" else 0, broker_epoch=2 if becomes == "restarted" else 1)
     world.turn()
     assert world.answers == [None]
     if becomes == "elsewhere":
@@ -108,7 +108,7 @@ def test_an_image_that_changes_nothing_of_a_box_leaves_its_connection_alone(worl
     world.until_answers(WRITTEN)
 
 
-def test_lanes_do_not_wait_for_each_other(world: World) -> None:
+def test_channels_do_not_wait_for_each_other(world: World) -> None:
     world.register()
     world.ask(channel=0)
     world.played[0].next_request()

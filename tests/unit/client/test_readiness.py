@@ -32,7 +32,7 @@ def high_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_connection_above_the_descriptors_of_select_is_told_readable_and_only_then(high_pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_descriptor_above_the_limit_of_select_is_returned_only_when_readable(high_pair: tuple[socket.socket, socket.socket]) -> None:
     high, far = high_pair
     connection = cast("ClientConnection", high)
     assert await_readable([connection], 0) == []
@@ -40,7 +40,7 @@ def test_a_connection_above_the_descriptors_of_select_is_told_readable_and_only_
     assert await_readable([connection], 1_000) == [connection]
 
 
-def test_a_connection_whose_peer_has_gone_is_told(high_pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_connection_that_its_peer_closed_is_returned_as_readable(high_pair: tuple[socket.socket, socket.socket]) -> None:
     high, far = high_pair
     far.close()
     assert await_readable([cast("ClientConnection", high)], 1_000) == [high]

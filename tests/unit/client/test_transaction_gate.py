@@ -83,12 +83,14 @@ def test_what_follows_waits_behind_and_is_offered_in_order() -> None:
     coordinator.answer(ErrorCode.NONE)
     assert side.offered == [("a", 11), ("b", 11), ("c", 0)]
     assert not side.gate.maybe_hold(fourth)
-    side.gate.on_needed(fourth, 11)  # and so was this one: nobody is asked again
+    side.gate.on_needed(fourth, 11)  # so was this one: no second request is sent
     assert side.offered[3:] == [("d", 11)] and side.turn() == 0 and len(coordinator.questions) == 1
 
 
 def test_an_answer_serves_no_guard_that_was_given_after_the_question() -> None:
-    """The transaction has ended meanwhile, or the log-writer lives anew: what the coordinator said may be no longer so."""
+    """The transaction has ended meanwhile, or the log-writer restarted: the coordinator's answer
+    may be outdated.
+    """
     coordinator = Coordinator()
     side = Gate(coordinator)
     side.gate.on_needed(Batch("a", ONE), 11)
@@ -170,7 +172,7 @@ def test_guards_that_are_remembered_are_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "version", "told"),
+    ("code", "version", "expected"),
     [
         (ErrorCode.TRANSACTION_ABORTABLE, 10, ErrorCode.INVALID_TXN_STATE),
         (ErrorCode.TRANSACTION_ABORTABLE, 11, ErrorCode.TRANSACTION_ABORTABLE),
@@ -179,5 +181,5 @@ def test_guards_that_are_remembered_are_bounded() -> None:
         (ErrorCode.INVALID_PRODUCER_ID_MAPPING, 12, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
     ],
 )
-def test_a_producer_is_told_what_its_version_knows(code: ErrorCode, version: int, told: ErrorCode) -> None:
-    assert client_error(code, version) == told
+def test_a_producer_receives_the_error_that_its_version_knows(code: ErrorCode, version: int, expected: ErrorCode) -> None:
+    assert client_error(code, version) == expected

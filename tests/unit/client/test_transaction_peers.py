@@ -1,4 +1,6 @@
-"""Questions to the box that coordinates a transaction (`client/transaction_gate.py`): who is asked, what is asked, what an answer means."""
+"""Requests to the box that coordinates a transaction (`client/transaction_gate.py`): recipient,
+content, answer.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def test_a_transaction_that_another_box_coordinates_is_asked_about_there(add: bo
 
 
 @pytest.mark.parametrize("leader", [1, -1, None])
-def test_our_own_coordinator_is_asked_when_it_is_his_or_nobodys(leader: int | None) -> None:
+def test_the_own_coordinator_receives_the_request_if_it_or_no_box_leads(leader: int | None) -> None:
     world = World(leader)
     world.ask()
     assert (len(world.sent), world.boxes.questions) == (1, [])
@@ -59,14 +61,14 @@ def test_our_own_coordinator_is_asked_when_it_is_his_or_nobodys(leader: int | No
     assert world.told == [[ErrorCode.COORDINATOR_NOT_AVAILABLE] * 3]
 
 
-def test_a_box_that_does_not_answer_is_a_coordinator_that_is_away() -> None:
+def test_a_box_that_does_not_answer_is_an_unavailable_coordinator() -> None:
     world = World(leader=7)
     world.ask()
     world.boxes.questions[0].answer(None)
     assert world.told == [[ErrorCode.COORDINATOR_NOT_AVAILABLE] * 3]
 
 
-def test_a_box_that_does_not_know_our_address_yet_is_a_coordinator_that_is_away() -> None:
+def test_a_box_that_does_not_know_our_address_yet_is_an_unavailable_coordinator() -> None:
     world = World(leader=7)
     world.ask()
     world.boxes.questions[0].answer(AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED))

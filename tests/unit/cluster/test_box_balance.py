@@ -1,4 +1,6 @@
-"""Which replicas go to which boxes: nothing twice on a box, racks kept apart, room kept, and no more moves than it takes."""
+"""Placement of replicas on boxes: one per box, across racks, within the free space, with as few
+moves as possible.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,11 @@ def test_a_leaving_box_is_replaced_in_its_place() -> None:
     assert plan.bytes_to() == {3: GIB} and plan.moved_bytes == GIB
 
 
-def test_a_rack_without_a_replica_goes_before_room() -> None:
+def test_a_rack_without_a_replica_is_preferred_to_more_free_space() -> None:
     boxes = [box(1, "a"), box(2, "b"), box(3, "b", free=90 * GIB), box(4, "a", free=20 * GIB)]
     assert plan_box_drain([ReplicatedPartition("t", 0, (1, 2), GIB)], boxes, {1}).changes[0].replicas == (4, 2)
     full = [*boxes[:3], box(4, "a", free=5 * GIB)]
-    assert plan_box_drain([ReplicatedPartition("t", 0, (1, 2), GIB)], full, {1}).changes[0].replicas == (3, 2), "but not before no room at all"
+    assert plan_box_drain([ReplicatedPartition("t", 0, (1, 2), GIB)], full, {1}).changes[0].replicas == (3, 2), "but free space is required"
 
 
 def test_what_no_box_can_take_is_said() -> None:
@@ -60,15 +62,15 @@ def test_a_balanced_cluster_stays_as_it_is() -> None:
     assert plan_balance(held, [box(1), box(2), box(3)], {1, 2, 3}) == BalancePlan(())
 
 
-def test_fewer_replicas_keep_the_leader_and_lose_who_is_out_of_sync_first() -> None:
+def test_a_lower_replication_factor_keeps_the_leader_and_removes_lagging_replicas_first() -> None:
     boxes = [box(1, "a"), box(2, "a"), box(3, "b")]
     held = ReplicatedPartition("t", 0, (1, 2, 3), GIB, isr=(1, 2))
     assert plan_replication_factor([held], boxes, 2).changes[0].replicas == (1, 2)
-    assert plan_replication_factor([held._replace(isr=(1, 2, 3))], boxes, 2).changes[0].replicas == (1, 3), "and then who shares a rack"
+    assert plan_replication_factor([held._replace(isr=(1, 2, 3))], boxes, 2).changes[0].replicas == (1, 3), "and then the one that shares a rack"
     assert plan_replication_factor([held], boxes, 1).changes[0].replicas == (1,)
 
 
-def test_more_replicas_go_where_racks_and_room_are() -> None:
+def test_a_higher_replication_factor_uses_racks_and_free_space() -> None:
     boxes = [box(1, "a"), box(2, "a", free=99 * GIB), box(3, "b")]
     assert plan_replication_factor([ReplicatedPartition("t", 0, (1,), GIB)], boxes, 2).changes[0].replicas == (1, 3)
     assert plan_replication_factor([ReplicatedPartition("t", 0, (1,), GIB)], boxes, 4).unplaced
@@ -111,7 +113,7 @@ def check_plan(plan: BalancePlan, held: list[ReplicatedPartition], boxes: list[B
 
 
 @given(clusters(), st.data())
-def test_a_drain_empties_the_box_and_keeps_to_the_room(cluster: tuple[list[ReplicatedPartition], list[BoxCapacity]], data: st.DataObject) -> None:
+def test_a_drain_empties_the_box_within_the_free_space(cluster: tuple[list[ReplicatedPartition], list[BoxCapacity]], data: st.DataObject) -> None:
     held, boxes = cluster
     leaving = data.draw(st.integers(1, len(boxes)))
     plan = plan_box_drain(held, boxes, {leaving})

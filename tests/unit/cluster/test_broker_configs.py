@@ -33,7 +33,7 @@ def test_types_are_kafkas_and_everything_is_explained() -> None:
     assert all(config.value is None for config in configs if config.type == "password")
 
 
-def test_no_setting_is_also_told_to_be_always_so() -> None:
+def test_no_setting_is_also_listed_as_constant() -> None:
     always = [config.name for config in ALWAYS]
     assert not SETTING_ROWS.keys() & set(always) and len(always) == len(set(always))
 

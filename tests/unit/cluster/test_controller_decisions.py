@@ -45,7 +45,7 @@ def test_names_that_kafka_does_not_allow_are_refused(name: str) -> None:
     assert refusal(TopicCreation(name)) is ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
-def test_names_that_are_taken_or_collide_are_told_apart() -> None:
+def test_taken_names_and_colliding_names_have_different_errors() -> None:
     assert refusal(TopicCreation("a.b"), ("x", "a.b")) is ErrorCode.TOPIC_ALREADY_EXISTS
     assert refusal(TopicCreation("a_b"), ("x", "a.b")) is ErrorCode.INVALID_TOPIC_EXCEPTION
     assert refusal(TopicCreation("a.b"), ("a_b", "a.b")) is ErrorCode.TOPIC_ALREADY_EXISTS
@@ -171,7 +171,7 @@ def test_a_leader_is_elected_from_live_replicas_in_sync() -> None:
     assert elect_leader(STATE, (1, 2, 3), (2, 3), False, 8) == PartitionState(2, 5, 8, (2,))
 
 
-def test_nobody_out_of_sync_leads_unless_that_is_allowed() -> None:
+def test_no_replica_out_of_sync_leads_unless_unclean_election_is_allowed() -> None:
     assert elect_leader(STATE, (1, 2, 3), (3,), False, 8) == PartitionState(-1, 5, 8, (1, 2))
     assert elect_leader(STATE, (1, 2, 3), (3,), True, 8) == PartitionState(3, 5, 8, (3,), 1)
 

@@ -16,7 +16,7 @@ def targets(sizes: list[int], rooms: list[FreeSpace]) -> list[str]:
     return [by_number.get(number, "") for number in range(len(sizes))]
 
 
-def test_the_largest_goes_first_to_the_disk_with_the_most_room() -> None:
+def test_the_largest_partition_goes_first_to_the_disk_with_the_most_free_space() -> None:
     rooms = [FreeSpace("d1", 100 * GIB, 1000 * GIB), FreeSpace("d2", 160 * GIB, 1000 * GIB)]
     assert targets([10 * GIB, 90 * GIB, 50 * GIB], rooms) == ["d2", "d2", "d1"]
 
@@ -32,7 +32,7 @@ def test_what_fits_nowhere_is_named_and_the_rest_is_planned() -> None:
     assert plan_drain([PartitionOnDisk("small", 0, 0)], []).moves == ()
 
 
-def test_what_other_moves_will_bring_and_what_a_disk_keeps_free_is_not_given_away() -> None:
+def test_space_promised_to_other_moves_or_kept_free_is_not_used() -> None:
     assert targets([5 * GIB], [FreeSpace("d1", 6 * GIB, 1000 * GIB, promised_bytes=GIB)]) == [""]
     assert targets([5 * GIB], [FreeSpace("d1", 6 * GIB, 1000 * GIB)]) == ["d1"]
 
@@ -41,7 +41,7 @@ def test_what_other_moves_will_bring_and_what_a_disk_keeps_free_is_not_given_awa
     st.lists(st.integers(0, 50 * GIB), max_size=20),
     st.lists(st.tuples(st.integers(0, 200 * GIB), st.integers(0, 20 * GIB)), max_size=4),
 )
-def test_no_disk_is_given_more_than_it_has_room_for_and_every_partition_is_accounted_for(sizes: list[int], free: list[tuple[int, int]]) -> None:
+def test_no_disk_is_given_more_than_its_free_space_and_every_partition_is_in_the_plan(sizes: list[int], free: list[tuple[int, int]]) -> None:
     rooms = [FreeSpace(f"d{index}", each, 1000 * GIB, promised) for index, (each, promised) in enumerate(free)]
     placed = [PartitionOnDisk("t", number, size) for number, size in enumerate(sizes)]
     plan = plan_drain(placed, rooms)

@@ -32,7 +32,7 @@ def test_a_box_that_is_well_leads_and_follows() -> None:
     assert found == ReplicationFigures(leaders=1, followers=1)
 
 
-def test_a_replica_that_is_missing_is_told_by_the_leaders_box_alone() -> None:
+def test_only_the_leaders_box_reports_a_missing_replica() -> None:
     partitions = [partition(1), partition(1), partition(2, (2, 1, 3))]
     found = count(partitions, [row(0, isr=2), row(1, isr=1), row(2, ROLE_FOLLOWER, isr=1)])
     assert (found.under_replicated, found.under_min_isr) == (2, 1)

@@ -1,4 +1,4 @@
-"""The throttle of replication: who is throttled, and that the mean rate is kept whatever the pieces are."""
+"""The replication throttle: which replicas it applies to, and its mean rate for any piece sizes."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def test_a_bad_address_is_said_of_the_option_that_has_it(tmp_path: Path, capsys:
     assert words.startswith(f"{file}:2: --listen is 'x y'") and line == '     2 | listen = "x y"'
 
 
-def test_an_empty_table_that_nobody_knows_is_a_problem_and_one_that_holds_settings_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_empty_table_is_a_problem_and_a_known_one_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "millrace.toml"
     file.write_text("[log.segment]\n\n[nope]\n# nothing\n[log.nope]\n")
     lines = complaints(file, capsys)

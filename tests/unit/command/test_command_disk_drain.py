@@ -75,7 +75,7 @@ def test_progress_counts_what_was_moved_what_is_copied_and_what_came_late() -> N
     assert "100%  12.0 MiB of 12.0 MiB  3 of 3 partitions" in bar.text(DrainView((), (), (), {}), clock.monotonic_ms())
 
 
-def test_a_failed_move_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_move_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     bar = ProgressBar(ManualClock())
     for _ in range(3):
         bar.show(DrainView((), (moving(0, state=FAILED, reason="no space left"),), (), {}))

@@ -157,7 +157,7 @@ def test_a_slow_clock_source_is_warned_of() -> None:
     assert (judge_clock_source("tsc").level, judge_clock_source("hpet").level) == (OK, WARNING)
 
 
-def test_loopback_must_not_be_advertised_by_a_box_that_everybody_may_reach() -> None:
+def test_a_box_that_listens_on_all_addresses_must_not_advertise_loopback() -> None:
     assert judge_loopback("127.0.0.1", "localhost", ["127.0.0.1", "::1"]) is None
     assert judge_loopback("0.0.0.0", "logs.example", ["192.0.2.7"]) is None
     found = judge_loopback("0.0.0.0", "localhost", ["127.0.0.1", "::1"])
@@ -204,7 +204,7 @@ def test_one_zookeeper_of_three_may_be_away() -> None:
 
 
 @pytest.mark.slow
-def test_everything_wrong_is_said_and_the_exit_code_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_problems_are_reported_and_the_exit_code_is_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments: dict[str, Any] = {"state": str(tmp_path / "state"), "kafka_port": 0, "syslog_port": 0, "http_port": 0, "ingest_port": 0}
     ill = arguments | {"data": [str(tmp_path / "a"), str(tmp_path / "a" / "b")], "zookeeper": "127.0.0.1:1", "advertise": "0.0.0.0", "as_json": True}
     with pytest.raises(typer.Exit) as ended:

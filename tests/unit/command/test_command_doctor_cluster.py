@@ -44,7 +44,7 @@ def test_a_cluster_without_a_controller_is_a_problem() -> None:
 
 
 @pytest.mark.parametrize(("boxes", "wanted"), [(2, 2), (3, 3), (5, 3)])
-def test_a_state_topic_from_when_there_were_fewer_boxes_is_told_with_what_to_do(boxes: int, wanted: int) -> None:
+def test_a_state_topic_with_too_few_replicas_is_reported_with_the_command(boxes: int, wanted: int) -> None:
     _, offsets, transactions = look_at_cluster(cluster(boxes, **{OFFSETS_TOPIC: 1, TRANSACTIONS_TOPIC: 1}), BOX)
     assert (offsets.level, transactions.level) == (WARNING, WARNING)
     assert f"{OFFSETS_TOPIC} has 1 replica, {wanted} are wanted" in offsets.words
@@ -52,6 +52,6 @@ def test_a_state_topic_from_when_there_were_fewer_boxes_is_told_with_what_to_do(
     assert ("min.insync.replicas=2" in transactions.advice) == (wanted > 2)
 
 
-def test_topics_with_a_single_copy_are_named_as_far_as_there_is_room() -> None:
+def test_the_first_topics_with_a_single_copy_are_named() -> None:
     _, finding = look_at_cluster(cluster(3, **{f"t{number}": 1 for number in range(7)}, copied=2), BOX)
     assert (finding.level, finding.words) == (WARNING, "7 topics with a single copy (t0, t1, t2, t3, t4, …), though there are 3 boxes")

@@ -36,7 +36,7 @@ class Ingests:
         self.found = FoundBox(layout, json.loads(box.to_json()))
         self.counters = [Counters.create_or_adopt(layout, f"ingest@{index}", 1, ManualClock().wall_ms()) for index in range(2)]
 
-    def books(self, index: int, listener: str) -> ListenerLedgers:
+    def ledgers(self, index: int, listener: str) -> ListenerLedgers:
         return ListenerLedgers(self.counters[index], listener, is_datagram=listener == "syslog-udp")
 
     def look(self, silent_ms: int | None = None) -> IngestFigures:
@@ -52,10 +52,10 @@ def ingests() -> Iterator[Ingests]:
             counters.close()
 
 
-def test_a_crash_lost_for_good_only_what_nobody_sends_again(ingests: Ingests) -> None:
+def test_a_crash_loses_for_good_only_what_no_sender_sends_again(ingests: Ingests) -> None:
     for name in ("relp", "syslog-tcp"):
-        ingests.books(0, name).received.add(1)
-        ingests.books(0, name).counted(LossReason.CRASH).add(1)
+        ingests.ledgers(0, name).received.add(1)
+        ingests.ledgers(0, name).counted(LossReason.CRASH).add(1)
     lines = status_text(ingests.look(), None, with_senders=False).splitlines()
     assert "relp: 1 lost: crash (what was not acknowledged, senders that wait send again)" in lines and "syslog-tcp: 1 lost: crash" in lines
 
@@ -63,16 +63,16 @@ def test_a_crash_lost_for_good_only_what_nobody_sends_again(ingests: Ingests) ->
 def test_all_ingests_are_added_up_by_listener_and_the_remarks_say_why(ingests: Ingests) -> None:
     before = ingests.look()
     for index in range(2):
-        books = ingests.books(index, "relp")
-        books.received.add(1000)
-        books.stored.add(900)
-        books.duplicate.add(50)
-        books.counted(LossReason.TOO_LARGE).add(20)
-        books.refused(RefusedReason.BUSY).add(7)
-        books.odd[Oddity.TRUNCATED].add(3)
-        books.copies.add(4)
-    ingests.books(0, "syslog-udp").kernel_drops.add(11)  # type: ignore[union-attr]
-    ingests.books(1, "gone").received.add(1)
+        ledgers = ingests.ledgers(index, "relp")
+        ledgers.received.add(1000)
+        ledgers.stored.add(900)
+        ledgers.duplicate.add(50)
+        ledgers.counted(LossReason.TOO_LARGE).add(20)
+        ledgers.refused(RefusedReason.BUSY).add(7)
+        ledgers.odd[Oddity.TRUNCATED].add(3)
+        ledgers.copies.add(4)
+    ingests.ledgers(0, "syslog-udp").kernel_drops.add(11)  # type: ignore[union-attr]
+    ingests.ledgers(1, "gone").received.add(1)
     figures = ingests.look()
     assert (figures.total.received, figures.total.stored, figures.total.duplicate, figures.total.counted, figures.total.in_flight) == (2001, 1800, 100, 40, 61)
     text = status_text(figures, before, with_senders=False)
@@ -86,7 +86,7 @@ def test_all_ingests_are_added_up_by_listener_and_the_remarks_say_why(ingests: I
     assert (relp["received"], relp["in_flight"], relp["counted"], relp["refused"]) == (2000, 60, {"too_large": 40}, {"busy": 14}) and "senders" not in document
 
 
-def test_connections_that_were_turned_away_are_told_and_those_that_ended_are_not(ingests: Ingests) -> None:
+def test_refused_connections_are_reported_and_ended_ones_are_not(ingests: Ingests) -> None:
     for index, counters in enumerate(ingests.counters):
         for reason in ("tls-plaintext", "ended", "relp-closed", *["proxy-header"][index:]):
             counters.counter(f'ingest.closed{{reason="{reason}"}}').add(2)

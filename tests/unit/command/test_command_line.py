@@ -54,7 +54,7 @@ def test_lines_sent_are_lines_tailed(bootstrap: str, compression: str) -> None:
     assert found == sorted(b"null\t" + number for number in numbers)
 
 
-def test_keys_are_parted_from_values(bootstrap: str) -> None:
+def test_the_separator_divides_key_and_value(bootstrap: str) -> None:
     assert lines_sent(bootstrap, "keyed", b"a=1\nb=2=3\n", "--key-separator", "=") == [b"a\t1", b"b\t2=3"]
 
 

@@ -145,7 +145,7 @@ def pipe() -> Iterator[tuple[int, int]]:
     os.close(reading)
 
 
-def test_a_pause_of_the_input_is_told_once(pipe: tuple[int, int]) -> None:
+def test_a_pause_of_the_input_is_reported_once(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     chunks = read_chunks(reading)
     os.write(writing, b"one\n")

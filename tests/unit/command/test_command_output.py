@@ -40,7 +40,7 @@ def test_markup_in_a_cell_is_text() -> None:
 @pytest.mark.parametrize(
     ("size_bytes", "text"), [(None, "-"), (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (3 << 40, "3.0 TiB"), (5000 << 50, "5000.0 PiB")]
 )
-def test_sizes_are_told_in_the_largest_unit_that_fits(size_bytes: int | None, text: str) -> None:
+def test_sizes_are_printed_in_the_largest_unit_that_fits(size_bytes: int | None, text: str) -> None:
     assert bytes_text(size_bytes) == text
 
 
@@ -48,7 +48,7 @@ def test_sizes_are_told_in_the_largest_unit_that_fits(size_bytes: int | None, te
     ("seconds", "text"),
     [(None, "-"), (-3, "0s"), (0.9, "0s"), (59, "59s"), (60, "1m"), (125, "2m 5s"), (3600, "1h"), (3601, "1h"), (3660, "1h 1m"), (90_061, "1d 1h")],
 )
-def test_durations_are_told_in_their_two_largest_units(seconds: float | None, text: str) -> None:
+def test_durations_are_printed_in_their_two_largest_units(seconds: float | None, text: str) -> None:
     assert duration_text(seconds) == text
 
 

@@ -83,7 +83,7 @@ def test_a_box_that_is_emptied_takes_part_in_nothing_unless_it_is_named() -> Non
     assert spread_plan(emptied, {"t"}, [1, 3]).changes == spread_plan(view(), {"t"}, [1, 3]).changes
 
 
-def test_what_is_on_its_way_counts_with_its_target_and_its_room() -> None:
+def test_a_moving_replica_counts_at_its_target_with_its_size() -> None:
     moving = view({("t", 1): Ongoing((3, 1, 2), (3,), (2,))}, on_3={("t", 1): 5 * MIB})
     assert moving.held() == [ReplicatedPartition("t", 0, (1, 2), 10 * MIB, (1, 2)), ReplicatedPartition("t", 1, (3, 1), 20 * MIB, (3, 1, 2))]
     rooms = {room.broker_id: room for room in moving.rooms()}
@@ -114,14 +114,14 @@ def test_the_bar_follows_what_the_receivers_have() -> None:
     assert bar.text(view(), partitions, began_ms + 10_000).startswith("[########################] 100%  30.0 MiB of 30.0 MiB  2 of 2 partitions")
 
 
-def test_the_throttle_is_for_those_that_are_copied_and_nobody_else() -> None:
+def test_only_copied_replicas_are_throttled() -> None:
     plan = BalancePlan(
         (PlannedReassignment("t", 1, (2, 1), (3, 1), 1), PlannedReassignment("t", 0, (1, 2), (4,), 1), PlannedReassignment("u", 0, (1, 2), (2, 1), 1))
     )
     assert throttled_replicas(plan) == {"t": {LEADERS: "0:1,0:2,1:2,1:1", FOLLOWERS: "0:4,1:3"}}
 
 
-def test_refusals_are_told_together() -> None:
+def test_refusals_are_reported_together() -> None:
     refuse([])
     with pytest.raises(RequestRefused) as refused:
         refuse(RequestRefused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"no {number}") for number in range(7))

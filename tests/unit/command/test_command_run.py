@@ -21,7 +21,7 @@ def test_every_wrong_option_is_said_at_once(tmp_path: Path, monkeypatch: pytest.
     run(kafka_port="x", http_port="99999", zookeeper="nonsense", config=str(tmp_path / "box.toml"))
     resolved, problems = resolve_options(RunOptions.from_json(handed[0].to_json()), 1)
     text = "\n".join(problems)
-    assert (resolved.kafka_port, resolved.http_port) == (0, 0), "that a default port is taken must not be said of who asked for another"
+    assert (resolved.kafka_port, resolved.http_port) == (0, 0), "a default port is not reported as taken if another was requested"
     assert all(words in text for words in ("--kafka-port", "--http-port is 99999", "--zookeeper", "no.such.setting"))
 
 

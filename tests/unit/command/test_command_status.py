@@ -150,7 +150,7 @@ def test_a_box_whose_processes_are_all_dead_is_said_not_to_run(box: StatusBox) -
         gather(box.layout, box.box, reading, reading._replace(counters=nobody))
 
 
-def test_of_two_tables_the_one_of_the_living_life_is_read(box: StatusBox) -> None:
+def test_of_two_tables_that_of_the_running_process_is_read(box: StatusBox) -> None:
     older = PartitionTableWriter.create(box.layout.shared_memory_name("table", "d0", 0), 0)
     younger = PartitionTableWriter.create(box.layout.shared_memory_name("table", "d0", 9), 9)
     younger.shared.words[6] = 0x7FFFFFF0  # made by a process that is no more
@@ -201,7 +201,7 @@ def test_a_person_gets_four_short_tables(box: StatusBox, capsys: pytest.CaptureF
     ]
 
 
-def test_memory_is_told_of_who_can_be_asked_and_in_time(box: StatusBox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_reported_for_processes_that_can_be_read_in_time(box: StatusBox, monkeypatch: pytest.MonkeyPatch) -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()
     found = memory_of({"me": os.getpid(), "dead": dead.pid})

@@ -70,7 +70,7 @@ def test_partitions_that_are_refused_leave_the_settings_alone(broker: FakeKafkaB
     assert exit_code(refused.value) == 2 and changes_asked(broker) == [("create_partitions", True)]
 
 
-def test_partitions_that_fail_after_the_settings_are_told_apart_from_nothing_tried(broker: FakeKafkaBroker) -> None:
+def test_a_failure_of_the_partitions_after_the_settings_has_its_own_error(broker: FakeKafkaBroker) -> None:
     refuse_partitions(broker, ErrorCode.INVALID_PARTITIONS, also_when_validating=False)
     with pytest.raises(PartlyDone, match="the settings are altered, but the partitions are not") as partly:
         alter(TOPIC, partitions=3, setting=["retention.ms=77"], bootstrap=str(broker.address))

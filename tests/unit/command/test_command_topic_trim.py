@@ -110,7 +110,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("answer", "deleted"), [("y\n", {0: 50, 1: 30}), ("\n", {}), ("no\n", {})])
-def test_somebody_at_a_terminal_is_asked(broker: Broker, answer: str, deleted: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_is_asked_for_confirmation(broker: Broker, answer: str, deleted: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(answer))
     try:
         trim_all(broker, to_high_watermark=True, yes=False)
@@ -119,7 +119,7 @@ def test_somebody_at_a_terminal_is_asked(broker: Broker, answer: str, deleted: d
     assert broker.deleted == deleted
 
 
-def test_what_is_refused_is_told_and_so_is_what_went(broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_and_trimmed_partitions_are_both_reported(broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
     broker.refusing = frozenset({1})
     with pytest.raises(PartlyDone, match="1 of 2 partitions were trimmed"):
         trim_all(broker, to_high_watermark=True)

@@ -80,7 +80,7 @@ def test_a_disk_that_is_not_mounted_now_stays_bound_to_its_mount(tmp_path: Path)
     assert install_units(plan_of_settings(settings(tmp_path), str(root))[1], str(root)) == []
 
 
-def test_mistakes_are_told_all_at_once_and_nothing_is_written(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_and_nothing_is_written(tmp_path: Path) -> None:
     file = tmp_path / "m.toml"
     file.write_text(f'"num.partitions" = 0\n[box]\nstate = "{tmp_path}/state"\nhttp-port = 0\nnonsense = 1\ndata = ["{tmp_path}/a b", "{tmp_path}/a b", "c"]\n')
     with pytest.raises(ConfigurationProblems) as problems:
@@ -130,8 +130,8 @@ def test_systemd_is_not_asked_about_a_box_of_millrace_run() -> None:
 NOBODY = 65534
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="giving away needs root")
-def test_a_new_file_system_is_given_to_the_box_and_a_directory_with_files_in_it_to_nobody(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="a change of owner needs root")
+def test_a_new_file_system_gets_the_boxes_user_as_owner_and_a_directory_with_files_does_not(tmp_path: Path) -> None:
     disk, user = tmp_path / "disk", pwd.getpwuid(NOBODY).pw_name
     (disk / "lost+found").mkdir(parents=True)
     hand_over_directory(str(disk), user)

@@ -1,4 +1,4 @@
-"""Files that install.sh puts outside of its prefix: written once, never over what somebody edited."""
+"""Files that install.sh puts outside of its prefix: written once, and never over an edited file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_second_run_changes_nothing(tmp_path: Path) -> None:
     assert sorted(found.name for found in (tmp_path / "etc").iterdir()) == ["file"]
 
 
-def test_a_file_that_nobody_edited_follows_the_release(tmp_path: Path) -> None:
+def test_an_unedited_file_follows_the_release(tmp_path: Path) -> None:
     install(tmp_path, "one\n")
     install(tmp_path, "two\n")
     assert (tmp_path / "etc/file").read_text() == "two\n"

@@ -1,4 +1,6 @@
-"""The settings that install.sh writes: what the box itself reads in them, and what is said of a file that somebody edited."""
+"""The settings that install.sh writes: how the box reads them, and the message about an edited
+file.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,7 @@ def test_the_disks_that_were_ordered_since_are_looked_at_and_the_settings_stay(t
     assert run_functions(tmp_path, f"DISKS=(/srv/d9); {choose}").output.split() == ["/srv/d9"]
 
 
-def test_listening_elsewhere_is_told_to_clients_too(tmp_path: Path) -> None:
+def test_another_listen_address_is_advertised_to_clients(tmp_path: Path) -> None:
     (tmp_path / "prefix/current").mkdir(parents=True)
     (tmp_path / "prefix/current/.settings").write_text(run_functions(tmp_path, "DISKS=(/srv/a) LISTEN=10.0.0.5; " + CHOOSE).output)
     assert 'advertise = "10.0.0.6"' in run_functions(tmp_path, "LISTEN=10.0.0.6; " + CHOOSE).lines
@@ -110,7 +112,7 @@ def test_the_lines_for_shells_fill_in_defaults_and_name_every_disk(tmp_path: Pat
     ]  # fmt: skip
 
 
-def test_a_box_of_a_cluster_is_told_its_number_its_rack_and_the_members_and_keeps_them(tmp_path: Path) -> None:
+def test_broker_id_rack_and_members_of_a_cluster_box_are_written_and_kept(tmp_path: Path) -> None:
     (tmp_path / "prefix/current").mkdir(parents=True)
     given = "DISKS=(/srv/a) LISTEN=10.0.0.2; parse_options --broker-id 2 --zookeeper-members 1=10.0.0.1,2=10.0.0.2,3=10.0.0.3 --rack r2; "
     first = run_functions(tmp_path, given + CHOOSE).output
