@@ -30,7 +30,7 @@ def write(layout: BoxLayout, disks: list[Disk], changed_ns: int) -> Box:
     return box
 
 
-def test_disks_that_came_went_and_were_replaced_are_told_once(layout: BoxLayout) -> None:
+def test_added_removed_and_replaced_disks_are_reported_once(layout: BoxLayout) -> None:
     box = write(layout, [OLD, OTHER], 1_000)
     disks = BoxDisks(layout, box)
     assert disks.look(LOOK_NS) == NO_CHANGES

@@ -95,7 +95,7 @@ def test_each_side_rings_the_other_only_when_it_sleeps(handshake: Handshake) -> 
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_the_rings_lose_their_name_at_welcome_unless_the_next_life_is_to_read_them(keep: bool, handshake: Handshake) -> None:
+def test_the_rings_lose_their_name_at_welcome_unless_the_next_incarnation_reads_them(keep: bool, handshake: Handshake) -> None:
     channel = handshake.greet(keep)
     sink = SinkChannel(handshake.sink_control, handshake.hello(), 6)
     handshake.welcome()
@@ -107,7 +107,7 @@ def test_the_rings_lose_their_name_at_welcome_unless_the_next_life_is_to_read_th
 
 
 @pytest.mark.parametrize("wrong", [{"arena": "/millrace.none"}, {"rings": "/millrace.none"}, {"incarnation": 4}])
-def test_what_hello_names_must_be_there_and_of_the_life_that_greets(wrong: dict[str, Any], handshake: Handshake) -> None:
+def test_shared_objects_of_a_hello_must_exist_and_belong_to_the_sending_incarnation(wrong: dict[str, Any], handshake: Handshake) -> None:
     channel = handshake.greet()
     hello = handshake.hello(**wrong)
     before = open_descriptors()
@@ -167,7 +167,7 @@ def test_greeting_a_log_writer_that_is_gone_leaves_no_rings(handshake: Handshake
     assert handshake.source_control.fileno() == -1
 
 
-def test_greeting_without_room_for_rings_closes_the_socket(handshake: Handshake) -> None:
+def test_a_hello_without_memory_for_rings_closes_the_socket(handshake: Handshake) -> None:
     with pytest.raises(SharedMemoryFull):
         handshake.greet(capacity=1 << 43)
     assert handshake.source_control.fileno() == -1

@@ -110,7 +110,7 @@ def test_requests_wait_while_the_controller_is_away(linked: LinkedController) ->
     assert [frame.payload for frame in linked.received()] == [b"a", b"b"]
 
 
-def test_requests_that_the_last_life_did_not_answer_are_sent_to_the_next(linked: LinkedController) -> None:
+def test_unanswered_requests_are_sent_to_the_next_controller_process(linked: LinkedController) -> None:
     linked.start_controller()
     linked.request("answered")
     linked.request("unanswered")
@@ -203,7 +203,7 @@ def test_closing_hangs_up(linked: LinkedController) -> None:
         linked.received()
 
 
-def test_what_two_lives_died_over_is_sent_to_no_third(linked: LinkedController) -> None:
+def test_a_request_that_killed_two_controller_processes_is_not_sent_again(linked: LinkedController) -> None:
     lost: list[str] = []
     linked.link.request(KAFKA_REQUEST, b"deadly", 10_000, lambda _answer: None, lambda: lost.append("deadly"))
     linked.request("beside")

@@ -59,7 +59,7 @@ def test_a_disk_hangs_at_the_second_look_and_is_well_when_it_answers(table: Part
     assert health.look(NOW_NS) == 0 and not proxy.is_hung
     assert health.look(NOW_NS + CHECK_NS - 1) == 0, "it was looked at a moment ago"
     assert health.look(NOW_NS + CHECK_NS) == 1 and proxy.is_hung
-    assert health.look(NOW_NS + 2 * CHECK_NS) == 0, "it is told once"
+    assert health.look(NOW_NS + 2 * CHECK_NS) == 0, "it is reported once"
     table.shared.words[APPEND_SINCE_WORD] = 0
     assert health.look(NOW_NS + 3 * CHECK_NS) == 1 and not proxy.is_hung
     assert told == ["d0 hangs: append", "d0 is well"]
@@ -76,24 +76,24 @@ def test_a_box_that_was_stopped_as_a_whole_accuses_no_disk(table: PartitionTable
     proxy.table.close()
 
 
-def test_a_life_is_fenced_by_its_table_and_one_that_is_gone_needs_no_fence(table: PartitionTableWriter) -> None:
+def test_a_process_is_fenced_in_its_table_and_a_removed_table_needs_no_fence(table: PartitionTableWriter) -> None:
     fence_life(table.shared.name)
     assert table.shared.words[FENCE_WORD] == 1
     fence_life(table.shared.name + "0")
 
 
-def test_the_life_that_its_disk_holds_is_known_by_its_pid(table: PartitionTableWriter) -> None:
+def test_a_process_that_waits_for_its_disk_is_found_by_its_pid(table: PartitionTableWriter) -> None:
     prefix, own = table.shared.name.rpartition(".")[0] + ".", os.getpid()
     assert not is_held_by_disk(prefix, own, NOW_NS, DEADLINE_NS)
     table.shared.words[APPEND_SINCE_WORD] = NOW_NS - DEADLINE_NS - 1
     assert is_held_by_disk(prefix, own, NOW_NS, DEADLINE_NS)
-    assert not is_held_by_disk(prefix, own + 1, NOW_NS, DEADLINE_NS), "another life's words say nothing of this one"
+    assert not is_held_by_disk(prefix, own + 1, NOW_NS, DEADLINE_NS), "the row of another incarnation does not count"
     table.shared.words[APPEND_SINCE_WORD] = 0
     fence_life(table.shared.name)
     assert is_held_by_disk(prefix, own, NOW_NS, DEADLINE_NS), "fenced, and not gone: something of it still waits"
 
 
-def test_a_disk_that_is_given_up_leaves_nobody_who_publishes_or_is_believed(table: PartitionTableWriter) -> None:
+def test_giving_up_a_disk_fences_and_marks_all_its_tables(table: PartitionTableWriter) -> None:
     words = table.shared.words
     other = PartitionTableWriter.create(table.shared.name.rpartition(".")[0] + ".b.1", 1)  # of a disk called "d0.b"
     give_up_lives(table.shared.name.rpartition(".")[0] + ".")

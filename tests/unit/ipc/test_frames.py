@@ -87,7 +87,7 @@ def test_a_descriptor_rides_on_its_frame_even_if_that_frame_comes_in_parts(pair:
     os.close(reading)
 
 
-def test_descriptors_that_nobody_took_are_closed_with_the_socket() -> None:
+def test_unclaimed_descriptors_are_closed_with_the_socket() -> None:
     before = open_descriptors()
     raw, other = socket.socketpair()
     frames = FrameSocket(other)
@@ -110,7 +110,9 @@ def test_the_last_frames_of_a_dead_peer_come_before_its_hang_up(pair: tuple[Fram
 
 
 def test_last_words_that_fill_a_whole_read_come_too(pair: tuple[FrameSocket, FrameSocket], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next read of the same call meets the end of the stream while a frame is there to be handed over."""
+    """The next read of the same call reaches the end of the stream while a frame is there to be
+    handed over.
+    """
     one, other = pair
     monkeypatch.setattr(frames_module, "_RECEIVE_BYTES", HEADER.size)
     one.send(1, 7)
@@ -133,7 +135,7 @@ def test_sending_to_a_dead_peer_is_a_hang_up(pair: tuple[FrameSocket, FrameSocke
     one, other = pair
     other.close()
     with pytest.raises(PeerGone):
-        one.send(1, 1, b"to nobody")
+        one.send(1, 1, b"without a reader")
 
 
 @pytest.mark.parametrize("length", [0, 8, MAX_FRAME_BYTES + 1, 2**32 - 1])
@@ -151,16 +153,16 @@ def test_what_the_other_side_would_refuse_is_not_sent(pair: tuple[FrameSocket, F
     assert not one.wants_write and other.receive() == []
 
 
-def test_nobody_listening_is_none(layout: BoxLayout) -> None:
+def test_a_connect_without_a_listener_returns_none(layout: BoxLayout) -> None:
     assert connect_unix(layout.controller_socket) is None
     listen_unix(layout.controller_socket).close()
     assert connect_unix(layout.controller_socket) is None
 
 
-def test_a_listener_replaces_the_socket_of_its_previous_life(layout: BoxLayout) -> None:
+def test_a_listener_replaces_the_socket_of_its_previous_incarnation(layout: BoxLayout) -> None:
     listen_unix(layout.controller_socket).close()
     with open(f"{layout.controller_socket}.{os.getpid()}", "w"):
-        pass  # what a life leaves that had this pid and died between bind and rename
+        pass  # left by a process that had this pid and died between bind and rename
     listening = listen_unix(layout.controller_socket)
     connected = connect_unix(layout.controller_socket)
     accepted = accept(listening)
@@ -171,7 +173,7 @@ def test_a_listener_replaces_the_socket_of_its_previous_life(layout: BoxLayout) 
         end.close()
 
 
-def test_a_full_backlog_is_none_like_nobody_listening(layout: BoxLayout) -> None:
+def test_a_connect_to_a_full_backlog_returns_none(layout: BoxLayout) -> None:
     listening = listen_unix(layout.controller_socket)
     connected = []
     while (sock := connect_unix(layout.controller_socket)) is not None:

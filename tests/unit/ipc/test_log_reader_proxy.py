@@ -32,7 +32,7 @@ DEADLINE_MS = 1_000
 
 
 class Asker:
-    """An acceptor's door to one log-reader, and the log-reader's bare socket."""
+    """An acceptor's proxy of one log-reader, and the log-reader's bare socket."""
 
     def __init__(self, layout: BoxLayout) -> None:
         self.path = layout.log_reader_socket("d0")
@@ -98,7 +98,7 @@ def test_messages_come_back_as_they_were_packed() -> None:
     assert unpack_answer(pack_answer(longest)) == longest
 
 
-def test_nobody_listening_is_an_answer_and_not_asked_again_at_once(asker: Asker) -> None:
+def test_a_request_without_a_listener_fails_and_the_connect_is_not_repeated_at_once(asker: Asker) -> None:
     assert not asker.ask("a")
     asker.listen()
     assert asker.ask("b")
@@ -168,7 +168,7 @@ def test_a_second_descriptor_in_one_answer_is_closed(asker: Asker) -> None:
     os.close(descriptor)
 
 
-def test_a_hang_up_ends_every_question_and_the_next_life_is_asked(asker: Asker) -> None:
+def test_a_closed_connection_fails_all_requests_and_the_next_incarnation_is_used(asker: Asker) -> None:
     asker.listen()
     asker.ask("a")
     asker.ask("b")
@@ -179,7 +179,7 @@ def test_a_hang_up_ends_every_question_and_the_next_life_is_asked(asker: Asker) 
     asker.poller.poll(0)
     assert asker.answers == [("a", None, -1), ("b", None, -1)] and asker.failures() == 2
     asker.peer = None
-    assert not asker.ask("nobody is there")
+    assert not asker.ask("no log-reader")
     asker.listen()
     assert asker.ask("c")
     assert [question.token for question in asker.questions()] == [3]

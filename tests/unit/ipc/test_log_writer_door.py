@@ -48,7 +48,7 @@ def test_a_source_that_hangs_up_is_forgotten_and_what_it_offered_is_dropped(layo
     source.close()
 
 
-def test_the_next_life_of_a_source_ends_the_last_one_even_before_its_hang_up_is_seen(layout: BoxLayout, writer: SteppedLogWriter) -> None:
+def test_the_next_incarnation_of_a_source_ends_the_last_one_before_its_hang_up_is_read(layout: BoxLayout, writer: SteppedLogWriter) -> None:
     dead = SteppedSource(layout, 4)
     connect(dead, writer)
     dead.offer("of the dead")
@@ -66,7 +66,7 @@ def test_the_next_life_of_a_source_ends_the_last_one_even_before_its_hang_up_is_
     dead.close()
 
 
-def test_a_welcome_longer_than_a_sockets_buffer_goes_on_when_there_is_room(layout: BoxLayout, writer: SteppedLogWriter) -> None:
+def test_a_welcome_longer_than_a_socket_buffer_continues_when_the_socket_is_writable(layout: BoxLayout, writer: SteppedLogWriter) -> None:
     """10,000 partitions are 700 kB of JSON; a Unix socket takes 200 kB at once."""
     writer.partitions = [["topic-with-a-name", number, "x" * 22, 5, 1 << 40] for number in range(10_000)]
     source = SteppedSource(layout)
@@ -84,7 +84,7 @@ def test_a_welcome_longer_than_a_sockets_buffer_goes_on_when_there_is_room(layou
 
 
 @pytest.mark.parametrize("kind", [HELLO, WELCOME, 99])
-def test_who_says_no_hello_is_shown_out_and_nobody_else_notices(kind: int, layout: BoxLayout, writer: SteppedLogWriter) -> None:
+def test_a_connection_without_a_hello_is_closed_and_others_are_not_affected(kind: int, layout: BoxLayout, writer: SteppedLogWriter) -> None:
     source = SteppedSource(layout)
     connect(source, writer)
     before = open_descriptors()
@@ -124,7 +124,7 @@ def test_a_source_that_died_before_its_hello_was_read_leaves_nothing(layout: Box
     assert writer.door.channels == [] and writer.door._by_control == {} and open_descriptors() <= before
 
 
-def test_a_shut_door_lets_nobody_in_and_serves_who_is_inside(layout: BoxLayout, writer: SteppedLogWriter) -> None:
+def test_a_shut_acceptor_refuses_new_connections_and_serves_open_channels(layout: BoxLayout, writer: SteppedLogWriter) -> None:
     source = SteppedSource(layout)
     connect(source, writer)
     writer.door.shut()
@@ -136,7 +136,7 @@ def test_a_shut_door_lets_nobody_in_and_serves_who_is_inside(layout: BoxLayout, 
     source.close()
 
 
-def test_closing_the_door_retires_the_rings_and_tells_the_sources(layout: BoxLayout, writer: SteppedLogWriter) -> None:
+def test_closing_the_acceptor_retires_the_rings_and_notifies_the_sources(layout: BoxLayout, writer: SteppedLogWriter) -> None:
     source = SteppedSource(layout)
     connect(source, writer)
     stranger = knock(layout)
@@ -146,7 +146,7 @@ def test_closing_the_door_retires_the_rings_and_tells_the_sources(layout: BoxLay
     writer.door.close()
     assert rings.retired
     source.turn()
-    assert source.take_told() == ["gone"]
+    assert source.take_reported() == ["gone"]
     with pytest.raises(PeerGone):
         stranger.receive()
     stranger.close()
@@ -169,13 +169,13 @@ def test_many_sources_are_served_side_by_side(layout: BoxLayout, writer: Stepped
     source.close()
 
 
-def test_a_source_that_is_inside_is_told_and_nobody_else(layout: BoxLayout, writer: SteppedLogWriter) -> None:
+def test_only_a_connected_source_receives_a_message(layout: BoxLayout, writer: SteppedLogWriter) -> None:
     source = SteppedSource(layout)
     assert not writer.door.send(source.source.name, ISR_CHANGES, b"{}")
     connect(source, writer)
-    assert writer.door.is_connected(source.source.name) and not writer.door.is_connected("somebody else")
+    assert writer.door.is_connected(source.source.name) and not writer.door.is_connected("another source")
     assert writer.door.send(source.source.name, ISR_CHANGES, b'{"changes":[{"topic":"t"}]}')
     assert writer.door.send(source.source.name, ISR_CHANGES, b'{"changes":[{"topic":"u"}]}')
     source.turn()
-    assert source.take_told() == [("d0", [{"topic": "t"}, {"topic": "u"}])]
+    assert source.take_reported() == [("d0", [{"topic": "t"}, {"topic": "u"}])]
     source.close()

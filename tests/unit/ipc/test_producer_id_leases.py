@@ -39,7 +39,7 @@ class World:
         self.clock = ManualClock()
         self.clock.advance_ms(1_000)
         self.controller = PlayedController()
-        # ERROR: the warnings of these tests are not for whoever runs them
+        # ERROR: the expected warnings of these tests are not printed
         given = counters.counter("coordinator.producer_ids")
         self.leases = ProducerIdLeases(cast(ControllerLink, self.controller), self.clock, given, Logger("coordinator", Severity.ERROR))
 
@@ -58,7 +58,7 @@ def world() -> Iterator[World]:
         counters.close()
 
 
-def test_the_first_block_is_asked_for_before_anybody_wants_an_id(world: World) -> None:
+def test_the_first_block_is_requested_before_an_id_is_needed(world: World) -> None:
     world.turn()
     assert world.controller.kinds == [LEASE_PRODUCER_IDS]
     assert world.take(1) == [None]
@@ -104,7 +104,7 @@ def test_nothing_is_asked_of_a_controller_that_is_away(world: World) -> None:
     assert world.take(1) == [7]
 
 
-def test_the_same_refusal_again_is_told_once(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_repeated_refusal_is_logged_once(world: World, capfd: pytest.CaptureFixture[str]) -> None:
     world.leases._log = Logger("coordinator", Severity.WARNING)
     for answer in ({"error": 15}, {"error": 15}, {"error": 15}, {"error": -1}, {"error": 0, "first": 1, "last": 1}, {"error": 15}):
         world.turn()

@@ -27,7 +27,7 @@ RING = 8
 
 
 class SteppedSource:
-    """A source with one disk, whose callbacks write down what they are told."""
+    """A source with one disk, whose callbacks record their arguments."""
 
     def __init__(self, layout: BoxLayout, incarnation: int = 5, keep_ring_names: bool = False) -> None:
         self.clock = ManualClock()
@@ -61,7 +61,7 @@ class SteppedSource:
     def count(self, label: str) -> int:
         return self.counters.counter(f'source.{label}{{disk="d0"}}').value
 
-    def take_told(self) -> list[Any]:
+    def take_reported(self) -> list[Any]:
         told, self.told[:] = self.told[:], []
         return told
 
@@ -90,21 +90,21 @@ def connect(source: SteppedSource, writer: SteppedLogWriter) -> None:
     for _ in range(3):
         source.turn()
         writer.turn()
-    assert source.take_told() == ["connected"]
+    assert source.take_reported() == ["connected"]
 
 
 def tokens_taken(writer: SteppedLogWriter) -> list[int]:
     return [entry[9] for _, _, entry in writer.taken]
 
 
-# -- the ordinary life
+# -- normal operation
 
 
 def test_a_source_waits_for_its_log_writer_without_blocking(source: SteppedSource, layout: BoxLayout) -> None:
     for _ in range(5):
         source.turn()
-    assert not source.proxies.connected("d0") and source.proxies.is_offline("d0") and source.take_told() == []
-    assert not source.offer("nobody is there") and not source.offer("nobody is there", queue=True)
+    assert not source.proxies.connected("d0") and source.proxies.is_offline("d0") and source.take_reported() == []
+    assert not source.offer("unconnected") and not source.offer("unconnected", queue=True)
     writer = SteppedLogWriter(layout, "d0", 6)
     connect(source, writer)
     assert source.proxies.connected("d0") and not source.proxies.is_offline("d0")
@@ -122,7 +122,7 @@ def test_descriptors_are_taken_in_order_and_completions_bring_the_callers_object
     writer.complete([2, 3, 1])
     assert source.proxies.has_completions()
     source.turn()
-    assert source.take_told() == [("b", 0), ("c", 0), ("a", 0)]
+    assert source.take_reported() == [("b", 0), ("c", 0), ("a", 0)]
     assert (source.proxy.outstanding, source.proxy.outstanding_bytes) == ({}, 0)
 
 
@@ -151,7 +151,7 @@ def test_completions_never_overflow_because_no_more_is_outstanding_than_fits(sou
     assert source.proxy.outstanding == {}
 
 
-def test_what_waits_for_room_goes_in_order_and_is_charged_once(source: SteppedSource, writer: SteppedLogWriter) -> None:
+def test_queued_descriptors_are_sent_in_order_and_charged_once(source: SteppedSource, writer: SteppedLogWriter) -> None:
     connect(source, writer)
     for number in range(RING + 5):
         assert source.offer(number, queue=True)
@@ -166,7 +166,7 @@ def test_what_waits_for_room_goes_in_order_and_is_charged_once(source: SteppedSo
     writer.turn()
     writer.complete(tokens_taken(writer)[RING + 1 :])
     source.turn()
-    assert [context for context, _ in source.take_told()] == [*range(RING + 5), "behind the others"]
+    assert [context for context, _ in source.take_reported()] == [*range(RING + 5), "behind the others"]
     assert (source.proxy.outstanding, source.proxy.outstanding_bytes) == ({}, 0)
 
 
@@ -179,10 +179,10 @@ def test_a_callback_may_offer_again_at_once(source: SteppedSource, writer: Stepp
         writer.turn()
         writer.complete(tokens_taken(writer)[-RING:])
         source.turn()
-    assert source.take_told() == [True] * (3 * RING) and len(source.proxy.outstanding) == RING
+    assert source.take_reported() == [True] * (3 * RING) and len(source.proxy.outstanding) == RING
 
 
-def test_an_offline_disk_is_told_by_the_table(source: SteppedSource, writer: SteppedLogWriter) -> None:
+def test_the_table_reports_an_offline_disk(source: SteppedSource, writer: SteppedLogWriter) -> None:
     connect(source, writer)
     writer.table.set_disk_state(DISK_OFFLINE)
     assert source.proxies.is_offline("d0") and source.proxies.connected("d0")
@@ -199,7 +199,7 @@ def test_a_death_drains_what_was_published_and_gives_the_rest_back_as_lost(sourc
     writer.complete([1, 2])
     writer.die()
     source.turn()
-    told = source.take_told()
+    told = source.take_reported()
     assert told[:2] == [(0, 0), (1, 0)] and told[-1] == "gone"
     assert sorted(told[2:-1]) == [(number, "lost") for number in range(2, RING + 5)]
     assert (source.proxy.outstanding, source.proxy.outstanding_bytes, source.count("log_writer_deaths")) == ({}, 0, 1)
@@ -207,13 +207,13 @@ def test_a_death_drains_what_was_published_and_gives_the_rest_back_as_lost(sourc
     assert [name for name in purposes_left(layout) if name.startswith("channel")] == []
 
 
-def test_the_next_life_of_a_log_writer_gets_new_rings_and_no_old_descriptor(source: SteppedSource, writer: SteppedLogWriter, layout: BoxLayout) -> None:
+def test_the_next_incarnation_of_a_log_writer_gets_new_rings_and_no_old_descriptor(source: SteppedSource, writer: SteppedLogWriter, layout: BoxLayout) -> None:
     connect(source, writer)
     for context in "abc":
         source.offer(context)
     writer.die()
     source.turn()
-    assert source.take_told() == [("a", "lost"), ("b", "lost"), ("c", "lost"), "gone"]
+    assert source.take_reported() == [("a", "lost"), ("b", "lost"), ("c", "lost"), "gone"]
     heir = SteppedLogWriter(layout, "d0", 7)
     connect(source, heir)
     source.offer("d")
@@ -221,7 +221,7 @@ def test_the_next_life_of_a_log_writer_gets_new_rings_and_no_old_descriptor(sour
     assert tokens_taken(heir) == [4]
     heir.complete([4])
     source.turn()
-    assert source.take_told() == [("d", 0)]
+    assert source.take_reported() == [("d", 0)]
     heir.close()
 
 
@@ -241,7 +241,7 @@ def test_a_log_writer_that_dies_right_after_welcome_is_gone_and_not_connected(so
     source.poller.poll(0)
     assert source.proxy.just_connected
     source.turn()
-    assert source.take_told() == ["gone"] and not source.proxy.just_connected
+    assert source.take_reported() == ["gone"] and not source.proxy.just_connected
 
 
 def test_deaths_leave_no_descriptor_open(source: SteppedSource, layout: BoxLayout) -> None:
@@ -255,7 +255,7 @@ def test_deaths_leave_no_descriptor_open(source: SteppedSource, layout: BoxLayou
         writer.die()
         writer.table.close()
         source.turn()
-        source.take_told()
+        source.take_reported()
     assert open_descriptors() <= before
 
 
@@ -271,7 +271,7 @@ def accept_hello(source: SteppedSource, layout: BoxLayout) -> tuple[Any, FrameSo
     return listening, control
 
 
-def test_a_hello_that_nobody_answers_is_given_up_and_tried_again(source: SteppedSource, layout: BoxLayout) -> None:
+def test_a_hello_without_an_answer_times_out_and_is_repeated(source: SteppedSource, layout: BoxLayout) -> None:
     listening, control = accept_hello(source, layout)
     source.turn()
     assert not source.proxies.connected("d0") and source.proxy.channel is not None
@@ -291,7 +291,7 @@ def test_a_refusal_is_tried_again_and_no_death_is_counted(source: SteppedSource,
     listening, control = accept_hello(source, layout)
     control.send(REFUSED, 0, b"another release")
     source.turn()
-    assert (source.count("failed_greetings"), source.count("log_writer_deaths"), source.take_told()) == (1, 0, [])
+    assert (source.count("failed_greetings"), source.count("log_writer_deaths"), source.take_reported()) == (1, 0, [])
     again = accept(listening)
     assert again is not None
     for end in (listening, control, again):
@@ -302,7 +302,7 @@ def test_a_full_dev_shm_while_greeting_is_counted_and_harms_nothing_else(
     source: SteppedSource, writer: SteppedLogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> SharedObject:
-        raise SharedMemoryFull("no room")
+        raise SharedMemoryFull("no free space")
 
     with monkeypatch.context() as broken:
         broken.setattr(SharedObject, "create", full)
@@ -311,11 +311,13 @@ def test_a_full_dev_shm_while_greeting_is_counted_and_harms_nothing_else(
     connect(source, writer)
 
 
-# -- what dead lives of the source left
+# -- what dead incarnations of the source left
 
 
 def die_with_everything_there(layout: BoxLayout, writer: SteppedLogWriter, keep_ring_names: bool) -> None:
-    """A source's life that is killed between HELLO and WELCOME; with kept names, afterwards would be the same."""
+    """An incarnation of a source that is killed between HELLO and WELCOME; with kept names,
+    afterwards would be the same.
+    """
     dead = SteppedSource(layout, 4, keep_ring_names)
     dead.turn()
     assert sorted(name.partition(".")[0] for name in purposes_left(layout) if "acceptor" in name) == ["arena", "channel", "counters"]
@@ -326,7 +328,7 @@ def die_with_everything_there(layout: BoxLayout, writer: SteppedLogWriter, keep_
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_the_next_life_of_a_source_sweeps_what_the_last_one_left(keep: bool, layout: BoxLayout, writer: SteppedLogWriter) -> None:
+def test_the_next_incarnation_of_a_source_removes_what_the_last_one_left(keep: bool, layout: BoxLayout, writer: SteppedLogWriter) -> None:
     die_with_everything_there(layout, writer, keep)
     others = [
         SharedObject.create(layout.shared_memory_name(purpose, owner, 4), b"MLRother", 4096, 4)
@@ -383,11 +385,11 @@ def test_a_command_whose_log_writer_dies_ends_with_a_storage_error(
     assert source.source.arena.slots_in_use() == 0
 
 
-def test_a_command_that_has_no_room_is_refused_and_keeps_no_slot(
+def test_a_command_larger_than_the_free_space_is_refused_and_keeps_no_slot(
     commands: tuple[SteppedSource, list[tuple[Any, Completion]]], writer: SteppedLogWriter
 ) -> None:
     source, _ = commands
-    assert not source.proxies.offer_command("d0", DescriptorKind.CREATE, {}, "nobody is there")
+    assert not source.proxies.offer_command("d0", DescriptorKind.CREATE, {}, "unconnected")
     connect(source, writer)
     assert not source.proxies.offer_command("d0", DescriptorKind.CREATE, {"topic": "x" * (1 << 17)}, "larger than the arena")
     for number in range(RING):
@@ -401,10 +403,10 @@ def test_a_command_that_has_no_room_is_refused_and_keeps_no_slot(
 
 def detach(source: SteppedSource) -> list[Any]:
     source.proxies.replace_disk("d0", lambda context: source.told.append((context, "detached")))
-    return source.take_told()
+    return source.take_reported()
 
 
-def test_what_a_log_writer_had_that_is_set_aside_is_told_at_once_and_given_back_when_it_is_gone(
+def test_requests_of_a_detached_log_writer_fail_at_once_and_their_slots_are_freed_when_it_ends(
     source: SteppedSource, writer: SteppedLogWriter, layout: BoxLayout
 ) -> None:
     connect(source, writer)
@@ -416,11 +418,11 @@ def test_what_a_log_writer_had_that_is_set_aside_is_told_at_once_and_given_back_
     for _ in range(3):
         source.turn()
     assert "lost" not in str(source.told), "it may still read what it was given"
-    source.take_told()
+    source.take_reported()
     writer.die()
     source.turn()
     source.turn()
-    assert [told for told in source.take_told() if told[1] == "lost"] == [("a", "lost"), ("b", "lost")]
+    assert [told for told in source.take_reported() if told[1] == "lost"] == [("a", "lost"), ("b", "lost")]
 
 
 def test_the_next_process_is_served_while_the_old_one_still_hangs_and_what_that_says_is_not_heard(
@@ -429,37 +431,38 @@ def test_the_next_process_is_served_while_the_old_one_still_hangs_and_what_that_
     connect(source, writer)
     assert source.offer("old")
     writer.turn()
-    os.unlink(layout.log_writer_socket("d0"))  # as the supervisor does, so that nobody meets the old one
+    # As the supervisor does, so that no source connects to the old one.
+    os.unlink(layout.log_writer_socket("d0"))
     assert detach(source) == ["gone", ("old", "detached")]
     following = SteppedLogWriter(layout, "d0", 7)
     for _ in range(3):
         source.turn()
         following.turn()
-    assert source.take_told() == ["connected"] and source.proxies.writer_info("d0")["incarnation"] == 7
+    assert source.take_reported() == ["connected"] and source.proxies.writer_info("d0")["incarnation"] == 7
     assert source.offer("new")
     following.turn()
     following.complete(tokens_taken(following))
     writer.complete(tokens_taken(writer))
     source.turn()
-    assert source.take_told() == [("new", 0)]
+    assert source.take_reported() == [("new", 0)]
     writer.die()
     source.turn()
     source.turn()
-    assert source.take_told() == [("old", "lost")] and source.proxies.connected("d0")
+    assert source.take_reported() == [("old", "lost")] and source.proxies.connected("d0")
     following.close()
 
 
-def test_a_disk_that_is_removed_gives_back_what_waited_for_room_and_keeps_what_was_given(source: SteppedSource, writer: SteppedLogWriter) -> None:
+def test_removing_a_disk_fails_queued_requests_and_keeps_the_slots_of_sent_ones(source: SteppedSource, writer: SteppedLogWriter) -> None:
     connect(source, writer)
     for number in range(RING + 2):
         assert source.offer(number, queue=True)
     source.proxies.remove_disk("d0", lambda context: source.told.append((context, "detached")))
-    assert source.take_told() == ["gone", *((number, "detached") for number in range(RING)), (RING, "lost"), (RING + 1, "lost")]
+    assert source.take_reported() == ["gone", *((number, "detached") for number in range(RING)), (RING, "lost"), (RING + 1, "lost")]
     assert source.proxies.by_disk == {}
     writer.die()
     source.turn()
     source.turn()
-    assert source.take_told() == [(number, "lost") for number in range(RING)]
+    assert source.take_reported() == [(number, "lost") for number in range(RING)]
 
 
 def test_a_log_writer_that_was_gone_already_is_not_kept(source: SteppedSource, writer: SteppedLogWriter) -> None:

@@ -17,7 +17,7 @@ HEADER_BYTES = 4 + 2 + 2 + 4 + 2 + len(CLIENT_ID)
 RECORDS = b"records as they are"
 
 
-def test_a_frame_asks_for_one_partition_and_for_no_more_than_it_was_told() -> None:
+def test_a_frame_requests_one_partition_and_the_given_size_at_most() -> None:
     frame = build_fetch_frame("bench", 3, 8 << 20, 4711)
     assert struct.unpack_from(">i", frame)[0] == len(frame) - 4
     request = decode_request(API_KEY_FETCH, API_VERSION, frame[HEADER_BYTES:])

@@ -27,7 +27,7 @@ def test_a_process_that_uses_a_whole_core_is_what_limits() -> None:
     assert observation({"acceptor@0": 9.5, "log-writer@d0": 3.0}, busy=12.5).what_limits().startswith("acceptor@0 has no core left")
 
 
-def test_cores_that_others_use_are_told_from_ours() -> None:
+def test_cpu_time_of_other_processes_is_separated_from_ours() -> None:
     seen = observation({"acceptor@0": 5.0}, {"replayer": 3.0}, busy=19.0)
     assert seen.others == 11.0
     assert seen.what_limits().startswith("all 2 cores are busy")
@@ -45,7 +45,7 @@ def test_cpu_time_of_a_process_grows_while_it_works() -> None:
     assert 0.04 <= observer.finish().box["self"] <= time.process_time()
 
 
-def test_memory_in_arenas_is_told_from_memory_of_our_own() -> None:
+def test_memory_in_arenas_is_separated_from_private_memory() -> None:
     before = process_memory(os.getpid())
     path = f"/dev/shm/millrace.test{os.getpid()}.arena.acceptor@0.1"
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_EXCL, 0o600)

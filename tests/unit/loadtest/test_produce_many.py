@@ -1,4 +1,6 @@
-"""Requests for many partitions are what kio reads, and what kio writes as their replies is understood; who takes no acks=all is asked again."""
+"""Requests for many partitions decode with kio, replies of kio are understood, and a server without
+acks=all is asked again.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ def test_each_partition_has_its_error_code() -> None:
     assert error_codes(produce_reply(codes)[4:]) == {partition: code.value for partition, code in codes.items()}
 
 
-def test_leaders_are_known_with_their_addresses_and_nobody_is_minus_one() -> None:
+def test_leaders_are_found_with_their_addresses_and_no_leader_is_minus_one() -> None:
     found = leaders(metadata_reply({1: ("one", 9092), 2: ("two", 9093)}, {0: 2, 1: -1, 2: 1})[4:])
     assert found.addresses == {1: ("one", 9092), 2: ("two", 9093)} and found.by_partition == {0: 2, 1: -1, 2: 1}
 

@@ -29,12 +29,12 @@ def worker(**changes: Any) -> dict[str, Any]:
     return ledger.document() | changes
 
 
-def books(udp: int = 5, tcp: int = 5, stored: int = 10, overflow: int = 0, drops: int = 0) -> SyslogBooks:
+def ledgers(udp: int = 5, tcp: int = 5, stored: int = 10, overflow: int = 0, drops: int = 0) -> SyslogBooks:
     return SyslogBooks({"udp": 100 + udp, "tcp": 50 + tcp}, 140 + stored, {"overflow": 10 + overflow}, 3 + drops)
 
 
 def after(t0: StoredRange | None = None, lines: int = 10, counted: SyslogBooks | None = None) -> Look:
-    return Look({"t/0": t0 or StoredRange(5, 13), "t/1": StoredRange(0, 1), "syslog/0": StoredRange(0, 140 + lines)}, counted or books())
+    return Look({"t/0": t0 or StoredRange(5, 13), "t/1": StoredRange(0, 1), "syslog/0": StoredRange(0, 140 + lines)}, counted or ledgers())
 
 
 def judge(totals: Totals | None = None, look: Look | None = None, expected: Expected = EXPECTED) -> Reconciliation:
@@ -63,7 +63,7 @@ def test_the_ledgers_of_all_processes_are_added() -> None:
     totals = add_documents([worker(), other])
     assert (totals.processes, totals.acknowledged_count, totals.lines_count, totals.consumed_count) == (2, 6, 11, 6)
     assert totals.acknowledged["t/0"].offset_max == 14 and not totals.are_quiet
-    assert judge(totals, after(StoredRange(5, 15), 11, books(udp=6, stored=11))).balances
+    assert judge(totals, after(StoredRange(5, 15), 11, ledgers(udp=6, stored=11))).balances
 
 
 @pytest.mark.parametrize(
@@ -102,21 +102,21 @@ def test_duplicates_in_the_log_are_a_surplus_unless_others_write_there() -> None
     assert judge(consumed, look, EXPECTED._replace(others_write=True)).balances
 
 
-def test_what_the_box_counts_is_explained_and_what_nobody_counts_is_missing() -> None:
-    explained = judge(look=after(lines=7, counted=books(udp=4, stored=7, overflow=2, drops=1)))
+def test_losses_that_the_box_counts_are_explained_and_uncounted_ones_are_missing() -> None:
+    explained = judge(look=after(lines=7, counted=ledgers(udp=4, stored=7, overflow=2, drops=1)))
     assert explained.balances
     assert row(explained, "lines by udp").note == "1 dropped by the kernel" and row(explained, "lines received").note == "2 overflow"
-    assert row(judge(look=after(counted=books(udp=4))), "lines by udp").missing == 1
-    assert row(judge(look=after(counted=books(stored=9))), "lines received").missing == 1
+    assert row(judge(look=after(counted=ledgers(udp=4))), "lines by udp").missing == 1
+    assert row(judge(look=after(counted=ledgers(stored=9))), "lines received").missing == 1
     assert row(judge(look=after(lines=9)), "lines stored").missing == 1
-    assert row(judge(look=after(counted=books(tcp=6))), "lines by tcp").surplus == 1
+    assert row(judge(look=after(counted=ledgers(tcp=6))), "lines by tcp").surplus == 1
 
 
 def test_lines_of_a_broken_connection_excuse_a_surplus_and_nothing_else() -> None:
     broken = add_documents([worker(lines_sent={"udp": 5, "tcp": 3}, lines_unknown={"tcp": 2})])
     assert judge(broken).balances
-    assert judge(broken, after(lines=8, counted=books(tcp=3, stored=8))).balances
-    assert not judge(broken, after(lines=7, counted=books(tcp=2, stored=7))).balances
+    assert judge(broken, after(lines=8, counted=ledgers(tcp=3, stored=8))).balances
+    assert not judge(broken, after(lines=7, counted=ledgers(tcp=2, stored=7))).balances
 
 
 def test_without_the_boxes_counters_lines_are_held_against_the_log_alone() -> None:

@@ -32,7 +32,7 @@ def test_consecutive_offsets_are_one_range_and_a_new_assignment_begins_another()
     assert ranges.document() == [[5, 8], [9, 10], [10, 11]]
 
 
-def test_coverage_tells_missing_repeated_and_outside_apart() -> None:
+def test_coverage_counts_missing_repeated_and_outside_offsets() -> None:
     seen = [OffsetRange(8, 12), OffsetRange(0, 4), OffsetRange(3, 5), OffsetRange(9, 10)]
     assert cover(seen, OffsetRange(2, 11)) == Coverage(seen=6, missing=3, repeated=2, outside=3, first_missing=5)
     assert cover([], OffsetRange(2, 2)) == Coverage(0, 0, 0, 0, None)

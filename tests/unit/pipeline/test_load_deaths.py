@@ -98,10 +98,10 @@ def test_where_locks_do_not_hold_a_second_loader_at_any_step_costs_no_record(mem
         world.append("syslog", 0, [b"later"])
         world.load()
         world.expect_exactly_once()
-    assert stopped > 50, "the first one was told, most of the time"
+    assert stopped > 50, "the first one was stopped, most of the time"
 
 
-def test_a_second_loader_is_refused_and_told_who_is_there(memory_path: Path) -> None:
+def test_a_second_loader_is_refused_with_the_process_of_the_first(memory_path: Path) -> None:
     world = make_world(memory_path / "table")
     with world.opened(), pytest.raises(ConcurrentLoader, match=rf"another loader is at work in {world.directory} \(process {os.getpid()} on "):
         world.load()

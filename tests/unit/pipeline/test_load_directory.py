@@ -32,7 +32,7 @@ ONE = TopicPartition("t", 1)
         (["holiday.jpg"], r"is not empty, and nothing in it says that millrace load filled it \(holiday.jpg\)"),
     ],
 )
-def test_a_directory_that_somebody_else_owns_is_left_alone(tmp_path: Path, names: list[str], words: str) -> None:
+def test_a_directory_with_foreign_files_is_not_changed(tmp_path: Path, names: list[str], words: str) -> None:
     for name in names:
         (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
     world = LoadWorld(tmp_path)
@@ -50,7 +50,7 @@ def test_below_a_log_directory_nothing_is_loaded(tmp_path: Path) -> None:
         world.load()
 
 
-def test_a_table_keeps_its_cluster_its_parting_and_its_format(tmp_path: Path) -> None:
+def test_a_table_keeps_its_cluster_partitioning_and_format(tmp_path: Path) -> None:
     world = LoadWorld(tmp_path)
     world.append("t", 0, [b"v"])
     world.load()
@@ -78,7 +78,7 @@ def test_what_has_no_link_and_rename_is_refused_with_a_reason(text: str) -> None
         parse_destination(text)
 
 
-def test_directories_and_databases_are_told_apart(tmp_path: Path) -> None:
+def test_directories_and_databases_are_distinguished(tmp_path: Path) -> None:
     assert parse_destination("/srv/x/") == parse_destination("file:///srv/x") == Destination(directory="/srv/x")
     assert parse_destination("file:///srv/a%20b") == Destination(directory="/srv/a b")
     assert parse_destination("postgresql://u@h/d?table=x") == Destination(database="postgresql://u@h/d?table=x")
@@ -121,7 +121,7 @@ def test_a_commit_takes_of_each_partition_in_proportion() -> None:
     assert next_ranges(due, 5000) == due.ranges
 
 
-def test_lost_records_stop_a_load_until_it_is_told_to_go_on(tmp_path: Path) -> None:
+def test_lost_records_stop_a_load_until_it_may_skip_them(tmp_path: Path) -> None:
     world = LoadWorld(tmp_path)
     world.append("t", 0, (b"%d" % number for number in range(10)))
     world.append("t", 1, [b"x"])
@@ -153,7 +153,7 @@ def test_records_that_go_after_the_plan_was_made_are_found_out_by_the_task(tmp_p
     assert world.load_commits()[0].skipped == (SkippedRange("t", 0, 0, 4, "lost"),)
 
 
-def test_a_commit_that_fails_gives_its_room_back_and_the_next_run_does_it(tmp_path: Path) -> None:
+def test_a_failed_commit_frees_its_files_and_the_next_run_commits(tmp_path: Path) -> None:
     world = LoadWorld(tmp_path)
     world.append("t", 0, (b"%d" % number for number in range(10)))
     run_tasks = world.run_tasks
@@ -215,10 +215,10 @@ def test_a_schema_is_for_json_only() -> None:
         choose_format("t", survey(b"1" * 16), LoadRequest("syslog", (JsonField("a", "int"),)), None)
 
 
-# --- books
+# --- plans and manifests
 
 
-def test_books_are_read_as_they_were_written() -> None:
+def test_plans_and_manifests_are_decoded_as_they_were_encoded() -> None:
     plan = Plan(3, (OffsetRange("t", 0, 1, 2), OffsetRange("u.v-w", 7, 0, 2**60)))
     assert decode_plan(plan.encode(), "plan") == plan
     file = StagedFile("0-0", "topic=t/date=2026-11-22/hour=05/part.parquet", 3, 99)
@@ -227,7 +227,7 @@ def test_books_are_read_as_they_were_written() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"version":2}', b'{"version":1}', b'{"version":1,"number":1,"ranges":[[1]]}'])
-def test_damaged_books_stop_a_load(content: bytes) -> None:
+def test_damaged_plans_and_manifests_stop_a_load(content: bytes) -> None:
     with pytest.raises(DamagedTable):
         decode_plan(content, "plan")
     with pytest.raises(DamagedTable):

@@ -1,4 +1,6 @@
-"""Topics into a real PostgreSQL: rows and offsets in one transaction, whoever else is there. Tasks run in this process; reading is from memory."""
+"""Topics into a real PostgreSQL: rows and offsets in one transaction, with concurrent loaders.
+Tasks run in this process; reading is from memory.
+"""
 
 from __future__ import annotations
 
@@ -151,7 +153,7 @@ def test_a_second_loader_is_refused(postgres: RealPostgres, world: LoadWorld) ->
     assert table.rows() == table.expected()
 
 
-def test_a_table_of_somebody_else_is_left_alone(postgres: RealPostgres, world: LoadWorld) -> None:
+def test_a_foreign_table_is_not_changed(postgres: RealPostgres, world: LoadWorld) -> None:
     postgres.tell("create table accounts (id integer)")
     with pytest.raises(LoadProblem, match="millrace load did not make it"):
         TableWorld(postgres, world, "accounts").load()

@@ -71,7 +71,7 @@ def test_a_time_that_is_still_to_come_counts_at_the_time_of_the_batch(spark: Spa
     assert all(before_ms <= row.minute_ms <= datetime.now(UTC).timestamp() * 1000 for row in now)
 
 
-def test_in_a_stream_a_time_to_come_makes_nobody_late_and_a_replay_sees_the_time_of_the_batch(spark: SparkSession, tmp_path: Path) -> None:
+def test_in_a_stream_a_future_time_makes_no_record_late_and_a_replay_uses_the_time_of_the_batch(spark: SparkSession, tmp_path: Path) -> None:
     now = datetime.now(UTC)
     far = record()[0], datetime(9999, 6, 1, tzinfo=UTC), None
     batches = ([far], [(record("web2")[0], now, None)])

@@ -21,7 +21,7 @@ def bars(picture: str) -> list[tuple[str, float]]:
     return [(rect.attrib["fill"], float(rect.attrib["height"])) for rect in found if rect.attrib["fill"] in COLOURS and rect.attrib["height"] != "10"]
 
 
-def test_a_bar_is_as_high_as_the_errors_of_its_minute_parted_by_host() -> None:
+def test_a_bar_is_as_high_as_the_errors_of_its_minute_split_by_host() -> None:
     picture = draw_errors([row(0, "web1", 10), row(0, "web<2>", 30), row(3, "web1", 15), row(3, "web<2>", 0)])
     assert bars(picture) == [(COLOURS[0], HEIGHT * 0.75), (COLOURS[1], HEIGHT * 0.25), (COLOURS[1], HEIGHT * 0.375)]
     texts = [text.text for text in ElementTree.fromstring(picture).findall(f"{SVG}text")]

@@ -43,7 +43,7 @@ def test_a_batch_of_a_client_is_read_as_the_slow_reader_reads_it(path: Path) -> 
     assert [record.offset for record in found] == list(range(1000, 1000 + len(found))) and found
 
 
-def test_columns_that_nobody_wants_are_not_made() -> None:
+def test_unrequested_columns_are_not_decoded() -> None:
     batch = made(0, [b"a", b"b"])
     (columns,) = ColumnDecoder(Wanted(keys=False, values=True, headers=False)).decode(memoryview(batch), stored(batch), 0, 10)
     assert (columns.keys, columns.headers) == (None, None)
@@ -78,7 +78,7 @@ def test_a_batch_that_does_not_hold_together_is_named_by_its_offset(codec: Codec
     assert refused.value.base_offset == 13
 
 
-def test_a_codec_that_nobody_knows_is_named() -> None:
+def test_the_error_names_an_unknown_codec() -> None:
     with pytest.raises(CorruptRecords, match="codec 7 is unknown"):
         fast_records(stamped(made(0, [b"x"]), 0, attributes=7))
 

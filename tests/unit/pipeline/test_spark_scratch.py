@@ -1,4 +1,4 @@
-"""Files of Spark sessions: held while a process of theirs lives, swept by a later session."""
+"""Files of Spark sessions: held while a process of the session runs, swept by a later session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_a_session_holds_is_left_and_what_nobody_holds_goes(root: Path) -> None:
+def test_files_of_a_running_session_stay_and_files_of_ended_ones_are_swept(root: Path) -> None:
     held, other = SparkScratch(), root / "another"
     other.mkdir()
     left = Path(tempfile.mkdtemp(prefix=PREFIX))

@@ -48,7 +48,7 @@ class FailingContext:
         (OSError(28, "No space left on device"), "Spark gave up a task: .*No space left on device"),
     ],
 )
-def test_a_jvm_that_is_gone_is_told_of_in_words(error: Exception, words: str) -> None:
+def test_a_jvm_that_ended_has_a_readable_error(error: Exception, words: str) -> None:
     pytest.importorskip("pyspark")
     with pytest.raises(LoadProblem, match=words):
         collected(FailingContext(error), str, [OffsetRange("t", 0, 0, 5)])

@@ -17,7 +17,7 @@ IDENTITY = {"job": "j", "topics": ["t"]}
 
 
 class Killed(BaseException):
-    """Nobody catches it, as nobody catches SIGKILL."""
+    """Not caught by any handler, as SIGKILL is not."""
 
 
 def opened(place: Path, life: str, identity: dict[str, Any] = IDENTITY) -> StreamDirectory:
@@ -66,7 +66,7 @@ def test_a_batch_that_is_in_is_not_added_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_any_file_call_a_later_life_has_every_batch_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_kill_at_any_file_call_a_later_run_has_every_batch_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = [name for name in ("rename", "link", "mkdir", "unlink", "rmdir", "fsync", "open_file", "pwritev") if hasattr(file_io, name)]
     real: dict[str, Callable[..., Any]] = {name: getattr(file_io, name) for name in calls}
     for after in (False, True):
@@ -120,7 +120,7 @@ def test_a_second_job_in_the_same_directory_is_refused(tmp_path: Path) -> None:
     opened(tmp_path / "out", "three").close()
 
 
-def test_a_directory_of_another_job_or_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_directory_of_another_job_or_with_foreign_files_is_refused(tmp_path: Path) -> None:
     opened(tmp_path / "out", "one").close()
     with pytest.raises(StreamProblem, match=r"begun by another job .job was j, and is k now.*another directory"):
         opened(tmp_path / "out", "two", {**IDENTITY, "job": "k"})
@@ -140,7 +140,8 @@ def test_topics_that_were_made_anew_and_another_cluster_are_refused_and_ids_are_
     for other, said in ((anew, "earlier topic t, which was deleted and made anew"), (elsewhere, "of cluster c1, and this one is c2")):
         with pytest.raises(StreamProblem, match=f"{said}.*another directory"):
             opened(tmp_path / "out", "three", {**IDENTITY, **other})
-    directory = opened(tmp_path / "out", "four", {**IDENTITY, "cluster_id": "", "topic_ids": {}})  # of a cluster that tells none
+    # Of a cluster that reports none.
+    directory = opened(tmp_path / "out", "four", {**IDENTITY, "cluster_id": "", "topic_ids": {}})
     assert directory.id == "one"
     directory.close()
     opened(tmp_path / "out", "five", {**IDENTITY, **ids}).close()

@@ -1,4 +1,6 @@
-"""Rows into files by date: what is no date that anybody can count is no exception, and a text with slashes makes no directories of its own."""
+"""Rows into files by date: an impossible date raises nothing, and a text with slashes creates no
+directories of its own.
+"""
 
 from __future__ import annotations
 

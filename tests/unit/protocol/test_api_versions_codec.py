@@ -31,7 +31,7 @@ def test_an_unknown_version_is_answered_with_a_body_of_version_0_that_names_our_
     assert encode_unsupported_version(5) == expected
 
 
-def test_a_client_whose_name_is_no_word_is_told_so_from_version_3_on() -> None:
+def test_a_malformed_client_name_is_refused_from_version_3_on() -> None:
     assert api_versions_problem(ApiVersionsRequest("librdkafka", "2.16.0-rc1"), 3) is None
     assert api_versions_problem(ApiVersionsRequest("", ""), 2) is None
     for name, version in (("", "1"), ("a b", "1"), ("a", "1-"), ("a", "-1"), ("a\n", "1")):
@@ -44,7 +44,7 @@ def test_telemetry_is_not_advertised() -> None:
     assert not {71, 72} & set(SERVED_APIS)
 
 
-def test_what_nobody_answers_is_not_advertised() -> None:
+def test_apis_without_a_handler_are_not_advertised() -> None:
     assert set(SERVED_APIS) == set(CODED_APIS) - NOT_YET_SERVED
     assert NOT_YET_SERVED <= set(CODED_APIS)
     for version in range(5):

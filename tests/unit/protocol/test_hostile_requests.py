@@ -170,7 +170,8 @@ def test_text_that_is_not_utf8_is_a_violation() -> None:
 
 @pytest.mark.slow
 def test_no_claim_makes_kio_end_the_process() -> None:
-    # kio reserves memory for what is claimed, and aborts where an address space of 2 GiB has no room for 17 GB.
+    # kio reserves memory for the claimed size, and aborts if an address space of 2 GiB cannot hold
+    # 17 GB.
     program = """
 import resource
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))

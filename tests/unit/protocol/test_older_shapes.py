@@ -56,7 +56,7 @@ def test_all_offsets_of_a_group_are_asked_for_alike_in_every_version_that_can() 
         group_offset_apis.OFFSET_FETCH_REQUEST.encode(1, request)
 
 
-def test_a_group_that_cannot_be_asked_is_told_in_its_partitions_before_version_2() -> None:
+def test_before_version_2_a_failed_group_has_its_error_in_its_partitions() -> None:
     group = group_offset_apis.OffsetFetchGroup("g", topics=(TopicPartitions("a", (3, 4)),))
     refused = int(ErrorCode.NOT_COORDINATOR)
     for version in range(10):
@@ -116,7 +116,7 @@ def test_one_transaction_is_extended_alike_in_every_version() -> None:
         transaction_apis.ADD_PARTITIONS_TO_TXN_REQUEST.encode(3, transaction_apis.AddPartitionsToTxnRequest((verified,)))
 
 
-def test_a_transaction_that_cannot_be_extended_is_told_in_every_partition() -> None:
+def test_a_refused_transaction_has_its_error_in_every_partition() -> None:
     topics = same_result((TopicPartitions("a", (3, 4)), TopicPartitions("b", (5,))), ErrorCode.PRODUCER_FENCED)
     response = transaction_apis.AddPartitionsToTxnResponse(transactions=(transaction_apis.ExtendedTransaction("", topics),))
     a = b"\0\1a" + struct.pack(">iihih", 2, 3, 90, 4, 90)

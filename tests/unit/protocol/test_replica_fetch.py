@@ -1,4 +1,4 @@
-"""What a follower asks and what it is told, against kio's codec of Kafka's own schemas."""
+"""A follower's fetch and its response, against kio's codec of Kafka's own schemas."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_a_tagged_field_is_written_where_it_is_not_its_default(data: bytes, valu
     assert read_all(Tagged, 1, True, data) == value
 
 
-def test_tags_that_nobody_knows_are_skipped() -> None:
+def test_unknown_tags_are_skipped() -> None:
     data = b"\0\0\0\1" + b"\2" + b"\2\3abc" + b"\3\x08" + bytes(7) + b"\x09"
     assert read_all(Tagged, 1, True, data) == Tagged(1, None, 9)
     assert read_all(Tagged, 0, True, data) == Tagged(1)

@@ -132,7 +132,7 @@ def test_markers_are_dropped_and_may_be_all_there_is() -> None:
     assert convert_down(as_marker(stored(0, 1)), 1, 0, LIMIT) == b""
 
 
-def test_append_time_is_told_to_magic_1_and_unknown_to_magic_0() -> None:
+def test_append_time_is_in_magic_1_and_absent_from_magic_0() -> None:
     for codec in OLD_CODECS:
         batch = stored(0, 2, codec)
         stamp_log_append_time(batch, 0, len(batch), TIME + 500)

@@ -10,7 +10,7 @@ def test_the_first_restart_is_immediate_and_the_next_ones_back_off_to_five_secon
 
 
 def _delay_ms(child: Child, serves: bool, lived_ms: int = 300) -> int:
-    """One life from 0 to `lived_ms`, and how long the next has to wait."""
+    """Run one process from 0 to `lived_ms`; how long the next start has to wait, in ms."""
     child.on_started(1, 0, 0)
     if serves:
         child.on_ready(0)
@@ -31,7 +31,7 @@ def test_a_child_that_serves_is_back_at_once_however_often_it_is_killed() -> Non
     assert _delay_ms(child, serves=True, lived_ms=STABLE_AFTER_MS) == 0
 
 
-def test_a_life_that_served_forgives_those_before_it_that_did_not() -> None:
+def test_a_process_that_served_resets_the_restart_delay() -> None:
     child = Child("log-writer@d0")
     for _ in range(6):
         _delay_ms(child, serves=False)
@@ -63,7 +63,7 @@ def test_names_are_kind_and_instance() -> None:
     assert (Child("console").kind, Child("console").instance) == ("console", "")
 
 
-def test_the_stop_goes_from_the_senders_to_zookeeper_and_forgets_nobody() -> None:
+def test_the_stop_goes_from_ingest_to_zookeeper_and_includes_every_process() -> None:
     names = ["zookeeper", "controller", "log-writer@d0", "log-reader@d0", "acceptor@0", "acceptor@1", "ingest@0", "console", "stranger"]
     groups = plan_stop(names)
     assert sorted(name for group in groups for name in group) == sorted(names)

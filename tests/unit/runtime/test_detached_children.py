@@ -1,4 +1,4 @@
-"""Processes that nobody waits for: real ones, so small that they do not count as a system."""
+"""Detached processes: real ones, so small that they do not count as a system."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def detached() -> DetachedProcesses:
     return DetachedProcesses()
 
 
-def test_one_whose_disk_is_given_up_is_killed_at_once_and_its_end_is_told_once(detached: DetachedProcesses) -> None:
+def test_a_process_whose_disk_is_given_up_is_killed_at_once_and_its_end_is_reported_once(detached: DetachedProcesses) -> None:
     pid = _process(ignores_term=True)
     detached.add("log-writer@d0", pid, 0, 1_000)
     assert not detached.may_end_by_itself(1_000)

@@ -38,7 +38,7 @@ def test_directories_that_overlap_are_refused(data: list[str], state: str, part:
     assert len(problems) == 1 and part in problems[0]
 
 
-def test_a_directory_that_is_given_twice_has_its_other_problems_told_once() -> None:
+def test_a_directory_that_is_given_twice_has_its_other_problems_reported_once() -> None:
     problems = shape_problems(["/srv/a", "/srv/a"], "/srv/a/s")
     assert sorted("twice" in problem for problem in problems) == [False, True]
 
@@ -71,7 +71,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("kind", ["flock", "lockf"])
-def test_whoever_holds_a_lock_is_named(tmp_path: Path, kind: str) -> None:
+def test_the_holder_of_a_lock_is_found(tmp_path: Path, kind: str) -> None:
     """By flock as we do, or by a POSIX lock as Kafka does."""
     assert lock_holder(str(tmp_path)) is None
     (tmp_path / ".lock").write_text("")
@@ -90,7 +90,7 @@ def test_meta_properties_are_read_as_java_writes_them(tmp_path: Path) -> None:
     assert read_meta_properties(str(tmp_path)) == {"cluster.id": "abc=", "broker.id": "1", "version": "0"}
 
 
-def _as_nobody(layout: BoxLayout, pid: int) -> bool:
+def _as_unprivileged_user(layout: BoxLayout, pid: int) -> bool:
     """`is_supervisor` as a user who may not signal that process sees it."""
     child = os.fork()
     if child == 0:
@@ -109,16 +109,16 @@ def test_the_pid_of_another_users_process_is_no_supervisor_without_the_lock() ->
         state = Path(root, "state")
         state.mkdir(mode=0o755)
         Path(layout.box_file).write_text(json.dumps({"state_directory": str(state), "pid": 1, "disks": []}))
-        assert not _as_nobody(layout, 1), "no lock file at all"
+        assert not _as_unprivileged_user(layout, 1), "no lock file at all"
         lock = state / ".lock"
         lock.touch(0o644)
-        assert not _as_nobody(layout, 1), "a lock file that nobody holds"
+        assert not _as_unprivileged_user(layout, 1), "a lock file without a holder"
         with lock.open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            assert not _as_nobody(layout, 1), "held by somebody else than that pid"
+            assert not _as_unprivileged_user(layout, 1), "held by another process than that pid"
             if os.getuid() == 0:
-                assert _as_nobody(layout, os.getpid()), "held by that pid"
+                assert _as_unprivileged_user(layout, os.getpid()), "held by that pid"
                 state.chmod(0o700)
-                assert _as_nobody(layout, os.getpid()), "what cannot be looked at is believed"
+                assert _as_unprivileged_user(layout, os.getpid()), "what cannot be looked at is believed"
     finally:
         shutil.rmtree(root)

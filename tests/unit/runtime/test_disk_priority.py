@@ -12,7 +12,7 @@ from appliance.runtime.scheduling import core_of_disk, io_priority_of, take_disk
 from tests.unit.base.test_settings import make_box
 
 
-def test_on_few_cores_nobody_is_bound_to_one() -> None:
+def test_on_few_cores_no_process_is_bound_to_one() -> None:
     assert {core_of_disk(place, [0, 1, 2, 3]) for place in range(6)} == {None}
 
 

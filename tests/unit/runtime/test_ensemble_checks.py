@@ -38,7 +38,7 @@ def test_a_member_elsewhere_is_a_wrong_broker_id() -> None:
     assert "this box, 2, is 198.51.100.77, which is no address of this machine" in problem and "--broker-id" in problem
 
 
-def test_a_name_that_does_not_resolve_is_told() -> None:
+def test_a_name_that_does_not_resolve_is_a_problem() -> None:
     (problem,) = member_problems(ZooKeeperMember(2, "no-such-host.invalid"))
     assert "does not resolve" in problem
 

@@ -62,7 +62,7 @@ def test_disks_of_another_cluster_or_broker_are_refused(tmp_path: Path, state: s
     assert len(problems) == 2 and "says cluster theirs" in problems[0] and "says broker 2" in problems[1]
 
 
-def test_old_disks_with_a_new_state_directory_are_refused_because_nobody_knows_their_topics(tmp_path: Path, state: str) -> None:
+def test_old_disks_with_a_new_state_directory_are_refused_because_their_topics_are_unknown(tmp_path: Path, state: str) -> None:
     _, problems = plan_identity(state, owners([disk_of(tmp_path, "d0", "old", 1)]), None, embedded=True)
     assert len(problems) == 1 and "with --state" in problems[0]
 

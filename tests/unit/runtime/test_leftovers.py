@@ -1,4 +1,4 @@
-"""What a dead box leaves, and what its next life may take away."""
+"""What a dead box leaves, and what its next start may remove."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def create(layout: BoxLayout, purpose: str, owner: str) -> str:
     return name
 
 
-def test_a_new_life_keeps_what_the_owners_must_read_first(layout: BoxLayout) -> None:
+def test_a_new_start_keeps_what_the_owners_must_read_first(layout: BoxLayout) -> None:
     kept = [create(layout, "table", "d0"), create(layout, "channel", "ingest@0.d0")]
     create(layout, "arena", "acceptor@0")
     Counters.create_or_adopt(layout, "ingest@0", 1).close()
@@ -60,7 +60,7 @@ def test_only_dead_boxes_without_a_state_directory_are_cleared_by_others(layout:
 
 
 def test_a_process_is_living_only_under_its_own_name(layout: BoxLayout) -> None:
-    Counters.create_or_adopt(layout, "somebody", 1).close()  # with our pid, but we are no "somebody"
+    Counters.create_or_adopt(layout, "stranger", 1).close()  # with our pid, but we are no "stranger"
     assert living_processes(layout) == []
     comm = Path("/proc/self/comm").read_text().strip()
     Counters.create_or_adopt(layout, comm, 1).close()

@@ -54,9 +54,9 @@ def test_one_port_cannot_serve_two_things_but_any_free_one_can_be_asked_for_twic
     assert resolve_options(RunOptions(kafka_port=0, http_port=0), 1)[1] == []
 
 
-@pytest.mark.parametrize(("listen", "told"), [("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1"), ("10.0.0.5", "10.0.0.5")])
-def test_clients_are_told_what_they_can_reach(listen: str, told: str) -> None:
-    assert resolve_options(RunOptions(listen=listen), 1)[0].advertise == told
+@pytest.mark.parametrize(("listen", "advertised"), [("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1"), ("10.0.0.5", "10.0.0.5")])
+def test_the_advertised_address_is_reachable_for_clients(listen: str, advertised: str) -> None:
+    assert resolve_options(RunOptions(listen=listen), 1)[0].advertise == advertised
 
 
 def test_a_wildcard_is_nothing_to_advertise() -> None:
@@ -96,7 +96,7 @@ def test_an_ensemble_wants_to_know_which_box_this_is_and_to_be_the_only_one() ->
     assert any("--zookeeper names an ensemble elsewhere" in problem for problem in problems)
 
 
-def test_a_box_by_itself_has_a_zookeeper_that_nobody_else_knows() -> None:
+def test_a_box_by_itself_has_a_private_zookeeper() -> None:
     alone = resolve_options(RunOptions(), 1)[0]
     assert (alone.runs_zookeeper, alone.is_alone, alone.own_member) == (True, True, None)
     elsewhere = resolve_options(RunOptions(zookeeper="z:2181/chroot"), 1)[0]

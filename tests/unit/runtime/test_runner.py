@@ -31,7 +31,7 @@ class RecordingPoller:
 
 
 class ScriptedAgent:
-    """Has so much work in each turn; stops when told that it may."""
+    """Has so much work in each turn; stops when it is allowed to."""
 
     def __init__(self, work: list[int], stops: bool = True) -> None:
         self.work = work
@@ -150,7 +150,7 @@ def test_garbage_is_collected_once_when_idle_after_work_and_counted(layout: BoxL
     assert snapshot is not None and snapshot.values["runtime.gc_collections"] == 1
 
 
-def test_a_process_goes_on_after_it_was_told_to_stop_until_it_may(layout: BoxLayout) -> None:
+def test_a_process_with_a_stop_request_continues_until_it_may_stop(layout: BoxLayout) -> None:
     agent = ScriptedAgent([])
     runner, poller, _, _ = make_runner(layout, agent)
     answers = [False, False, True]

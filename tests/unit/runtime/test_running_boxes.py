@@ -56,7 +56,9 @@ def test_a_directory_names_the_box_that_has_it(make_box: Callable[[str, bool], B
 
 
 def test_what_a_killed_box_left_is_found_by_its_directory_alone(make_box: Callable[[str, bool], BoxLayout]) -> None:
-    """`millrace status --data DIR` tells of a box that died; a living one with the same directory comes first."""
+    """`millrace status --data DIR` reports a box that died; a running one with the same directory
+    comes first.
+    """
     dead = make_box("killed", False)
     assert find_box("/killed") is dead
     again = make_box("again", True)

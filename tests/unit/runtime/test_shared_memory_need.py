@@ -61,7 +61,7 @@ def test_the_default_box_does_not_fit_where_only_its_arenas_do() -> None:
     assert need.total < (340 + 2 * 33 + 16) * MIB, "the coordinator has an arena of 16"
 
 
-def test_only_a_box_that_may_have_neighbours_needs_room_for_copies() -> None:
+def test_only_a_box_that_may_have_neighbours_reserves_memory_for_copies() -> None:
     alone = Box("need", 1, [Disk("d0", "/d0")], "", "", "", 0, 0, 0)
     need = shared_memory_need(alone)
     assert shared_memory_need(alone._replace(embedded_zookeeper=False)).arenas - need.arenas > 64 * MIB

@@ -1,4 +1,6 @@
-"""Objects in /dev/shm that another program deletes: their owners report it and restart one by one, and nobody takes it for a heart that stands still."""
+"""Objects in /dev/shm that another program deletes: their owners report it and restart one by one,
+and no process takes it for a hang.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def layout() -> Iterator[BoxLayout]:
 
 
 class Process:
-    """One life of a process, as far as its watch sees it."""
+    """One incarnation of a process, as far as its watch reads it."""
 
     def __init__(self, layout: BoxLayout, name: str, clock: ManualClock, pid: int, log_writers: Sequence[str] = ()) -> None:
         self.name, self.clock = name, clock
@@ -138,7 +140,7 @@ def test_a_process_that_does_not_come_back_holds_the_others_up_for_a_while_only(
         two.turn()
 
 
-def test_the_next_life_counts_the_loss_once(layout: BoxLayout) -> None:
+def test_the_next_incarnation_counts_the_loss_once(layout: BoxLayout) -> None:
     clock = ManualClock()
     process = Process(layout, "acceptor@0", clock, 1)
     _delete(layout.shared_memory_name("counters", "acceptor@0"))

@@ -68,7 +68,7 @@ def test_the_table_has_sockets_beside_and_a_port_that_is_taken_names_its_line() 
     assert listen_names("console", listening.sockets) == ["http"] and listen_names("controller", listening.sockets) == []
 
 
-def test_sockets_for_somebody_else_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_for_another_process_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LISTEN_FDS", "1")
     monkeypatch.setenv("LISTEN_PID", str(os.getpid() + 1))
     assert take_listen_sockets() == {}
@@ -84,7 +84,7 @@ def test_a_notification_comes_with_the_pid_that_the_kernel_saw(tmp_path: Path, m
     assert not notify("READY=1")
 
 
-def test_ready_is_told_to_the_parent_and_to_the_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ready_is_sent_to_the_parent_and_written_to_the_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     receiver = NotifySocket(str(tmp_path / "notify"))
     monkeypatch.setenv("NOTIFY_SOCKET", receiver.path)
     with scratch_layout() as layout:

@@ -10,7 +10,7 @@ from appliance.base.invariants import InvariantViolation
 from appliance.runtime.timers import STALE_ENTRIES_MIN, Timers
 
 
-def test_timers_fire_once_in_the_order_of_their_times_and_are_told_the_time() -> None:
+def test_timers_fire_once_in_the_order_of_their_times_and_receive_the_time() -> None:
     timers = Timers()
     fired: list[tuple[str, int]] = []
     for name, deadline_ms in (("late", 30), ("early", 10), ("middle", 20)):

@@ -68,7 +68,7 @@ def test_a_disk_brings_its_processes_back_when_it_is_mounted_and_they_start_only
     wanted = {f"Wants=millrace-log-{kind}@{disk}.service" for kind in ("writer", "reader") for disk in ("d0", "d1")}
     assert wanted < set(drop_ins["srv.mount.d/20-settings.conf"].splitlines())
     assert "ConditionPathExists=/run/millrace/b/box.json\n" in drop_ins["millrace-.service.d/10-box.conf"]
-    assert "ConditionPathExists=\n" in drop_ins["millrace-supervisor.service.d/20-settings.conf"], "who makes the file does not wait for it"
+    assert "ConditionPathExists=\n" in drop_ins["millrace-supervisor.service.d/20-settings.conf"], "the unit that creates the file does not wait for it"
 
 
 def zookeeper_addresses(box: Box) -> list[str]:
@@ -137,7 +137,7 @@ def test_the_mark_changes_with_what_is_written_and_with_nothing_else() -> None:
     assert len({mark, *(settings_mark(make_box(**change)) for change in changes)}) == 1 + len(changes)
 
 
-def test_what_units_must_be_told_is_missed_all_at_once(tmp_path: Path) -> None:
+def test_all_settings_that_units_lack_are_reported_together(tmp_path: Path) -> None:
     file = tmp_path / "m.toml"
     file.write_text('[box]\nlisten = "no such host"\nhttp-port = 0\n')
     options, _ = resolve_options(RunOptions(config=str(file)), 1)
@@ -184,7 +184,7 @@ def test_every_process_may_ask_what_is_in_the_page_cache() -> None:
         assert service[allowed - 2 : allowed] == ["SystemCallFilter=@system-service", "SystemCallFilter=~@privileged"], path.name
 
 
-def test_whoever_listens_is_given_the_sockets_that_millrace_run_gives_it_and_they_stay_non_blocking() -> None:
+def test_units_that_listen_get_the_sockets_of_millrace_run_and_they_stay_non_blocking() -> None:
     for kind, names in LISTEN_NAMES.items():
         (path,) = SYSTEMD.glob(f"millrace-{kind}*.service")
         service = sections(path)["[Service]"]
@@ -220,7 +220,8 @@ def test_systemd_understands_every_line_and_finds_little_exposed(tmp_path: Path)
     units = sorted(directory.glob("millrace-*.service"))
     started = [str(path).replace("@.", "@d0." if "log-" in path.name else "@0.") for path in units]
     verified = ask("verify", "--man=no", *started, str(directory / "millrace.target"))
-    assert [line for line in verified.stderr.splitlines() if "millrace" in line] == []  # an unknown key is only told, it is no failure
+    # An unknown key is only reported, it is no failure.
+    assert [line for line in verified.stderr.splitlines() if "millrace" in line] == []
     for path in units:
         looked = ask("security", "--offline=true", f"--threshold={EXPOSURE_MAX}", "--no-pager", str(path))
         assert looked.returncode == 0, looked.stdout[-300:] + looked.stderr

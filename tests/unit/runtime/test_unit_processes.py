@@ -57,7 +57,7 @@ def unit(layout: BoxLayout, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class JumpingClock(ManualClock):
-    """Goes on by itself a little each time it is asked: whoever waits by it does not wait in real time for long."""
+    """Advances by itself a little each time it is read, so that a wait takes little real time."""
 
     def monotonic_ms(self) -> int:
         self.advance_ms(1_000)
@@ -144,7 +144,7 @@ def test_a_process_without_a_box_says_where_to_look(layout: BoxLayout, unit: Non
     require_box()
 
 
-def test_lives_that_never_served_are_waited_for_longer_each_time_and_one_that_did_ends_that(layout: BoxLayout, unit: None) -> None:
+def test_restart_delays_grow_while_no_start_serves_and_one_that_serves_resets_them(layout: BoxLayout, unit: None) -> None:
     waited = []
     for _ in range(8):
         clock = JumpingClock()
@@ -163,7 +163,7 @@ def test_a_process_that_the_box_has_not_got_does_not_start(layout: BoxLayout, un
 
 
 class Living:
-    """A process that lives under a name, in the counters of a box."""
+    """A process that runs under a name, in the counters of a box."""
 
     def __init__(self, layout: BoxLayout, name: str) -> None:
         program = f"import sys; open('/proc/self/comm', 'w').write({name[:15]!r}); print('', flush=True); sys.stdin.read()"
@@ -193,7 +193,7 @@ def has_come(turn: StopTurn, clock: ManualClock) -> bool:
     return turn.has_come()
 
 
-def test_who_is_stopped_alone_stops_at_once(layout: BoxLayout) -> None:
+def test_a_process_that_is_stopped_alone_stops_at_once(layout: BoxLayout) -> None:
     clock, living = ManualClock(), Living(layout, "acceptor@0")
     assert has_come(StopTurn(layout, "log-writer@d0", NAMES, clock), clock)
     living.end()
@@ -243,7 +243,7 @@ def test_one_that_its_disk_holds_is_waited_for_a_moment_only(layout: BoxLayout, 
     living.end()
 
 
-def test_what_the_heart_says_reaches_who_listens(layout: BoxLayout, unit: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notifications_reach_the_notify_socket(layout: BoxLayout, unit: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))

@@ -26,7 +26,7 @@ def test_a_signal_handler_ends_a_wait_and_the_next_wait_is_a_whole_one() -> None
         poller.close()
 
 
-def test_who_is_told_twice_waits_once_less() -> None:
+def test_two_wake_ups_end_one_wait() -> None:
     poller = Poller()
     end_wait = wait_ender(poller)
     end_wait()

@@ -99,7 +99,7 @@ def test_a_server_alone_serves_or_is_not_heard(watched: Callable[[list[bytes | N
     assert not starting.watch.serves and not starting.watch.heard_ms and starting.watch.words == ""
 
 
-def test_a_member_without_a_quorum_lives_and_says_whom_it_waits_for(watched: Callable[[list[bytes | None]], Watched]) -> None:
+def test_a_member_without_a_quorum_is_alive_and_names_the_members_that_it_waits_for(watched: Callable[[list[bytes | None]], Watched]) -> None:
     member = watched([WAITS, None, None])
     member.ask()
     assert not member.watch.serves and member.watch.heard_ms

@@ -1,4 +1,4 @@
-"""Received = stored + duplicate + counted, over the life and the death of a process."""
+"""Received = stored + duplicate + counted, while a process runs and after it dies."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_new_process_has_an_empty_ledger_that_balances() -> None:
     assert read_ledger({}).balances
 
 
-def test_the_next_life_books_unseen_completions_as_stored_and_the_rest_as_crash() -> None:
+def test_the_next_incarnation_counts_unread_completions_as_stored_and_the_rest_as_crash() -> None:
     ledger = read_ledger(COUNTERS)
     assert plan_crash_accounting(ledger, 10) == CrashAccounting(stored=10, crash=3)
     assert plan_crash_accounting(ledger, 0) == CrashAccounting(stored=0, crash=13)

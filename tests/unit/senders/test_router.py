@@ -44,7 +44,7 @@ def routes_of(made: Router, name: str) -> Any:
     return made._by_listener[name]
 
 
-def test_without_routes_the_answer_is_one_and_nobody_is_asked() -> None:
+def test_without_routes_the_destination_is_constant() -> None:
     made = router(listener("dmz", "relp", topic="dmz", key="app"), default="other")
     assert routes_of(made, "http").constant == (RouteDestination("other", KeyRule(KeyKind.HOST)),)
     assert routes_of(made, "dmz").constant == (RouteDestination("dmz", KeyRule(KeyKind.APP)),)

@@ -18,7 +18,7 @@ def received(accounts: SenderAccounts) -> dict[str, int]:
     return {known.host: known.received for known in accounts.figures()}
 
 
-def test_the_sender_seen_longest_ago_is_folded_and_whoever_holds_its_account_goes_on_counting() -> None:
+def test_the_sender_seen_longest_ago_is_folded_and_its_open_account_still_counts() -> None:
     accounts = SenderAccounts(senders_max=2)
     first, second = accounts.of("a"), accounts.of("b")
     for at_ms, book in ((2, first), (1, second)):
@@ -60,7 +60,7 @@ def test_several_ingests_have_one_list_the_busiest_first_and_the_others_last() -
     assert total[1].silent_ms(9) == 4
 
 
-def test_the_next_life_goes_on_with_what_was_written_a_second_ago(tmp_path: Path) -> None:
+def test_the_next_incarnation_continues_from_the_last_written_counts(tmp_path: Path) -> None:
     layout, clock = BoxLayout(str(tmp_path)), ManualClock()
     books = SenderLedgers(layout, "ingest@0", clock)
     assert not read_senders(senders_file(layout, "ingest@0"))
@@ -68,7 +68,7 @@ def test_the_next_life_goes_on_with_what_was_written_a_second_ago(tmp_path: Path
     book.received += 7
     book.refuse("busy", 2)
     assert books.write_changes() and not books.write_changes(), "nothing is written where nothing came"
-    book.received += 1  # not written: this life is killed now
+    book.received += 1  # not written: this incarnation is killed now
     again = SenderLedgers(layout, "ingest@0", clock)
     held = again.of(b"10.0.0.1", "dmz")
     assert (held.received, held.refused, held.reasons, sorted(held.listeners), held.last_seen_ms) == (7, 2, {"busy": 2}, ["dmz", "relp"], clock.wall_ms())
@@ -76,7 +76,7 @@ def test_the_next_life_goes_on_with_what_was_written_a_second_ago(tmp_path: Path
     assert read_senders(senders_file(layout, "ingest@0")) == [held.figures()]
 
 
-def test_a_file_that_is_none_of_ours_is_nobody_s_account(tmp_path: Path) -> None:
+def test_a_foreign_file_contains_no_account(tmp_path: Path) -> None:
     file = tmp_path / "senders.json"
     for text in ("", "{", "3", '[["a"]]', '[["a",1,1,1,1,1,[],[],1]]', '[["a",1,1,1,1,1,{},[],"x"]]'):
         file.write_text(text)

@@ -1,4 +1,4 @@
-"""Where one agent runs, boxes over one ZooKeeper in memory, and files that nobody waits for."""
+"""Fixtures for one stepped agent, boxes over one ZooKeeper in memory, and files without syncs."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def test_values_labels_and_histograms_that_come_later_are_seen(layout: BoxLayout
     counters.close()
 
 
-def test_the_next_life_is_followed_and_so_is_an_object_that_was_made_anew(layout: BoxLayout) -> None:
+def test_a_reader_follows_the_next_incarnation_and_a_recreated_object(layout: BoxLayout) -> None:
     reader = CounterReader(layout, "ingest@0")
     first = Counters.create_or_adopt(layout, "ingest@0", 1)
     first.counter("a.b").add()

@@ -12,7 +12,7 @@ from lab.scratch_layout import purposes_left
 NAME = "ingest@0"
 
 
-def test_anybody_reads_what_the_owner_counts(layout: BoxLayout) -> None:
+def test_any_process_reads_what_the_owner_counts(layout: BoxLayout) -> None:
     counters = Counters.create_or_adopt(layout, NAME, 5, wall_ms=1_700)
     counters.counter('ingest.received{transport="udp"}').add()
     counters.counter('ingest.received{transport="udp"}').add(41)
@@ -25,11 +25,11 @@ def test_anybody_reads_what_the_owner_counts(layout: BoxLayout) -> None:
     counters.close()
 
 
-def test_who_never_counted_has_no_counters(layout: BoxLayout) -> None:
+def test_a_process_that_never_counted_has_no_counters(layout: BoxLayout) -> None:
     assert read_counters(layout, "nobody") is None and list_counters(layout) == []
 
 
-def test_the_next_life_adopts_values_and_starts_its_own_clock(layout: BoxLayout) -> None:
+def test_the_next_incarnation_adopts_values_and_starts_its_own_clock(layout: BoxLayout) -> None:
     dead = Counters.create_or_adopt(layout, NAME, 5, wall_ms=1)
     dead.counter("a").add(3)
     dead.beat(1_000)
@@ -44,7 +44,7 @@ def test_the_next_life_adopts_values_and_starts_its_own_clock(layout: BoxLayout)
     heir.close()
 
 
-def test_a_gauge_says_what_is_the_case_in_this_life(layout: BoxLayout) -> None:
+def test_a_gauge_starts_at_zero_in_each_incarnation(layout: BoxLayout) -> None:
     dead = Counters.create_or_adopt(layout, NAME, 5)
     dead.gauge("cleaner.running").set(1)
     dead.close()
@@ -55,7 +55,7 @@ def test_a_gauge_says_what_is_the_case_in_this_life(layout: BoxLayout) -> None:
     heir.close()
 
 
-def test_a_life_that_died_while_it_added_a_slot_is_adopted_without_it(layout: BoxLayout) -> None:
+def test_a_slot_that_was_not_finished_before_a_death_is_not_adopted(layout: BoxLayout) -> None:
     dead = Counters.create_or_adopt(layout, NAME, 5)
     dead.counter("whole").add(3)
     dead.counter("half").add(9)
@@ -103,7 +103,7 @@ def test_labels_beyond_the_last_slot_share_one_that_says_so(layout: BoxLayout) -
 
 
 @pytest.mark.parametrize("label", ["x" * 200, "é" * LABEL_BYTES, "a" + "é" * LABEL_BYTES, "x" * LABEL_BYTES])
-def test_a_label_that_is_too_long_is_cut_and_found_again_by_every_life(label: str, layout: BoxLayout) -> None:
+def test_a_label_that_is_too_long_is_cut_and_found_again_by_every_incarnation(label: str, layout: BoxLayout) -> None:
     for incarnation in range(3):
         counters = Counters.create_or_adopt(layout, NAME, incarnation)
         counters.counter(label).add()

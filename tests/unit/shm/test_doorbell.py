@@ -55,12 +55,12 @@ def is_ringing(bell: Doorbell) -> bool:
     return bool(poll.poll(0))
 
 
-def test_who_is_awake_is_not_rung(pair: tuple[Doorbell, DoorbellButton]) -> None:
+def test_a_running_consumer_is_not_rung(pair: tuple[Doorbell, DoorbellButton]) -> None:
     bell, button = pair
     assert not button.ring_if_sleeping() and not is_ringing(bell) and button.rings == 0
 
 
-def test_who_sleeps_is_rung_until_it_wakes(pair: tuple[Doorbell, DoorbellButton]) -> None:
+def test_a_sleeping_consumer_is_rung_until_it_wakes(pair: tuple[Doorbell, DoorbellButton]) -> None:
     bell, button = pair
     bell.prepare_to_sleep()
     assert button.ring_if_sleeping() and is_ringing(bell) and button.rings == 1
@@ -102,7 +102,9 @@ def test_a_consumer_fences_between_the_sleeping_word_and_its_last_look(recorder:
 
 
 @pytest.mark.parametrize("first", ["publish", "sleep"])
-def test_whoever_comes_first_the_consumer_learns_of_the_item(first: str, words: memoryview, pair: tuple[Doorbell, DoorbellButton]) -> None:
+def test_the_consumer_finds_the_item_whether_it_sleeps_before_or_after_the_publication(
+    first: str, words: memoryview, pair: tuple[Doorbell, DoorbellButton]
+) -> None:
     bell, button = pair
 
     def publish() -> None:

@@ -74,7 +74,7 @@ def test_two_readings_tell_of_the_time_between_them(before: list[int], after: li
     assert filled(before + after).read().since(filled(before).read()) == filled(after).read()
 
 
-def test_counts_of_a_new_life_that_began_at_zero_are_taken_whole() -> None:
+def test_counts_of_a_histogram_that_restarted_at_zero_are_taken_whole() -> None:
     assert filled([7]).read().since(filled([7, 7, 9]).read()) == filled([7]).read()
     assert filled([7]).read().since(None) == filled([7]).read()
 
@@ -84,7 +84,7 @@ def test_several_processes_are_one_histogram(parts: list[list[int]]) -> None:
     assert add_readings(filled(part).read() for part in parts) == filled([value for part in parts for value in part]).read()
 
 
-def test_anybody_reads_what_the_owner_recorded_and_the_next_life_goes_on(layout: BoxLayout) -> None:
+def test_any_process_reads_what_the_owner_recorded_and_the_next_incarnation_continues(layout: BoxLayout) -> None:
     dead = Counters.create_or_adopt(layout, NAME, 5)
     dead.counter("a").add(3)
     dead.histogram(LABEL).record(5_000)
@@ -110,7 +110,7 @@ def test_histograms_beyond_the_last_place_share_it_and_harm_no_other(layout: Box
     counters.close()
 
 
-def test_a_label_that_is_too_long_is_the_same_histogram_in_the_next_life(layout: BoxLayout) -> None:
+def test_a_label_that_is_too_long_is_the_same_histogram_in_the_next_incarnation(layout: BoxLayout) -> None:
     label = "é" * LABEL_BYTES
     for life in (5, 6):
         counters = Counters.create_or_adopt(layout, NAME, life)

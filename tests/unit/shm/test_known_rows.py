@@ -1,4 +1,6 @@
-"""What is remembered of a table's rows: who came, who went, and no look at those that only changed their role."""
+"""The known rows of a table: which were added, which were removed, and no read of rows that only
+changed their role.
+"""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_an_object_of_another_length_than_it_says_is_absent(name: str) -> None:
     made.close()
 
 
-def test_another_layout_version_is_told_apart_from_absence(name: str) -> None:
+def test_another_layout_version_is_not_reported_as_absence(name: str) -> None:
     made = SharedObject.create(name, PURPOSE, SIZE, 9)
     made.words[VERSION_WORD] = LAYOUT_VERSION + 1
     with pytest.raises(LayoutMismatch, match="stop the other release first"):
@@ -133,7 +133,7 @@ def test_close_unmaps_and_may_be_called_twice(name: str) -> None:
         made.words[0]
 
 
-def test_a_view_that_somebody_holds_survives_close(name: str) -> None:
+def test_a_view_survives_the_close_of_its_mapping(name: str) -> None:
     made = SharedObject.create(name, PURPOSE, SIZE, 9)
     made.memory[200:204] = b"view"
     part = made.memory[200:204]

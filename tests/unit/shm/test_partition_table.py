@@ -214,12 +214,12 @@ def test_a_word_of_a_row_is_found_where_its_name_says(writer: PartitionTableWrit
     assert words[1:3] == topic_id_words(TopicId(TOPIC))
 
 
-def test_recovery_progress_is_told_by_the_table(writer: PartitionTableWriter, reader: PartitionTableReader) -> None:
+def test_the_table_publishes_recovery_progress(writer: PartitionTableWriter, reader: PartitionTableReader) -> None:
     writer.set_recovery_progress(10, 100)
     assert reader.recovery_progress == (10, 100)
 
 
-def test_a_dead_writers_table_is_read_by_its_next_life(layout: BoxLayout) -> None:
+def test_the_next_incarnation_reads_the_table_of_a_dead_writer(layout: BoxLayout) -> None:
     dead = PartitionTableWriter.create(layout.shared_memory_name("table", "d0", 2), 2)
     dead.add_row(make_row(0))
     torn, _ = dead.add_row(make_row(1))

@@ -33,7 +33,7 @@ def test_entries_come_out_in_order_and_once() -> None:
     assert consumer.poll(3) == [] and not consumer.has_entries()
 
 
-def test_a_full_ring_is_an_answer_until_the_consumer_made_room() -> None:
+def test_a_full_ring_refuses_offers_until_the_consumer_polls() -> None:
     _, producer, consumer = make_ring()
     assert all(producer.offer(*entry(number)) for number in range(CAPACITY))
     assert not producer.offer(*entry(99)) and producer.free_entries() == 0

@@ -26,7 +26,7 @@ def test_each_ring_has_its_own_entries_and_words(layout: BoxLayout) -> None:
     source.close()
 
 
-def test_the_log_writer_marks_its_life_and_its_last_word(layout: BoxLayout) -> None:
+def test_the_log_writer_publishes_its_incarnation_and_its_end(layout: BoxLayout) -> None:
     source = RingPair.create(layout.shared_memory_name("channel", "ingest@0.d0.1", 5), 4, 5)
     assert source.writer_incarnation == 0 and not source.retired
     sink = RingPair.attach(source.shared.name)
@@ -38,7 +38,7 @@ def test_the_log_writer_marks_its_life_and_its_last_word(layout: BoxLayout) -> N
     source.close()
 
 
-def test_completions_of_a_dead_source_are_read_by_its_next_life(layout: BoxLayout) -> None:
+def test_the_next_incarnation_of_a_source_reads_the_completions_of_the_dead_one(layout: BoxLayout) -> None:
     name = layout.shared_memory_name("channel", "ingest@0.d0.1", 5)
     dead = RingPair.create(name, 4, 5)
     sink = RingPair.attach(name)

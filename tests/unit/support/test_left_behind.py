@@ -81,7 +81,7 @@ def test_a_tidy_run_passes_whatever_others_have_beside_it(tmp_path: Path) -> Non
         assert os.path.exists(f"/dev/shm{layout.shared_memory_name('counters', 'others')}")
 
 
-def test_a_box_of_the_run_is_told_apart_by_its_name(tmp_path: Path) -> None:
+def test_a_box_of_the_run_is_recognised_by_its_name(tmp_path: Path) -> None:
     """Its processes made its shared memory, not the run's."""
     box = "left-by-a-box"
     layout = BoxLayout(str(tmp_path / box))
