@@ -26,7 +26,7 @@ def end(log: Log, producer_id: int, is_commit: bool) -> int:
     return int(log.append_as_leader([memoryview(raw)], 0, NOW_MS)[0][0])
 
 
-def test_every_range_is_told_every_aborted_transaction_in_it_and_none_that_ended_before(tmp_path: Path) -> None:
+def test_every_range_has_its_aborted_transactions_and_none_that_ended_before(tmp_path: Path) -> None:
     log = open_log(tmp_path, CONFIG)
     log.verifications = Verifications(is_enabled=False)
     aborted = []

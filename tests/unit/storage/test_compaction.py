@@ -374,7 +374,7 @@ def test_any_failed_call_of_a_swap_leaves_a_log_that_opens_with_everything(tmp_p
     assert fail_at > 15
 
 
-def test_a_run_meets_every_failed_call_by_saying_so(tmp_path: Path) -> None:
+def test_a_run_reports_every_failed_file_call(tmp_path: Path) -> None:
     log = filled(tmp_path)
     log.flush()
     plan = plan_of(log)

@@ -1,4 +1,4 @@
-"""`millrace log dump`: every kind of file that a log directory holds is told in words, damaged ones too."""
+"""`millrace log dump`: every kind of file in a log directory is printed as text, damaged ones too."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def disk(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_file_of_a_log_directory_is_told(disk: Path) -> None:
+def test_every_file_of_a_log_directory_is_printed(disk: Path) -> None:
     told = {path.name: dumped(path) for path in sorted(disk.rglob("*")) if path.is_file() and path.name != ".lock"}
     assert all(told.values())
     assert told["recovery-point-offset-checkpoint"] == ["topic: syslog partition: 3 offset: 3"]
@@ -52,12 +52,12 @@ def test_every_file_of_a_log_directory_is_told(disk: Path) -> None:
     assert len(told["00000000000000000000.log"]) == 3
 
 
-def test_aborted_transactions_of_a_directory_of_kafkas_are_told() -> None:
+def test_aborted_transactions_of_a_directory_of_kafka_are_printed() -> None:
     lines = [line for path in sorted((GOLDEN / "transactions-0").glob("*.txnindex")) for line in dumped(path)]
     assert len(lines) == 5 and all(line.startswith("version: 0 producerId: ") and " lastStableOffset: " in line for line in lines)
 
 
-def test_a_file_on_its_way_out_is_told_as_what_it_was(disk: Path) -> None:
+def test_a_file_marked_for_deletion_is_printed_as_before(disk: Path) -> None:
     path = disk / "syslog-3" / "00000000000000000000.log"
     before = dumped(path)
     assert dumped(path.rename(f"{path}.deleted")) == before
@@ -74,6 +74,6 @@ def test_a_file_on_its_way_out_is_told_as_what_it_was(disk: Path) -> None:
         ("recovery-point-offset-checkpoint", b"0\n1\nsyslog 3\n", "NOT AN ENTRY: syslog 3"),
     ],
 )
-def test_what_is_broken_is_told_in_a_line(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+def test_a_broken_file_is_reported_in_a_line(tmp_path: Path, name: str, content: bytes, words: str) -> None:
     (tmp_path / name).write_bytes(content)
     assert any(words in line for line in dumped(tmp_path / name))

@@ -1,4 +1,6 @@
-"""Where logs that differ are cut. A log here is the list of its records, (leader epoch, who wrote it), with the real epoch cache beside it."""
+"""Where diverged logs are truncated. A log here is the list of its records, (leader epoch, writer),
+with the real epoch cache beside it.
+"""
 
 from __future__ import annotations
 

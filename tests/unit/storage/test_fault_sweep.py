@@ -1,4 +1,4 @@
-"""Every file call of a log's life fails once, then every one fails from then on; after each the recovered log is a prefix that holds
+"""Every file call of a log fails once, then every one fails from then on; after each the recovered log is a prefix that holds
 everything acknowledged."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from appliance.storage.recovery import Recovery, SameBoot, Unclean
 from tests.unit.storage.storage_support import batch, failing_file_calls, open_log, stored_bytes, stored_records
 
 
-class Life:
+class LogRun:
     """Opens a log and writes to it as a log-writer would, remembering what it acknowledged."""
 
     def __init__(self, path: Path) -> None:
@@ -63,11 +63,11 @@ class Life:
 
 
 def sweep(path: Path, forever: bool, error: int, recovery_of: str) -> int:
-    """Run a life for each file call that can fail; the number of lives."""
+    """Run a log for each file call that can fail; return the number of runs."""
     for fail_at in range(1, 2000):
         directory = path / str(fail_at)
         directory.mkdir()
-        life = Life(directory)
+        life = LogRun(directory)
         with failing_file_calls(fail_at, forever, error) as faults:
             try:
                 life.run()
@@ -91,7 +91,7 @@ def sweep(path: Path, forever: bool, error: int, recovery_of: str) -> int:
 
 
 def rebuilt_indexes_agree(directory: Path) -> bool:
-    """The indexes that a life leaves lead to batches: a whole rebuild finds the same offset entries."""
+    """The indexes that a run leaves lead to batches: a whole rebuild finds the same offset entries."""
     before = {name: content for name, content in stored_bytes(directory).items() if name.endswith(".index")}
     open_log(directory, recovery=Unclean(0)).close()
     return before == {name: content for name, content in stored_bytes(directory).items() if name.endswith(".index")}

@@ -51,7 +51,7 @@ def test_a_write_that_fails_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"0\n1\n", b"0\n2\n1 5\n2 5\n", b"0\n1\n1\n", b"\xff"])
-def test_a_broken_checkpoint_is_told_from_a_missing_one(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_checkpoint_is_distinguished_from_a_missing_one(tmp_path: Path, content: bytes) -> None:
     assert LeaderEpochCache(str(tmp_path)).load()
     (tmp_path / "leader-epoch-checkpoint").write_bytes(content)
     assert not LeaderEpochCache(str(tmp_path)).load()

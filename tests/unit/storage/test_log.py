@@ -107,7 +107,7 @@ def test_a_sealed_segment_ends_with_its_largest_timestamp(tmp_path: Path) -> Non
     log.close()
 
 
-def test_log_append_time_is_stamped_and_told(tmp_path: Path) -> None:
+def test_log_append_time_is_stamped_and_returned(tmp_path: Path) -> None:
     log = open_log(tmp_path, LogConfig(message_timestamp_type="LogAppendTime"))
     assert log.append_as_leader([batch(b"x", timestamp_ms=5)], 0, NOW_MS + 7) == [(0, 0, NOW_MS + 7)]
     log.close()
@@ -237,7 +237,7 @@ def test_the_recovery_point_follows_a_flush_and_rolled_segments_are_part_of_it(t
     log.close()
 
 
-def test_sealed_segments_of_a_former_life_are_part_of_the_next_flush(tmp_path: Path) -> None:
+def test_sealed_segments_of_a_former_incarnation_are_part_of_the_next_flush(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     log.append_as_leader([batch(b"x" * 100) for _ in range(9)], 0, NOW_MS)
     position = SameBoot(log.log_end_offset, log.active_base_offset, log.active_position)

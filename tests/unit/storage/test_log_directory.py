@@ -44,7 +44,7 @@ def test_a_cluster_id_may_come_later(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("broker_id", "cluster_id", "reason"), [(2, CLUSTER, "belongs to broker 1"), (1, "another", f"belongs to cluster {CLUSTER}")])
-def test_a_directory_of_somebody_else_is_refused(tmp_path: Path, broker_id: int, cluster_id: str, reason: str) -> None:
+def test_a_directory_of_another_broker_or_cluster_is_refused(tmp_path: Path, broker_id: int, cluster_id: str, reason: str) -> None:
     opened(tmp_path).abandon()
     with pytest.raises(ConfigurationProblems, match=reason):
         opened(tmp_path, broker_id, cluster_id)
@@ -125,7 +125,7 @@ def test_no_failed_call_of_a_clean_stop_leaves_the_marker_without_the_checkpoint
 
 
 @pytest.mark.parametrize("content", [b"0\n2\nsyslog 3 5\n", b"1\n0\n", b"0\n1\nsyslog 3\n", b"\xff\xfe", b"0\n1\nsyslog x 5\n"])
-def test_a_broken_checkpoint_counts_as_empty_and_is_told(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_checkpoint_counts_as_empty_and_is_reported(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "recovery-point-offset-checkpoint").write_bytes(content)
     directory = opened(tmp_path)
     assert directory.checkpoints.lines[RECOVERY_POINTS] == {} and "recovery-point" in directory.problems[0]
@@ -251,7 +251,7 @@ def test_unknown_names_are_listed_and_never_touched(tmp_path: Path) -> None:
         ("syslog-3.0123456789abcdef0123456789abcdef-delete", None),
     ],
 )
-def test_partition_directories_are_told_from_others(name: str, expected: TopicPartition | None) -> None:
+def test_partition_directories_are_recognised_by_name(name: str, expected: TopicPartition | None) -> None:
     assert parse_partition_name(name) == expected
 
 
@@ -260,7 +260,7 @@ def test_the_name_of_a_leaving_directory_fits_a_file_system() -> None:
     assert len(name) == 255 and is_leaving(name) and parse_partition_name(name) is None
 
 
-def test_space_is_told(tmp_path: Path) -> None:
+def test_free_and_total_space_are_returned(tmp_path: Path) -> None:
     directory = opened(tmp_path)
     assert 0 < directory.space().free_bytes <= directory.space().total_bytes
     directory.abandon()

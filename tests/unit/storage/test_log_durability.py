@@ -80,7 +80,7 @@ def test_a_batch_flush_syncs_a_segments_name_once(tmp_path: Path) -> None:
         directories.append(flush.directory)
         assert log.plan_batch_flush() is None
     assert directories == [log.directory, "", log.directory, ""]
-    assert (log.durable_offset, log.recovery_point) == (4, 0), "the recovery point waits for all that tells of them"
+    assert (log.durable_offset, log.recovery_point) == (4, 0), "the recovery point waits for all files that refer to them"
     log.close()
 
 

@@ -44,7 +44,7 @@ class Move:
         self.copy = self.begin()
 
     def begin(self, reserve: FreeSpaceReserve = NO_RESERVE) -> LogMove:
-        """Another life of the mover."""
+        """Another incarnation of the mover."""
         self.copy = LogMove(self.future.path, str(self.source_path), TOPIC_ID, CONFIG, ManualClock(NOW_MS), reserve)
         return self.copy
 
@@ -125,14 +125,15 @@ def test_a_promoted_log_has_the_bytes_the_segments_and_the_indexes_of_its_source
     same_files(move)
 
 
-def test_all_batches_that_a_producer_may_send_again_are_told_to_who_promotes(move: Move) -> None:
+def test_all_batches_that_a_producer_may_send_again_survive_the_promotion(move: Move) -> None:
     move.append(4, producer=6)
     move.append(20, producer=7)
     move.complete()
     record = read_move(move.future.path)
     assert record is not None
     log = move.promote()
-    log.producers.remember_earlier([(6, 1, [[0, 0, 0, 0, 0]]), (8, 0, [[0, 0, 0, 0, 0]])])  # of another epoch, and of nobody
+    # Of another epoch, and of an unknown producer.
+    log.producers.remember_earlier([(6, 1, [[0, 0, 0, 0, 0]]), (8, 0, [[0, 0, 0, 0, 0]])])
     log.producers.remember_earlier(record.recent_batches)
     for producer_id, count in ((6, 4), (7, 5)):
         known, expected = log.producers.entry(producer_id), move.source.producers.entry(producer_id)
@@ -198,7 +199,9 @@ def test_producers_whose_batches_retention_took_are_known_to_the_copy(move: Move
 
 
 def test_a_copy_of_a_shortened_log_has_the_snapshot_of_its_first_segment_as_the_source_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when the first segment is the active one and snapshots lie behind its beginning: it alone tells of producers below."""
+    """Also when the first segment is the active one and snapshots lie behind its beginning: only it
+    has the producers below.
+    """
     monkeypatch.setattr(log_module, "SNAPSHOT_INTERVAL_BYTES", 200)
     move = Move(tmp_path, SMALL._replace(segment_bytes=4000))
     move.append(60, producer=9)
@@ -357,7 +360,7 @@ def test_nothing_is_complete_that_does_not_end_where_it_should(move: Move) -> No
     move.copy.close()
 
 
-def test_who_copies_on_takes_the_statement_back_first(move: Move) -> None:
+def test_copying_on_first_withdraws_the_completion_record(move: Move) -> None:
     move.append(10)
     move.complete()
     move.append(10)
@@ -371,7 +374,7 @@ def test_who_copies_on_takes_the_statement_back_first(move: Move) -> None:
     same_files(move)
 
 
-def test_nothing_behind_the_end_that_the_owner_tells_is_copied(move: Move) -> None:
+def test_nothing_behind_the_end_that_the_owner_reports_is_copied(move: Move) -> None:
     move.append(10)
     told = move.state
     move.append(10)
@@ -448,7 +451,7 @@ def test_a_log_is_never_promoted_over_a_record_that_is_broken(move: Move) -> Non
     assert os.path.isdir(move.future.path)
 
 
-def test_what_was_read_while_the_source_began_a_new_life_is_not_believed(move: Move) -> None:
+def test_bytes_read_while_the_source_restarted_are_not_used(move: Move) -> None:
     """It may have cut the log, and written something else in its place, while we read."""
     move.append(30)
     move.catch_up()
@@ -463,7 +466,7 @@ def test_what_was_read_while_the_source_began_a_new_life_is_not_believed(move: M
     same_files(move)
 
 
-def test_what_is_taken_over_at_the_end_is_of_the_life_that_was_copied(move: Move) -> None:
+def test_a_move_does_not_complete_over_another_incarnation_of_the_source(move: Move) -> None:
     move.append(10)
     move.catch_up()
     with pytest.raises(SourceChanged, match="another owner"):

@@ -54,7 +54,7 @@ def test_duplicates_within_one_call_are_seen(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_duplicate_is_told_the_append_time_of_its_original(tmp_path: Path) -> None:
+def test_a_duplicate_returns_the_append_time_of_its_original(tmp_path: Path) -> None:
     log = open_log(tmp_path, LogConfig(message_timestamp_type="LogAppendTime"))
     for now_ms in (NOW_MS, NOW_MS + 50):
         assert log.append_as_leader([batch(b"x", timestamp_ms=1, producer=(7, 0, 0))], 0, now_ms) == [(0, 0, NOW_MS)]
@@ -166,7 +166,9 @@ def test_producers_that_are_silent_for_a_day_are_forgotten(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_a_producer_of_old_records_is_known_after_a_death_that_no_snapshot_saw(tmp_path: Path, is_closed: bool) -> None:
-    """He wrote a moment ago, whatever the times of his records say, and sends his last batch again; of long ago is only who stands in a snapshot."""
+    """It wrote a moment ago, whatever the timestamps of its records are, and sends its last batch
+    again; only producers of a snapshot are old.
+    """
     log = open_log(tmp_path, producer_expiration_ms=1_000)
     answer = send(log, 0)
     recovery: Recovery = CLEAN

@@ -169,7 +169,7 @@ def test_zeros_in_a_torn_transaction_index_are_no_entry(log: TorturedLog) -> Non
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_final_time_index_entry_of_a_killed_life_is_synced(log: TorturedLog, seed: int) -> None:
+def test_the_final_time_index_entry_before_a_kill_is_synced(log: TorturedLog, seed: int) -> None:
     """The segment was flushed, then sealed, then the process was killed: its last entry is in the page cache only."""
     log.append([10, 10])
     log.flush()

@@ -70,7 +70,7 @@ def test_a_gap_that_compaction_left_leads_to_the_next_batch(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("step_bytes", [1, 100, 150, 300, 440, 1_000])
-def test_a_look_up_tells_where_the_next_reads_of_so_many_bytes_begin(reading: LogReading, step_bytes: int) -> None:
+def test_a_look_up_returns_where_the_next_reads_of_so_many_bytes_begin(reading: LogReading, step_bytes: int) -> None:
     """As a consumer goes on: it takes whole batches of what it got (the first one in any case), and asks for the offset behind them."""
     for limit in (40, 33, 8):
         for first in range(0, limit, 3):

@@ -100,7 +100,7 @@ class _Table:
         self.seen.append((done, total))
 
 
-def test_progress_is_told_in_bytes_with_the_time_that_is_left() -> None:
+def test_progress_is_reported_in_bytes_with_the_remaining_time() -> None:
     clock, table, told = ManualClock(), _Table(), []
     names = [TopicPartition("t", number) for number in range(3)]
     fake: Any = table

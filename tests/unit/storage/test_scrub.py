@@ -82,7 +82,7 @@ def test_any_flipped_bit_of_the_log_is_found(sound: Path, chance: float) -> None
     in_batch = bit // 8 - max(position for position in positions(sound) if position <= bit // 8)
     flip(path, bit)
     try:
-        # The leader epoch is covered by no checksum: nobody can tell.
+        # The leader epoch is covered by no checksum: damage cannot be detected.
         assert bool(scrub(sound)) != (LEADER_EPOCH_AT <= in_batch < MAGIC_AT)
     finally:
         path.write_bytes(whole)
@@ -100,7 +100,7 @@ def test_a_flipped_bit_of_an_index_is_found_or_leads_no_look_up_astray(sound: Pa
         path.write_bytes(whole)
 
 
-def test_a_wrong_checksum_is_told_with_its_offset_and_the_batches_behind_it_are_checked(tmp_path: Path) -> None:
+def test_a_wrong_checksum_is_reported_with_its_offset_and_later_batches_are_checked(tmp_path: Path) -> None:
     write_segment(tmp_path)
     places = positions(tmp_path)
     for number in (4, 9):
@@ -117,13 +117,13 @@ def test_a_broken_length_hides_the_rest_and_says_how_much(tmp_path: Path) -> Non
     assert f"{(tmp_path / LOG).stat().st_size - place} bytes" in damage.words
 
 
-def test_a_segment_that_reaches_into_the_next_one_is_told(tmp_path: Path) -> None:
+def test_a_segment_that_overlaps_the_next_one_is_reported(tmp_path: Path) -> None:
     write_segment(tmp_path)
     assert [damage.kind for damage in scrub(tmp_path, 2 * BATCHES - 1)] == [OFFSETS]
 
 
 @pytest.mark.parametrize(("name", "kind"), [(OFFSET_INDEX, INDEX), (TIMES, TIME_INDEX)])
-def test_an_index_that_is_missing_torn_or_behind_is_told(tmp_path: Path, name: str, kind: str) -> None:
+def test_a_missing_torn_or_incomplete_index_is_reported(tmp_path: Path, name: str, kind: str) -> None:
     write_segment(tmp_path)
     path = tmp_path / name
     whole = path.read_bytes()
@@ -135,7 +135,7 @@ def test_an_index_that_is_missing_torn_or_behind_is_told(tmp_path: Path, name: s
     assert [damage.words for damage in scrub(tmp_path)] == ["it is missing"]
 
 
-def test_an_empty_time_index_is_told_because_retention_asks_it(tmp_path: Path) -> None:
+def test_an_empty_time_index_is_reported_because_retention_reads_it(tmp_path: Path) -> None:
     write_segment(tmp_path)
     (tmp_path / TIMES).write_bytes(b"")
     assert [damage.kind for damage in scrub(tmp_path)] == [TIME_INDEX]

@@ -182,7 +182,7 @@ def test_a_duplicate_is_answered_whatever_became_of_its_transaction(tmp_path: Pa
     log.close()
 
 
-def test_an_old_epoch_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
+def test_an_old_epoch_is_refused_without_a_verification(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     producer = Producer(log)
     producer.begin(0, epoch=1)
@@ -269,7 +269,7 @@ def test_silent_producers_are_forgotten_and_those_with_an_open_transaction_are_n
 
 
 @pytest.mark.parametrize("end", ["closed", "killed", "power cut"])
-def test_every_life_of_a_log_knows_its_open_and_its_aborted_transactions(tmp_path: Path, end: str) -> None:
+def test_every_incarnation_of_a_log_knows_its_open_and_its_aborted_transactions(tmp_path: Path, end: str) -> None:
     log = open_log(tmp_path)
     one, two = Producer(log, 1), Producer(log, 2)
     one.begin(0)

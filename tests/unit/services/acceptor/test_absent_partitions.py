@@ -1,4 +1,4 @@
-"""What clients are told of a partition that has no row."""
+"""The error that clients receive for a partition without a row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from appliance.cluster.metadata_image import MetadataImage, PartitionImage, Topi
 from appliance.shm.partition_table import DISK_OFFLINE, DISK_ONLINE
 
 
-def told(partition: PartitionImage, disk_state: int | None = DISK_ONLINE) -> ErrorCode:
+def error_for(partition: PartitionImage, disk_state: int | None = DISK_ONLINE) -> ErrorCode:
     table = None if disk_state is None else SimpleNamespace(disk_state=disk_state)
     view = MetadataCache(1, cast(Any, SimpleNamespace(by_disk={"d0": SimpleNamespace(table=table)})), 1)
     view.set_image(MetadataImage(1, "c", 1, {}, {"t": TopicImage("t", TopicId(bytes(range(16))), (partition,), {})}))
@@ -31,10 +31,10 @@ def told(partition: PartitionImage, disk_state: int | None = DISK_ONLINE) -> Err
         (PartitionImage(1, 0, (1,), (1,), "d0", "d1"), DISK_ONLINE, ErrorCode.NOT_LEADER_OR_FOLLOWER),  # it is between two disks
     ],
 )
-def test_what_comes_back_is_told_apart_from_what_is_lost(partition: PartitionImage, disk_state: int | None, code: ErrorCode) -> None:
-    assert told(partition, disk_state) is code
+def test_a_partition_that_will_return_has_another_error_than_a_lost_one(partition: PartitionImage, disk_state: int | None, code: ErrorCode) -> None:
+    assert error_for(partition, disk_state) is code
 
 
-def test_a_partition_that_nobody_knows_does_not_exist() -> None:
+def test_an_unknown_partition_does_not_exist() -> None:
     view = MetadataCache(1, cast(Any, SimpleNamespace(by_disk={})), 1)
     assert view.why_absent("t", 0) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -72,7 +72,7 @@ class PlayedDisks:
         self.side.delayed.wake_moved()
 
 
-def test_what_is_cold_holds_up_nobody_and_comes_when_it_is_there(make: Make) -> None:
+def test_a_cold_partition_delays_no_other_and_is_sent_when_it_was_read(make: Make) -> None:
     side = make(2)
     side.change_row(1, log_end_offset=40, active_position=4 * side.batch_bytes)
     disks = PlayedDisks(side, {0})
@@ -118,7 +118,7 @@ def test_a_follower_that_goes_on_elsewhere_or_never_comes_back_keeps_no_memory(m
     side.serve()
     side.followed(client)
     assert [each[2] for each in disks.asked] == [0, side.batch_bytes]
-    disks.bring()  # the first, which nobody wants any more
+    disks.bring()  # the first, which no fetch needs any more
     disks.bring()
     reads = side.fetches._follower_reads
     side.fetches.sweep(side.clock.monotonic_ns())
@@ -153,10 +153,10 @@ def test_what_is_taken_back_for_a_moment_gets_what_was_read_for_it_meanwhile(mak
     assert [(part.partition, part.records_size) for part in side.followed(client)[1]] == [(0, side.batch_bytes)]
     side.follow(client, [Followed(0, 10)], (session, 4))
     side.serve()
-    assert [each[1].origin.partition for each in disks.asked] == [1], "and who has waited is next"
+    assert [each[1].origin.partition for each in disks.asked] == [1], "the partition that waited is next"
 
 
-def test_what_is_taken_back_and_does_not_return_keeps_nobody_from_its_disk(make: Make) -> None:
+def test_a_cancelled_cold_read_without_a_reply_does_not_block_its_disk(make: Make) -> None:
     side = make(2)
     disks = PlayedDisks(side, {0, 1})
     client = side.connect()
@@ -168,12 +168,12 @@ def test_what_is_taken_back_and_does_not_return_keeps_nobody_from_its_disk(make:
     side.follow(client, [Followed(1, 0)], (session, 2), max_wait_ms=500, forgotten=[0])
     side.serve()
     assert [each[1].origin.partition for each in disks.asked] == [0, 1]
-    disks.bring()  # the first, which nobody wants any more
+    disks.bring()  # the first, which no fetch needs any more
     disks.bring()
     assert [(part.partition, part.records_size) for part in side.followed(client)[1]] == [(1, side.batch_bytes)]
 
 
-def test_what_came_into_the_page_cache_meanwhile_keeps_nobody_from_its_disk(make: Make) -> None:
+def test_a_range_that_became_resident_does_not_block_its_disk(make: Make) -> None:
     side = make(2)
     disks = PlayedDisks(side, {0, 1})
     client = side.connect()

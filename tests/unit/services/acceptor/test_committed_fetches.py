@@ -1,4 +1,6 @@
-"""Fetches of read_committed consumers: nothing at or above the last stable offset, and told what was aborted below it."""
+"""Fetches of read_committed consumers: nothing at or above the last stable offset, and the aborted
+transactions below it.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,7 @@ def test_a_long_poll_at_the_last_stable_offset_ends_when_that_moves(make: Make) 
     assert side.fetched(client)[1] == [Part(0, 0, 3 * side.batch_bytes, ((7, 20),))]
 
 
-def test_a_transaction_is_told_as_aborted_to_whoever_reads_some_of_it_and_to_nobody_else(make: Make) -> None:
+def test_an_aborted_transaction_is_listed_only_in_fetches_that_read_some_of_it(make: Make) -> None:
     side = make()
     side.aborted = [(7, 12, 25), (8, 5, 27)]
     side.move_stable(0, END, aborted_end_offset=28)

@@ -10,7 +10,7 @@ MS = 1_000_000
 
 
 class Parked:
-    """Counts what is told to it."""
+    """Counts its wake-ups."""
 
     reply = cast(Any, None)
     ended = 0
@@ -32,7 +32,7 @@ def test_an_acceptor_sleeps_until_the_next_deadline() -> None:
     assert delayed.ms_to_next_deadline(20 * MS, 100) == 30
 
 
-def test_the_deadlines_of_those_who_have_left_wake_nobody() -> None:
+def test_deadlines_of_removed_requests_wake_no_turn() -> None:
     """A client that goes with its long poll open: past that poll's deadline an idle acceptor would not sleep any more."""
     delayed, parked = DelayedRequests(), Parked()
     gone = [delayed.park(parked, [], 10 * MS), delayed.park(parked, [], 15 * MS)]

@@ -23,7 +23,7 @@ def handler() -> DescribeClusterHandler:
     return DescribeClusterHandler(view, lambda _connection: None)
 
 
-def test_brokers_and_controller_are_told(handler: DescribeClusterHandler) -> None:
+def test_brokers_and_controller_are_described(handler: DescribeClusterHandler) -> None:
     described = handler._describe(DescribeClusterRequest())
     assert (described.error_code, described.cluster_id, described.controller_id) == (0, "the-cluster", 2)
     assert described.brokers == (DescribedBroker(1, "one", 9092), DescribedBroker(2, "two", 9093, "rack"))
@@ -32,6 +32,6 @@ def test_brokers_and_controller_are_told(handler: DescribeClusterHandler) -> Non
 
 
 @pytest.mark.parametrize(("endpoint_type", "code"), [(0, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE), (2, ErrorCode.MISMATCHED_ENDPOINT_TYPE)])
-def test_who_wants_controllers_is_told_that_these_are_brokers(handler: DescribeClusterHandler, endpoint_type: int, code: ErrorCode) -> None:
+def test_a_request_for_controllers_is_refused_because_these_are_brokers(handler: DescribeClusterHandler, endpoint_type: int, code: ErrorCode) -> None:
     described = handler._describe(DescribeClusterRequest(False, endpoint_type))
     assert (described.error_code, described.brokers) == (code, ())

@@ -69,15 +69,15 @@ def described() -> Iterator[Described]:
         made.counters.close()
 
 
-def test_sizes_are_those_of_closed_and_active_segments_and_room_is_what_was_counted(described: Described) -> None:
-    assert described.ask().total_bytes == UNKNOWN_BYTES, "nobody has counted yet"
+def test_sizes_include_all_segments_and_free_space_comes_from_the_counters(described: Described) -> None:
+    assert described.ask().total_bytes == UNKNOWN_BYTES, "nothing is counted yet"
     described.counters.counter("disk.total_bytes").set(5000)
     described.counters.counter("disk.free_bytes").set(3000)
     partitions = (LogDirPartition(0, 1100), LogDirPartition(1, 1101))
     assert described.ask() == LogDirResult(0, "/srv/d0", (LogDirTopic("t", partitions),), 5000, 3000)
 
 
-def test_only_what_was_asked_for_is_told(described: Described) -> None:
+def test_only_requested_partitions_are_described(described: Described) -> None:
     wanted = (LogDirTopicToDescribe("t", (1, 7)), LogDirTopicToDescribe("other", (0,)))
     assert [topic.partitions for topic in described.ask(DescribeLogDirsRequest(wanted)).topics] == [(LogDirPartition(1, 1101),)]
     assert described.ask(DescribeLogDirsRequest(())).topics == ()
@@ -97,7 +97,7 @@ def test_what_is_being_moved_to_a_disk_is_a_future_replica_there(described: Desc
 
 
 @pytest.mark.parametrize("trouble", ["offline", "hung", "away"])
-def test_a_disk_in_trouble_is_told_with_its_error(described: Described, trouble: str) -> None:
+def test_a_failed_disk_is_described_with_its_error(described: Described, trouble: str) -> None:
     if trouble == "offline":
         described.table.set_disk_state(DISK_OFFLINE)
     elif trouble == "hung":

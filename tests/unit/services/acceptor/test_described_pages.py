@@ -18,7 +18,7 @@ def image_with(**partitions: int) -> MetadataImage:
     return MetadataImage(1, "cluster", 1, {1: BrokerImage(1, "h", 9092)}, topics)
 
 
-def told(page: DescribeTopicPartitionsResponse) -> list[tuple[str | None, int, list[int]]]:
+def topics_of(page: DescribeTopicPartitionsResponse) -> list[tuple[str | None, int, list[int]]]:
     return [(topic.name, topic.error_code, [partition.partition_index for partition in topic.partitions]) for topic in page.topics]
 
 
@@ -29,12 +29,12 @@ def ask(image: MetadataImage, *names: str, limit: int = 2000, cursor: tuple[str,
 
 def test_a_page_ends_at_the_limit_and_says_where_the_next_begins() -> None:
     image = image_with(b=3, a=2, c=1)
-    assert told(ask(image)) == [("a", 0, [0, 1]), ("b", 0, [0, 1, 2]), ("c", 0, [0])] and ask(image).next_cursor is None
+    assert topics_of(ask(image)) == [("a", 0, [0, 1]), ("b", 0, [0, 1, 2]), ("c", 0, [0])] and ask(image).next_cursor is None
     first = ask(image, limit=4)
-    assert told(first) == [("a", 0, [0, 1]), ("b", 0, [0, 1])] and first.next_cursor == PartitionCursor("b", 2)
+    assert topics_of(first) == [("a", 0, [0, 1]), ("b", 0, [0, 1])] and first.next_cursor == PartitionCursor("b", 2)
     exact = ask(image, limit=2)
-    assert told(exact) == [("a", 0, [0, 1])] and exact.next_cursor == PartitionCursor("b", 0)
-    assert told(ask(image, cursor=("b", 2))) == [("b", 0, [2]), ("c", 0, [0])]
+    assert topics_of(exact) == [("a", 0, [0, 1])] and exact.next_cursor == PartitionCursor("b", 0)
+    assert topics_of(ask(image, cursor=("b", 2))) == [("b", 0, [2]), ("c", 0, [0])]
 
 
 def test_replicas_on_brokers_that_are_not_there_are_offline() -> None:
@@ -42,14 +42,14 @@ def test_replicas_on_brokers_that_are_not_there_are_offline() -> None:
     assert topic.partitions[0].offline_replicas == (2,) and topic.topic_authorized_operations == 3576
 
 
-def test_what_is_asked_for_and_not_there_is_told_so() -> None:
+def test_a_requested_topic_that_is_absent_has_its_error() -> None:
     page = ask(image_with(a=1), "nowhere", "a", "a", "no/name")
-    assert told(page) == [("a", 0, [0]), ("no/name", 17, []), ("nowhere", 3, [])]
-    assert told(ask(image_with(a=1), "a", cursor=("a", -1))) == [("a", 42, [])]
+    assert topics_of(page) == [("a", 0, [0]), ("no/name", 17, []), ("nowhere", 3, [])]
+    assert topics_of(ask(image_with(a=1), "a", cursor=("a", -1))) == [("a", 42, [])]
 
 
 def test_a_cursor_at_a_topic_that_went_goes_on_behind_it() -> None:
-    assert told(ask(image_with(a=1, c=1), cursor=("b", 7))) == [("c", 0, [0])]
+    assert topics_of(ask(image_with(a=1, c=1), cursor=("b", 7))) == [("c", 0, [0])]
 
 
 @given(partitions=st.dictionaries(st.text("abcd", min_size=1, max_size=3), st.integers(1, 7), max_size=6), limit=st.integers(-1, 9))
@@ -59,7 +59,7 @@ def test_pages_together_are_the_whole(partitions: dict[str, int], limit: int) ->
     cursor: tuple[str, int] | None = None
     for _ in range(100):
         page = ask(image, limit=limit, cursor=cursor)
-        described = [(name, index) for name, _code, indexes in told(page) for index in indexes]
+        described = [(name, index) for name, _code, indexes in topics_of(page) for index in indexes]
         assert len(described) <= max(1, limit)
         found += described
         if page.next_cursor is None:

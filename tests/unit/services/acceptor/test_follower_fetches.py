@@ -1,4 +1,6 @@
-"""A leader's side of replication: what followers get, who they have to be, what the log-writer is told of them, and where logs part."""
+"""A leader's side of replication: what followers receive, which fetchers are accepted, what is
+reported to the log-writer, and where logs diverge.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def test_the_high_watermark_may_lie_in_an_older_segment_than_the_log_end(make: M
     assert told.records_size == side.size_bytes
 
 
-def test_who_comes_back_to_the_end_of_what_it_may_read_costs_no_question(make: Make) -> None:
+def test_a_fetch_at_the_end_of_the_readable_log_needs_no_look_up(make: Make) -> None:
     side = make()
     ask(side)
     seen = len(side.questions_seen)
@@ -85,7 +87,7 @@ def test_who_comes_back_to_the_end_of_what_it_may_read_costs_no_question(make: M
     assert len(side.questions_seen) == seen
 
 
-def test_a_follower_is_told_of_no_aborted_transactions(make: Make) -> None:
+def test_a_follower_receives_no_aborted_transactions(make: Make) -> None:
     side = make()
     side.aborted = [(1, 0, 9)]
     side.writer.store_aborted_end(0, 10)
@@ -116,7 +118,7 @@ def test_a_throttled_follower_waits_for_as_long_as_the_rate_wants_for_what_it_go
     assert ask(side).records_size == 0
 
 
-# -- who
+# -- which fetchers are accepted
 
 
 @pytest.mark.parametrize(("leader_epoch", "code"), [(0, ErrorCode.UNKNOWN_LEADER_EPOCH), (-1, ErrorCode.NOT_LEADER_OR_FOLLOWER)])
@@ -168,14 +170,14 @@ def test_older_versions_refuse_a_follower_in_each_partition(make: Make, version:
         (ROLE_OFFLINE, 4, ErrorCode.KAFKA_STORAGE_ERROR),
     ],
 )
-def test_a_follower_of_another_epoch_or_at_the_wrong_box_is_told_what_kafka_says(make: Make, role: int, leader_epoch: int, code: ErrorCode) -> None:
+def test_a_follower_of_another_epoch_or_at_the_wrong_box_receives_kafkas_error(make: Make, role: int, leader_epoch: int, code: ErrorCode) -> None:
     side = make()
     side.change_row(0, role=role, leader_epoch=5)
     told = ask(side, Followed(0, 0, leader_epoch, 5))
     assert (told.error_code, side.progress()) == (code, [])
 
 
-def test_who_came_to_the_wrong_box_is_told_who_leads_and_where(make: Make) -> None:
+def test_a_fetch_from_the_wrong_box_receives_the_leader_and_its_address(make: Make) -> None:
     side = make()
     side.assign((1, 2), leader=2)
     side.change_row(0, role=ROLE_FOLLOWER)
@@ -199,7 +201,7 @@ def _old_fetch(version: int, replica_id: int) -> bytes:
 # -- progress
 
 
-def test_the_log_writer_is_told_once_of_each_partition_of_a_followers_fetch(make: Make) -> None:
+def test_each_partition_of_a_followers_fetch_is_reported_once_to_the_log_writer(make: Make) -> None:
     side = make(2)
     client = side.follow(side.connect(), [Followed(0, END), Followed(1, 40)])
     received_ns = client.last_active_ns
@@ -210,7 +212,7 @@ def test_the_log_writer_is_told_once_of_each_partition_of_a_followers_fetch(make
     assert side.progress() == []
 
 
-def test_a_parked_fetch_that_is_looked_at_again_tells_nothing_twice(make: Make) -> None:
+def test_evaluating_a_parked_fetch_again_reports_nothing_twice(make: Make) -> None:
     side = make()
     client = side.follow(side.connect(), [Followed(0, END)], max_wait_ms=500)
     assert len(side.progress()) == 1 and side.answers(client) == 0
@@ -222,7 +224,7 @@ def test_a_parked_fetch_that_is_looked_at_again_tells_nothing_twice(make: Make) 
 # -- divergence
 
 
-def test_a_follower_with_a_longer_log_is_told_where_it_parts_and_counts_for_nothing(make: Make) -> None:
+def test_a_follower_with_a_longer_log_receives_the_diverging_epoch_and_does_not_count(make: Make) -> None:
     side = make()
     side.change_row(0, leader_epoch=5)
     side.epoch_ends = {4: (4, 30)}

@@ -1,4 +1,6 @@
-"""What an acceptor keeps for its clients: bounded, charged to who keeps it, told without a flood, and given up with them."""
+"""What an acceptor keeps for its clients: bounded, charged to the connection, logged at a limited
+rate, and freed with it.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,7 @@ def test_a_deadline_counts_from_the_first_bytes_of_the_request_that_is_incomplet
     assert connection.frame_since_ns == began_ns
 
 
-def test_who_only_announces_a_large_produce_holds_no_arena(side: _Side) -> None:
+def test_a_client_that_only_announces_a_large_produce_holds_no_arena_slot(side: _Side) -> None:
     sock, connection = side.connect()
     sock.sendall(_request(ApiKey.PRODUCE, 200_000)[: BODY_BYTES_MIN - 1])
     side.receiver.receive(connection)
@@ -139,7 +141,7 @@ def test_incomplete_bodies_have_half_of_the_arena_and_the_slow_ones_give_way(sid
     side.receiver.drop(waiter)
 
 
-def test_who_waits_for_room_and_sends_nothing_more_is_slow_too(side: _Side) -> None:
+def test_a_client_that_waits_for_memory_and_sends_no_more_is_slow_too(side: _Side) -> None:
     request = _request(ApiKey.PRODUCE, 400_000)
     (first, holder), (second, waiter) = side.connect(), side.connect()
     for sock, connection in ((first, holder), (second, waiter)):
@@ -170,7 +172,7 @@ def test_held_memory_is_charged_and_the_oldest_large_holders_leave_first(side: _
     assert len(held) == 3
 
 
-def test_closings_are_all_counted_and_some_of_them_told(counters: Counters) -> None:
+def test_all_closings_are_counted_and_some_are_logged(counters: Counters) -> None:
     clock = ManualClock()
     reading, writing = os.pipe()
     closings = Closings(counters, clock, Logger("test", descriptor=writing))

@@ -321,7 +321,7 @@ def test_offsets_are_listed_as_a_replica_for_boxes_only(side: Side, version: int
 
 @pytest.mark.parametrize("version", range(5))
 @pytest.mark.parametrize("replica_id", [-2, -1, 2])
-def test_ends_of_epochs_are_told_to_consumers_and_to_replicas_that_are_boxes(side: Side, version: int, replica_id: int) -> None:
+def test_epoch_end_offsets_are_returned_to_consumers_and_to_replicas_of_the_cluster(side: Side, version: int, replica_id: int) -> None:
     topic = offset_apis.EpochTopic("a", (offset_apis.EpochPartition(3, -1, 0),))
     arguments = side, offset_apis.OFFSET_FOR_LEADER_EPOCH_REQUEST, version, offset_apis.OffsetForLeaderEpochRequest(replica_id, (topic,))
     answer = ask(*arguments, STRANGER, reading(offset_apis.OFFSET_FOR_LEADER_EPOCH_RESPONSE, version))

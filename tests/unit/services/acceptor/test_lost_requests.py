@@ -57,7 +57,7 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize("api_key", MESSAGES)
-def test_each_part_is_told_that_its_fate_is_unknown(api_key: ApiKey) -> None:
+def test_each_part_of_a_lost_request_has_an_unknown_server_error(api_key: ApiKey) -> None:
     request_message, response_message, request, field = MESSAGES[api_key]
     for version in range(SERVED_APIS[api_key].version_min, SERVED_APIS[api_key].version_max + 1):
         answer = lost_answer(pack_kafka_request(api_key, version, "client", "host", request_message.encode(version, request)))

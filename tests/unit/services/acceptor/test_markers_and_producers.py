@@ -217,7 +217,7 @@ def tell(side: Side, count: int, code: int = 0) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, FIRST_PRODUCERS])
-def test_who_produces_is_told_and_the_slot_given_back(side: Side, count: int) -> None:
+def test_producers_are_described_and_the_slot_is_freed(side: Side, count: int) -> None:
     free = side.arena.free_bytes
     connection = describe(side, 0, 1)
     tell(side, count)
@@ -225,7 +225,7 @@ def test_who_produces_is_told_and_the_slot_given_back(side: Side, count: int) ->
     assert side.arena.free_bytes == free and len(side.offered) == 1
 
 
-def test_more_producers_than_fit_are_asked_for_again_with_more_room(side: Side) -> None:
+def test_more_producers_than_fit_are_requested_again_with_a_larger_slot(side: Side) -> None:
     connection = describe(side, 0)
     tell(side, FIRST_PRODUCERS + 50)
     assert not side.answered and len(side.offered) == 2

@@ -115,13 +115,13 @@ def test_a_fetch_whose_time_is_over_while_a_log_reader_is_asked_is_not_overtaken
     side.followed(client)
 
 
-def test_who_follows_under_another_epoch_is_told_anew_what_is_committed(make: Make) -> None:
+def test_a_follower_under_a_new_leader_epoch_receives_the_high_watermark_again(make: Make) -> None:
     side = make(1)
     client = side.connect()
     session = in_session(side, client, Followed(0, END))
     side.follow(client, [Followed(0, END)], (session, 1))
     side.serve()
-    assert side.followed(client)[1] == [], "it was told when the session began"
+    assert side.followed(client)[1] == [], "it was sent when the session began"
     side.epoch_ends[0] = (0, 2 * END)
     side.change_row(0, leader_epoch=1)
     side.follow(client, [Followed(0, END, leader_epoch=1)], (session, 2))
@@ -130,7 +130,7 @@ def test_who_follows_under_another_epoch_is_told_anew_what_is_committed(make: Ma
     assert (part.error_code, part.high_watermark) == (0, 20)
 
 
-def test_nobody_elses_parked_fetch_gives_way(make: Make) -> None:
+def test_a_parked_fetch_without_a_follower_session_does_not_give_way(make: Make) -> None:
     side = make(1)
     client = side.connect()
     side.fetch(client, [Asked(0, END)], max_wait_ms=500)

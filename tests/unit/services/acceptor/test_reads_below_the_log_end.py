@@ -1,4 +1,6 @@
-"""Consumers where high watermark and log end differ: replicas in their rack, leaders without a lease, and the offsets that they are told."""
+"""Consumers if high watermark and log end differ: replicas in their rack, leaders without a lease,
+and the offsets that they receive.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def from_rack(side: SteppedFetches, rack: str, offset: int = 0) -> tuple[int, in
     [
         ("b", {1: "a", 2: "b", 3: "c"}, (1, 2, 3), 2),
         ("a", {1: "a", 2: "a", 3: "c"}, (1, 2, 3), -1),  # the leader is near
-        ("b", {1: "a", 2: "b", 3: "b"}, (1, 3), 3),  # who is not in sync is nobody's choice
+        ("b", {1: "a", 2: "b", 3: "b"}, (1, 3), 3),  # a replica that is not in sync is never chosen
         ("d", {1: "a", 2: "b", 3: "c"}, (1, 2, 3), -1),
         ("", {1: "a", 2: "b", 3: "c"}, (1, 2, 3), -1),
     ],
@@ -58,7 +60,7 @@ def test_a_consumer_is_sent_to_the_replica_in_its_rack(make: Make, rack: str, ra
     assert from_rack(side, rack)[:2] == (0, preferred)
 
 
-def test_without_the_rack_aware_selector_everybody_reads_from_the_leader(make: Make) -> None:
+def test_without_the_rack_aware_selector_all_consumers_read_from_the_leader(make: Make) -> None:
     side = make()
     side.assign((1, 2), racks={1: "a", 2: "b"})
     assert from_rack(side, "b")[:2] == (0, -1)
@@ -92,7 +94,7 @@ def test_without_a_lease_a_leader_of_shared_partitions_serves_followers_but_no_c
             client = side.fetch(side.connect(), [Asked(0, END)])
             return side.fetched(client)[1][0].error_code
 
-        assert consumed() == 0, "nobody keeps a lease on this box"
+        assert consumed() == 0, "this box has no lease"
         writer = LeaseWriter(layout, 1)
         gate.look_for()
         assert consumed() == ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -136,7 +138,7 @@ def offsets(side: SteppedFetches, timestamp: int, replica_id: int = -1, version:
 LATEST = -1
 
 
-def test_a_replica_is_told_the_log_end_and_a_consumer_the_high_watermark(make: Make) -> None:
+def test_a_replica_receives_the_log_end_and_a_consumer_the_high_watermark(make: Make) -> None:
     side = make()
     assert [offsets(side, LATEST, replica_id) for replica_id in (-1, 2, -2)] == [(0, 20), (0, END), (0, END)]
     side.change_row(0, role=ROLE_FOLLOWER)
@@ -151,7 +153,7 @@ def test_a_new_leader_says_no_end_before_its_high_watermark_has_reached_its_epoc
     side.change_row(0, leader_epoch=7)
     side.epoch_ends = {6: (4, 30)}
     assert offsets(side, LATEST, version=version) == (code, -1)
-    assert offsets(side, LATEST, 2, version) == (0, END), "followers are told"
+    assert offsets(side, LATEST, 2, version) == (0, END), "followers receive it"
     side.change_row(0, high_watermark=30, last_stable_offset=30)
     assert offsets(side, LATEST, version=version) == (0, 30)
     side.change_row(0, high_watermark=40, last_stable_offset=40)
@@ -164,7 +166,7 @@ def test_a_time_that_is_not_found_below_a_lagging_high_watermark_is_not_said_to_
     side = make()
     side.change_row(0, leader_epoch=7)
     side.epoch_ends = {6: (4, 30)}
-    assert offsets(side, 5)[0] == 0, "what is found is told"
+    assert offsets(side, 5)[0] == 0, "a found offset is returned"
     side.not_found = True
     assert offsets(side, 5) == (ErrorCode.OFFSET_NOT_AVAILABLE, -1)
     side.change_row(0, high_watermark=30, last_stable_offset=30)

@@ -17,7 +17,7 @@ from services.acceptor.transport import PlainTransport
 
 
 class _Link:
-    """A line to a controller that answers what it is told."""
+    """A connection to a controller with scripted answers."""
 
     def __init__(self, answer: bytes | None) -> None:
         self.answer = answer

@@ -1,5 +1,8 @@
-"""acks=all where followers have to come along: what a parked produce is told when the high watermark, the in-sync set or the leader moves; and acks=1 without a
-lease. The row is real, the log-writer is played by the test."""
+"""Parked produces: acks=all that wait for followers, and acks=1 without a lease.
+
+The tests move the high watermark, the ISR or the leader, and check the response. The row is real, the
+log-writer is played by the test.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ class OneLedPartition:
         self.view.set_image(MetadataImage(self.view.image.generation + 1, "c", 1, {each: BrokerImage(each, f"box{each}", 9092) for each in live}, {"t": topic}))
 
     def move(self, **fields: int) -> None:
-        """The log-writer stores the row; whoever waits for it looks."""
+        """The log-writer stores the row and wakes the waiting request."""
         row = self.reader.read(self.row)
         self.table.store(self.row, row._replace(**fields))
         self.delayed.wake_moved()
@@ -132,7 +135,7 @@ class OneLedPartition:
             found.append(ErrorCode(answer.responses[0].partition_responses[0].error_code))
         return found
 
-    def told(self) -> ErrorCode | None:
+    def outcome(self) -> ErrorCode | None:
         answer = self.answered()
         return None if answer is None else ErrorCode(answer.responses[0].partition_responses[0].error_code)
 
@@ -162,9 +165,9 @@ def parked(led: OneLedPartition) -> None:
 def test_a_produce_waits_until_the_high_watermark_has_passed_it(led: OneLedPartition) -> None:
     parked(led)
     led.move(high_watermark=100)
-    assert led.told() is None
+    assert led.outcome() is None
     led.move(high_watermark=101)
-    assert led.told() is ErrorCode.NONE and len(led.delayed) == 0
+    assert led.outcome() is ErrorCode.NONE and len(led.delayed) == 0
 
 
 def test_a_parked_produce_whose_connection_closes_leaves_no_reference_cycle(led: OneLedPartition) -> None:
@@ -175,24 +178,24 @@ def test_a_parked_produce_whose_connection_closes_leaves_no_reference_cycle(led:
         assert led.delayed.forget_closed() == 1
 
 
-def test_a_smaller_in_sync_set_that_lets_the_high_watermark_pass_is_told_when_it_is_too_small(led: OneLedPartition) -> None:
+def test_an_isr_below_the_minimum_fails_the_request_when_the_high_watermark_passes_it(led: OneLedPartition) -> None:
     parked(led)
     led.move(isr_size=1)
-    assert led.told() is None, "it may still come"
+    assert led.outcome() is None, "it may still come"
     led.move(high_watermark=101)
-    assert led.told() is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+    assert led.outcome() is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
 
 
 def test_a_smaller_in_sync_set_that_is_large_enough_is_enough(led: OneLedPartition) -> None:
     parked(led)
     led.move(isr_size=2, high_watermark=101)
-    assert led.told() is ErrorCode.NONE
+    assert led.outcome() is ErrorCode.NONE
 
 
 def test_nothing_is_appended_with_too_few_replicas(led: OneLedPartition) -> None:
     led.move(isr_size=1)
     led.produce()
-    assert led.told() is ErrorCode.NOT_ENOUGH_REPLICAS and not led.parts
+    assert led.outcome() is ErrorCode.NOT_ENOUGH_REPLICAS and not led.parts
     led.produce(acks=1)
     assert len(led.parts) == 1
 
@@ -214,9 +217,9 @@ def test_a_larger_epoch_of_an_unbroken_leadership_leaves_a_parked_produce_where_
     led.table.store_led_since(led.row, 5)
     parked(led)
     led.move(leader_epoch=6)
-    assert led.told() is None
+    assert led.outcome() is None
     led.move(high_watermark=101)
-    assert led.told() is ErrorCode.NONE
+    assert led.outcome() is ErrorCode.NONE
 
 
 def test_a_row_that_belongs_to_another_partition_now_acknowledges_nothing(led: OneLedPartition) -> None:
@@ -224,14 +227,14 @@ def test_a_row_that_belongs_to_another_partition_now_acknowledges_nothing(led: O
     led.table.remove_row(led.row)
     assert led.table.add_row(ROW._replace(high_watermark=1_000, log_end_offset=1_000))[0] == led.row
     led.delayed.wake_moved()
-    assert led.told() is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert led.outcome() is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_who_waits_longer_than_it_wants_to_is_told_so(led: OneLedPartition) -> None:
+def test_a_request_that_waits_longer_than_its_timeout_fails(led: OneLedPartition) -> None:
     parked(led)
     led.clock.advance_ms(9_000)
     led.delayed.expire(led.clock.monotonic_ns())
-    assert led.told() is ErrorCode.REQUEST_TIMED_OUT
+    assert led.outcome() is ErrorCode.REQUEST_TIMED_OUT
 
 
 @pytest.mark.parametrize(("acks", "is_taken"), [(1, False), (-1, True)])
@@ -242,7 +245,7 @@ def test_without_a_lease_only_what_the_whole_in_sync_set_will_have_is_taken(acks
         led.produce(acks)
         assert bool(led.parts) is is_taken
         if not is_taken:
-            assert led.told() is ErrorCode.NOT_LEADER_OR_FOLLOWER
+            assert led.outcome() is ErrorCode.NOT_LEADER_OR_FOLLOWER
         led.placement.replicas = (1,)
         led.parts.clear()
         led.produce(acks)
@@ -267,21 +270,23 @@ def described(led: OneLedPartition, version: int) -> Any:
 
 def test_a_replica_whose_box_is_gone_is_offline_and_a_leader_that_is_gone_is_none(led: OneLedPartition) -> None:
     led.lead(1, live=(1, 2))
-    told = described(led, 12)
-    assert (told.error_code, told.leader_id, told.replica_nodes, told.isr_nodes, told.offline_replicas) == (0, 1, (1, 2, 3), (1, 2), (3,))
+    outcome = described(led, 12)
+    assert (outcome.error_code, outcome.leader_id, outcome.replica_nodes, outcome.isr_nodes, outcome.offline_replicas) == (0, 1, (1, 2, 3), (1, 2), (3,))
     led.lead(2, live=(1, 3))
-    told = described(led, 12)
-    assert (ErrorCode(told.error_code), told.leader_id, told.leader_epoch, told.offline_replicas) == (ErrorCode.LEADER_NOT_AVAILABLE, -1, 6, (2,))
+    outcome = described(led, 12)
+    assert (ErrorCode(outcome.error_code), outcome.leader_id, outcome.leader_epoch, outcome.offline_replicas) == (ErrorCode.LEADER_NOT_AVAILABLE, -1, 6, (2,))
 
 
-def test_the_oldest_clients_are_told_of_replicas_only_whose_boxes_they_are_told(led: OneLedPartition) -> None:
+def test_metadata_version_0_lists_only_replicas_whose_boxes_it_lists(led: OneLedPartition) -> None:
     led.lead(1, live=(1, 3))
-    told = described(led, 0)
-    assert (ErrorCode(told.error_code), told.leader_id, told.replica_nodes, told.isr_nodes) == (ErrorCode.REPLICA_NOT_AVAILABLE, 1, (1, 3), (1,))
+    outcome = described(led, 0)
+    assert (ErrorCode(outcome.error_code), outcome.leader_id, outcome.replica_nodes, outcome.isr_nodes) == (ErrorCode.REPLICA_NOT_AVAILABLE, 1, (1, 3), (1,))
 
 
 def test_a_batch_that_has_overtaken_one_whose_configs_had_changed_is_offered_again_behind_it(led: OneLedPartition) -> None:
-    """Told OUT_OF_ORDER_SEQUENCE_NUMBER with everything before it acknowledged, librdkafka ends its producer."""
+    """After OUT_OF_ORDER_SEQUENCE_NUMBER for a batch whose predecessors were acknowledged,
+    librdkafka ends its producer.
+    """
     led.produce()
     led.move(config_generation=3)
     led.produce()
@@ -292,26 +297,26 @@ def test_a_batch_that_has_overtaken_one_whose_configs_had_changed_is_offered_aga
     assert led.parts == [first, second] and led.answered() is None
     led.refuse(second, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
     led.refuse(first, ErrorCode.KAFKA_STORAGE_ERROR)
-    assert led.parts == [first, second] and led.told() is ErrorCode.KAFKA_STORAGE_ERROR
+    assert led.parts == [first, second] and led.outcome() is ErrorCode.KAFKA_STORAGE_ERROR
 
 
-def test_a_sequence_that_is_out_of_order_is_told_where_nothing_was_overtaken(led: OneLedPartition) -> None:
+def test_an_out_of_order_sequence_is_reported_if_no_batch_was_overtaken(led: OneLedPartition) -> None:
     led.produce()
     led.refuse(led.parts.pop(), ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
-    assert not led.parts and led.told() is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert not led.parts and led.outcome() is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 def test_what_comes_behind_a_refused_batch_of_a_producer_waits_for_it_to_come_again(led: OneLedPartition) -> None:
     """The partition begins to be led between two batches. The second must not reach the log first, whether it knows the producer or not: the log-writer
-    is told to look."""
+    is woken."""
     led.move(role=ROLE_FOLLOWER)
     led.produce(sequence=5)
-    assert led.told() is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert led.outcome() is ErrorCode.NOT_LEADER_OR_FOLLOWER
     led.move(role=ROLE_LEADER)
     led.produce(sequence=6)
     assert behind(led) == [True]
     led.refuse(led.parts.pop(), ErrorCode.NOT_LEADER_OR_FOLLOWER)
-    assert led.told() is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert led.outcome() is ErrorCode.NOT_LEADER_OR_FOLLOWER
     led.produce(sequence=5)
     led.produce(sequence=6)
     assert behind(led) == [False, False]
@@ -351,7 +356,9 @@ def test_a_wrong_sequence_behind_a_batch_that_its_log_writer_refused_is_to_be_tr
 
 @pytest.mark.parametrize("was_offered", [False, True])
 def test_a_wrong_sequence_behind_a_batch_whose_coordinator_was_away_is_to_be_tried_again(led: OneLedPartition, was_offered: bool) -> None:
-    """The second waits behind the first, or has reached the log-writer already. Told OUT_OF_ORDER_SEQUENCE_NUMBER, librdkafka gives the transaction up."""
+    """The second batch waits behind the first, or has reached the log-writer. After
+    OUT_OF_ORDER_SEQUENCE_NUMBER, librdkafka gives the transaction up.
+    """
     led.produce(sequence=0, transactional_id="tx")
     if was_offered:
         led.produce(sequence=1, transactional_id="tx")

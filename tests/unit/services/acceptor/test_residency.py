@@ -126,7 +126,9 @@ def test_a_part_of_a_log_readers_memory_is_let_go_when_it_has_left(sockets: tupl
 
 
 class Greedy:
-    """A transport that takes everything at once, as that of a client does who reads as fast as we can send."""
+    """A transport that takes everything at once, like a client that reads as fast as the acceptor
+    sends.
+    """
 
     def __init__(self) -> None:
         self.taken = bytearray()
@@ -140,7 +142,7 @@ class Greedy:
 
 
 @pytest.mark.parametrize("kind", ["file", "memory", "heap"])
-def test_who_takes_whatever_we_send_gets_so_much_a_turn_and_all_in_the_end(kind: str, residency: Residency, path: Path) -> None:
+def test_a_fast_reader_gets_a_bounded_number_of_bytes_a_turn_and_everything_in_the_end(kind: str, residency: Residency, path: Path) -> None:
     transport = Greedy()
     connection = Connection(transport, "here", 0)  # type: ignore[arg-type]
     content = path.read_bytes()

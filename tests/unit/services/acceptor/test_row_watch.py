@@ -1,4 +1,6 @@
-"""Who is told when rows move: a few of them or thousands, of one disk or several, of a log-writer that lives or died."""
+"""Which requests wake when rows change: a few or thousands, of one disk or several, of a running or
+a dead log-writer.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,7 @@ def test_a_sleeper_is_woken_once(disk: Disk) -> None:
     assert len(watch) == len(sleeping) - 2
 
 
-def test_who_read_the_row_before_it_moved_does_not_fall_asleep(disk: Disk) -> None:
+def test_a_request_that_read_the_row_before_a_change_does_not_sleep(disk: Disk) -> None:
     watch, sleeper = RowWatch(), Sleeping()
     disk.placements[0].read_words()
     disk.move(0)
@@ -93,7 +95,7 @@ def test_who_read_the_row_before_it_moved_does_not_fall_asleep(disk: Disk) -> No
     assert len(watch) == 0
 
 
-def test_a_waiter_is_told_of_every_move_until_it_leaves(disk: Disk) -> None:
+def test_a_waiter_is_due_after_every_change_until_it_leaves(disk: Disk) -> None:
     watch = RowWatch()
     _asleep(watch, disk)
     keys = [watch.watch(placement, 7) for placement in disk.placements[:2]]
@@ -108,7 +110,7 @@ def test_a_waiter_is_told_of_every_move_until_it_leaves(disk: Disk) -> None:
     assert 7 not in watch.due
 
 
-def test_whoever_leaves_is_not_remembered(disk: Disk) -> None:
+def test_a_waiter_that_leaves_is_forgotten(disk: Disk) -> None:
     watch = RowWatch()
     sleeping = _asleep(watch, disk)
     keys = [watch.watch(placement, 7) for placement in disk.placements]
@@ -121,7 +123,7 @@ def test_whoever_leaves_is_not_remembered(disk: Disk) -> None:
     assert not watch.due and not any(sleeper.woken for sleeper in sleeping)
 
 
-def test_all_are_told_when_their_log_writer_goes(disk: Disk) -> None:
+def test_all_waiters_are_due_when_their_log_writer_ends(disk: Disk) -> None:
     watch = RowWatch()
     sleeping = _asleep(watch, disk)
     watch.watch(disk.placements[0], 7)
@@ -131,7 +133,7 @@ def test_all_are_told_when_their_log_writer_goes(disk: Disk) -> None:
     assert 7 in watch.due
 
 
-def test_all_are_told_when_somebody_watches_the_next_life_of_their_table(disk: Disk) -> None:
+def test_all_waiters_are_due_when_the_next_incarnation_of_their_table_is_watched(disk: Disk) -> None:
     watch = RowWatch()
     sleeping = _asleep(watch, disk)
     keys = [watch.watch(disk.placements[0], 7)]
@@ -151,7 +153,7 @@ def test_all_are_told_when_somebody_watches_the_next_life_of_their_table(disk: D
 
 @given(st.lists(st.tuples(st.sampled_from(["move", "collect", "sleep"]), st.integers(0, 99)), max_size=120))
 def test_no_move_is_missed(steps: list[tuple[str, int]]) -> None:
-    """Whoever sleeps has seen the row as it is, as of the last look."""
+    """A sleeping request has read the row as it was at the last collection."""
     with scratch_layout() as layout:
         disk = Disk(layout.shared_memory_name("table", "d0", 1), 100)
         watch = RowWatch()
@@ -180,7 +182,7 @@ def test_a_waiter_wakes_for_a_row_that_changed_after_it_was_read_and_before_it_w
     assert list(watch.due) == [1]
 
 
-def test_a_waiter_that_wants_to_know_is_told_which_of_its_rows_moved(disk: Disk) -> None:
+def test_a_waiter_that_records_changes_receives_the_rows_that_changed(disk: Disk) -> None:
     watch = RowWatch()
     keys = {ticket: [watch.watch(placement, ticket) for placement in disk.placements] for ticket in (1, 2)}
     watch.record_changes(1)
@@ -196,7 +198,7 @@ def test_a_waiter_that_wants_to_know_is_told_which_of_its_rows_moved(disk: Disk)
     assert watch.take_changes(1) is None and list(watch.due) == [2]
 
 
-def test_a_waiter_that_wants_to_know_is_told_that_nobody_knows_after_a_new_life_of_the_table(disk: Disk) -> None:
+def test_after_a_new_incarnation_of_the_table_the_changed_rows_are_unknown(disk: Disk) -> None:
     with scratch_layout() as layout:
         watch = RowWatch()
         watch.watch(disk.placements[0], 1)

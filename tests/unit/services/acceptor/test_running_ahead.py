@@ -68,7 +68,7 @@ def test_only_so_many_and_so_large_ones_are_under_way_together(connection: Conne
     assert connection.may_start(ApiKey.OFFSET_COMMIT)
 
 
-def test_who_does_not_take_its_answers_cannot_go_on_ending_its_parked_fetches(connection: Connection) -> None:
+def test_a_client_that_reads_no_responses_cannot_end_parked_fetches_for_ever(connection: Connection) -> None:
     """What it does not take lies in our heap."""
     parked = _take(connection, ApiKey.FETCH, runs_ahead=False)
     for _ in range(REQUESTS_AHEAD_MAX):

@@ -171,7 +171,7 @@ def test_a_parked_fetch_of_many_partitions_is_not_looked_at_for_every_row_that_m
     for move in range(30):
         side.move(move, 100)
         side.delayed.wake_moved()
-    # Enough has come: it looks at all, and asks for what it is to send.
+    # Enough bytes are there: the fetch evaluates all partitions and requests what it sends.
     assert side.looks > 1_000
 
 

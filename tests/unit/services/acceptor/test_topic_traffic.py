@@ -36,7 +36,7 @@ def test_bytes_are_counted_by_topic(layout: BoxLayout) -> None:
     counters.close()
 
 
-def test_the_next_life_goes_on_and_has_no_more_room_than_the_first(layout: BoxLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_incarnation_continues_the_counts_within_the_same_limit(layout: BoxLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "TOPICS_MAX", 2)
     for life in (1, 2):
         counters = Counters.create_or_adopt(layout, NAME, life)

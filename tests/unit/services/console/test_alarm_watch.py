@@ -17,18 +17,18 @@ class World:
         self.seconds = 0
 
     def look(self, metric: str, **by_disk: float) -> list[tuple[str, bool]]:
-        return self._told(Figures({metric: {(disk,): value for disk, value in by_disk.items()}}, {}))
+        return self._reported(Figures({metric: {(disk,): value for disk, value in by_disk.items()}}, {}))
 
     def look_at(self, metric: str, reading: HistogramReading) -> list[tuple[str, bool]]:
-        return self._told(Figures({}, {metric: {("d0",): reading}}))
+        return self._reported(Figures({}, {metric: {("d0",): reading}}))
 
-    def _told(self, figures: Figures) -> list[tuple[str, bool]]:
+    def _reported(self, figures: Figures) -> list[tuple[str, bool]]:
         self.seconds += 10
         news: list[AlarmEvent] = self.watch.look(figures, self.seconds * SECOND, self.seconds * 1000)
         return [(event.words, event.ended_wall_ms is None) for event in news]
 
 
-def test_a_value_is_told_once_when_it_begins_and_once_when_it_ends() -> None:
+def test_an_alarm_is_reported_once_when_it_begins_and_once_when_it_ends() -> None:
     world = World(AlarmCondition("millrace_disk_recent_fences", ">=", 2))
     assert world.look("millrace_disk_recent_fences", d0=1, d1=0) == []
     assert world.look("millrace_disk_recent_fences", d0=2, d1=0) == [("d0 hurts", True)]
@@ -52,7 +52,7 @@ def test_what_must_hold_for_a_while_is_forgotten_when_it_does_not() -> None:
 def test_a_rise_is_over_when_it_leaves_the_window() -> None:
     world = World(AlarmCondition("millrace_log_writer_storage_failures_total", ">", 0, over_seconds=30))
     name = "millrace_log_writer_storage_failures"
-    assert world.look(name, d0=7) == [], "what rose before the first look is nobody's news"
+    assert world.look(name, d0=7) == [], "a rise before the first reading is not reported"
     assert world.look(name, d0=8) == [("d0 hurts", True)]
     assert [world.look(name, d0=8) for _ in range(2)] == [[], []]
     assert world.look(name, d0=8) == [("d0 hurts", False)]

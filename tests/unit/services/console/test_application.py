@@ -64,7 +64,7 @@ def test_readyz_is_503_with_what_is_missing_until_all_serve() -> None:
     assert (ready.status, orjson.loads(ready.body)) == (200, {"status": "ready", "processes": 2, "missing": {}})
 
 
-def test_healthz_says_that_somebody_is_there() -> None:
+def test_healthz_succeeds_while_the_supervisor_runs() -> None:
     assert ask("/healthz", FakeWatch({"controller": "dead"})).status == 200
     assert ask("/healthz", FakeWatch(alive=False)).status == 503
 
@@ -114,7 +114,7 @@ def test_an_unknown_path_is_404_in_json(path: str) -> None:
 
 
 @pytest.mark.parametrize("headers", [{"content_length": "65537"}, {"content_length": "9" * 30}, {"content_length": "-1"}, {"transfer_encoding": "chunked"}])
-def test_a_body_that_nobody_would_read_is_refused(headers: dict[str, str]) -> None:
+def test_a_request_body_is_refused(headers: dict[str, str]) -> None:
     answer = ask("/metrics", method="POST", **headers)
     assert answer.status == 413 and answer.headers["connection"] == "close"
     assert ask("/metrics", content_length="10").status == 200

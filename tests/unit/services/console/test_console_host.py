@@ -134,7 +134,7 @@ def test_a_topic_that_is_not_there_is_created_with_bounded_retention(broker: Fak
     assert len(broker.appended[0]) == 1 and console.count("failures") == 0
 
 
-def test_what_is_refused_waits_and_is_told_once_if_it_lasts(broker: FakeKafkaBroker, console: Console) -> None:
+def test_refused_records_are_retried_and_a_lasting_refusal_is_logged_once(broker: FakeKafkaBroker, console: Console) -> None:
     broker.answers[messages.PRODUCE] = refuse(56)
     console.turns(nothing, nothing, nothing, lambda: broker.answers.update({messages.PRODUCE: take(broker)}))
     assert console.count("failures") == 3 and console.said().count("KAFKA_STORAGE_ERROR") == 1

@@ -59,7 +59,7 @@ def test_a_removed_row_goes_and_its_place_is_taken_again(box: PretendedBox, cloc
     watch.close()
 
 
-def test_the_next_life_of_a_log_writer_is_followed_and_none_is_down(box: PretendedBox, clock: ManualClock) -> None:
+def test_a_reader_follows_the_next_incarnation_of_a_log_writer_and_without_one_the_disk_is_down(box: PretendedBox, clock: ManualClock) -> None:
     watch = DiskReader(box.layout, "d0", DEADLINE_MS)
     assert len(watch.look(0).partitions) == 3
     following = PartitionTableWriter.create(box.layout.shared_memory_name("table", "d0", 2), 2)

@@ -42,10 +42,10 @@ def records(
 
 def test_a_record_for_each_device_that_was_there_before_and_does_anything() -> None:
     expected = [("cpu", "all"), ("memory", "all"), ("disk", "sda"), ("log_directory", "d1"), ("log_directory", "d0"), ("network", "eth0")]
-    assert list(records()) == expected, "neither a new disk, nor a loop device, nor an idle interface, nor a directory that nobody has measured"
+    assert list(records()) == expected, "neither a new disk, nor a loop device, nor an idle interface, nor an unmeasured directory"
 
 
-def test_a_loop_device_is_told_of_when_a_log_directory_lies_on_it() -> None:
+def test_a_loop_device_is_recorded_if_a_log_directory_is_on_it() -> None:
     found = records(directories=[LogDirectorySpace("d0", "/srv/d0", "loop0", 1, 2)])
     assert found["disk", "loop0"]["log_directories"] == "d0" and found["disk", "sda"]["log_directories"] == ""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from services.console.agent import MemoryMonitor, release_version
 
 
-def nobody() -> int:
+def ended_pid() -> int:
     """The pid of a process that is gone."""
     pid = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(pid, 0)
@@ -16,7 +16,7 @@ def nobody() -> int:
 
 
 def test_memory_is_looked_at_for_those_that_are_there() -> None:
-    pids = [os.getpid(), nobody()]
+    pids = [os.getpid(), ended_pid()]
     watch = MemoryMonitor(lambda: pids)
     assert watch.pss_bytes == {}
     watch.look()

@@ -68,7 +68,7 @@ def test_rates_and_latencies_are_those_of_the_last_seconds(watched: Watched) -> 
     assert watched.document()["rates"]["received_bytes"] == 0
 
 
-def test_restarts_come_from_whoever_counted_them(watched: Watched) -> None:
+def test_restarts_come_from_the_process_or_the_supervisor(watched: Watched) -> None:
     box = watched.box
     box.begin_life("acceptor@0")
     box.counters["supervisor"].counter('supervisor.restarts{process="zookeeper"}').add(3)
@@ -95,12 +95,12 @@ def test_two_thousand_partitions_do_not_make_the_document_larger(layout: Any, cl
     document = watched.document()
     assert (document["partitions_count"], document["topics_count"], document["groups_count"]) == (2_000, 100, 300)
     assert (len(document["topics"]), len(document["groups"])) == (TOPICS_SHOWN, GROUPS_SHOWN)
-    assert document["groups"][0]["group"] == "group-299", "who is furthest behind comes first"
+    assert document["groups"][0]["group"] == "group-299", "the group with the largest lag comes first"
     assert len(orjson.dumps(document)) < 32_000
     box.close()
 
 
-def test_alarms_are_told_shown_and_end(watched: Watched, clock: ManualClock) -> None:
+def test_alarms_are_logged_shown_and_end(watched: Watched, clock: ManualClock) -> None:
     watched.step()
     assert watched.document()["alarms"] == []
     watched.box.counters["log-writer@d0"].counter("disk.fences_of_late").set(2)

@@ -1,4 +1,4 @@
-"""Who serves, judged by counters."""
+"""Which processes serve, judged by their counters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def snapshot(state: str = "serving", heartbeat_ns: int = 0, pid: int = 1) -> Cou
         (snapshot(heartbeat_ns=99), True, "hung"),
     ],
 )
-def test_a_process_serves_when_it_lives_says_so_and_turns(seen: CounterSnapshot | None, alive: bool, reason: str | None) -> None:
+def test_a_process_serves_if_it_runs_reports_serving_and_beats(seen: CounterSnapshot | None, alive: bool, reason: str | None) -> None:
     assert judge_process(seen, alive, now_ns=1100, silence_ns_max=1000) == reason
 
 

@@ -50,7 +50,7 @@ def test_every_counter_in_the_code_has_a_metric_and_every_metric_its_counter() -
     used = counters_in_the_code()
     assert len(used) > 150 and DROPPED_COUNTER in used
     assert sorted(used - BY_SOURCE.keys()) == [], "add a row to services/console/metric_rows.py"
-    assert sorted(BY_SOURCE.keys() - used - {"counters.overflow"}) == [], "rows of counters that nobody makes any more"
+    assert sorted(BY_SOURCE.keys() - used - {"counters.overflow"}) == [], "rows of counters that no process creates any more"
 
 
 def test_no_other_gauge_is_left_as_a_dead_process_had_it() -> None:
@@ -82,7 +82,7 @@ def test_the_page_of_metrics_and_the_rules_are_made_from_the_rows() -> None:
     assert RULES.read_text() == alert_rules(), "run: python -m services.console.reference alerts > systemd/prometheus-alerts.yml"
 
 
-def test_every_alarm_looks_at_a_metric_with_the_labels_that_it_names() -> None:
+def test_every_alarm_reads_a_metric_with_the_labels_that_it_names() -> None:
     by_name = {row.exposed_name: row for row in ROWS}
     for alarm in ALARMS:
         if alarm.condition is None:

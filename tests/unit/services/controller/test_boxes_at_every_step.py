@@ -1,5 +1,5 @@
-"""Boxes that die before or after any of their steps, while topics are made, grown and deleted, sets change and boxes leave: the others, or their next life,
-end what was begun.
+"""Boxes that die before or after any of their steps, while topics are created, grown and deleted, ISRs
+change and boxes shut down: the other boxes, or the restarted one, finish the operation.
 
 A step is a ZooKeeper request, a command to a disk, an image.
 """
@@ -22,8 +22,10 @@ STRIDE = 4
 
 
 def die(cluster: SteppedCluster, broker_id: int, step: int, sent: bool, act: Callable[[], None]) -> bool:
-    """Let a box die at its `step`-th step from now, while the others go on; False if it did not come to so many. Its next life follows at once, with
-    the session that it had."""
+    """Let a box die at its `step`-th step from now, while the others go on; False if it did not take so many.
+
+    It restarts at once, with the session that it had.
+    """
     box = cluster.boxes[broker_id]
     box.killed_at(step, sent)
     try:

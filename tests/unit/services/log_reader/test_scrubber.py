@@ -1,4 +1,4 @@
-"""The scrubber, stepped by hand: its pace, what it remembers over a restart, and what it tells."""
+"""The scrubber, stepped by hand: its pace, its state over a restart, and its reports."""
 
 from __future__ import annotations
 
@@ -76,9 +76,7 @@ def test_the_next_pass_waits_for_the_pause(make: Callable[[ManualClock], Scrubbe
     assert (scrubber.report.ended_ms, scrubber.report.partition) == (0, "one-0")
 
 
-def test_damage_is_told_once_a_pass_with_everything_that_names_it(
-    make: Callable[[ManualClock], Scrubber], disk: Disk, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_damage_is_reported_once_a_pass_with_its_location(make: Callable[[ManualClock], Scrubber], disk: Disk, capfd: pytest.CaptureFixture[str]) -> None:
     file = Path(disk.path, "two-1", "00000000000000000001.log")
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -142,7 +140,7 @@ def test_a_repaired_segment_is_checked_again_and_leaves_the_report(
     before = scrubber.report
     assert len(before.damages) == 1
     scrubber.step()
-    assert scrubber.report == before, "nobody has written to it"
+    assert scrubber.report == before, "it was not written to"
     os.utime(file, (clock.wall_ms() / 1000 + 3_600,) * 2)
     assert [scrubber.step() for _ in range(3)] == [IDLE_SECONDS] * 3, "a time to come says nothing"
     for content, count in ((damaged, 1), (good, 0)):
@@ -152,7 +150,7 @@ def test_a_repaired_segment_is_checked_again_and_leaves_the_report(
         for _ in range(20):
             clock.advance_ms(int(scrubber.step() * 1000))
         assert len(scrubber.report.damages) == count and scrubber.report.passes == before.passes
-    assert capfd.readouterr().err.count("damage in two-1") == 1, "what is known is not told again"
+    assert capfd.readouterr().err.count("damage in two-1") == 1, "known damage is not reported again"
 
 
 def test_what_is_no_partition_is_left_alone(make: Callable[[ManualClock], Scrubber], disk: Disk) -> None:
@@ -206,7 +204,7 @@ def test_a_pass_leaves_the_page_cache_as_it_was(make: Callable[[ManualClock], Sc
     assert [path.name for path in files if resident_bytes(path)] == []
 
 
-def test_where_somebody_met_damage_is_looked_at_at_once_in_a_segment_that_grows_too(
+def test_a_location_where_a_read_found_damage_is_checked_at_once_also_in_an_active_segment(
     make: Callable[[ManualClock], Scrubber], disk: Disk, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The finding stays until what it names is right, however often the segment is written to."""
