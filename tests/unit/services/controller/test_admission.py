@@ -1,4 +1,6 @@
-"""Boxes that are not the only ones of their identity: copies of a whole box, a life before this one, registrations that vanish."""
+"""Boxes whose identity is taken: copies of a whole box, an earlier incarnation, registrations that
+vanish.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ OWN = "/brokers/ids/2"
 
 
 class Refusals:
-    """What `millrace run` is told."""
+    """The notifications that `millrace run` receives."""
 
     def __init__(self, socket: NotifySocket) -> None:
         self._socket = socket
 
-    def told(self) -> set[str]:
+    def received(self) -> set[str]:
         return {value for _, name, value in self._socket.receive() if name == REFUSED}
 
 
@@ -89,10 +91,10 @@ def test_a_copy_of_a_box_that_runs_is_refused_and_takes_nothing(pair: SteppedClu
     copy = start_stranger(pair, 2, "box-2")
     pair.until(lambda: copy.notifier.said, "it says why it waits")
     assert "still registered by another session of this box" in copy.notifier.said
-    pair.until(lambda: "in use by a running box with the same identity, at 127.0.0.1:9093" in copy.notifier.said, "a session that is not over lives")
+    pair.until(lambda: "in use by a running box with the same identity, at 127.0.0.1:9093" in copy.notifier.said, "the session has not expired")
     assert copy.notifier.said in status_of(copy)
     pair.pass_ms(PATIENCE_MS + NEXT_LOOK_MS)
-    assert refusals.told() == {copy.notifier.said} and not copy.notifier.is_ready
+    assert refusals.received() == {copy.notifier.said} and not copy.notifier.is_ready
     assert registered_epoch(pair) == epoch and pair.leads(2, "t") == 0
     pair.kill(2)
     pair.until(lambda: copy.notifier.is_ready, "it was the box, moved")
@@ -110,13 +112,13 @@ def test_a_box_without_its_saved_session_waits_until_its_former_one_is_over_and_
     assert not box.notifier.is_ready and "waiting until that session ends" in status_of(box)
     pair.zookeeper.end_session(former)
     pair.pass_ms(50)
-    assert OWN in pair.zookeeper and "waits" not in status_of(box), "the watch tells, not the next look"
+    assert OWN in pair.zookeeper and "waits" not in status_of(box), "the watch fires before the next poll"
     pair.until(lambda: box.notifier.is_ready, "ready")
     pair.until_quiet()
-    assert box.notifier.said == "" and refusals.told() == set()
+    assert box.notifier.said == "" and refusals.received() == set()
 
 
-def test_a_registration_that_vanishes_while_its_session_lives_is_made_again_at_once(pair: SteppedCluster, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_registration_that_vanishes_before_its_session_expires_is_created_again_at_once(pair: SteppedCluster, capfd: pytest.CaptureFixture[str]) -> None:
     epoch = registered_epoch(pair)
     pair.zookeeper.write(Delete(OWN))
     pair.pass_ms(50)
@@ -138,7 +140,7 @@ def test_a_box_whose_registration_another_session_has_leads_nothing_until_that_i
     thief.drain()
     pair.pass_ms(20)
     assert "in use by a running box with the same identity" in box.notifier.said
-    assert not lease.holds(pair.clock.boottime_ns()), "who has no lease leads nothing"
+    assert not lease.holds(pair.clock.boottime_ns()), "a box without a lease leads nothing"
     pair.pass_ms(PATIENCE_MS + 2 * NEXT_LOOK_MS)
     assert capfd.readouterr().err.count("CRITICAL controller: the registration of broker 2 now belongs to session") == 1
     thief.close()
@@ -154,15 +156,15 @@ def test_a_copy_under_another_broker_id_is_refused_for_its_disks(pair: SteppedCl
     pair.until(lambda: copy.notifier.said, "it says why it waits")
     assert "is recorded as a disk of broker 2" in copy.notifier.said
     pair.pass_ms(20)
-    assert "/brokers/ids/4" not in pair.zookeeper, "what was registered before the disks told is taken back"
+    assert "/brokers/ids/4" not in pair.zookeeper, "a registration before the disks reported is removed"
 
 
 def test_another_box_with_an_id_in_use_gives_up_its_start(pair: SteppedCluster, refusals: Refusals) -> None:
     impostor = start_stranger(pair, 2, "impostor", suffix="-of-another")
     pair.pass_ms(PATIENCE_MS - 100)
-    assert refusals.told() == set()
+    assert refusals.received() == set()
     pair.pass_ms(NEXT_LOOK_MS)
-    (reason,) = refusals.told()
+    (reason,) = refusals.received()
     assert "broker id 2 is registered by box" in reason and reason in status_of(impostor)
 
 
@@ -174,17 +176,17 @@ def test_a_box_that_has_served_waits_for_its_id_and_gives_nothing_up(pair: Stepp
     thief.submit(Multi((Delete(OWN), Create(OWN, pair.zookeeper.data(OWN), ephemeral=True))), lambda _: None)
     thief.drain()
     pair.pass_ms(PATIENCE_MS + 2 * NEXT_LOOK_MS)
-    assert "in use by a running box" in status_of(box) and refusals.told() == set()
+    assert "in use by a running box" in status_of(box) and refusals.received() == set()
     thief.close()
 
 
-def test_a_box_whose_disks_have_not_told_who_they_are_does_not_give_up(pair: SteppedCluster, refusals: Refusals) -> None:
+def test_a_box_waits_until_its_disks_report_their_identity(pair: SteppedCluster, refusals: Refusals) -> None:
     """A recovery may take long, and what the disks then say may be that this is the box."""
     box = pair.make(4, cluster_id="another-cluster-entirely")
     pair.boxes[4] = box
     box.start_controller()
     pair.pass_ms(PATIENCE_MS + NEXT_LOOK_MS)
-    assert "the box to cluster another-cluster-entirely" in box.notifier.said and refusals.told() == set()
+    assert "the box to cluster another-cluster-entirely" in box.notifier.said and refusals.received() == set()
     box.start_writers()
     pair.pass_ms(NEXT_LOOK_MS)
-    assert refusals.told() == {box.notifier.said}
+    assert refusals.received() == {box.notifier.said}

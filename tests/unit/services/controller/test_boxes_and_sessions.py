@@ -72,7 +72,7 @@ def test_when_all_sessions_expire_everything_registers_again_and_leads_on(three:
     assert [writer.leading[("t", partition)] for partition, writer in enumerate(writers)] == [0, 0, 0]
     three.until_quiet()
     assert all(f"/brokers/ids/{broker_id}" in three.zookeeper for broker_id in (1, 2, 3))
-    assert [three.state("t", partition)[:2] for partition in range(3)] == [(1, 0), (2, 0), (3, 0)], "everybody was awaited"
+    assert [three.state("t", partition)[:2] for partition in range(3)] == [(1, 0), (2, 0), (3, 0)], "all boxes were awaited"
     assert all(len(three.state("t", partition).isr) == 3 for partition in range(3))
 
 
@@ -91,12 +91,12 @@ def test_while_zookeeper_is_away_for_a_minute_rows_and_images_stand(three: Stepp
     for box in three.boxes.values():
         box.agent.session.connect()  # type: ignore[union-attr]
     three.until_quiet()
-    assert three.state("t").isr == (1, 2), "what a leader wished for meanwhile is done"
+    assert three.state("t").isr == (1, 2), "the pending ISR change of the leader is applied"
     assert three.state("t", 1)[:2] == (2, 0)
 
 
 @pytest.mark.parametrize("carried_out", [True, False], ids=["it-was-written", "it-was-not"])
-def test_a_wish_whose_answer_was_lost_is_settled_by_a_write_before_it_is_answered(three: SteppedCluster, carried_out: bool) -> None:
+def test_an_isr_change_with_a_lost_reply_is_written_again_before_its_answer(three: SteppedCluster, carried_out: bool) -> None:
     three.create("t", (1, 2, 3))
     three.wish(1, "t", 0, (1, 2))
     three.until_quiet()

@@ -96,7 +96,7 @@ def test_a_deletion_is_carried_out_wherever_a_box_dies_over_it(three: SteppedClu
 
 
 @pytest.mark.parametrize("sent", [False, True], ids=["before-the-step", "after-the-step"])
-def test_a_wish_is_answered_by_the_next_life_wherever_a_box_dies_over_it(three: SteppedCluster, sent: bool) -> None:
+def test_the_next_incarnation_answers_an_isr_change_wherever_a_box_died_during_it(three: SteppedCluster, sent: bool) -> None:
     three.create("t", (1, 2, 3))
 
     def check(_name: str) -> None:

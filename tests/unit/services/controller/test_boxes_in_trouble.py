@@ -1,4 +1,6 @@
-"""Several boxes whose disks fail, that stop cleanly, that come out of a power cut, that are not who they say."""
+"""Several boxes whose disks fail, that stop cleanly, that start after a power cut, or that have a
+wrong identity.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +44,13 @@ def test_a_disk_that_dies_takes_its_followers_out_of_sync(three: SteppedCluster)
     assert three.state("t")[:2] == (1, 0)
 
 
-def test_what_nobody_can_lead_is_led_again_by_whose_disk_comes_back(three: SteppedCluster) -> None:
+def test_an_offline_partition_is_led_again_by_the_replica_whose_disk_returns(three: SteppedCluster) -> None:
     three.create("t", (1, 2))
     three.wish(1, "t", 0, (1,))
     three.until_quiet()
     for disk in DISKS:
         three.boxes[1].kill_writer(disk)
-    three.until(lambda: three.state("t").leader == -1, "nobody leads")
+    three.until(lambda: three.state("t").leader == -1, "no replica leads")
     three.until_quiet()
     assert three.state("t").isr == (1,), "box 2 lacks what box 1 has"
     three.boxes[1].start_writers()
@@ -79,11 +81,11 @@ def test_a_leader_that_comes_out_of_a_power_cut_gives_way_to_one_that_lost_nothi
     assert three.leads(1, "t", 0) is None and three.writer_of(1, "t", 0).following[("t", 0)] == (2, 1)
 
 
-def test_out_of_a_power_cut_a_follower_leaves_what_nobody_leads_to_a_member_that_is_away(three: SteppedCluster) -> None:
+def test_after_a_power_cut_a_follower_leaves_the_offline_partition_to_an_absent_replica_in_sync(three: SteppedCluster) -> None:
     three.create("t", (2, 1))
     for broker_id in (1, 2):  # 2 dies whole, 1 with what it had not synced
         three.kill(broker_id)
-    three.until(lambda: three.state("t").leader == -1, "nobody leads")
+    three.until(lambda: three.state("t").leader == -1, "no replica leads")
     assert sorted(three.state("t").isr) == [1, 2]
     three.start(1, needs_epoch_bump=True)
     three.pass_ms(12_000)
@@ -106,7 +108,7 @@ def test_when_all_boxes_lost_power_a_leader_goes_on_under_a_larger_epoch_once_th
     assert three.state("t").leader_epoch > before.leader_epoch or before.leader == -1
 
 
-def test_a_box_that_has_not_told_what_it_lost_is_not_elected(three: SteppedCluster) -> None:
+def test_a_box_that_has_not_reported_its_losses_is_not_elected(three: SteppedCluster) -> None:
     """Box 2 was in sync, and comes out of a power cut while the leader dies, which did not see it go."""
     three.create("t", (1, 2))
     leader = three.boxes.pop(1)
@@ -135,10 +137,10 @@ def test_a_box_that_stops_gives_everything_away_first(three: SteppedCluster) -> 
     three.until(lambda: Path(box.layout.left_file).exists(), "left")
     assert [three.state("t", partition).leader for partition in range(10)] == [2] * 10
     assert all(three.state("t", partition).isr == (2, 3) for partition in range(10))
-    assert three.leads(1, "t") is None, "the old leader knows before anybody is told to stop"
+    assert three.leads(1, "t") is None, "the old leader knows before any log-writer is stopped"
     three.wish(2, "t", 0, (2, 3, 1))
     three.until_quiet()
-    assert three.state("t").isr == (2, 3), "who is about to stop is not taken in"
+    assert three.state("t").isr == (2, 3), "a box that shuts down is not added to the ISR"
     three.end_controller(1)
     del three.boxes[1]
     assert "/brokers/ids/1" not in three.zookeeper
@@ -163,7 +165,8 @@ def test_a_controller_process_that_ends_alone_keeps_its_session(three: SteppedCl
     assert agent.session.session_id == session_id and three.state("t")[:2] == (1, 0)
 
 
-# --- who they say they are ---------------------------------------------------------------------------------------------
+# --- identity
+# ---------------------------------------------------------------------------------------------------------
 
 
 def refused(cluster: SteppedCluster, box: object) -> str:
@@ -186,7 +189,7 @@ def test_a_broker_id_in_use_is_refused_and_one_that_has_partitions_too(three: St
     three.boxes.pop(2)
     three.all[2] = former
     three.zookeeper.end_session(former.agent.session.session_id)  # type: ignore[union-attr]
-    three.until(lambda: "belongs to box" in impostor.notifier.said, "it is told whose id it is")
+    three.until(lambda: "belongs to box" in impostor.notifier.said, "it learns the owner of the id")
     assert "/brokers/ids/2" not in three.zookeeper
     three.all[9] = impostor
 
@@ -196,7 +199,7 @@ def test_a_copied_disk_is_refused(three: SteppedCluster) -> None:
     box.directories["d1"].directory_id = three.boxes[1].directories["d0"].directory_id
     assert "disk d1 (directory id directory-of-d0) is recorded as a disk of broker 1" in refused(three, box)
     three.pass_ms(20)
-    assert "/brokers/ids/4" not in three.zookeeper, "what was registered before the disks told is taken back at once"
+    assert "/brokers/ids/4" not in three.zookeeper, "a registration before the disks reported is removed at once"
 
 
 def test_a_foreign_cluster_is_refused(three: SteppedCluster, make_cluster: Callable[..., SteppedCluster]) -> None:
@@ -205,7 +208,9 @@ def test_a_foreign_cluster_is_refused(three: SteppedCluster, make_cluster: Calla
 
 
 def test_a_box_that_was_part_of_a_cluster_is_part_of_no_other_and_makes_none_anew(three: SteppedCluster) -> None:
-    """A typing error in `--zookeeper`, or an ensemble that lost its data: what lies on the disks would be nobody's."""
+    """A typing error in `--zookeeper`, or an ensemble that lost its data: the data on the disks
+    would have no owner.
+    """
     box = three.kill(3)
     other = box._zookeeper = MemoryZooKeeper(three.clock.wall_ms)
     assert "this ZooKeeper is empty, and the box belongs to cluster" in refused(three, box)

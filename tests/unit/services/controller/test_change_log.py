@@ -1,4 +1,4 @@
-"""The change log: what a node says, and who has missed something."""
+"""The change log: the content of a node, and which box has missed an entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Configs of topics and of their broker, told side by side: what one says of the other is what the other says of itself."""
+"""Configs of topics and of their broker, described side by side: each refers to the other
+consistently.
+"""
 
 from __future__ import annotations
 

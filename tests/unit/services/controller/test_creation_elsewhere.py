@@ -45,7 +45,7 @@ def test_a_state_topic_is_asked_for_as_coordinators_need_it() -> None:
     world.ensure(OFFSETS_TOPIC)
     assert world.boxes.questions[0].body.topics == (CreatableTopic(OFFSETS_TOPIC, 50, 3, (), (TopicConfig("cleanup.policy", "compact"),)),)
     world.ensure(TRANSACTIONS_TOPIC)
-    assert [result.code for result in world.told] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION], "nobody here knows how to make it"
+    assert [result.code for result in world.told] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION], "no box here can create it"
 
 
 @pytest.mark.parametrize(

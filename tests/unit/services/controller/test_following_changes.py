@@ -24,7 +24,7 @@ def test_a_box_that_was_too_slow_for_the_change_log_loads_everything_anew(three:
     assert three.image_of(3, "t").isr == (1, 3) == three.image_of(2, "t").isr
 
 
-def test_every_box_follows_within_a_few_turns_and_tells_only_what_differs(three: SteppedCluster) -> None:
+def test_every_box_follows_within_a_few_turns_and_sends_only_changes(three: SteppedCluster) -> None:
     three.create("t", (1, 2, 3))
     follower = three.writer_of(2, "t")
     told = len(follower.commands)

@@ -69,7 +69,7 @@ def test_a_topic_that_was_made_and_deleted_by_others_does_not_come_back(three: S
     assert "/brokers/topics/t" not in three.zookeeper
 
 
-def test_growth_and_reassignment_that_were_not_written_are_forgotten_and_their_clients_told(three: SteppedCluster) -> None:
+def test_unwritten_growth_and_reassignment_are_dropped_and_their_clients_get_an_error(three: SteppedCluster) -> None:
     three.create("grown", (2, 3))
     three.create("moved", (2, 3))
     told: list[Result] = []
@@ -88,7 +88,7 @@ def test_an_unclean_election_of_a_former_term_loses_nothing_later(three: Stepped
     three.wish(2, "t", 0, (2,))
     three.until_quiet()
     three.kill(2)
-    three.until(lambda: three.state("t").leader == -1, "nobody leads")
+    three.until(lambda: three.state("t").leader == -1, "no replica leads")
     told: list[Result] = []
     three.boxes[1].agent._administration.elections.elect([("t", 0)], True, lambda _partition, result: told.append(result))  # type: ignore[union-attr]
     former = _is_frozen(three)
@@ -98,11 +98,11 @@ def test_an_unclean_election_of_a_former_term_loses_nothing_later(three: Stepped
     three.kill(2)
     _is_controller_again(three, former)
     three.pass_ms(700)
-    assert (three.state("t").leader, three.state("t").isr) == (-1, (2,)), "nobody wants box 3 to lead now"
+    assert (three.state("t").leader, three.state("t").isr) == (-1, (2,)), "no order for box 3 is left"
     assert [result.code for result in told] == [ErrorCode.NOT_CONTROLLER]
 
 
-def test_an_order_survives_a_session_that_expires_while_nobody_else_takes_the_role(three: SteppedCluster) -> None:
+def test_an_order_survives_an_expired_session_if_no_other_box_becomes_controller(three: SteppedCluster) -> None:
     three.kill(2)
     three.kill(3)
     three.until_quiet()
@@ -114,14 +114,14 @@ def test_an_order_survives_a_session_that_expires_while_nobody_else_takes_the_ro
     assert "/brokers/topics/t" in three.zookeeper
 
 
-def test_a_config_whose_client_was_told_of_a_time_out_is_not_set_over_what_was_set_since(three: SteppedCluster) -> None:
-    """A retention that somebody took back while the box was cut off deletes records."""
+def test_a_config_whose_client_received_a_time_out_does_not_overwrite_a_later_one(three: SteppedCluster) -> None:
+    """A retention that was reverted while the box was cut off deletes records."""
     three.create("t", (1, 2, 3))
     cut_off = three.boxes[2]
     _send_retention(cut_off, "1000")
     three.until(lambda: cut_off.agent._administration.configs._pending, "taken")  # type: ignore[union-attr]
     cut_off.agent.session.lose_connection()  # type: ignore[union-attr]
-    three.until(lambda: cut_off.frames, "its client is told of a time-out")
+    three.until(lambda: cut_off.frames, "its client receives a time-out")
     _send_retention(three.boxes[1], "604800000")
     three.until(lambda: three.boxes[1].frames, "set by way of another box")
     cut_off.agent.session.connect()  # type: ignore[union-attr]

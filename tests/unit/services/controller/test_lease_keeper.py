@@ -59,7 +59,7 @@ Kept = tuple[Side, LeaseKeeper, LeaseReader]
 
 def test_an_answer_is_good_for_the_time_out_from_its_question_on(kept: Kept) -> None:
     side, _, reader = kept
-    assert not holds(side, reader), "nobody has answered yet"
+    assert not holds(side, reader), "no answer has arrived yet"
     side.clock.advance_ms(1_000)
     side.session.drain()
     side.clock.advance_ms(599)

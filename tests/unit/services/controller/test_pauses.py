@@ -22,7 +22,7 @@ def test_a_pause_ends_when_its_time_has_come_and_is_waited_for_no_longer() -> No
     assert pauses.park_ms(clock.monotonic_ms(), 100) == 100
 
 
-def test_who_is_resumed_may_pause_again() -> None:
+def test_a_resumed_operation_may_pause_again() -> None:
     clock = ManualClock()
     pauses = Pauses(clock.monotonic_ms)
     ended: list[int] = []

@@ -1,4 +1,6 @@
-"""Several boxes over one ZooKeeper: what each writes, what all follow, who leads when somebody dies."""
+"""Several boxes over one ZooKeeper: what each writes, what all follow, and which box leads after a
+death.
+"""
 
 from __future__ import annotations
 
@@ -118,14 +120,14 @@ def test_every_log_writer_hears_which_boxes_live(three: SteppedCluster) -> None:
     def heard() -> list[list[int]]:
         return [writer.live_brokers for box in three.boxes.values() for writer in box.writers.values()]
 
-    three.until(lambda: heard() == [[1, 2, 3]] * 6, "all are told of all")
+    three.until(lambda: heard() == [[1, 2, 3]] * 6, "all receive all")
     three.kill(2)
     three.until(lambda: heard() == [[1, 3]] * 4, "and of a death")
     three.boxes[3].kill_writer("d0")
     three.boxes[3].start_writers()
-    three.until(lambda: heard() == [[1, 3]] * 4, "a new life of a log-writer, too")
+    three.until(lambda: heard() == [[1, 3]] * 4, "a new incarnation of a log-writer, too")
     three.start(2)
-    three.until(lambda: heard() == [[1, 2, 3]] * 6, "and of who comes back")
+    three.until(lambda: heard() == [[1, 2, 3]] * 6, "and the box that comes back")
 
 
 def test_when_the_controller_dies_another_box_is_controller_and_elects(three: SteppedCluster) -> None:
@@ -174,7 +176,7 @@ def test_an_unclean_election_comes_where_the_topic_allows_it(three: SteppedClust
 # --- in-sync sets ------------------------------------------------------------------------------------------------------
 
 
-def test_a_leader_gets_the_set_that_it_wishes_for_and_all_hear_of_it(three: SteppedCluster) -> None:
+def test_a_leader_gets_its_requested_isr_and_all_boxes_receive_it(three: SteppedCluster) -> None:
     three.create("t", (1, 2, 3))
     three.wish(1, "t", 0, (1, 2))
     three.until_quiet()
@@ -190,7 +192,7 @@ def test_a_leader_gets_the_set_that_it_wishes_for_and_all_hear_of_it(three: Step
     [{"leader_epoch": 7}, {"partition_epoch": 5}, {"partition_epoch": -1}, {"isr": [2, 3]}, {"isr": [1, 9]}, {"broker_epochs": {"3": 1}}],
     ids=["another-leader-epoch", "another-partition-epoch", "no-partition-epoch", "without-itself", "a-stranger", "an-old-registration"],
 )
-def test_a_wish_that_may_not_be_is_answered_with_what_holds(three: SteppedCluster, fields: dict[str, object]) -> None:
+def test_a_refused_isr_change_is_answered_with_the_current_state(three: SteppedCluster, fields: dict[str, object]) -> None:
     three.create("t", (1, 2, 3))
     three.wish(1, "t", 0, (1, 2))
     three.until_quiet()

@@ -61,7 +61,7 @@ def test_syslog_of_the_first_box_gets_three_copies_and_every_box_leads_some_of_i
     alone.until(lambda: {alone.state("syslog", number).leader for number in range(4)} == {1, 2, 3}, "every box leads some")
     alone.until_quiet()
     assert {each: sorted(replicas) for each, replicas in enumerate(_replicas(alone, "syslog"))} == {number: [1, 2, 3] for number in range(4)}
-    assert _replicas(alone, "mine") == [(1,)], "nobody asked for more of it"
+    assert _replicas(alone, "mine") == [(1,)], "no more copies were requested"
 
 
 def test_nothing_grows_while_boxes_come_or_beside_an_operators_reassignment(alone: SteppedCluster) -> None:
@@ -72,7 +72,7 @@ def test_nothing_grows_while_boxes_come_or_beside_an_operators_reassignment(alon
     assert agent is not None
     agent._administration.reassignments.order("mine", {0: (2,)}, lambda _partition, _result: None)
     alone.pass_ms(SETTLED_MS + 2000)
-    assert _replicas(alone, "__consumer_offsets") == [(1,)], "somebody else's is under way"
+    assert _replicas(alone, "__consumer_offsets") == [(1,)], "the reassignment of another order is under way"
     _others_come(alone, 3)
     agent._administration.reassignments.order("mine", {0: None}, lambda _partition, _result: None)
     alone.pass_ms(SETTLED_MS - 1500)

@@ -116,7 +116,7 @@ def test_each_box_looks_for_itself_and_writes_only_what_differs() -> None:
     assert [request.path for request in other.requests if isinstance(request, SetAcl)] == ["/config/topics/of-a-box-that-guards-nothing"]
 
 
-def test_after_a_death_at_any_step_the_next_life_protects_the_whole_tree() -> None:
+def test_after_a_death_at_any_step_the_next_incarnation_protects_the_whole_tree() -> None:
     whole = Run(make_tree(), protect_tree(ACCESS, 1, 64))
     steps = 0
     while whole.step():

@@ -41,7 +41,7 @@ def test_offsets_go_with_their_topic() -> None:
     assert world.ended == [{"a"}]
 
 
-def test_offsets_go_too_where_the_topic_was_made_anew_before_anybody_looked() -> None:
+def test_offsets_of_a_topic_that_was_recreated_between_two_images_are_removed() -> None:
     world = World()
     world.see(a=1, b=2)
     world.see(a=3, b=2)

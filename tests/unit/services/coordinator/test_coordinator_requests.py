@@ -101,7 +101,7 @@ def test_what_cannot_be_read_is_answered_with_nothing(counters: Counters, key: A
     assert world.groups.calls == world.transactions.calls == []
 
 
-def test_a_marker_that_others_wrote_is_told_to_the_group_coordinator_before_it_is_answered(counters: Counters) -> None:
+def test_a_marker_of_another_box_reaches_the_group_coordinator_before_its_answer(counters: Counters) -> None:
     world = World(counters)
     world.requests.on_frame(CLIENT, Frame(TRANSACTION_ENDED, 6, pack_ended_transaction(3, 2**40, True), ()))
     assert world.groups.calls == [("complete_transaction", (3, 2**40, True))]
@@ -179,7 +179,7 @@ def test_offsets_whose_guard_a_marker_took_are_verified_anew_in_the_second_proto
 
 
 @pytest.mark.parametrize(("code", "told"), [(ErrorCode.COORDINATOR_NOT_AVAILABLE, 15), (ErrorCode.PRODUCER_FENCED, 47), (12_345, -1)])
-def test_what_another_box_refuses_is_told_in_the_words_of_the_api(counters: Counters, code: int, told: int) -> None:
+def test_a_refusal_of_another_box_becomes_an_error_of_the_api(counters: Counters, code: int, told: int) -> None:
     world = World(counters)
     world.leads = False
     world.send(ApiKey.TXN_OFFSET_COMMIT, 3, transaction_apis.TXN_OFFSET_COMMIT_REQUEST.encode(3, COMMIT))
@@ -189,7 +189,7 @@ def test_what_another_box_refuses_is_told_in_the_words_of_the_api(counters: Coun
     assert world.groups.calls == []
 
 
-def test_who_may_have_been_replaced_answers_nothing_by_what_it_remembers(counters: Counters) -> None:
+def test_a_coordinator_that_may_have_been_replaced_answers_nothing_from_memory(counters: Counters) -> None:
     world = World(counters)
     world.cut_off_from = {"__consumer_offsets"}
     world.send(ApiKey.HEARTBEAT, 4, group_apis.HEARTBEAT_REQUEST.encode(4, HeartbeatRequest("g", 1, "m")))

@@ -1,4 +1,6 @@
-"""Markers on their way (`services/coordinator/marker_appends.py`): what is offered, when it is done, and what is tried again by whoever asked."""
+"""Pending markers (`services/coordinator/marker_appends.py`): what is offered, when it completes,
+and what the caller retries.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ def test_what_cannot_be_offered_is_refused_with_the_next_turn(world: World) -> N
     assert world.ended == []
 
 
-def test_a_refusal_a_death_and_a_deadline_are_told_once(world: World) -> None:
+def test_a_refusal_a_death_and_a_deadline_are_reported_once(world: World) -> None:
     refused, lost, late = world.write(), world.write(), world.write()
     world.complete(ErrorCode.INVALID_PRODUCER_EPOCH)
     world.markers.on_lost(world.state.offered.pop(0)[1])
@@ -111,7 +113,7 @@ def test_what_another_box_leads_goes_there_and_its_answer_is_the_markers(world: 
     assert marker.topics == (TopicPartitions(TOPIC, (0,)),)
     assert told == []
     question.answer_markers(ErrorCode.NONE)
-    assert (told, world.ended) == ([ErrorCode.NONE], []), "who keeps its open transactions hears of it there"
+    assert (told, world.ended) == ([ErrorCode.NONE], []), "the owner of the open transactions is notified there"
 
 
 def test_a_marker_that_waits_for_a_box_comes_back_when_another_leads(world: World) -> None:

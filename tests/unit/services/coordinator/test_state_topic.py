@@ -105,7 +105,7 @@ def test_a_batch_that_does_not_hold_together_is_left_out(world: SteppedState) ->
     world.lead()
     assert [record.key for record in world.state.records if record.key in (b"a", b"c")] == [b"a", b"c"]
     assert world.state.told[-1] == ("finish", 0)
-    assert [place[1:] for place in world.reader.checked] == [(0, 1)], "the scrubber looks at it, so that the next load has it"
+    assert [place[1:] for place in world.reader.checked] == [(0, 1)], "the scrubber checks it, so that the next load has it"
 
 
 def test_another_leader_epoch_is_another_tenure_and_memory_begins_anew(world: SteppedState) -> None:
@@ -115,7 +115,7 @@ def test_another_leader_epoch_is_another_tenure_and_memory_begins_anew(world: St
     world.topic.refresh()
     assert world.state.told[-2:] == [("unload", 0), ("begin", 0)]
     world.complete()
-    assert told == [ErrorCode.NOT_LEADER_OR_FOLLOWER], "it may be in the log: the load tells"
+    assert told == [ErrorCode.NOT_LEADER_OR_FOLLOWER], "it may be in the log: the load decides"
     world.show(leader_epoch=4)
     world.topic.refresh()
     world.lead()
@@ -177,7 +177,7 @@ def test_an_append_does_not_go_by_a_row_that_is_another_partitions_now(world: St
     assert told == []
 
 
-def test_a_partition_that_somebody_else_leads_is_let_go(world: SteppedState) -> None:
+def test_a_partition_that_another_box_leads_is_unloaded(world: SteppedState) -> None:
     world.lead()
     world.show(is_leader=False)
     world.topic.refresh()
@@ -213,7 +213,7 @@ def test_what_belongs_to_a_transaction_is_flagged_as_a_coordinators(world: Stepp
     assert world.offered[0][0].flags == ACKS_ALL_FLAG | COORDINATOR_FLAG
 
 
-def test_appends_wait_for_room_and_keep_their_order(world: SteppedState) -> None:
+def test_appends_wait_for_free_space_and_keep_their_order(world: SteppedState) -> None:
     world.lead()
     world.is_full = True
     tolds = [_append(world, key) for key in (b"1", b"2", b"3")]
@@ -230,7 +230,7 @@ def test_appends_wait_for_room_and_keep_their_order(world: SteppedState) -> None
     assert [record.key for record in world.state.records] == [b"1", b"2", b"3"]
 
 
-def test_a_refusal_is_told_and_leaves_nothing(world: SteppedState) -> None:
+def test_a_refused_append_is_reported_and_leaves_nothing(world: SteppedState) -> None:
     world.lead()
     told = _append(world)
     world.complete(ErrorCode.KAFKA_STORAGE_ERROR)
@@ -239,7 +239,7 @@ def test_a_refusal_is_told_and_leaves_nothing(world: SteppedState) -> None:
 
 
 @pytest.mark.parametrize("where", ["waiting", "under way", "appended"])
-def test_an_append_that_takes_too_long_is_answered_once_and_its_room_comes_back(world: SteppedState, where: str) -> None:
+def test_an_append_that_times_out_is_answered_once_and_its_slot_is_freed(world: SteppedState, where: str) -> None:
     world.lead()
     world.is_full = where == "waiting"
     told = _append(world, timeout_ms=100)
@@ -257,7 +257,7 @@ def test_an_append_that_takes_too_long_is_answered_once_and_its_room_comes_back(
     assert world.arena.slots_in_use() == 0
 
 
-def test_an_append_whose_log_writer_died_is_answered_and_its_room_comes_back(world: SteppedState) -> None:
+def test_an_append_whose_log_writer_died_is_answered_and_its_slot_is_freed(world: SteppedState) -> None:
     world.lead()
     told = _append(world)
     world.topic.on_lost(world.offered.pop()[1])
@@ -310,7 +310,7 @@ def test_a_guard_that_is_not_used_is_forgotten(world: SteppedState) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["not ours", "refused", "lost", "late"])
-def test_a_guard_that_cannot_be_had_is_told_once(world: SteppedState, trouble: str) -> None:
+def test_a_refused_guard_is_reported_once(world: SteppedState, trouble: str) -> None:
     if trouble != "not ours":
         world.lead()
     told = _ask_for_guard(world)

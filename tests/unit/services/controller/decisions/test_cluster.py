@@ -63,7 +63,7 @@ def test_a_partition_that_is_moved_is_shown_with_its_target_while_that_is_a_disk
     assert [partition.moving_to for partition in cluster.image(1).topics["t"].partitions] == ["d1", None]
 
 
-def test_a_greeting_tells_of_copies_and_of_what_is_frozen() -> None:
+def test_a_disk_report_contains_copies_and_frozen_partitions() -> None:
     greeting = {"directory_id": "a", "futures": [["t", 0, str(TOPIC_ID), None], ["t", 1, str(TOPIC_ID), 7]], "frozen": [["t", 2, str(TOPIC_ID)]]}
     read, topic = DiskReport.from_writer_info("d0", greeting), cluster_with().topics["t"]
     assert [read.has_complete(topic, partition) for partition in range(3)] == [False, True, False]

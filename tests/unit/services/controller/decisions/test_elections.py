@@ -32,7 +32,7 @@ def test_a_preferred_election_that_cannot_be_has_kafkas_code(state: PartitionSta
     assert refused.value.code is code
 
 
-def test_an_unclean_election_takes_one_in_sync_first_then_anybody() -> None:
+def test_an_unclean_election_prefers_a_replica_in_sync_to_any_other() -> None:
     assert plan_unclean(PartitionState(NO_LEADER, 4, 7, (3,)), REPLICAS, {1, 3}, 8) == PartitionState(3, 5, 8, (3,))
     assert plan_unclean(PartitionState(NO_LEADER, 4, 7, (3,)), REPLICAS, {1, 2}, 8) == PartitionState(1, 5, 8, (1,), 1)
 
@@ -60,7 +60,7 @@ def test_leadership_returns_when_a_box_leads_too_few_of_its_own() -> None:
     assert plan_leadership_return([*partitions, led(10, 3)], {1, 2, 3}, 10) == [("t", 9), ("t", 10)]
 
 
-def test_leadership_does_not_return_to_who_cannot_take_it() -> None:
+def test_leadership_does_not_return_to_a_replica_that_cannot_lead() -> None:
     assert plan_leadership_return([led(0, 2)], {2, 3}, 10) == []
     assert plan_leadership_return([led(0, 2, isr=(2, 3)), led(1, 2, reassigned=True)], {1, 2, 3}, 10) == []
 

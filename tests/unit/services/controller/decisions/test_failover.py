@@ -1,4 +1,4 @@
-"""Who leads when somebody cannot: the decisions, one by one."""
+"""Elections if a leader fails: the decisions, one by one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_dead_follower_leaves_the_set_under_the_same_epoch() -> None:
     assert after_death(state(1, 1, 3), REPLICAS, (1, 3), (1, 3), False, 7) is None
 
 
-def test_what_nobody_leads_is_left_to_the_member_in_sync() -> None:
+def test_an_offline_partition_waits_for_the_replica_in_sync() -> None:
     assert after_death(state(-1, 1), REPLICAS, (1, 2), (1, 2), True, 7) is None, "its disk may be dead, and only its box knows"
     assert after_death(state(-1, 1), REPLICAS, (2, 3), (2, 3), False, 7) is None
     assert after_death(state(-1, 1), REPLICAS, (2, 3), (2, 3), True, 7) == PartitionState(2, 6, 7, (2,), 1)
@@ -47,7 +47,7 @@ def test_the_last_in_sync_stays_in_the_set_and_leads_no_more() -> None:
     assert withdraw(state(1, 1), REPLICAS, 1, (1, 2, 3)) == state(-1, 1, epoch=6)
     assert withdraw(state(1, 1, 2), REPLICAS, 1, (1, 3)) == state(-1, 1, 2, epoch=6), "the other does not live"
     assert withdraw(state(-1, 1), REPLICAS, 1, (1, 2, 3)) is None
-    assert withdraw(state(1, 1), (1,), 1, (1, 2)) is None, "nobody else has it"
+    assert withdraw(state(1, 1), (1,), 1, (1, 2)) is None, "no other box has it"
 
 
 def test_after_a_power_cut_one_that_lost_nothing_leads_or_the_epoch_is_raised() -> None:
@@ -59,7 +59,7 @@ def test_after_a_power_cut_one_that_lost_nothing_leads_or_the_epoch_is_raised() 
 
 
 def test_after_a_power_cut_a_follower_leaves_the_set_to_a_member_that_is_away() -> None:
-    assert after_unclean_boot(state(-1, 1, 2), REPLICAS, 1, (1, 3)) == state(-1, 2), "only 2 has everything, whoever lives"
+    assert after_unclean_boot(state(-1, 1, 2), REPLICAS, 1, (1, 3)) == state(-1, 2), "only 2 has everything, whichever boxes run"
     assert after_unclean_boot(state(2, 1, 2), REPLICAS, 1, (1,)) == state(2, 2)
     assert after_unclean_boot(state(-1, 1), REPLICAS, 1, (1, 2, 3)) is None, "the last one stays"
     assert after_unclean_boot(state(2, 2, 3), REPLICAS, 1, (1, 2)) is None

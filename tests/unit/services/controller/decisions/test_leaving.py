@@ -90,11 +90,11 @@ def test_what_it_leads_goes_a_part_at_a_time_and_before_what_it_follows() -> Non
     for turn, part in enumerate(parts):
         assert leaving.steps == [(what, each) for each in parts[: turn + 1] for what in ("written", "told")], "the next part waits for our log-writers"
         assert part and not leaving.ended
-        assert leaving.given_away == [len(each) for each in parts[: turn + 1]], "who waits for us sees that it goes on"
+        assert leaving.given_away == [len(each) for each in parts[: turn + 1]], "the progress of the shutdown is visible"
         leaving.log_writers_answer(after_ms=70)
         if turn < 2:
             assert len(leaving.steps) == 2 * turn + 2 and leaving.go_on() == OTHERS_NEED * 70, "the others have their time for it"
-    assert not leaving.pauses, "the last part is followed by what nobody waits for"
+    assert not leaving.pauses, "no pause follows the last part"
     assert leaving.ended and leaving.ended[0].value == count
     followed = [number for what, numbers in leaving.steps[6:] if what == "written" for number in numbers]
     assert followed == [number for number in range(count) if number % 3], "in sync with others, it leaves their sets at last"
@@ -112,7 +112,9 @@ def test_all_pauses_together_are_bounded() -> None:
 
 
 def test_a_part_that_takes_long_is_not_followed_by_as_long_a_pause() -> None:
-    """Else whoever waits for the stop would see nothing go for so long that he gives it up."""
+    """Without it the controlled shutdown would show no progress for so long that the stop times
+    out.
+    """
     leaving = Leaving(3 * 2 * HANDED_OVER_AT_ONCE)
     leaving.log_writers_answer(after_ms=1_000)
     assert leaving.go_on() == PAUSE_MS_MAX

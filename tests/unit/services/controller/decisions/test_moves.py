@@ -31,7 +31,8 @@ EVERY = [MoveFacts(*values) for values in itertools.product((False, True), repea
         ({}, Step.WAIT),
         ({"has_caught_up": True}, Step.HAND_OVER),
         ({"has_caught_up": True, "may_freeze": False}, Step.WAIT),
-        ({"has_caught_up": True, "has_begun": False}, Step.BEGIN),  # a report of a former life says nothing
+        # A report of a former incarnation does not count.
+        ({"has_caught_up": True, "has_begun": False}, Step.BEGIN),
         ({"source_is_there": False}, Step.WAIT),
         ({"target_is_there": False}, Step.WAIT),
         ({"target_is_of_this_box": False, "target_is_there": False}, Step.DROP),

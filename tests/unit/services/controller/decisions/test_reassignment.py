@@ -1,4 +1,6 @@
-"""Giving partitions to other boxes (KIP-455), as a state machine: whatever is ordered when, nobody who is in sync is forgotten and somebody in sync leads."""
+"""Reassignment of partitions (KIP-455), as a state machine: for any sequence of orders, every
+replica in sync is kept and one of them leads.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def test_an_order_keeps_the_old_replicas_until_the_new_ones_are_there() -> None:
     assert ordered == Reassignment((4, 2, 1, 3), (4,), (1, 3))
     assert ordered.target == (4, 2) and ordered.original == (2, 1, 3)
     assert not ordered.is_whole({1, 2, 3}) and ordered.is_whole({1, 2, 4})
-    assert plan_state(STATE, Reassignment((1, 2, 3)), ordered, {1, 2, 3, 4}, 8) == STATE, "who comes disturbs nobody"
+    assert plan_state(STATE, Reassignment((1, 2, 3)), ordered, {1, 2, 3, 4}, 8) == STATE, "an added replica changes nothing for the others"
 
 
 def test_the_end_leaves_the_target_alone_and_the_first_of_it_in_sync_leads() -> None:
@@ -39,7 +41,7 @@ def test_an_order_takes_the_place_of_one_under_way() -> None:
     first = plan_order(Reassignment((1, 2)), (3, 4), {1, 2, 3, 4})
     second = plan_order(first, (5,), {1, 2, 5})
     assert second == Reassignment((5, 1, 2), (5,), (1, 2))
-    assert plan_state(PartitionState(3, 4, 7, (1, 3)), first, second, {1, 2, 3, 5}, 8) == PartitionState(1, 5, 8, (1,)), "who is not wanted any more hands over"
+    assert plan_state(PartitionState(3, 4, 7, (1, 3)), first, second, {1, 2, 3, 5}, 8) == PartitionState(1, 5, 8, (1,)), "a replica that is removed hands over"
 
 
 def test_calling_off_brings_back_the_original_replicas() -> None:
@@ -68,7 +70,7 @@ def test_a_replica_that_is_dead_may_stay_but_not_come() -> None:
     assert plan_order(Reassignment((1, 2)), (2, 1), {1}) == Reassignment((2, 1))
 
 
-def test_nobody_gives_up_the_last_in_sync() -> None:
+def test_the_last_replica_in_sync_is_never_removed() -> None:
     coming = Reassignment((3, 1), (3,), ())
     with pytest.raises(RequestRefused, match="in sync"):
         plan_state(PartitionState(3, 1, 1, (3,)), coming, plan_order(coming, None, {1, 3}), {1, 3}, 2)

@@ -80,7 +80,7 @@ def codes(results: dict[Any, Any]) -> dict[Any, ErrorCode]:
     return {key: ErrorCode.NONE if refused is None else refused.code for key, refused in results.items()}
 
 
-def test_an_order_and_its_end_are_a_transaction_each_and_everybody_is_told() -> None:
+def test_an_order_and_its_end_are_one_transaction_each_and_are_published() -> None:
     tree = new_tree()
     cluster = new_controller(tree)
     assert codes(tree.run(order_reassignments(cluster, "t", {0: (3, 2), 1: (1, 2)}))) == {0: ErrorCode.NONE, 1: ErrorCode.NONE}
@@ -124,7 +124,7 @@ def test_what_a_leader_wrote_meanwhile_is_decided_on() -> None:
     assert state(tree, 0).isr == (3,) and replicas(tree, 0) == Reassignment((3,))
 
 
-def test_who_fell_behind_again_holds_up_the_end() -> None:
+def test_a_replica_that_falls_behind_again_delays_the_end() -> None:
     tree = new_tree()
     tree.run(order_reassignments(new_controller(tree), "t", {0: (3,)}))
     write_isr(tree, 0, 1, 2, 3)
@@ -202,7 +202,7 @@ def test_an_election_is_decided_anew_on_what_was_written_meanwhile() -> None:
     assert state(tree, 0) == PartitionState(2, 3, 1, (2,))
 
 
-def test_an_operator_elects_whom_nobody_else_would() -> None:
+def test_an_operator_elects_a_replica_out_of_sync() -> None:
     tree = new_tree()
     tree.put(partition_state_path("t", 0), PartitionState(-1, 3, 1, (2,)).encode())
     cluster = new_controller(tree, live=(1, 3))
@@ -233,7 +233,7 @@ def test_a_box_that_burnt_is_forgotten_however_often_it_takes() -> None:
     raise AssertionError("there are more steps than were tried")
 
 
-def test_a_box_is_not_forgotten_while_it_lives_or_is_in_sync_or_is_nobody() -> None:
+def test_a_box_that_is_registered_in_sync_or_unknown_cannot_be_removed() -> None:
     tree = new_tree()
     for path in (BROKER_IDS, box_path(1)):
         tree.put(path)

@@ -56,7 +56,7 @@ def test_many_states_are_a_few_transactions_each_with_its_news() -> None:
     assert len(told) == count and {(row.version, row.state.leader_epoch) for row in told} == {(2, 1)}
 
 
-def test_what_somebody_else_wrote_is_decided_anew_and_the_rest_goes_on() -> None:
+def test_a_state_with_a_conflicting_write_is_decided_again_and_the_rest_proceeds() -> None:
     server, cluster, topic = world(5)
     others = PartitionState(1, 0, 1, (1,))
     server.write(SetData(partition_state_path("t", 2), others.encode(), -1))
@@ -78,7 +78,7 @@ def test_what_is_not_needed_any_more_is_left() -> None:
 
 
 @pytest.mark.parametrize("writes", [3, ATTEMPTS_MAX + 2])
-def test_one_that_others_keep_writing_is_given_up_at_last_and_holds_up_nobody(writes: int) -> None:
+def test_a_state_with_endless_conflicts_is_given_up_and_delays_no_other(writes: int) -> None:
     server, cluster, topic = world(3)
     left = [writes]
 

@@ -32,7 +32,7 @@ def test_a_box_that_holds_one_and_is_away_is_awaited() -> None:
 
 
 @given(BOXES, st.lists(st.lists(st.integers(1, 5), min_size=1, unique=True), min_size=1, max_size=12), st.integers(1, 5))
-def test_a_plan_only_adds_boxes_that_are_there_and_evens_out_who_stands_first(boxes: set[int], partitions: list[list[int]], factor: int) -> None:
+def test_a_plan_only_adds_registered_boxes_and_balances_preferred_leaders(boxes: set[int], partitions: list[list[int]], factor: int) -> None:
     held = {number: tuple(box for box in replicas if box in boxes) or (min(boxes),) for number, replicas in enumerate(partitions)}
     planned = plan_copies(held, boxes, {}, factor)
     for number, replicas in planned.items():

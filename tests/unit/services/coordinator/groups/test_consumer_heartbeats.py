@@ -82,13 +82,13 @@ def test_a_heartbeat_with_nothing_new_is_answered_at_once_and_without_an_assignm
     assert world.log.batches == batches
 
 
-def test_a_full_request_is_told_its_assignment_again() -> None:
+def test_a_full_request_receives_its_assignment_again() -> None:
     world, a, _ = two_members()
     response = world.beat("a", a.epoch, topics=["syslog"], owned=a.holds, rebalance_timeout_ms=60_000).only
     assert world.places(response) == a.holds
 
 
-def test_nobody_gets_a_partition_before_another_has_given_it_up() -> None:
+def test_no_member_gets_a_partition_before_another_has_revoked_it() -> None:
     world = ConsumerWorld()
     a, b = NewReader(world, "a"), NewReader(world, "b")
     world.run(a)
@@ -188,7 +188,7 @@ def test_a_topic_that_appears_grows_or_vanishes_is_assigned_anew() -> None:
     epoch = world.describe_consumer().group_epoch
     world.topics.set_count("audit", 9)
     world.run(a)
-    assert world.describe_consumer().group_epoch == epoch, "nobody reads that"
+    assert world.describe_consumer().group_epoch == epoch, "no member reads that"
     world.topics.set_count("later", 0)
     world.run(a)
     assert a.holds == EVERYTHING and world.describe_consumer().group_epoch == epoch + 1

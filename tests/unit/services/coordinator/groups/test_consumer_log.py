@@ -79,7 +79,7 @@ def test_a_silent_member_is_out_even_if_the_log_refuses_at_first() -> None:
     assert world.describe_consumer().members == ()
 
 
-# ---- the next life
+# ---- after a restart
 
 
 def test_members_go_on_after_a_restart_in_the_epoch_in_which_they_were() -> None:
@@ -108,7 +108,7 @@ def test_a_restart_in_the_middle_of_giving_up_goes_on_from_there() -> None:
     assert world.places(world.told("b", 2)) == EVERYTHING - kept
 
 
-def test_whoever_waits_when_the_partition_goes_is_told_who_is_not_the_coordinator() -> None:
+def test_requests_that_wait_when_the_partition_is_unloaded_receive_not_coordinator() -> None:
     world, _, _ = stable()
     told, behind = world.beat("c"), world.beat("d")
     world.coordinator.unload(world.partition(), world.now_ms)
@@ -211,7 +211,7 @@ def test_a_member_that_comes_while_its_group_is_deleted_has_one() -> None:
     assert world.describe_consumer() == before and len(before.members) == 1
 
 
-def test_an_empty_group_takes_the_protocol_of_who_comes_and_keeps_its_offsets() -> None:
+def test_an_empty_group_takes_the_protocol_of_its_next_member_and_keeps_its_offsets() -> None:
     world, a, b = stable()
     world.commit({A0: 7}, member_id="a", generation_id=a.epoch, version=9)
     world.settle()

@@ -44,7 +44,7 @@ def test_a_classic_group_goes_up_with_its_members_and_what_they_read() -> None:
     assert x.holds | y.holds | a.holds == EVERYTHING
 
 
-def test_who_waits_in_the_classic_group_begins_anew_in_the_other() -> None:
+def test_a_member_that_waits_in_the_classic_group_rejoins_in_the_new_one() -> None:
     world, x, y = classic_group()
     joining = world.join(x.member_id, protocols=(JoinGroupProtocol("cooperative-sticky", subscription(("syslog", "audit"))),))
     assert not joining
@@ -127,7 +127,7 @@ def test_a_group_stays_where_it_is_if_it_may_not_go_down(policy: str) -> None:
     assert x.holds == EVERYTHING and world.describe_consumer().group_state == "Stable"
 
 
-def test_a_downgrade_that_the_log_refuses_leaves_everybody_in() -> None:
+def test_a_downgrade_that_the_log_refuses_keeps_all_members() -> None:
     world, x, a = mixed_group()
     told = world.beat("a", -1)
     world.settle(ErrorCode.NOT_ENOUGH_REPLICAS)
@@ -165,7 +165,7 @@ def test_a_classic_member_joins_a_new_group_with_an_id_that_it_is_given_first() 
     world.settle()
     response = joined.only
     assert (response.error_code, response.generation_id, response.protocol_type, response.protocol_name) == (0, 2, "consumer", "range")
-    assert response.group_leader_id == "" and response.members == (), "nobody leads"
+    assert response.group_leader_id == "" and response.members == (), "no member leads"
     synced = world.sync(member_id, 2, protocol_type="consumer", protocol_name="range")
     assert assigned_places(synced.only.assignment) == frozenset()
     for _ in range(3):
@@ -235,7 +235,7 @@ def test_a_classic_member_has_its_own_session_and_its_own_rebalance_time_out() -
         world.pass_ms(5_000)
         a.step()
         b.step()
-    assert world.heartbeat(x.member_id, x.generation_id) is ErrorCode.UNKNOWN_MEMBER_ID, "told to join, it did not"
+    assert world.heartbeat(x.member_id, x.generation_id) is ErrorCode.UNKNOWN_MEMBER_ID, "it did not join when requested"
 
 
 def test_a_classic_member_that_joins_and_does_not_ask_for_its_assignment_is_out() -> None:

@@ -1,4 +1,4 @@
-"""A coordinator that takes over finds in the log what clients were told."""
+"""A coordinator that takes over finds in the log what clients were answered."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_sessions_begin_anew_after_a_restart() -> None:
     assert world.heartbeat(other, generation_id) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_a_static_members_new_life_is_known_after_a_restart() -> None:
+def test_the_new_member_id_of_a_static_member_is_known_after_a_restart() -> None:
     world = World()
     one = world.join(instance="one")
     world.settle()

@@ -151,6 +151,6 @@ def test_a_key_that_is_cut_short_is_unreadable(name: str, version: int, key: Any
             read_key(RECORDS[name, version][:end])
 
 
-def test_kinds_that_nobody_here_knows_are_told_from_malformed_ones() -> None:
+def test_unknown_record_kinds_are_distinguished_from_malformed_records() -> None:
     for version in (-1, 9, 16):
         assert read_key(later_version(RECORDS["GroupMetadataKey", 2], version)) is None

@@ -27,7 +27,7 @@ def test_in_a_rebalance_there_are_members_but_no_assignments() -> None:
     assert [(member.metadata, member.assignment) for member in group.members] == [(b"", b"")] * 2
 
 
-def test_a_group_that_nobody_knows_is_dead_or_from_version_6_on_not_found() -> None:
+def test_an_unknown_group_is_dead_or_from_version_6_on_not_found() -> None:
     world = World()
     assert (world.describe().error_code, world.describe().group_state) == (0, "Dead")
     group = world.describe(version=6)
@@ -66,7 +66,7 @@ def test_while_partitions_load_a_list_says_that_it_is_not_whole() -> None:
     assert world.list_groups().error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
 
-def test_what_may_be_done_with_a_group_is_told_to_whoever_asks() -> None:
+def test_authorized_operations_of_a_group_are_returned_if_requested() -> None:
     world = World()
     world.stable_group(1)
     told = Replies[DescribeGroupsResponse]()

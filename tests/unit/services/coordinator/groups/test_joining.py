@@ -1,4 +1,4 @@
-"""JoinGroup: who becomes a member, which error the others get, and when a rebalance is over."""
+"""JoinGroup: which clients become members, which errors the others get, and when a rebalance ends."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_pending_member_is_waited_for_until_its_session_is_over() -> None:
     (leader,), _ = world.stable_group(1, session_ms=30_000)
     pending = world.join(session_ms=7_000).only.member_id
     told = world.join(leader, session_ms=30_000)
-    assert not told, "somebody was given an id and has not come back with it"
+    assert not told, "a client got an id and has not joined with it"
     world.pass_ms(7_000)
     assert told.only.generation_id == 2
     assert world.join(pending).error is ErrorCode.UNKNOWN_MEMBER_ID
@@ -141,7 +141,7 @@ def test_the_empty_name_is_no_group_and_a_long_one_is() -> None:
     assert world.join(group="g" * 300).error is ErrorCode.MEMBER_ID_REQUIRED
 
 
-def test_an_id_that_nobody_gave_out_is_unknown() -> None:
+def test_an_unassigned_member_id_is_unknown() -> None:
     world = World()
     assert world.join("nobody").error is ErrorCode.UNKNOWN_MEMBER_ID
     world.stable_group(1)
@@ -155,7 +155,7 @@ def test_a_pending_id_is_of_no_static_member() -> None:
     assert world.join(pending, instance="one").error is ErrorCode.UNKNOWN_SERVER_ERROR
 
 
-def test_a_follower_that_joins_again_unchanged_is_told_the_generation_at_once() -> None:
+def test_a_follower_that_joins_again_unchanged_receives_the_generation_at_once() -> None:
     world = World()
     (leader, other), generation_id = world.stable_group(2)
     told = world.join(other)
@@ -187,7 +187,7 @@ def test_a_member_whose_reply_was_lost_asks_again_before_the_assignment() -> Non
     assert world.describe().group_state == "CompletingRebalance"
 
 
-def test_a_changed_subscription_before_the_assignment_sends_everybody_back() -> None:
+def test_a_changed_subscription_before_the_assignment_makes_all_members_rejoin() -> None:
     world = World()
     (leader, _), (other, _) = world.join_new(), world.join_new()
     world.settle()
@@ -197,7 +197,7 @@ def test_a_changed_subscription_before_the_assignment_sends_everybody_back() -> 
     assert world.join(other).only.generation_id == told.only.generation_id == 2
 
 
-def test_a_full_group_takes_nobody_else_and_keeps_whom_it_has() -> None:
+def test_a_full_group_refuses_new_members_and_keeps_its_own() -> None:
     world = World(group_max_size=2)
     (leader, other), generation_id = world.stable_group(2)
     refused = world.join()
@@ -207,7 +207,7 @@ def test_a_full_group_takes_nobody_else_and_keeps_whom_it_has() -> None:
     assert all(told.error is ErrorCode.NONE for told in again)
 
 
-def test_while_a_full_group_rebalances_who_comes_last_is_out() -> None:
+def test_while_a_full_group_rebalances_the_last_to_join_is_refused() -> None:
     world = World(group_max_size=2)
     ids = [world.join(version=3) for _ in range(3)]
     assert [bool(told) for told in ids] == [False, False, True]
@@ -221,13 +221,13 @@ def test_a_new_member_that_is_never_answered_is_forgotten_after_five_minutes() -
     (leader, other), _ = world.stable_group(2, session_ms=1_000_000, rebalance_ms=1_000_000)
     _, told = world.join_new(session_ms=6_000, rebalance_ms=1_000_000)
     world.pass_ms(NEW_MEMBER_JOIN_TIMEOUT_MS - 1)
-    assert not told, "a session says nothing of somebody who cannot send heartbeats"
+    assert not told, "the session timeout does not apply to a member that cannot send heartbeats"
     world.pass_ms(1)
     assert told.error is ErrorCode.UNKNOWN_MEMBER_ID
     assert [world.join(leader), world.join(other)][1].only.generation_id == 2
 
 
-def test_who_asks_again_while_its_first_question_waits_has_both_answered() -> None:
+def test_a_second_join_while_the_first_waits_answers_both() -> None:
     world = World()
     (leader, other), _ = world.stable_group(2)
     first, second = world.join(leader), world.join(leader)
@@ -236,7 +236,7 @@ def test_who_asks_again_while_its_first_question_waits_has_both_answered() -> No
     assert second.only.generation_id == 2
 
 
-def test_a_client_whose_name_leaves_no_room_for_an_id_is_refused() -> None:
+def test_a_client_id_too_long_for_a_member_id_is_refused() -> None:
     world = World()
     assert world.join(client=ClientIdentity("c" * 32_767, "/10.0.0.1")).error is ErrorCode.UNKNOWN_SERVER_ERROR
     assert world.join(instance="i" * 32_767).error is ErrorCode.UNKNOWN_SERVER_ERROR

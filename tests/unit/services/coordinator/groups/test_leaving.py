@@ -13,7 +13,7 @@ def test_the_last_member_leaves_an_empty_group_of_the_next_generation() -> None:
     assert world.leave(member_id).members[0].error_code == ErrorCode.NONE
     group = world.describe()
     assert (group.group_state, group.protocol_type, group.protocol_name, group.members) == ("Empty", "consumer", "", ())
-    assert len(world.log.waiting) == 1, "the log is told, and nobody waits for it"
+    assert len(world.log.waiting) == 1, "the log receives it, and no request waits for it"
     world.settle()
     _, told = world.join_new()
     world.settle()
@@ -30,7 +30,7 @@ def test_several_members_leave_with_one_request_each_with_its_own_answer() -> No
     assert [member.member_id for member in world.join(leader).only.members] == [leader]
 
 
-def test_a_member_of_a_group_that_nobody_knows_is_unknown() -> None:
+def test_a_member_of_an_unknown_group_is_unknown() -> None:
     answer = World().leave("somebody", group="unheard-of")
     assert answer.error_code == 0 and answer.members[0].error_code == ErrorCode.UNKNOWN_MEMBER_ID
 

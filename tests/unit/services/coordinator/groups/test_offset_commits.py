@@ -24,7 +24,7 @@ def test_a_commit_is_seen_when_it_is_in_the_log_and_answered_then() -> None:
     assert world.log.batches == 1
 
 
-def test_what_nobody_has_committed_has_no_offset_and_no_error() -> None:
+def test_a_partition_without_a_commit_has_no_offset_and_no_error() -> None:
     world = World()
     assert world.fetch([A0], group="unheard-of")[A0] == (0, -1, -1, "", 0)
     world.commit({A0: 1})
@@ -83,7 +83,7 @@ def test_partitions_that_do_not_exist_are_refused_and_the_others_are_not() -> No
     assert world.offsets() == {A0: 1}
 
 
-def test_a_commit_of_unknown_partitions_alone_asks_nobody_else() -> None:
+def test_a_commit_of_unknown_partitions_alone_writes_nothing() -> None:
     world = World()
     told = world.commit({("nowhere", 0): 1}, member_id="nobody", generation_id=7)
     assert codes(told.only) == {("nowhere", 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
@@ -133,7 +133,7 @@ def test_during_a_rebalance_members_may_commit_until_they_have_joined_again() ->
     assert world.offsets() == {A0: 8}
 
 
-def test_a_generation_of_a_group_that_nobody_knows_is_an_illegal_one() -> None:
+def test_a_generation_of_an_unknown_group_is_illegal() -> None:
     world = World()
     told = world.commit({A0: 1}, member_id="m", generation_id=3)
     assert codes(told.only) == {A0: ErrorCode.ILLEGAL_GENERATION} and len(world.coordinator.directory) == 0
@@ -148,7 +148,7 @@ def test_consumers_that_assign_themselves_commit_to_groups_without_members_and_w
     assert {(group.group_id, group.protocol_type, group.group_state) for group in world.list_groups().groups} == {("simple", "", "Empty"), ("", "", "Empty")}
 
 
-def test_commits_of_a_partition_that_is_not_here_are_told_where_not_to_ask() -> None:
+def test_commits_of_an_unloaded_partition_receive_not_coordinator() -> None:
     world = World()
     world.coordinator.unload(world.partition(), world.now_ms)
     assert codes(world.commit({A0: 1}).only) == {A0: ErrorCode.NOT_COORDINATOR}

@@ -151,7 +151,7 @@ def test_a_group_whose_tombstones_are_refused_stays() -> None:
     assert world.offsets() == {A0: 1}
 
 
-def test_who_joins_while_a_group_is_deleted_keeps_it() -> None:
+def test_a_member_that_joins_while_a_group_is_deleted_keeps_the_group() -> None:
     world = World()
     (member_id,), _ = world.stable_group(1)
     world.leave(member_id)
@@ -218,7 +218,7 @@ def test_offsets_of_an_empty_group_grow_old_since_it_is_empty() -> None:
     assert world.list_groups().groups == ()
 
 
-def test_in_a_stable_group_offsets_of_topics_that_nobody_reads_any_more_grow_old() -> None:
+def test_in_a_stable_group_offsets_of_unsubscribed_topics_expire() -> None:
     world = world_that_looks()
     (member_id,), generation_id = world.stable_group(1, session_ms=1_800_000, protocols=subscribed_to("syslog"))
     world.commit({A0: 1, B0: 2}, member_id=member_id, generation_id=generation_id)

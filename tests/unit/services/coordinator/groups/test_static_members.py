@@ -1,4 +1,6 @@
-"""Static members: an instance that is started again goes on where it was, and its former life is fenced."""
+"""Static members: a restarted instance continues with its assignment, and its former member id is
+fenced.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def test_an_instance_that_is_started_again_takes_its_place_without_a_rebalance()
     assert world.describe().group_state == "Stable"
 
 
-def test_the_former_life_is_fenced_in_all_that_it_asks() -> None:
+def test_every_request_of_the_former_member_id_is_fenced() -> None:
     world = World()
     _, two = static_pair(world)
     rejoin(world, "two")
@@ -59,13 +61,13 @@ def test_the_former_life_is_fenced_in_all_that_it_asks() -> None:
     assert world.heartbeat(two, 1) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_an_instance_that_the_group_does_not_know_is_nobody() -> None:
+def test_an_unknown_instance_is_an_unknown_member() -> None:
     world = World()
     one, _ = static_pair(world)
     assert world.heartbeat(one, 1, instance="three") is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_a_leader_that_is_started_again_is_told_to_leave_the_assignment_as_it_is() -> None:
+def test_a_restarted_group_leader_is_asked_to_skip_the_assignment() -> None:
     world = World()
     static_pair(world)
     told = rejoin(world, "one")
@@ -74,7 +76,7 @@ def test_a_leader_that_is_started_again_is_told_to_leave_the_assignment_as_it_is
     assert {member.group_instance_id for member in told.only.members} == {"one", "two"}
 
 
-def test_a_leader_that_cannot_be_told_so_is_told_that_another_one_leads() -> None:
+def test_an_old_client_that_cannot_skip_the_assignment_receives_another_group_leader() -> None:
     world = World()
     one, _ = static_pair(world)
     told = rejoin(world, "one", version=8)
@@ -104,7 +106,7 @@ def test_a_rebalance_that_begins_meanwhile_answers_instead() -> None:
     assert world.heartbeat(told.only.member_id, 2, instance="two") is ErrorCode.NONE
 
 
-def test_a_new_life_that_changes_the_chosen_protocol_makes_the_group_rebalance() -> None:
+def test_a_restart_that_changes_the_chosen_protocol_makes_the_group_rebalance() -> None:
     world = World()
     one, _ = static_pair(world)
     told = rejoin(world, "two", protocols=(STICKY,))
@@ -113,7 +115,7 @@ def test_a_new_life_that_changes_the_chosen_protocol_makes_the_group_rebalance()
     assert told.only.generation_id == 2 and leader.only.protocol_name == "sticky"
 
 
-def test_a_new_life_before_the_assignment_makes_the_group_rebalance() -> None:
+def test_a_restart_before_the_assignment_makes_the_group_rebalance() -> None:
     world = World()
     joined = [world.join(instance=instance) for instance in ("one", "two")]
     world.settle()
@@ -126,7 +128,7 @@ def test_a_new_life_before_the_assignment_makes_the_group_rebalance() -> None:
     assert {member.member_id for member in leader.only.members} == {one, again.only.member_id}
 
 
-def test_a_new_life_during_a_rebalance_fences_the_join_that_waits() -> None:
+def test_a_restart_during_a_rebalance_fences_the_join_that_waits() -> None:
     world = World()
     one, two = static_pair(world)
     waiting = world.join(two, instance="two", protocols=(STICKY, RANGE))

@@ -1,4 +1,6 @@
-"""SyncGroup and Heartbeat: assignments go out when they are in the log; who is silent goes."""
+"""SyncGroup and Heartbeat: assignments are sent when they are in the log; silent members are
+removed.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def test_assignments_go_out_when_the_groups_metadata_is_in_the_log() -> None:
     assert world.describe().group_state == "Stable"
 
 
-def test_who_comes_late_gets_the_stored_assignment_at_once() -> None:
+def test_a_late_sync_gets_the_stored_assignment_at_once() -> None:
     world = World()
     leader, other = joined_pair(world)
     world.sync(leader, 1, {leader: b"L", other: b"O"})
@@ -106,7 +108,7 @@ def test_a_sync_during_a_rebalance_sends_the_member_back_to_join() -> None:
     assert world.sync(other, generation_id).error is ErrorCode.REBALANCE_IN_PROGRESS
 
 
-def test_who_does_not_sync_within_the_rebalance_time_out_is_out() -> None:
+def test_a_member_that_does_not_sync_within_the_rebalance_timeout_is_removed() -> None:
     world = World()
     (leader, _), (other, _) = (world.join_new(session_ms=1_800_000, rebalance_ms=30_000) for _ in range(2))
     world.settle()
@@ -120,7 +122,7 @@ def test_who_does_not_sync_within_the_rebalance_time_out_is_out() -> None:
     assert world.heartbeat(leader, 2) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_who_has_not_synced_in_a_stable_group_is_out_too() -> None:
+def test_a_member_that_has_not_synced_in_a_stable_group_is_removed_too() -> None:
     world = World()
     (leader, _), (other, _) = (world.join_new(session_ms=1_800_000, rebalance_ms=30_000) for _ in range(2))
     world.settle()
@@ -135,7 +137,7 @@ def test_who_has_not_synced_in_a_stable_group_is_out_too() -> None:
 # ---- heartbeats and sessions
 
 
-def test_a_member_lives_as_long_as_it_is_heard_of() -> None:
+def test_a_member_stays_while_it_sends_heartbeats() -> None:
     world = World()
     (member_id,), generation_id = world.stable_group(1, session_ms=10_000)
     for _ in range(5):
@@ -146,7 +148,7 @@ def test_a_member_lives_as_long_as_it_is_heard_of() -> None:
     assert world.describe().group_state == "Empty"
 
 
-def test_a_commit_is_a_sign_of_life() -> None:
+def test_a_commit_counts_as_a_heartbeat() -> None:
     world = World()
     (member_id,), generation_id = world.stable_group(1, session_ms=10_000)
     world.pass_ms(9_000)
@@ -215,7 +217,7 @@ def test_parked_syncs_are_answered_when_the_partition_goes() -> None:
     world.settle()
 
 
-def test_while_a_partition_loads_clients_are_told_what_old_ones_understand() -> None:
+def test_while_a_partition_loads_errors_are_those_that_old_clients_understand() -> None:
     world = World()
     (member_id,), generation_id = world.stable_group(1)
     world.coordinator.unload(world.partition(), world.now_ms)

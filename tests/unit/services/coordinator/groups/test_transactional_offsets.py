@@ -27,7 +27,7 @@ def test_offsets_of_a_transaction_count_from_its_commit_on() -> None:
     assert world.fetch([A0], require_stable=True)[A0].offset == 5
 
 
-def test_who_asks_for_all_offsets_hears_of_a_first_commit_that_is_undecided() -> None:
+def test_a_fetch_of_all_offsets_reports_a_pending_first_commit() -> None:
     """Left out, it would look as if the group had none there: a sink that asks whether its batch is in went on."""
     world = World()
     world.txn_commit(9, {A0: 5})
@@ -144,7 +144,7 @@ def test_a_refused_append_leaves_nothing_of_the_transaction(refusal: ErrorCode, 
     assert world.offsets() == {} and world.fetch([A0], require_stable=True)[A0].error_code == 0
 
 
-def test_producers_name_their_consumers_generation_from_version_3_on_and_old_ones_name_nobody() -> None:
+def test_producers_send_their_consumers_generation_from_version_3_on_only() -> None:
     world = World()
     (member_id,), generation_id = world.stable_group(1)
     assert codes(world.txn_commit(9, {A0: 5}, member_id=member_id, generation_id=generation_id - 1).only) == {A0: ErrorCode.ILLEGAL_GENERATION}

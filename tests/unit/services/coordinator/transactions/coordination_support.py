@@ -89,7 +89,9 @@ class FakeProducerIds:
 
 
 class CoordinatedProducers:
-    """The coordinator and what a test does with it. A new life reads the log that the last one left."""
+    """The coordinator and what a test does with it. A new incarnation reads the log that the last
+    one left.
+    """
 
     def __init__(self) -> None:
         self.log = FakeStateLog()
@@ -100,7 +102,7 @@ class CoordinatedProducers:
         self.start()
 
     def start(self) -> None:
-        """A life: it has what is in the log."""
+        """Start an incarnation: it has what is in the log."""
         self.partitions.waiting.clear()
         self.log.unanswered.clear()
         self.coordinator = TransactionCoordinator(

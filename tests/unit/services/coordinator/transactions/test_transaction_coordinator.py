@@ -24,7 +24,7 @@ def markers(producers: CoordinatedProducers) -> list[tuple[TopicPartition, int, 
     return [marker[:4] for marker in producers.partitions.written]
 
 
-# --- who a producer is
+# --- producer identity
 
 
 def test_an_idempotent_producer_gets_an_id_of_its_own_and_nothing_is_written(producers: CoordinatedProducers) -> None:
@@ -36,7 +36,7 @@ def test_the_same_transactional_id_gets_the_next_epoch_each_time(producers: Coor
     assert [producers.init("x") for _ in range(3)] == [(0, 1, 0), (0, 1, 1), (0, 1, 2)]
 
 
-def test_the_id_is_known_after_a_new_life(producers: CoordinatedProducers) -> None:
+def test_the_id_is_known_after_a_restart(producers: CoordinatedProducers) -> None:
     producers.begin("x")
     producers.start()
     assert producers.init("x") == (0, 1, 1)
@@ -59,20 +59,18 @@ def test_a_refused_append_leaves_what_was(producers: CoordinatedProducers) -> No
         ("x", (-1, -1), 900_001, ErrorCode.INVALID_TRANSACTION_TIMEOUT),
     ],
 )
-def test_a_producer_that_asks_for_nonsense_is_told(
-    producers: CoordinatedProducers, name: str, producer: tuple[int, int], timeout_ms: int, code: ErrorCode
-) -> None:
+def test_an_invalid_init_is_refused(producers: CoordinatedProducers, name: str, producer: tuple[int, int], timeout_ms: int, code: ErrorCode) -> None:
     assert producers.init(name, producer, timeout_ms=timeout_ms) == (code, -1, -1)
 
 
-def test_while_there_are_no_producer_ids_everybody_is_asked_to_come_again(producers: CoordinatedProducers) -> None:
+def test_without_producer_ids_every_init_is_retriable(producers: CoordinatedProducers) -> None:
     producers.producer_ids.is_dry = True
     assert producers.init(None)[0] == producers.init("x")[0] == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     producers.producer_ids.is_dry = False
     assert producers.init("x") == (0, 1, 0)
 
 
-def test_a_producer_that_says_who_it_is_goes_on_and_a_fenced_one_does_not(producers: CoordinatedProducers) -> None:
+def test_a_producer_that_sends_its_id_continues_and_a_fenced_one_does_not(producers: CoordinatedProducers) -> None:
     assert producers.init("x", (-1, -1)) == (0, 1, 0)
     assert producers.init("x", (1, 0)) == (0, 1, 1)
     assert producers.init("x", (1, 0)) == (0, 1, 1)  # the answer was lost: it is said again
@@ -91,17 +89,17 @@ def test_a_producer_whose_epochs_are_used_up_gets_another_id(producers: Coordina
     assert producers.init("x", (1, LARGEST_EPOCH - 1)) == (0, 2, 0)  # the answer was lost
 
 
-def test_the_former_owner_of_a_used_up_id_does_not_get_the_successor_that_somebody_else_has(producers: CoordinatedProducers) -> None:
+def test_the_former_owner_of_an_exhausted_id_does_not_get_the_successor_of_another_owner(producers: CoordinatedProducers) -> None:
     producers.begin("x")
     found = producers.coordinator.ids.find("x")
     assert found is not None
     found.current = found.current._replace(producer_epoch=LARGEST_EPOCH - 1)
-    assert producers.init("x") == (0, 2, 0)  # another life, which does not say who it was
+    assert producers.init("x") == (0, 2, 0)  # a restarted producer that does not send its old id
     assert producers.init("x", (1, LARGEST_EPOCH - 1))[0] == ErrorCode.PRODUCER_FENCED
     assert producers.init("x", (2, 0)) == (0, 2, 1)
 
 
-def test_nobody_ends_a_transaction_under_the_epoch_that_only_fences(producers: CoordinatedProducers) -> None:
+def test_no_producer_ends_a_transaction_under_the_fencing_epoch(producers: CoordinatedProducers) -> None:
     producers.begin("x")
     found = producers.coordinator.ids.find("x")
     assert found is not None
@@ -112,7 +110,7 @@ def test_nobody_ends_a_transaction_under_the_epoch_that_only_fences(producers: C
     assert producers.init("x") == (0, 2, 0)
 
 
-def test_who_opens_a_transaction_and_comes_again_finds_it_aborted(producers: CoordinatedProducers) -> None:
+def test_an_open_transaction_is_aborted_when_its_producer_initialises_again(producers: CoordinatedProducers) -> None:
     producer = producers.begin("x")
     assert producers.add("x", producer, 0, 1) == [0, 0]
     assert producers.init("x") == (ErrorCode.CONCURRENT_TRANSACTIONS, -1, -1)
@@ -241,7 +239,7 @@ def test_a_marker_that_is_refused_is_written_again_until_it_is_there(producers: 
     assert producers.current("x").state is TransactionState.COMPLETE_COMMIT
 
 
-def test_a_partition_that_is_gone_keeps_nobody_waiting(producers: CoordinatedProducers) -> None:
+def test_a_transaction_completes_without_its_deleted_partition(producers: CoordinatedProducers) -> None:
     producer = producers.begin("x")
     producers.add("x", producer, 0, 1)
     producers.partitions.refusing[T1] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -253,7 +251,7 @@ def test_a_partition_that_is_gone_keeps_nobody_waiting(producers: CoordinatedPro
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_what_a_dead_life_had_decided_the_next_one_ends(producers: CoordinatedProducers, commit: bool) -> None:
+def test_the_next_incarnation_ends_a_transaction_that_was_decided(producers: CoordinatedProducers, commit: bool) -> None:
     producer = producers.begin("x")
     producers.add("x", producer, 0)
     producers.end("x", producer, commit, settles=False)
@@ -264,7 +262,7 @@ def test_what_a_dead_life_had_decided_the_next_one_ends(producers: CoordinatedPr
     assert producers.end("x", producer, commit) == (0, -1, -1)
 
 
-def test_what_a_dead_life_had_not_decided_stays_open(producers: CoordinatedProducers) -> None:
+def test_a_transaction_that_was_not_decided_before_a_death_stays_open(producers: CoordinatedProducers) -> None:
     producer = producers.begin("x")
     producers.add("x", producer, 0)
     producers.end("x", producer, settles=False)
@@ -312,7 +310,7 @@ def test_an_abort_that_cannot_be_written_raises_the_epoch_only_once(producers: C
     assert markers(producers) == [(T0, 1, 1, False)]
 
 
-def test_an_id_that_nobody_uses_is_forgotten(producers: CoordinatedProducers) -> None:
+def test_an_unused_id_expires(producers: CoordinatedProducers) -> None:
     producers.begin("x")
     producers.pass_ms(604_800_000)
     producers.settle()
@@ -354,7 +352,7 @@ def test_an_end_that_is_late_fences_and_does_not_touch_the_next_transaction(prod
 
 
 @pytest.mark.parametrize(("version", "raises_epoch"), [(4, False), (5, True)])
-def test_a_marker_says_whether_its_epoch_is_the_next_ones_for_whoever_writes_it(producers: CoordinatedProducers, version: int, raises_epoch: bool) -> None:
+def test_a_marker_records_whether_it_raises_the_epoch_also_after_a_restart(producers: CoordinatedProducers, version: int, raises_epoch: bool) -> None:
     producer = producers.begin("x")
     producers.add("x", producer, 0, version=5)
     producers.end("x", producer, version=version, settles=False)
@@ -418,7 +416,7 @@ def test_an_overdue_transaction_of_the_second_protocol_is_fenced_by_one_epoch(pr
     assert markers(producers) == [(T0, 1, 1, False)]
 
 
-# --- who is asked, and what people see
+# --- routing and views
 
 
 def test_another_coordinators_ids_and_those_that_are_being_read_are_not_answered(producers: CoordinatedProducers) -> None:

@@ -49,7 +49,7 @@ def test_partitions_are_null_for_an_empty_id_only(state: TransactionState) -> No
     assert decode_transaction(encode_transaction(complete)) == complete
 
 
-def test_what_only_this_life_knows_is_not_in_the_log() -> None:
+def test_state_of_this_incarnation_only_is_not_in_the_log() -> None:
     assert encode_transaction(ONGOING._replace(last_producer_epoch=6)) == RECORDS["TransactionLogValue", 0]
 
 
