@@ -64,7 +64,7 @@ class _Process:
 
 
 class _PlayedController:
-    """Leases producer ids, and hears which topics are `wanted`. `is_away`: it answers nobody."""
+    """Leases producer ids, and records which topics are `wanted`. `is_away`: it answers no request."""
 
     def __init__(self, path: str) -> None:
         self.poller = Poller()
@@ -182,7 +182,8 @@ class SteppedIngest:
     def _kill_log_writer(self, process: _Process) -> None:
         agent = process.agent
         agent._door._listening.close()
-        for control in agent._door._by_control:  # also who knocked and was not let in yet: the kernel closes every socket of the dead
+        # Also unaccepted connections: the kernel closes every socket of a dead process.
+        for control in agent._door._by_control:
             control.close()
         agent._directory.abandon()  # nothing, where the disk was offline
         process.context.poller.close()

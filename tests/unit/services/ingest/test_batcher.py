@@ -45,7 +45,7 @@ def test_a_record_larger_than_a_batch_is_a_batch_of_its_own() -> None:
     assert [values(batch) for batch in batcher.take_ready()] == [[b"small"], [b"x" * 5000]]
 
 
-def test_a_record_without_key_that_moves_on_finds_room_in_its_next_partition_too() -> None:
+def test_a_record_without_key_that_moves_on_fits_the_batch_of_its_next_partition() -> None:
     batcher = Batcher(2, batch_bytes=4096, max_batch_bytes=8192)
     key = next(b"%d" % number for number in range(99) if partition_of_key(b"%d" % number, 2) == 1)
     batcher.append(event(b"keyed" * 700, key), NOW_MS, NOBODY)

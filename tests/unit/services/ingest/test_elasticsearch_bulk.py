@@ -53,7 +53,7 @@ def test_items_are_answered_in_order_each_for_itself() -> None:
     assert intake.refused[RefusedReason.MALFORMED] == 4
 
 
-def test_where_nobody_knows_which_record_was_too_large_none_is_said_to_be_stored() -> None:
+def test_if_the_record_that_was_too_large_is_unknown_none_is_reported_as_stored() -> None:
     intake = RecordingIntake()
     asked = ask(intake, "/_bulk", (INDEX + b"{}\n") * 2 + lines({"delete": {"_index": "web"}}))
     intake.complete(intake.closed[0], rejected=[(-1, "too_large")])
@@ -78,7 +78,7 @@ def test_where_nobody_knows_which_record_was_too_large_none_is_said_to_be_stored
         INDEX + b"{}\n" + b"[]\n{}\n",
     ],
 )
-def test_a_request_that_cannot_be_told_apart_is_refused_whole(body: bytes) -> None:
+def test_a_request_that_cannot_be_split_into_actions_is_refused_as_a_whole(body: bytes) -> None:
     intake = RecordingIntake()
     asked = ask(intake, "/_bulk", body)
     assert asked.answer.status == 400 and asked.json["error"]["reason"] and asked.json["status"] == 400
@@ -137,7 +137,7 @@ def test_what_cannot_be_stored_now_is_answered_429_with_when_to_come_again() -> 
     assert dict(asked.answer.headers)[b"Retry-After"] == b"1" and dict(asked.answer.headers)[b"X-Elastic-Product"] == b"Elasticsearch"
 
 
-def test_a_request_that_meets_back_pressure_in_its_middle_is_refused_from_there_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_is_refused_from_the_record_on_where_back_pressure_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elasticsearch_bulk, "SLICE_RECORDS", 2)
     intake = RecordingIntake()
     intake.is_blocked = True  # asked between slices only: the session asks before the first

@@ -131,7 +131,7 @@ def test_a_cut_message_says_so() -> None:
     assert headers(build(CutMessage(b"<13>x")))["truncated"] == b"true"
 
 
-def test_a_proxied_source_is_told_apart_from_the_peer() -> None:
+def test_a_proxied_source_and_the_peer_are_separate_headers() -> None:
     proxied = headers(build(b"<13>x", source=SOURCE._replace(proxied_source=b"198.51.100.9:1")))
     assert (proxied["source"], proxied["proxied_source"]) == (b"192.0.2.7:40312", b"198.51.100.9:1")
 

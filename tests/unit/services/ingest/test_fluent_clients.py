@@ -45,7 +45,7 @@ def test_pythons_fluent_logger(nanoseconds: bool) -> None:
     assert {(document["tag"], document["severity"], document["severity_name"]) for document in found} == {("app.web", 3, "err")}
     assert found[0]["fields"] == {"level": "error", "from": "userA", "deep": {"a": [1, None, 2.5]}}
     assert ("event_time_ns" in found[0]) == nanoseconds and found[0]["time"].endswith("Z")
-    assert not server.intake.refused and not server.intake.closed, "nobody waits where there is no chunk"
+    assert not server.intake.refused and not server.intake.closed, "no client waits without a chunk"
 
 
 def send_with_npm(port: int, count: int, **options: object) -> dict[str, Any]:

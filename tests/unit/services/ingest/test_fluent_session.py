@@ -122,7 +122,7 @@ def test_a_refused_chunk_is_not_acknowledged_and_ends_the_connection() -> None:
     assert talk.answers() == [] and talk.connection.closed == "refused"
 
 
-def test_nobody_waits_for_messages_without_a_chunk() -> None:
+def test_messages_without_a_chunk_are_not_acknowledged() -> None:
     talk = Talk().say(["web", TIME, {"a": 1}], ["web", ENTRIES], ["web", PACKED, {"size": 3}])
     assert len(talk.intake.records) == 7 and not talk.intake.closed
     assert len({id(unit) for unit, _ in talk.intake.taken}) == 1, "one unit for the connection"
@@ -282,7 +282,7 @@ class TestHandshake:
         proof = hashlib.sha512(b"salt" + b"millrace" + bytes(16) + b"secret").hexdigest()
         assert talk.answers() == [["PONG", True, "", "millrace", proof]] and talk.messages == ["x"]
 
-    def test_a_wrong_key_is_told_and_nothing_is_taken(self) -> None:
+    def test_a_wrong_key_is_refused_and_nothing_is_taken(self) -> None:
         talk = Talk(self.listener).say(self.ping(b"wrong"), ["web", TIME, {"message": "x"}])
         assert talk.answers()[1][:3] == ["PONG", False, "shared_key mismatch"]
         assert talk.connection.closed == "fluent-wrong-key" and talk.intake.refused == {RefusedReason.UNAUTHORIZED: 1} and not talk.documents

@@ -58,7 +58,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-def test_who_comes_again_and_again_while_a_leader_is_away_is_held_up_to_a_bound_and_stored_once_in_order(world: World) -> None:
+def test_repeated_requests_while_a_leader_is_away_are_held_up_to_a_bound_and_stored_once_in_order(world: World) -> None:
     box, busy = world.box, 'ingest.refused{reason="busy"}'
     world.led_by_other(0)
     world.leader.answers = False
@@ -71,14 +71,14 @@ def test_who_comes_again_and_again_while_a_leader_is_away_is_held_up_to_a_bound_
     world.leader.answers = True
     world.leader.postponed = []
     box.start_ingest()
-    world.run_until(lambda: box.is_ready, "the next life takes requests")
+    world.run_until(lambda: box.is_ready, "the next incarnation takes requests")
     held: list[int] = []
     for _ in range(ROUNDS):
         visit = Visit(world, 0)
         before = box.counter("ingest.held_bytes"), box.counter(busy)
         world.run_until(lambda: visit.work() or before != (box.counter("ingest.held_bytes"), box.counter(busy)), "it is held, or refused")  # noqa: B023
         if box.counter(busy) > before[1]:
-            world.run_until(lambda: visit.work() == [b"503"], "its sender is told")  # noqa: B023
+            world.run_until(lambda: visit.work() == [b"503"], "its sender receives it")  # noqa: B023
         held.append(box.counter("ingest.held_bytes"))
         visit.close()  # it does not wait for more
     assert HELD_BYTES_MAX <= max(held) < HELD_BYTES_MAX + UNIT_COST_BYTES and held[-1] == max(held)

@@ -105,7 +105,7 @@ def test_records_that_can_never_be_stored_are_a_partial_success() -> None:
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-def test_no_room_says_when_to_come_again(is_refused: bool) -> None:
+def test_back_pressure_returns_a_retry_delay(is_refused: bool) -> None:
     talk = Http2Talk()
     talk.intake.is_blocked = not is_refused
     stream_id = talk.call(framed(MESSAGE))
@@ -176,7 +176,7 @@ def test_a_call_of_traces_is_unimplemented_and_counted() -> None:
 
 
 @pytest.mark.parametrize("lengths", [("5", "5"), ("0", "0")])
-def test_a_length_that_is_said_twice_is_refused_and_harms_nobody_else(lengths: tuple[str, str]) -> None:
+def test_a_repeated_content_length_is_refused_and_affects_no_other_stream(lengths: tuple[str, str]) -> None:
     talk = Http2Talk()
     talk.client.config.validate_outbound_headers = talk.client.config.normalize_outbound_headers = False
     twice = talk.call(path="/ingest/web", media_type="text/plain", more=[("content-length", length) for length in lengths], end=False)

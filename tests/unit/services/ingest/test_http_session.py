@@ -94,7 +94,7 @@ def test_while_nothing_can_be_taken_a_request_is_refused_by_its_header_and_the_c
     assert talk.intake.refused == {RefusedReason.BUSY: 1} and len(talk.intake.records) == 1
 
 
-def test_a_topic_that_is_blocked_refuses_those_who_name_it_and_nobody_else() -> None:
+def test_a_blocked_topic_refuses_only_requests_that_name_it() -> None:
     talk = HttpTalk(topics=("web", "other"))
     talk.intake.blocked_topics = {"other"}
     assert [answer.status for answer in talk.ask(request("/ingest/other", LINE) + request("/ingest/web", LINE))] == [503, 200]
@@ -110,20 +110,20 @@ def test_a_sender_that_expects_100_continue_gets_it_when_its_turn_has_come() -> 
     assert [answer.status for answer in talk.ask(body)] == [200]
 
 
-def test_a_sender_that_expects_100_continue_and_is_refused_is_told_to_go() -> None:
+def test_a_refused_request_with_100_continue_closes_the_connection() -> None:
     talk = HttpTalk()
     talk.send(request("/nowhere/at/all", LINE, Expect="100-continue")[: -len(LINE)])
     (answer,) = talk.answers()
     assert answer.status == 404 and answer.headers["connection"] == "close" and talk.connection.closed
 
 
-def test_an_unknown_path_is_told_which_inputs_there_are_and_a_wrong_method_which_are_right() -> None:
+def test_an_unknown_path_lists_the_inputs_and_a_wrong_method_lists_the_allowed_ones() -> None:
     unknown, wrong = HttpTalk().ask(request("/v1/traces", b"x") + request("/v1/logs", method="GET"))
     assert unknown.status == 404 and "/v1/logs" in unknown.words["do"] and "/loki/api/v1/push" in unknown.words["do"]
     assert wrong.status == 405 and wrong.headers["allow"] == "POST"
 
 
-def test_what_is_sent_to_no_input_is_counted_and_who_only_looks_is_not() -> None:
+def test_a_post_to_an_unknown_path_is_counted_and_a_get_is_not() -> None:
     talk = HttpTalk()
     wrong = request("/v1/log", LINE) + request("/health", LINE) + request("/favicon.ico", method="GET") + request("/v1/logs", method="OPTIONS")
     assert [answer.status for answer in talk.ask(wrong)] == [404, 405, 404, 405]

@@ -55,7 +55,7 @@ def test_lines_of_a_tcp_sender_are_stored_in_order(box: SteppedIngest) -> None:
     assert box.ledger().balances
 
 
-def test_both_framings_and_both_transports_are_told_apart(box: SteppedIngest) -> None:
+def test_both_framings_and_both_transports_are_recognised(box: SteppedIngest) -> None:
     box.connect().sendall(line(0) + b"\n" + line(1) + b"\n")
     box.connect().sendall(b"".join(b"%d %b" % (len(line(number)), line(number)) for number in (2, 3)))
     box.send_datagrams(line(4), line(5) + b"\n")
@@ -121,7 +121,7 @@ def test_a_line_that_is_too_long_is_cut_marked_and_counted(make: Start) -> None:
     assert (box.counter('ingest.truncated{listener="syslog-tcp"}'), box.counter('ingest.truncated{listener="syslog-udp"}')) == (1, 1)
 
 
-def test_garbage_is_stored_and_marked_and_nobody_else_notices(box: SteppedIngest) -> None:
+def test_garbage_is_stored_and_marked_and_affects_no_other_sender(box: SteppedIngest) -> None:
     box.connect().sendall(bytes(range(1, 256)) * 20 + b"\n")
     box.connect().sendall(line(0) + b"\n")
     box.run_until(lambda: box.counter("ingest.unparsed") > 0 and box.ledger().balances and "line 0" in box.messages())
@@ -156,7 +156,7 @@ def test_what_the_kernel_dropped_is_read_and_counted_once(make: Start) -> None:
     box.kill_ingest()
     box.start_ingest()
     box.run_until(lambda: box.is_ready)
-    assert box.counter("ingest.kernel_drops") == drops, "the same socket's drops are not counted again by the next life"
+    assert box.counter("ingest.kernel_drops") == drops, "the same socket's drops are not counted again by the next incarnation"
 
 
 # -- log-writers come and go
@@ -320,7 +320,7 @@ def test_a_topic_that_grows_takes_more(make: Start) -> None:
 
 
 @pytest.mark.parametrize("turns", range(8))
-def test_the_books_balance_after_a_kill_between_any_two_steps(box: SteppedIngest, turns: int) -> None:
+def test_the_ledger_balances_after_a_kill_between_any_two_steps(box: SteppedIngest, turns: int) -> None:
     box.connect().sendall(b"".join(line(number) + b"\n" for number in range(300)))
     assert box.ingest is not None and box.log_writer is not None
     for step in range(turns):
@@ -332,13 +332,13 @@ def test_the_books_balance_after_a_kill_between_any_two_steps(box: SteppedIngest
     after = box.ledger()
     assert after.balances
     assert after.received == before.received
-    assert after.stored == len(box.records()), "what the dead life had not looked at is known to be stored"
+    assert after.stored == len(box.records()), "what the dead incarnation had not read is known to be stored"
     assert box.counter('ingest.counted{reason="crash"}') == before.received - len(box.records())
     box.connect().sendall(line(0) + b"\n")
     box.run_until(lambda: box.ledger().received > after.received and box.ledger().balances)
 
 
-def test_completions_nobody_saw_are_booked_as_stored_by_the_next_life(box: SteppedIngest) -> None:
+def test_the_next_incarnation_counts_unread_completions_as_stored(box: SteppedIngest) -> None:
     box.connect().sendall(b"".join(line(number) + b"\n" for number in range(100)))
     assert box.ingest is not None and box.log_writer is not None
     while len(box.records()) < 100:
@@ -365,7 +365,9 @@ def test_the_death_of_both_is_booked_when_the_log_writer_is_back(box: SteppedIng
     box.start_ingest()
     for _ in range(20):
         box.step()
-    assert not box.agent._crash_accounting.is_accounted, "whether the dead log-writer had completed anything is not known before its next life says so"
+    assert not box.agent._crash_accounting.is_accounted, (
+        "whether the dead log-writer had completed anything is not known before its next incarnation reports it"
+    )
     box.start_log_writer()
     box.run_until(lambda: box.agent._crash_accounting.is_accounted)
     assert box.ledger().balances
@@ -385,7 +387,7 @@ def test_two_deaths_in_a_row_are_booked_once(box: SteppedIngest) -> None:
     assert (box.ledger().received, box.ledger().stored) == (100, len(box.records())), "the log-writer may have taken them before it noticed"
 
 
-def test_nothing_of_a_dead_life_stays_in_shared_memory(box: SteppedIngest) -> None:
+def test_nothing_of_a_dead_incarnation_stays_in_shared_memory(box: SteppedIngest) -> None:
     from appliance.shm.mapping import list_names
 
     for _ in range(3):
@@ -407,7 +409,7 @@ def test_a_clean_stop_takes_what_has_arrived_and_stores_it(box: SteppedIngest) -
 
 
 def stop_without_log_writer(box: SteppedIngest) -> None:
-    """One line was received, and nobody takes it in the time that a stop has."""
+    """One line was received, and no log-writer takes it within the time of a stop."""
     box.start()
     box.connect().sendall(line(0) + b"\n")
     box.kill_log_writer()
@@ -421,14 +423,14 @@ def stop_without_log_writer(box: SteppedIngest) -> None:
     box.ingest = None
 
 
-def test_a_stop_without_a_log_writer_and_without_a_spool_books_what_nobody_took(make: Start) -> None:
+def test_a_stop_without_a_log_writer_and_without_a_spool_counts_what_was_not_taken(make: Start) -> None:
     box = make(ingest_spool_bytes=0)
     stop_without_log_writer(box)
     assert box.counter('ingest.counted{reason="shutdown"}') == 1
     assert box.ledger().balances
 
 
-def test_what_nobody_took_before_a_stop_waits_in_the_spool_for_the_next_life(make: Start) -> None:
+def test_what_was_not_taken_before_a_stop_waits_in_the_spool_for_the_next_incarnation(make: Start) -> None:
     box = make()
     stop_without_log_writer(box)
     assert box.ledger().in_flight == 1

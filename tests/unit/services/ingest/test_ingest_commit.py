@@ -1,4 +1,6 @@
-"""What acks mean for an ingest: the high watermark under an unbroken leadership, the leader's log, or nothing; and each record once, whoever leads."""
+"""What acks mean for an ingest: the high watermark under an unbroken leadership, the leader's log,
+or nothing; and each record once, whichever box leads.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +143,7 @@ def test_a_record_that_is_too_large_is_named_and_the_others_are_stored(box: Step
 
 
 @pytest.mark.parametrize("values_sent", [[b"x" * 3000], [b"a", b"x" * 3000, b"b"]])
-def test_who_brings_again_what_can_never_be_stored_hears_the_same_again(box: SteppedIngest, values_sent: list[bytes]) -> None:
+def test_a_repeated_group_that_can_never_be_stored_is_refused_again(box: SteppedIngest, values_sent: list[bytes]) -> None:
     """The answer was lost. Nothing of it may be said to be stored, and nothing is stored twice."""
     box.publish(1, {"max.message.bytes": "2000"})
     box.step()
@@ -156,7 +158,7 @@ def test_who_brings_again_what_can_never_be_stored_hears_the_same_again(box: Ste
     assert box.ledger().balances
 
 
-def test_a_unit_that_is_refused_for_good_is_told_so_and_can_be_sent_again(box: SteppedIngest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ack_group_that_is_refused_for_good_can_be_sent_again(box: SteppedIngest, monkeypatch: pytest.MonkeyPatch) -> None:
     assert box.log_writer is not None
     with monkeypatch.context() as refusing:
         refusing.setattr(box.log_writer.agent._appends, "refusal", lambda _hosted, _entry: 87)
@@ -215,7 +217,7 @@ def test_a_record_that_cannot_be_stored_where_it_belongs_is_a_dead_letter_that_s
     box.create_other("dead")
     box.step()
     sender = box.connect()
-    sender.sendall(b"<13>1 2026-01-01T00:00:00Z web sshd - - - nobody\n<13>1 2026-01-01T00:00:00Z web cron - - - stored\n")
+    sender.sendall(b"<13>1 2026-01-01T00:00:00Z web sshd - - - unstored\n<13>1 2026-01-01T00:00:00Z web cron - - - stored\n")
     box.run_until(lambda: box.ledger().received == 2 and box.ledger().balances and box.counter("ingest.copies") == 1)
     (letter,) = box.records_of(0, "dead")
     headers = dict(letter.headers)
@@ -224,7 +226,7 @@ def test_a_record_that_cannot_be_stored_where_it_belongs_is_a_dead_letter_that_s
     assert (box.ledger().stored, box.counter('ingest.counted{reason="no_key"}')) == (1, 1)
 
 
-NO_KEY = b"<13>1 2026-01-01T00:00:00Z web sshd - - - nobody %b\n" % (b"x" * 60_000)
+NO_KEY = b"<13>1 2026-01-01T00:00:00Z web sshd - - - unkeyed %b\n" % (b"x" * 60_000)
 
 
 def test_dead_letters_whose_topic_cannot_be_made_are_counted_and_take_no_memory(make: Callable[..., SteppedIngest]) -> None:
@@ -249,7 +251,7 @@ def test_a_sender_of_dead_letters_is_slowed_down_like_others(make: Callable[...,
     assert box.counter("ingest.connections_paused") == 1
 
 
-def test_who_names_a_topic_is_blocked_by_that_one(box: SteppedIngest) -> None:
+def test_a_sender_that_names_a_topic_is_blocked_by_that_one(box: SteppedIngest) -> None:
     intake, listener = box.agent._router, listener_of(box)
     box.create_other("other")
     box.step()
@@ -258,7 +260,7 @@ def test_who_names_a_topic_is_blocked_by_that_one(box: SteppedIngest) -> None:
 
 
 @pytest.mark.parametrize("is_full", [True, False], ids=["full", "gone while it was blocked"])
-def test_senders_are_told_to_come_later_while_a_topic_that_is_gone_has_no_room_and_no_longer(box: SteppedIngest, is_full: bool) -> None:
+def test_senders_are_blocked_only_while_the_queue_of_a_deleted_topic_is_full(box: SteppedIngest, is_full: bool) -> None:
     intake, listener = box.agent._router, listener_of(box)
     box.agent._topics.of("syslog").collector.set_blocked(frozenset({0}))  # type: ignore[union-attr]
     assert intake.blocked_by(listener)
@@ -271,7 +273,7 @@ def test_senders_are_told_to_come_later_while_a_topic_that_is_gone_has_no_room_a
     box.run_until(lambda: not intake.blocked_by(listener))
 
 
-def test_nothing_waits_for_producer_ids_that_nobody_would_miss(make: Callable[..., SteppedIngest], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_waits_for_producer_ids_that_it_does_not_need(make: Callable[..., SteppedIngest], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.ingest.producer.partition_queues.PATIENCE_NS", 0)
     box = make()
     box.kill_ingest()

@@ -1,4 +1,6 @@
-"""One disk dies under a relay that sends for hosts of all disks: nobody stalls, nothing is lost, and what comes back is used again."""
+"""One disk dies under a relay that sends for hosts of all disks: no sender stalls, nothing is lost,
+and a returning disk is used again.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def bring_back(box: SteppedIngest, disk: str) -> None:
 
 
 def send_all(box: SteppedIngest, sender: socket.socket, text: bytes) -> None:
-    """Whatever the sender has leaves it, with everybody turning."""
+    """Run until the sender has sent everything, with all processes turning."""
     sender.setblocking(False)
     sent = 0
 

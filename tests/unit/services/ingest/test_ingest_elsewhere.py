@@ -126,7 +126,7 @@ def test_lines_go_where_the_leadership_goes(world: World) -> None:
     sender.sendall(lines(range(40)))
     world.run_until(lambda: world.leader.logs.get(0), "something is there")
     world.led_by_other(2, 3)
-    world.leader.peer.hang_up()  # what it has of 0 and 1 nobody will ever know: another box leads now
+    world.leader.peer.hang_up()  # what it has of 0 and 1 stays unknown: another box leads now
     world.leader.answers = True
     sender.sendall(lines(range(40, 80)))
     world.run_until_stored(80)
@@ -210,15 +210,15 @@ def test_lines_for_a_leader_that_is_away_wait_in_memory_then_in_the_spool_then_a
 
 
 def live_again(world: World) -> None:
-    """Ingest is killed, and its next life finds the leader that was away."""
+    """Ingest is killed, and its next incarnation finds the leader that was away."""
     world.box.kill_ingest()
     world.leader.peer.come_back()
     world.box.start_ingest()
-    world.run_until(lambda: world.box.is_ready and world.box.ledger().balances, "the next life has stored what it found")
+    world.run_until(lambda: world.box.is_ready and world.box.ledger().balances, "the next incarnation has stored what it found")
 
 
 @pytest.mark.slow
-def test_a_killed_ingest_leaves_its_spool_to_the_next_life_and_the_books_know(make: Callable[..., World]) -> None:
+def test_a_killed_ingest_leaves_its_spool_to_the_next_incarnation_and_the_ledger_balances(make: Callable[..., World]) -> None:
     world = make(ingest_spool_bytes=1 << 20, disk_budget_bytes=1 << 18)
     world.led_by_other(0)
     world.leader.peer.die()
@@ -231,7 +231,7 @@ def test_a_killed_ingest_leaves_its_spool_to_the_next_life_and_the_books_know(ma
 
 
 @pytest.mark.slow
-def test_what_a_dead_life_left_for_a_topic_that_nobody_writes_to_goes_to_its_leader(make: Callable[..., World]) -> None:
+def test_records_that_a_dead_incarnation_left_for_an_idle_topic_go_to_its_leader(make: Callable[..., World]) -> None:
     world = make(ingest_spool_bytes=1 << 20, disk_budget_bytes=1 << 18, senders={"listener": [{"name": "syslog-tcp", "topic": "far"}]})
     world.box.create_other("far")
     world.box.leader_of_others = 2
@@ -243,7 +243,9 @@ def test_what_a_dead_life_left_for_a_topic_that_nobody_writes_to_goes_to_its_lea
 
 
 def test_what_is_all_behind_finds_out_that_its_box_is_back(make: Callable[..., World]) -> None:
-    """The memory for box 2 was used up by another partition, which then went elsewhere: nobody asks box 2 for anything any more."""
+    """Another partition used up the memory for box 2 and then moved elsewhere: no request goes to
+    box 2 any more.
+    """
     world = make(ingest_spool_bytes=4 << 20, disk_budget_bytes=1 << 18)
     world.led_by_other(0, 1)
     world.leader.die()
@@ -260,7 +262,7 @@ def test_what_is_all_behind_finds_out_that_its_box_is_back(make: Callable[..., W
 
 
 def stop(world: World) -> None:
-    """An orderly end that nobody waits for any longer."""
+    """A clean stop whose deadline has passed."""
     agent = world.box.agent
     agent.begin_stop()
     for _ in range(20):
@@ -271,8 +273,8 @@ def stop(world: World) -> None:
 
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["appended", "lost on the way"])
-def test_what_was_under_way_at_a_stop_is_stored_once_by_the_next_life(world: World, is_there: bool) -> None:
-    """Plain syslog, of which nobody brings anything again."""
+def test_batches_in_flight_at_a_stop_are_stored_once_by_the_next_incarnation(world: World, is_there: bool) -> None:
+    """Plain syslog, which no sender repeats."""
     world.led_by_other(0)
     world.leader.answers = False
     world.box.connect().sendall(lines(range(0, 400, 4)))
@@ -285,12 +287,12 @@ def test_what_was_under_way_at_a_stop_is_stored_once_by_the_next_life(world: Wor
     world.leader.peer.hang_up()
     world.leader.answers = True
     world.box.start_ingest()
-    world.run_until(lambda: world.box.ledger().stored == 100, "the next life has stored it, or found it")
+    world.run_until(lambda: world.box.ledger().stored == 100, "the next incarnation has stored it, or found it")
     assert world.numbers_there(0) == list(range(0, 400, 4)) and world.box.ledger().balances
 
 
 def test_what_a_dead_log_writer_gave_back_waits_in_the_spool_over_a_stop(world: World) -> None:
-    world.box.publish(PARTITIONS, brokers={1: world.leader.peer.address})  # who is asked what was stored here
+    world.box.publish(PARTITIONS, brokers={1: world.leader.peer.address})  # box 1 is asked what it has stored
     sender = world.box.connect()
     sender.sendall(lines(range(0, 400, 4)))
     world.run_until_stored(100)
@@ -305,7 +307,7 @@ def test_what_a_dead_log_writer_gave_back_waits_in_the_spool_over_a_stop(world: 
     for partition in range(PARTITIONS):
         world.box.lead(partition)
     world.box.start_ingest()
-    world.run_until(lambda: world.box.ledger().stored == 200, "the next life has stored it")
+    world.run_until(lambda: world.box.ledger().stored == 200, "the next incarnation has stored it")
     assert world.numbers_here(0) == list(range(0, 800, 4)) and world.box.ledger().balances
 
 

@@ -40,7 +40,7 @@ def test_what_is_written_is_read_and_gone_when_it_is_done(state: IngestState) ->
     assert len(spool) == 0 and spool.size_bytes == 0 and not state.files("spool")
 
 
-def test_the_next_life_finds_what_is_not_done_in_order_with_everything_that_it_needs(state: IngestState) -> None:
+def test_the_next_incarnation_finds_unfinished_batches_in_order_with_all_their_fields(state: IngestState) -> None:
     spool = state.spool()
     batches = [WaitingBatch(records=number + 1, parts=[(CHUNK, number, number + 1)], partition=number % 2) for number in range(5)]
     for number, batch in enumerate(batches):
@@ -72,7 +72,7 @@ def test_it_takes_no_more_than_its_limit_and_nothing_without_one(state: IngestSt
     assert 10 < len(taken) < 40 and sum(path.stat().st_size for path in state.files("spool")) <= 4000
     for batch in taken:
         spool.done(batch)
-    assert spool.write(WaitingBatch(), b"x" * 100), "there is room again"
+    assert spool.write(WaitingBatch(), b"x" * 100), "there is free space again"
     assert not state.spool(0).write(WaitingBatch(), b"x")
 
 
@@ -156,7 +156,7 @@ def test_every_call_may_fail_and_nothing_false_is_left(state: IngestState, monke
             assert again.read(left.number) == b"x" * 10
 
 
-def test_what_the_dead_life_has_booked_is_not_booked_again() -> None:
+def test_records_that_the_dead_incarnation_counted_are_not_counted_again() -> None:
     batches = [SpoolEntry(number, "syslog", 0, 10, [SpooledShare("relp", 8, 0, []), SpooledShare("syslog-tcp", 2, 0, [])]) for number in range(3)]
     found = without_counted(batches, {"relp": 16, "syslog-tcp": 50})
     assert [[(share.listener, share.records, share.copies) for share in batch.shares] for batch in found] == [

@@ -94,7 +94,7 @@ def test_after_a_death_with_a_spool_what_senders_bring_again_is_there_once_and_i
     world.box.kill_ingest()
     world.leader.answers = True
     world.box.start_ingest()
-    world.run_until(lambda: world.box.is_ready, "the next life takes requests")
+    world.run_until(lambda: world.box.is_ready, "the next incarnation takes requests")
     sender.requests.append(sender.request(REQUESTS))  # a new one, which must not come before those that are asked for
     sender.connect()
     world.leader.postponed = []
@@ -128,7 +128,7 @@ def test_after_a_death_the_spool_fills_while_a_leader_that_has_to_be_asked_is_aw
     assert 500_000 < left < 2_000_000
     world.box.kill_ingest()
     world.box.start_ingest()
-    world.run_until(lambda: world.box.is_ready, "the next life takes lines")
+    world.run_until(lambda: world.box.is_ready, "the next incarnation takes lines")
     first = 1_000_000
     received = fill(world, first) - REQUESTS * PER_REQUEST
     assert world.box.counter("ingest.spool_bytes") > 4_000_000

@@ -1,4 +1,6 @@
-"""What leaders are asked about the batches of a previous life, and what follows from their answers."""
+"""Questions to leaders about the batches of a previous incarnation, and what follows from their
+answers.
+"""
 
 from __future__ import annotations
 

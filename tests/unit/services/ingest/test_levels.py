@@ -102,7 +102,7 @@ def test_by_protobuf_a_record_that_its_library_does_not_read_is_kept_whole() -> 
     assert [document["parsed"] for document in documents(PROTOBUF_LISTS_MAX + 1)] == [False] * 2
 
 
-def test_json_that_nobody_reads_is_refused_or_kept_as_it_came() -> None:
+def test_json_that_is_nested_too_deep_is_refused_or_kept_raw() -> None:
     text = b'{"deep":%b}' % json_of(nested(5_000, 1))
     for value in (
         by_http("/ingest/t", text + b"\n", b"application/x-ndjson"),

@@ -157,7 +157,7 @@ def test_back_pressure_is_429_and_what_can_never_be_stored_400() -> None:
     assert asked.answer.status == 400 and b"1 of 2" in asked.answer.body
 
 
-def test_clients_that_ask_whether_it_is_ready_are_told() -> None:
+def test_readiness_and_version_requests_are_answered() -> None:
     intake = RecordingIntake()
     assert ask(intake, "/ready", method="GET").answer.status == 200
     assert ask(intake, "/loki/api/v1/status/buildinfo", method="GET").json["version"]

@@ -117,10 +117,10 @@ def test_a_sender_that_waits_hears_that_we_live() -> None:
     talk.intake.complete(second)
     assert talk.acks() == [4]
     talk.session.tick(start + 9 * KEEP_ALIVE_MS)
-    assert talk.acks() == [], "nobody waits"
+    assert talk.acks() == [], "no client waits"
 
 
-def test_a_new_window_is_not_told_the_sequence_of_the_one_before() -> None:
+def test_a_new_window_does_not_receive_the_sequence_of_the_one_before() -> None:
     talk = Talk().send(window(2) + events(1, 2))
     talk.intake.complete_all()
     talk.send(window(2) + events(1, 2))

@@ -1,4 +1,4 @@
-"""`POST /ingest/TOPIC`: documents and lines of anybody."""
+"""`POST /ingest/TOPIC`: documents and lines of any HTTP client."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def test_a_record_that_cannot_be_parsed_is_kept_and_the_others_with_it() -> None
     assert talk.intake.oddities == {Oddity.UNPARSED: 1}
 
 
-def test_a_record_too_large_to_be_read_is_counted_and_told() -> None:
+def test_a_record_too_large_to_be_read_is_counted_and_reported() -> None:
     talk = HttpTalk()
     partial = ExportLogsServiceResponse.FromString(export(talk, otlp_request(["x" * (MESSAGE_BYTES_MAX + 1), "b"]).SerializeToString()).body).partial_success
     assert partial.rejected_log_records == 1 and len(talk.intake.records) == 1 and talk.intake.refused == {RefusedReason.TOO_LARGE: 1}
@@ -265,7 +265,7 @@ def test_names_that_are_not_known_are_ignored_beside_records() -> None:
         ({"resourceLogs": [{"scopeLogs": [{"logRecords": {"body": {"stringValue": "x"}}}]}]}, "logRecords"),
     ],
 )
-def test_records_that_cannot_be_told_apart_are_refused_and_not_lost_without_a_word(body: object, name: str) -> None:
+def test_ambiguous_records_are_refused_and_not_lost_silently(body: object, name: str) -> None:
     talk = HttpTalk()
     answer = export(talk, orjson.dumps(body), JSON)
     assert answer.status == 400 and name in answer.words["message"] and talk.intake.refused == {RefusedReason.MALFORMED: 1}
@@ -305,7 +305,7 @@ def test_a_request_of_very_many_tiny_records_is_refused_before_it_is_read(monkey
     with pytest.raises(TooManyRecords):
         read_protobuf(b"\x0a\x00" * 401, LISTENER)
     numbers = b"\x38\x01" * 50
-    with pytest.raises(TooManyRecords):  # numbers that nobody reads cost time all the same
+    with pytest.raises(TooManyRecords):  # unread numbers cost time all the same
         read_protobuf((b"\x0a" + _varint(len(numbers)) + numbers) * 9, LISTENER)
 
 

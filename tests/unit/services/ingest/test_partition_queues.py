@@ -18,7 +18,7 @@ def made(number: int, records: int = 10) -> ProducerBatch:
     return ProducerBatch("topic", ReadyBatch(0, builder.build(), records, []), number, 0)
 
 
-def lane_with(count: int) -> PartitionQueue:
+def queue_with(count: int) -> PartitionQueue:
     queue = PartitionQueue("topic", 0)
     queue.begin_producer(77)
     queue.waiting.extend(made(number) for number in range(count))
@@ -43,7 +43,7 @@ def store(queue: PartitionQueue, batch: ProducerBatch) -> None:
 
 
 def test_the_first_batch_goes_alone_and_then_as_many_as_a_log_remembers() -> None:
-    queue = lane_with(20)
+    queue = queue_with(20)
     (first,) = offer(queue)
     assert not offer(queue)
     store(queue, first)
@@ -52,7 +52,7 @@ def test_the_first_batch_goes_alone_and_then_as_many_as_a_log_remembers() -> Non
 
 
 def test_another_leader_is_offered_nothing_before_all_is_back_from_the_one_before() -> None:
-    queue = lane_with(20)
+    queue = queue_with(20)
     store(queue, offer(queue)[0])
     in_flight = offer(queue)
     assert not offer(queue, THERE)
@@ -62,7 +62,7 @@ def test_another_leader_is_offered_nothing_before_all_is_back_from_the_one_befor
 
 
 def test_what_comes_back_waits_for_those_behind_it_and_keeps_order_and_sequence() -> None:
-    queue = lane_with(20)
+    queue = queue_with(20)
     store(queue, offer(queue)[0])
     in_flight = offer(queue)
     queue.requeue(in_flight[1], 0)
@@ -74,8 +74,8 @@ def test_what_comes_back_waits_for_those_behind_it_and_keeps_order_and_sequence(
     assert [batch.base_sequence for batch in list(queue.waiting)[:5]] == [20, 30, 40, 50, -1]
 
 
-def test_only_the_first_that_a_leader_does_not_know_is_doubtful() -> None:
-    queue = lane_with(20)
+def test_only_the_first_batch_without_a_known_result_is_unresolved() -> None:
+    queue = queue_with(20)
     store(queue, offer(queue)[0])
     first, second, *_ = offer(queue)
     assert queue.is_first_unknown(first) and not queue.is_first_unknown(second)
@@ -86,7 +86,7 @@ def test_only_the_first_that_a_leader_does_not_know_is_doubtful() -> None:
 
 
 def test_a_new_epoch_begins_at_zero_and_stamps_anew_what_waits() -> None:
-    queue = lane_with(3)
+    queue = queue_with(3)
     batch = offer(queue)[0]
     queue.requeue(batch, 0)
     assert queue.bump_epoch()
@@ -97,7 +97,7 @@ def test_a_new_epoch_begins_at_zero_and_stamps_anew_what_waits() -> None:
 
 
 def test_sequences_wrap() -> None:
-    queue = lane_with(2)
+    queue = queue_with(2)
     queue.next_sequence = (1 << 31) - 4
     store(queue, offer(queue)[0])
     (second,) = offer(queue)
@@ -105,7 +105,7 @@ def test_sequences_wrap() -> None:
 
 
 def test_a_batch_that_a_log_has_stamped_is_offered_as_it_was_made() -> None:
-    queue, batch = lane_with(0), made(0)
+    queue, batch = queue_with(0), made(0)
     data = bytearray(batch.data)
     queue.stamp(batch, data)
     before = bytes(data)

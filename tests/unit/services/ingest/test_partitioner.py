@@ -84,6 +84,6 @@ def test_records_without_key_pass_by_a_dead_partition() -> None:
     assert partitioner.choose(None) != 0
 
 
-def test_nobody_stands_in_when_every_partition_is_dead() -> None:
+def test_no_partition_is_substituted_if_all_are_dead() -> None:
     assert [next_live_partition(partition, 3, frozenset({0, 1, 2})) for partition in range(3)] == [0, 1, 2]
     assert [next_live_partition(partition, 3, frozenset({2})) for partition in range(3)] == [0, 1, 0]

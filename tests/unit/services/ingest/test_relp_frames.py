@@ -1,4 +1,4 @@
-"""RELP's frames, as librelp and relppy write them and as nobody should."""
+"""RELP's frames, as librelp and relppy write them, and malformed ones."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_what_came_before_a_mistake_is_stored_and_answered() -> None:
     assert connection.closed == "relp-bad-frame" and connection.intake.refused[RefusedReason.MALFORMED] == 1
 
 
-def test_an_unknown_command_is_told_so_and_the_session_goes_on() -> None:
+def test_an_unknown_command_gets_an_error_and_the_session_continues() -> None:
     session, connection = opened()
     session.received(b"2 starttls 0\n" + lines(3, b"x"))
     assert connection.take_sent() == b"2 rsp 33 500 command starttls is not known\n"
@@ -157,7 +157,7 @@ def test_a_long_line_is_cut_and_counted() -> None:
     assert connection.intake.oddities[Oddity.TRUNCATED] == 1
 
 
-def test_a_lost_session_answers_nobody_and_a_stream_that_broke_is_remembered_as_broken() -> None:
+def test_a_lost_session_sends_no_answer_and_its_stream_is_marked_as_broken() -> None:
     session, connection = opened()
     session.received(lines(2, b"x"))
     session.lost()

@@ -1,4 +1,6 @@
-"""The replay journal: what one life writes the next one reads, whatever happens to the files."""
+"""The replay journal: what one incarnation writes the next one reads, whatever happens to the
+files.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ def test_a_damaged_byte_ends_the_file_and_nothing_false_is_read(position: int, c
     assert read == RECORDS[: len(read)]
 
 
-def test_a_life_leaves_what_it_wrote_and_what_it_noted_before(state: IngestState) -> None:
+def test_an_incarnation_leaves_its_writes_and_the_notes_before_them(state: IngestState) -> None:
     journal = state.journal()
     journal.write(RECORDS[0], RECORDS[1])
     journal.note(RECORDS[2])

@@ -42,7 +42,7 @@ def test_a_chunk_of_which_nothing_was_stored_is_new_again() -> None:
     assert memory.lookup(CHUNK) is Known.NEW and len(memory) == 0
 
 
-def test_who_waits_is_told_when_the_first_one_is_settled_and_not_from_within() -> None:
+def test_waiting_replays_are_notified_after_the_first_one_completes_and_not_from_within() -> None:
     memory = ReplayMemory(10, 1000)
     told: list[Known] = []
     memory.begin(CHUNK)
@@ -54,7 +54,7 @@ def test_who_waits_is_told_when_the_first_one_is_settled_and_not_from_within() -
     assert told == [Known.STORED]
 
 
-def test_a_previous_life_leaves_doubt_until_every_batch_is_known() -> None:
+def test_identities_of_a_previous_incarnation_are_unresolved_until_every_batch_is_known() -> None:
     memory = ReplayMemory(10, 1000)
     told: list[Known] = []
     first, second = [(CHUNK, 0, 2), (OTHER, 0, 1)], [(CHUNK, 2, 2), (CHUNK, 9, 1)]

@@ -1,4 +1,6 @@
-"""One life of an ingest after the other, over the same journal and spool: what became of what it had under way, and what a replay meets."""
+"""One incarnation of an ingest after the other, over the same journal and spool: batches in flight
+are resolved, and replays are recognised.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ TOPIC = TopicImage("syslog", TopicId(b"syslog-topic-id!"), PARTITIONS, {})
 IMAGE = MetadataImage(1, "", BrokerId(1), {BrokerId(1): BrokerImage(BrokerId(1), "127.0.0.1", 9092)}, {"syslog": TOPIC})
 
 
-class Lives:
-    """`replays` of the life that runs; `kill` begins the next."""
+class Incarnations:
+    """`replays` of the current incarnation; `kill` begins the next."""
 
     def __init__(self, directory: Path) -> None:
         self.state = IngestState(directory)
@@ -54,8 +56,8 @@ class Lives:
 
 
 @pytest.fixture
-def lives(tmp_path: Path) -> Iterator[Lives]:
-    made = Lives(tmp_path)
+def incarnations(tmp_path: Path) -> Iterator[Incarnations]:
+    made = Incarnations(tmp_path)
     yield made
     made.state.close()
 
@@ -65,166 +67,168 @@ def frames(*numbers: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("last_sequence", "verdict"), [(9, Known.PARTLY), (4, Known.NEW), (None, Known.NEW)])
-def test_a_batch_that_was_offered_is_asked_for_and_until_then_a_replay_waits(lives: Lives, last_sequence: int | None, verdict: Known) -> None:
-    lives.replays.before_offer(WaitingBatch(10, [(CHUNK, 0, 10)]))
-    lives.kill()
-    memory = lives.replays.memory
+def test_a_batch_that_was_offered_is_asked_for_and_until_then_a_replay_waits(incarnations: Incarnations, last_sequence: int | None, verdict: Known) -> None:
+    incarnations.replays.before_offer(WaitingBatch(10, [(CHUNK, 0, 10)]))
+    incarnations.kill()
+    memory = incarnations.replays.memory
     assert memory.lookup(CHUNK) is Known.UNRESOLVED
-    lives.leaders.last = {7: (0, last_sequence)} if last_sequence is not None else {}
-    lives.run(rings_are_final=False)
-    assert lives.replays.memory.lookup(CHUNK) is Known.UNRESOLVED and not lives.leaders.asked, "its rings may still be appended from"
+    incarnations.leaders.last = {7: (0, last_sequence)} if last_sequence is not None else {}
+    incarnations.run(rings_are_final=False)
+    assert incarnations.replays.memory.lookup(CHUNK) is Known.UNRESOLVED and not incarnations.leaders.asked, "its rings may still be appended from"
     told: list[Known] = []
     memory.when_known(CHUNK, lambda: told.append(memory.lookup(CHUNK)))
-    lives.run()
-    assert told == [verdict] and lives.replays.is_resolved
+    incarnations.run()
+    assert told == [verdict] and incarnations.replays.is_resolved
     assert memory.has(CHUNK, "syslog", 9) is (verdict is Known.PARTLY)
 
 
-def test_what_is_known_is_not_asked_for_again_by_any_later_life(lives: Lives) -> None:
+def test_no_later_incarnation_asks_again_for_a_known_result(incarnations: Incarnations) -> None:
     stored, refused = WaitingBatch(10, [(CHUNK, 0, 10)]), WaitingBatch(5, [(CHUNK, 10, 5)], sequence=10)
     asked_for = WaitingBatch(2, [(CHUNK, 15, 2)], sequence=15)
     for batch in (stored, refused, asked_for):
-        lives.replays.before_offer(batch)
-    lives.replays.stored(stored)
-    lives.replays.refused(refused)
-    lives.leaders.last = {7: (0, 16)}
-    lives.run(2000)
-    lives.kill()
-    lives.run(2000)
-    assert len(lives.leaders.asked) == 3, "one batch: producers, end, high watermark"
-    lives.kill()
-    assert lives.replays.is_resolved
-    assert [ordinal for ordinal in range(20) if lives.replays.memory.has(CHUNK, "syslog", ordinal)] == [*range(10), 15, 16]
+        incarnations.replays.before_offer(batch)
+    incarnations.replays.stored(stored)
+    incarnations.replays.refused(refused)
+    incarnations.leaders.last = {7: (0, 16)}
+    incarnations.run(2000)
+    incarnations.kill()
+    incarnations.run(2000)
+    assert len(incarnations.leaders.asked) == 3, "one batch: producers, end, high watermark"
+    incarnations.kill()
+    assert incarnations.replays.is_resolved
+    assert [ordinal for ordinal in range(20) if incarnations.replays.memory.has(CHUNK, "syslog", ordinal)] == [*range(10), 15, 16]
 
 
 @pytest.mark.parametrize(("last_sequence", "kept"), [(14, 15), (9, 10), (None, 0)])
-def test_after_a_power_cut_the_leader_says_what_is_stored_whatever_the_journal_says(lives: Lives, last_sequence: int | None, kept: int) -> None:
-    """The log lost with its page cache what the journal still knows as stored; a sender that brings it again must not be told yes for nothing."""
+def test_after_a_power_cut_the_leader_says_what_is_stored_whatever_the_journal_says(incarnations: Incarnations, last_sequence: int | None, kept: int) -> None:
+    """The log lost with its page cache what the journal records as stored; a repeated record must
+    not be acknowledged without being stored.
+    """
     for batch in (WaitingBatch(10, [(CHUNK, 0, 10)]), WaitingBatch(5, [(CHUNK, 10, 5)], sequence=10)):
-        lives.replays.before_offer(batch)
-        lives.replays.stored(batch)
-    lives.replays.close()
-    lives.state.boot = digest_of(b"another boot")
-    lives.kill()
-    assert lives.replays.memory.lookup(CHUNK) is Known.UNRESOLVED
-    lives.leaders.last = {7: (0, last_sequence)} if last_sequence is not None else {}
-    lives.kill()
-    assert lives.replays.memory.lookup(CHUNK) is Known.UNRESOLVED, "the life between has asked nobody"
-    lives.run()
-    memory = lives.replays.memory
+        incarnations.replays.before_offer(batch)
+        incarnations.replays.stored(batch)
+    incarnations.replays.close()
+    incarnations.state.boot = digest_of(b"another boot")
+    incarnations.kill()
+    assert incarnations.replays.memory.lookup(CHUNK) is Known.UNRESOLVED
+    incarnations.leaders.last = {7: (0, last_sequence)} if last_sequence is not None else {}
+    incarnations.kill()
+    assert incarnations.replays.memory.lookup(CHUNK) is Known.UNRESOLVED, "the incarnation between has asked no leader"
+    incarnations.run()
+    memory = incarnations.replays.memory
     assert [ordinal for ordinal in range(15) if memory.has(CHUNK, "syslog", ordinal)] == list(range(kept))
-    lives.run()
-    lives.kill()
-    assert lives.replays.is_resolved, "what a leader said in this boot is believed"
-    assert [ordinal for ordinal in range(15) if lives.replays.memory.has(CHUNK, "syslog", ordinal)] == list(range(kept))
+    incarnations.run()
+    incarnations.kill()
+    assert incarnations.replays.is_resolved, "what a leader said in this boot is believed"
+    assert [ordinal for ordinal in range(15) if incarnations.replays.memory.has(CHUNK, "syslog", ordinal)] == list(range(kept))
 
 
-def test_after_a_power_cut_a_stream_is_asked_for_too(lives: Lives) -> None:
-    session = lives.open_stream()
+def test_after_a_power_cut_a_stream_is_asked_for_too(incarnations: Incarnations) -> None:
+    session = incarnations.open_stream()
     session.take(frames(0, 1, 2), "first")
     batch = WaitingBatch(3, [(session.identity, 0, 3)])
-    lives.replays.before_offer(batch)
-    lives.replays.stored(batch)
+    incarnations.replays.before_offer(batch)
+    incarnations.replays.stored(batch)
     session.completed(0, 3)
-    lives.replays.close()
-    lives.state.boot = digest_of(b"another boot")
-    lives.kill()
-    again = lives.open_stream()
+    incarnations.replays.close()
+    incarnations.state.boot = digest_of(b"another boot")
+    incarnations.kill()
+    again = incarnations.open_stream()
     assert again.take(frames(0, 1, 2, 3), "all") is None, "held back until the leader has answered"
-    lives.leaders.last = {7: (0, 1)}
-    lives.run(HOLD_MS + 100)
-    ((_, serial),) = lives.aligned
-    assert not lives.replays.memory.has(again.identity, "syslog", serial), "the log has nothing of it"
+    incarnations.leaders.last = {7: (0, 1)}
+    incarnations.run(HOLD_MS + 100)
+    ((_, serial),) = incarnations.aligned
+    assert not incarnations.replays.memory.has(again.identity, "syslog", serial), "the log has nothing of it"
 
 
-def test_what_a_sender_asked_to_be_forgotten_is_new_in_the_next_life(lives: Lives) -> None:
+def test_an_identity_that_was_forgotten_is_new_in_the_next_incarnation(incarnations: Incarnations) -> None:
     batch = WaitingBatch(10, [(CHUNK, 0, 10)])
-    lives.replays.before_offer(batch)
-    lives.replays.stored(batch)
-    lives.replays.forget(CHUNK)
-    lives.kill()
-    assert lives.replays.memory.lookup(CHUNK) is Known.NEW and lives.replays.is_resolved
+    incarnations.replays.before_offer(batch)
+    incarnations.replays.stored(batch)
+    incarnations.replays.forget(CHUNK)
+    incarnations.kill()
+    assert incarnations.replays.memory.lookup(CHUNK) is Known.NEW and incarnations.replays.is_resolved
 
 
-def test_frames_of_a_session_that_died_with_the_process_are_found_again(lives: Lives) -> None:
-    session = lives.open_stream()
+def test_frames_of_a_session_that_died_with_the_process_are_found_again(incarnations: Incarnations) -> None:
+    session = incarnations.open_stream()
     assert session.take(frames(0, 1, 2), "first") == 0
     assert session.take(frames(3, 4), "never batched") == 3
-    lives.replays.before_offer(WaitingBatch(3, [(session.identity, 0, 3)]))
-    lives.leaders.last = {7: (0, 2)}
-    lives.kill()
-    again = lives.open_stream()
+    incarnations.replays.before_offer(WaitingBatch(3, [(session.identity, 0, 3)]))
+    incarnations.leaders.last = {7: (0, 2)}
+    incarnations.kill()
+    again = incarnations.open_stream()
     assert again.take(frames(1, 2, 3), "a") is None
     assert again.take(frames(4, 5, 6), "b") is None
-    lives.run()
-    assert lives.aligned == [("a", 1), ("b", 4)]
+    incarnations.run()
+    assert incarnations.aligned == [("a", 1), ("b", 4)]
     assert again.replayed_end == 5 and again.take(frames(7), "c") == 7
-    has = [lives.replays.memory.has(again.identity, "syslog", serial) for serial in range(8)]
+    has = [incarnations.replays.memory.has(again.identity, "syslog", serial) for serial in range(8)]
     assert has == [True, True, True, False, False, False, False, False], "what was never batched is stored now"
 
 
-def test_frames_wait_until_the_leader_has_answered(lives: Lives) -> None:
-    session = lives.open_stream()
+def test_frames_wait_until_the_leader_has_answered(incarnations: Incarnations) -> None:
+    session = incarnations.open_stream()
     session.take(frames(0, 1), "first")
-    lives.replays.before_offer(WaitingBatch(2, [(session.identity, 0, 2)]))
-    lives.kill()
-    lives.leaders.is_away = True
-    again = lives.open_stream()
+    incarnations.replays.before_offer(WaitingBatch(2, [(session.identity, 0, 2)]))
+    incarnations.kill()
+    incarnations.leaders.is_away = True
+    again = incarnations.open_stream()
     assert again.take(frames(0, 1, 2), "a") is None
-    lives.run(5 * HOLD_MS)
-    assert not lives.aligned
-    lives.leaders.is_away = False
-    lives.leaders.last = {7: (0, 1)}
-    lives.run()
-    assert lives.aligned == [("a", 0)]
+    incarnations.run(5 * HOLD_MS)
+    assert not incarnations.aligned
+    incarnations.leaders.is_away = False
+    incarnations.leaders.last = {7: (0, 1)}
+    incarnations.run()
+    assert incarnations.aligned == [("a", 0)]
 
 
-def test_a_session_whose_end_was_clean_leaves_nothing(lives: Lives) -> None:
-    session = lives.open_stream()
+def test_a_session_whose_end_was_clean_leaves_nothing(incarnations: Incarnations) -> None:
+    session = incarnations.open_stream()
     assert session.take(frames(0, 1), "first") == 0
     batch = WaitingBatch(2, [(session.identity, 0, 2)])
-    lives.replays.before_offer(batch)
-    lives.replays.stored(batch)
+    incarnations.replays.before_offer(batch)
+    incarnations.replays.stored(batch)
     session.end(True)
     session.completed(0, 2)
-    lives.run(2000)
-    assert len(lives.replays.memory) == 0
-    assert lives.open_stream().take(frames(0, 1), "the same lines again") == 0
-    lives.kill()
-    assert lives.open_stream().take(frames(0, 1), "and in the next life") == 0
+    incarnations.run(2000)
+    assert len(incarnations.replays.memory) == 0
+    assert incarnations.open_stream().take(frames(0, 1), "the same lines again") == 0
+    incarnations.kill()
+    assert incarnations.open_stream().take(frames(0, 1), "and in the next incarnation") == 0
 
 
-def test_of_another_host_nothing_is_held_back(lives: Lives) -> None:
-    session = lives.open_stream()
+def test_of_another_host_nothing_is_held_back(incarnations: Incarnations) -> None:
+    session = incarnations.open_stream()
     session.take(frames(0, 1), "first")
     session.end(False)
-    other = lives.replays.open_stream(LISTENER, SOURCE._replace(host=b"192.0.2.2"), lambda _token, _serial: None, lambda _token: None)
+    other = incarnations.replays.open_stream(LISTENER, SOURCE._replace(host=b"192.0.2.2"), lambda _token, _serial: None, lambda _token: None)
     assert other.take(frames(0, 1), "a") == 0
-    assert lives.open_stream().take(frames(0, 1), "b") is None
+    assert incarnations.open_stream().take(frames(0, 1), "b") is None
 
 
-def test_what_waits_in_the_spool_is_stored_once_whatever_the_dead_life_had_done_with_it(lives: Lives) -> None:
-    spool = lives.state.spool()
+def test_a_spooled_batch_is_stored_once_whatever_the_dead_incarnation_had_done_with_it(incarnations: Incarnations) -> None:
+    spool = incarnations.state.spool()
     waiting, offered = WaitingBatch(3, [(CHUNK, 0, 3)]), WaitingBatch(2, [(CHUNK, 3, 2)], partition=1, sequence=0)
     offered.producer_id = 8
     for batch in (waiting, offered):
         assert spool.write(batch, b"data")
-    lives.replays.before_offer(offered)
-    lives.kill()
-    lives.leaders.last = {8: (0, 1)}
-    spool = lives.state.spool()
-    left = SpooledBatches(spool, lives.replays)
+    incarnations.replays.before_offer(offered)
+    incarnations.kill()
+    incarnations.leaders.last = {8: (0, 1)}
+    spool = incarnations.state.spool()
+    left = SpooledBatches(spool, incarnations.replays)
     assert left.turn() == [], "a leader is asked"
-    lives.run()
+    incarnations.run()
     (ready,) = left.turn()
     assert ready.parts == [(CHUNK, 0, 3)] and left.is_empty
-    assert lives.replays.memory.lookup(CHUNK) is Known.UNRESOLVED, "replays wait until it is stored"
+    assert incarnations.replays.memory.lookup(CHUNK) is Known.UNRESOLVED, "replays wait until it is stored"
     batch = WaitingBatch(3, ready.parts)
     left.adopt(batch, ready)
     assert spool.read(batch) == b"data"
-    lives.replays.before_offer(batch)
-    lives.replays.stored(batch)
+    incarnations.replays.before_offer(batch)
+    incarnations.replays.stored(batch)
     spool.done(batch)
-    assert lives.replays.memory.lookup(CHUNK) is Known.PARTLY
-    assert all(lives.replays.memory.has(CHUNK, "syslog", ordinal) for ordinal in range(5))
-    assert not lives.state.files("spool")
+    assert incarnations.replays.memory.lookup(CHUNK) is Known.PARTLY
+    assert all(incarnations.replays.memory.has(CHUNK, "syslog", ordinal) for ordinal in range(5))
+    assert not incarnations.state.files("spool")

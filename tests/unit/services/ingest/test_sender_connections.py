@@ -1,4 +1,6 @@
-"""The room of the connections with real sockets: limits, pauses, deadlines, proxies, and how connections end."""
+"""The connections of senders with real sockets: limits, pauses, deadlines, proxies, and how
+connections end.
+"""
 
 from __future__ import annotations
 
@@ -196,7 +198,7 @@ def test_a_stop_takes_of_a_sender_that_never_pauses_what_a_kernel_may_keep(room:
     assert turns > 0 and (1 << 19) - len(line) <= taken < (1 << 20), "all that had come, and no more"
 
 
-def test_without_descriptors_nobody_is_accepted_and_nothing_spins(room: SteppedRoom) -> None:
+def test_without_free_descriptors_no_connection_is_accepted_and_nothing_spins(room: SteppedRoom) -> None:
     room.listen()
     room.step()
     held = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -331,7 +333,7 @@ def test_a_proxy_of_the_named_networks_is_believed(room: SteppedRoom, header: by
     assert source.address.startswith(b"127.0.0.1:")
 
 
-def test_a_proxy_that_nobody_named_is_recorded_and_not_believed(room: SteppedRoom) -> None:
+def test_the_header_of_an_unlisted_proxy_is_recorded_and_not_trusted(room: SteppedRoom) -> None:
     room.listen(proxy=ProxyMode.V1)
     sender = room.connect()
     sender.sendall(PROXY_V1 + b"<13>x\n")
@@ -349,7 +351,9 @@ def test_a_proxy_that_nobody_named_is_recorded_and_not_believed(room: SteppedRoo
         (ProxyMode.NO, (), b"\x16\x03\x01\x02\x00\x01", "tls-on-plain-port"),
     ],
 )
-def test_who_may_not_come_in_so_is_closed_and_counted(room: SteppedRoom, mode: ProxyMode, networks: tuple[str, ...], data: bytes, reason: str) -> None:
+def test_a_connection_against_the_proxy_rules_is_closed_and_counted(
+    room: SteppedRoom, mode: ProxyMode, networks: tuple[str, ...], data: bytes, reason: str
+) -> None:
     room.listen(proxy=mode, proxy_from=networks)
     sender = room.connect()
     sender.sendall(data)
@@ -438,7 +442,7 @@ def test_a_stop_does_not_wait_for_ever_for_what_cannot_be_settled(room: SteppedR
     states = [room.room.is_empty]
     room.pass_time(2)
     assert [*states, room.room.is_empty] == [False, True]
-    room.intake.complete_all()  # nobody is there to be told
+    room.intake.complete_all()  # no connection is left to acknowledge to
 
 
 def _peek(sender: socket.socket) -> bytes:
@@ -511,7 +515,7 @@ def left_while_blocked(room: SteppedRoom) -> tuple[socket.socket, socket.socket]
     return first, second
 
 
-def test_a_blocked_connection_that_its_sender_left_is_told_so_before_his_next_one_is_read(room: SteppedRoom) -> None:
+def test_a_dropped_blocked_connection_is_marked_as_left_before_the_next_one_of_its_sender_is_read(room: SteppedRoom) -> None:
     _, second = left_while_blocked(room)
     second.sendall(RELP_HI)
     room.run_until(lambda: len(room.intake.closed) == 2)
@@ -521,7 +525,7 @@ def test_a_blocked_connection_that_its_sender_left_is_told_so_before_his_next_on
     room.run_until(lambda: room.intake.messages == [b"<13>hi", b"<13>hi", b"<13>ho"])
 
 
-def test_a_blocked_connection_that_its_sender_left_with_nothing_under_way_is_given_up_before_his_next_one_is_read(room: SteppedRoom) -> None:
+def test_a_dropped_blocked_connection_without_pending_records_is_closed_before_the_next_one_is_read(room: SteppedRoom) -> None:
     _, second = left_while_blocked(room)
     room.intake.complete_all()
     second.sendall(RELP_OPEN + b"2 syslog 6 <13>ho\n")
@@ -530,7 +534,7 @@ def test_a_blocked_connection_that_its_sender_left_with_nothing_under_way_is_giv
     assert room.intake.messages == [b"<13>hi", b"<13>ho"]
 
 
-def test_a_connection_whose_sender_lives_does_not_hold_up_another_one_of_the_same_address(room: SteppedRoom) -> None:
+def test_an_open_connection_does_not_delay_another_one_of_the_same_address(room: SteppedRoom) -> None:
     room.listen(protocol=Protocol.RELP)
     room.intake.meets = ("syslog", 3)
     first = room.connect()
@@ -542,7 +546,7 @@ def test_a_connection_whose_sender_lives_does_not_hold_up_another_one_of_the_sam
     assert not room.intake.streams[0].has_left
 
 
-def test_what_is_left_unread_is_read_a_turn_at_a_time_and_his_next_connection_waits(room: SteppedRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dropped_connection_is_drained_a_turn_at_a_time_and_the_next_one_of_its_sender_waits(room: SteppedRoom, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.ingest.listeners.sender_connections.RECEIVE_BYTES", 64)
     monkeypatch.setattr("services.ingest.listeners.sender_connections.TURN_BYTES", 256)
     room.listen(protocol=Protocol.RELP)

@@ -1,4 +1,6 @@
-"""The room of the datagrams with real sockets: several listeners, senders told apart, and what the kernel dropped."""
+"""Datagrams of senders with real sockets: several listeners, distinct senders, and what the kernel
+dropped.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from tests.support.recording_intake import RecordingIntake
 from tests.unit.base.test_settings import make_box
 
 
-class Room:
+class SteppedDatagrams:
     """Two listeners for syslog, `one` and `two`."""
 
     def __init__(self) -> None:
@@ -66,13 +68,13 @@ class Room:
 
 
 @pytest.fixture
-def room() -> Iterator[Room]:
-    room = Room()
+def room() -> Iterator[SteppedDatagrams]:
+    room = SteppedDatagrams()
     yield room
     room.close()
 
 
-def test_each_listener_gets_its_own_and_each_sender_its_unit(room: Room) -> None:
+def test_each_listener_gets_its_own_and_each_sender_its_unit(room: SteppedDatagrams) -> None:
     first, second = room.send("one", b"<13>a", b"", b"<13>b"), room.send("one", b"<13>c")
     third = room.send("two", b"<13>d")
     assert room.poller.poll(1000) == 2
@@ -82,7 +84,7 @@ def test_each_listener_gets_its_own_and_each_sender_its_unit(room: Room) -> None
     assert (room.counter("ingest.input_bytes", "one"), room.counter("ingest.input_bytes", "two")) == (15, 5)
 
 
-def test_a_room_that_does_not_read_leaves_datagrams_to_the_kernel(room: Room) -> None:
+def test_while_reading_is_paused_datagrams_stay_in_the_kernel(room: SteppedDatagrams) -> None:
     room.room.read(False)
     room.send("one", b"<13>a")
     assert room.poller.poll(0) == 0 and room.room.drain()
@@ -91,7 +93,7 @@ def test_a_room_that_does_not_read_leaves_datagrams_to_the_kernel(room: Room) ->
     assert room.intake.messages == [b"<13>a"]
 
 
-def test_a_drain_takes_all_that_has_arrived(room: Room) -> None:
+def test_a_drain_takes_all_that_has_arrived(room: SteppedDatagrams) -> None:
     room.send("one", *[b"<13>%d" % number for number in range(1500)])
     assert not room.room.drain()
     while not room.room.drain():
@@ -99,7 +101,7 @@ def test_a_drain_takes_all_that_has_arrived(room: Room) -> None:
     assert len(room.intake.messages) == 1500
 
 
-def test_what_the_kernel_drops_is_counted_once_for_its_listener_also_by_the_next_life(room: Room) -> None:
+def test_kernel_drops_are_counted_once_for_their_listener_also_by_the_next_incarnation(room: SteppedDatagrams) -> None:
     room.room.read(False)
     room.sockets["two"].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     room.send("two", *[b"x" * 1000] * 50)
@@ -116,7 +118,7 @@ def test_what_the_kernel_drops_is_counted_once_for_its_listener_also_by_the_next
     poller.close()
 
 
-def test_senders_that_are_too_many_to_remember_are_met_anew(room: Room) -> None:
+def test_senders_that_are_too_many_to_remember_are_met_anew(room: SteppedDatagrams) -> None:
     (each, _) = room.room._sockets
     for port in range(SENDERS_MAX + 10):
         each._add_group(("192.0.2.1", port))

@@ -1,4 +1,6 @@
-"""Two rooms of connections on one listening socket: each address has one of them where records are recognised, and waits for it."""
+"""Two ingests on one listening socket: if records are recognised, each address belongs to one of
+them, and connections wait for it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ OTHERS = next(address for address in ADDRESSES if owner_of(address) == 1)
 
 
 class TwoRooms:
-    """Of one box; room 0 is the only one that accepts from the listening socket, so that all that room 1 has was handed over."""
+    """Of one box; ingest 0 is the only one that accepts from the listening socket, so that every
+    connection of ingest 1 was handed over.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._layout = scratch_layout()
@@ -39,7 +43,7 @@ class TwoRooms:
         self.listen(0)
 
     def listen(self, index: int) -> None:
-        """Room 1 has sockets of its own under the same names, for `connect_to_1`."""
+        """Ingest 1 has sockets of its own under the same names, for `connect_to_1`."""
         for name, protocol in (("relp", Protocol.RELP), ("syslog", Protocol.SYSLOG)):
             listening = self._listening[name] if index == 0 else socket.create_server(("127.0.0.1", 0))
             if index == 1:
@@ -52,7 +56,7 @@ class TwoRooms:
         return sender
 
     def connect_to_1(self, name: str, address: str) -> socket.socket:
-        """As if room 1 had accepted it, too."""
+        """As if ingest 1 had accepted it, too."""
         sender = socket.create_connection(self._listening_of_1[name].getsockname(), source_address=(address, 0))
         self._senders.append(sender)
         return sender
@@ -84,7 +88,7 @@ def two(tmp_path: Path) -> Iterator[TwoRooms]:
     made.close()
 
 
-def test_a_sender_whose_records_are_recognised_is_served_by_the_ingest_of_its_address_whoever_accepts_it(two: TwoRooms) -> None:
+def test_a_sender_with_recognised_records_is_served_by_the_ingest_that_owns_its_address(two: TwoRooms) -> None:
     two.listen(1)
     for address in ADDRESSES * 2:
         two.connect("relp", address).sendall(OPEN)
@@ -103,7 +107,7 @@ def test_nothing_that_was_sent_before_the_connection_was_handed_over_is_lost(two
     assert unit.listener.name == "relp" and unit.source.address == b"%s:%d" % (OTHERS.encode(), sender.getsockname()[1])
 
 
-def test_plain_syslog_is_served_by_whoever_accepts_it(two: TwoRooms) -> None:
+def test_plain_syslog_is_served_by_the_ingest_that_accepts_it(two: TwoRooms) -> None:
     two.listen(1)
     for address in ADDRESSES:
         two.connect("syslog", address)
@@ -139,7 +143,7 @@ def test_an_owner_that_stops_takes_what_it_was_given_and_the_next_ones_wait(two:
     two.run_until_there(0, 3)
 
 
-def test_a_sender_whose_owner_stays_away_is_served_by_who_has_it_and_counted(two: TwoRooms) -> None:
+def test_a_sender_whose_owner_stays_away_is_served_by_the_accepting_ingest_and_counted(two: TwoRooms) -> None:
     two.connect("relp", OTHERS)
     two.connect("relp", OURS)
     two.run_until_there(1, 0)
@@ -155,7 +159,7 @@ def test_more_senders_than_the_queue_of_their_owner_holds_all_get_there(two: Two
     two.run_until_there(0, 100)
 
 
-def test_who_waits_for_an_absent_owner_is_bounded(two: TwoRooms) -> None:
+def test_the_number_of_connections_that_wait_for_an_absent_owner_is_bounded(two: TwoRooms) -> None:
     owners = two.rooms[0].room._owners
     assert owners is not None
     pairs = [socket.socketpair() for _ in range(WAITING_MAX + 1)]
@@ -175,7 +179,7 @@ def test_a_sender_that_was_cut_and_is_accepted_by_its_owner_is_not_read_before_w
     second.sendall(OPEN + b"2 syslog 10 <13>second\n")
     for _ in range(20):
         two.rooms[1].step()
-    assert two.rooms[1].intake.messages == [], "room 0 has not answered"
+    assert two.rooms[1].intake.messages == [], "ingest 0 has not answered"
     two.run_until(lambda: len(two.rooms[1].intake.messages) == 2)
     assert two.rooms[1].intake.messages == [b"<13>first", b"<13>second"]
     assert [stream.has_left for stream in two.rooms[1].intake.streams] == [False, True], "before anything of the second was taken"
@@ -202,7 +206,7 @@ def test_an_ingest_that_is_not_there_is_not_asked_and_one_that_does_not_answer_i
     two.rooms[0].run_until(lambda: two.rooms[0].intake.messages == [b"<13>hi", b"<13>ho"])
 
 
-def test_an_inquiry_reaches_the_next_life_of_an_ingest(two: TwoRooms) -> None:
+def test_an_inquiry_reaches_the_next_incarnation_of_an_ingest(two: TwoRooms) -> None:
     two.listen(1)
     owners = two.rooms[0].room._owners
     assert owners is not None
@@ -232,7 +236,7 @@ def test_an_ingest_that_dies_with_an_inquiry_is_not_waited_for_once_that_is_seen
     assert owners.is_answered(owners.inquire()), "nor is it asked"
 
 
-def test_the_answer_to_an_inquiry_comes_behind_those_who_wait_for_room_in_the_queue_of_their_owner(two: TwoRooms) -> None:
+def test_the_answer_to_an_inquiry_follows_connections_that_wait_in_the_queue_of_their_owner(two: TwoRooms) -> None:
     two.listen(1)
     owners = [two.rooms[index].room._owners for index in range(2)]
     assert owners[0] is not None and owners[1] is not None

@@ -24,7 +24,7 @@ CHANNEL = {b"x-splunk-request-channel": b"FE0ECFAD-13D5-401B-847D-77833BD77131"}
 
 
 @pytest.fixture(autouse=True)
-def new_life(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def new_incarnation(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """No acknowledgements of other tests; called, none of this one either."""
 
     def begin() -> None:
@@ -139,7 +139,7 @@ def test_with_a_channel_the_answer_is_a_number_that_is_true_when_it_is_stored() 
     intake.complete(intake.closed[1])
     assert ask_acks(intake, first, second) == {str(first): False, str(second): True}
     intake.complete(intake.closed[0], AckOutcome.DUPLICATE)
-    assert ask_acks(intake, first, second) == {str(first): True, str(second): True}, "what was told once is told again"
+    assert ask_acks(intake, first, second) == {str(first): True, str(second): True}, "an acknowledgement is reported again"
 
 
 def identities(intake: RecordingIntake) -> list[bytes]:
@@ -147,21 +147,21 @@ def identities(intake: RecordingIntake) -> list[bytes]:
     return [unit.identities[0] for unit in intake.closed if unit.identities]
 
 
-def test_equal_requests_of_one_life_are_different_things_and_the_next_life_meets_them_in_order(new_life: Callable[[], None]) -> None:
+def test_equal_requests_of_one_incarnation_are_distinct_and_the_next_one_matches_them_in_order(new_incarnation: Callable[[], None]) -> None:
     intake = RecordingIntake()
     ask_acks(intake)
     for _ in range(3):
         send(intake)
     send(intake, headers={b"x-splunk-request-channel": b"other"})
     assert len(set(identities(intake))) == 4
-    new_life()
+    new_incarnation()
     again = RecordingIntake()
     for _ in range(3):
         send(again)
     assert identities(again) == identities(intake)[:3]
 
 
-def test_an_occurrence_is_free_again_when_its_sender_is_told_and_those_left_are_the_lowest() -> None:
+def test_an_occurrence_is_free_again_when_its_acknowledgement_is_reported_and_the_lowest_remain() -> None:
     intake = RecordingIntake()
     ask_acks(intake)
     ack_ids = [send(intake) for _ in range(3)]
@@ -169,7 +169,7 @@ def test_an_occurrence_is_free_again_when_its_sender_is_told_and_those_left_are_
     intake.complete_all()
     assert not intake.forgotten
     ask_acks(intake, ack_ids[0])
-    assert intake.forgotten == [two], "one of the three is told, and a new life may be sent two"
+    assert intake.forgotten == [two], "one of the three is reported, and a new incarnation may be sent two"
     ask_acks(intake, ack_ids[0])
     assert intake.forgotten == [two], "once"
     send(intake)
@@ -200,7 +200,7 @@ def test_a_channel_that_has_not_polled_keeps_no_identities() -> None:
     assert ask_acks(intake, before, after) == {str(before): True, str(after): True} and intake.forgotten == [identities(intake)[1]]
 
 
-def test_a_replay_that_a_channel_without_polls_brings_is_told_and_forgotten() -> None:
+def test_a_replay_on_a_channel_without_polls_is_acknowledged_and_forgotten() -> None:
     intake = RecordingIntake()
     ack_id = send(intake)
     intake.closed[0].keeps_identity = True  # the intake knew it
@@ -219,7 +219,7 @@ def test_a_key_of_the_sender_is_its_own_identity() -> None:
     assert all(ask_acks(intake, *ack_ids).values()) and not intake.forgotten
 
 
-def test_identities_that_nobody_can_ask_for_any_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identities_that_can_no_longer_be_polled_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(splunk_acks, "UNTOLD_MAX", 1)
     monkeypatch.setattr(splunk_hec._COLLECTOR, "_acks", AckLedger(1))
     intake = RecordingIntake()
@@ -235,11 +235,11 @@ def test_identities_that_nobody_can_ask_for_any_more_are_forgotten(monkeypatch: 
     assert intake.forgotten == [identities(intake)[0], identities(intake)[2]], "the older one is too many too, and the channel had to go"
 
 
-def test_a_number_of_a_dead_ingest_is_false_and_given_to_nobody_else(new_life: Callable[[], None]) -> None:
+def test_an_ack_id_of_a_dead_ingest_is_false_and_not_reused(new_incarnation: Callable[[], None]) -> None:
     intake = RecordingIntake()
     before = send(intake)
     intake.complete_all()
-    new_life()
+    new_incarnation()
     intake.wall_ms += 5_000
     assert ask_acks(intake, before) == {str(before): False}
     after = send(intake)

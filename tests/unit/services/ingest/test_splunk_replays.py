@@ -1,5 +1,8 @@
-"""Splunk's collector with a whole ingest behind it: equal requests of one life are all stored, and what is sent again after a death is stored once if
-its channel polls."""
+"""Splunk's collector with a whole ingest behind it.
+
+Equal requests of one incarnation are all stored; a request that is repeated after a death is stored once
+if its channel polls.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from tests.unit.services.ingest.stepped_ingest import SteppedIngest
 
 
 class Client:
-    """One client on one channel; `kill` begins the next life of ingest."""
+    """One client on one channel; `kill` begins the next incarnation of ingest."""
 
     def __init__(self, box: SteppedIngest, monkeypatch: pytest.MonkeyPatch) -> None:
         self.box = box
@@ -104,9 +107,9 @@ def test_what_a_polling_channel_sends_again_after_a_death_is_stored_once(client:
         client.poll()
     again = [client.send() for _ in range(2)]
     client.box.run_until(lambda: all(client.poll(*again)), "both are true")
-    assert len(client.box.messages()) == 3, "the two that were not told"
+    assert len(client.box.messages()) == 3, "the two that were not acknowledged"
     client.send()
-    client.box.run_until(lambda: len(client.box.messages()) == 4, "told of all, the next is new")
+    client.box.run_until(lambda: len(client.box.messages()) == 4, "all are acknowledged, the next is new")
     client.kill()
     client.send("other")
     client.box.run_until(lambda: len(client.box.messages()) == 5, "and so is another")

@@ -71,7 +71,7 @@ def test_what_was_held_back_of_a_sender_that_left_is_decided_and_goes_on_in_its_
     assert sender.aligned[1:] == [("third", 1)]
 
 
-def test_what_a_sender_left_is_decided_before_what_he_brings_since_whichever_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_of_an_ended_session_are_resolved_before_repeated_ones_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_streams, "LOOKED_AT_MAX", 1)
     sender = Sender()
     first = sender.connect()
@@ -93,7 +93,7 @@ def test_what_a_sender_left_is_decided_before_what_he_brings_since_whichever_is_
     assert [session.replayed_end for session in sessions.values()] == [2, 2, 2]
 
 
-def test_who_was_left_while_he_was_not_read_to_his_end_goes_on_until_another_session_has_his_stream() -> None:
+def test_a_dropped_session_with_unread_data_continues_until_another_session_has_its_stream() -> None:
     sender = Sender()
     first = sender.connect()
     assert first.take(frames(b"a", b"b"), "first") == 0
@@ -115,7 +115,7 @@ def test_who_was_left_while_he_was_not_read_to_his_end_goes_on_until_another_ses
     assert not sender.streams.has_broken(KEY) and not sender.streams.known
 
 
-def test_who_was_left_before_anything_of_him_was_taken_is_known_by_what_is_taken_then() -> None:
+def test_a_session_that_was_dropped_before_its_first_frame_is_identified_by_that_frame() -> None:
     sender = Sender()
     first = sender.connect()
     first.leave()

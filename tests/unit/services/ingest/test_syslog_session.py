@@ -15,7 +15,7 @@ from tests.support.recording_intake import RecordingIntake
 LISTENER = Listener("test", Protocol.SYSLOG, ListenerTransport.UDP, 0, message_bytes_max=10, idle_ms_max=5_000)
 
 
-def test_both_framings_are_taken_under_one_unit_and_nobody_is_answered() -> None:
+def test_both_framings_are_taken_under_one_ack_group_and_no_answer_is_sent() -> None:
     connection = RecordingConnection()
     session = SyslogSession(connection)
     session.received(b"7 <13>one7 <13>two")

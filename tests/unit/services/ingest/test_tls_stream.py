@@ -1,4 +1,6 @@
-"""TLS in the room of the connections: Python's own client over real sockets, with certificates made by openssl."""
+"""TLS on the connections of senders: Python's own client over real sockets, with certificates made
+by openssl.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from tests.support.stepped_room import SteppedRoom
 
 
 class Files:
-    """One authority, a server, a client; and a client of an authority that nobody trusts."""
+    """One authority, a server, a client; and a client of an untrusted authority."""
 
     def __init__(self, directory: Path) -> None:
         self.authority = Authority(directory)

@@ -61,7 +61,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UnitBox]:
     unlink_all(made.layout)
 
 
-def test_a_box_for_units_is_prepared_without_sockets_and_says_who_runs_it(box: UnitBox) -> None:
+def test_a_box_for_units_is_prepared_without_sockets_and_records_systemd_as_its_manager(box: UnitBox) -> None:
     prepared = box.prepare()
     assert prepared.listening.sockets == {} and load_box(box.layout).kafka_port == 9092
     assert load_box(box.layout).managed_by == SYSTEMD
@@ -85,7 +85,7 @@ def test_units_that_were_written_for_another_state_directory_are_refused(box: Un
         prepare_box(box.options, SystemClock(), list, f"{box.directory}/0123456789")
 
 
-def test_a_new_life_beside_living_processes_keeps_their_box_and_a_new_life_alone_prepares_one(box: UnitBox) -> None:
+def test_a_restart_beside_running_processes_keeps_their_box_and_a_restart_alone_prepares_one(box: UnitBox) -> None:
     first = box.prepare()
     os.close(first.state_lock)
     assert adopt_box(box.options, box.layout) is None
@@ -102,7 +102,7 @@ def test_a_new_life_beside_living_processes_keeps_their_box_and_a_new_life_alone
     living.end()
 
 
-def test_settings_that_the_units_do_not_follow_are_told(box: UnitBox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_differ_from_the_units_are_reported(box: UnitBox, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = box.prepare()
     os.close(prepared.state_lock)
     monkeypatch.setenv(SETTINGS_MARK_VARIABLE, settings_mark(prepared.box))
@@ -153,7 +153,7 @@ def test_it_knows_its_processes_by_their_counters(box: UnitBox) -> None:
     living.end()
     assert described(keeper)["acceptor@0"][:2] == (None, "down")
     keeper._close()
-    assert not os.path.exists(box.layout.runtime_directory), "nobody lives: nothing is left"
+    assert not os.path.exists(box.layout.runtime_directory), "no process runs: nothing is left"
 
 
 def test_a_process_that_died_because_it_did_not_turn_is_counted_for_the_alarm(box: UnitBox) -> None:
@@ -176,7 +176,7 @@ def test_a_process_that_died_because_it_did_not_turn_is_counted_for_the_alarm(bo
     keeper._close()
 
 
-def test_who_goes_on_finds_everything_when_the_supervisor_ends(box: UnitBox) -> None:
+def test_running_processes_keep_their_box_when_the_supervisor_ends(box: UnitBox) -> None:
     keeper, living = box.keeper(), Living(box.layout, "acceptor@0")
     keeper._close()
     assert os.path.exists(box.layout.box_file) and read_counters(box.layout, "acceptor@0") is not None

@@ -11,13 +11,13 @@ def looked_at(kills: WatchdogKills, looks: list[tuple[int, int, int]]) -> list[f
     return [kills.look(NAME, pid, beat * SECOND, now * SECOND) for now, pid, beat in looks]
 
 
-def test_a_life_that_stood_still_as_long_as_the_watchdog_allows_and_ended_is_counted_once() -> None:
+def test_a_process_that_hung_until_the_watchdog_limit_and_ended_is_counted_once() -> None:
     stands_still = [(now, 7, 100) for now in range(100, 109)]
     assert sum(looked_at(WatchdogKills(10_000), [*stands_still, (109, 8, 109), (110, 8, 110)])) == 9
     assert sum(looked_at(WatchdogKills(10_000), [*stands_still, (109, 0, 0), (110, 0, 0), (111, 8, 111)])) == 9
 
 
-def test_lives_that_turned_that_went_on_or_whose_end_nobody_saw_are_not_counted() -> None:
+def test_processes_that_beat_that_recovered_or_whose_end_was_not_seen_are_not_counted() -> None:
     killed_while_it_turned = [(100, 7, 100), (101, 8, 101), (102, 0, 0), (103, 9, 103)]
     went_on = [*((now, 7, 100) for now in range(100, 115)), (115, 7, 115), (116, 8, 116)]
     the_supervisor_slept = [(100, 7, 100), (200, 8, 200)]
