@@ -129,7 +129,7 @@ def test_a_segment_that_changes_meanwhile_is_not_written(pair: list[SteppedRepli
     assert path.read_bytes() == before
 
 
-def test_killed_at_any_step_leaves_damage_that_the_next_life_repairs(pair: list[SteppedReplica]) -> None:
+def test_after_a_kill_at_any_step_the_next_incarnation_repairs_the_damage(pair: list[SteppedReplica]) -> None:
     one, size = pair[1], len(batch())
     path = path_of(one, 5)
     good = path.read_bytes()

@@ -29,7 +29,7 @@ SETTINGS = {"log.cleaner.backoff.ms": 1000, "log.flush.offset.checkpoint.interva
 CONFIG = {"segment.bytes": "1000", "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1", "file.delete.delay.ms": "0"}
 
 
-class Life:
+class CompactedPartition:
     """A log-writer that leads one compacted partition."""
 
     def __init__(self, layout: BoxLayout, path: Path, incarnation: int = 1, **settings: Any) -> None:
@@ -37,7 +37,7 @@ class Life:
         self.writer = RealLogWriter(layout, path / "d0", incarnation, SETTINGS | settings)
         self.writer.recover()
 
-    def fill(self, batches: int = 40, **config: str) -> Life:
+    def fill(self, batches: int = 40, **config: str) -> CompactedPartition:
         controller = self.writer.source("controller")
         self.writer.create(controller, 0)
         self.writer.lead(controller, 0)
@@ -50,7 +50,7 @@ class Life:
     def configure(self, **config: str) -> None:
         self.writer.agent._partitions.configure(self.hosted, CONFIG | {name.replace("_", "."): value for name, value in config.items()})
 
-    def append(self, batches: int) -> Life:
+    def append(self, batches: int) -> CompactedPartition:
         source = self.writer.sources.get("acceptor@0") or self.writer.source("acceptor@0")
         for number in range(batches):
             self.writer.produce(source, 0, bytes(keyed((b"k%d" % (number % 3), b"%d " % number + b"v" * 300), timestamp_ms=self.writer.clock.wall_ms())))
@@ -85,8 +85,8 @@ class Life:
         assert self.count("runs") == runs
 
 
-def test_a_dirty_log_is_compacted_its_row_tells_and_the_next_life_goes_on_from_there(layout: BoxLayout, tmp_path: Path) -> None:
-    life = Life(layout, tmp_path).fill()
+def test_a_dirty_log_is_compacted_its_row_is_updated_and_the_next_incarnation_continues(layout: BoxLayout, tmp_path: Path) -> None:
+    life = CompactedPartition(layout, tmp_path).fill()
     before = life.hosted.log.segment_list_generation
     life.until(lambda: life.count("swapped_segments") > 5 and life.count("running") == 0, "the log is compacted")
     life.rest()
@@ -98,7 +98,7 @@ def test_a_dirty_log_is_compacted_its_row_tells_and_the_next_life_goes_on_from_t
     clean_to = checkpoints.read_offsets(str(tmp_path / "d0" / checkpoints.CLEANED))
     assert clean_to == {TopicPartition("t", 0): life.hosted.log.active_base_offset}
     life.writer.stop()
-    life = Life(layout, tmp_path, 2)
+    life = CompactedPartition(layout, tmp_path, 2)
     life.configure()
     life.rest()
     assert life.count("runs") == 0 or stored_pairs(life.path) == pairs
@@ -106,7 +106,7 @@ def test_a_dirty_log_is_compacted_its_row_tells_and_the_next_life_goes_on_from_t
 
 
 def test_segments_that_wait_to_be_swapped_in_do_not_wait_for_a_sleeping_loop(layout: BoxLayout, tmp_path: Path) -> None:
-    life = Life(layout, tmp_path).fill()
+    life = CompactedPartition(layout, tmp_path).fill()
 
     def waits() -> bool:
         life.writer.clock.advance_ms(100)
@@ -121,8 +121,8 @@ def test_segments_that_wait_to_be_swapped_in_do_not_wait_for_a_sleeping_loop(lay
     life.writer.stop()
 
 
-def test_a_log_that_cannot_be_compacted_is_left_alone_told_and_harms_no_other(layout: BoxLayout, tmp_path: Path) -> None:
-    life = Life(layout, tmp_path, **{"log.cleaner.enable": True}).fill()
+def test_a_log_that_cannot_be_compacted_is_skipped_reported_and_affects_no_other(layout: BoxLayout, tmp_path: Path) -> None:
+    life = CompactedPartition(layout, tmp_path, **{"log.cleaner.enable": True}).fill()
     path = life.path / f"{life.hosted.log.segment_base_offsets[2]:020d}.log"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -138,7 +138,7 @@ def test_a_log_that_cannot_be_compacted_is_left_alone_told_and_harms_no_other(la
 
 
 def test_a_run_that_is_killed_is_tried_again_and_not_for_ever(layout: BoxLayout, tmp_path: Path) -> None:
-    life = Life(layout, tmp_path).fill()
+    life = CompactedPartition(layout, tmp_path).fill()
     for killed in range(3):
         run = life.until(lambda: life.writer.agent._cleaning._run, "a run is under way")
         os.kill(run.process.pid, signal.SIGKILL)
@@ -150,11 +150,11 @@ def test_a_run_that_is_killed_is_tried_again_and_not_for_ever(layout: BoxLayout,
 
 
 def test_a_stop_ends_the_run_that_is_under_way(layout: BoxLayout, tmp_path: Path) -> None:
-    life = Life(layout, tmp_path).fill()
+    life = CompactedPartition(layout, tmp_path).fill()
     pid = life.until(lambda: life.writer.agent._cleaning._run, "a run is under way").process.pid
     life.writer.stop()
     assert not Path(f"/proc/{pid}").exists()
-    life = Life(layout, tmp_path, 2)
+    life = CompactedPartition(layout, tmp_path, 2)
     assert {value[:2] for _, _, value in stored_pairs(life.path) if value} >= {b"37", b"38", b"39"}
     life.writer.stop()
 
@@ -179,14 +179,14 @@ class PausedRun:
         pass
 
 
-def _delete_first_segment(life: Life) -> None:
+def _delete_first_segment(life: CompactedPartition) -> None:
     """As retention does, to the end."""
     bases = life.hosted.log.segment_base_offsets
     life.writer.agent._retention._advance(life.hosted, bases[1], ("time",), 0)
     life.until(lambda: not (life.path / f"{bases[0]:020d}.log").exists(), "its files are gone")
 
 
-def _values(life: Life) -> dict[bytes, list[bytes]]:
+def _values(life: CompactedPartition) -> dict[bytes, list[bytes]]:
     """What closed segments hold of each key, oldest first."""
     found: dict[bytes, list[bytes]] = {}
     for offset, key, value in stored_pairs(life.path):
@@ -198,7 +198,7 @@ def _values(life: Life) -> dict[bytes, list[bytes]]:
 def test_a_run_whose_segments_retention_takes_away_is_tried_again(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(cleaning_rounds, "CleaningProcess", PausedRun)
-        life = Life(layout, tmp_path).fill(cleanup_policy="compact,delete")
+        life = CompactedPartition(layout, tmp_path).fill(cleanup_policy="compact,delete")
         run: PausedRun = life.until(lambda: life.writer.agent._cleaning._run, "a run is under way").process
         _delete_first_segment(life)
         run.work()
@@ -212,7 +212,7 @@ def test_what_a_run_could_not_put_in_place_is_compacted_by_the_next(layout: BoxL
     """If it counted as clean, the values in it would never meet the newer ones again, and a deletion that goes would bring them back."""
     with monkeypatch.context() as patch:
         patch.setattr(cleaning_rounds, "CleaningProcess", PausedRun)
-        life = Life(layout, tmp_path).fill(cleanup_policy="compact,delete", segment_bytes="1000")
+        life = CompactedPartition(layout, tmp_path).fill(cleanup_policy="compact,delete", segment_bytes="1000")
         life.configure(cleanup_policy="compact,delete", segment_bytes="4000")
         run: PausedRun = life.until(lambda: life.writer.agent._cleaning._run, "a run is under way").process
         run.work()
@@ -223,10 +223,10 @@ def test_what_a_run_could_not_put_in_place_is_compacted_by_the_next(layout: BoxL
 
 
 def test_a_log_that_is_cut_under_a_run_and_grows_again_keeps_what_it_holds_now(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its new segments have the old ones' names; what the run made of those is for nobody."""
+    """Its new segments have the old ones' names; the output of the run is discarded."""
     with monkeypatch.context() as patch:
         patch.setattr(cleaning_rounds, "CleaningProcess", PausedRun)
-        life = Life(layout, tmp_path).fill()
+        life = CompactedPartition(layout, tmp_path).fill()
         run: PausedRun = life.until(lambda: life.writer.agent._cleaning._run, "a run is under way").process
         run.work()
         bases = life.hosted.log.segment_base_offsets
@@ -245,8 +245,8 @@ def test_a_log_that_is_cut_under_a_run_and_grows_again_keeps_what_it_holds_now(l
     life.writer.stop()
 
 
-def test_a_topic_that_is_deleted_while_it_is_compacted_harms_nobody(layout: BoxLayout, tmp_path: Path) -> None:
-    life = Life(layout, tmp_path).fill()
+def test_a_topic_that_is_deleted_while_it_is_compacted_affects_no_other(layout: BoxLayout, tmp_path: Path) -> None:
+    life = CompactedPartition(layout, tmp_path).fill()
     life.until(lambda: life.writer.agent._cleaning._run, "a run is under way")
     life.writer.agent._partitions.delete(TopicPartition("t", 0), TOPIC_ID)
     life.until(lambda: life.count("running") == 0, "the run is ended")
@@ -256,7 +256,7 @@ def test_a_topic_that_is_deleted_while_it_is_compacted_harms_nobody(layout: BoxL
 
 
 def test_records_wait_for_their_least_lag(layout: BoxLayout, tmp_path: Path) -> None:
-    life = Life(layout, tmp_path).fill(min_compaction_lag_ms="1000000")
+    life = CompactedPartition(layout, tmp_path).fill(min_compaction_lag_ms="1000000")
     life.rest()
     assert life.count("runs") == 0
     life.writer.clock.advance_ms(1_000_000)

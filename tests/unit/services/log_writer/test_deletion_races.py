@@ -68,7 +68,7 @@ class Gate:
         self._opened.set()
 
 
-class Life:
+class LedPartition:
     """A log-writer that leads t-0, of two batches a segment."""
 
     def __init__(self, layout: BoxLayout, path: Path, **settings: Any) -> None:
@@ -132,48 +132,50 @@ class Life:
 
 
 @pytest.fixture
-def life(layout: BoxLayout, tmp_path: Path) -> Life:
-    return Life(layout, tmp_path)
+def led(layout: BoxLayout, tmp_path: Path) -> LedPartition:
+    return LedPartition(layout, tmp_path)
 
 
 # -- flush rounds
 
 
 @pytest.mark.parametrize("is_removed", [False, True], ids=["renamed", "removed"])
-def test_a_flush_round_of_a_partition_that_is_deleted_meanwhile_leaves_the_disk_online(life: Life, monkeypatch: pytest.MonkeyPatch, is_removed: bool) -> None:
-    life.append(5)
+def test_a_flush_round_of_a_partition_that_is_deleted_meanwhile_leaves_the_disk_online(
+    led: LedPartition, monkeypatch: pytest.MonkeyPatch, is_removed: bool
+) -> None:
+    led.append(5)
     gate = Gate(monkeypatch, "fdatasync")
-    life.pass_time()
+    led.pass_time()
     gate.reach()
-    life.delete()
+    led.delete()
     if is_removed:
-        life.remove()
+        led.remove()
     gate.open()
-    life.rest()
-    assert life.is_well()
-    life.create(NEXT_ID)
-    life.append(3, NEXT_ID)
-    life.rest()
-    assert life.hosted(NEXT_ID).log.recovery_point == 3 and life.is_well()
-    life.writer.stop()
+    led.rest()
+    assert led.is_well()
+    led.create(NEXT_ID)
+    led.append(3, NEXT_ID)
+    led.rest()
+    assert led.hosted(NEXT_ID).log.recovery_point == 3 and led.is_well()
+    led.writer.stop()
 
 
-def test_a_directory_that_is_missing_and_was_not_deleted_takes_the_disk_offline(life: Life) -> None:
-    life.append(5)
-    os.rename(life.path, life.path.with_name("elsewhere"))
-    life.pass_time()
-    assert life.writer.disk_state == DISK_OFFLINE and "flush log t-0: no such file or directory" in life.writer.said
-    life.writer.die()
+def test_a_directory_that_is_missing_and_was_not_deleted_takes_the_disk_offline(led: LedPartition) -> None:
+    led.append(5)
+    os.rename(led.path, led.path.with_name("elsewhere"))
+    led.pass_time()
+    assert led.writer.disk_state == DISK_OFFLINE and "flush log t-0: no such file or directory" in led.writer.said
+    led.writer.die()
 
 
 # -- removal of deleted partitions
 
 
-def test_a_directory_that_is_removed_may_have_its_files_renamed_by_retention(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    life.append(6)
-    removed = life.hosted().advance_log_start_offset(4)
+def test_a_directory_that_is_removed_may_have_its_files_renamed_by_retention(led: LedPartition, monkeypatch: pytest.MonkeyPatch) -> None:
+    led.append(6)
+    removed = led.hosted().advance_log_start_offset(4)
     assert removed is not None
-    life.delete()
+    led.delete()
     whole = os.listdir
 
     def listdir(path: str) -> list[str]:
@@ -183,14 +185,14 @@ def test_a_directory_that_is_removed_may_have_its_files_renamed_by_retention(lif
         return names
 
     monkeypatch.setattr(file_io, "listdir", listdir)
-    life.remove()
-    assert not [name for name in os.listdir(life.path.parent) if name.startswith("t-0")]
+    led.remove()
+    assert not [name for name in os.listdir(led.path.parent) if name.startswith("t-0")]
     removed.close()
-    life.writer.stop()
+    led.writer.stop()
 
 
-def test_a_directory_that_is_removed_may_get_a_last_file_from_a_task_that_is_being_ended(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    life.delete()
+def test_a_directory_that_is_removed_may_get_a_last_file_from_a_task_that_is_being_ended(led: LedPartition, monkeypatch: pytest.MonkeyPatch) -> None:
+    led.delete()
     written = []
     whole = os.rmdir
 
@@ -201,51 +203,51 @@ def test_a_directory_that_is_removed_may_get_a_last_file_from_a_task_that_is_bei
         whole(path)
 
     monkeypatch.setattr(file_io, "rmdir", rmdir)
-    life.remove()
-    assert written and not [name for name in os.listdir(life.path.parent) if name.startswith("t-0")]
-    life.writer.stop()
+    led.remove()
+    assert written and not [name for name in os.listdir(led.path.parent) if name.startswith("t-0")]
+    led.writer.stop()
 
 
 # -- retention
 
 
-def test_files_that_wait_for_their_removal_are_not_those_of_a_new_topic_of_that_name(life: Life) -> None:
-    life.append(5)
-    life.delete_records(4)
-    life.rest(1)
-    assert life.writer.answers[-1][1:] == (("delete", 4), ErrorCode.NONE)
-    gone = sorted(name for name in os.listdir(life.path) if name.endswith(".log.deleted"))
+def test_files_that_wait_for_their_removal_are_not_those_of_a_new_topic_of_that_name(led: LedPartition) -> None:
+    led.append(5)
+    led.delete_records(4)
+    led.rest(1)
+    assert led.writer.answers[-1][1:] == (("delete", 4), ErrorCode.NONE)
+    gone = sorted(name for name in os.listdir(led.path) if name.endswith(".log.deleted"))
     assert gone == [f"{base:020d}.log.deleted" for base in (0, 2)]
-    life.delete()
-    life.create(NEXT_ID)
-    life.append(1, NEXT_ID)
-    other = life.path / gone[0]
-    os.link(life.path / "00000000000000000000.log", other)  # in the middle of a swap
+    led.delete()
+    led.create(NEXT_ID)
+    led.append(1, NEXT_ID)
+    other = led.path / gone[0]
+    os.link(led.path / "00000000000000000000.log", other)  # in the middle of a swap
     content = other.read_bytes()
-    life.rest(6)
-    assert other.exists() and other.read_bytes() == content and life.hosted(NEXT_ID).log.log_end_offset == 1
-    assert life.writer.counters.gauge("retention.departing_files").value == 0
-    life.writer.stop()
+    led.rest(6)
+    assert other.exists() and other.read_bytes() == content and led.hosted(NEXT_ID).log.log_end_offset == 1
+    assert led.writer.counters.gauge("retention.departing_files").value == 0
+    led.writer.stop()
 
 
-def test_a_deletion_of_records_whose_checkpoint_is_being_written_is_answered_if_the_disk_fails(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    life.append(5)
-    life.writer.turn()
+def test_a_deletion_of_records_whose_checkpoint_is_being_written_is_answered_if_the_disk_fails(led: LedPartition, monkeypatch: pytest.MonkeyPatch) -> None:
+    led.append(5)
+    led.writer.turn()
     gate = Gate(monkeypatch, "rename", lambda _, target, **__: target.endswith("log-start-offset-checkpoint"))
-    life.delete_records(4)
-    life.pass_time()
+    led.delete_records(4)
+    led.pass_time()
     gate.reach()
-    life.writer.agent._let_go_of_disk()
-    life.writer.agent._completions.publish(life.writer.agent._door)
-    life.writer.look()
-    assert life.writer.answers == [("acceptor@0", ("delete", 4), ErrorCode.KAFKA_STORAGE_ERROR)]
+    led.writer.agent._let_go_of_disk()
+    led.writer.agent._completions.publish(led.writer.agent._door)
+    led.writer.look()
+    assert led.writer.answers == [("acceptor@0", ("delete", 4), ErrorCode.KAFKA_STORAGE_ERROR)]
     gate.open()
-    life.writer.die()
+    led.writer.die()
 
 
-def test_what_a_thread_could_not_write_down_is_taken_back_by_the_loop_alone(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    life.append(9)
-    rounds = life.writer.agent._retention
+def test_what_a_thread_could_not_write_down_is_taken_back_by_the_loop_alone(led: LedPartition, monkeypatch: pytest.MonkeyPatch) -> None:
+    led.append(9)
+    rounds = led.writer.agent._retention
     full = OSError(errno.ENOSPC, "no space left on device")
     whole = file_io.rename
 
@@ -256,15 +258,15 @@ def test_what_a_thread_could_not_write_down_is_taken_back_by_the_loop_alone(life
 
     with monkeypatch.context() as patch:
         patch.setattr(file_io, "rename", rename)
-        life.delete_records(4)
-        life.pass_time()
+        led.delete_records(4)
+        led.pass_time()
         lists = rounds._removals, rounds._waiting
         rounds.task.join()
         assert (rounds._removals, rounds._waiting) == ([], []) and rounds._removals is lists[0] and rounds._waiting is lists[1]
-        life.writer.turn()
-    life.rest(4)
-    assert [code for _, _, code in life.writer.answers] == [ErrorCode.NONE] and not (life.path / "00000000000000000000.log").exists()
-    life.writer.stop()
+        led.writer.turn()
+    led.rest(4)
+    assert [code for _, _, code in led.writer.answers] == [ErrorCode.NONE] and not (led.path / "00000000000000000000.log").exists()
+    led.writer.stop()
 
 
 # -- compaction
@@ -297,53 +299,53 @@ def test_a_cleaning_run_writes_nothing_into_a_new_topic_of_that_name(tmp_path: P
 # -- moves
 
 
-def _unsettled(life: Life, *partitions: int) -> list[Replica]:
+def _unsettled(led: LedPartition, *partitions: int) -> list[Replica]:
     """Logs that came from another disk, whose records of the move are still there."""
     made = []
     for partition in partitions:
-        hosted = life.writer.agent._partitions.create(TopicPartition("moved", partition), TOPIC_ID, {})
+        hosted = led.writer.agent._partitions.create(TopicPartition("moved", partition), TOPIC_ID, {})
         Path(hosted.log.directory, MOVE_RECORD).write_text("record")
         made.append(hosted)
-    life.writer.agent._moves.incoming._unsettled += made
+    led.writer.agent._moves.incoming._unsettled += made
     return made
 
 
-def test_a_moved_log_that_is_deleted_leaves_no_other_unsettled(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    life.delete()
-    one, two = _unsettled(life, 1, 2)
+def test_a_moved_log_that_is_deleted_leaves_no_other_unsettled(led: LedPartition, monkeypatch: pytest.MonkeyPatch) -> None:
+    led.delete()
+    one, two = _unsettled(led, 1, 2)
     gate = Gate(monkeypatch, "rename", lambda _, target, **__: target.endswith("checkpoint"))
-    life.pass_time()
+    led.pass_time()
     gate.reach()
-    life.writer.agent._partitions.delete(one.topic_partition, TOPIC_ID)
+    led.writer.agent._partitions.delete(one.topic_partition, TOPIC_ID)
     gate.open()
-    life.rest()
-    assert not Path(two.log.directory, MOVE_RECORD).exists() and life.is_well()
-    life.writer.stop()
+    led.rest()
+    assert not Path(two.log.directory, MOVE_RECORD).exists() and led.is_well()
+    led.writer.stop()
 
 
-def test_a_moved_log_is_not_settled_in_the_name_of_a_former_one(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    life.delete()
-    (one,) = _unsettled(life, 1)
+def test_a_moved_log_is_not_settled_in_the_name_of_a_former_one(led: LedPartition, monkeypatch: pytest.MonkeyPatch) -> None:
+    led.delete()
+    (one,) = _unsettled(led, 1)
     gate = Gate(monkeypatch, "rename", lambda _, target, **__: target.endswith("checkpoint"))
-    life.pass_time()
+    led.pass_time()
     gate.reach()
-    life.writer.agent._partitions.delete(one.topic_partition, TOPIC_ID)
+    led.writer.agent._partitions.delete(one.topic_partition, TOPIC_ID)
     os.mkdir(one.log.directory)
     record = Path(one.log.directory, MOVE_RECORD)
     record.write_text("of the new one")
     gate.open()
-    life.rest()
-    assert record.read_text() == "of the new one" and life.is_well()
-    life.writer.die()
+    led.rest()
+    assert record.read_text() == "of the new one" and led.is_well()
+    led.writer.die()
 
 
-def test_a_moved_log_whose_directory_is_missing_takes_the_disk_offline(life: Life) -> None:
-    life.delete()
-    (one,) = _unsettled(life, 1)
+def test_a_moved_log_whose_directory_is_missing_takes_the_disk_offline(led: LedPartition) -> None:
+    led.delete()
+    (one,) = _unsettled(led, 1)
     os.rename(one.log.directory, one.log.directory + "x")
-    life.rest()
-    assert life.writer.disk_state == DISK_OFFLINE and "could not settle moved log moved-1" in life.writer.said
-    life.writer.die()
+    led.rest()
+    assert led.writer.disk_state == DISK_OFFLINE and "could not settle moved log moved-1" in led.writer.said
+    led.writer.die()
 
 
 # -- indexes
@@ -352,14 +354,14 @@ def test_a_moved_log_whose_directory_is_missing_takes_the_disk_offline(life: Lif
 class Rebuild:
     """A segment of t-0 whose index leads astray, as the scrubber has reported."""
 
-    def __init__(self, life: Life, path: Path) -> None:
-        self.life = life
+    def __init__(self, led: LedPartition, path: Path) -> None:
+        self.led = led
         report = str(path / "scrub.json")
-        where = Path(life.path, f"{0:020d}.index")
+        where = Path(led.path, f"{0:020d}.index")
         where.write_bytes(b"astray")
         damage = FoundDamage("t", 0, INDEX, where.name, 0, 0, 0, "astray", -1, -1, 1, True)
         write_report(report, NOTHING._replace(damages=(damage,)))
-        writer = life.writer
+        writer = led.writer
         self.said_reader, writing = os.pipe()
         log = Logger("log-writer", descriptor=writing)
         self.repairs = IndexRepairs(report, writer.agent._partitions, writer.clock, writer.counters, log)
@@ -367,31 +369,31 @@ class Rebuild:
     def finish(self) -> int:
         self.repairs.task.join()
         self.repairs.turn()
-        return self.life.writer.counters.counter("log_writer.indexes_rebuilt").value
+        return self.led.writer.counters.counter("log_writer.indexes_rebuilt").value
 
 
-def test_an_index_that_was_rebuilt_is_not_put_into_a_new_topic_of_that_name(life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    life.append(5)
-    rebuild = Rebuild(life, tmp_path)
+def test_an_index_that_was_rebuilt_is_not_put_into_a_new_topic_of_that_name(led: LedPartition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    led.append(5)
+    rebuild = Rebuild(led, tmp_path)
     gate = Gate(monkeypatch, "open_file")
     rebuild.repairs.turn()
     gate.reach()
-    life.delete()
-    life.create(NEXT_ID)
-    life.append(1, NEXT_ID)
+    led.delete()
+    led.create(NEXT_ID)
+    led.append(1, NEXT_ID)
     gate.open()
     rebuild.repairs.task.join()
-    assert not [name for name in os.listdir(life.path) if name.endswith(".tmp")]
-    life.append(4, NEXT_ID)
-    kept = {name: Path(life.path, name).read_bytes() for name in sorted(os.listdir(life.path))}
+    assert not [name for name in os.listdir(led.path) if name.endswith(".tmp")]
+    led.append(4, NEXT_ID)
+    kept = {name: Path(led.path, name).read_bytes() for name in sorted(os.listdir(led.path))}
     assert rebuild.finish() == 0
-    assert {name: Path(life.path, name).read_bytes() for name in sorted(os.listdir(life.path))} == kept
-    life.writer.stop()
+    assert {name: Path(led.path, name).read_bytes() for name in sorted(os.listdir(led.path))} == kept
+    led.writer.stop()
 
 
-def test_half_an_index_is_not_put_in_place_whatever_ended_its_rebuild(life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    life.append(5)
-    rebuild = Rebuild(life, tmp_path)
+def test_half_an_index_is_not_put_in_place_whatever_ended_its_rebuild(led: LedPartition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    led.append(5)
+    rebuild = Rebuild(led, tmp_path)
 
     def breaks(directory: str, base_offset: int, *_: Any) -> None:
         for suffix in (".index.tmp", ".timeindex.tmp"):
@@ -401,33 +403,33 @@ def test_half_an_index_is_not_put_in_place_whatever_ended_its_rebuild(life: Life
     monkeypatch.setattr(index_repairs, "rebuild_beside", breaks)
     rebuild.repairs.turn()
     assert rebuild.finish() == 0
-    assert Path(life.path, f"{0:020d}.index").read_bytes() == b"astray" and not [name for name in os.listdir(life.path) if name.endswith(".tmp")]
+    assert Path(led.path, f"{0:020d}.index").read_bytes() == b"astray" and not [name for name in os.listdir(led.path) if name.endswith(".tmp")]
     assert b"could not be made anew: ValueError: a batch that is none" in os.read(rebuild.said_reader, 65536)
-    life.writer.stop()
+    led.writer.stop()
 
 
-def test_a_file_that_retention_misses_is_reported_if_its_partition_was_not_deleted(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    life.append(5)
-    agent = life.writer.agent
-    agent._partitions.configure(life.hosted(), CONFIG | {"retention.ms": "3600000"})
-    index = life.path / "00000000000000000000.timeindex"
+def test_a_file_that_retention_misses_is_reported_if_its_partition_was_not_deleted(led: LedPartition, monkeypatch: pytest.MonkeyPatch) -> None:
+    led.append(5)
+    agent = led.writer.agent
+    agent._partitions.configure(led.hosted(), CONFIG | {"retention.ms": "3600000"})
+    index = led.path / "00000000000000000000.timeindex"
     index.unlink()
     gate = Gate(monkeypatch, "open_file", lambda path, *_: path.endswith(".timeindex"))
 
     def is_examined() -> bool:
-        life.pass_time(200)
+        led.pass_time(200)
         return gate.is_reached
 
-    eventually(is_examined, "retention looks at it")
-    life.delete()
+    eventually(is_examined, "retention checks it")
+    led.delete()
     gate.open()
-    life.rest()
-    assert life.is_well(), "it was deleted"
-    hosted = life.create(NEXT_ID)
+    led.rest()
+    assert led.is_well(), "it was deleted"
+    hosted = led.create(NEXT_ID)
     agent._partitions.configure(hosted, CONFIG | {"retention.ms": "3600000"})
-    life.append(5, NEXT_ID)
+    led.append(5, NEXT_ID)
     index.unlink()
-    life.rest(3)
-    assert life.writer.said.count(f"ERROR log-writer: {index} is missing, so nothing of log t-0 is deleted by its retention") == 1
-    assert life.writer.disk_state == DISK_ONLINE
-    life.writer.die()
+    led.rest(3)
+    assert led.writer.said.count(f"ERROR log-writer: {index} is missing, so nothing of log t-0 is deleted by its retention") == 1
+    assert led.writer.disk_state == DISK_ONLINE
+    led.writer.die()

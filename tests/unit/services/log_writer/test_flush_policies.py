@@ -164,7 +164,7 @@ def test_other_topics_bytes_are_not_waited_for(layout: BoxLayout, tmp_path: Path
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-def test_a_failed_sync_is_told_to_those_who_waited_for_it_and_never_tried_again(layout: BoxLayout, tmp_path: Path, platter: Platter, error: int) -> None:
+def test_a_failed_sync_fails_the_waiting_requests_and_is_never_repeated(layout: BoxLayout, tmp_path: Path, platter: Platter, error: int) -> None:
     writer, acceptor = _leader(layout, tmp_path, ACK)
     platter.error = error
     for _ in range(3):
@@ -192,7 +192,7 @@ def test_a_disk_that_fails_during_a_round_is_let_go_of_when_the_round_ends(
     platter.waits(1)
     if ends_first:
         platter.let_go()
-        eventually(lambda: writer.agent._batch_flushes._is_done, "the round is over, and nobody has looked")
+        eventually(lambda: writer.agent._batch_flushes._is_done, "the round is over, and its result is unread")
     writer.agent._trouble.on_failure(StorageFailed("could not read something else"))
     assert writer.disk_state == DISK_OFFLINE
     platter.let_go()
@@ -222,7 +222,7 @@ def test_a_source_that_left_gets_no_answer_and_a_stop_does_not_wait_for_it(layou
     acceptor.close()
     acceptor.source.close()
     del writer.sources["acceptor@0"]
-    eventually(lambda: writer.turn() >= 0 and writer.agent.stopped(), "nobody is waited for")
+    eventually(lambda: writer.turn() >= 0 and writer.agent.stopped(), "no request is waited for")
     platter.let_go(10)
     writer.stop()
 
@@ -264,7 +264,7 @@ def test_a_killed_log_writer_that_leads_again_by_itself_syncs_all_its_logs_at_on
     second.stop()
 
 
-def test_a_topic_that_changes_its_policy_takes_nothing_back_and_keeps_nobody_waiting(layout: BoxLayout, tmp_path: Path, platter: Platter) -> None:
+def test_a_change_of_the_flush_policy_reverts_nothing_and_delays_no_request(layout: BoxLayout, tmp_path: Path, platter: Platter) -> None:
     writer, acceptor = _leader(layout, tmp_path, {})
     writer.produce(acceptor, 0, _batch())
     assert _until_answered(writer, 1) == [0]

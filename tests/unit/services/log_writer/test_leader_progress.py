@@ -33,7 +33,7 @@ class Led:
             self.now = min(end, self.now + int(tick * SECOND))
             self.progress.tick(self.now)
 
-    def wish(self) -> IsrProposal | None:
+    def proposal(self) -> IsrProposal | None:
         return self.progress.take_proposal(self.now)
 
     def commit(self, isr: tuple[int, ...], number: int = -1) -> bool:
@@ -122,15 +122,15 @@ def test_a_follower_is_dropped_from_the_isr_after_the_lag_time_and_not_before() 
     led.fetch(2, 100)
     led.fetch(3, 200)
     led.advance(25)
-    assert led.wish() is None
+    assert led.proposal() is None
     for _ in range(40):
         led.advance(0.5)
         led.fetch(3, 200)
-    wish = led.wish()
-    assert wish is not None and wish.isr == (1, 3) and wish.broker_epochs == {}
-    assert (wish.leader_epoch, wish.partition_epoch) == (EPOCH, PARTITION_EPOCH)
+    proposal = led.proposal()
+    assert proposal is not None and proposal.isr == (1, 3) and proposal.broker_epochs == {}
+    assert (proposal.leader_epoch, proposal.partition_epoch) == (EPOCH, PARTITION_EPOCH)
     assert led.high_watermark == 100
-    led.commit((1, 3), wish.number)
+    led.commit((1, 3), proposal.number)
     assert led.high_watermark == 200
 
 
@@ -140,7 +140,7 @@ def test_the_isr_does_not_shrink_before_it_is_written() -> None:
     led.fetch(2, 200)
     led.advance(46)
     assert led.progress.maximal_isr == {1, 2, 3}
-    assert led.wish() is not None and led.high_watermark == 90
+    assert led.proposal() is not None and led.high_watermark == 90
 
 
 def test_a_follower_that_had_everything_before_an_append_had_caught_up_until_then() -> None:
@@ -149,7 +149,7 @@ def test_a_follower_that_had_everything_before_an_append_had_caught_up_until_the
     led.advance(600)  # it sleeps in its session: no news, no progress
     led.append(200)
     led.advance(20)
-    assert led.wish() is None
+    assert led.proposal() is None
 
 
 def test_a_follower_that_reads_what_there_was_at_its_last_fetch_keeps_up() -> None:
@@ -161,32 +161,32 @@ def test_a_follower_that_reads_what_there_was_at_its_last_fetch_keeps_up() -> No
         led.advance(1)
         led.fetch(2, end)
         end += 50
-    assert led.wish() is None
+    assert led.proposal() is None
 
 
-def test_a_leader_that_slept_judges_nobody_until_it_has_looked_again() -> None:
+def test_a_leader_that_was_suspended_removes_no_follower_until_its_next_check() -> None:
     led = Led(isr=(1, 2))
     led.append(200)
     led.now += 100 * SECOND
     assert not led.progress.tick(led.now)
     led.fetch(2, 200)
     led.advance(20)
-    assert led.wish() is None
+    assert led.proposal() is None
 
 
-def test_who_has_what_is_committed_is_let_in_with_its_broker_epoch() -> None:
+def test_a_follower_at_the_high_watermark_joins_the_isr_with_its_broker_epoch() -> None:
     led = Led(isr=(1, 2))
     led.fetch(2, 100)
     assert led.high_watermark == 100
     led.append(110)
     assert not led.fetch(3, 99)
     assert led.fetch(3, 100, broker_epoch=77)
-    wish = led.wish()
-    assert wish is not None and wish.isr == (1, 2, 3) and wish.broker_epochs == {3: 77}
-    assert led.wish() is None
+    proposal = led.proposal()
+    assert proposal is not None and proposal.isr == (1, 2, 3) and proposal.broker_epochs == {3: 77}
+    assert led.proposal() is None
 
 
-def test_who_has_nothing_of_this_reign_is_not_let_in() -> None:
+def test_a_follower_below_the_start_of_the_leader_epoch_does_not_join_the_isr() -> None:
     led = Led(isr=(1, 2), high_watermark=50)
     led.fetch(2, 60)
     assert led.high_watermark == 60
@@ -194,29 +194,29 @@ def test_who_has_nothing_of_this_reign_is_not_let_in() -> None:
     assert led.fetch(3, 100)
 
 
-def test_who_is_asked_for_counts_until_the_answer_is_there() -> None:
+def test_a_proposed_follower_counts_until_the_answer_arrives() -> None:
     led = Led(isr=(1, 2))
     led.fetch(2, 100)
     led.fetch(3, 100)
-    wish = led.wish()
-    assert wish is not None
+    proposal = led.proposal()
+    assert proposal is not None
     led.append(120)
     led.fetch(2, 120)
     led.advance(3)
     assert led.high_watermark == 100
-    led.progress.on_isr((1, 2), PARTITION_EPOCH, led.now, wish.number)
+    led.progress.on_isr((1, 2), PARTITION_EPOCH, led.now, proposal.number)
     led.advance(3)
     assert led.high_watermark == 120
 
 
-def test_an_answer_to_an_older_copy_of_a_wish_settles_nothing() -> None:
+def test_an_answer_to_an_older_copy_of_a_proposal_is_ignored() -> None:
     led = Led(isr=(1, 2))
     led.fetch(2, 100)
     led.fetch(3, 100)
-    first = led.wish()
+    first = led.proposal()
     led.now += PROPOSAL_REPEAT_NS
     assert led.progress.tick(led.now)
-    second = led.wish()
+    second = led.proposal()
     assert first is not None and second is not None and second == first._replace(number=second.number) and second.number > first.number
     led.progress.on_isr((1, 2), PARTITION_EPOCH, led.now, first.number)
     led.progress.on_isr((1, 2), PARTITION_EPOCH, led.now)
@@ -235,15 +235,15 @@ def test_after_a_refusal_there_is_a_pause() -> None:
     led = Led(isr=(1, 2))
     led.fetch(2, 100)
     led.fetch(3, 100)
-    wish = led.wish()
-    assert wish is not None
-    led.progress.on_isr((1, 2), PARTITION_EPOCH, led.now, wish.number)
-    assert not led.fetch(3, 100) and led.wish() is None
+    proposal = led.proposal()
+    assert proposal is not None
+    led.progress.on_isr((1, 2), PARTITION_EPOCH, led.now, proposal.number)
+    assert not led.fetch(3, 100) and led.proposal() is None
     led.now += ISR_PROPOSAL_PAUSE_NS
-    assert led.fetch(3, 100) and led.wish() is not None
+    assert led.fetch(3, 100) and led.proposal() is not None
 
 
-def test_who_left_the_isr_must_show_its_position_anew() -> None:
+def test_a_follower_that_left_the_isr_must_report_its_position_again() -> None:
     led = Led()
     led.fetch(2, 100)
     led.fetch(3, 100)
@@ -251,11 +251,11 @@ def test_who_left_the_isr_must_show_its_position_anew() -> None:
     led.now = left_at
     led.commit((1, 2))
     assert not led.fetch(3, 100, received=left_at)  # it came before: its disk may be gone by now
-    assert led.wish() is None and led.progress.dropped == 1
+    assert led.proposal() is None and led.progress.dropped == 1
     assert led.fetch(3, 100, received=left_at + 1)
 
 
-def test_a_fetch_of_an_old_life_is_not_believed() -> None:
+def test_a_fetch_of_an_older_broker_epoch_is_ignored() -> None:
     led = Led(isr=(1, 2))
     led.fetch(2, 60, broker_epoch=9)
     led.now += SECOND
@@ -283,7 +283,7 @@ def test_an_outsider_that_keeps_up_is_waited_for_and_one_that_went_silent_is_not
         led.fetch(2, 100)
         led.append(120)
         led.fetch(2, 110)  # it has what there was at its last fetch, and is behind what is committed
-        assert led.wish() is None and led.high_watermark == 120
+        assert led.proposal() is None and led.high_watermark == 120
         led.append(130)
         assert led.high_watermark == 120
         if is_silent:
@@ -291,10 +291,10 @@ def test_an_outsider_that_keeps_up_is_waited_for_and_one_that_went_silent_is_not
             assert led.high_watermark == 130
         else:
             led.fetch(2, 120)
-            assert led.wish() is not None
+            assert led.proposal() is not None
 
 
-def test_before_the_controller_has_spoken_every_replica_counts_and_nothing_is_wished() -> None:
+def test_before_the_first_order_of_the_controller_every_replica_counts_and_nothing_is_proposed() -> None:
     progress = ReplicationState(1, LAG, 1)
     progress.on_become_leader(EPOCH, (1, 2), (1, 2, 3), UNKNOWN, 0, 100, 90, SECOND)
     progress.on_progress(2, 100, 2 * SECOND)
@@ -319,7 +319,7 @@ def test_a_replica_that_leaves_the_assignment_counts_while_it_is_in_sync_and_is_
     led.commit((1, 2))
     assert led.high_watermark == 100
     led.now += 1
-    assert not led.fetch(3, 100) and led.wish() is None
+    assert not led.fetch(3, 100) and led.proposal() is None
 
 
 def test_where_acknowledgements_wait_for_flushes_the_leaders_own_log_counts_only_when_it_is_durable() -> None:
@@ -332,7 +332,7 @@ def test_where_acknowledgements_wait_for_flushes_the_leaders_own_log_counts_only
     assert led.progress.on_durable(None, led.now) and led.high_watermark == 110
 
 
-def test_the_low_watermark_is_where_the_last_replica_begins_whose_box_lives() -> None:
+def test_the_low_watermark_is_the_lowest_log_start_offset_of_live_replicas() -> None:
     led = Led()
     led.progress.log_start_offset = 50
     led.fetch(2, 100, log_start=50)

@@ -126,7 +126,7 @@ def mover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mover]:
     made.directory.abandon()
 
 
-def test_it_follows_tells_and_completes_when_it_is_told_to(mover: Mover) -> None:
+def test_it_follows_reports_and_completes_on_order(mover: Mover) -> None:
     assert mover.until(PROGRESS).source_log_end_offset == 20
     mover.append(5)
     finish = mover.freeze()
@@ -157,7 +157,7 @@ def test_a_complete_copy_is_left_alone_until_the_source_leads_again(mover: Mover
     finish = mover.freeze()
     mover.order(MoveCommand(FINISH, finish))
     mover.until(COMPLETE)
-    mover.is_served = False  # given away, or dead
+    mover.is_served = False  # handed over, or dead
     mover.start()
     for _ in range(100):
         assert not mover.step()
@@ -215,7 +215,7 @@ def test_trouble_on_either_disk_is_said_and_ends_it_and_the_next_one_goes_on(
     mover.until(COMPLETE)
 
 
-def test_a_source_that_stays_away_makes_room_for_others(mover: Mover) -> None:
+def test_a_move_whose_source_stays_away_fails(mover: Mover) -> None:
     mover.is_served = False
     mover.step()
     assert "does not serve it" in mover.said()[-1].reason
@@ -231,7 +231,7 @@ def test_damage_in_the_source_is_said_after_it_was_looked_at_again_and_again(mov
     assert "checksum" in mover.until(FAILED).reason
 
 
-def test_it_ends_when_nobody_wants_it_any_more(mover: Mover) -> None:
+def test_it_ends_when_its_owner_closes_the_channel(mover: Mover) -> None:
     assert mover.ours is not None
     mover.step()
     mover.ours.close()

@@ -1,4 +1,6 @@
-"""The log-writer at its limits: no space, no rows, no descriptors, too many commands; and what its dead lives leave."""
+"""The log-writer at its limits: no space, no rows, no descriptors, too many commands; and what dead
+incarnations leave.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ def _batch() -> bytes:
     return builder.build()
 
 
-def _life(layout: BoxLayout, path: Path, incarnation: int = 1, partitions: int = 0, **settings: Any) -> RealLogWriter:
-    """A life that serves, and leads `partitions` new partitions."""
+def _started(layout: BoxLayout, path: Path, incarnation: int = 1, partitions: int = 0, **settings: Any) -> RealLogWriter:
+    """Start a log-writer that serves, and leads `partitions` new partitions."""
     writer = RealLogWriter(layout, path / "d0", incarnation, {"log.flush.offset.checkpoint.interval.ms": 1000} | settings)
     writer.recover()
     if partitions:
@@ -60,7 +62,7 @@ def _failing(function: Callable[..., Any], error: int, when: Callable[..., bool]
 
 
 def test_produces_are_answered_before_commands_and_commands_end_with_their_time(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = _life(layout, tmp_path, partitions=1)
+    writer = _started(layout, tmp_path, partitions=1)
     acceptor = writer.source("acceptor@0")
 
     def slow_sync(fd: int) -> None:
@@ -82,8 +84,8 @@ def test_produces_are_answered_before_commands_and_commands_end_with_their_time(
     writer.stop()
 
 
-def test_a_checkpoint_that_meets_a_full_disk_refuses_writes_until_there_is_space(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = _life(layout, tmp_path, partitions=1)
+def test_a_checkpoint_on_a_full_disk_refuses_writes_until_there_is_space(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = _started(layout, tmp_path, partitions=1)
     acceptor = writer.source("acceptor@0")
     whole = file_io.pwritev
     monkeypatch.setattr(file_io, "pwritev", _failing(whole, errno.ENOSPC, lambda *_: True))
@@ -102,7 +104,7 @@ def test_a_checkpoint_that_meets_a_full_disk_refuses_writes_until_there_is_space
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 def test_a_failed_sync_of_log_data_is_never_tried_again(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
-    writer = _life(layout, tmp_path, partitions=1)
+    writer = _started(layout, tmp_path, partitions=1)
     acceptor = writer.source("acceptor@0")
     writer.produce(acceptor, 0, _batch())
     writer.turn()
@@ -110,7 +112,7 @@ def test_a_failed_sync_of_log_data_is_never_tried_again(layout: BoxLayout, tmp_p
     monkeypatch.setattr(file_io, "fdatasync", _failing(whole, error, lambda *_: True))
     writer.seconds(4)
     monkeypatch.setattr(file_io, "fdatasync", whole)
-    with suppress(StepsDown):  # the disk answers again: that is for the next life, which believes nothing of this one
+    with suppress(StepsDown):  # the disk answers again: the next incarnation checks everything
         writer.seconds(8)
     assert writer.disk_state == DISK_OFFLINE
     writer.die()
@@ -118,7 +120,7 @@ def test_a_failed_sync_of_log_data_is_never_tried_again(layout: BoxLayout, tmp_p
 
 def test_a_flush_round_goes_in_slices_and_reaches_every_log(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flush_rounds, "SLICE_LOGS", 4)
-    writer = _life(layout, tmp_path, partitions=30)
+    writer = _started(layout, tmp_path, partitions=30)
     acceptor = writer.source("acceptor@0")
     for partition in range(30):
         writer.produce(acceptor, partition, _batch())
@@ -147,7 +149,7 @@ def test_a_flush_round_goes_in_slices_and_reaches_every_log(layout: BoxLayout, t
 
 
 def test_a_partition_beyond_the_rows_is_refused_and_nothing_stays_of_it(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = _life(layout, tmp_path, partitions=2)
+    writer = _started(layout, tmp_path, partitions=2)
     monkeypatch.setattr(partition_table, "ROWS", 2)
     writer.create(writer.sources["controller"], 2)
     writer.turn()
@@ -157,22 +159,22 @@ def test_a_partition_beyond_the_rows_is_refused_and_nothing_stays_of_it(layout: 
 
 
 def test_logs_beyond_the_rows_are_left_alone_and_the_others_served(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = _life(layout, tmp_path, partitions=5)
+    first = _started(layout, tmp_path, partitions=5)
     first.die()
     with monkeypatch.context() as fewer:
         fewer.setattr(partition_table, "ROWS", 3)
-        second = _life(layout, tmp_path, incarnation=2)
+        second = _started(layout, tmp_path, incarnation=2)
         assert len(second.agent._partitions) == 3
         assert "opened 3 of 5 logs" in second.said and "2 logs of" in second.said
         second.stop()
     assert not (tmp_path / "d0" / ".kafka_cleanshutdown").exists(), "what was never recovered is not clean"
-    third = _life(layout, tmp_path, incarnation=3)
+    third = _started(layout, tmp_path, incarnation=3)
     assert len(third.agent._partitions) == 5
     third.stop()
 
 
 def test_a_partition_beyond_the_descriptors_is_refused_and_the_disk_goes_on(layout: BoxLayout, tmp_path: Path) -> None:
-    writer = _life(layout, tmp_path, partitions=1)
+    writer = _started(layout, tmp_path, partitions=1)
     acceptor, controller = writer.source("acceptor@0"), writer.sources["controller"]
     taken_numbers = open_descriptors()
     free_numbers = [number for number in range(2_000) if number not in taken_numbers]
@@ -190,17 +192,17 @@ def test_a_partition_beyond_the_descriptors_is_refused_and_the_disk_goes_on(layo
         assert writer.codes("produce") == [0] and writer.disk_state == DISK_ONLINE
         assert "the limit of" in writer.said
         writer.die()
-        second = _life(layout, tmp_path, incarnation=2)
+        second = _started(layout, tmp_path, incarnation=2)
         assert second.disk_state == DISK_ONLINE and len(second.agent._partitions) >= 1
         second.die()
 
 
 def test_a_log_that_needs_space_to_be_opened_waits_for_it_and_the_others_are_served(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _life(layout, tmp_path, partitions=3).die()
+    _started(layout, tmp_path, partitions=3).die()
     whole_open, whole_write = file_io.open_file, file_io.pwritev
     monkeypatch.setattr(file_io, "open_file", _failing(whole_open, errno.ENOSPC, lambda path, flags, *_: "/t-1/" in path and flags & os.O_CREAT))
     monkeypatch.setattr(file_io, "pwritev", _failing(whole_write, errno.ENOSPC, lambda *_: True))
-    second = _life(layout, tmp_path, incarnation=2)
+    second = _started(layout, tmp_path, incarnation=2)
     assert second.disk_state == DISK_FULL and len(second.agent._partitions) == 2
     assert "opened 2 of 3 logs" in second.said and "1 wait for space" in second.said
     second.seconds(6)
@@ -218,7 +220,7 @@ def _tables(layout: BoxLayout) -> list[str]:
 
 
 def test_a_log_writer_that_keeps_dying_at_start_leaves_one_table_and_what_it_knew(layout: BoxLayout, tmp_path: Path) -> None:
-    first = _life(layout, tmp_path, partitions=2)
+    first = _started(layout, tmp_path, partitions=2)
     first.die()
     for incarnation in range(2, 8):
         RealLogWriter(layout, tmp_path / "d0", incarnation).die()  # before its first log
@@ -230,28 +232,28 @@ def test_a_log_writer_that_keeps_dying_at_start_leaves_one_table_and_what_it_kne
     last.stop()
 
 
-def test_a_life_that_died_while_it_recovered_does_not_make_an_unclean_boot_look_clean(layout: BoxLayout, tmp_path: Path) -> None:
-    first = _life(layout, tmp_path, partitions=2)
+def test_a_death_during_recovery_does_not_make_an_unclean_boot_look_clean(layout: BoxLayout, tmp_path: Path) -> None:
+    first = _started(layout, tmp_path, partitions=2)
     first.die()
     first.agent._table.close()  # as a reboot does
     second = RealLogWriter(layout, tmp_path / "d0", 2)
     assert second.agent._boot == "unclean"
     second.agent.do_work()
     second.die()
-    third = _life(layout, tmp_path, incarnation=3)
+    third = _started(layout, tmp_path, incarnation=3)
     assert third.agent._boot == "unclean" and all(hosted.needs_epoch_bump for hosted in third.agent._partitions.by_row.values())
     third.stop()
 
 
-def test_a_life_that_died_before_it_led_hands_the_unclean_boot_on(layout: BoxLayout, tmp_path: Path) -> None:
-    first = _life(layout, tmp_path, partitions=2)
+def test_a_death_before_any_leadership_passes_the_unclean_boot_on(layout: BoxLayout, tmp_path: Path) -> None:
+    first = _started(layout, tmp_path, partitions=2)
     for partition in range(2):
         first.produce(first.sources["controller"], partition, _batch())
     first.turn()
     first.die()
     first.agent._table.close()  # as a reboot does
-    _life(layout, tmp_path, incarnation=2).die()
-    third = _life(layout, tmp_path, incarnation=3)
+    _started(layout, tmp_path, incarnation=2).die()
+    third = _started(layout, tmp_path, incarnation=3)
     assert third.agent._boot == "same" and all(hosted.needs_epoch_bump for hosted in third.agent._partitions.by_row.values())
     third.stop()
 

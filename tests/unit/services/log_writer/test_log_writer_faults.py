@@ -1,4 +1,6 @@
-"""A log-writer whose disk fails under it, stepped by hand: fenced, offline, back again; what its next life believes."""
+"""A log-writer whose disk fails under it, stepped by hand: fenced, offline, back again; and what
+its next incarnation trusts.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,14 @@ def _batch() -> bytes:
     return builder.build()
 
 
-def _life(layout: BoxLayout, path: Path, incarnation: int) -> RealLogWriter:
+def _started(layout: BoxLayout, path: Path, incarnation: int) -> RealLogWriter:
     writer = RealLogWriter(layout, path / "d0", incarnation)
     writer.recover()
     return writer
 
 
 def _leading(layout: BoxLayout, path: Path, partitions: int = 1) -> RealLogWriter:
-    writer = _life(layout, path, 1)
+    writer = _started(layout, path, 1)
     controller = writer.source("controller")
     for partition in range(partitions):
         writer.create(controller, partition)
@@ -63,7 +65,7 @@ def _offset(writer: RealLogWriter) -> int:
     return next(iter(writer.agent._partitions.by_row.values())).log.log_end_offset
 
 
-def test_a_fenced_log_writer_publishes_nothing_and_its_next_life_finds_what_it_wrote(
+def test_a_fenced_log_writer_publishes_nothing_and_its_next_incarnation_finds_what_it_wrote(
     layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = _leading(layout, tmp_path)
@@ -90,12 +92,12 @@ def test_a_fenced_log_writer_publishes_nothing_and_its_next_life_finds_what_it_w
     assert writer.agent._table.shared.memory[512:520].tobytes() == sequences, "the row did not move"
     monkeypatch.undo()
     writer.die()
-    following = _life(layout, tmp_path, 2)
+    following = _started(layout, tmp_path, 2)
     assert following.agent._boot == SAME_BOOT and _offset(following) == 1
     following.stop()
 
 
-def test_a_probe_that_fails_takes_the_disk_offline_and_the_next_life_believes_the_disk_alone(
+def test_a_failed_probe_takes_the_disk_offline_and_the_next_incarnation_trusts_only_the_disk(
     layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = _leading(layout, tmp_path)
@@ -121,7 +123,7 @@ def test_a_probe_that_fails_takes_the_disk_offline_and_the_next_life_believes_th
         for _ in range(20):
             _look_for_return(writer)
     writer.die()
-    following = _life(layout, tmp_path, 2)
+    following = _started(layout, tmp_path, 2)
     assert following.agent._boot == UNCLEAN_BOOT
     assert all(hosted.needs_epoch_bump for hosted in following.agent._partitions.by_row.values())
     following.stop()
@@ -169,7 +171,7 @@ def test_a_directory_that_cannot_be_opened_is_an_offline_disk_and_no_crash(layou
     os.close(writer._writing)
 
 
-def _offline_life(layout: BoxLayout, path: Path, incarnation: int, monkeypatch: pytest.MonkeyPatch) -> tuple[RealLogWriter, OfflineLogWriter]:
+def _started_offline(layout: BoxLayout, path: Path, incarnation: int, monkeypatch: pytest.MonkeyPatch) -> tuple[RealLogWriter, OfflineLogWriter]:
     monkeypatch.setattr(real_log_writer, "LogWriterAgent", open_log_writer)
     writer = RealLogWriter(layout, path / "d0", incarnation, {"log.disk.deadline.ms": 50})
     agent: Any = writer.agent
@@ -198,7 +200,7 @@ def _end(writer: RealLogWriter, agent: OfflineLogWriter) -> None:
     os.close(writer._writing)
 
 
-def test_a_disk_that_does_not_answer_at_the_start_is_offline_and_what_its_last_life_left_is_believed_when_it_does(
+def test_a_disk_that_does_not_answer_at_the_start_is_offline_until_it_does_and_its_state_is_trusted(
     layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = _leading(layout, tmp_path)
@@ -209,14 +211,14 @@ def test_a_disk_that_does_not_answer_at_the_start_is_offline_and_what_its_last_l
     answers = threading.Event()
     monkeypatch.setattr(file_io, "fdatasync", lambda _fd: answers.wait(20))
     with monkeypatch.context() as patch:
-        writer, agent = _offline_life(layout, tmp_path, 2, patch)
+        writer, agent = _started_offline(layout, tmp_path, 2, patch)
     assert "does not answer within 0.05 s" in agent.status_line() and not agent._table.shared.words[SUSPECT_WORD]
     agent.do_work()
     assert agent._return.task.is_running, "it waits for the disk from the first turn on"
     answers.set()
     assert _seconds_until_it_steps_down(writer, agent) <= 2
     _end(writer, agent)
-    following = _life(layout, tmp_path, 3)
+    following = _started(layout, tmp_path, 3)
     assert (following.agent._boot, _offset(following)) == (SAME_BOOT, 1), "nothing has failed"
     following.stop()
 
@@ -226,14 +228,14 @@ def test_a_disk_that_is_fenced_again_and_again_is_looked_at_after_longer_and_lon
     for incarnation in range(1, 9):
         fences = DiskFences(Counters.create_or_adopt(layout, "log-writer@d0", incarnation), 0)
         if not fences.wait_ns():
-            fences.add()  # a life that served
+            fences.add()  # an incarnation that served
             continue
         with monkeypatch.context() as patch:
-            writer, agent = _offline_life(layout, tmp_path, incarnation, patch)
+            writer, agent = _started_offline(layout, tmp_path, incarnation, patch)
         assert f"fenced {fences.count} times" in agent.status_line() and not agent._table.shared.words[SUSPECT_WORD]
         waited.append(_seconds_until_it_steps_down(writer, agent))
         _end(writer, agent)
-        assert not fences.wait_ns(), "the next life serves"
+        assert not fences.wait_ns(), "the next incarnation serves"
     assert [seconds // 2 for seconds in waited] == [1, 2, 4]
     fences.maybe_forget(FORGOTTEN_NS + 1)
     assert (fences.count, fences.words(), fences.wait_ns()) == (0, "", 0)
@@ -245,11 +247,11 @@ def test_a_disk_that_takes_a_write_too_slowly_is_not_back(layout: BoxLayout, tmp
     fences.add()
     fences.add()
     with monkeypatch.context() as patch:
-        writer, agent = _offline_life(layout, tmp_path, 1, patch)
+        writer, agent = _started_offline(layout, tmp_path, 1, patch)
         patch.setattr(file_io, "fdatasync", lambda _fd: writer.clock.advance_ms(4_100))
         for _ in range(8):
             agent.do_work()
-            agent._return.task.join()  # before time goes by: it looks at the same clock
+            agent._return.task.join()  # before time goes by: it reads the same clock
             writer.clock.advance_ms(500)
     assert agent._return.reason == "too slow: 4 KiB took 4.1 s"
     _end(writer, agent)
@@ -260,7 +262,7 @@ def _no_space(*_arguments: object) -> None:
 
 
 def test_an_empty_directory_where_a_known_one_was_is_a_swapped_disk_until_it_is_given_up(layout: BoxLayout, tmp_path: Path) -> None:
-    _life(layout, tmp_path, 1).stop()
+    _started(layout, tmp_path, 1).stop()
     state, path = str(tmp_path / "d0") + ".state", str(tmp_path / "d0")
     known = read_known_disk(state, path)
     assert known.directory_id
@@ -270,7 +272,7 @@ def test_an_empty_directory_where_a_known_one_was_is_a_swapped_disk_until_it_is_
         RealLogWriter(layout, tmp_path / "d0", 2)
     assert os.listdir(path) == []
     give_up(state, path)
-    writer = _life(layout, tmp_path, 3)
+    writer = _started(layout, tmp_path, 3)
     assert writer.agent._describe()["replaces"] == (known.directory_id,)
     assert read_known_disk(state, path).directory_id not in ("", known.directory_id)
     writer.stop()
@@ -303,8 +305,8 @@ def test_an_idle_disk_is_probed_ten_times_less_often(tmp_path: Path, monkeypatch
     assert took.read().samples == len(probes)
 
 
-def test_attempts_to_come_back_are_rarer_each_time_over_the_lives_of_a_log_writer(layout: BoxLayout, tmp_path: Path) -> None:
-    writer = _life(layout, tmp_path, 1)
+def test_attempts_to_reopen_a_disk_back_off_over_the_incarnations_of_a_log_writer(layout: BoxLayout, tmp_path: Path) -> None:
+    writer = _started(layout, tmp_path, 1)
     context, disk = writer.agent._context, writer.agent._disk
     waits = []
     for _ in range(8):
@@ -315,7 +317,9 @@ def test_attempts_to_come_back_are_rarer_each_time_over_the_lives_of_a_log_write
 
 
 def _refusing_in(*threads: str) -> Any:
-    """A sync that fails in these threads alone, and is told to nobody else: so it is with the descriptors that they share with the loop."""
+    """A sync that fails in these threads alone, and is reported to no other descriptor: the threads
+    share theirs with the loop.
+    """
 
     def sync(fd: int) -> None:
         if threading.current_thread().name in threads:
@@ -332,11 +336,11 @@ def _stop_in_vain(writer: RealLogWriter) -> None:
     writer.die()
 
 
-def _next_life_doubts_the_page_cache(layout: BoxLayout, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _next_start_distrusts_the_page_cache(layout: BoxLayout, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("fdatasync", "syncfs"):
         monkeypatch.setattr(file_io, name, os.fstat)
     assert not (path / "d0" / CLEAN_SHUTDOWN_MARKER).exists()
-    following = _life(layout, path, 2)
+    following = _started(layout, path, 2)
     assert following.agent._boot == UNCLEAN_BOOT
     assert all(hosted.needs_epoch_bump for hosted in following.agent._partitions.by_row.values())
     following.stop()
@@ -344,7 +348,7 @@ def _next_life_doubts_the_page_cache(layout: BoxLayout, path: Path, monkeypatch:
 
 @pytest.mark.parametrize("is_killed", [False, True])
 @pytest.mark.parametrize("thread", ["flush-round", "batch-flush"])
-def test_a_sync_that_failed_is_known_to_the_next_life_even_if_this_one_ended_before_it_looked(
+def test_a_failed_sync_is_known_to_the_next_incarnation_even_if_its_result_was_not_read(
     layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thread: str, is_killed: bool
 ) -> None:
     writer = _leading(layout, tmp_path)
@@ -364,11 +368,11 @@ def test_a_sync_that_failed_is_known_to_the_next_life_even_if_this_one_ended_bef
         writer.die()
     else:
         _stop_in_vain(writer)
-    _next_life_doubts_the_page_cache(layout, tmp_path, monkeypatch)
+    _next_start_distrusts_the_page_cache(layout, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("partitions", [1, 9])
-def test_a_sync_of_the_clean_stop_itself_that_fails_is_not_believed_by_the_next_life(
+def test_after_a_failed_sync_of_the_clean_stop_the_next_incarnation_distrusts_the_page_cache(
     layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitions: int
 ) -> None:
     writer = _leading(layout, tmp_path, partitions)
@@ -377,7 +381,7 @@ def test_a_sync_of_the_clean_stop_itself_that_fails_is_not_believed_by_the_next_
     for name in ("fdatasync", "syncfs"):
         monkeypatch.setattr(file_io, name, _refusing_in(threading.current_thread().name))
     _stop_in_vain(writer)
-    _next_life_doubts_the_page_cache(layout, tmp_path, monkeypatch)
+    _next_start_distrusts_the_page_cache(layout, tmp_path, monkeypatch)
 
 
 def test_a_disk_that_was_fenced_and_then_answers_with_an_error_is_doubted(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,7 +408,7 @@ def test_a_disk_that_was_fenced_and_then_answers_with_an_error_is_doubted(layout
         for _ in range(100):
             writer.turn()
     writer.die()
-    _next_life_doubts_the_page_cache(layout, tmp_path, monkeypatch)
+    _next_start_distrusts_the_page_cache(layout, tmp_path, monkeypatch)
 
 
 def test_after_the_end_of_a_box_whose_disk_had_failed_what_was_not_synced_is_read_from_the_disk(
@@ -422,7 +426,7 @@ def test_after_the_end_of_a_box_whose_disk_had_failed_what_was_not_synced_is_rea
     unlink_all(layout)
     forgotten: list[str] = []
     monkeypatch.setattr(file_io, "forget_pages", forgotten.append)
-    following = _life(layout, tmp_path, 2)
+    following = _started(layout, tmp_path, 2)
     assert following.agent._boot == UNCLEAN_BOOT
     assert [os.path.basename(path) for path in forgotten] == [f"{base:020d}.log" for base in (2, 3)]
     following.stop()

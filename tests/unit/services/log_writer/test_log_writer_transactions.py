@@ -1,4 +1,6 @@
-"""A log-writer and transactions: batches that must be verified, markers, who produces, and what its rows say of all that."""
+"""A log-writer and transactions: batches that must be verified, markers, active producers, and
+their state in rows.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,7 @@ def test_the_counters_count_what_was_appended_and_neither_duplicates_nor_refused
     assert counted == {"records": 3, "batches": 3, "bytes": source.row.active_position}
 
 
-def test_an_abort_is_in_the_table_before_anybody_may_read_that_far(writer: RealLogWriter) -> None:
+def test_an_abort_is_in_the_table_before_readers_may_read_that_far(writer: RealLogWriter) -> None:
     source = Source(writer)
     source.produce(transactional_batch(7, 0, 0, b"a"))
     source.produce(transactional_batch(7, 0, 0, b"a"), source.take()[0].guard)
@@ -159,7 +161,7 @@ def test_a_late_marker_of_the_second_protocol_ends_nothing_that_has_its_epoch(wr
     assert source.row.last_stable_offset == 2
 
 
-def test_who_adds_partitions_by_producing_is_verified_in_any_case(writer: RealLogWriter) -> None:
+def test_a_producer_that_adds_partitions_by_producing_is_always_verified(writer: RealLogWriter) -> None:
     source = Source(writer)
     source.produce(transactional_batch(7, 0, 5, b"a"), flags=ADDS_PARTITION_FLAG)
     guard = source.take()[0].guard
@@ -168,7 +170,7 @@ def test_who_adds_partitions_by_producing_is_verified_in_any_case(writer: RealLo
 
 
 @pytest.mark.parametrize("room", [0, 1, 2, 5])
-def test_producers_are_described_as_far_as_there_is_room(writer: RealLogWriter, room: int) -> None:
+def test_producers_are_described_as_far_as_the_slot_has_space(writer: RealLogWriter, room: int) -> None:
     source = Source(writer)
     for producer_id in (7, 8, 9):
         source.produce(transactional_batch(producer_id, 0, 4, b"a", is_transactional=False))
@@ -184,7 +186,7 @@ def test_producers_are_described_as_far_as_there_is_room(writer: RealLogWriter, 
     assert [(each.producer_id, each.producer_epoch, each.last_sequence, each.coordinator_epoch) for each in found] == wanted[:room]
 
 
-def test_a_row_that_is_not_led_describes_nobody(writer: RealLogWriter) -> None:
+def test_a_row_that_is_not_led_describes_no_producer(writer: RealLogWriter) -> None:
     source = Source(writer)
     source.offer(DescriptorKind.DESCRIBE_PRODUCERS, row_generation=77)
     assert [each.error_code for each in source.take()] == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
@@ -227,7 +229,7 @@ def test_what_a_coordinator_asked_another_box_about_is_taken_with_its_guard_and_
     code, guard = _ask_for_guard(source)
     assert code == 0 and guard > 0
     assert _commit_offsets(source, guard) == 0
-    assert _ask_for_guard(source) == (0, 0), "nobody needs to be asked while the transaction is open"
+    assert _ask_for_guard(source) == (0, 0), "no verification is needed while the transaction is open"
     assert _commit_offsets(source, 0) == 0
     source.mark(9, 0, True)
     assert [completion.error_code for completion in source.take()] == [0]
@@ -246,7 +248,7 @@ def test_what_ended_while_another_box_was_asked_takes_nothing_more(writer: RealL
     assert _commit_offsets(source, again, 1) == 0, "of the next transaction"
 
 
-def test_a_guard_is_for_whoever_leads(writer: RealLogWriter) -> None:
+def test_only_the_leader_gives_a_guard(writer: RealLogWriter) -> None:
     source = Source(writer)
     source.offer(DescriptorKind.BEGIN_VERIFICATION, values=(9, 0, 0, 0), leader_epoch=7)
     assert [(completion.error_code, completion.guard) for completion in source.take()] == [(ErrorCode.NOT_LEADER_OR_FOLLOWER, 0)]

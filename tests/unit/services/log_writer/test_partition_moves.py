@@ -43,13 +43,13 @@ class Pair:
         self.layout, self.path = layout, path
         self.lives = 0
         self.source_is_away = False
-        self.source = self.life("d0")
-        self.target = self.life("d1")
+        self.source = self.started("d0")
+        self.target = self.started("d1")
         assert self.source_says(DescriptorKind.CREATE, config=CONFIG).error_code == 0
         assert self.lead("d0") == 0
         self.acceptor = self.source.source("acceptor@0")
 
-    def life(self, disk: str) -> RealLogWriter:
+    def started(self, disk: str) -> RealLogWriter:
         self.lives += 1
         writer = RealLogWriter(self.layout, self.path / disk, self.lives, SETTINGS, disk)
         writer.recover()
@@ -209,7 +209,7 @@ def test_a_partition_is_moved_while_it_is_written_and_leads_on_under_its_epoch(p
     assert read_moves(moves_file(pair.layout, "d1")) == ()
 
 
-def test_a_commit_needs_a_frozen_life_and_the_same_log_end(pair: Pair) -> None:
+def test_a_commit_needs_a_frozen_source_and_the_same_log_end(pair: Pair) -> None:
     pair.start(5)
     frozen = pair.freeze()
     assert pair.finish(frozen).error_code == 0
@@ -272,7 +272,7 @@ def test_a_complete_copy_is_left_alone_after_the_commit_whatever_is_begun(pair: 
     for _ in range(50):
         pair.turn()
     pair.target.die()
-    pair.target = pair.life("d1")
+    pair.target = pair.started("d1")
     assert pair.begin() == 0
     pair.until(lambda: pair.target.agent._moves.incoming._run, "its mover runs")
     pair.reach(COMPLETE)
@@ -284,7 +284,7 @@ def test_a_source_that_dies_frozen_leads_again_and_gives_nothing_away(pair: Pair
     frozen = pair.freeze()
     assert pair.finish(frozen).error_code == 0
     pair.source.die()
-    pair.source = pair.life("d0")
+    pair.source = pair.started("d0")
     assert pair.commit(frozen) == ErrorCode.FENCED_LEADER_EPOCH
     assert pair.source.agent._describe()["frozen"] == []
     assert pair.lead("d0", moving_to="d1") == 0 and pair.hosted(pair.source).is_moving
@@ -296,7 +296,7 @@ def test_a_source_that_dies_frozen_leads_again_and_gives_nothing_away(pair: Pair
     assert pair.hosted(pair.target).log.log_end_offset == 14
 
 
-def test_what_is_frozen_is_told_and_frozen_again_is_the_same_answer(pair: Pair) -> None:
+def test_a_frozen_partition_is_reported_and_freezing_it_again_returns_the_same(pair: Pair) -> None:
     pair.append(3)
     assert pair.freeze()[1:] == pair.freeze()._replace(token=pair.source.completions[-2].token)[1:]
     assert pair.source.agent._describe()["frozen"] == [["t", 0, str(TOPIC_ID)]]
@@ -304,7 +304,7 @@ def test_what_is_frozen_is_told_and_frozen_again_is_the_same_answer(pair: Pair) 
     assert pair.append() == [0]
 
 
-def test_what_nobody_comes_for_leads_again(pair: Pair) -> None:
+def test_a_frozen_partition_leads_again_if_its_move_does_not_continue(pair: Pair) -> None:
     pair.append(3)
     pair.freeze()
     pair.source.seconds(5)
@@ -339,10 +339,10 @@ def test_a_mover_that_is_killed_is_followed_by_another_that_goes_on(pair: Pair) 
     assert pair.hosted(pair.target).log.log_end_offset == 25
 
 
-def test_a_target_that_dies_finds_its_copy_and_is_told_of_it_anew(pair: Pair) -> None:
+def test_a_target_that_dies_finds_its_copy_and_reports_it_again(pair: Pair) -> None:
     pair.start(20)
     pair.target.die()
-    pair.target = pair.life("d1")
+    pair.target = pair.started("d1")
     assert pair.target.agent._describe()["futures"] == [["t", 0, str(TOPIC_ID), None]]
     assert pair.promote() == ErrorCode.INVALID_REQUEST
     assert pair.begin() == 0
@@ -350,7 +350,7 @@ def test_a_target_that_dies_finds_its_copy_and_is_told_of_it_anew(pair: Pair) ->
     frozen = pair.freeze()
     assert pair.finish(frozen).error_code == 0
     pair.target.die()
-    pair.target = pair.life("d1")
+    pair.target = pair.started("d1")
     assert pair.target.agent._describe()["futures"] == [["t", 0, str(TOPIC_ID), 20]]
     assert pair.commit(frozen) == 0 and pair.promote() == 0
 
@@ -366,7 +366,7 @@ def test_a_target_that_dies_after_the_promotion_believes_the_record_until_the_ch
     assert pair.promote() == 0
     pair.target.die()
     assert (pair.path / "d1" / "t-0" / MOVE_RECORD).exists()
-    pair.target = pair.life("d1")
+    pair.target = pair.started("d1")
     hosted = pair.hosted(pair.target)
     assert (hosted.log.log_start_offset, hosted.log.log_end_offset, hosted.log.recovery_point) == (9, 20, 20)
     assert hosted.high_watermark == 20
@@ -417,7 +417,7 @@ def test_a_source_that_is_away_is_waited_for_and_said(pair: Pair) -> None:
     assert pair.begin() == 0
     pair.reach(COPYING)
     pair.until(lambda: pair.target.seconds(1) or "does not serve it" in pair.progress.reason, "it says why")  # type: ignore[func-returns-value]
-    pair.source, pair.source_is_away = pair.life("d0"), False
+    pair.source, pair.source_is_away = pair.started("d0"), False
     assert pair.lead("d0", leader_epoch=1) == 0
     pair.reach(CAUGHT_UP)
 
@@ -425,7 +425,7 @@ def test_a_source_that_is_away_is_waited_for_and_said(pair: Pair) -> None:
 def test_a_copy_of_another_directory_is_not_gone_on_with(pair: Pair) -> None:
     pair.start(5)
     pair.target.die()
-    pair.target = pair.life("d1")
+    pair.target = pair.started("d1")
     assert pair.begin(source_directory_id="y") == 0
     pair.reach(CAUGHT_UP)
     assert len([name for name in pair.directories("d1") if name.endswith("-future")]) == 1
@@ -460,7 +460,7 @@ def test_copies_have_their_turns_one_after_the_other(pair: Pair) -> None:
     pair.start(5)
     begun = {"source_disk": "d0", "source_path": str(pair.path / "d0" / "t-1")}
     assert pair.target_says(DescriptorKind.MOVE_BEGIN, partition=1, **begun).error_code == 0
-    pair.until(lambda: pair.target.seconds(1) or len(read_moves(moves_file(pair.layout, "d1"))) == 2, "both are told")  # type: ignore[func-returns-value]
+    pair.until(lambda: pair.target.seconds(1) or len(read_moves(moves_file(pair.layout, "d1"))) == 2, "both are reported")  # type: ignore[func-returns-value]
     assert [move.state for move in read_moves(moves_file(pair.layout, "d1"))] == [CAUGHT_UP, WAITING]
     frozen = pair.freeze()
     assert pair.finish(frozen).error_code == 0 and pair.commit(frozen) == 0 and pair.promote() == 0

@@ -150,7 +150,9 @@ def test_a_batch_that_comes_after_the_freeze_is_refused(world: World) -> None:
     assert world.acceptor.answer()[0] == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_what_waits_for_a_flush_when_its_log_is_given_away_is_acknowledged_because_the_copy_is_durable(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_produce_that_waits_for_a_flush_during_the_hand_over_is_acknowledged_because_the_copy_is_durable(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hosted = world.writer.agent._partitions.find(TOPIC_ID, 0)
     assert hosted is not None
     world.writer.agent._partitions.configure(hosted, {"flush.messages": "1"})

@@ -1,4 +1,6 @@
-"""A follower's log-writer in trouble: flushes and cuts at the same time, a full disk, a fence, and the lives after it."""
+"""A follower's log-writer in trouble: flushes and truncations at the same time, a full disk, a
+fence, and its next incarnations.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +172,7 @@ def _lease(replica: SteppedReplica, seconds: int) -> None:
     lease.close()
 
 
-def test_the_next_life_of_the_same_boot_leads_and_follows_without_being_told(tmp_path: Path) -> None:
+def test_the_next_incarnation_of_the_same_boot_leads_and_follows_without_an_order(tmp_path: Path) -> None:
     with replicas(tmp_path, 2) as (one, two):
         _lease(one, 60)
         assert one.lead(4, [1, 2], [1, 2], 7) == 0 and two.follow(1, 4, [1, 2], [1, 2]) == 0
@@ -197,8 +199,8 @@ def test_the_next_life_of_the_same_boot_leads_and_follows_without_being_told(tmp
 
 
 @pytest.mark.parametrize("had_a_lease", [True, False])
-def test_a_log_writer_that_begins_after_the_lease_of_its_box_leads_what_others_hold_only_when_told(tmp_path: Path, had_a_lease: bool) -> None:
-    """The whole box was away: somebody else may have been elected."""
+def test_a_log_writer_that_starts_after_the_lease_of_its_box_leads_replicated_partitions_only_on_order(tmp_path: Path, had_a_lease: bool) -> None:
+    """The whole box was away: another box may have been elected."""
     with replicas(tmp_path, 2) as (one, two):
         assert one.lead(4, [1, 2], [1, 2], 7) == 0 and two.follow(1, 4, [1, 2], [1, 2]) == 0
         if had_a_lease:
@@ -220,11 +222,11 @@ def test_what_no_other_box_holds_is_led_again_without_a_lease(tmp_path: Path) ->
         assert one.row.role == ROLE_LEADER
 
 
-def test_a_next_life_counts_every_replica_until_the_controller_has_spoken(tmp_path: Path) -> None:
+def test_the_next_incarnation_counts_every_replica_until_the_first_order_of_the_controller(tmp_path: Path) -> None:
     with replicas(tmp_path, 2) as (one, two):
         _lease(one, 60)
         assert one.lead(4, [1, 2], [1, 2], 8) == 0 and two.follow(1, 4, [1, 2], [1, 2]) == 0
-        _image(1, 4, one, isr=(1,))  # older than what the dead life was told
+        _image(1, 4, one, isr=(1,))  # older than what the dead incarnation received
         one.die()
         one.start()
         one.produce(batch(2))

@@ -29,8 +29,10 @@ SEGMENT = {"segment.bytes": "1000"}
 CHECK = {"log.retention.check.interval.ms": 1000, "log.disk.reserve.bytes": 0}
 
 
-class Life:
-    """One life of a log-writer with one partition that it leads, four sealed segments and an active one, two batches in each."""
+class RetainedPartition:
+    """A log-writer with one partition that it leads, four sealed segments and an active one, two
+    batches in each.
+    """
 
     def __init__(self, layout: BoxLayout, path: Path, incarnation: int = 1, **settings: Any) -> None:
         self.path = path / "d0"
@@ -38,7 +40,7 @@ class Life:
         self.writer.recover()
         self.source = self.writer.source("acceptor@0")
 
-    def fill(self, batches: int = 10, **config: str) -> Life:
+    def fill(self, batches: int = 10, **config: str) -> RetainedPartition:
         controller = self.writer.sources.get("controller") or self.writer.source("controller")
         answered = len(self.writer.answers)
         self.writer.create(controller, 0)
@@ -105,7 +107,7 @@ def checkpointed(path: Path) -> int:
 
 
 def test_old_segments_go_by_time_and_their_files_after_the_delay(layout: BoxLayout, tmp_path: Path) -> None:
-    life = Life(layout, tmp_path).fill(retention_ms="60", file_delete_delay_ms="5000")
+    life = RetainedPartition(layout, tmp_path).fill(retention_ms="60", file_delete_delay_ms="5000")
     descriptors = open_descriptors()
     assert life.range == (0, 10) and life.logs == [0, 2, 4, 6, 8]
     life.configure(retention_ms="1100", file_delete_delay_ms="5000")
@@ -125,7 +127,7 @@ def test_old_segments_go_by_time_and_their_files_after_the_delay(layout: BoxLayo
 
 
 def test_when_all_is_too_old_a_new_segment_is_rolled_and_the_log_goes_on_where_it_was(layout: BoxLayout, tmp_path: Path) -> None:
-    life = Life(layout, tmp_path).fill(retention_ms="60")
+    life = RetainedPartition(layout, tmp_path).fill(retention_ms="60")
     life.rest()
     assert life.range == (10, 10) and life.logs == [10]
     life.append()
@@ -134,7 +136,7 @@ def test_when_all_is_too_old_a_new_segment_is_rolled_and_the_log_goes_on_where_i
 
 
 def test_nothing_goes_by_time_while_the_clocks_disagree(layout: BoxLayout, tmp_path: Path) -> None:
-    life = Life(layout, tmp_path).fill(retention_ms="1000000")
+    life = RetainedPartition(layout, tmp_path).fill(retention_ms="1000000")
     life.writer.clock._wall_ms += 40 * 86_400_000
     life.rest()
     assert life.range == (0, 10) and life.counter("retention.rounds_without_time") > 0 and life.counter("retention.clock_disagreement_ms") > 3_600_000
@@ -149,7 +151,7 @@ def test_nothing_goes_by_time_while_the_clocks_disagree(layout: BoxLayout, tmp_p
 
 
 def test_a_reader_in_the_middle_of_a_deleted_segment_reads_on_until_the_delay_is_over(layout: BoxLayout, tmp_path: Path) -> None:
-    life = Life(layout, tmp_path).fill(retention_ms="60", file_delete_delay_ms="5000")
+    life = RetainedPartition(layout, tmp_path).fill(retention_ms="60", file_delete_delay_ms="5000")
     with open(life.path / "t-0" / f"{0:020d}.log", "rb") as reader:
         half = reader.read(300)
         life.rest(2)
@@ -167,7 +169,7 @@ def test_large_files_go_in_slices(layout: BoxLayout, tmp_path: Path, monkeypatch
     monkeypatch.setattr(retention_rounds, "DELETE_SLICE_BYTES", 256)
     lengths: list[int] = []
     whole = file_io.ftruncate
-    life = Life(layout, tmp_path).fill(retention_ms="60", file_delete_delay_ms="0")
+    life = RetainedPartition(layout, tmp_path).fill(retention_ms="60", file_delete_delay_ms="0")
 
     def shorten(fd: int, length: int) -> None:
         lengths.append(length)
@@ -183,25 +185,25 @@ def test_large_files_go_in_slices(layout: BoxLayout, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("is_known_from_before", [True, False], ids=["in-the-next-life", "in-the-same-life"])
 def test_a_topic_of_a_former_topics_name_keeps_its_records_when_its_log_writer_is_killed(layout: BoxLayout, tmp_path: Path, is_known_from_before: bool) -> None:
     """The former one began at offset 10; nothing of that may be said of the new one, which is shorter."""
-    life = Life(layout, tmp_path).fill()
+    life = RetainedPartition(layout, tmp_path).fill()
     life.delete_records(-1)
     life.writer.turn()
     life.rest(1)
     assert life.range == (10, 10) and checkpointed(life.path) == 10
     if is_known_from_before:
         life.writer.die()
-        life = Life(layout, tmp_path, 2)
+        life = RetainedPartition(layout, tmp_path, 2)
     life.writer.agent._partitions.delete(TopicPartition("t", 0), TOPIC_ID)
     life.fill(batches=3)
     assert life.range == (0, 3)
     life.writer.die()
-    again = Life(layout, tmp_path, 3)
+    again = RetainedPartition(layout, tmp_path, 3)
     assert again.range == (0, 3) and checkpointed(again.path) == 0
     again.writer.stop()
 
 
 def test_delete_records_is_answered_when_it_is_durable(layout: BoxLayout, tmp_path: Path) -> None:
-    life = Life(layout, tmp_path).fill()
+    life = RetainedPartition(layout, tmp_path).fill()
     for offset, begins in ((5, 5), (3, 5), (-1, 10)):
         life.delete_records(offset)
         life.writer.turn()
@@ -222,7 +224,7 @@ def test_delete_records_is_answered_when_it_is_durable(layout: BoxLayout, tmp_pa
 
 def test_a_topic_that_is_made_anew_while_the_old_ones_files_go_keeps_its_own(layout: BoxLayout, tmp_path: Path) -> None:
     """Its first segment has the name of the old one's: a path would hit the wrong file."""
-    life = Life(layout, tmp_path).fill()
+    life = RetainedPartition(layout, tmp_path).fill()
     removed = life.hosted.advance_log_start_offset(4)
     assert removed is not None
     partitions = life.writer.agent._partitions
@@ -238,7 +240,7 @@ def test_a_topic_that_is_made_anew_while_the_old_ones_files_go_keeps_its_own(lay
 def test_for_the_reserve_the_oldest_segments_go_loudly_and_the_active_one_stays(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     space = [file_io.Space(1 << 20, 1 << 19)]
     monkeypatch.setattr(file_io, "space", lambda _: space[0])
-    life = Life(layout, tmp_path, **{"log.disk.reserve.bytes": 100_000}).fill(retention_ms="-1")
+    life = RetainedPartition(layout, tmp_path, **{"log.disk.reserve.bytes": 100_000}).fill(retention_ms="-1")
     life.rest()
     assert life.range == (0, 10)
     space[0] = file_io.Space(1 << 20, (1 << 20) * 5 // 100 - 1500)
@@ -252,7 +254,7 @@ def test_for_the_reserve_the_oldest_segments_go_loudly_and_the_active_one_stays(
 
 
 def test_a_full_disk_on_which_no_checkpoint_can_be_written_gets_space_all_the_same(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    life = Life(layout, tmp_path).fill(retention_bytes="1000", retention_ms="-1", file_delete_delay_ms="0")
+    life = RetainedPartition(layout, tmp_path).fill(retention_bytes="1000", retention_ms="-1", file_delete_delay_ms="0")
 
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "no space")
@@ -277,14 +279,14 @@ def test_a_full_disk_on_which_no_checkpoint_can_be_written_gets_space_all_the_sa
     ("first", "boot", "error", "forever"),
     [(0, "same", errno.EIO, False), (12, "unclean", errno.EIO, True), (24, "same", errno.ENOSPC, True), (36, "unclean", errno.ENOSPC, False)],
 )
-def test_whatever_file_call_of_a_deletion_fails_the_next_life_finds_one_whole_log(
+def test_whatever_file_call_of_a_deletion_fails_the_next_incarnation_finds_one_whole_log(
     layout: BoxLayout, tmp_path: Path, first: int, boot: str, error: int, forever: bool
 ) -> None:
     """The file calls of time retention, DeleteRecords and the removal fail in turn (every one in a deep run); then the process is killed."""
     for fail_at in range(0 if DEEP else first, 400, 1 if DEEP else 48):
         path = tmp_path / f"{fail_at}"
         path.mkdir()
-        life = Life(layout, path, 2 * fail_at + 1).fill(file_delete_delay_ms="0")
+        life = RetainedPartition(layout, path, 2 * fail_at + 1).fill(file_delete_delay_ms="0")
         life.configure(retention_ms="1055", file_delete_delay_ms="0")
         life.append()
         life.delete_records(7)
@@ -296,7 +298,7 @@ def test_whatever_file_call_of_a_deletion_fails_the_next_life_finds_one_whole_lo
             for name in os.listdir("/dev/shm"):
                 if "table" in name and layout.shared_memory_prefix.lstrip("/") in name:
                     os.unlink(f"/dev/shm/{name}")
-        next_life = Life(layout, path, 2 * fail_at + 2)
+        next_life = RetainedPartition(layout, path, 2 * fail_at + 2)
         start, end = next_life.range
         logs = next_life.logs
         assert end == 11 and start in (0, 7, 10, 11) and logs[0] <= start and (len(logs) == 1 or logs[1] > start), (fail_at, start, logs)
@@ -313,17 +315,17 @@ def test_whatever_file_call_of_a_deletion_fails_the_next_life_finds_one_whole_lo
     raise AssertionError("the sweep did not end")
 
 
-def _until_it_fails(life: Life, fail_at: int, forever: bool, error: int) -> bool:
+def _until_it_fails(life: RetainedPartition, fail_at: int, forever: bool, error: int) -> bool:
     with failing_file_calls(fail_at + 1, forever, error) as faults:
         life.rest(3)
     return bool(faults.failed)
 
 
-def test_a_step_of_a_stepped_life_is_small(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_a_stepped_log_writer_is_small(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No file is renamed, shortened, removed or synced in the loop: that is the thread's."""
     import threading
 
-    life = Life(layout, tmp_path).fill(retention_ms="60", file_delete_delay_ms="0")
+    life = RetainedPartition(layout, tmp_path).fill(retention_ms="60", file_delete_delay_ms="0")
     loop = threading.get_ident()
     in_loop: list[str] = []
 

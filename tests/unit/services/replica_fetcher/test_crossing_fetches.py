@@ -1,4 +1,6 @@
-"""A follower's lane and its leader, where requests and answers cross, disks are slow and connections end: one thing at a time."""
+"""A follower's fetcher and its leader, when requests and answers cross, disks are slow and
+connections end: one thing at a time.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def test_a_newcomer_hastens_the_parked_fetch_and_both_sides_agree(world: Crossin
     assert (world.counted("hastened"), world.counted("sessions"), world.side.counters.counter("fetch.hastened").value) == (1, 1, 1)
 
 
-def test_nobody_spins_while_a_part_of_the_answer_has_come(world: CrossingFetches) -> None:
+def test_no_turn_spins_while_a_part_of_the_answer_has_arrived(world: CrossingFetches) -> None:
     parked(world, 0)
     world.grow(0, 1)
     world.leader_turn()
@@ -69,7 +71,7 @@ def test_nobody_spins_while_a_part_of_the_answer_has_come(world: CrossingFetches
     world.until_even()
 
 
-def test_nobody_spins_for_a_disk_that_is_slow_while_its_leader_is_away(world: CrossingFetches) -> None:
+def test_no_turn_spins_for_a_slow_disk_while_its_leader_is_away(world: CrossingFetches) -> None:
     parked(world, 0)
     world.grow(0, 1)
     world.leader_turn()
@@ -84,8 +86,8 @@ def test_nobody_spins_for_a_disk_that_is_slow_while_its_leader_is_away(world: Cr
     world.until_even()
 
 
-def test_what_waits_for_a_connection_is_not_overtaken_and_names_who_came_meanwhile(world: CrossingFetches) -> None:
-    """A peer may close a connection that nobody uses; its session lives on."""
+def test_a_fetch_that_waits_for_a_connection_is_not_overtaken_and_includes_new_partitions(world: CrossingFetches) -> None:
+    """A peer may close an unused connection; its session survives."""
     parked(world, 0)
     world.grow(0, 1)
     world.leader_turn()
@@ -107,7 +109,7 @@ def test_what_waits_for_a_connection_is_not_overtaken_and_names_who_came_meanwhi
     assert set(world.lane.session.asked) == {(TOPIC_ID, 0), (TOPIC_ID, 1)}
 
 
-def test_a_high_watermark_that_came_while_a_partition_began_anew_is_told_again(world: CrossingFetches) -> None:
+def test_a_high_watermark_that_arrived_while_a_partition_restarted_is_sent_again(world: CrossingFetches) -> None:
     parked(world, 0, 1)
     world.commit(0)
     world.grow(1, 1)

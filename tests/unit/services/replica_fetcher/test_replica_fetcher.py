@@ -1,4 +1,6 @@
-"""The replica-fetcher on real rings and a real log-writer, with a leader that the test plays; nobody waits, time is the test's."""
+"""The replica-fetcher on real rings and a real log-writer, with a leader that the test plays; no
+call blocks, time is the test's.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +164,7 @@ def test_a_log_whose_offset_the_leader_has_no_more_begins_anew(box: SteppedFollo
     assert box.content(0) == led.content() and box.counted("restarts") == 1
 
 
-def test_an_error_of_one_partition_keeps_nobody_else_waiting(box: SteppedFollower) -> None:
+def test_an_error_of_one_partition_delays_no_other(box: SteppedFollower) -> None:
     trouble, well = box.follow(0), box.follow(1)
     trouble.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
     trouble.append()
@@ -201,7 +203,7 @@ def test_a_damaged_batch_is_never_appended_and_fetched_again(box: SteppedFollowe
     box.until(lambda: box.counted("corrupt_batches") >= 1)
     assert "broker 2 sent a damaged copy of t-0 at offset 1" in box.said
     request, fetch = box.leader.next_fetch()
-    assert [(each.fetch_offset, each.damaged_offset) for each in box.leader.wanted(fetch)] == [(1, 1)], "the leader is told"
+    assert [(each.fetch_offset, each.damaged_offset) for each in box.leader.wanted(fetch)] == [(1, 1)], "the leader receives it"
     box.leader.answer(request, [FetchPartitionResult("", TOPIC_ID, 0, high_watermark=1, log_start_offset=0)])
     request, fetch = box.leader.next_fetch()
     assert [(each.fetch_offset, each.damaged_offset) for each in box.leader.wanted(fetch)] == [(1, -1)], "until it sends something else"
@@ -364,7 +366,7 @@ def test_nothing_is_fetched_while_row_and_image_differ(box: SteppedFollower) -> 
     assert box.agent.status_line() == "follows 0 partitions of 0 boxes"
 
 
-def test_killed_at_any_moment_the_next_life_goes_on(box: SteppedFollower) -> None:
+def test_after_a_kill_at_any_moment_the_next_incarnation_continues(box: SteppedFollower) -> None:
     led = box.follow(0)
     for moment in range(12):
         led.append(2)
@@ -447,7 +449,7 @@ def test_both_answers_may_bring_the_same_records_once(box: SteppedFollower) -> N
     serve_until(box, 0, 4)
 
 
-def test_what_the_second_fetch_names_anew_is_not_told_by_the_answer_to_the_first(box: SteppedFollower) -> None:
+def test_a_partition_that_the_second_fetch_restarts_ignores_the_answer_to_the_first(box: SteppedFollower) -> None:
     """The partition has another epoch by then: records for the old one are not appended, nor taken for damaged."""
     parked = _parked(box)
     old = box.leader.logs[TOPIC_ID, 0]

@@ -78,7 +78,7 @@ def test_a_partition_is_followed_when_its_row_and_the_image_name_the_same_epoch(
     assert world.followed() == {0: (3, 6)}, "the image is behind"
 
 
-def test_what_this_box_leads_or_nobody_leads_is_not_followed(world: World) -> None:
+def test_a_partition_that_this_box_or_no_box_leads_is_not_followed(world: World) -> None:
     world.stores(0, ROLE_LEADER, 6)
     world.stores(1, ROLE_FOLLOWER, 6)
     world.wants((OWN, 6), (-1, 6))

@@ -121,7 +121,7 @@ def test_acks_all_needs_enough_replicas_in_sync(tmp_path: Path) -> None:
         assert one.produced[-1].error_code == 0
 
 
-def test_who_lags_is_wished_out_and_the_larger_set_counts_until_that_is_written(tmp_path: Path) -> None:
+def test_a_lagging_follower_is_proposed_for_removal_and_the_larger_isr_counts_until_it_is_written(tmp_path: Path) -> None:
     with replicas(tmp_path, 3) as (one, two, three):
         _roles([one, two, three], leader=1, leader_epoch=1)
         _appended(one, batch())
@@ -147,7 +147,7 @@ def test_who_lags_is_wished_out_and_the_larger_set_counts_until_that_is_written(
 
 
 @pytest.mark.parametrize("lag_ms", [500, 2_000, 4_000])
-def test_who_lags_is_wished_out_however_short_the_lag_may_be(tmp_path: Path, lag_ms: int) -> None:
+def test_a_lagging_follower_is_proposed_for_removal_however_short_the_limit_is(tmp_path: Path, lag_ms: int) -> None:
     with replicas(tmp_path, 2, lag_ms=lag_ms) as (one, two):
         _roles([one, two], leader=1, leader_epoch=1)
         _appended(one, batch())
@@ -157,7 +157,7 @@ def test_who_lags_is_wished_out_however_short_the_lag_may_be(tmp_path: Path, lag
         assert [wish["isr"] for wish in one.wishes[:1]] == [[1]]
 
 
-def test_a_wish_waits_for_the_controller_and_is_told_to_its_next_life(tmp_path: Path) -> None:
+def test_an_isr_proposal_waits_for_the_controller_and_is_sent_to_its_next_incarnation(tmp_path: Path) -> None:
     with replicas(tmp_path, 2) as (one, two):
         _roles([one, two], leader=1, leader_epoch=1, isr=[1])
         one.controller.close()
@@ -372,7 +372,7 @@ def test_roles_are_taken_once_and_never_under_an_older_epoch(tmp_path: Path) -> 
         _catch_up(two, one)
         assert one.lead(3, [1, 2], [1, 2]) == 0, "again"
         assert one.row.high_watermark == 1, "and what the followers have is not forgotten"
-        assert one.follow(-1, 3, [1], [1, 2]) == 0, "nobody leads"
+        assert one.follow(-1, 3, [1], [1, 2]) == 0, "no replica leads"
 
 
 def test_a_sole_replica_gets_followers_and_loses_them_again_under_one_epoch(tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ def test_a_sole_replica_gets_followers_and_loses_them_again_under_one_epoch(tmp_
         assert one.lead(1, [1], [1, 2], 1) == 0
         assert two.follow(1, 1, [1], [1, 2]) == 0
         _appended(one, batch(1))
-        assert one.row.high_watermark == 3, "who is not in sync does not count"
+        assert one.row.high_watermark == 3, "a replica out of sync does not count"
         _catch_up(two, one)
         one.turn(1)
         assert one.isr(1, [1, 2], 2, one.wishes[-1]["change"]) == 0
@@ -482,7 +482,7 @@ def _until(condition: Callable[[], bool], *replicas_: SteppedReplica) -> None:
     eventually(lambda: all(each.writer.turn() >= 0 for each in replicas_) and condition(), "it comes true")
 
 
-def test_a_deletion_is_answered_when_every_replica_whose_box_lives_begins_there(tmp_path: Path) -> None:
+def test_a_deletion_is_answered_when_all_live_replicas_start_there(tmp_path: Path) -> None:
     with replicas(tmp_path, 3) as (one, two, three):
         _roles([one, two, three], leader=1, leader_epoch=1)
         _appended(one, batch(), batch(), batch())
@@ -545,7 +545,7 @@ def test_a_batch_behind_a_refused_one_is_taken_only_if_the_log_has_what_was_befo
             replica.turn(1)
             return replica.produced[-1].error_code
 
-        assert behind(two, 0) == ErrorCode.NOT_LEADER_OR_FOLLOWER, "nobody knows the producer"
+        assert behind(two, 0) == ErrorCode.NOT_LEADER_OR_FOLLOWER, "the producer is unknown"
         for sequence in range(3):
             two.produce(stored_batch(b"v", producer=(7, 0, sequence)))
         two.turn(1)
