@@ -6,8 +6,8 @@ its senders' connections, its arena and its rings; the next incarnation continue
 counters. It never opens a log directory. If a disk is dead, partitions on other disks take its
 lines (`partition_leaders`); batches for partitions of other boxes go there (`remote_leaders`).
 
-Weak: one thread does everything, so a slow parser delays all senders. Several ingests share the
-listening sockets.
+Weak: one thread does everything; large requests are taken in steps over turns, shared by sender
+address (`listeners.sliced_work`). Several ingests share the listening sockets.
 """
 
 from __future__ import annotations

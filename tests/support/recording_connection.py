@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from appliance.senders.listener import Listener, ListenerTransport, Protocol
+from services.ingest.protocols.steps import Steps, run_to_end
 from services.ingest.records.event import EventSource
 from tests.support.recording_intake import RecordingIntake
 
@@ -36,6 +37,9 @@ class RecordingConnection:
         sent = bytes(self.sent)
         self.sent.clear()
         return sent
+
+    def run(self, steps: Steps) -> None:
+        run_to_end(steps)
 
     def hold(self) -> None:
         assert not self.is_held, "holds do not nest"

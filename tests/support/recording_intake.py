@@ -47,6 +47,7 @@ class RecordingIntake:
         """Records, and syslog messages as their bytes."""
         self.closed: list[AckGroup] = []
         self.completed: list[AckGroup] = []
+        self.abandoned: list[AckGroup] = []
         self.refused: Counter[RefusedReason] = Counter()
         self.oddities: Counter[Oddity] = Counter()
         self.streams: list[RecordingStream] = []
@@ -102,6 +103,11 @@ class RecordingIntake:
             assert len(unit.identities) in (1, unit.record_count), "one identity, or one for each record"
         unit.is_closed = True
         self.closed.append(unit)
+
+    def abandon(self, unit: AckGroup) -> None:
+        assert not unit.is_closed
+        unit.is_closed, unit.outcome = True, AckOutcome.REFUSED
+        self.abandoned.append(unit)
 
     def open_stream(self, listener: Listener, source: EventSource) -> RecordingStream:
         self.streams.append(RecordingStream())

@@ -16,6 +16,7 @@ import fcntl
 import select
 import socket
 import termios
+from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
 from struct import Struct
@@ -25,6 +26,7 @@ from services.ingest.listeners.listening_socket import ListeningSocket
 from services.ingest.listeners.proxy_header import BadProxyHeader, read_proxy_header
 from services.ingest.listeners.sender_stream import PLAIN, SenderStream, StreamError
 from services.ingest.protocols.session import MakeSession, Session
+from services.ingest.protocols.steps import Steps
 from services.ingest.records.intake import Intake
 
 RECEIVE_BYTES = 65536
@@ -66,19 +68,21 @@ class PauseReason(IntEnum):
     """All connections together hold too many bytes of incomplete frames."""
     ORDER = 16
     """Earlier connections of its sender are read first."""
+    WORK = 32
+    """A large request is taken in steps over turns (`sliced_work`)."""
 
 
-_STOPPING = PauseReason.SESSION | PauseReason.PARTITION | PauseReason.WINDOW
+_STOPPING = PauseReason.SESSION | PauseReason.PARTITION | PauseReason.WINDOW | PauseReason.WORK
 
 
 class SenderConnection:
     """Implements `protocols.session.SessionConnection` for its session."""
 
     __slots__ = (
-        "_began", "_head", "_unsent", "address", "close_reason", "deadline_ms", "descriptor",
+        "_began", "_head", "_run", "_unsent", "address", "close_reason", "deadline_ms", "descriptor",
         "inquiry", "intake", "interest", "is_broken", "listener", "listening", "on_changed",
         "opened_ms", "pauses", "peer_address", "phase", "session", "socket", "source", "stream",
-        "taken_ms", "unfinished_bytes", "unsent_bytes",
+        "taken_ms", "unfinished_bytes", "unsent_bytes", "work", "work_address",
     )  # fmt: skip
 
     def __init__(
@@ -88,8 +92,10 @@ class SenderConnection:
         peer: tuple[str, int],
         intake: Intake,
         on_changed: Callable[[SenderConnection], None],
+        run: Callable[[SenderConnection, Steps], None],
     ) -> None:
-        """`on_changed`: there is something to send, or reading may start or must stop."""
+        """`on_changed`: there is something to send, or reading may start or must stop. `run`:
+        `SlicedWork.run`."""
         self.socket = sock
         self.descriptor = sock.fileno()
         self.listening = listening
@@ -117,6 +123,11 @@ class SenderConnection:
         self.unfinished_bytes = 0
         """Bytes that `UnfinishedFrames` counts for it."""
         self.unsent_bytes = 0
+        self.work: deque[Steps] = deque()
+        """For `SlicedWork`: what is not done yet, in order; and the address that it is counted
+        for."""
+        self.work_address = ""
+        self._run = run
         self._unsent: list[bytes] = []
         self._head: bytes | None = b"" if self.listener.proxy is not ProxyMode.NO else None
         self._began = False
@@ -156,6 +167,9 @@ class SenderConnection:
     def send(self, data: bytes) -> None:
         if data and not self.close_reason and self.phase is not GONE:
             self._send_raw(self.stream.encode(data))
+
+    def run(self, steps: Steps) -> None:
+        self._run(self, steps)
 
     def hold(self) -> None:
         self.pauses |= PauseReason.SESSION

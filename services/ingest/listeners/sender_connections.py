@@ -25,6 +25,7 @@ from services.ingest.listeners.sender_connection import ENDED, GONE, LINGERING, 
 from services.ingest.listeners.sender_limits import SenderLimits, UnfinishedFrames, connections_possible
 from services.ingest.listeners.sender_owners import REPEATING, AcceptedConnection, SenderOwners
 from services.ingest.listeners.sender_stream import StreamError
+from services.ingest.listeners.sliced_work import SlicedWork
 from services.ingest.protocols.session import RepeatingSession
 from services.ingest.records.intake import Intake
 
@@ -74,6 +75,7 @@ class SenderConnections:
         self._behind: dict[SenderConnection, None] = {}
         self._half_closed = HalfClosedConnections()
         self._drained_bytes: dict[SenderConnection, int] = {}
+        self._work = SlicedWork(context.clock, self._on_step, self._on_work_done)
         self._unfinished = UnfinishedFrames(box.integer("ingest.unfinished.bytes"), counters)
         self._ticks: Iterator[SenderConnection] = iter(())
         self._turn_bytes_left = TURN_BYTES
@@ -123,7 +125,7 @@ class SenderConnections:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = SenderConnection(sock, listening, (address, port), self._intake, self._on_changed)
+        connection = SenderConnection(sock, listening, (address, port), self._intake, self._on_changed, self._work.run)
         self._connections[connection.descriptor] = connection
         if listening.listener.protocol in SESSION_SCOPED_IDS:
             connection.phase = NEW
@@ -162,6 +164,7 @@ class SenderConnections:
         self._open.set(len(self._connections))
         if connection.session is not None:
             connection.session.lost()
+        self._work.finish(connection)
 
     # -- reading
 
@@ -204,6 +207,8 @@ class SenderConnections:
                 return False
             if not self._read(connection) and self._turn_bytes_left == left:
                 break
+        if connection.work:
+            return False  # what it sent is taken before what its sender repeats
         if connection.phase in (ENDED, GONE) or connection.close_reason:
             pass
         elif connection.session is not None and connection.session.unacknowledged_bytes:
@@ -266,6 +271,17 @@ class SenderConnections:
         self._unfinished.check(connection)
         return bool(connection.pauses) or connection.is_stopped
 
+    def _on_step(self, connection: SenderConnection) -> None:
+        """A step of its work was run, and others follow."""
+        self._maybe_pause(connection)
+        self._intake.blocked_partition = None
+
+    def _on_work_done(self, connection: SenderConnection) -> None:
+        if connection.phase is not GONE:
+            self._maybe_pause(connection)
+            connection.release(PauseReason.WORK)
+        self._intake.blocked_partition = None
+
     def resume(self, is_partition_blocked: Callable[[Partition], bool]) -> None:
         """The blocked partitions changed: read the connections whose partition takes records again."""
         for connection in [each for each, partition in self._blocked.items() if not is_partition_blocked(partition)]:
@@ -287,6 +303,7 @@ class SenderConnections:
             connection.release(PauseReason.WINDOW)
         for connection in self._unfinished.released():
             connection.release(PauseReason.FRAMES)
+        worked = self._work.do_work()
         for connection in list(self._behind):
             if connection.phase is not GONE and self._is_first(connection):
                 self._release(connection)
@@ -294,7 +311,7 @@ class SenderConnections:
         for connection in changed:
             self._update(connection)
         handed_over = self._owners.do_work() if self._owners is not None else 0
-        return len(changed) + handed_over + self._tick_some()
+        return len(changed) + worked + handed_over + self._tick_some()
 
     def _release(self, connection: SenderConnection) -> None:
         """No earlier connection has to be read before it."""
@@ -325,7 +342,9 @@ class SenderConnections:
 
     @staticmethod
     def _is_over(connection: SenderConnection) -> bool:
-        return bool(connection.close_reason) or (connection.phase is ENDED and (connection.session is None or not connection.session.unacknowledged_bytes))
+        return bool(connection.close_reason) or (
+            connection.phase is ENDED and not connection.work and (connection.session is None or not connection.session.unacknowledged_bytes)
+        )
 
     def _linger(self, connection: SenderConnection) -> bool:
         """Everything is sent: discard input until the peer ends, too. False if it has already."""
@@ -369,7 +388,7 @@ class SenderConnections:
             if connection.has_begun and now_ms - connection.opened_ms > idle_ms_max:
                 connection.close("handshake-timeout")
                 self._update(connection)
-        elif connection.phase is not LINGERING:
+        elif connection.phase is not LINGERING and not connection.work:
             connection.session.tick(now_ms)
             self._update(connection)
 
@@ -394,12 +413,13 @@ class SenderConnections:
                 if self._turn_bytes_left <= 0:
                     return False
             self._update(connection)
-        return True
+        return self._work.is_empty
 
     def finish_all(self) -> None:
         """End every session; connections close when their groups are complete and their answers are
         sent."""
         for connection in list(self._connections.values()):
+            self._work.finish(connection)
             if connection.phase is not ENDED and not connection.close_reason:
                 self._on_end(connection, False, is_by_us=True)
             connection.deadline_ms = self._clock.monotonic_ms() + STOP_MS_MAX

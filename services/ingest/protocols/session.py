@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from appliance.senders.listener import Listener
 from appliance.senders.listener import Protocol as ListenerProtocol
+from services.ingest.protocols.steps import Steps
 from services.ingest.records.intake import Intake
 
 if TYPE_CHECKING:
@@ -55,6 +56,12 @@ class SessionConnection(Protocol):
 
     def send(self, data: bytes) -> None:
         """Send an answer after those before it. A lost connection discards it."""
+
+    def run(self, steps: Steps) -> None:
+        """Run the steps, at once or over several turns, after those before. Nothing is received
+        while steps are left. They run to their end although the peer has closed its side; if the
+        connection is dropped, or the process stops, they are closed (GeneratorExit).
+        """
 
     def hold(self) -> None:
         """Stop reading until `release`, because a window is full. Holds do not nest."""

@@ -70,6 +70,11 @@ class Intake(Protocol):
     def close_group(self, group: AckGroup) -> None:
         """No more records follow. A group without records completes too."""
 
+    def abandon(self, group: AckGroup) -> None:
+        """Close a group of which some records will never be taken. It completes as refused, so it
+        is not acknowledged; those that were taken are stored, and a repeat with an identity stores
+        the others only."""
+
     def open_stream(self, listener: Listener, source: EventSource) -> ReplayedStream:
         """Return a stream for a session whose protocol numbers frames anew on each connection
         (RELP, Lumberjack). The session sets it as `AckGroup.stream` of all its groups."""

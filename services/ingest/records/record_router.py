@@ -24,7 +24,7 @@ from appliance.senders.listener import Listener
 from appliance.senders.router import Destinations, key_of
 from appliance.senders.sender_tables import TableReading
 from services.ingest.protocols.syslog.syslog_message import SyslogMessage
-from services.ingest.records.ack_group import AckGroup, ReplayedStream
+from services.ingest.records.ack_group import AckGroup, AckOutcome, ReplayedStream
 from services.ingest.records.acknowledger import Acknowledger
 from services.ingest.records.batcher import Acceptance, Batcher
 from services.ingest.records.event import FUTURE_MS_MAX, PAST_MS_MAX, EventSource, ProducerRecord, timestamp_of
@@ -145,6 +145,11 @@ class RecordRouter:
             self._store(group, messages, range(group.record_count - len(messages), group.record_count), None)
 
     def close_group(self, group: AckGroup) -> None:
+        self._acknowledger.close(group)
+
+    def abandon(self, group: AckGroup) -> None:
+        group.outcome = AckOutcome.REFUSED
+        self._ledger.on_refused(group.listener, group.source.host, RefusedReason.INCOMPLETE, 1)
         self._acknowledger.close(group)
 
     def open_stream(self, listener: Listener, source: EventSource) -> ReplayedStream:

@@ -290,3 +290,21 @@ def test_nothing_waits_for_producer_ids_that_it_does_not_need(make: Callable[...
     box.agent._producer_ids._is_asking = False
     box.run_until(lambda: known.completed)
     assert values(box) == [b"plain", b"known"]
+
+
+def test_an_abandoned_group_is_not_acknowledged_and_its_repeat_stores_the_rest(box: SteppedIngest) -> None:
+    router = box.agent._router
+    outcomes: list[AckOutcome] = []
+    records = [IngestRecord(b"%d" % number, host="web") for number in range(10)]
+    first = AckGroup(listener_of(box), SOURCE, [b"a request's digest"[:16]], lambda unit: outcomes.append(unit.outcome))
+    router.take(first, records[:4])
+    router.abandon(first)
+    box.run_until(lambda: outcomes == [AckOutcome.REFUSED])
+    again = AckGroup(listener_of(box), SOURCE, first.identities, lambda unit: outcomes.append(unit.outcome))
+    router.take(again, records[:7])
+    router.take(again, records[7:])
+    router.close_group(again)
+    box.run_until(lambda: len(outcomes) == 2)
+    assert outcomes[1] is AckOutcome.STORED
+    assert sorted(record.value or b"" for record in box.records()) == [b"%d" % number for number in range(10)], "each once"
+    assert box.ledger().in_flight == 0
