@@ -76,9 +76,9 @@ INGEST_ROWS = (
     ),
     SettingRow(
         "ingest.decompressed.bytes.max",
-        64 * MIB,
+        16 * MIB,
         "bytes",
-        "largest content of a compressed frame or request; a larger one is refused",
+        "largest content of a compressed frame or request; a larger one is refused, and so is one of more than 16 MiB and 32 times its compressed size",
         "memory per connection",
         MIB,
         GIB,

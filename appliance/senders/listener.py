@@ -15,7 +15,7 @@ from appliance.base.settings import Box
 SYSLOG_TCP, SYSLOG_UDP, HTTP = "syslog-tcp", "syslog-udp", "http"
 """The names of the built-in listeners."""
 FRAME_BYTES_MAX = 16 << 20
-DECOMPRESSED_BYTES_MAX = 64 << 20
+DECOMPRESSED_BYTES_MAX = 16 << 20
 IDLE_MS_MAX = 60_000
 
 

@@ -27,6 +27,7 @@ from services.ingest.protocols.json_text import read_json
 from services.ingest.protocols.lumberjack.lumberjack_frames import ACK, ACK_KIND
 from services.ingest.protocols.lumberjack.lumberjack_session import LumberjackSession
 from services.ingest.protocols.session import SessionConnection
+from services.ingest.protocols.steps import run_to_end
 from services.ingest.records.ack_group import AckOutcome
 from tests.fuzz.target import Target, Targets, setting, talk, whole_and_pieces
 from tests.golden.capture_senders import read_stream, stream_names
@@ -70,7 +71,7 @@ def fuzz_fluent_handshake(data: bytes) -> None:
     if (cut := whole_and_pieces(data, 5)) is None:
         return
     stream, (_, step) = cut
-    ends, _ = split_objects(stream, _OBJECTS_MAX)
+    ends, _ = run_to_end(split_objects(stream, _OBJECTS_MAX))
     ping = decode_objects(stream[: ends[0]], ends[:1])[0] if ends else None
     is_right = data[0] & 1 == 1 and type(ping) is list and len(ping) == 6 and ping[0] == "PING"
     if is_right:
@@ -116,7 +117,7 @@ def fuzz_json_text(data: bytes) -> None:
 
 def fuzz_msgpack(data: bytes) -> None:
     """Whatever objects there are, they are written, with room for the bytes of bad texts beside them or without."""
-    ends, _ = split_objects(data, _OBJECTS_MAX)
+    ends, _ = run_to_end(split_objects(data, _OBJECTS_MAX))
     objects = decode_objects(data[: ends[-1]], ends) if ends else []
     assert len(objects) == len(ends)
     for value in objects:

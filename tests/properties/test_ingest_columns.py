@@ -20,6 +20,7 @@ from services.ingest.protocols.fluent import fluent_messages
 from services.ingest.protocols.fluent.msgpack_stream import decode_objects, may_hold_nan, split_objects
 from services.ingest.protocols.otlp.otlp_protobuf import read_protobuf
 from services.ingest.protocols.otlp.otlp_record import log_record, origin_of
+from services.ingest.protocols.steps import run_to_end
 from services.ingest.protocols.syslog.syslog_framing import CutMessage
 from services.ingest.protocols.syslog.syslog_lines import SyslogLines
 from services.ingest.protocols.syslog.syslog_message import SyslogParser
@@ -240,7 +241,7 @@ def test_entries_of_a_chunk_are_the_same_together_and_alone(chunk: list[Any], is
         packed = packed[:-1]
     message = fluent_messages.FluentMessage("tag", {}, packed)
     together = [record for some, _ in fluent_messages.records_of(message, LISTENER) for record in some]
-    ends, _ = split_objects(packed, len(chunk))
+    ends, _ = run_to_end(split_objects(packed, len(chunk)))
     alone, _ = fluent_messages._records(decode_objects(packed, ends), LISTENER, {"tag": "tag"}, may_hold_nan(packed))
     assert as_they_are(together[: len(ends)]) == as_they_are(alone)
     assert len(together) == len(ends) + is_cut

@@ -7,6 +7,10 @@ Pure functions. Weak: only length-delimited fields are returned; numbers are ski
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
+from services.ingest.protocols.steps import PARTS_A_STEP
+
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 VARINT_BITS_MAX = 70
 _TAG_MIN, _TAG_MAX = 8, (1 << 32) - 1
@@ -19,9 +23,20 @@ class BadWire(ValueError):
     """The bytes are not a protobuf message."""
 
 
-def split_fields(data: bytes, position: int, end: int, parts_max: int) -> tuple[list[Field], int]:
-    """Return the length-delimited fields in a range, and how many fields of any kind were read: at
-    most `parts_max`; then there may be more.
+def split_slowly(data: bytes, position: int, end: int, parts_max: int) -> Generator[None, None, tuple[list[Field], int]]:
+    """Do what `split_fields` does in steps; return the fields and their number of any kind."""
+    fields, parts, position = split_fields(data, position, end, min(PARTS_A_STEP, parts_max))
+    while position < end and parts < parts_max:
+        yield
+        more, count, position = split_fields(data, position, end, min(PARTS_A_STEP, parts_max - parts))
+        fields += more
+        parts += count
+    return fields, parts
+
+
+def split_fields(data: bytes, position: int, end: int, parts_max: int) -> tuple[list[Field], int, int]:
+    """Return the length-delimited fields in a range, how many fields of any kind were read (at most
+    `parts_max`), and the position after them.
     """
     fields: list[Field] = []
     parts_left = parts_max
@@ -54,7 +69,7 @@ def split_fields(data: bytes, position: int, end: int, parts_max: int) -> tuple[
                 raise BadWire("it ends inside a number")
         else:
             raise BadWire(f"a field at byte {position} has wire type {kind}")
-    return fields, parts_max - parts_left
+    return fields, parts_max - parts_left, position
 
 
 def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:

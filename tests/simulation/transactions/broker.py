@@ -102,7 +102,7 @@ class SimulatedClock:
         return self._world.now // MS
 
     wall_ms = monotonic_ms
-    boottime_ns = monotonic_ns
+    boottime_ns = thread_cpu_ns = monotonic_ns
 
 
 class Acceptor:

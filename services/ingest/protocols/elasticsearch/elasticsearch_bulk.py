@@ -13,32 +13,31 @@ because no client could look it up.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Final
 
 from services.ingest.protocols.elasticsearch.elasticsearch_actions import CARRIES_RECORD, Action, BadBulk, BulkItem, TooManyItems, read_bulk, read_document
 from services.ingest.protocols.elasticsearch.elasticsearch_answers import AnswerFilter, answer_filter, busy, error_answer, json_answer, unauthorized
-from services.ingest.protocols.http.http_request import WAITING, HttpResponse, PendingResponse, Request
+from services.ingest.protocols.http.http_request import WAITING, HttpResponse, PendingResponse, Request, SlowResponse, SlowResult
 from services.ingest.protocols.json_text import has_long_number
+from services.ingest.protocols.steps import SLICE_RECORDS, run_to_end
 from services.ingest.records.ack_group import IDENTITY_BYTES, AckGroup
 from services.ingest.records.agent_event import agent_record
 from services.ingest.records.ingest_record import IngestRecord
 from services.ingest.records.intake import RefusedReason
 
-SLICE_RECORDS: Final = 64
-"""Records that are parsed and stored before ingest checks again for back-pressure; they still fit
-in the processor's caches.
-"""
+ITEMS_A_STEP: Final = 512
+"""Items of an answer."""
 CREATED, BAD_ITEM, BUSY_ITEM = 201, 400, 429
 _STORED_ITEM: Final = {"_version": 1, "result": "created", "_shards": {"total": 1, "successful": 1, "failed": 0}, "status": CREATED}
 
 __all__ = ["bulk", "busy", "document", "unauthorized"]
 
 
-def bulk(request: Request) -> HttpResponse | PendingResponse:
+def bulk(request: Request) -> SlowResult:
     """Handle `/_bulk` and `/INDEX/_bulk`."""
     try:
-        items = read_bulk(request.body, request.arguments.get("index", ""), request.query.get("pipeline", ""))
+        items = yield from read_bulk(request.body, request.arguments.get("index", ""), request.query.get("pipeline", ""))
     except BadBulk as problem:
         request.intake.refuse(request.listener, request.source, RefusedReason.MALFORMED)
         return error_answer(request, 400, "illegal_argument_exception", str(problem))
@@ -47,7 +46,7 @@ def bulk(request: Request) -> HttpResponse | PendingResponse:
         return error_answer(request, 413, "content_too_large_exception", str(problem))
     if not items:
         return error_answer(request, 400, "action_request_validation_exception", "Validation Failed: 1: no requests added;")
-    return _Bulk(request, items).take(items)
+    return (yield from _Bulk(request, items).take(items))
 
 
 def document(request: Request) -> HttpResponse | PendingResponse:
@@ -58,7 +57,7 @@ def document(request: Request) -> HttpResponse | PendingResponse:
     labels = {"index": index} if document_id is None else {"index": index, "id": document_id}
     action = Action("create" if "/_create/" in request.pattern else "index", index, document_id, {"labels": labels})
     items = [BulkItem(action, request.body)]
-    return _Bulk(request, items, is_single=True).take(items)
+    return run_to_end(_Bulk(request, items, is_single=True).take(items))
 
 
 class _Bulk:
@@ -77,9 +76,9 @@ class _Bulk:
         self._busy_from = len(items)
         """The first item that could not be accepted."""
 
-    def take(self, items: Sequence[BulkItem]) -> PendingResponse:
+    def take(self, items: Sequence[BulkItem]) -> Generator[None, None, PendingResponse]:
         request = self._request
-        intake, listener, is_plain = request.intake, request.listener, not has_long_number(request.body)
+        intake, listener = request.intake, request.listener
         is_one_thing = request.identities() is not None
         identities: list[bytes] | None = None
         if not is_one_thing and any(action.document_id is not None for action in self._actions):
@@ -87,7 +86,12 @@ class _Bulk:
         prefix = request.identity(b"_id") if identities is not None else b""
         unit = request.open_unit(self._answer, identities)
         records: list[IngestRecord] = []
+        is_plain = False
         for number, (action, source, problem) in enumerate(items):
+            if not number % SLICE_RECORDS:
+                if number:
+                    yield
+                is_plain = not has_long_number(b" ".join([item.source for item in items[number : number + SLICE_RECORDS]]))
             if not problem:
                 try:
                     records.append(agent_record(read_document(source, is_plain), listener, action.known, raw=source))
@@ -121,10 +125,11 @@ class _Bulk:
             content = b"%b%b\n%b\n%b" % (prefix, index.encode("utf-8", "replace"), document_id.encode("utf-8", "replace"), source)
         return hashlib.blake2b(content, digest_size=IDENTITY_BYTES).digest()
 
-    def _answer(self, unit: AckGroup) -> HttpResponse:
+    def _answer(self, unit: AckGroup) -> HttpResponse | SlowResponse:
         rejected = self._rejected_items(unit)
-        if self._is_single:
-            return self._single_answer(rejected)
+        return self._single_answer(rejected) if self._is_single else self._answer_items(rejected)
+
+    def _answer_items(self, rejected: dict[int, str]) -> SlowResponse:
         shown = answer_filter(self._request.query.get("filter_path", ""))
         writer = _ItemWriter(shown)
         items: list[dict[str, Any]] = []
@@ -138,6 +143,8 @@ class _Bulk:
                 items += writer.refused(action, BAD_ITEM, "illegal_argument_exception", rejected[number])
             else:
                 items += writer.stored(action)
+            if not (number + 1) % ITEMS_A_STEP:
+                yield
         has_errors = bool(self._problems or rejected) or self._busy_from < len(self._actions)
         answer: dict[str, Any] = {"errors": has_errors, "took": max(0, self._request.intake.monotonic_ms() - self._began_ms)}
         if shown is not None:

@@ -9,14 +9,14 @@ metrics or traces (`fluent_signal`), which has no entries. Weak: `size` in the o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
 import msgpack
 
 from appliance.senders.listener import Listener
-from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate
+from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate_slowly
 from services.ingest.protocols.document import Extension, deep_text, encode_document, utf8
 from services.ingest.protocols.fluent.msgpack_stream import decode_objects, has_many_containers, may_hold_nan, pieces_of, read_stamped, split_objects
 from services.ingest.records.agent_event import agent_record, epoch_ns, unparsed_record
@@ -142,27 +142,32 @@ def _text(tag: object) -> str:
 
 
 def records_of(message: FluentMessage, listener: Listener) -> Iterator[tuple[Sequence[IngestRecord], int]]:
-    """Return the records of a message in slices, and the number of invalid entries. Raises TooLarge
-    for a chunk above the limit.
+    """Return the records of a message in slices, and the number of invalid entries; a slice without
+    records is a step before the first. Raises TooLarge for a chunk above the limit.
     """
     known = {"tag": message.tag}
     if len(message.opened) > ENTRIES_MAX:
         raise _too_many()
     if message.packed is None:
         if message.careful:
-            yield _records(message.opened, listener, known, True)
+            yield from _slices(message.opened, listener, known, True)
         else:
             yield from _records_of(message.opened, listener, common_of(known))
         return
     if message.option.get("fluent_signal", _LOGS) != _LOGS:
         yield [unparsed_record(message.packed, "not logs, but metrics or traces", listener, known)], 1
         return
-    try:
-        entries = _opened(message, listener.decompressed_bytes_max)
-    except NotCompressed as problem:
-        yield [unparsed_record(message.packed, str(problem), listener, known)], 1
-        return
-    ends, behind = split_objects(entries, ENTRIES_MAX)
+    opening = _opened(message, listener.decompressed_bytes_max)
+    while True:
+        try:
+            next(opening)
+        except StopIteration as end:
+            entries, ends, behind = end.value
+            break
+        except NotCompressed as problem:
+            yield [unparsed_record(message.packed, str(problem), listener, known)], 1
+            return
+        yield (), 0
     if len(ends) > ENTRIES_MAX:
         raise _too_many()
     common = common_of(known)
@@ -173,7 +178,7 @@ def records_of(message: FluentMessage, listener: Listener) -> Iterator[tuple[Seq
         if last == first + 1 and has_many_containers(piece):
             yield [unparsed_record(piece, "not an entry that can be decoded", listener, known)], 1
         elif careful:
-            yield _records(decode_objects(piece, piece_ends), listener, known, True)
+            yield from _slices(decode_objects(piece, piece_ends), listener, known, True)
         elif (stamped := read_stamped(piece, piece_ends)) is not None:
             yield from _plain_records(*stamped, listener, common)
         else:
@@ -187,7 +192,7 @@ def _records_of(entries: Sequence[Any], listener: Listener, common: Common) -> I
     """For entries without NaN."""
     plain = _plain_entries(entries)
     if plain is None:
-        yield _records(entries, listener, common.known, False)
+        yield from _slices(entries, listener, common.known, False)
     else:
         yield from _plain_records(*plain, listener, common)
 
@@ -221,14 +226,28 @@ def _too_many() -> TooLarge:
     return TooLarge(f"a chunk has more than {ENTRIES_MAX} entries")
 
 
-def _opened(message: FluentMessage, opened_bytes_max: int) -> bytes:
+Opened = tuple[bytes, list[int], str]
+"""Entries, where each ends, and the problem after the last one."""
+
+
+def _opened(message: FluentMessage, opened_bytes_max: int) -> Generator[None, None, Opened]:
+    entries = yield from _inflated(message, opened_bytes_max)
+    return entries, *(yield from split_objects(entries, ENTRIES_MAX))
+
+
+def _inflated(message: FluentMessage, opened_bytes_max: int) -> Generator[None, None, bytes]:
     assert message.packed is not None
     compressed = message.option.get("compressed")
     if compressed in (None, "text"):
         return message.packed
     if type(compressed) is not str or compressed not in _COMPRESSIONS:
         raise NotCompressed(f"compressed: {deep_text(compressed)} is not known")
-    return inflate(compressed, message.packed, opened_bytes_max)
+    return (yield from inflate_slowly(compressed, message.packed, opened_bytes_max))
+
+
+def _slices(entries: Sequence[Any], listener: Listener, known: dict[str, Any], careful: bool) -> Iterator[tuple[list[IngestRecord], int]]:
+    for start in range(0, len(entries), SLICE_RECORDS):
+        yield _records(entries[start : start + SLICE_RECORDS], listener, known, careful)
 
 
 def _records(entries: Sequence[Any], listener: Listener, known: dict[str, Any], careful: bool) -> tuple[list[IngestRecord], int]:

@@ -24,9 +24,11 @@ from services.ingest.protocols.document import utf8
 from services.ingest.protocols.fluent.fluent_messages import FluentMessage, read_messages, records_of
 from services.ingest.protocols.fluent.msgpack_stream import ObjectSplitter, decode_objects, pack
 from services.ingest.protocols.session import SessionConnection, Unfinished
+from services.ingest.protocols.steps import SLICE_RECORDS, Steps
 from services.ingest.records.ack_group import AckGroup, AckOutcome, identity_of
 from services.ingest.records.intake import Oddity, RefusedReason
 
+MESSAGES_A_STEP = 64
 NONCE_BYTES = 16
 SERVER_NAME = b"millrace"
 
@@ -103,40 +105,62 @@ class FluentSession:
         if ends and self._handshake is not None:
             whole, ends = self._on_ping(self._handshake, whole, ends)
         if ends and not self._is_ended:
-            self._take_messages(whole, ends)
+            self._connection.run(self._take_messages(whole, ends))
+        if self._splitter.problem:
+            self._connection.run(self._give_up())
+
+    def _give_up(self) -> Steps:
+        """End the connection after the messages before the problem."""
+        yield from ()
         if self._splitter.problem and not self._is_ended:
             self._refuse(RefusedReason.TOO_LARGE if self._splitter.problem == "too-large" else RefusedReason.MALFORMED, f"fluent-{self._splitter.problem}")
 
-    def _take_messages(self, whole: bytes, ends: list[int]) -> None:
+    def _take_messages(self, whole: bytes, ends: list[int]) -> Steps:
         start = 0
-        for message, end in zip(read_messages(whole, ends), ends, strict=True):
-            if message is not None:
-                self._take(message, end - start)
-            elif whole[start:end] != b"\xc0":
-                self._refuse(RefusedReason.MALFORMED, "fluent-malformed")
+        for count, (message, end) in enumerate(zip(read_messages(whole, ends), ends, strict=True), 1):
             if self._is_ended:
                 return
+            if message is not None:
+                yield from self._take(message, end - start)
+            elif whole[start:end] != b"\xc0":
+                self._refuse(RefusedReason.MALFORMED, "fluent-malformed")
             start = end
+            if not count % MESSAGES_A_STEP:
+                yield
 
-    def _take(self, message: FluentMessage, size_bytes: int) -> None:
+    def _take(self, message: FluentMessage, size_bytes: int) -> Steps:
         connection, intake = self._connection, self._connection.intake
         chunk = message.chunk
         unit = self._nobody_waits
         if chunk is not None:
             unit = AckGroup(connection.listener, connection.source, [self._identity(chunk)], self._on_completed)
             unit.context = (chunk, size_bytes)
+            self.unacknowledged_bytes += size_bytes
+        taken = 0
         try:
             for records, unparsed in records_of(message, connection.listener):
-                intake.take(unit, records)
+                if taken >= SLICE_RECORDS or not records:
+                    taken = 0
+                    yield
+                if records:
+                    intake.take(unit, records)
+                    taken += len(records)
                 if unparsed:
                     intake.note(connection.listener, connection.source, Oddity.UNPARSED, unparsed)
                 if chunk is not None and unit.outcome is AckOutcome.REFUSED:
                     break  # all of it will come again
         except TooLarge:  # before the first record
+            if chunk is not None:
+                self.unacknowledged_bytes -= size_bytes
             self._refuse(RefusedReason.TOO_LARGE, "fluent-too-large")
             return
+        except GeneratorExit:
+            if chunk is not None:
+                intake.abandon(unit)
+            else:
+                intake.refuse(connection.listener, connection.source, RefusedReason.INCOMPLETE)
+            raise
         if chunk is not None:
-            self.unacknowledged_bytes += size_bytes
             intake.close_group(unit)
 
     def _identity(self, chunk: Any) -> bytes:

@@ -15,13 +15,14 @@ requires the slow decoder.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from itertools import repeat
 from typing import Any, Final, cast
 
 import msgpack
 
 from services.ingest.protocols.document import Extension, FreeNames, key_text
+from services.ingest.protocols.steps import PARTS_A_STEP
 
 CONTAINERS_MAX: Final = 1_000_000
 """Limit for the maps and lists of one object: an empty one is one byte in the stream and eighty in
@@ -33,7 +34,7 @@ _FLOATS = (b"\xcb", b"\xca")
 _ONES = (b"\x7f", b"\xff")
 _STAMP, _NUMBERED = b"\x92\xd7\x00", b"\x93\xc0\xcf"
 """The first bytes of [EventTime, … and of [nil, 64 bits, …."""
-PIECE_BYTES: Final = 1 << 18
+PIECE_BYTES: Final = 1 << 16
 """Bytes decoded at a time, or one object."""
 _RECEIVED_BYTES_MAX = 1 << 20
 _FIRST_BUFFER_BYTES = 4096
@@ -104,9 +105,9 @@ class ObjectSplitter:
         return whole, ends
 
 
-def split_objects(data: bytes, objects_max: int) -> tuple[list[int], str]:
+def split_objects(data: bytes, objects_max: int) -> Generator[None, None, tuple[list[int], str]]:
     """Return where each object of a whole payload ends, and the problem after the last one (or an
-    empty text). Reads at most one object more than `objects_max`.
+    empty text), in steps. Reads at most one object more than `objects_max`.
     """
     unpacker = msgpack.Unpacker(max_buffer_size=0)
     unpacker.feed(data)
@@ -116,6 +117,8 @@ def split_objects(data: bytes, objects_max: int) -> tuple[list[int], str]:
         while len(ends) <= objects_max:
             skip()
             ends.append(tell())
+            if not len(ends) % PARTS_A_STEP:
+                yield
         return ends, ""
     except msgpack.OutOfData:
         is_whole = (ends[-1] if ends else 0) == len(data)

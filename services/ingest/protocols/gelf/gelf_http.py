@@ -7,33 +7,37 @@ Weak: a message has no identity unless the sender adds `Idempotency-Key`.
 from __future__ import annotations
 
 from services.ingest.protocols.gelf.gelf_message import gelf_record, record_of
-from services.ingest.protocols.http.http_request import RECORDS_MAX, WAITING, HttpResponse, PendingResponse, Request, refusal
+from services.ingest.protocols.http.http_request import RECORDS_MAX, WAITING, HttpResponse, Request, SlowResult, refusal
 from services.ingest.protocols.json_text import read_json
+from services.ingest.protocols.steps import SLICE_RECORDS, split_lines
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.intake import RefusedReason
 
 
-def gelf(request: Request) -> HttpResponse | PendingResponse:
+def gelf(request: Request) -> SlowResult:
     """Handle the messages of one request."""
-    body = request.body.strip()
+    body, intake, listener = request.body.strip(), request.intake, request.listener
     if not body:
-        request.intake.refuse(request.listener, request.source, RefusedReason.MALFORMED)
+        intake.refuse(listener, request.source, RefusedReason.MALFORMED)
         return refusal(400, "the body is empty", request.path, "send a GELF message, or one on each line")
     try:
         whole = read_json(body)
     except ValueError:
         whole = None
     if type(whole) is dict:
-        records = [record_of(whole, body, request.listener)]
+        unit = request.open_unit(_answer)
+        intake.take(unit, [record_of(whole, body, listener)])
     else:
         if body.count(b"\n") >= RECORDS_MAX:
-            request.intake.refuse(request.listener, request.source, RefusedReason.TOO_LARGE)
+            intake.refuse(listener, request.source, RefusedReason.TOO_LARGE)
             return refusal(413, f"more than {RECORDS_MAX} messages in one request", request.path, "send smaller requests")
-        lines = body.split(b"\n")
-        records = [gelf_record(line, request.listener, request.source, request.intake) for line in lines if line.strip()]
-    unit = request.open_unit(_answer)
-    request.intake.take(unit, records)
-    request.intake.close_group(unit)
+        lines = [line for line in (yield from split_lines(body)) if line.strip()]
+        unit = request.open_unit(_answer)
+        for start in range(0, len(lines), SLICE_RECORDS):
+            if start:
+                yield
+            intake.take(unit, [gelf_record(line, listener, request.source, intake) for line in lines[start : start + SLICE_RECORDS]])
+    intake.close_group(unit)
     return WAITING
 
 

@@ -11,10 +11,10 @@ stored.
 from __future__ import annotations
 
 import binascii
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from struct import Struct
 
-from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate
+from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate_slowly
 from services.ingest.protocols.http.http2_stream import Http2Response
 from services.ingest.protocols.http.http_exchange import count
 from services.ingest.protocols.http.http_request import BUSY_SECONDS, HttpResponse, Request
@@ -31,8 +31,9 @@ from services.ingest.protocols.otlp.otlp import (
     retry_info,
     take,
 )
-from services.ingest.protocols.otlp.otlp_protobuf import read_protobuf
+from services.ingest.protocols.otlp.otlp_protobuf import read_protobuf_slowly
 from services.ingest.protocols.otlp.otlp_record import BadPayload, TooManyRecords
+from services.ingest.protocols.steps import Steps
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.intake import RefusedReason
 
@@ -48,13 +49,13 @@ _ACCEPTED = b"identity,gzip,deflate,zstd,snappy"
 class GrpcCall:
     """One call. `reply()` returns the response after `on_answered` was called."""
 
-    __slots__ = ("_body", "_error", "_message", "_on_answered", "_request", "_unacknowledged_bytes", "is_complete")
+    __slots__ = ("_body", "_error", "_message", "_on_answered", "_request", "_unacknowledged_bytes", "_waiting_bytes", "is_complete")
 
     def __init__(self, request: Request, on_answered: Callable[[], None]) -> None:
         self._request: Request | None = request
         self._on_answered = on_answered
         self._body = bytearray()
-        self._unacknowledged_bytes = 0
+        self._unacknowledged_bytes = self._waiting_bytes = 0
         self._message = b""
         self._error: tuple[int, str, bytes] | None = None  # code, words, details
         self.is_complete = False
@@ -73,7 +74,7 @@ class GrpcCall:
 
     @property
     def buffered_bytes(self) -> int:
-        return len(self._body)
+        return len(self._body) + self._waiting_bytes
 
     def begin(self) -> None:
         """The header has arrived."""
@@ -108,11 +109,26 @@ class GrpcCall:
         if request is None:
             return
         body, self._body = bytes(self._body), bytearray()
-        message = self._open(request, body)
+        self._waiting_bytes = len(body)
+        self._unacknowledged_bytes = max(1, len(body))
+        request.run(self._take_message(request, body))
+
+    def _take_message(self, request: Request, body: bytes) -> Steps:
+        """Open the message and store its records; the answer follows when they are stored."""
+        try:
+            yield from self._take_records(request, body)
+        except GeneratorExit:
+            request.abandon()
+            raise
+        finally:
+            self._waiting_bytes = 0
+
+    def _take_records(self, request: Request, body: bytes) -> Steps:
+        message = yield from self._open(request, body)
         if message is None:
             return
         try:
-            reading = read_protobuf(message, request.listener)
+            reading = yield from read_protobuf_slowly(message, request.listener)
         except BadPayload as problem:
             count(request, RefusedReason.TOO_LARGE if isinstance(problem, TooManyRecords) else RefusedReason.MALFORMED)
             self._fail(INVALID_ARGUMENT, str(problem))
@@ -124,7 +140,7 @@ class GrpcCall:
 
         self._unacknowledged_bytes = max(1, len(message))
         unit = request.open_unit(answer)
-        take(request.intake, unit, reading)
+        yield from take(request.intake, unit, reading)
 
     def abandon(self) -> None:
         """The body will never be complete."""
@@ -149,7 +165,7 @@ class GrpcCall:
             headers.append((b"grpc-accept-encoding", _ACCEPTED))
         return Http2Response(headers, b"", [])
 
-    def _open(self, request: Request, body: bytes) -> bytes | None:
+    def _open(self, request: Request, body: bytes) -> Generator[None, None, bytes | None]:
         """Return the one message of the body; None if the call has failed."""
         if len(body) < _PREFIX.size or (size := _PREFIX.unpack_from(body)[1]) > len(body) - _PREFIX.size:
             self._malformed(request, "the call ended inside its message")
@@ -167,7 +183,7 @@ class GrpcCall:
             self._fail(UNIMPLEMENTED, f"grpc-encoding {coding.decode('latin-1')[:40]} is not known")
             return None
         try:
-            return inflate(name, message, request.listener.decompressed_bytes_max)
+            return (yield from inflate_slowly(name, message, request.listener.decompressed_bytes_max))
         except TooLarge as problem:
             count(request, RefusedReason.TOO_LARGE)
             self._fail(INVALID_ARGUMENT, str(problem))

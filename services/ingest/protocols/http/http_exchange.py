@@ -13,8 +13,9 @@ from typing import Protocol, cast
 
 from appliance.base.invariants import check
 from services.ingest.protocols.http.http_endpoints import Path, find_path
-from services.ingest.protocols.http.http_request import HttpResponse, Request, refusal
+from services.ingest.protocols.http.http_request import HttpResponse, Request, finish_slowly, refusal
 from services.ingest.protocols.http.http_wire import has_token, open_body
+from services.ingest.protocols.steps import Steps
 from services.ingest.records.intake import RefusedReason
 
 _WITH_RECORDS = ("POST", "PUT")
@@ -52,6 +53,7 @@ class Exchange:
         "_stream",
         "_thrown_bytes",
         "_unacknowledged_bytes",
+        "_waiting_bytes",
         "answer",
         "is_complete",
         "is_head",
@@ -72,6 +74,7 @@ class Exchange:
         self._body = bytearray()
         self._path: Path | None = None
         self._unacknowledged_bytes = 0
+        self._waiting_bytes = 0
         self._stream: BodyStream | None = None
         self._thrown_bytes = 0
         if request is not None:
@@ -88,8 +91,8 @@ class Exchange:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that are kept of an incomplete body."""
-        return len(self._body) if self._stream is None else self._stream.buffered_bytes
+        """Bytes that are kept of a body that is incomplete, or whose records are not taken yet."""
+        return len(self._body) + self._waiting_bytes if self._stream is None else self._stream.buffered_bytes
 
     @property
     def is_stream(self) -> bool:
@@ -179,15 +182,28 @@ class Exchange:
 
     def _run(self, request: Request) -> None:
         body, self._body = bytes(self._body), bytearray()
-        refused = open_body(request, body)
-        if refused is not None:
-            count(request, RefusedReason.TOO_LARGE if refused.status == 413 else RefusedReason.MALFORMED)
-            request.answer(refused)
-            return
+        self._waiting_bytes = len(body)
+        self._unacknowledged_bytes = max(1, len(body))
+        request.run(self._take_body(request, body))
+
+    def _take_body(self, request: Request, body: bytes) -> Steps:
+        """Open the body and store its records; the answer follows when they are stored. Once begun,
+        it goes on although the sender has disconnected."""
         assert self._path is not None
-        self._unacknowledged_bytes = max(1, len(request.body))
-        answer = self._path.endpoint(request)
-        request.body = b""
+        try:
+            refused = yield from open_body(request, body)
+            if refused is not None:
+                count(request, RefusedReason.TOO_LARGE if refused.status == 413 else RefusedReason.MALFORMED)
+                request.answer(refused)
+                return
+            self._unacknowledged_bytes = max(1, len(request.body))
+            answer = yield from finish_slowly(self._path.endpoint(request))
+        except GeneratorExit:
+            request.abandon()
+            raise
+        finally:
+            request.body = b""
+            self._waiting_bytes = 0
         if isinstance(answer, HttpResponse):
             request.answer(answer)
         else:

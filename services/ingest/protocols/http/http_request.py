@@ -9,13 +9,15 @@ Weak: for a moment a compressed body is in memory twice, as it arrived and decom
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from types import GeneratorType
 from typing import Final, NamedTuple
 
 import orjson
 
 from appliance.base.invariants import check
 from appliance.senders.listener import Listener
+from services.ingest.protocols.steps import Steps, run_to_end
 from services.ingest.records.ack_group import IDENTITY_BYTES, AckGroup, AckOutcome
 from services.ingest.records.event import EventSource
 from services.ingest.records.intake import Intake
@@ -23,9 +25,7 @@ from services.ingest.records.intake import Intake
 JSON, TEXT = b"application/json", b"text/plain"
 IDEMPOTENCY_KEY_HEADER = b"idempotency-key"
 RECORDS_MAX = 100_000
-"""Limit for the records of one request: they are parsed in one turn, and no other sender is served
-meanwhile.
-"""
+"""Limit for the records of one request, which are in memory together."""
 BUSY_SECONDS = 1
 """The value of Retry-After: a slow disk usually catches up within a second, and a sender that comes
 too early gets the same answer again.
@@ -40,6 +40,10 @@ class HttpResponse(NamedTuple):
     body: bytes = b""
     content_type: bytes = JSON
     headers: Headers = ()
+
+
+SlowResponse = Generator[None, None, HttpResponse]
+"""A large response that is made in steps."""
 
 
 class PendingResponse:
@@ -70,6 +74,7 @@ class Request:
         "pattern",
         "principal",
         "query_string",
+        "run",
         "source",
         "unit",
     )
@@ -95,6 +100,8 @@ class Request:
         """This input's answer under back-pressure; also the answer to an ack group that was
         refused.
         """
+        self.run: Callable[[Steps], None] = run_to_end
+        """Runs work that takes longer than a turn (`SessionConnection.run`)."""
         self._answer: Callable[[HttpResponse], None] | None = None
         self._query: dict[str, str] | None = None
 
@@ -137,7 +144,7 @@ class Request:
         """Sends the answer; None: the connection is closed."""
         self._answer = answer
 
-    def open_unit(self, answer_of: Callable[[AckGroup], HttpResponse], identities: Sequence[bytes] | None = None, topic: str = "") -> AckGroup:
+    def open_unit(self, answer_of: Callable[[AckGroup], HttpResponse | SlowResponse], identities: Sequence[bytes] | None = None, topic: str = "") -> AckGroup:
         """Open an ack group that answers this request: `answer_of` when its records are stored (now
         or before), `busy` when they are refused. Without `identities` the header `Idempotency-Key`
         identifies it.
@@ -146,10 +153,22 @@ class Request:
 
         def on_completed(unit: AckGroup) -> None:
             self.unit = None
-            self.answer(self.busy(self) if unit.outcome is AckOutcome.REFUSED else answer_of(unit))
+            answer = self.busy(self) if unit.outcome is AckOutcome.REFUSED else answer_of(unit)
+            if isinstance(answer, HttpResponse):
+                self.answer(answer)
+            else:
+                self.run(self._answer_slowly(answer))
 
         self.unit = AckGroup(self.listener, self.source, self.identities() if identities is None else identities, on_completed, topic)
         return self.unit
+
+    def _answer_slowly(self, steps: SlowResponse) -> Steps:
+        self.answer((yield from steps))
+
+    def abandon(self) -> None:
+        """The rest of the body is not taken: the connection is gone, or the process stops."""
+        if self.unit is not None:
+            self.intake.abandon(self.unit)
 
     def answer(self, answer: HttpResponse) -> None:
         """Send the answer, once. It is dropped if the sender has disconnected."""
@@ -160,7 +179,17 @@ class Request:
             send(answer)
 
 
-Endpoint = Callable[[Request], HttpResponse | PendingResponse]
+Result = HttpResponse | PendingResponse
+SlowResult = Generator[None, None, Result]
+"""An endpoint that takes the records of its request in steps."""
+Endpoint = Callable[[Request], Result | SlowResult]
+
+
+def finish_slowly(result: Result | SlowResult) -> SlowResult:
+    """Run what an endpoint has returned to its result."""
+    if isinstance(result, GeneratorType):
+        result = yield from result
+    return result  # type: ignore[return-value]
 
 
 def refusal(status: int, what: str, where: str = "", do: str = "", retry_after_s: int | None = None, headers: Headers = ()) -> HttpResponse:

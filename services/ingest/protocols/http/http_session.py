@@ -61,7 +61,7 @@ class HttpSession:
     def buffered_bytes(self) -> int:
         if self._http2 is not None:
             return self._http2.buffered_bytes
-        return 0 if self._current is None else self._current.buffered_bytes
+        return sum(exchange.buffered_bytes for exchange in self._exchanges)
 
     def received(self, data: bytes | memoryview) -> None:
         if self._http2 is not None:
@@ -128,6 +128,7 @@ class HttpSession:
         path, query = split_target(target)
         request = Request(method, path, query, headers, self._listener, connection.source, connection.intake)
         request.principal = connection.principal.encode()
+        request.run = connection.run
         exchange = self._current = Exchange(request, keep_alive, self._flush)
         self._exchanges.append(exchange)
         exchange.begin()

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import binascii
 import hmac
+from collections.abc import Generator
 
 from appliance.senders.listener import Listener
-from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate
+from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate_slowly
 from services.ingest.protocols.http.http_request import HttpResponse, Request, refusal
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -97,8 +98,9 @@ def split_target(target: str) -> tuple[str, str]:
     return path, query
 
 
-def open_body(request: Request, body: bytes) -> HttpResponse | None:
-    """Put the body without its content encoding into the request, or return what is wrong with it."""
+def open_body(request: Request, body: bytes) -> Generator[None, None, HttpResponse | None]:
+    """Put the body without its content encoding into the request, in steps; or return what is wrong
+    with it."""
     limit_bytes = request.listener.decompressed_bytes_max
     coding = request.headers.get(b"content-encoding", b"").strip().lower()
     if coding in IDENTITY or not body:
@@ -111,7 +113,7 @@ def open_body(request: Request, body: bytes) -> HttpResponse | None:
         known = ", ".join(sorted(text.decode() for text in _CODINGS))
         return refusal(415, f"content encoding {coding.decode('latin-1')[:40]} is not known", "Content-Encoding", f"use one of {known}, or none")
     try:
-        request.body = inflate(name, body, limit_bytes)
+        request.body = yield from inflate_slowly(name, body, limit_bytes)
     except TooLarge:
         return refusal(413, f"the body holds more than {limit_bytes} bytes when it is opened", "Content-Encoding", "send smaller requests")
     except NotCompressed as problem:

@@ -10,7 +10,7 @@ are decompressed at their end.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Generator, Iterable, Iterator
 from itertools import groupby
 
 from appliance.senders.listener import Listener
@@ -18,6 +18,7 @@ from services.ingest.protocols.bounded_inflate import CODINGS, Inflater, NotComp
 from services.ingest.protocols.http.http_exchange import BodyStream, count
 from services.ingest.protocols.http.http_request import HttpResponse, Request, refusal
 from services.ingest.protocols.http.journal_export import BadExport, Entry, JournalExportReader, Value
+from services.ingest.protocols.steps import SLICE_RECORDS, Steps
 from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.agent_event import agent_record
 from services.ingest.records.ingest_record import IngestRecord
@@ -30,8 +31,8 @@ PIECE_ENTRIES_MAX = 200_000
 """Limit for the entries of one piece of the body, or of a whole zstd body: four bytes of
 decompressed content can be an entry, which costs hundreds of bytes here.
 """
-READ_BYTES = 1 << 20
-"""Decompressed bytes that are parsed and stored before the next."""
+READ_BYTES = 1 << 15
+"""Decompressed bytes that are parsed in one step."""
 
 
 def upload(request: Request) -> BodyStream | HttpResponse:
@@ -67,14 +68,16 @@ class JournalUpload:
         if self._problem is not None or self._is_refused:
             return
         if self._inflater is None:
-            self._open(lambda: data)
+            self._request.run(self._take_pieces((data,)))
         else:
-            inflater = self._inflater
-            self._open(lambda: inflater.feed(data))
+            self._request.run(self._take_pieces(self._inflater.pieces(data)))
 
     def finished(self) -> None:
+        self._request.run(self._finish())
+
+    def _finish(self) -> Steps:
         if self._problem is None and self._inflater is not None and not self._is_refused:
-            self._open(self._inflater.finish)
+            yield from self._take_pieces(_last_piece(self._inflater))
         if self._problem is None and not self._is_refused and self._reader.is_inside_entry:
             count(self._request, RefusedReason.INCOMPLETE)
             self._problem = refusal(400, "the body ends inside an entry", self._request.path, "end every entry with an empty line")
@@ -84,21 +87,24 @@ class JournalUpload:
     def lost(self) -> None:
         """Complete entries are stored; the sender begins again after the last answered body."""
 
-    def _open(self, opened: Callable[[], bytes]) -> None:
-        """Store the entries in a piece of the body."""
+    def _take_pieces(self, opened: Iterable[bytes]) -> Steps:
+        """Store the entries in a piece of the body, in steps."""
         try:
-            data = opened()
             left = PIECE_ENTRIES_MAX
-            for start in range(0, len(data), READ_BYTES):
-                left -= self._take(data[start : start + READ_BYTES])
-                if left < 0:
-                    raise TooLarge(f"a piece of the body holds more than {PIECE_ENTRIES_MAX} entries")
+            for data in opened:
+                for start in range(0, len(data), READ_BYTES):
+                    if self._problem is not None or self._is_refused:
+                        return
+                    left -= yield from self._take(data[start : start + READ_BYTES])
+                    if left < 0:
+                        raise TooLarge(f"a piece of the body holds more than {PIECE_ENTRIES_MAX} entries")
+                yield
         except TooLarge as problem:
             self._give_up(RefusedReason.TOO_LARGE, 413, str(problem), "send less at a time")
         except (BadExport, NotCompressed) as problem:
             self._give_up(RefusedReason.MALFORMED, 400, str(problem), "send the journal in export format")
 
-    def _take(self, data: bytes) -> int:
+    def _take(self, data: bytes) -> Generator[None, None, int]:
         """Return how many entries end in it."""
         entries = self._reader.feed(data)
         too_large = entries.count(None)
@@ -106,7 +112,10 @@ class JournalUpload:
             self._request.intake.refuse(self._request.listener, self._request.source, RefusedReason.TOO_LARGE, too_large)
         whole = [entry for entry in entries if entry is not None]
         for has_cursor, group in groupby(whole, lambda entry: type(entry.get(_CURSOR)) is bytes):
-            self._take_entries(list(group), has_cursor, len(data) // max(1, len(whole)))
+            some = list(group)
+            for start in range(0, len(some), SLICE_RECORDS):
+                self._take_entries(some[start : start + SLICE_RECORDS], has_cursor, len(data) // max(1, len(whole)))
+                yield
         return len(entries)
 
     def _take_entries(self, entries: list[Entry], have_cursors: bool, entry_bytes: int) -> None:
@@ -141,6 +150,10 @@ class JournalUpload:
             request.answer(request.busy(request))
         else:
             request.answer(self._problem or HttpResponse(202, b"OK.\n", b"text/plain"))
+
+
+def _last_piece(inflater: Inflater) -> Iterator[bytes]:
+    yield inflater.finish()
 
 
 def journal_record(entry: Entry, listener: Listener) -> IngestRecord:

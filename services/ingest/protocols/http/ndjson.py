@@ -1,6 +1,6 @@
 """`POST /ingest/TOPIC`: JSON documents or lines of text, into a topic that the request names.
 
-Pure functions. `application/x-ndjson` (also `application/jsonl`, or no type): one document a line;
+Pure functions; records are taken in steps. `application/x-ndjson` (also `application/jsonl`, or no type): one document a line;
 `application/json`: an array of documents, or one; `text/plain`: a message a line. The topic must
 exist or be named in the tables of senders (`Intake.has_topic`), and must not begin with `__`;
 routes are not used. A line that is not a JSON object is stored with `parsed: false`. An invalid
@@ -10,6 +10,7 @@ form of all records; `raw = true` of the listener stores it unchanged.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -18,8 +19,9 @@ from appliance.base.model import topic_name_problem
 from appliance.senders.listener import Listener
 from services.ingest.protocols.document import encode_document
 from services.ingest.protocols.http.http_exchange import count
-from services.ingest.protocols.http.http_request import RECORDS_MAX, WAITING, HttpResponse, PendingResponse, Request, refusal
+from services.ingest.protocols.http.http_request import RECORDS_MAX, WAITING, HttpResponse, Request, SlowResult, refusal
 from services.ingest.protocols.json_text import read_json
+from services.ingest.protocols.steps import SLICE_RECORDS, split_lines
 from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.agent_event import agent_record, unparsed_record
 from services.ingest.records.ingest_record import IngestRecord
@@ -32,9 +34,9 @@ NDJSON_TYPES = frozenset(
 REASONS_SHOWN_MAX = 20
 
 
-def ingest_lines(request: Request) -> HttpResponse | PendingResponse:
+def ingest_lines(request: Request) -> SlowResult:
     """Handle `POST /ingest/TOPIC`."""
-    topic, listener = request.arguments["topic"], request.listener
+    topic = request.arguments["topic"]
     if topic_name_problem(topic) or not request.intake.has_topic(topic):
         count(request, RefusedReason.NO_TOPIC)
         shown = topic[:100]
@@ -43,25 +45,19 @@ def ingest_lines(request: Request) -> HttpResponse | PendingResponse:
     # Each line costs memory before it is parsed; half of them may be empty.
     if media_type != b"application/json" and request.body.count(b"\n") > 2 * RECORDS_MAX:
         return _too_many(request, request.body.count(b"\n"))
-    if media_type in NDJSON_TYPES:
-        lines = _lines(request.body)
-        parse = _record_of_line
-    elif media_type == b"text/plain":
-        lines = _lines(request.body)
-        parse = _record_of_text
-    elif media_type == b"application/json":
-        return _take_json(request, topic)
-    else:
+    if media_type == b"application/json":
+        return (yield from _take_json(request, topic))
+    if media_type not in NDJSON_TYPES and media_type != b"text/plain":
         count(request, RefusedReason.NO_INPUT)
         what = f"{media_type.decode('latin-1')[:60]} is not taken here"
         return refusal(415, what, "Content-Type", "send application/x-ndjson, application/json or text/plain")
+    lines = [line for line in (yield from split_lines(request.body)) if line and not line.isspace()]
     if len(lines) > RECORDS_MAX:
         return _too_many(request, len(lines))
-    records = [parse(line, listener) for line in lines]
-    return _take(request, topic, records)
+    return (yield from _take(request, topic, lines, _record_of_text if media_type == b"text/plain" else _record_of_line))
 
 
-def _take_json(request: Request, topic: str) -> HttpResponse | PendingResponse:
+def _take_json(request: Request, topic: str) -> SlowResult:
     try:
         documents = read_json(request.body)
     except ValueError as problem:
@@ -71,16 +67,23 @@ def _take_json(request: Request, topic: str) -> HttpResponse | PendingResponse:
         documents = [documents]
     if len(documents) > RECORDS_MAX:
         return _too_many(request, len(documents))
-    return _take(request, topic, [_record_of(document, b"", request.listener) for document in documents])
+    return (yield from _take(request, topic, documents, _record_of_document))
 
 
-def _take(request: Request, topic: str, records: list[IngestRecord]) -> PendingResponse:
-    unparsed = sum(record.fields is None for record in records)
-    if unparsed:
-        request.intake.note(request.listener, request.source, Oddity.UNPARSED, unparsed)
-    unit = request.open_unit(lambda unit: _answer(unit, len(records), unparsed), topic=topic)
-    request.intake.take(unit, records)
-    request.intake.close_group(unit)
+def _take(request: Request, topic: str, items: Sequence[Any], record_of: Callable[[Any, Listener], IngestRecord]) -> SlowResult:
+    intake, listener = request.intake, request.listener
+    unparsed = 0
+    unit = request.open_unit(lambda unit: _answer(unit, len(items), unparsed), topic=topic)
+    for start in range(0, len(items), SLICE_RECORDS):
+        if start:
+            yield
+        records = [record_of(item, listener) for item in items[start : start + SLICE_RECORDS]]
+        some = sum(record.fields is None for record in records)
+        if some:
+            intake.note(listener, request.source, Oddity.UNPARSED, some)
+            unparsed += some
+        intake.take(unit, records)
+    intake.close_group(unit)
     return WAITING
 
 
@@ -98,11 +101,8 @@ def _answer(unit: AckGroup, received: int, unparsed: int) -> HttpResponse:
     return HttpResponse(422 if number and number == received else 200, orjson.dumps(words))
 
 
-def _lines(body: bytes) -> list[bytes]:
-    return [line for line in body.replace(b"\r\n", b"\n").split(b"\n") if line and not line.isspace()]
-
-
 def _record_of_line(line: bytes, listener: Listener) -> IngestRecord:
+    line = line.removesuffix(b"\r")
     try:
         document = read_json(line)
     except ValueError as problem:
@@ -116,7 +116,12 @@ def _record_of(document: Any, raw: bytes, listener: Listener) -> IngestRecord:
     return agent_record(document, listener, raw=raw)
 
 
+def _record_of_document(document: Any, listener: Listener) -> IngestRecord:
+    return _record_of(document, b"", listener)
+
+
 def _record_of_text(line: bytes, listener: Listener) -> IngestRecord:
+    line = line.removesuffix(b"\r")
     return agent_record({}, listener, {"message": line}, raw=line)
 
 

@@ -11,13 +11,15 @@ because they are not used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
-from services.ingest.protocols.protobuf_wire import BadWire, Field, split_fields
+from services.ingest.protocols.protobuf_wire import BadWire, Field, split_slowly
+from services.ingest.protocols.steps import run_to_end
 
 PACKAGE = "millrace.loki"
+STREAMS_A_STEP = 256
 LARGE_ENTRY_BYTES = 1 << 16
 """The parts of a larger entry are counted as well."""
 _STREAM = 1
@@ -40,6 +42,10 @@ class _Entry(Protocol):
     structured_metadata: Sequence[_Pair]
 
 
+LokiStreams = list[tuple[str, Iterator[_Entry]]]
+"""Labels and entries of each stream."""
+
+
 class TooManyParts(ValueError):
     """A push has more streams, entries and other parts than allowed."""
 
@@ -49,21 +55,25 @@ class _Messages(NamedTuple):
     decode_error: type[Exception]
 
 
-def read_streams(data: bytes, parts_max: int) -> Iterator[tuple[str, Iterator[_Entry]]]:
-    """Return labels and entries of each stream. Raises BadWire for what is not a push, TooManyParts
-    for more than `parts_max`.
+def read_streams(data: bytes, parts_max: int) -> Generator[None, None, LokiStreams]:
+    """Find labels and entries of each stream, in steps; the entries are parsed when they are read.
+    Raises BadWire for what is not a push, TooManyParts for more than `parts_max`.
     """
     parts = _Parts(data, parts_max)
-    for number, start, end in parts.split(0, len(data)):
+    streams: LokiStreams = []
+    for number, start, end in (yield from parts.split(0, len(data))):
         if number == _STREAM:
             labels = ""
             entries: list[Field] = []
-            for field in parts.split(start, end):
+            for field in (yield from parts.split(start, end)):
                 if field[0] == _ENTRY:
                     entries.append(field)
                 elif field[0] == _LABELS:
                     labels = _text(data[field[1] : field[2]])
-            yield labels, parts.entries(entries)
+            streams.append((labels, parts.entries(entries)))
+            if not len(streams) % STREAMS_A_STEP:
+                yield
+    return streams
 
 
 class _Parts:
@@ -73,8 +83,8 @@ class _Parts:
         self._data = data
         self._left = parts_max + 1
 
-    def split(self, start: int, end: int) -> list[Field]:
-        fields, parts = split_fields(self._data, start, end, self._left)
+    def split(self, start: int, end: int) -> Generator[None, None, list[Field]]:
+        fields, parts = yield from split_slowly(self._data, start, end, self._left)
         self._left -= parts
         if not self._left:
             raise TooManyParts("a push of too many parts; send smaller ones")
@@ -84,7 +94,7 @@ class _Parts:
         messages = _messages()
         for _, start, end in fields:
             if end - start > LARGE_ENTRY_BYTES:
-                self.split(start, end)
+                run_to_end(self.split(start, end))
             try:
                 yield messages.entry.FromString(self._data[start:end])
             except messages.decode_error as problem:

@@ -13,16 +13,16 @@ labels are not checked, and of a repeated name the last value counts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Generator, Iterator
 from typing import Any, Final
 
 from appliance.senders.listener import Listener
-from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate
-from services.ingest.protocols.http.http_request import RECORDS_MAX, TEXT, WAITING, HttpResponse, PendingResponse, Request
+from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate_slowly
+from services.ingest.protocols.http.http_request import RECORDS_MAX, TEXT, WAITING, HttpResponse, Request, SlowResult
 from services.ingest.protocols.json_text import read_json
-from services.ingest.protocols.loki.loki_messages import TooManyParts, read_streams
+from services.ingest.protocols.loki.loki_messages import LokiStreams, TooManyParts, read_streams
 from services.ingest.protocols.protobuf_wire import BadWire
+from services.ingest.protocols.steps import PUT_RECORDS, SLICE_RECORDS
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.agent_event import agent_record
 from services.ingest.records.field_roles import severity_of
@@ -45,10 +45,10 @@ class BadPush(ValueError):
     """The push cannot be read; nothing of it was stored."""
 
 
-def push(request: Request) -> HttpResponse | PendingResponse:
+def push(request: Request) -> SlowResult:
     """Handle `/loki/api/v1/push` and `/api/prom/push`."""
     try:
-        records = _read_bounded(request)
+        records = yield from _read_bounded(request)
     except BadPush as problem:
         request.intake.refuse(request.listener, request.source, RefusedReason.MALFORMED)
         return _no(str(problem))
@@ -56,14 +56,23 @@ def push(request: Request) -> HttpResponse | PendingResponse:
         request.intake.refuse(request.listener, request.source, RefusedReason.TOO_LARGE)
         return _no(str(problem), 413)
     unit = request.open_unit(_answer)
-    request.intake.take(unit, records)
+    for start in range(0, len(records), PUT_RECORDS):
+        if start:
+            yield
+        request.intake.take(unit, records[start : start + PUT_RECORDS])
     request.intake.close_group(unit)
     return WAITING
 
 
-def _read_bounded(request: Request) -> list[IngestRecord]:
+def _read_bounded(request: Request) -> Generator[None, None, list[IngestRecord]]:
     tenant = request.headers.get(b"x-scope-orgid", b"")
-    records = list(islice(read_push(request.body, request.media_type, request.content_encoding, tenant, request.listener), RECORDS_MAX + 1))
+    records: list[IngestRecord] = []
+    for record in (yield from read_push(request.body, request.media_type, request.content_encoding, tenant, request.listener)):
+        records.append(record)
+        if not len(records) % SLICE_RECORDS:
+            yield
+            if len(records) > RECORDS_MAX:
+                break
     if len(records) > RECORDS_MAX:
         raise TooLarge(f"more than {RECORDS_MAX} entries in one push; send smaller ones")
     return records
@@ -81,15 +90,15 @@ def build_info(request: Request) -> HttpResponse:
     return HttpResponse(200, b'{"version":"3.0.0","revision":"millrace","branch":"","buildUser":"","buildDate":"","goVersion":""}')
 
 
-def read_push(body: bytes, media_type: bytes, content_encoding: bytes, tenant: bytes, listener: Listener) -> Iterator[IngestRecord]:
-    """Return the records of a push in their order. Raises BadPush, and TooLarge for a body above
-    the listener's limit.
+def read_push(body: bytes, media_type: bytes, content_encoding: bytes, tenant: bytes, listener: Listener) -> Generator[None, None, Iterator[IngestRecord]]:
+    """Open a push in steps; return its records in their order. Raises BadPush, and TooLarge for a
+    body above the listener's limit.
     """
     labels = _Labels(tenant.decode("utf-8", "replace"))
     if not body:
         raise BadPush("the body is empty")
     if media_type in _PROTOBUF:
-        return _read_protobuf(_open(body, content_encoding, listener), labels, listener)
+        return _read_protobuf((yield from _streams(body, content_encoding, listener)), labels, listener)
     return _read_json(body, labels, listener)
 
 
@@ -131,18 +140,21 @@ class _Labels:
         return _Stream({**labels, **self._tenant})
 
 
-def _open(body: bytes, content_encoding: bytes, listener: Listener) -> bytes:
-    if content_encoding:
-        return body
+def _streams(body: bytes, content_encoding: bytes, listener: Listener) -> Generator[None, None, LokiStreams]:
     try:
-        return inflate("snappy", body, listener.decompressed_bytes_max)
+        opened = body if content_encoding else (yield from inflate_slowly("snappy", body, listener.decompressed_bytes_max))
+        return (yield from read_streams(opened, PARTS_MAX))
     except NotCompressed as problem:
         raise BadPush(f"the body is not snappy: {problem}") from problem
+    except BadWire as problem:
+        raise BadPush(f"the body is no PushRequest: {problem}") from problem
+    except TooManyParts as problem:
+        raise TooLarge(str(problem)) from problem
 
 
-def _read_protobuf(data: bytes, labels: _Labels, listener: Listener) -> Iterator[IngestRecord]:
+def _read_protobuf(streams: LokiStreams, labels: _Labels, listener: Listener) -> Iterator[IngestRecord]:
     try:
-        for text, entries in read_streams(data, PARTS_MAX):
+        for text, entries in streams:
             known = labels.of_text(text).known
             for entry in entries:
                 metadata = {pair.name: pair.value for pair in entry.structured_metadata}

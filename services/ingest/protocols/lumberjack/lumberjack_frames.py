@@ -9,10 +9,12 @@ Beat sends, are a problem as well; events beyond the count of a window are accep
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from struct import Struct
 from typing import Final, NamedTuple
 
-from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate
+from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate_slowly
+from services.ingest.protocols.steps import PARTS_A_STEP
 
 _NUMBER = Struct(">I")
 ACK: Final = Struct(">2sI")
@@ -54,13 +56,14 @@ class LumberjackSplitter:
     def buffered_bytes(self) -> int:
         return len(self._buffer)
 
-    def feed(self, data: bytes | memoryview) -> list[Event | WindowSize]:
-        """Return the frames that are complete now, in order."""
+    def feed(self, data: bytes | memoryview) -> Generator[None, None, list[Event | WindowSize]]:
+        """Return the frames that are complete now, in order. It works in steps; the next piece
+        follows after the last one."""
         if self.problem:
             return []
         self._buffer += data
         found: list[Event | WindowSize] = []
-        if end := self._read(self._buffer, found, False):
+        if end := (yield from self._read(self._buffer, found, False)):
             del self._buffer[:end]
         if self._buffer and self._buffer[:1] != b"2" and not self.problem:
             self.problem = _stranger(self._buffer)
@@ -69,7 +72,7 @@ class LumberjackSplitter:
             return []  # nothing of it is acknowledged
         return found
 
-    def _read(self, data: bytes | bytearray, found: list[Event | WindowSize], is_opened: bool) -> int:
+    def _read(self, data: bytes | bytearray, found: list[Event | WindowSize], is_opened: bool) -> Generator[None, None, int]:
         """Parse whole frames from the beginning; return where the last one ends."""
         position, size = 0, len(data)
         while position + 6 <= size and not self.problem:
@@ -95,7 +98,7 @@ class LumberjackSplitter:
                     break
                 if end > size:
                     break
-                self._open(bytes(data[start:end]), found)
+                yield from self._open(bytes(data[start:end]), found)
             else:
                 self.problem = _stranger(kind)
                 break
@@ -103,18 +106,20 @@ class LumberjackSplitter:
             position = end
             if len(found) > FRAMES_MAX:
                 break
+            if not self.frames_done % PARTS_A_STEP:
+                yield
         return position
 
-    def _open(self, compressed: bytes, found: list[Event | WindowSize]) -> None:
+    def _open(self, compressed: bytes, found: list[Event | WindowSize]) -> Generator[None, None, None]:
         try:
-            opened = inflate("zlib", compressed, self._opened_bytes_max)
+            opened = yield from inflate_slowly("zlib", compressed, self._opened_bytes_max)
         except TooLarge:
             self.problem = "too-large"
             return
         except NotCompressed:
             self.problem = "malformed"
             return
-        if self._read(opened, found, True) != len(opened) and not self.problem and len(found) <= FRAMES_MAX:
+        if (yield from self._read(opened, found, True)) != len(opened) and not self.problem and len(found) <= FRAMES_MAX:
             self.problem = "malformed"
 
     def _is_too_large(self, length: int) -> bool:

@@ -20,6 +20,7 @@ from collections import deque
 from services.ingest.protocols.json_text import read_json
 from services.ingest.protocols.lumberjack.lumberjack_frames import ACK, ACK_KIND, Event, LumberjackSplitter, WindowSize
 from services.ingest.protocols.session import SessionConnection, Unfinished
+from services.ingest.protocols.steps import Steps
 from services.ingest.records.ack_group import AckGroup, AckOutcome, digest_of
 from services.ingest.records.agent_event import agent_record, unparsed_record
 from services.ingest.records.ingest_record import IngestRecord
@@ -27,7 +28,8 @@ from services.ingest.records.intake import Oddity, RefusedReason
 
 KEEP_ALIVE_MS = 5_000
 """Beats close after 30 s without an answer, Logstash's output after 60."""
-PART_EVENTS_MAX = 1024
+PART_EVENTS_MAX = 128
+"""An ack group is taken in one step."""
 _REASONS = {"too-large": RefusedReason.TOO_LARGE}
 
 
@@ -75,8 +77,16 @@ class LumberjackSession:
             return
         if not self._parts:
             self._answered_ms = self._connection.intake.monotonic_ms()
+        self._connection.run(self._take_piece(bytes(data)))
+
+    def _take_piece(self, data: bytes) -> Steps:
         events: list[Event] = []
-        for found in self._splitter.feed(data):
+        for count, found in enumerate((yield from self._splitter.feed(data))):
+            if not count % PART_EVENTS_MAX:
+                if count:
+                    yield
+                if self._is_ended:
+                    return
             if type(found) is Event:
                 events.append(found)
                 if len(events) == PART_EVENTS_MAX:
@@ -87,7 +97,7 @@ class LumberjackSession:
                 events = []
                 self._window += 1
         self._take(events)
-        if self._splitter.problem:
+        if self._splitter.problem and not self._is_ended:
             self._refuse(_REASONS.get(self._splitter.problem, RefusedReason.MALFORMED), f"lumberjack-{self._splitter.problem}")
 
     def _take(self, events: list[Event]) -> None:

@@ -10,15 +10,16 @@ metrics. Weak: a request is one ack group, so it is repeated as a whole; the hea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import orjson
 
 from appliance.senders.listener import Listener
 from services.ingest.protocols.http.http_exchange import count
-from services.ingest.protocols.http.http_request import BUSY_SECONDS, JSON, WAITING, Headers, HttpResponse, PendingResponse, Request, refusal
-from services.ingest.protocols.otlp.otlp_protobuf import read_protobuf
-from services.ingest.protocols.otlp.otlp_record import BadPayload, OtlpRequest, TooManyRecords
+from services.ingest.protocols.http.http_request import BUSY_SECONDS, JSON, WAITING, Headers, HttpResponse, Request, SlowResult, refusal
+from services.ingest.protocols.otlp.otlp_protobuf import read_protobuf_slowly
+from services.ingest.protocols.otlp.otlp_record import SLICE_RECORDS, BadPayload, OtlpRequest, TooManyRecords
+from services.ingest.protocols.steps import Steps
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.ingest_record import ColumnarRecords
 from services.ingest.records.intake import Intake, Oddity, RefusedReason
@@ -29,39 +30,44 @@ BUSY_WORDS = "the records cannot be stored now: disks are behind, or a leader is
 TOO_LARGE_WORDS = "too large to be stored"
 
 
-def export_logs(request: Request) -> HttpResponse | PendingResponse:
+def export_logs(request: Request) -> SlowResult:
     """Handle `POST /v1/logs`."""
     media_type = request.media_type
-    read: Callable[[bytes, Listener], OtlpRequest]
+    read: Callable[[bytes, Listener], Generator[None, None, OtlpRequest]]
     if media_type == PROTOBUF or media_type == b"application/protobuf":
-        read, success = read_protobuf, encode_success
+        read, success = read_protobuf_slowly, encode_success
     elif media_type == JSON:
-        from services.ingest.protocols.otlp.otlp_json import read_otlp_json
+        from services.ingest.protocols.otlp.otlp_json import read_otlp_json_slowly
 
-        read, success = read_otlp_json, json_success
+        read, success = read_otlp_json_slowly, json_success
     else:
         count(request, RefusedReason.NO_INPUT)
         return refusal(415, "OTLP is protobuf or JSON", "Content-Type", "send application/x-protobuf or application/json")
     try:
-        reading = read(request.body, request.listener)
+        reading = yield from read(request.body, request.listener)
     except BadPayload as problem:
         is_too_much = isinstance(problem, TooManyRecords)
         count(request, RefusedReason.TOO_LARGE if is_too_much else RefusedReason.MALFORMED)
         return _failure(request, 413 if is_too_much else 400, INVALID_ARGUMENT, str(problem))
     unit = request.open_unit(lambda unit: HttpResponse(200, success(*rejected(unit, reading)), request.media_type))
-    take(request.intake, unit, reading)
+    yield from take(request.intake, unit, reading)
     return WAITING
 
 
-def take(intake: Intake, unit: AckGroup, reading: OtlpRequest) -> None:
+def take(intake: Intake, unit: AckGroup, reading: OtlpRequest) -> Steps:
     """Pass the records of a request to the intake."""
     if reading.too_large:
         intake.refuse(unit.listener, unit.source, RefusedReason.TOO_LARGE, reading.too_large)
+    taken = 0
     for records in reading.slices:
         unparsed = 0 if isinstance(records, ColumnarRecords) else sum(record.fields is None for record in records)
         if unparsed:
             intake.note(unit.listener, unit.source, Oddity.UNPARSED, unparsed)
         intake.take(unit, records)
+        taken += len(records)
+        if taken >= SLICE_RECORDS:
+            taken = 0
+            yield
     intake.close_group(unit)
 
 

@@ -9,7 +9,7 @@ it is a value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from appliance.senders.listener import Listener
@@ -17,9 +17,11 @@ from services.ingest.protocols.document import FreeNames, encode_document
 from services.ingest.protocols.http.http_request import RECORDS_MAX
 from services.ingest.protocols.json_text import read_json
 from services.ingest.protocols.otlp.otlp_record import SLICE_RECORDS, BadPayload, OtlpRequest, RecordOrigin, TooManyRecords, log_record, origin_of
+from services.ingest.protocols.steps import run_to_end
 from services.ingest.records.agent_event import unparsed_record
 from services.ingest.records.ingest_record import IngestRecord
 
+SCOPES_A_STEP = 64
 _INTEGER_DIGITS_MAX = 20
 _OTHER_NAMES = {"resourceLogs": ("resource_logs",), "scopeLogs": ("scope_logs", "instrumentationLibraryLogs"), "logRecords": ("log_records", "logs")}
 """Other names that senders give these lists. To ignore them would lose all records without
@@ -29,6 +31,11 @@ an error.
 
 def read_otlp_json(data: bytes, listener: Listener) -> OtlpRequest:
     """Return the records of a request in order. Raises `BadPayload`."""
+    return run_to_end(read_otlp_json_slowly(data, listener))
+
+
+def read_otlp_json_slowly(data: bytes, listener: Listener) -> Generator[None, None, OtlpRequest]:
+    """Do the same in steps; the JSON text is one of them."""
     try:
         request = read_json(data)
     except ValueError as problem:
@@ -49,6 +56,8 @@ def read_otlp_json(data: bytes, listener: Listener) -> OtlpRequest:
             if records > RECORDS_MAX:
                 raise TooManyRecords(f"more than {RECORDS_MAX} records in one request")
             scopes.append((origin, found))
+            if not len(scopes) % SCOPES_A_STEP:
+                yield
     return OtlpRequest(_slices(scopes, listener))
 
 

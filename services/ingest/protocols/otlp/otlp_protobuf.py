@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import binascii
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -33,12 +33,15 @@ from services.ingest.protocols.otlp.otlp_record import (
     origin_of,
 )
 from services.ingest.protocols.otlp.otlp_wire import Pair, read_plain
-from services.ingest.protocols.protobuf_wire import BadWire, Field, split_fields
+from services.ingest.protocols.protobuf_wire import BadWire, Field, split_slowly
+from services.ingest.protocols.steps import Steps, run_to_end
 from services.ingest.records.agent_event import unparsed_record
 from services.ingest.records.ingest_record import IngestRecord
 
 MESSAGE_BYTES_MAX = 4 << 20
 """Limit for one record, resource or scope."""
+RESOURCES_A_STEP = 64
+"""Resources or scopes, which cost 10 µs each."""
 _RESOURCE_LOGS = 1
 _RESOURCE, _SCOPE_LOGS, _RESOURCE_SCHEMA_URL = 1, 2, 3
 _SCOPE, _LOG_RECORD, _SCOPE_SCHEMA_URL = 1, 2, 3
@@ -72,9 +75,14 @@ def _library() -> _Library:
 
 def read_protobuf(data: bytes, listener: Listener) -> OtlpRequest:
     """Return the records of an ExportLogsServiceRequest in order. Raises `BadPayload`."""
+    return run_to_end(read_protobuf_slowly(data, listener))
+
+
+def read_protobuf_slowly(data: bytes, listener: Listener) -> Generator[None, None, OtlpRequest]:
+    """Do the same in steps."""
     request = _Request(data)
     try:
-        request.read()
+        yield from request.read()
     except (_library().error, UnicodeDecodeError) as problem:
         raise BadPayload(f"no protobuf of OTLP: {problem}") from None
     return OtlpRequest(request.slices(listener), request.too_large)
@@ -90,10 +98,12 @@ class _Request:
         self._parts_left = 4 * RECORDS_MAX
         self.too_large = 0
 
-    def read(self) -> None:
-        for number, start, end in self._fields(0, len(self._data)):
+    def read(self) -> Steps:
+        for count, (number, start, end) in enumerate((yield from self._fields(0, len(self._data))), 1):
             if number == _RESOURCE_LOGS:
-                self._read_resource_logs(start, end)
+                yield from self._read_resource_logs(start, end)
+            if not count % RESOURCES_A_STEP:
+                yield
 
     def slices(self, listener: Listener) -> Iterator[Sequence[IngestRecord]]:
         """Records in a slice: their data is still in the processor's caches when they are stored."""
@@ -106,9 +116,9 @@ class _Request:
                 else:
                     yield [_read_log_record(self._data[start:end], origin, listener) for _, start, end in some]
 
-    def _fields(self, start: int, end: int) -> list[Field]:
+    def _fields(self, start: int, end: int) -> Generator[None, None, list[Field]]:
         try:
-            fields, parts = split_fields(self._data, start, end, self._parts_left)
+            fields, parts = yield from split_slowly(self._data, start, end, self._parts_left)
         except BadWire as problem:
             raise BadPayload(f"no protobuf of OTLP: {problem}") from None
         self._parts_left -= parts
@@ -116,23 +126,25 @@ class _Request:
             raise TooManyRecords(f"more than {RECORDS_MAX} records in one request")
         return fields
 
-    def _read_resource_logs(self, start: int, end: int) -> None:
+    def _read_resource_logs(self, start: int, end: int) -> Steps:
         resource, schema_url = _library().resource(b""), ""
-        fields = self._fields(start, end)
+        fields = yield from self._fields(start, end)
         for number, field_start, field_end in fields:
             if number == _RESOURCE:
                 resource = _library().resource(self._message(field_start, field_end))
             elif number == _RESOURCE_SCHEMA_URL:
                 schema_url = self._data[field_start:field_end].decode()
         shared = (read_attributes(resource.attributes), resource.dropped_attributes_count, schema_url)
-        for number, field_start, field_end in fields:
+        for count, (number, field_start, field_end) in enumerate(fields, 1):
             if number == _SCOPE_LOGS:
-                self._read_scope_logs(field_start, field_end, shared)
+                yield from self._read_scope_logs(field_start, field_end, shared)
+            if not count % RESOURCES_A_STEP:
+                yield
 
-    def _read_scope_logs(self, start: int, end: int, resource: tuple[dict[str, Any], int, str]) -> None:
+    def _read_scope_logs(self, start: int, end: int, resource: tuple[dict[str, Any], int, str]) -> Steps:
         scope, schema_url = None, ""
         log_records = []
-        for field in self._fields(start, end):
+        for field in (yield from self._fields(start, end)):
             number, field_start, field_end = field
             if number == _LOG_RECORD:
                 if field_end - field_start <= MESSAGE_BYTES_MAX:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +21,7 @@ from appliance.senders.listener import Listener
 from services.ingest.protocols.document import encode_document
 from services.ingest.protocols.http.http_request import RECORDS_MAX
 from services.ingest.protocols.json_text import has_long_number, read_json
+from services.ingest.protocols.steps import SLICE_RECORDS, split_lines
 from services.ingest.records.agent_event import agent_record, epoch_ns
 from services.ingest.records.ingest_record import IngestRecord
 
@@ -70,12 +71,19 @@ class BadEvents(ValueError):
         self.event_number = event_number
 
 
-def read_events(body: bytes, defaults: Mapping[str, str], listener: Listener) -> list[IngestRecord]:
-    """Return the records of `/services/collector/event`. `defaults` (from the query) fill what an
-    event lacks. Raises BadEvents.
+SlowRecords = Generator[None, None, list[IngestRecord]]
+
+
+def read_events(body: bytes, defaults: Mapping[str, str], listener: Listener) -> SlowRecords:
+    """Return the records of `/services/collector/event`, in steps. `defaults` (from the query) fill
+    what an event lacks. Raises BadEvents.
     """
     reader = _EnvelopeReader(defaults, listener)
-    records = [reader.read(event, number) for number, event in enumerate(islice(_split(body), RECORDS_MAX + 1))]
+    records: list[IngestRecord] = []
+    for number, event in enumerate(islice((yield from _split(body)), RECORDS_MAX + 1)):
+        records.append(reader.read(event, number))
+        if not len(records) % SLICE_RECORDS:
+            yield
     if len(records) > RECORDS_MAX:
         raise BadEvents(TOO_MANY)
     if not records:
@@ -83,26 +91,27 @@ def read_events(body: bytes, defaults: Mapping[str, str], listener: Listener) ->
     return records
 
 
-def read_lines(body: bytes, defaults: Mapping[str, str], listener: Listener) -> list[IngestRecord]:
-    """Return the records of `/services/collector/raw`: one for each line that is not empty. Raises
-    BadEvents.
+def read_lines(body: bytes, defaults: Mapping[str, str], listener: Listener) -> SlowRecords:
+    """Return the records of `/services/collector/raw`, in steps: one for each line that is not
+    empty. Raises BadEvents.
     """
     known = _EnvelopeReader(defaults, listener).known({}, {})
     time_ns, time_text = _time(defaults.get("time"))
     if body.count(b"\n") > RECORDS_MAX:
         raise BadEvents(TOO_MANY)
-    lines = [line.rstrip(b"\r") for line in body.split(b"\n")]
-    records = [
-        agent_record({}, listener, {**known, "message": line.decode("utf-8", "surrogateescape")}, time_ns=time_ns, time_text=time_text, raw=line)
-        for line in lines
-        if line.strip()
-    ]
+    lines = [line.rstrip(b"\r") for line in (yield from split_lines(body)) if line.strip()]
+    records: list[IngestRecord] = []
+    for line in lines:
+        message = line.decode("utf-8", "surrogateescape")
+        records.append(agent_record({}, listener, {**known, "message": message}, time_ns=time_ns, time_text=time_text, raw=line))
+        if not len(records) % SLICE_RECORDS:
+            yield
     if not records:
         raise BadEvents(NO_DATA)
     return records
 
 
-def _split(body: bytes) -> Iterator[Any]:
+def _split(body: bytes) -> Generator[None, None, Iterator[Any]]:
     """Split a body into its objects at `}{`. If that is inside a text, they are parsed one by one."""
     body = body.strip()
     if not body:
@@ -115,6 +124,8 @@ def _split(body: bytes) -> Iterator[Any]:
             piece = body[position : between.start() + 1]
             objects.append(read_json(piece) if is_careful or len(piece) > SHORT_BYTES else orjson.loads(piece))
             position = between.end() - 1
+            if not len(objects) % SLICE_RECORDS:
+                yield
         objects.append(read_json(body[position:]))
         return iter(objects)
     except ValueError:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from services.ingest.protocols.document import encode_document
-from services.ingest.protocols.http.http_request import BUSY_SECONDS, JSON, WAITING, HttpResponse, PendingResponse, Request
+from services.ingest.protocols.http.http_request import BUSY_SECONDS, JSON, WAITING, HttpResponse, Request, SlowResult
 from services.ingest.protocols.json_text import read_json
 from services.ingest.protocols.splunk.splunk_acks import AckLedger, Channel, Taken
 from services.ingest.protocols.splunk.splunk_events import (
@@ -35,8 +35,10 @@ from services.ingest.protocols.splunk.splunk_events import (
     read_events,
     read_lines,
 )
+from services.ingest.protocols.steps import PUT_RECORDS, Steps
 from services.ingest.records.ack_group import AckGroup, AckOutcome
-from services.ingest.records.intake import RefusedReason
+from services.ingest.records.ingest_record import IngestRecord
+from services.ingest.records.intake import Intake, RefusedReason
 
 CHANNEL_HEADER: Final = b"x-splunk-request-channel"
 CHANNEL_BYTES_MAX: Final = 128
@@ -49,11 +51,11 @@ class Collector:
     def __init__(self) -> None:
         self._acks = AckLedger()
 
-    def event(self, request: Request) -> HttpResponse | PendingResponse:
+    def event(self, request: Request) -> SlowResult:
         """Handle `/services/collector` and `/services/collector/event[/1.0]`."""
         return self._take(request, is_raw=False)
 
-    def raw(self, request: Request) -> HttpResponse | PendingResponse:
+    def raw(self, request: Request) -> SlowResult:
         """Handle `/services/collector/raw[/1.0]`."""
         return self._take(request, is_raw=True)
 
@@ -77,12 +79,12 @@ class Collector:
             _forget(request, channel.take_forgotten())
         return HttpResponse(200, encode_document({"acks": {str(number): is_stored for number, is_stored in said.items()}}))
 
-    def _take(self, request: Request, is_raw: bool) -> HttpResponse | PendingResponse:
+    def _take(self, request: Request, is_raw: bool) -> SlowResult:
         channel_name = _channel_of(request)
         if len(channel_name) > CHANNEL_BYTES_MAX:
             return _invalid_channel(request)
         try:
-            records = (read_lines if is_raw else read_events)(request.body, request.query, request.listener)
+            records = yield from (read_lines if is_raw else read_events)(request.body, request.query, request.listener)
         except BadEvents as problem:
             reason = RefusedReason.TOO_LARGE if problem.code is TOO_MANY else RefusedReason.MALFORMED
             request.intake.refuse(request.listener, request.source, reason)
@@ -90,8 +92,7 @@ class Collector:
         intake = request.intake
         if not channel_name:
             unit = request.open_unit(_stored)
-            intake.take(unit, records)
-            intake.close_group(unit)
+            yield from _put(intake, unit, records)
             return WAITING
         channel = self._channel(request, channel_name)
         if channel is None or channel.is_full:
@@ -102,8 +103,11 @@ class Collector:
         taken = channel.open_keyed(key[0]) if key else channel.open(request.identity(channel_name, request.body))
         unit = AckGroup(request.listener, request.source, [taken.identity], partial(_on_completed, channel, taken))
         unit.keeps_identity = channel.has_polled or key is not None
-        intake.take(unit, records)
-        intake.close_group(unit)
+        try:
+            yield from _put(intake, unit, records)
+        except GeneratorExit:
+            intake.abandon(unit)
+            raise
         if unit.outcome is AckOutcome.REFUSED:
             return busy(request)  # at once, if it is known at once; otherwise the number stays false
         return _answer(SUCCESS, ack_id=taken.ack_id)
@@ -114,6 +118,14 @@ class Collector:
         channel = self._acks.channel(_channel_key(request, channel_name), seed)
         _forget(request, self._acks.take_forgotten())
         return channel
+
+
+def _put(intake: Intake, unit: AckGroup, records: list[IngestRecord]) -> Steps:
+    for start in range(0, len(records), PUT_RECORDS):
+        if start:
+            yield
+        intake.take(unit, records[start : start + PUT_RECORDS])
+    intake.close_group(unit)
 
 
 def health(request: Request) -> HttpResponse:

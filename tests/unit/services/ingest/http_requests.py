@@ -8,7 +8,8 @@ import orjson
 
 from appliance.senders.listener import Listener, ListenerTransport, Protocol
 from services.ingest.protocols.http.http_endpoints import FoundPath, find_path
-from services.ingest.protocols.http.http_request import HttpResponse, PendingResponse, Request
+from services.ingest.protocols.http.http_request import HttpResponse, PendingResponse, Request, finish_slowly
+from services.ingest.protocols.steps import run_to_end
 from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.event import EventSource
 from tests.support.recording_intake import RecordingIntake
@@ -52,7 +53,7 @@ def ask(
     request.pattern, request.arguments, request.busy = found.path.pattern, found.arguments, found.path.busy_answer
     asked = Asked(request, [])
     request.on_answer(asked.answers.append)
-    answer = found.path.endpoint(request)
+    answer = run_to_end(finish_slowly(found.path.endpoint(request)))
     if not isinstance(answer, PendingResponse):
         asked.answers.append(answer)
     return asked

@@ -14,6 +14,7 @@ from services.ingest.protocols.gelf.gelf_datagrams import DEADLINE_MS, MAGIC, UN
 from services.ingest.protocols.gelf.gelf_session import GelfSession
 from services.ingest.protocols.http.http_wire import open_body
 from services.ingest.protocols.session import handler_of, session_of
+from services.ingest.protocols.steps import run_to_end
 from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.event import EventSource
 from services.ingest.records.intake import Oddity, RefusedReason
@@ -202,7 +203,7 @@ def test_http_opens_what_pygelf_calls_gzip_or_deflate(compress: Callable[[bytes]
     intake = RecordingIntake()
     asked = ask(intake, "/gelf", b"", headers={b"content-encoding": b"gzip,deflate"})
     intake = RecordingIntake()
-    assert open_body(asked.request, compress(TEXT)) is None
+    assert run_to_end(open_body(asked.request, compress(TEXT))) is None
     assert stored(intake, "/gelf", asked.request.body).answer.status == 202
     check_hello(intake)
 
