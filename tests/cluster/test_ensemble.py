@@ -1,4 +1,6 @@
-"""Members of an ensemble that are told wrongly, and an ensemble elsewhere (that of the boxes themselves: `test_matrix.py`, where a cluster runs)."""
+"""Members of an ensemble with wrong configurations, and an ensemble elsewhere (that of the boxes
+themselves: `test_matrix.py`, where a cluster runs).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""A leader on another box that cannot be reached until everything is full: memory, then the state disk, then senders wait, while ingest is killed with -9.
-When the box can be reached again everything that was told is there once, each key in its order; datagrams, which cannot wait, are counted by their reason.
-The box is cut off from all, so that nobody leads; or from this box alone, so that it leads on.
+"""A leader on another box is unreachable until memory and the state disk are full and senders wait, while
+ingest is killed with SIGKILL.
+
+When the box is reachable again, every acknowledged record is stored once, each key in its order;
+datagrams, which cannot wait, are counted by their reason. The box is cut off from all, so that no box
+leads; or from this box alone, so that it still leads.
 """
 
 from __future__ import annotations
@@ -83,7 +86,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("cut", ["all", "pair"])
-def test_everything_told_is_there_once_and_in_order_after_a_leader_was_away_until_all_bounds_were_full(cluster: Cluster, cut: str, tmp_path: Path) -> None:
+def test_acknowledged_records_are_stored_once_in_order_after_a_leader_was_away_until_all_bounds_were_full(cluster: Cluster, cut: str, tmp_path: Path) -> None:
     box = cluster.boxes[1].box
     with cluster.clients():
         books = Reconciliation(box, "far")
@@ -104,11 +107,12 @@ def test_everything_told_is_there_once_and_in_order_after_a_leader_was_away_unti
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
             for number in range(DATAGRAMS):
                 datagrams.sendto(f"<13>1 - udp app - - - datagram {number}".encode(), (address_of(1), SYSLOG_PORT))
-                if number % BURST == BURST - 1:  # more at once the switch between the machines drops, where nobody counts
+                # More at once the switch between the machines drops, uncounted.
+                if number % BURST == BURST - 1:
                     eventually(lambda sent=number + 1: books.balance("syslog-udp").accounted == sent, f"{number + 1} datagrams are counted", 20)  # type: ignore[misc]
-        eventually(lambda: overflow(box) > 0, "some have found no room", 20)
+        eventually(lambda: overflow(box) > 0, "some records did not fit", 20)
         kill_ingest(box)
-        assert not any(sender.told for sender in senders), "nobody was told anything yet"
+        assert not any(sender.told for sender in senders), "no sender was acknowledged yet"
         cluster.network.heal()
         for sender in senders:
             sender.finish(90)

@@ -13,7 +13,7 @@ from tests.support.volatile_files import VolatileFiles
 
 class FailingCalls:
     """Fails the n-th file call, alone or with all that follow, as if the process were cut off there. A failing write leaves half of its bytes, and a
-    sync that fails is told to `volatile`."""
+    sync that fails is reported to `volatile`."""
 
     def __init__(self, fail_at: int, forever: bool, error: int = errno.EIO, volatile: VolatileFiles | None = None) -> None:
         self.calls = 0

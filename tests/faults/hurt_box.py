@@ -103,8 +103,8 @@ class HurtBox:
         return subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=30, check=False)
 
     def seconds_until_refused(self, fault_at: float, seconds: float = 10.0) -> float:
-        """Produce until the client is told; how long after the fault that was."""
-        eventually(lambda: self.produce("may be refused") == KAFKA_STORAGE_ERROR, "a client is told", seconds)
+        """Produce until the client receives the error; return how long after the fault that was."""
+        eventually(lambda: self.produce("may be refused") == KAFKA_STORAGE_ERROR, "a client receives the error", seconds)
         return time.monotonic() - fault_at
 
     def await_return(self, seconds: float = 15.0) -> float:

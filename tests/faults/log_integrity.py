@@ -142,7 +142,7 @@ def _verify_compacted(log: Log, memory: Memory, stored: list[Stored]) -> None:
     kept = {offset: pair for batch in stored for offset, pair in batch.pairs().items() if offset not in undone}
     newest: dict[bytes, int] = {key: offset for offset, (key, _) in sorted(kept.items()) if key is not None}
     missing = [offset for offset in appended if offset >= max(memory.compacted_below, log.segment_base_offsets[0]) and offset not in kept]
-    assert not missing, f"offsets {missing} are gone, nobody compacted there"
+    assert not missing, f"offsets {missing} are missing without a compaction"
     latest: dict[bytes, int] = {key: offset for offset, (key, _) in sorted(appended.items()) if key is not None}
     for key, offset in latest.items():
         if appended[offset][1] is None:

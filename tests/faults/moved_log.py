@@ -160,7 +160,9 @@ class MovedLog:
             disk.cut(self.chance)
 
     def resolve(self, how: str) -> None:
-        """New lives of everybody, after they were killed or the power went; the move goes on to its end, from what is there."""
+        """Restart all after a kill or a power cut; the move continues to its end, from what is
+        there.
+        """
         self.life += 1
         self.open_target()
         at_source, at_target = self.source.path.exists(), (self.target_path / str(NAME)).exists()
@@ -181,7 +183,7 @@ class MovedLog:
             point = self.target.checkpoints.lines[RECOVERY_POINTS].get(NAME, 0)
             self._take(complete, Unclean(max(point, complete.log_end_offset if complete else 0)))
         else:
-            assert future is not None and future.complete is not None, "nobody has the log"
+            assert future is not None and future.complete is not None, "no disk has the log"
             self._go_over()
             self.promote()
 
@@ -204,7 +206,7 @@ class MovedLog:
 
 
 class _SyncsOf:
-    """A sync is of one of several disks, and none of them hands on what it is told."""
+    """A sync is of one of several disks, and none of them forwards it."""
 
     def __init__(self, disks: list[VolatileFiles]) -> None:
         self._disks = disks

@@ -1,4 +1,6 @@
-"""One disk fails in one way, each on a real file system; the box has another one. Who uses the failing disk is told in time, and nobody else notices."""
+"""One disk fails in one way, each on a real file system; the box has another one. Users of the
+failing disk receive errors in time, and no others are affected.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,13 @@ needs_faulty_drive = pytest.mark.skipif(bool(why_not(needs_fuse=True)), reason=w
 TOLD_SECONDS = 5.0
 QUICK = {"log.disk.deadline.ms": 1000, "log.disk.probe.interval.ms": 200}
 P99_NOISE_SECONDS = 0.02
-"""Two cores serve clients, box, kernel and whoever else tests here: less than this is nobody's fault. Who waits for a hung disk waits for seconds."""
+"""Two cores serve clients, box, kernel and other tests: a shorter delay is no fault. A hung disk delays a
+request by seconds.
+"""
 
 
 @pytest.mark.alone
-def test_a_hung_disk_is_answered_for_in_time_and_nobody_else_waits(hurt_box: Callable[..., HurtBox]) -> None:
+def test_requests_to_a_hung_disk_fail_in_time_and_no_others_wait(hurt_box: Callable[..., HurtBox]) -> None:
     hurt = hurt_box()
     pids = hurt.box.pids()
     assert hurt.produce("before") == 0
@@ -66,14 +70,15 @@ def test_a_disk_that_refuses_writes_goes_offline_and_comes_back_when_it_is_mount
     assert hurt.seconds_until_refused(time.monotonic()) < TOLD_SECONDS
     flushed = {offset: text for offset, text in hurt.acknowledged.items() if text == "before"}
     hurt.disk.drive("ok")
-    hurt.disk.power_cycle()  # a file system whose journal was given up serves nobody before it is mounted anew: no file on it may be open
+    # A file system with an aborted journal must be mounted again: no file on it may be open.
+    hurt.disk.power_cycle()
     hurt.acknowledged = flushed
     hurt.await_return()
     hurt.check_nothing_lost()
     hurt.check_others_untouched(pids)
 
 
-def test_a_swapped_disk_is_told_from_the_old_one_and_replaced_by_an_explicit_order(hurt_box: Callable[..., HurtBox]) -> None:
+def test_a_swapped_disk_is_recognised_and_replaced_by_an_explicit_order(hurt_box: Callable[..., HurtBox]) -> None:
     hurt = hurt_box(settings=QUICK)
     pids = hurt.box.pids()
     assert hurt.produce("lost with its disk") == 0
@@ -84,7 +89,7 @@ def test_a_swapped_disk_is_told_from_the_old_one_and_replaced_by_an_explicit_ord
     hurt.box.disks[0].mkdir(parents=True)
     eventually(lambda: "disk was swapped" in hurt.box.messages, "the log-writer sees another disk", 15)
     assert hurt.produce("refused") == KAFKA_STORAGE_ERROR
-    assert not (hurt.box.disks[0] / "meta.properties").exists()  # an empty mount point is written to by nobody
+    assert not (hurt.box.disks[0] / "meta.properties").exists()  # an empty mount point is not written to
     assert hurt.command("replace", "hurt").returncode == 2
     replaced = hurt.command("replace", "hurt", "--accept-data-loss")
     assert replaced.returncode == 0, replaced.stderr
@@ -119,7 +124,7 @@ def test_a_disk_that_still_hangs_is_replaced_at_once_and_its_log_writer_is_gone_
     hurt.acknowledged.clear()
     assert hurt.await_return() < TOLD_SECONDS
     assert min(hurt.acknowledged) == 0  # begun anew
-    assert hurt.box.pid("log-writer@hurt (detached)") == pids["log-writer@hurt"]  # nobody waited for it
+    assert hurt.box.pid("log-writer@hurt (detached)") == pids["log-writer@hurt"]  # no process waited for it
     assert given()
     hurt.disk.thaw()
     eventually(lambda: not any("(detached)" in name for name in hurt.box.status()), "it is gone")
@@ -152,7 +157,7 @@ def test_a_box_starts_with_a_disk_that_hangs_and_takes_it_in_when_it_answers(mak
         box.await_restart("log-writer@hung", pid, 20)
         eventually(lambda: client.produce(TOPIC, partition, batch("back")).error_code == 0, "it is served")
         assert b"before" in client.fetch(TOPIC, partition, 0).records
-        eventually(lambda: not any("(detached)" in name for name in box.status()), "who asked it before the start is gone")
+        eventually(lambda: not any("(detached)" in name for name in box.status()), "processes that read it before the start are gone")
     finally:
         hung.thaw()
         client.close()
@@ -191,12 +196,12 @@ def test_disks_are_added_and_removed_while_the_box_runs_and_the_next_start_knows
 ) -> None:
     hurt = hurt_box()
     pids = hurt.box.pids()
-    new = make_disk("new", mib=128)  # more room than the others: partitions go there
+    new = make_disk("new", mib=128)  # more free space than the others: partitions go there
     added = hurt.command("add", str(new.log / "third"), "--force", "missing")
     assert added.returncode == 0, added.stderr
     eventually(lambda: hurt.box.status().get("log-writer@third", {}).get("state") == "serving", "it serves")
     assert "third" in hurt.command("list").stdout
-    eventually(lambda: hurt.box.counters("log-writer@third").values.get("disk.free_bytes", 0) > 0, "its room is known")
+    eventually(lambda: hurt.box.counters("log-writer@third").values.get("disk.free_bytes", 0) > 0, "its free space is known")
     eventually(lambda: "log-writer@third connected" in hurt.box.messages, "the controller has learned of it")
     hurt.client.create_topic("later", 1)
     assert (new.log / "third" / "later-0").is_dir()
@@ -207,7 +212,7 @@ def test_disks_are_added_and_removed_while_the_box_runs_and_the_next_start_knows
     admin = AdminClient({"bootstrap.servers": hurt.box.bootstrap})
     admin.delete_topics(["later"])["later"].result(20)
     eventually(lambda: hurt.command("remove", "third").returncode == 0, "an empty disk is removed")
-    eventually(lambda: "log-writer@third" not in hurt.box.status(), "nobody serves it")
+    eventually(lambda: "log-writer@third" not in hurt.box.status(), "no log-writer serves it")
     assert {name: pid for name, pid in hurt.box.pids().items() if name in pids} == pids
     assert hurt.command("add", str(new.log / "third")).returncode == 0
     assert [disk.path for disk in kept_disks(str(hurt.box.directory / "state"), [str(path) for path in hurt.box.disks]) or []] == [

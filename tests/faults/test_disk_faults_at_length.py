@@ -166,14 +166,14 @@ def test_a_disk_that_is_fenced_again_and_again_waits_longer_each_time_and_says_s
     writer = f"log-writer@{hurt.box.disks[0].name}"
     fenced, known = f"{writer} is fenced", f"controller: {writer} is there"
     for times in (1, 2, 3):
-        eventually(lambda times=times: hurt.box.messages.count(known) == times, "the controller, who fences, knows this life")  # type: ignore[misc]
+        eventually(lambda times=times: hurt.box.messages.count(known) == times, "the controller, which fences, knows this incarnation")  # type: ignore[misc]
         hurt.disk.freeze()
         assert hurt.seconds_until_refused(time.monotonic()) < TOLD_SECONDS
         eventually(lambda times=times: hurt.box.messages.count(fenced) == times, f"the controller fences it\n{hurt.box.messages}")  # type: ignore[misc]
         hurt.disk.thaw()
         if times < 3:
             hurt.await_return()
-    eventually(lambda: "fenced 3 times" in hurt.command("list").stdout, f"an operator is told why it is not served\n{hurt.box.messages}")
+    eventually(lambda: "fenced 3 times" in hurt.command("list").stdout, f"the list says why it is not served\n{hurt.box.messages}")
     assert hurt.await_return() > 2
     hurt.check_nothing_lost()
     hurt.check_others_untouched(pids)

@@ -1,5 +1,7 @@
-"""Prometheus's rules against what a real box says: its processes and its disk are hurt, and after each hurt /metrics is read. promtool then plays these
-readings to the rules, three minutes each, and says which alerts fire; the time that a rule wants to see a trouble for costs nobody any.
+"""Prometheus's rules against a real box: faults hit its processes and its disk, and /metrics is read after each.
+
+promtool then plays these readings to the rules, three minutes each, and reports which alerts fire; the
+duration that a rule requires takes no real time.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ def test_alerts_fire_by_what_a_box_with_hurt_processes_and_a_hurt_disk_says_and_
     hurt.client.close()
     hurt.client = RawClient(hurt.box.kafka)  # that of before was the dead acceptor's
     ballast = hurt.disk.fill()
-    eventually(lambda: hurt.produce("no room") == KAFKA_STORAGE_ERROR, "a client is told that the disk is full")
+    eventually(lambda: hurt.produce("does not fit") == KAFKA_STORAGE_ERROR, "a client receives an error of the full disk")
     readings.take_when({'millrace_disk_state{disk="hurt",state="full"}': 1})
     full = ['{alertname="MillraceDiskFull", disk="hurt"}']
     ballast.unlink()

@@ -1,5 +1,8 @@
-"""Every file call of every step of a move fails, once and from then on, with EIO and with ENOSPC; then the mover is started again, everybody is killed, or the
-power goes on both disks. Each time one disk has the log, whole, and the move comes to its end."""
+"""Every file call of every step of a move fails, once and from then on, with EIO and with ENOSPC.
+
+Then the mover restarts, all processes are killed, or both disks lose power. Each time one disk has the
+whole log, and the move completes.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +137,7 @@ def _go_on(moved: MovedLog, step: Step, ending: str) -> None:
 
 
 def _verify_final(moved: MovedLog) -> None:
-    """The log is where it was to go, and lives on there."""
+    """The log is on the target disk, and continues there."""
     assert not moved.source.path.exists()
     log = moved.final
     log._publish()

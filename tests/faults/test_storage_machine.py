@@ -67,7 +67,8 @@ class LogMachine(RuleBasedStateMachine):
                 is_started_over = self.log.memory.may_be_empty
                 self.log.abandon()
                 how = "killed"
-                if self._volatile.has_failed_syncs:  # the next life believes the disk alone, not the page cache
+                # The next incarnation trusts the disk alone, not the page cache.
+                if self._volatile.has_failed_syncs:
                     self._volatile.cut(self.log.chance)
                     how = "power"
                 self.log.open_as(how)

@@ -1,5 +1,8 @@
-"""Every file call of every action of the storage fails, once and from then on, with EIO and with ENOSPC; then the life goes on, the process is killed, or the
-power goes. Each time the log opens, is a prefix of what was appended with everything that was promised, and nothing else is left of it."""
+"""Every file call of every action of the storage fails, once and from then on, with EIO and with ENOSPC.
+
+Then the process continues, is killed, or loses power. Each time the log opens and is a prefix of what was
+appended, with everything that was acknowledged, and nothing else is left of it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ PLAIN = LogConfig(segment_bytes=600, index_interval_bytes=150)
 KEYED = COMPACTED
 DEEP = bool(os.environ.get("MILLRACE_DEEP"))
 POINTS_MAX = 60
-ENDINGS = ("life goes on", "killed", "power")
+ENDINGS = ("continues", "killed", "power")
 ERRORS = (errno.EIO, errno.ENOSPC)
 MEMORY_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Nothing here needs a platter: the power is cut in the model."""
@@ -177,7 +180,7 @@ def _go_on(log: TorturedLog) -> None:
 
 
 def run(action: Action, prepared: Prepared, path: Path, ending: str, fail_at: int, forever: bool, error: int) -> int:
-    """One life; the number of file calls that the action made."""
+    """Run one log; return the number of file calls that the action made."""
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(prepared.path, path)
     chance = random.Random(f"{action.name} {fail_at}")
@@ -193,12 +196,12 @@ def run(action: Action, prepared: Prepared, path: Path, ending: str, fail_at: in
             action.act(log)
         where = (action.name, ending, fail_at, failing.failed[:3])
         try:
-            how = "killed" if ending == "life goes on" else ending
-            if ending == "life goes on" and log.log is not None and not log.log.failed and log.directory is not None:
+            how = "killed" if ending == "continues" else ending
+            if ending == "continues" and log.log is not None and not log.log.failed and log.directory is not None:
                 _go_on(log)
                 how = "clean"
             elif action.act is _OPEN_AFTER_POWER_CUT and log.log is None:
-                how = "power"  # of a boot in which a log was never open no row tells
+                how = "power"  # no row describes a boot in which a log was never open
             log.abandon()
             is_started_over = log.memory.may_be_empty
             if ending == "power":
@@ -249,7 +252,7 @@ def test_after_any_failed_file_call_everything_promised_is_there(action: Action,
 @pytest.mark.slow
 @pytest.mark.parametrize("forever", [False, True])
 def test_a_deleted_partition_goes_whole_whatever_call_fails(forever: bool, prepared: dict[LogConfig, Prepared], disk: Path) -> None:
-    """It is there whole, or never again; what was renamed away goes with the next life."""
+    """It is there whole, or not at all; renamed files are removed by the next start."""
     path = disk / "deleted"
     for fail_at in itertools.count(1):
         shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,7 @@
 """One partition on one log directory, handled as the agents of a log-writer handle it, and a memory of what must be in it.
 
 Every action does its steps in the order of `appliance/storage/README.md`; any file call in it may fail. Afterwards the partition is opened again in one of
-four ways (closed cleanly, process killed, power cut, or nothing at all and the life goes on), and `verify` asks everything that can be asked of its files.
+four ways (closed cleanly, process killed, power cut, or nothing at all and the process continues), and `verify` checks everything that its files can show.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Memory:
         """Below it a power cut takes nothing."""
         self.log_start = 0
         self.durable_start = 0
-        """The log start offset that somebody was told, and what surely was written down."""
+        """The log start offset that a client received, and what surely was written."""
         self.producers_durable_end = 0
         """What producers wrote below it is known after a power cut: segments that went left it in a snapshot."""
         self.compacted_below = 0
@@ -380,14 +380,14 @@ class TorturedLog:
             self.damaged_index = False
 
     def damage_index(self, number: int = 0) -> None:
-        """As a disk does it: behind everybody's back."""
+        """As a failing disk does it: without a system call."""
         bases = self._log.segment_base_offsets
         if number + 1 < len(bases):
             (self.path / f"{bases[number]:020d}.index").write_bytes(b"\0" * 24)
             self.damaged_index = True
 
     def repeat_checkpoint(self) -> None:
-        """Whoever truncated must write it down before it appends."""
+        """After a truncation the checkpoint must be written before the next append."""
         if self._directory.checkpoints.lines[RECOVERY_POINTS].get(NAME, 0) > self._log.recovery_point:
             self._save_recovery_point()
 
@@ -398,12 +398,12 @@ class TorturedLog:
             self._directory.delete_some(200)
 
     def delete_rest(self) -> None:
-        """What the next life does when the partition is gone."""
+        """What the next start does when the partition is gone."""
         directory = self._open_directory()
         while directory.is_deleting:
             directory.delete_some(200)
 
-    # -- ends of a life
+    # -- ends of an incarnation
 
     def close(self, together_min: int = TOGETHER_MIN) -> None:
         """Cleanly, with everything that says so."""
@@ -419,7 +419,9 @@ class TorturedLog:
         self.log = self.directory = None
 
     def reopen(self, how: str) -> None:
-        """End this life (how it ends: "clean", "killed", "power") and begin the next, which must open."""
+        """End this incarnation (how it ends: "clean", "killed", "power") and begin the next, which
+        must open.
+        """
         if how == "clean":
             self.close()
         self.abandon()
@@ -430,7 +432,7 @@ class TorturedLog:
         self.settle(how)
 
     def settle(self, how: str) -> None:
-        """Take over what the new life found, after it was held against what must be there."""
+        """Adopt what the new incarnation found, after it was compared with what must be there."""
         memory, log = self.memory, self._log
         stored = stored_batches(self.path)
         start = memory.durable_start if how == "power" else max(memory.durable_start, self.row.log_start_offset)
@@ -479,8 +481,11 @@ class TorturedLog:
             assert not memory.history or memory.may_be_empty or log.log_start_offset >= memory.end_offset, "a log lost everything"
 
     def _forget_what_was_lost_below_the_start(self) -> None:
-        """Where even what lay below the log start offset was not durable, the power cut took the end of that, too: nobody sees it in the files, but the log's
-        producers are those of some beginning of what it had, at least of what was durable."""
+        """Truncate the history to a prefix with the log's producers, which includes at least all durable batches.
+
+        If batches below the log start offset were not durable, a power cut may have lost their end. The files
+        do not show that; the producer state does.
+        """
         memory, log = self.memory, self._log
         floor = max(memory.durable_end, memory.producers_durable_end)
         least = sum(batch.header.last_offset < floor for batch in memory.history)

@@ -1,7 +1,7 @@
 """Fuzzed streams of agents: Fluent's forward protocol with and without its handshake, Lumberjack; and what they share: msgpack, JSON, compressed streams.
 
 A stream comes whole and in pieces, and must give the same records, answers and end; memory is bounded by what was sent, every record is JSON, and what
-was refused for now is acknowledged to nobody. Weak spot: NaN in JSON is written as a text, which no comparison of values would tell from that text.
+was refused for now is not acknowledged. Weak spot: NaN in JSON is written as a text, which no comparison of values would tell from that text.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ def fuzz_json_text(data: bytes) -> None:
 
 
 def fuzz_msgpack(data: bytes) -> None:
-    """Whatever objects there are, they are written, with room for the bytes of bad texts beside them or without."""
+    """Whatever objects there are, they are written, with space for the bytes of bad texts beside
+    them or without.
+    """
     ends, _ = run_to_end(split_objects(data, _OBJECTS_MAX))
     objects = decode_objects(data[: ends[-1]], ends) if ends else []
     assert len(objects) == len(ends)

@@ -62,7 +62,9 @@ def fuzz_http(data: bytes) -> None:
     whole, pieces = HttpTalk(_SMALL), HttpTalk(_SMALL)
     for talk, size in ((whole, 0), (pieces, step)):
         talk.send(stream, size)
-        if b"/upload" in stream:  # a piece that was taken is answered for when it is stored, and to nobody who goes away inside the body before that
+        # A stored piece is acknowledged, but not to a client that disconnects inside the body
+        # before.
+        if b"/upload" in stream:
             talk.intake.complete_all()
         talk.session.finished()
         talk.intake.complete_all()

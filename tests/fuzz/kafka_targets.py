@@ -41,7 +41,7 @@ from tests.unit.protocol.sample_requests import DECODERS, samples
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 NEIGHBOUR = b"\x7f" * 256
-"""What lies behind a request in the arena and belongs to somebody else."""
+"""What lies behind a request in the arena and belongs to another request."""
 DECOMPRESSED_BYTES = 1 << 20
 FRAME_BYTES = 1 << 16
 _CRC_AT, _CRC_FROM = 17, 21

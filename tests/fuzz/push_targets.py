@@ -93,7 +93,7 @@ def fuzz_loki_protobuf(data: bytes) -> None:
     lines = [entry.line for stream in push.streams for entry in stream.entries]
     if taken.answer.status == 204:
         assert [orjson.loads(record.value)["message"] for record in taken.records] == lines
-    else:  # labels that are none, or a group, which nobody has sent since 2008
+    else:  # labels that are none, or a group, unused since 2008
         assert not taken.records
         assert not data or any(parse_labels(stream.labels) is None for stream in push.streams) or b"wire type" in taken.answer.body, taken.answer
     if not data:
@@ -134,7 +134,7 @@ def _collected(path: str, data: bytes) -> RecordingIntake:
 
 
 def fuzz_splunk_ack(data: bytes) -> None:
-    """Whoever asks for numbers that nobody was given is told false."""
+    """A poll for unassigned ids returns false."""
     asked = answered("/services/collector/ack", data, headers={b"x-splunk-request-channel": b"another"})
     if asked.answer.status == 200:
         assert not any(orjson.loads(asked.answer.body)["acks"].values())

@@ -1,7 +1,7 @@
 """`python -m tests.fuzz.report FILE`: what a campaign has printed, as a table; the exit code says whether all targets came to their end without a finding.
 
 `--pid N` waits until that process has ended. What it said beside that is looked for in `FILE` with the suffix `.err`.
-Weak spot: a campaign that was killed is told from one that ended by the targets that are missing.
+Weak spot: a campaign that was killed differs from one that ended only by the targets that are missing.
 """
 
 from __future__ import annotations

@@ -45,7 +45,9 @@ _RECORDS: tuple[Routable, ...] = (
 
 
 def fuzz_replay_journal(data: bytes) -> None:
-    """Records, then damage; each is written as it was read, and what they say together is known by a new life."""
+    """Records, then damage; each is written as it was read, and a new incarnation knows their
+    result.
+    """
     content = _with_journal_checksums(data)
     memory = ReplayMemory(100, 600_000)
     findings = JournalFindings(memory, _IDENTITY)

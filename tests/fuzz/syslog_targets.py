@@ -134,7 +134,7 @@ def _tls_context() -> ssl.SSLContext:
 
 
 def fuzz_tls(data: bytes) -> None:
-    """Whoever has no handshake gets nothing through, and an alert at most."""
+    """Without a handshake nothing gets through, and one alert at most is sent."""
     stream = TlsStream(_tls_context(), ())
     with suppress(StreamError):
         for start in range(0, len(data), 97):

@@ -45,7 +45,9 @@ class Said(NamedTuple):
 
 def talk(make: MakeSession, listener: Listener, stream: bytes, step: int, bounds: Callable[[Any, int], None] | None = None,
          outcome: AckOutcome = AckOutcome.STORED, is_completed_late: bool = True) -> Said:  # fmt: skip
-    """One connection from its begin to its end; as its room would, it is given nothing once it has closed. `bounds(session, piece)` after each piece."""
+    """One connection from its begin to its end; like the ingest, it passes nothing on once it has
+    closed. `bounds(session, piece)` after each piece.
+    """
     connection = RecordingConnection(listener)
     intake = connection.intake
     session = make(connection)

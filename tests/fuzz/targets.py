@@ -1,7 +1,7 @@
 """What is fuzzed: one function a target, bytes in, nothing out; whatever it raises is a finding.
 
-Every parser of strangers' bytes has a target, and so have the files that ingest reads back (`test_fuzz` looks for modules that no seed reaches). Owned by
-nobody. Weak spot: inputs are small, so what costs too much only when it is large is for unit tests and for `system/test_hostile_senders.py`.
+Every parser of strangers' bytes has a target, and so have the files that ingest reads back (`test_fuzz` finds modules that no seed
+reaches). Weak spot: inputs are small, so what costs too much only when it is large is for unit tests and for `system/test_hostile_senders.py`.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ LINE: dict[str, Any] = {"target": "relp", "inputs": 7_000, "seconds": 1.5, "seed
         ({"target": "other"}, "not fuzzed: relp"),
     ],
 )
-def test_a_report_tells_findings_ends_and_what_is_missing(changes: dict[str, Any], words: str) -> None:
+def test_a_report_lists_findings_ends_and_missing_targets(changes: dict[str, Any], words: str) -> None:
     assert report([LINE], ["relp"]) == (
         ["relp                          7,000 inputs      1.5 s", "1 targets, 7,000 inputs in 2 s of a processor: no findings"],
         [],

@@ -2,7 +2,7 @@
 
 A test passes, or it fails or skips for a reason that is written down. A test that is not listed, does not run, begins to fail or passes against
 expectation is a problem: then the list is what has to change, by hand. Pure but for reading the file. Weak spot: of a test that is expected to fail
-nobody looks at how it fails.
+the kind of failure is not checked.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A directory that stands for a Kafka release (KAFKA_PATH) where librdkafka's tests call its scripts: `kafka-topics.sh`, and Java programs of the suite.
 
-Its jars are those of `lab.client_packages`, and Eclipse's compiler is its `javac`, so a Java runtime is enough. Owned by who makes it. Weak
+Its jars are those of `lab.client_packages`, and Eclipse's compiler is its `javac`, so a Java runtime is enough. Owned by its creator. Weak
 spot: without those jars the suite's Java parts fail; `missing` says so beforehand.
 """
 

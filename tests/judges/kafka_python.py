@@ -1,6 +1,6 @@
 """kafka-python's integration tests, as its source archive carries them, run by pytest in a process of their own against a box.
 
-The archive lacks `test/service.py`, which starts brokers; ours says that there is one already. Owned by who runs it. Weak spot: the suite's idea of a
+The archive lacks `test/service.py`, which starts brokers; ours says that there is one already. Owned by its caller. Weak spot: the suite's idea of a
 broker's version is fixed (`KAFKA_VERSION`), and some tests judge by it alone.
 """
 

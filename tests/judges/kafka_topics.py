@@ -1,6 +1,6 @@
 """`kafka-topics.sh` for suites that call it: what they ask of it, by librdkafka's admin client. Kafka's own would need 40 more jars and 2 s a call.
 
-Owned by nobody. Weak spot: it knows the options that librdkafka's tests use, no more; an unknown one is an error.
+Weak spot: it knows the options that librdkafka's tests use, no more; an unknown one is an error.
 """
 
 from __future__ import annotations

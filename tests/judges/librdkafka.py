@@ -23,7 +23,7 @@ HOME = TARGET / "librdkafka"
 RUNNER = HOME / "tests" / "test-runner"
 BUILD_SECONDS = 1800
 KAFKA_VERSION: Final = "3.9.0"
-"""What the suite is told that it talks to."""
+"""The environment that describes the broker to the suite."""
 BOX_SETTINGS: Final = {"num.partitions": 4, "log.flush.offset.checkpoint.interval.ms": 1000, "log.cleaner.backoff.ms": 2000}
 """The suite's own clusters make topics of four partitions. A compacted record must be on the disk here first, so the rounds that bring it there are
 made as frequent as the suite expects compaction to be."""
@@ -111,7 +111,9 @@ def run_number(bootstrap: str, number: str, directory: Path, seconds: float, sce
 
 
 def results_in(log: str) -> dict[str, str]:
-    """Of a log without colours. A failed test ends the process before it prints its table; it is told by the line that says which ran."""
+    """Of a log without colours. A failed test ends the process before it prints its table; the line
+    of the running test identifies it.
+    """
     results = {}
     for name, outcome, reason in _RESULT.findall(log):
         if reason != _LOCAL:

@@ -41,7 +41,7 @@ def judged_box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]
 
 @pytest.fixture(scope="module")
 def careful_box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
-    """Creates no topic that nobody asked for."""
+    """Creates only requested topics."""
     yield from _start(tmp_path_factory, False)
 
 

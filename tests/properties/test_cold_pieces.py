@@ -1,4 +1,6 @@
-"""Pieces of segments in a log-reader's slots, against a model that only remembers who holds what."""
+"""Pieces of segments in a log-reader's slots, against a model that only remembers which read holds
+what.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class PiecesAgainstHolds(RuleBasedStateMachine):
         begun = self.pieces.begin((file, number), end)
         assert (begun is None) == (len(needed) == SLOTS)
         if begun is not None:
-            assert begun.slot not in needed, "somebody needs what lies in this slot"
+            assert begun.slot not in needed, "a read needs the piece in this slot"
             self.ready = [piece for piece in self.ready if piece.slot != begun.slot]
             self.reading.append(begun)
             assert self.pieces.find((file, number), end) is begun
@@ -76,13 +78,13 @@ class PiecesAgainstHolds(RuleBasedStateMachine):
         assert set(self.pieces.give_up_unheld()) == set(range(SLOTS)) - self.needed_slots()
 
     @rule(slot=st.integers(0, SLOTS - 1))
-    def release_what_nobody_holds(self, slot: int) -> None:
+    def release_unheld_pieces(self, slot: int) -> None:
         if not self.holds[slot]:
             with pytest.raises(InvariantViolation):
                 self.pieces.release(slot)
 
     @invariant()
-    def what_nobody_needs_can_be_had(self) -> None:
+    def unneeded_slots_are_available(self) -> None:
         assert self.pieces.available == SLOTS - len(self.needed_slots())
 
 

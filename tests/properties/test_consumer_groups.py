@@ -1,4 +1,6 @@
-"""A consumer group with members of both protocols, a log that refuses, a coordinator that dies and topics that change: nobody reads what another reads."""
+"""A consumer group with members of both protocols, a log that refuses, a coordinator that dies and
+topics that change: no two members read the same partition.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ classic_names = st.sampled_from("xyz")
 
 
 class ConsumerGroupUnderStress(RuleBasedStateMachine):
-    """Clients behave; everything else is chance. `said_ms` is when each client was last heard of: who is silent for a session has lost what it held."""
+    """Clients behave; everything else is chance. `said_ms` is each client's last request: a client
+    that is silent for a session has lost its partitions.
+    """
 
     @initialize(may=st.sampled_from(("bidirectional", "upgrade")))
     def begin(self, may: str) -> None:
@@ -142,8 +146,10 @@ class ConsumerGroupUnderStress(RuleBasedStateMachine):
             assert self.group.group_epoch >= epoch
 
     @rule()
-    def everybody_settles(self) -> None:
-        """Whoever is there asks until there is nothing more to learn: then everything is read, and by one."""
+    def all_members_settle(self) -> None:
+        """All present members send requests until nothing changes: then every partition is read by
+        exactly one.
+        """
         self.world.settle()
         self.world.pass_ms(60_000)  # the dead are out
         self.world.pass_ms(NEW_SESSION_MS)
@@ -175,7 +181,7 @@ class ConsumerGroupUnderStress(RuleBasedStateMachine):
         return self.membership.group if self.membership is not None else None
 
     @invariant()
-    def nobody_reads_what_another_reads(self) -> None:
+    def no_two_members_read_a_partition(self) -> None:
         held = [(place, name) for name, subscriber in {**self.new, **self.classic}.items() for place in subscriber.holds]
         assert len({place for place, _ in held}) == len(held), sorted(held)
 

@@ -83,7 +83,7 @@ class FetchSessionMachine(RuleBasedStateMachine):
     def create(self, names: list[tuple[str, int]], outcomes: list[tuple[int, int, int, bool]], privileged: bool, by_id: bool) -> None:
         results = self._results(names, outcomes)
         created = self.sessions.maybe_create(self._wanted(names, by_id), results, privileged, by_id, 0, self.now_ms)
-        has_room = self._make_room(len(names), privileged)
+        has_room = self._evict(len(names), privileged)
         assert (created is not None) == has_room
         if created is None:
             return
@@ -96,7 +96,7 @@ class FetchSessionMachine(RuleBasedStateMachine):
         model.counted = len(names)
         self.models.append(model)
 
-    def _make_room(self, size: int, privileged: bool) -> bool:
+    def _evict(self, size: int, privileged: bool) -> bool:
         def stale() -> Model | None:
             return self.models[0] if self.models and self.now_ms - self.models[0].used_ms > EVICTION_MS else None
 
@@ -174,12 +174,12 @@ class FetchSessionMachine(RuleBasedStateMachine):
         model.session_epoch = 1 if session_epoch == EPOCH_MAX else session_epoch + 1
         model.used_ms = self.now_ms
         self.models.remove(model)
-        self.models.append(model)  # who was used last stands last
+        self.models.append(model)  # the last used session is the last entry
         model.counted = len(model.partitions)
         self._read(found, model, outcomes, answered)
 
     def _read(self, session: FetchSession, model: Model, outcomes: list[tuple[int, int, int, bool]], answered: bool) -> None:
-        """Everything is awake here, so all are read, in order; what must be told is told."""
+        """Everything is awake here, so all are read, in order; what must be sent is sent."""
         session.wake_all()
         partitions = session.awake_in_order()
         results = self._results([(self._name(partition), partition.wanted.partition) for partition in partitions], outcomes)
@@ -222,7 +222,7 @@ class FetchSessionMachine(RuleBasedStateMachine):
         return self.sessions._sessions
 
     @invariant()
-    def the_books_balance(self) -> None:
+    def the_counts_match(self) -> None:
         held = self._held()
         assert sorted(held) == sorted(model.session_id for model in self.models)
         assert len(held) <= SLOTS

@@ -75,7 +75,7 @@ class GroupUnderStress(RuleBasedStateMachine):
         self.assigned_generation = 0
         self.tag = 0
         self.is_log_whole = True
-        """Nothing is in the log of which the coordinator was told that it is not."""
+        """Nothing is in the log that was reported to the coordinator as not written."""
         self.was_refused = False
 
     def ask(self, client: Client, told: Replies[Any], asked: str) -> None:
@@ -119,7 +119,9 @@ class GroupUnderStress(RuleBasedStateMachine):
                 assert response.group_leader_id == response.member_id
 
     def owner_of(self, member_id: str) -> int:
-        """Ids of static members begin with their instance, those of dynamic ones are told apart by themselves."""
+        """Ids of static members begin with their instance, those of dynamic ones are distinct by
+        themselves.
+        """
         return int(member_id[len("instance")]) if member_id.startswith("instance") else 1_000 + int(member_id.rpartition("id")[2])
 
     def on_synced(self, request: Open) -> None:
@@ -148,7 +150,7 @@ class GroupUnderStress(RuleBasedStateMachine):
         self.ask(client, told, "join")
 
     @rule(count=st.integers(0, CLIENTS), is_answered=st.booleans())
-    def everybody_joins_and_some_sync(self, count: int, is_answered: bool) -> None:
+    def all_members_join_and_some_sync(self, count: int, is_answered: bool) -> None:
         """What healthy clients do, so that generations are reached that single steps seldom reach."""
         for _ in range(2):
             for client in self.clients:
@@ -194,7 +196,7 @@ class GroupUnderStress(RuleBasedStateMachine):
         self.world.commit({("syslog", partition): offset}, member_id=client.member_id, generation_id=client.generation_id, instance=client.instance)
 
     @rule(partition=st.integers(0, 1), offset=st.integers(0, 100))
-    def commit_as_nobody(self, partition: int, offset: int) -> None:
+    def commit_as_unknown_member(self, partition: int, offset: int) -> None:
         self.world.commit({("syslog", partition): offset})
 
     @rule(producer_id=st.sampled_from(PRODUCERS), partition=st.integers(0, 1), offset=st.integers(0, 100))
@@ -208,7 +210,7 @@ class GroupUnderStress(RuleBasedStateMachine):
         if is_deleted:
             self.delete_offset(0)
         self.commit(index, 0, offset + 1)
-        self.commit_as_nobody(0, offset + 1)
+        self.commit_as_unknown_member(0, offset + 1)
         self.the_log_answers()
         self.world.end_transaction(PRODUCERS[0], is_commit)
 
@@ -275,7 +277,7 @@ class GroupUnderStress(RuleBasedStateMachine):
     # ---- what always holds
 
     @invariant()
-    def nobody_waits_for_longer_than_the_time_outs_say(self) -> None:
+    def no_request_waits_longer_than_its_timeout(self) -> None:
         for request in self.open:
             assert self.world.now_ms - request.since_ms <= ANSWERED_WITHIN_MS, request
 

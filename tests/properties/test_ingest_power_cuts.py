@@ -1,5 +1,6 @@
-"""A power cut over what an ingest keeps on its state directory: files torn anywhere are recognised when the next life begins, nothing false is believed, and
-what stands before the tear is not lost.
+"""A power cut over the files in an ingest's state directory.
+
+The next incarnation recognises files torn anywhere, uses nothing false, and loses nothing before the tear.
 
 Nothing of journal and spool is ever synced, so of each file any prefix, any blocks and any zeros may be left (`support/volatile_files.py`); so may of the log.
 """
@@ -60,7 +61,9 @@ def whole_records(content: bytes) -> tuple[list[JournalRecord], bool]:
 
 
 class Chunks:
-    """A life of an ingest that stores chunk after chunk, each a batch with an identity of its own, under one producer."""
+    """An incarnation of an ingest that stores chunk after chunk, each a batch with an identity of
+    its own, under one producer.
+    """
 
     def __init__(self, state: IngestState) -> None:
         self.state = state

@@ -35,7 +35,7 @@ class Receiver:
     def _start(self) -> None:
         self.lives += 1
         self.memory = ReplayMemory(100_000, 600_000)
-        self.streams = FrameStreams(self.memory, 600_000, b"life %d" % self.lives)
+        self.streams = FrameStreams(self.memory, 600_000, b"incarnation %d" % self.lives)
         self.session: StreamReplay | None = None
         findings = JournalFindings(self.memory, BOOT)
         findings.add(Begun(BOOT))

@@ -250,7 +250,7 @@ def test_a_produce_response_means_the_same_to_kio(version: int, results: list[Pr
     partitions = [(topic.name, partition) for topic in response.responses for partition in topic.partition_responses]
     assert len(partitions) == len(results)
     for (name, found), result in zip(partitions, results, strict=True):
-        # KAFKA_STORAGE_ERROR is told to versions that know it.
+        # KAFKA_STORAGE_ERROR is sent in versions that know it.
         error_code = 6 if result.error_code == 56 and version < 4 else result.error_code
         assert (name, found.index, found.error_code, found.base_offset) == (result.topic, result.partition, error_code, result.base_offset)
         # kio shows −1 as None.

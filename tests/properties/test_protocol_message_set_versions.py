@@ -25,7 +25,7 @@ FETCHED_TOPICS = st.lists(st.tuples(NAME, st.lists(st.tuples(INT32, INT64, INT32
 TOPIC = st.sampled_from("abc")
 RESULTS = st.lists(st.tuples(TOPIC, INT32, st.just(0) | FAILURE, INT64, INT64), max_size=5)
 OLD_CODE = {56: 6}
-"""KAFKA_STORAGE_ERROR is told to versions that know it."""
+"""KAFKA_STORAGE_ERROR is sent in versions that know it."""
 
 
 def their_class(module: Any, name: str, version: int) -> Any:

@@ -1,5 +1,8 @@
-"""A follower's lane and its leader over random interleavings: what the leader's session has is what the follower believes, no record comes twice or is left
-out, and when it is quiet everything is followed to its end, the high watermark too."""
+"""A follower's fetcher and its leader over random interleavings.
+
+The leader's session equals the follower's state, no record is repeated or missing, and at rest the
+follower has the log end and the high watermark of every partition.
+"""
 
 from __future__ import annotations
 

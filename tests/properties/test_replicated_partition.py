@@ -18,7 +18,7 @@ BROKERS = st.sampled_from([1, 2, 3])
 APPEND = st.tuples(st.just("append"), st.tuples(st.integers(1, 5), st.integers(1, 3)))
 FETCH = st.tuples(st.just("fetch"), st.tuples(BROKERS, st.sampled_from([1, 300, 1 << 20])))
 TELL = st.tuples(st.just("tell"), BROKERS)
-WISH = st.tuples(st.just("wish"), st.booleans())
+WISH = st.tuples(st.just("proposal"), st.booleans())
 TIME = st.tuples(st.just("time"), st.sampled_from([1, 3]))
 KILL = st.tuples(st.just("kill"), st.tuples(BROKERS, st.booleans()))
 ELECT = st.tuples(st.just("elect"), BROKERS)
@@ -63,16 +63,16 @@ class Cluster:
                 each.writer.clock.advance_ms(LONG_MS)
                 each.turn(1)
 
-    def wish(self, is_granted: bool) -> None:
+    def proposal(self, is_granted: bool) -> None:
         """The controller writes what is asked for, or does not; what is older than the state is answered with the state."""
         leader = self.leader
         wishes = [each for each in leader.wishes if each["leader_epoch"] == self.leader_epoch]
         leader.wishes.clear()
-        for wish in wishes:
-            if is_granted and wish["partition_epoch"] == self.partition_epoch:
-                self.isr = wish["isr"]
+        for proposal in wishes:
+            if is_granted and proposal["partition_epoch"] == self.partition_epoch:
+                self.isr = proposal["isr"]
                 self.partition_epoch += 1
-            assert leader.isr(self.leader_epoch, self.isr, self.partition_epoch, wish["change"]) == 0
+            assert leader.isr(self.leader_epoch, self.isr, self.partition_epoch, proposal["change"]) == 0
 
     def kill(self, what: tuple[int, bool]) -> None:
         killed = self.by_id[what[0]]
@@ -123,14 +123,14 @@ class Cluster:
             assert replica.writer.counters.counter("log_writer.truncated_below_high_watermark").value == 0
 
     def settle(self) -> None:
-        """Everybody catches up and comes into sync again."""
+        """All replicas catch up and join the ISR again."""
         for _ in range(6):
             for each in self.by_id.values():
                 if each is not self.leader:
                     while fetch(each, self.leader) != "told":
                         pass
             self.time(1)
-            self.wish(True)
+            self.proposal(True)
         assert {each.log_end for each in self.by_id.values()} == {self.leader.row.high_watermark}
         assert sorted(self.isr) == self.replicas
         start = max(each.row.log_start_offset for each in self.by_id.values())

@@ -40,7 +40,7 @@ class ArenaAgainstIntervals(RuleBasedStateMachine):
         self.arena = Arena(PrivateMemory(DATA_POSITION + (1 << ARENA_ORDER)), 1 << ARENA_ORDER)  # type: ignore[arg-type]
         self.taken: dict[int, int] = {}
 
-    def has_room(self, size: int) -> bool:
+    def has_free_space(self, size: int) -> bool:
         """Buddies merge when it matters, so a slot exists exactly if some aligned place of its size is free."""
         if size > 1 << ARENA_ORDER:
             return False
@@ -51,7 +51,7 @@ class ArenaAgainstIntervals(RuleBasedStateMachine):
     def allocate(self, size: int) -> int:
         rounded = Arena.rounded_size(size)
         assert rounded >= max(size, SMALLEST) and rounded & (rounded - 1) == 0
-        room = self.has_room(rounded)
+        room = self.has_free_space(rounded)
         position = self.arena.allocate(size)
         assert (position >= 0) == room
         if position >= 0:
@@ -74,7 +74,7 @@ class ArenaAgainstIntervals(RuleBasedStateMachine):
                 self.arena.free(position)
             except InvariantViolation:
                 return
-            raise AssertionError("a slot that nobody has was freed")
+            raise AssertionError("an unallocated slot was freed")
 
     @invariant()
     def sums_agree(self) -> None:

@@ -68,7 +68,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
 
 @pytest.fixture
 def fake_box(made: Callable[..., Path]) -> Callable[..., BoxLayout]:
-    """A runtime directory that a stranger made, in one of his own."""
+    """A runtime directory that another user made, in a directory of that user."""
 
     def make(state: str = "/gone/state", pid: int = NO_PID, disks: tuple[str, ...] = (), root: Path | None = None) -> BoxLayout:
         layout = BoxLayout(f"{root or made(STRANGER, 0o755)}/millrace/{box_name(state)}")

@@ -28,7 +28,7 @@ for name in sys.argv[1:]:
     shared.words[USED_WORD] = 10**6
     os.chmod(f"/dev/shm{name}", 0o666)
 """
-"""Counters as they should be, but that their number leads beyond their end: who adopts them dies of it."""
+"""Valid counters whose count reaches beyond their end: a process that adopts them dies."""
 
 TAKES_ANYWAY = """
 import sys
@@ -70,7 +70,7 @@ def test_a_box_adopts_no_counters_that_another_user_made(tmp_path: Path) -> None
 
 @needs_root
 @pytest.mark.system
-def test_a_user_is_told_which_name_another_user_took_and_what_to_do() -> None:
+def test_the_error_names_the_object_of_another_user_and_what_to_do() -> None:
     home = new_directory(VICTIM, 0o755)
     box = box_name(f"{home}/state")
     name = f"/millrace.{box}.counters.acceptor@0"

@@ -1,4 +1,6 @@
-"""What root writes for systemd, and gives away, follows from what root wrote: no text of the box's user becomes a unit, a file elsewhere or a new owner."""
+"""What root writes for systemd, and which files it hands over, follows only from root's files: no
+text of the box's user becomes a unit, a file elsewhere or a new owner.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,7 @@ def test_a_supervisor_that_names_no_disk_is_refused_before_systemd_is_asked(name
 
 @needs_root
 @pytest.mark.parametrize("place", ["link", "above/empty"])
-def test_root_gives_away_no_directory_behind_a_link(tmp_path: Path, place: str) -> None:
+def test_root_changes_the_owner_of_no_directory_behind_a_link(tmp_path: Path, place: str) -> None:
     user = pwd.getpwuid(65534).pw_name
     (tmp_path / "etc" / "empty").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "etc" / "empty")
@@ -110,7 +112,7 @@ def test_root_gives_away_no_directory_behind_a_link(tmp_path: Path, place: str) 
 
 
 @needs_root
-def test_the_new_owner_of_a_directory_is_the_user_of_the_installation_and_not_who_made_the_runtime_directory(tmp_path: Path) -> None:
+def test_the_new_owner_of_a_directory_is_the_user_of_the_installation_and_not_the_owner_of_the_runtime_directory(tmp_path: Path) -> None:
     runtime, disk = tmp_path / "run", tmp_path / "disk"
     runtime.mkdir()
     disk.mkdir()

@@ -27,7 +27,7 @@ class FetchRequest(NamedTuple):
     last_fetched_epoch: int
     log_start_offset: int
     high_watermark: int
-    """What the follower was told last (a session of the leader's remembers it)."""
+    """What the follower received last (a session of the leader's remembers it)."""
 
 
 class FetchAnswer(NamedTuple):
@@ -52,7 +52,7 @@ class Acceptor:
         self.use(writer)
 
     def use(self, writer: Writer) -> None:
-        """The log-writer has a new life."""
+        """The log-writer has a new incarnation."""
         self._writer = writer
         writer.on_change = self._wake
         self._wake()

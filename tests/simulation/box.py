@@ -97,12 +97,12 @@ class Box:
         self.acceptor.use(self.writer)
         self.fetcher.use(self.writer)
         self.controller.on_writer(self.writer)
-        self._world.note(f"box {self.broker_id}: another life of its log-writer")
+        self._world.note(f"box {self.broker_id}: another incarnation of its log-writer")
 
     def restart_controller(self) -> None:
         self._stop_controller()
         self._start_controller()
-        self._world.note(f"box {self.broker_id}: another life of its controller process")
+        self._world.note(f"box {self.broker_id}: another incarnation of its controller process")
 
     def _stop_writer(self) -> None:
         writer = self.writer

@@ -67,7 +67,7 @@ class Producer:
         self._awaits_until = world.now + TIMEOUT
 
     def _ask_for_leader(self) -> int:
-        """Whom some box says; 0: nobody who is not older than what is known."""
+        """The leader that some box reports; 0: no leader that is newer than the known one."""
         box = self._world.chance.choice(self._boxes)
         leader, leader_epoch = box.known_leader
         if not box.is_up or leader < 0 or leader_epoch < self._leader_epoch:

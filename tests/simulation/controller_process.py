@@ -1,6 +1,6 @@
-"""A box's controller process, one life of it: everything of `services/controller/agent.py` that decides about replicas, without sockets and processes.
+"""One incarnation of a box's controller process: everything of `services/controller/agent.py` that decides about replicas, without sockets and processes.
 
-The keepers (elections, wishes, roles, disks that come, looks at the tree), the operations that they start, and the runner of these are the shipped
+The keepers (elections, ISR changes, roles, disks that come, reads of the tree), the operations that they start, and the runner of these are the shipped
 ones; put together here, as the agent and its parts do it (`box_replicas`, `membership`, `disk_reports`), with messages for a session and method calls for
 rings. Owned by its box. Weak spot: what those do between the keepers (the turn, an arrival) is written down twice.
 """
@@ -94,7 +94,7 @@ class ControllerProcess:
         patience = lambda: bring_up.patience_ms(SESSION_TIMEOUT // MS)  # noqa: E731
         self._failover = Failover(context, bring_up.is_dead, bring_up.is_brought_up, patience)
         self._watcher = ZnodeWatcher(context, lambda: TOPIC_ID, lambda: (), self._session_id, self._reconsider_now)
-        self.session = Session(world, zookeeper, broker_id, session_id, self._on_connected, self._leave, self._looks_at)
+        self.session = Session(world, zookeeper, broker_id, session_id, self._on_connected, self._leave, self._reads)
         self._turn_again()
 
     def die(self) -> None:
@@ -127,13 +127,13 @@ class ControllerProcess:
     # --- the log-writer
 
     def on_writer(self, writer: Writer) -> None:
-        """A log-writer, or a new life of it, greets."""
+        """A log-writer, or a new incarnation of it, connects."""
         self._writer = writer
         self._wishes.clear()
         partitions = {(TOPIC, PARTITION): str(TOPIC_ID)}
         report = DiskReport(DISK, directory_of(self.broker_id), 0, writer.needs_epoch_bump, partitions)
         self.cluster.add_report(report)
-        writer.on_wish = self._on_wish
+        writer.on_wish = self._on_isr_change
         self._bring_up.on_connected(report)
         self._reconsider_now()
 
@@ -143,16 +143,16 @@ class ControllerProcess:
         self._isr.on_disk_gone(DISK)
         self._bring_up.on_gone(DISK)
 
-    def _on_wish(self, wish: IsrProposal) -> None:
+    def _on_isr_change(self, wish: IsrProposal) -> None:
         document = {"topic": TOPIC, "partition": PARTITION, "topic_id": str(TOPIC_ID), "change": wish.number, "leader_epoch": wish.leader_epoch}
         document |= {
             "partition_epoch": wish.partition_epoch,
             "isr": list(wish.isr),
             "broker_epochs": {str(key): value for key, value in wish.broker_epochs.items()},
         }
-        self._world.after(self._hop(), self._take_wish, self._writer, document)
+        self._world.after(self._hop(), self._take_isr_change, self._writer, document)
 
-    def _take_wish(self, writer: Writer, document: dict[str, Any]) -> None:
+    def _take_isr_change(self, writer: Writer, document: dict[str, Any]) -> None:
         if self.is_alive and writer is self._writer:
             self._isr.on_requests(DISK, [document])
             self._turn_soon()
@@ -204,11 +204,11 @@ class ControllerProcess:
     def _on_failure(self, failure: Exception) -> None:
         if isinstance(failure, ZooKeeperConnectionLost):
             return
-        self._world.note(f"box {self.broker_id}: looks at everything anew, because of {failure!r}")
+        self._world.note(f"box {self.broker_id}: reads everything again, because of {failure!r}")
         self._leave()
         self._arrive_at = self._world.now + (0 if isinstance(failure, ControllerMoved) else ARRIVE_AGAIN)
 
-    def _looks_at(self, path: str) -> None:
+    def _reads(self, path: str) -> None:
         self._watcher.on_change(path.rstrip("/"))
         self._turn_soon()
 

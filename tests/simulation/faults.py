@@ -41,7 +41,7 @@ class Faults:
     def _next(self) -> None:
         if self.is_over:
             return
-        if not self._is_somebody_hurt():
+        if not self._is_any_box_hurt():
             kind = self._world.chance.choice(self._kinds)
             self.count += 1
             getattr(self, kind)(self._victim())
@@ -51,7 +51,7 @@ class Faults:
         leader = self._state().leader
         return self._boxes[leader - 1] if leader > 0 and self._world.chance.random() < self._aim else self._world.chance.choice(self._boxes)
 
-    def _is_somebody_hurt(self) -> bool:
+    def _is_any_box_hurt(self) -> bool:
         """Whether a box that lost something is still taken for one that did not: until it has left the in-sync set nothing else goes wrong."""
         box = self._hurt
         if box is None:
@@ -63,7 +63,7 @@ class Faults:
         return self._hurt is not None
 
     def end(self) -> None:
-        """Everything heals, and everybody comes back."""
+        """End all faults, and restart all boxes."""
         self.is_over = True
         self._world.note("everything heals")
         self._world.network.heal()
@@ -102,8 +102,10 @@ class Faults:
             self._world.after(self._while(), self._start, box)
 
     def lose_follower_and_leader(self, box: Box) -> None:
-        """While a third box is out of sync a follower loses its power and its session, then the leader's box dies, whole: nobody leads, and of the two in
-        sync one has lost something."""
+        """While a third box is out of sync, cut a follower's power and expire its session, then kill the leader's box.
+
+        No replica leads then, and of the two in sync one has lost records.
+        """
         leader = self._state().leader
         if self._may_hurt(box) and leader not in (-1, box.broker_id):
             self._hurt = box
@@ -133,7 +135,7 @@ class Faults:
             self._cut(box.broker_id, other.broker_id)
 
     def isolate(self, box: Box) -> None:
-        """From everybody but clients, who are with it."""
+        """From all but clients, which stay connected."""
         self._isolate(box, (ZOOKEEPER, *(other.broker_id for other in self._boxes if other is not box)))
 
     def isolate_wholly(self, box: Box) -> None:
@@ -143,12 +145,12 @@ class Faults:
         """The box is well, and reaches ZooKeeper."""
         self._world.note(f"zookeeper: ends the session of box {box.broker_id}")
         self._zookeeper.expire(box.controller.session.session_id)
-        ways = ((box.broker_id, ZOOKEEPER),)  # it is back before anybody has looked, or not
+        ways = ((box.broker_id, ZOOKEEPER),)  # it is back before any box has noticed, or not
         self._world.network.cut.update(ways)
         self._world.after(int(self._world.chance.random() * 200 * MS), self._heal, ways)
 
     def expire_twice(self, box: Box) -> None:
-        """And whoever follows it."""
+        """And its followers."""
         self.expire_session(box)
         self._world.after(int(self._world.chance.random() * 100 * MS), self._expire_another)
 
@@ -162,7 +164,7 @@ class Faults:
         self._world.after(self._while(), self._calm)
 
     def lose_zookeeper(self, _box: Box) -> None:
-        self._world.note("zookeeper: serves nobody")
+        self._world.note("zookeeper: serves no session")
         self._zookeeper.is_down = True
         self._world.after(self._while(), self._serve)
 
@@ -184,7 +186,7 @@ class Faults:
         return int((0.05 + self._world.chance.random() * 2) * SECOND)
 
     def _may_hurt(self, box: Box) -> bool:
-        """Only while somebody else is in sync, and everybody is up, well and reached by all."""
+        """Only while another replica is in sync, and all boxes are up, healthy and connected."""
         network = self._world.network
         is_calm = not network.cut and network.is_calm and not self._zookeeper.is_down
         return is_calm and self._hurt is None and all(other.is_well for other in self._boxes) and bool(set(self._state().isr) - {box.broker_id})

@@ -54,7 +54,7 @@ class Fetcher:
         self._act()
 
     def follow(self, leader_id: int, leader_epoch: int) -> None:
-        """What the image says: -1 or ourselves: nobody is followed."""
+        """What the image says; -1 or this box: no box is followed."""
         self._is_following = leader_id >= 0 and leader_id != self._broker_id
         if self.rules.follow(leader_id, LeaderEpoch(leader_epoch), self._world.now):
             self._under_way = 0

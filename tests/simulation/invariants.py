@@ -22,13 +22,15 @@ def hold(condition: bool, rule: str, text: str) -> None:
 
 
 class AcknowledgedStays:
-    """What was acknowledged with acks=all is in the log of whoever leads later, at its offset (5)."""
+    """What was acknowledged with acks=all is in the log of every later leader, at its offset (5)."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[int, int] = {}
         """value → offset"""
         self._committed_under: dict[int, int] = {}
-        """offset → leader epoch under which it came below a high watermark first; who still leads under an older one need not have it."""
+        """offset → leader epoch under which it came below a high watermark first; a leader under an
+        older one need not have it.
+        """
 
     def on_acknowledged(self, value: int, offset: int) -> None:
         self.acknowledged[value] = offset
@@ -100,7 +102,7 @@ class LogsMatch:
 
 
 class OneLeader:
-    """Nobody else writes under a leader epoch than the one box that leads under it."""
+    """No other box writes under a leader epoch than the one box that leads under it."""
 
     def __init__(self) -> None:
         self._leaders: dict[int, int] = {}
@@ -112,7 +114,9 @@ class OneLeader:
 
 
 class StatesFollowRules:
-    """A partition's state changes by conditional writes only; leader and epoch change together, epochs go up, and who leads comes out of the in-sync set."""
+    """A partition's state changes by conditional writes only; leader and epoch change together,
+    epochs go up, and a leader comes out of the in-sync set.
+    """
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -120,13 +124,13 @@ class StatesFollowRules:
     def on_state(self, old: PartitionState, new: PartitionState, write: Write) -> None:
         rule = "StatesFollowRules"
         hold(isinstance(write, SetData) and write.version >= 0, rule, f"{new} was written without a version")
-        hold(bool(new.isr), rule, f"{new} has nobody in sync")
+        hold(bool(new.isr), rule, f"{new} has no replica in sync")
         hold(new.leader_epoch >= old.leader_epoch, rule, f"the leader epoch goes back from {old} to {new}")
         hold(new.leader == old.leader or new.leader_epoch > old.leader_epoch, rule, f"another leader under the same epoch: {old} to {new}")
         hold(new.leader < 0 or new.leader in new.isr, rule, f"{new}: its leader is not in sync")
         hold(new.leader < 0 or new.leader in old.isr, rule, f"{old} to {new}: its leader was not in sync")
         if set(new.isr) - set(old.isr):
-            hold(new.leader == old.leader and new.leader_epoch == old.leader_epoch, rule, f"{old} to {new}: somebody came in with an election")
+            hold(new.leader == old.leader and new.leader_epoch == old.leader_epoch, rule, f"{old} to {new}: a replica joined the ISR with an election")
         self.epoch = new.leader_epoch
 
 
@@ -142,7 +146,7 @@ class NothingCommittedIsCut:
 
 
 class Invariants:
-    """All of them; what happens is told here."""
+    """All of them; events are reported here."""
 
     def __init__(self) -> None:
         self.acknowledged = AcknowledgedStays()

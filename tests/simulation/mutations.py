@@ -1,6 +1,6 @@
 """Rules broken on purpose: a simulation that does not notice these proves nothing.
 
-Each replaces one shipped function by one that is wrong in a way in which somebody could get it wrong. `found_by(name, seeds)` gives the first seed of a run
+Each replaces one shipped function by one that is wrong in a way in which a developer could get it wrong. `found_by(name, seeds)` gives the first seed of a run
 that notices, and what it said.
 """
 
@@ -45,7 +45,9 @@ class Mutation(NamedTuple):
 
 
 def _cuts_at_high_watermark(writer: Writer, leader_epoch: int, order: TruncateOrder, truncate: Any = Writer.truncate) -> int:
-    """As Kafka did before KIP-101: whoever begins to follow cuts at its high watermark, and compares no epochs."""
+    """As Kafka did before KIP-101: a new follower truncates to its high watermark, and compares no
+    epochs.
+    """
     if order.kind == Truncation.TELL and leader_epoch == writer.leader_epoch:
         order = TruncateOrder(Truncation.TO_OFFSET, NO_LEADER_EPOCH, Offset(writer.high_watermark))
     code: int = truncate(writer, leader_epoch, order)
@@ -64,7 +66,7 @@ def _shrinks_at_once(progress: ReplicationState, isr: tuple[int, ...], want: Any
         progress._count()
 
 
-def _elects_anybody(state: PartitionState, replicas: Sequence[int], live_brokers: Iterable[int], _unclean: bool, controller_epoch: int) -> PartitionState:
+def _elects_any_replica(state: PartitionState, replicas: Sequence[int], live_brokers: Iterable[int], _unclean: bool, controller_epoch: int) -> PartitionState:
     living = [replica for replica in replicas if replica in set(live_brokers)]
     if not living:
         return state._replace(leader=-1, leader_epoch=state.leader_epoch + 1)
@@ -85,7 +87,7 @@ def _cuts_at_the_leaders_end(_epoch: int, end_offset: int, _end_offset_for: Any,
     return min(end_offset, log_end_offset)
 
 
-def _lets_in_whoever_has_the_high_watermark(
+def _expands_at_the_high_watermark_of_an_older_epoch(
     progress: ReplicationState, follower: FollowerProgress, now_ns: int, expand: Any = ReplicationState._maybe_expand
 ) -> bool:
     start, progress._epoch_start_offset = progress._epoch_start_offset, FIRST_OFFSET
@@ -94,13 +96,13 @@ def _lets_in_whoever_has_the_high_watermark(
     return is_wished
 
 
-def _writes_wishes_over_newer_states(cluster: Any, topic: Any, wish: Any, known_added: Any, state: PartitionState) -> PartitionState | None:
+def _writes_isr_changes_over_newer_states(cluster: Any, topic: Any, wish: Any, known_added: Any, state: PartitionState) -> PartitionState | None:
     if state.leader != cluster.broker_id:
         return None
     return state._replace(isr=wish.isr)
 
 
-def _wishes_count_for_nothing(progress: ReplicationState) -> frozenset[int]:
+def _ignores_pending_isr_changes(progress: ReplicationState) -> frozenset[int]:
     return frozenset(progress.isr)
 
 
@@ -110,7 +112,7 @@ def _believes_the_image(progress: ReplicationState, *arguments: Any, become: Any
     return is_moved
 
 
-def _follows_whoever_fetches(writer: Writer, leader_epoch: int, *rest: Any, take: Any = Writer.apply_progress) -> None:
+def _accepts_fetches_of_any_epoch(writer: Writer, leader_epoch: int, *rest: Any, take: Any = Writer.apply_progress) -> None:
     take(writer, writer.leader_epoch, *rest)
 
 
@@ -120,14 +122,14 @@ MUTATIONS = {
     "truncation at the leader's end of the epoch alone": Mutation(((leader_epoch_cache, "truncation_offset", _cuts_at_the_leaders_end),)),
     "acks=all before the in-sync set has it": Mutation(((ReplicationState, "_advance", _everything_is_committed),)),
     "the in-sync set shrinks before it is written": Mutation(((ReplicationState, "_propose", _shrinks_at_once),)),
-    "a requested member does not count": Mutation(((ReplicationState, "maximal_isr", property(_wishes_count_for_nothing)),)),  # type: ignore[arg-type]
-    "a replica with the high watermark is in sync": Mutation(((ReplicationState, "_maybe_expand", _lets_in_whoever_has_the_high_watermark),)),
-    "an election outside of the in-sync set": Mutation(((failover, "elect_leader", _elects_anybody),)),
+    "a requested member does not count": Mutation(((ReplicationState, "maximal_isr", property(_ignores_pending_isr_changes)),)),  # type: ignore[arg-type]
+    "a replica with the high watermark is in sync": Mutation(((ReplicationState, "_maybe_expand", _expands_at_the_high_watermark_of_an_older_epoch),)),
+    "an election outside of the in-sync set": Mutation(((failover, "elect_leader", _elects_any_replica),)),
     "an unclean box stays in sync": Mutation(((leader_operations, "after_unclean_boot", _leaves_an_unclean_box_in_sync),)),
     "an unclean box stays in sync with one that is away": Mutation(((leader_operations, "after_unclean_boot", _leaves_an_unclean_follower_in_sync),)),
-    "requests are written over newer states": Mutation(((isr_keeper, "decide_isr_change", _writes_wishes_over_newer_states),)),
+    "requests are written over newer states": Mutation(((isr_keeper, "decide_isr_change", _writes_isr_changes_over_newer_states),)),
     "a restarted log-writer believes an old in-sync set": Mutation(((ReplicationState, "on_become_leader", _believes_the_image),)),
-    "progress of another leader epoch counts": Mutation(((Writer, "apply_progress", _follows_whoever_fetches),)),
+    "progress of another leader epoch counts": Mutation(((Writer, "apply_progress", _accepts_fetches_of_any_epoch),)),
 }
 
 

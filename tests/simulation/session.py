@@ -1,7 +1,7 @@
 """A box's session with ZooKeeper, as its controller process has it: the simulated counterpart of `services.controller.zookeeper.session`.
 
 What is asked in one instant travels together. A message that is lost ends its connection, for both: everything behind it is lost, too, and whether what
-was under way was carried out is unknown. The session itself outlives connections, and a new life of the controller process (its id is kept in /run), until
+was under way was carried out is unknown. The session itself outlives connections, and a restart of the controller process (its id is kept in /run), until
 it times out.
 """
 

@@ -89,7 +89,9 @@ class Simulation:
         return Outcome(self.world.seed, self.world.steps, self.faults.count, self.state().leader_epoch, acknowledged, consumed)
 
     def _settle(self) -> None:
-        """Nothing goes wrong any more: soon everybody is in sync, producers are served, and the replicas are equal."""
+        """No more faults: soon all replicas are in sync, producers are served, and the replicas are
+        equal.
+        """
         self.faults.end()
         end = self.world.now + SETTLED_WITHIN
         before = [producer.acknowledged for producer in self.producers[:2]]

@@ -16,7 +16,7 @@ MS = 1_000_000
 SECOND = 1_000 * MS
 TRACE_LENGTH = 400
 STEPS_MAX = 100_000
-"""Of one run: a hundred times what a short one takes. Who asks again at once for ever comes here."""
+"""Of one run: a hundred times what a short one takes. A loop of immediate retries exceeds it."""
 
 ZOOKEEPER = 0
 CLIENTS = 9

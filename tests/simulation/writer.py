@@ -1,7 +1,7 @@
-"""A box's log-writer, one life of it: the shipped rules (`ReplicationState`, `truncation_offset`), and as little as possible around them.
+"""One incarnation of a box's log-writer: the shipped rules (`ReplicationState`, `truncation_offset`), and as little as possible around them.
 
 What a producer is answered, what followers' fetches and the replica-fetcher's orders do to the log, and the roles that the controller process commands.
-Owned by its box, which makes a new one for each life. Weak spot: the real log-writer's rings, rows and flushes are not here.
+Owned by its box, which makes a new one for each incarnation. Weak spot: the real log-writer's rings, rows and flushes are not here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Writer:
         self.is_alive = False
 
     def serve_again(self, role: int, leader_epoch: int, isr: tuple[int, ...], replicas: tuple[int, ...]) -> None:
-        """As the life before did, in the same boot: the image still says so. What it says of the in-sync set may be old."""
+        """As the incarnation before did, in the same boot: the image still says so. Its in-sync set
+        may be outdated.
+        """
         if role == LEADER:
             self._lead({"leader_epoch": leader_epoch, "isr": isr, "replicas": replicas, "partition_epoch": -1})
         elif role == FOLLOWER:
@@ -118,7 +120,8 @@ class Writer:
             return
         offset = -1
         if producer >= 0:
-            last_sequence, last_offset = log.sequences.get(producer, (sequence - 1, -1))  # of who is not known any sequence is taken
+            # Any first sequence of an unknown producer is accepted.
+            last_sequence, last_offset = log.sequences.get(producer, (sequence - 1, -1))
             if sequence == last_sequence:
                 offset = last_offset
             elif sequence != last_sequence + 1:
@@ -206,7 +209,7 @@ class Writer:
             answer(ErrorCode.NONE if progress.has_enough_replicas else ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, end_offset - 1)
         wish = progress.take_proposal(self._world.now)
         if wish is not None:
-            self._world.note(f"box {self.broker_id}: wishes the ISR {wish.isr}, from {progress.isr} ({wish.partition_epoch})")
+            self._world.note(f"box {self.broker_id}: requests the ISR {wish.isr}, from {progress.isr} ({wish.partition_epoch})")
             self.on_wish(wish)
         self.on_change()
 

@@ -25,7 +25,7 @@ class _Session:
         self.heard = now
         self.connection = 0
         self.tell: Callable[[str], None] | None = None
-        """Where watches are told; None while it has no connection."""
+        """Receives watch events; None while it has no connection."""
 
 
 class ZooKeeperReply(NamedTuple):
@@ -45,7 +45,7 @@ class ZooKeeper:
         self._last_session = 1_000
         self._connections = 0
         self.is_down = False
-        """Nobody is served, and no session times out (an ensemble without a leader)."""
+        """No session is served, and none times out (an ensemble without a leader)."""
         self.expired = 0
         world.after(TICK, self._tick)
 
@@ -66,7 +66,7 @@ class ZooKeeper:
             return 0
         session.heard, session.connection, session.tell = self._world.now, connection, tell
         for watchers in self._watches.values():
-            watchers.discard(session_id)  # whoever arrives again looks at everything again
+            watchers.discard(session_id)  # a session that reconnects reads everything again
         return session_id
 
     def is_connected(self, session_id: int, connection: int) -> bool:

@@ -21,7 +21,7 @@ class Question(NamedTuple):
     on_answer: OnAnswer
 
     def answer(self, response: Any) -> None:
-        """Over the wire and back; None: nobody answers."""
+        """Over the wire and back; None: no box answers."""
         if response is not None:
             encoded = self.reply.encode(self.version, response)
             response = self.reply.decode(encoded, 0, len(encoded), self.version)
@@ -44,7 +44,7 @@ class Question(NamedTuple):
 
 
 class AskedBoxes:
-    """Every box there is. `brokers` is the last that `refresh` was told."""
+    """Every box there is. `brokers` is the last list that `refresh` received."""
 
     def __init__(self) -> None:
         self.questions: list[Question] = []

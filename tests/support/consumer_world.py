@@ -37,7 +37,9 @@ EVERYTHING: Places = frozenset({("syslog", partition) for partition in range(4)}
 
 
 class ConsumerWorld(World):
-    """`beat` is a heartbeat as somebody likes it; who wants a member that keeps the rules takes a `NewReader`."""
+    """`beat` sends any heartbeat; a test that wants a member which keeps the rules takes a
+    `NewReader`.
+    """
 
     def beat(
         self,
@@ -104,7 +106,7 @@ class ConsumerWorld(World):
         return told.only.groups[0]
 
     def run(self, *readers: Reader, rounds: int = 40) -> None:
-        """Members ask in turn until nobody learns anything new."""
+        """Members send requests in turn until no answer changes anything."""
         quiet_rounds = 0
         for _ in range(rounds):
             before = [reader.holds for reader in readers]
@@ -137,7 +139,7 @@ class Reader:
 
 
 class NewReader(Reader):
-    """Speaks the newer protocol. Reads what it was told to, as long as it is not told otherwise."""
+    """Speaks the newer protocol. Reads its assignment until it receives another one."""
 
     def __init__(self, world: ConsumerWorld, member_id: str, topics: Sequence[str] = SYSLOG, **fields: Any) -> None:
         super().__init__(world)
@@ -266,7 +268,7 @@ class ClassicReader(Reader):
                 self._lose()
 
     def _round(self, response: JoinGroupResponse) -> Mapping[str, bytes]:
-        """Nobody gets what another has not given up (KIP-429)."""
+        """No member gets a partition that another has not revoked (KIP-429)."""
         said = {member.member_id: _said(member.metadata) for member in sorted(response.members)}
         held = {member_id: frozenset((topic, each) for topic, partitions in one.owned for each in partitions) for member_id, one in said.items()}
         given: dict[str, set[tuple[str, int]]] = {member_id: set() for member_id in said}

@@ -1,4 +1,4 @@
-"""A follower's lane and its leader, both real, with all that lies between and behind them in the test's hands: requests and answers on their way, the
+"""A follower's fetcher and its leader, both real, with all that lies between and behind them in the test's hands: requests and answers on their way, the
 follower's disks, the leader's log-reader, time.
 
 The leader is `SteppedFetches` behind a real receiver; every partition of it has the same segment, and grows by showing more of it. The follower's log-writers
@@ -149,7 +149,7 @@ class PlayedDisk:
         return done
 
     def lose_all(self) -> None:
-        """The log-writer dies before it carries out anything, and lives again at once."""
+        """The log-writer dies before it carries out anything, and restarts at once."""
         orders, self.orders = self.orders, deque()
         for _, order in orders:
             order.release()
@@ -331,7 +331,7 @@ class CrossingFetches:
         self.side.change_row(partition, leader_epoch=self.side.placements[TOPIC, partition].read_row().leader_epoch + 1)
 
     def end_session(self) -> None:
-        """The leader has no room for it any more."""
+        """The leader has no free session for it any more."""
         session_id = self.lane.session.session_id
         if session_id:
             self.ended_sessions.add(session_id)
@@ -347,7 +347,7 @@ class CrossingFetches:
         assert position + len(records) <= end // RECORDS * self.batch_bytes
 
     def check_progress(self) -> None:
-        """The leader is told of nothing that the follower's log does not have."""
+        """The leader receives nothing that the follower's log does not have."""
         offered, self.side.offered = self.side.offered, []
         for entry in offered:
             assert entry[10] <= self.logs[entry[3]].log_end_offset, f"partition {entry[3]}"
@@ -382,7 +382,9 @@ class CrossingFetches:
         return True
 
     def until_even(self, most_ms: int = 3_000) -> int:
-        """Everybody hears of everything and does what he can; the replica-fetcher has its turns when something came or its time has. How long it took."""
+        """Deliver everything and let each side act; the replica-fetcher has its turns on an event
+        or when its time has come. Returns the duration.
+        """
         began_ms = self.clock.monotonic_ms()
         for partition in list(self.followed):
             if self.logs[partition].leader_epoch != self.side.placements[TOPIC, partition].read_row().leader_epoch:

@@ -1,7 +1,7 @@
 """A failed test harms no other: what it left open is let go of at once, and silently.
 
 A test that fails in its middle leaves sockets, files and processes behind, and pytest keeps its frames for a debugger. Where the garbage
-collector meets them later, each is a ResourceWarning, which is an error here, of whatever test runs at that moment. Owned by conftest.py, which
+collector finds them later, each is a ResourceWarning, which is an error here, of whatever test runs at that moment. Owned by conftest.py, which
 has these hooks. Weak spot: what a module's fixture holds on to stays.
 """
 

@@ -32,7 +32,9 @@ class FakeDirectory:
 
 
 class FakeLogWriter:
-    """One life. `refuse(kind, payload)` gives an error code to answer with, 0 to obey, None to stay silent."""
+    """One incarnation. `refuse(kind, payload)` gives an error code to answer with, 0 to obey, None
+    to stay silent.
+    """
 
     def __init__(self, layout: BoxLayout, disk: str, directory: FakeDirectory, incarnation: int, needs_epoch_bump: bool = False) -> None:
         self.directory = directory
@@ -43,7 +45,7 @@ class FakeLogWriter:
         """partition → leader and leader epoch"""
         self.in_sync: dict[tuple[str, int], list[int]] = {}
         self.live_brokers: list[int] = []
-        """Which boxes live, as it was told last; that is not among `commands`."""
+        """Which boxes run, as last received; that is not among `commands`."""
         self.refuse: Callable[[DescriptorKind, dict[str, Any]], int | None] = lambda _kind, _payload: 0
         self.frozen: set[tuple[str, int]] = set()
         self.marked: set[tuple[str, int]] = set()
@@ -205,7 +207,7 @@ class FakeLogWriter:
         return ErrorCode.NONE
 
     def die(self) -> None:
-        """As if killed: sockets hang up, the table stays behind as a name that nobody owns."""
+        """As if killed: sockets hang up, the table stays behind as a name without an owner."""
         for channel in self._channels:
             channel.close()
         for control in self._greeting:

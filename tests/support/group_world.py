@@ -1,4 +1,6 @@
-"""A group coordinator with a log in memory, a clock that only tests move, and clients that remember what they were told."""
+"""A group coordinator with a log in memory, a clock that only tests move, and clients that remember
+their replies.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ TOPICS: Mapping[str, int] = {"syslog": 4, "audit": 2}
 
 
 class Replies(Generic[Response], list[Response]):
-    """What one request was told; never twice."""
+    """The reply to one request; never a second one."""
 
     def __call__(self, response: Response) -> None:
         assert not self, f"a request is answered again: {self[0]}, then {response}"
@@ -84,7 +86,7 @@ class Append(NamedTuple):
 
 
 class LogInMemory:
-    """`StateLog` whose answers a test gives, and whose content a next life can load."""
+    """`StateLog` whose answers a test gives, and whose content a next incarnation can load."""
 
     def __init__(self) -> None:
         self.waiting: list[Append] = []
@@ -118,7 +120,7 @@ class LogInMemory:
 
 
 class OffsetsInZooKeeper:
-    """`LegacyOffsets` that answers when told to."""
+    """`LegacyOffsets` that answers on order of the test."""
 
     def __init__(self) -> None:
         self.offsets: dict[tuple[str, TopicPartition], int] = {}
@@ -366,8 +368,9 @@ class World:
         joined = [self.join_new(**how) for _ in range(members)]
         self.settle()
         waiting = [member_id for member_id, told in joined if not told]
-        assert not waiting, f"{waiting} wait for nobody"
-        # The first member's rebalance ended without the others; everybody joins again until all are in one generation.
+        assert not waiting, f"{waiting} are never answered"
+        # The first member's rebalance ended without the others; all members join again until all
+        # are in one generation.
         while len({told.only.generation_id for _, told in joined}) > 1:
             joined = [(member_id, self.join(member_id, **how)) for member_id, _ in joined]
             self.settle()
@@ -387,5 +390,5 @@ def as_topics(partitions: Sequence[tuple[str, int]] | None) -> tuple[TopicPartit
 
 
 def codes(response: OffsetCommitResponse | TxnOffsetCommitResponse | OffsetDeleteResponse) -> dict[tuple[str, int], ErrorCode]:
-    """What each partition was told."""
+    """The result of each partition."""
     return {(topic, partition): ErrorCode(code) for topic, results in response.topics for partition, code in results}

@@ -1,4 +1,6 @@
-"""What an ingest keeps on its state directory, without an ingest: journal and spool of one life after the other, a clock and a log of the test's."""
+"""What an ingest keeps on its state directory, without an ingest: journal and spool of one
+incarnation after the other, a clock and a log of the test's.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ class IngestState:
         return IngestSpool(str(self.directory / "spool"), limit_bytes, self.clock, self.counters, self.log)
 
     def journalled(self) -> list[JournalRecord]:
-        """What the next life reads, without what files begin with."""
+        """What the next incarnation reads, without the header of files."""
         journal = self.journal()
         records: list[JournalRecord] = []
         while journal.unread:

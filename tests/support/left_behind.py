@@ -1,9 +1,10 @@
 """A run of tests leaves nothing behind: what they forgot in the temporary directory or in shared memory fails the run, by name.
 
-Each process of a run (pytest, and every worker of `-n`) has a temporary directory of its own, which those that it starts inherit (TMPDIR): what is in it at
-the end is theirs, whatever runs beside. Shared memory says who made it: this process, or a box that `running_box` began. conftest.py has these hooks.
-pytest's own directories (`tmp_path`) stay where they were, for whoever wants to look. What a killed run left, the next one removes. Weak spot: what ignores
-TMPDIR is not seen (Java's temporary directory is /tmp).
+Each process of a run (pytest, and every worker of `-n`) has a temporary directory of its own, which its
+children inherit (TMPDIR): what is in it at the end is theirs, whatever runs beside. Names in shared memory
+contain their creator: this process, or a box that `running_box` started. conftest.py has these hooks.
+pytest's own directories (`tmp_path`) stay where they were, for inspection. The next run removes what a
+killed run left. Weak spot: files outside of TMPDIR are not seen (Java's temporary directory is /tmp).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ KEPT_DIRECTORIES = "PYTEST_DEBUG_TEMPROOT"
 """pytest's variable: where `tmp_path` is. Set here, for it would follow TMPDIR."""
 _RUNTIME = "runtime"
 PATIENCE_SECONDS = 5.0
-"""Who was killed may take a moment to be gone."""
+"""A killed process may take a moment to end."""
 
 
 class OwnPlace:
@@ -128,7 +129,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """A worker of ours has ended, and told; what it has left unremoved it did not live to tell."""
+    """A worker of ours has ended, and reported; what it did not remove is left over."""
     assert _place is not None
     _left.extend(getattr(node, "workeroutput", {}).get("left_behind", ()))
     _remove(_place.directory / node.gateway.id)

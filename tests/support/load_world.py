@@ -1,7 +1,7 @@
 """A load without a cluster and without Spark: topics in memory, tasks in this process, everything else real. And what must be true of the result.
 
-`dying_at(n)` lets the process die before its n-th call of the operating system (through `file_io`): nothing is done from then on. `interrupted_at(n, other)`
-lets somebody else do something just before that call.
+`dying_at(n)` lets the process die before its n-th call of the operating system (through `file_io`): nothing
+is done from then on. `interrupted_at(n, other)` calls `other` just before that call.
 """
 
 from __future__ import annotations

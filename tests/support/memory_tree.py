@@ -1,8 +1,9 @@
 """ZooKeeper's tree in memory: nodes with versions and czxid, ephemeral and sequential ones, transactions that are carried out whole or not at all.
 
-No sessions, no watches, no time: who has these (`memory_zookeeper`, `simulation/zookeeper`, `played_tree`) reads from `changed` what watches are for, and ends
-owners. Against the real server: `tests/system/test_controller.py` runs the same operations there. Weak spots: ACLs are not
-enforced, no quotas, no containers.
+No sessions, no watches, no time: the modules that add these (`memory_zookeeper`,
+`simulation/zookeeper`, `played_tree`) read from `changed` what watches are for, and end owners.
+Against the real server: `tests/system/test_controller.py` runs the same operations there. Weak
+spots: ACLs are not enforced, no quotas, no containers.
 """
 
 from __future__ import annotations

@@ -40,7 +40,9 @@ class MemoryZooKeeper:
         on_change: Callable[[str], None],
         access: object = None,
     ) -> MemorySession:
-        """A client's session, made as a `ZooKeeperSession` is; with `saved` one that still lives goes on."""
+        """A client's session, made as a `ZooKeeperSession` is; with `saved` one that has not
+        expired continues.
+        """
         del connect, session_timeout_ms, access
         is_alive = saved is not None and saved.session_id in self._sessions
         return MemorySession(self, on_state, on_change, saved.session_id if saved is not None and is_alive else 0)
@@ -151,7 +153,7 @@ class MemorySession:
         self._hand_over(lambda: self._become(SessionState.CONNECTED))
 
     def lose_connection(self, carried_out: bool = False) -> None:
-        """What was submitted was carried out, or not; nobody hears which."""
+        """The submitted request was carried out, or not; no client learns which."""
         submitted, self._submitted = self._submitted, deque()
         for request, on_reply in submitted:
             if carried_out:
@@ -172,7 +174,7 @@ class MemorySession:
         self.connect()
 
     def abandon(self) -> None:
-        """As a killed process: the session lives on until somebody ends it."""
+        """As a killed process: the session stays until the test expires it."""
         self.lose_connection()
         self._arrived.clear()
         self.state = SessionState.CLOSED

@@ -15,7 +15,9 @@ T = TypeVar("T")
 
 
 def run(server: MemoryZooKeeper, operation: Operation[T], between: Callable[[Request], None] = lambda _request: None) -> T:
-    """The operation's result; raises what it failed with. `between(request)` is called before each request, as somebody else who is quicker."""
+    """The operation's result; raises what it failed with. `between(request)` is called before each
+    request, as a faster concurrent writer.
+    """
     session = server.session("", 0, None, lambda _state: None, lambda _path: None)
     ended: list[OperationOutcome] = []
 

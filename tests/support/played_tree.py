@@ -1,6 +1,6 @@
 """ZooKeeper's tree in memory, and operations run on it to their end at once, or killed at any of their steps.
 
-For unit tests of operations: nothing waits, nothing is lost, nobody else writes unless the test does between two steps.
+For unit tests of operations: nothing waits, nothing is lost, only the test writes between two steps.
 """
 
 from __future__ import annotations

@@ -37,7 +37,9 @@ class _Notifier:
 
 
 class RealLogWriter:
-    """One life on `path`. `answers` has (source, what was asked, error code) in the order in which completions were seen."""
+    """One incarnation on `path`. `answers` has (source, what was asked, error code) in the order in
+    which completions were seen.
+    """
 
     def __init__(
         self, layout: BoxLayout, path: Path, incarnation: int, settings: dict[str, Any] | None = None, disk: str = DISK, broker_id: int = BROKER_ID

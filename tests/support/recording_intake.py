@@ -27,7 +27,7 @@ class RecordingStream:
         raise AssertionError("streams are for the intake to number")
 
     def completed(self, first_serial: int, count: int) -> None:
-        raise AssertionError("streams are told by the intake")
+        raise AssertionError("streams are notified by the intake")
 
     def hurry(self) -> None:
         self.is_hurried = True
@@ -98,7 +98,7 @@ class RecordingIntake:
         unit.record_count += len(what)
 
     def close_group(self, unit: AckGroup) -> None:
-        assert not unit.is_closed and unit.on_completed is not None, "a unit that nobody waits for is not sealed, and no unit twice"
+        assert not unit.is_closed and unit.on_completed is not None, "only a group with a waiting sender is closed, and only once"
         if unit.identities is not None:
             assert len(unit.identities) in (1, unit.record_count), "one identity, or one for each record"
         unit.is_closed = True

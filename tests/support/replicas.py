@@ -1,5 +1,8 @@
-"""Replicas of one partition, each with a real log-writer of its own, stepped by hand; between them a fetcher that only pretends to be one: it looks at the
-leader's files and rows, and puts into the rings what acceptor and replica-fetcher would."""
+"""Replicas of one partition, each with a real log-writer of its own, stepped by hand, and a played fetcher.
+
+The fetcher reads the leader's files and rows, and puts into the rings what acceptor and replica-fetcher
+would.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,9 @@ def batch(records: int = 1, value: bytes = b"value") -> bytes:
 
 
 class SteppedReplica:
-    """One broker with one partition, `t-0`. Lives come one after the other: `die`, or `stop`, then `start`."""
+    """One broker with one partition, `t-0`. Incarnations come one after the other: `die`, or
+    `stop`, then `start`.
+    """
 
     def __init__(self, broker_id: int, layout: BoxLayout, path: Path, config: dict[str, str], lag_ms: int = LAG_MS) -> None:
         self.broker_id = broker_id
@@ -228,7 +233,9 @@ class _Slot:
 
 
 def fetch(follower: SteppedReplica, leader: SteppedReplica, max_bytes: int = 1 << 20, appends: bool = True) -> str:
-    """One fetch and what follows from it, as acceptor and replica-fetcher would have it: truncated, appended, told."""
+    """One fetch and what follows from it, as acceptor and replica-fetcher would have it: truncated,
+    appended, reported.
+    """
     own, theirs = follower.hosted.log, leader.hosted.log
     diverging = diverging_answer(own.leader_epochs.latest, own.log_end_offset, theirs.leader_epochs.end_offset_for, theirs.log_end_offset)
     if diverging not in (None, (-1, -1)):
@@ -257,7 +264,7 @@ def fetch(follower: SteppedReplica, leader: SteppedReplica, max_bytes: int = 1 <
 
 @contextmanager
 def replicas(path: Path, count: int, config: dict[str, str] | None = None, lag_ms: int = LAG_MS) -> Iterator[list[SteppedReplica]]:
-    """Brokers 1 to `count`, none of them with a role. Who is there at the end is stopped."""
+    """Brokers 1 to `count`, none of them with a role. Brokers that run at the end are stopped."""
     with ExitStack() as stack:
         made = [
             SteppedReplica(number, stack.enter_context(scratch_layout()), path / f"broker-{number}", config or {}, lag_ms) for number in range(1, count + 1)

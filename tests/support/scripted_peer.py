@@ -57,7 +57,7 @@ class ScriptedPeer:
 
     def accept(self) -> None:
         """Take the next connection; it must come."""
-        until(self._poll_accept, self._turn, "nobody connected")
+        until(self._poll_accept, self._turn, "no peer connected")
 
     def _poll_accept(self) -> bool:
         try:

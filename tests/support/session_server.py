@@ -1,7 +1,7 @@
 """A session of ingest behind a real socket, with an intake that remembers: real clients talk to it without a box.
 
-One thread, one connection after the other or several at a time; what arrives is settled at once as STORED. `streams` has the bytes of each connection, for who
-wants to keep them as samples. Weak spot: no TLS, no windows, and nothing ticks.
+One thread, one connection after the other or several at a time; what arrives is settled at once as STORED. `streams` has the bytes of each connection, which
+can be kept as samples. Weak spot: no TLS, no windows, and nothing ticks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Several boxes over one ZooKeeper in memory, stepped by hand in one process, on one clock: real controllers, fake log-writers.
 
-Time passes only in `turn`: a millisecond each. A box may be killed (its session lives on until `expire`), stopped cleanly, or lose its session.
+Time passes only in `turn`: a millisecond each. A box may be killed (its session stays until `expire`), stopped cleanly, or lose its session.
 """
 
 from __future__ import annotations
@@ -101,13 +101,13 @@ class SteppedCluster:
             self.turn()
 
     def until_quiet(self) -> None:
-        """Until nobody has anything to do and all images are alike."""
+        """Until no box has anything to do and all images are alike."""
 
         def quiet() -> bool:
             return all(self._is_idle(box) for box in self.boxes.values()) and self._images_agree()
 
         self.until(quiet, "quiet")
-        self.pass_ms(600)  # everybody has reconsidered everything once more
+        self.pass_ms(600)  # every box has evaluated everything once more
         self.until(quiet, "quiet again")
 
     @staticmethod
@@ -167,7 +167,7 @@ class SteppedCluster:
             self.until_quiet()
 
     def wish(self, broker_id: int, topic: str, partition: int, isr: tuple[int, ...], changed: dict[str, object] | None = None) -> None:
-        """The log-writer of a leader wishes for this in-sync set."""
+        """The log-writer of a leader proposes this in-sync set."""
         agent = self.boxes[broker_id].agent
         assert agent is not None
         known = agent.cluster.topics[topic]

@@ -1,7 +1,7 @@
 """A controller stepped by hand: the real agent, a real ZooKeeper session, fake log-writers; it can be cut off before or after any of its steps.
 
 A step is one thing that an operation asks for: a ZooKeeper request, a command to a disk, an image. `killed_at(n, sent)` makes the n-th
-step the last: with `sent` it is still carried out, and nobody hears of it.
+step the last: with `sent` it is still carried out, and no reply arrives.
 """
 
 from __future__ import annotations

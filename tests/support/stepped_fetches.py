@@ -1,7 +1,7 @@
-"""Fetch and ListOffsets handlers stepped by hand: real rows, a real door to a log-reader, real files; the log-reader itself is played by the test.
+"""Fetch and ListOffsets handlers stepped by hand: real rows, a real log-reader proxy, real files, a played log-reader.
 
-One disk `d0`; every partition has the same segment. Requests and answers are bytes (Fetch 7, ListOffsets 1). Weak spot: a played log-reader says
-what it is told to say.
+One disk `d0`; every partition has the same segment. Requests and answers are bytes (Fetch 7, ListOffsets
+1). Weak spot: a played log-reader returns whatever the test sets.
 """
 
 from __future__ import annotations
@@ -155,7 +155,9 @@ class SteppedFetches:
         self.not_found = False
         """no record is so young"""
         self.aborted: list[tuple[int, int, int]] = []
-        """(producer id, first offset, offset of the marker) of every partition, as the log-reader tells it"""
+        """(producer id, first offset, offset of the marker) of every partition, as the log-reader
+        returns it
+        """
 
     def _offer(self, descriptor: tuple[int, ...], _charge: int, _part: object) -> bool:
         self.offered.append(descriptor)
@@ -220,7 +222,7 @@ class SteppedFetches:
         return told.session_id, told.partitions
 
     def progress(self) -> list[Progress]:
-        """What the log-writer was told of followers since this was last asked."""
+        """What the log-writer received about followers since the last call."""
         told, self.offered = self.offered, []
         assert {each[0] for each in told} <= {int(DescriptorKind.PROGRESS)}
         return [progress_of(DESCRIPTOR.unpack(DESCRIPTOR.pack(*each))) for each in told]
@@ -341,7 +343,7 @@ class SteppedFetches:
             except BlockingIOError:
                 break
             if not message:
-                self.peer = None  # this life is over for the asker
+                self.peer = None  # this incarnation has ended for the proxy
                 break
             found.append(unpack_question(message))
         self.questions_seen += found
@@ -394,7 +396,7 @@ class SteppedFetches:
             self.poller.poll(0)
 
     def kill_reader(self) -> None:
-        """The next question finds it dead, and nobody listens."""
+        """The next request finds it dead, without a listener."""
         assert self.peer is not None
         self.peer.close()
         self.listening.close()

@@ -169,14 +169,14 @@ class SteppedFollower:
     # --- ends
 
     def kill_and_start(self) -> None:
-        """Another life of the replica-fetcher; the old one hangs up everywhere."""
+        """Another incarnation of the replica-fetcher; the old one hangs up everywhere."""
         self.agent.close()
         self.counters.close()
         self.leader.peer.hang_up()
         self.agent = self._start()
 
     def restart_log_writer(self) -> None:
-        """Killed, and started again; it is told to follow, as the controller does."""
+        """Killed, and started again; it receives the order to follow, as from the controller."""
         self.writer.die()
         self.writer.counters.close()
         self.writer = RealLogWriter(self.layout, self.path, self.writer.agent._context.incarnation + 1)

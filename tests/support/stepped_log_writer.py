@@ -1,4 +1,6 @@
-"""A log-writer that is nothing but its door: real socket, table and rings, and completions when the test says so. Stepped by hand."""
+"""A log-writer that only accepts channels: real socket, table and rings, and completions when the
+test says so. Stepped by hand.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from appliance.shm.partition_table import DISK_ONLINE, SLEEPING_WORD, PartitionT
 
 
 class SteppedLogWriter:
-    """One life. Descriptors that it took are in `taken`, the sources that left in `gone`."""
+    """One incarnation. Descriptors that it took are in `taken`, the sources that left in `gone`."""
 
     def __init__(self, layout: BoxLayout, disk: str, incarnation: int) -> None:
         self.layout = layout

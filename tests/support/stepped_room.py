@@ -1,4 +1,6 @@
-"""The room of the connections, stepped by hand: the real one with real sockets over loopback, a clock of the test's, and an intake that remembers."""
+"""The connections of senders, stepped by hand: real sockets over loopback, a clock of the test's,
+and an intake that remembers.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ STEP_WAIT_MS = 5
 
 
 class RoomIntake(RecordingIntake):
-    """Tells the time of the test's clock, and which partition the next records meet."""
+    """Has the test's clock, and the partition of the next records."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__()
@@ -44,7 +46,7 @@ class RoomIntake(RecordingIntake):
 
 
 class SteppedRoom:
-    """One room; listeners are added by the test."""
+    """One `SenderConnections`; listeners are added by the test."""
 
     def __init__(self, directory: Path, ingests: int = 1, index: int = 0, layout: BoxLayout | None = None, **settings: Any) -> None:
         self.layout = layout or make_layout()
@@ -65,7 +67,7 @@ class SteppedRoom:
         self.listen_at(socket.create_server(("127.0.0.1", 0)), Listener(name, protocol, transport, 0)._replace(**options))
 
     def listen_at(self, listening: socket.socket, listener: Listener) -> None:
-        """A socket that may be another room's, too."""
+        """A socket that may be shared with another ingest."""
         self._addresses[listener.name] = listening.getsockname()
         self.room.add(listener, listening)
         self.room.accept(False)
@@ -107,7 +109,7 @@ class SteppedRoom:
         return self.counter(f'ingest.closed{{reason="{reason}"}}')
 
     def is_ended(self, sender: socket.socket) -> bool:
-        """Whether the room has ended the connection."""
+        """Whether the ingest has ended the connection."""
         try:
             return not sender.recv(65536)
         except (BlockingIOError, ssl.SSLWantReadError):

@@ -109,7 +109,7 @@ class PlayedLogReader:
 
 
 class KeptState:
-    """A coordinator that only remembers what it is told."""
+    """A coordinator that only records its calls."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, int]] = []

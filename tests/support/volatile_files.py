@@ -187,7 +187,7 @@ class VolatileFiles:
         if self._is_ours(target):
             self._steps.append((_PUT, target, self._by_inode[os.stat(source).st_ino]))
 
-    # -- books
+    # -- accounting
 
     def _take_all(self) -> None:
         """What is there is durable."""

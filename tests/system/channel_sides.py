@@ -1,4 +1,4 @@
-"""One side of a channel as a real process: `source` or `log_writer`, with the product's proxies, door, rings and table, and nothing else.
+"""One side of a channel as a real process: `source` or `log_writer`, with the product's proxies, channel acceptor, rings and table.
 
 Run as `python -m tests.system.channel_sides SIDE INCARNATION [STEP]` with the runtime directory in MILLRACE_RUNTIME. With a STEP it kills itself
 with SIGKILL at that very moment: after a connect, between two stores of a ring, before an answer. What it did it wrote before to
@@ -136,7 +136,7 @@ class Side:
 
 
 class SourceSide(Side):
-    """Offers numbers, each with its own life and the life it believes to speak to."""
+    """Offers numbers, each with its own incarnation and the expected incarnation of its peer."""
 
     def __init__(self, incarnation: int) -> None:
         super().__init__("source", incarnation)

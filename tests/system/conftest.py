@@ -28,7 +28,7 @@ def chroot(zookeeper: RealZooKeeper) -> str:
 
 @pytest.fixture
 def tree(zookeeper: RealZooKeeper) -> Iterator[KazooClient]:
-    """Somebody else's eyes on a tree of this test's own."""
+    """A second client of the tree of this test."""
     client = KazooClient(zookeeper.connect)
     client.start()
     root = f"/tree-{next(_trees)}"

@@ -7,7 +7,7 @@ seen ENOUGH of what it looks for. Weak spot: "none seen" is evidence, not proof;
 Wake-ups. A race of 50 ns is not met by chance: both sides copy payload into cold memory just before, so that their stores wait for cache lines
 while their loads go on; delays are random; and the fences are not replaced by something that does nothing but taken out of the text
 of `doorbell.py`, because even the call of a function that does nothing hides the race (one lost of 9 million, against 1 of 1,000). So does
-one fence of the two: that both are there is held by tests/unit/shm/test_doorbell.py. There is no backstop: who waits in vain is counted.
+one fence of the two: that both are there is held by tests/unit/shm/test_doorbell.py. There is no backstop: a lost wake-up is counted.
 """
 
 from __future__ import annotations

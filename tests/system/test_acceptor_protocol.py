@@ -102,7 +102,7 @@ def test_errors_carry_kafkas_codes(client: RawClient) -> None:
         pytest.param(struct.pack(">ihhihhhiihsiii", 37, PRODUCE, 7, 1, -1, -1, 1, 1000, 1, 1, b"t", 1, 0, 2**30), id="a produce that lies about its records"),
     ],
 )
-def test_hostile_bytes_close_their_connection_and_nobody_else_notices(shared_box: RunningBox, client: RawClient, hostile: bytes) -> None:
+def test_hostile_bytes_close_their_connection_and_affect_no_other(shared_box: RunningBox, client: RawClient, hostile: bytes) -> None:
     closed_before = _closed_count(shared_box)
     with socket.create_connection(shared_box.kafka) as sock:
         sock.sendall(hostile)
@@ -166,7 +166,7 @@ def _listening_socket(box: RunningBox) -> socket.socket:
     pytest.skip("the box's descriptors cannot be borrowed here (ptrace)")
 
 
-def test_a_connection_that_woke_somebody_who_does_not_take_it_is_taken_by_another(shared_box: RunningBox) -> None:
+def test_a_connection_that_woke_an_acceptor_which_does_not_take_it_is_taken_by_another(shared_box: RunningBox) -> None:
     """A connection wakes one of those who wait. Here that is a process of ours; an acceptor that is stopped or killed at that moment does the same."""
     with _listening_socket(shared_box) as listening, select.epoll() as ours:
         ours.register(listening.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE)
@@ -175,7 +175,7 @@ def test_a_connection_that_woke_somebody_who_does_not_take_it_is_taken_by_anothe
         if waiter == 0:
             ours.poll(20)
             os._exit(0)
-        eventually(lambda: Path(f"/proc/{waiter}/stat").read_text().rpartition(")")[2].split()[0] == "S", "somebody waits for the connection")
+        eventually(lambda: Path(f"/proc/{waiter}/stat").read_text().rpartition(")")[2].split()[0] == "S", "a process waits for the connection")
         client = RawClient(shared_box.kafka)
         client.sock.settimeout(5)
         client.create_topic("taken", 1)

@@ -274,16 +274,14 @@ def test_the_cluster_is_described(shared_box: RunningBox, admin: AdminClient, py
     assert [partition["partition_index"] for partition in rest["topics"][0]["partitions"]] == [2] and rest["next_cursor"] is None
     shown = admin.describe_topics(TopicCollection(["shown"]), include_authorized_operations=True)["shown"].result(SECONDS)
     assert [partition.leader.id for partition in shown.partitions] == [1, 1, 1]
-    # Everybody may do everything, and is told so who asks.
+    # Every client may do everything; the operations are returned if requested.
     assert (len(cluster.authorized_operations), len(shown.authorized_operations)) == (7, 8)
     assert not admin.describe_topics(TopicCollection(["shown"]))["shown"].result(SECONDS).authorized_operations
 
 
-def test_log_directories_are_described_with_their_room_and_what_lies_in_them(
-    shared_box: RunningBox, admin: AdminClient, python_admin: KafkaAdminClient
-) -> None:
+def test_log_directories_are_described_with_their_space_and_partitions(shared_box: RunningBox, admin: AdminClient, python_admin: KafkaAdminClient) -> None:
     admin.create_topics([NewTopic("lies-somewhere", 4)])["lies-somewhere"].result(SECONDS)
-    eventually(lambda: all(_log_dirs(python_admin)[str(path)]["total_bytes"] > 0 for path in shared_box.disks), "the room of each disk is counted")
+    eventually(lambda: all(_log_dirs(python_admin)[str(path)]["total_bytes"] > 0 for path in shared_box.disks), "the space of each disk is counted")
     found = _log_dirs(python_admin)
     assert set(found) == {str(path) for path in shared_box.disks}
     for path, directory in found.items():

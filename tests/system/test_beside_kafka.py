@@ -1,4 +1,6 @@
-"""The comparison with real Kafka brokers runs: everybody is brought up, takes its turns, and is gone afterwards. Figures are not looked at."""
+"""The comparison with real Kafka brokers runs: all brokers start, take their turns, and are gone
+afterwards. Figures are not checked.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`kill -9` of either side of a channel at every step of its handshake and in the middle of traffic, in real processes.
 
-After each death the other side must serve the next life, nothing may be carried out that a dead life offered or that was offered to one,
-every number ends exactly once, and in /dev/shm nothing may be left that nobody will use.
+After each death the other side must serve the next incarnation, nothing may be carried out that a dead one offered or that was offered to one,
+every number ends exactly once, and in /dev/shm nothing unused may be left.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tests.system.channel_sides import LOG_WRITER_STEPS, SOURCE, SOURCE_STEPS
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 SOME = 200
-"""Numbers that pass before a pair of lives counts as serving."""
+"""Numbers that pass before a pair of incarnations counts as serving."""
 
 
 class TwoSides:
-    """The processes of one channel, life after life, and the logs that they leave."""
+    """The processes of one channel, incarnation after incarnation, and the logs that they leave."""
 
     def __init__(self, layout: BoxLayout, keep_ring_names: bool) -> None:
         self.layout = layout
@@ -54,7 +54,9 @@ class TwoSides:
         self.await_death(side)
 
     def lines(self, side: str, life: int | None = None) -> list[list[str]]:
-        """What a life wrote down; a last line that its death cut is whole, as every line is one write."""
+        """What an incarnation wrote; a last line that its death cut is whole, as every line is one
+        write.
+        """
         try:
             with open(f"{self.layout.runtime_directory}/{side}.{life or self.lives[side]}.log") as file:
                 return [line.split() for line in file.read().splitlines()]
@@ -62,7 +64,7 @@ class TwoSides:
             return []
 
     def await_service(self) -> None:
-        """The newest lives of both sides work with each other."""
+        """The newest incarnations of both sides work with each other."""
 
         def served() -> bool:
             for side, process in self.processes.items():
@@ -83,11 +85,11 @@ class TwoSides:
             assert self.processes[side].wait(20) == 0
 
     def check_logs(self) -> None:
-        """Every number of every life against what was carried out."""
+        """Every number of every incarnation against what was carried out."""
         executed = [line for life in range(101, self.lives["log_writer"] + 1) for line in self.lines("log_writer", life)]
         assert [line for line in executed if line[0] == "FOREIGN"] == []
         source_lives = [int(line[1]) for line in executed if line[0] == "executed"]
-        assert source_lives == sorted(source_lives), "a descriptor of a dead life was carried out after one of its next life"
+        assert source_lives == sorted(source_lives), "a descriptor of a dead incarnation was carried out after one of the next"
         numbers = Tally(line[2] for line in executed if line[0] == "executed")
         assert max(numbers.values(), default=0) <= 1
         for life in range(1, self.lives["source"] + 1):
@@ -121,7 +123,9 @@ def two_sides(keep_ring_names: bool = False) -> Iterator[TwoSides]:
 
 
 def live_through(sides: TwoSides, victim: str, survivor: str) -> None:
-    """After the planned death: the next life serves, another death at any moment changes nothing, and all ends cleanly."""
+    """After the planned death: the next incarnation serves, another death at any moment changes
+    nothing, and all ends cleanly.
+    """
     sides.start(victim)
     sides.await_service()
     assert sides.names() == sides.names_of_the_living()
@@ -129,7 +133,7 @@ def live_through(sides: TwoSides, victim: str, survivor: str) -> None:
     sides.kill(victim)
     sides.start(victim)
     sides.await_service()
-    assert sides.descriptors(survivor) == descriptors, f"a {survivor} keeps descriptors of dead lives"
+    assert sides.descriptors(survivor) == descriptors, f"a {survivor} keeps descriptors of dead incarnations"
     assert sides.names() == sides.names_of_the_living()
     sides.stop()
     assert sides.names() == []
@@ -137,7 +141,7 @@ def live_through(sides: TwoSides, victim: str, survivor: str) -> None:
 
 
 @pytest.mark.parametrize("step", SOURCE_STEPS)
-def test_a_source_killed_at_any_step_is_followed_by_its_next_life(step: str) -> None:
+def test_a_source_killed_at_any_step_is_followed_by_its_next_incarnation(step: str) -> None:
     with two_sides() as sides:
         sides.start("log_writer")
         sides.start("source", step)
@@ -146,7 +150,7 @@ def test_a_source_killed_at_any_step_is_followed_by_its_next_life(step: str) -> 
 
 
 @pytest.mark.parametrize("step", LOG_WRITER_STEPS)
-def test_a_log_writer_killed_at_any_step_is_followed_by_its_next_life(step: str) -> None:
+def test_a_log_writer_killed_at_any_step_is_followed_by_its_next_incarnation(step: str) -> None:
     with two_sides() as sides:
         sides.start("source")
         sides.start("log_writer", step)
@@ -154,7 +158,7 @@ def test_a_log_writer_killed_at_any_step_is_followed_by_its_next_life(step: str)
         live_through(sides, "log_writer", "source")
 
 
-def test_both_sides_killed_at_once_leave_nothing_that_their_next_lives_do_not_sweep() -> None:
+def test_both_sides_killed_at_once_leave_nothing_that_the_next_incarnations_do_not_sweep() -> None:
     with two_sides() as sides:
         for _ in range(3):
             sides.start("log_writer")
@@ -190,6 +194,6 @@ def test_completions_that_a_dead_source_did_not_see_can_be_read_once_its_rings_a
         rings.close()
         sides.start("source")
         sides.await_service()
-        assert name in list_names(sides.layout.shared_memory_prefix), "the rings belong to whoever reads them, not to the next life's sweep"
+        assert name in list_names(sides.layout.shared_memory_prefix), "the rings belong to their reader, not to the sweep of the next incarnation"
         sides.stop()
         sides.check_logs()

@@ -129,7 +129,7 @@ def test_a_reader_begins_in_the_middle_of_a_batch(client: Client, reader: Client
 
 
 @pytest.mark.parametrize("name", ["kafka-python", "kafka-clients"])
-def test_a_reader_that_keeps_a_session_is_told_only_what_is_new(opened: Callable[[str], Client], shared_box: RunningBox, name: str) -> None:
+def test_a_reader_with_a_fetch_session_receives_only_changes(opened: Callable[[str], Client], shared_box: RunningBox, name: str) -> None:
     topic = f"session-{name}"
     client, writer = opened(name), opened("librdkafka")
     client.create(topic)

@@ -111,7 +111,7 @@ def test_a_cold_backfill_reads_everything_and_leaves_the_page_cache_alone(cold_b
     assert count(cold_box, ACCEPTOR, "fetch.cold_bytes") >= size_bytes - 2 * LEFT_BY_LOOK_UPS
 
 
-def test_who_keeps_up_causes_no_disk_read_nor_does_anybody_after_a_restart_of_our_processes(cold_box: RunningBox) -> None:
+def test_a_consumer_at_the_log_end_causes_no_disk_read_nor_does_any_after_a_restart(cold_box: RunningBox) -> None:
     segments = fill(cold_box, "tail", 500)
     reads = count(cold_box, READER, "log_reader.reads")
     read_all(cold_box, "tail", 500)

@@ -22,7 +22,9 @@ Millrace = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 @pytest.fixture
 def box(shared_box: RunningBox) -> RunningBox:
-    """One for all tests here: who kills waits until everything serves again, and each has topics of its own."""
+    """One box for all tests here: a test that kills waits until everything serves again, and each
+    has topics of its own.
+    """
     return shared_box
 
 
@@ -68,7 +70,7 @@ def write_lines(stream: IO[bytes] | None, numbers: range) -> None:
     stream.flush()
 
 
-def test_a_topics_life(millrace: Millrace) -> None:
+def test_a_topic_is_created_altered_and_deleted(millrace: Millrace) -> None:
     created = millrace("topic", "create", "numbers", "--partitions", "3", "--set", "retention.ms=3600000")
     assert (created.returncode, created.stdout) == (0, b"created topic numbers with 3 partitions\n"), created.stderr
     again = millrace("topic", "create", "numbers")
@@ -104,7 +106,7 @@ def test_a_topic_is_created_by_sending_to_it_and_batches_keep_their_codec(box: R
         assert f"compresscodec: {compression} " in dumped and "isvalid: true" in dumped
 
 
-def test_the_status_tells_processes_disks_and_topics(box: RunningBox, millrace: Millrace) -> None:
+def test_the_status_shows_processes_disks_and_topics(box: RunningBox, millrace: Millrace) -> None:
     millrace("send", "three", stdin=b"1\n2\n3\n")
     status = json.loads(millrace("status", "--json").stdout)
     assert {process["name"]: process["pid"] for process in status["processes"]} == box.pids()

@@ -175,7 +175,7 @@ def _cleaner_of(box: RunningBox) -> int | None:
     return next((pid for pid, name in processes_of(box.layout).items() if name.startswith("log-cleaner")), None)
 
 
-def test_a_record_without_a_key_is_refused_and_harms_nobody(box: RunningBox) -> None:
+def test_a_record_without_a_key_is_refused_and_affects_no_other(box: RunningBox) -> None:
     create(box, "keyed")
     errors: list[KafkaError | None] = []
     for codec in ("none", "zstd"):
@@ -185,7 +185,8 @@ def test_a_record_without_a_key_is_refused_and_harms_nobody(box: RunningBox) -> 
         producer.produce("keyed", b"value", b"key", on_delivery=lambda error, _: errors.append(error))
         producer.flush(10)
     assert [error and error.code() for error in errors] == [KafkaError.INVALID_RECORD, None] * 2
-    # In one batch, records without a key are told from those that only lie beside them (by librdkafka, if there are several).
+    # In one batch, records without a key are distinguished from their neighbours (by librdkafka, if
+    # there are several).
     together: dict[bytes, int | None] = {}
     producer = Producer({"bootstrap.servers": box.bootstrap, "linger.ms": 500})
     for value, key in ((b"first", b"key"), (b"second", None), (b"third", b"key"), (b"fourth", None)):

@@ -81,7 +81,9 @@ class LibRdKafkaMember:
         return frozenset(each.partition for each in self._consumer.assignment())
 
     def _commit(self) -> None:
-        """One that a rebalance or the coordinator's death overtakes: whoever has the partition then reads it again."""
+        """A commit during a rebalance or a death of the coordinator: the next owner of the
+        partition then reads it again.
+        """
         try:
             self._consumer.commit(asynchronous=False)
         except KafkaException as problem:
@@ -111,7 +113,7 @@ class JavaMember:
 
 
 class Topic:
-    """What is produced to a topic, and who has to read it."""
+    """What is produced to a topic, and which readers have to read it."""
 
     def __init__(self, box: RunningBox, name: str) -> None:
         self.box = box
@@ -173,7 +175,7 @@ def described(box: RunningBox, group: str) -> DescribedConsumerGroup:
 
 
 def counted_requests(box: RunningBox) -> int:
-    """By all lives of the coordinator."""
+    """By all incarnations of the coordinator."""
     return box.counters("coordinator").values["coordinator.requests"]
 
 
@@ -208,9 +210,9 @@ def test_members_of_two_clients_share_a_topic_and_go_on_when_the_coordinator_die
     topic.await_shares([first, second, third], "three members have two partitions each")
     assert {member.subscribed_topic_regex for member in described(box, "shared").members} == {None, "(^share.*)"}, "which the coordinator resolves"
     second.stop()
-    topic.await_shares([first, third], "who is left has three partitions each")
+    topic.await_shares([first, third], "the remaining members have three partitions each")
     topic.grow(PARTITIONS + 2)
-    topic.await_shares([first, third], "who is there has four partitions each when there are more")
+    topic.await_shares([first, third], "the members have four partitions each when there are more")
     topic.produce()
     topic.await_values([first, third])
     first.stop()

@@ -49,7 +49,7 @@ def box(make_box: Callable[..., SteppedBox]) -> SteppedBox:
 
 @pytest.fixture
 def tree(chroot: str) -> Iterator[KazooClient]:
-    """Somebody else's eyes on the same tree."""
+    """A second client of the same tree."""
     server, _, root = chroot.partition("/")
     client = KazooClient(server)
     client.start()
@@ -194,7 +194,7 @@ def test_what_cannot_be_read_is_answered_with_nothing(box: SteppedBox) -> None:
     assert box.answer() == b""
 
 
-def test_topics_ordered_by_somebody_else_are_deleted(box: SteppedBox, tree: KazooClient) -> None:
+def test_topics_deleted_by_another_client_of_zookeeper_are_deleted(box: SteppedBox, tree: KazooClient) -> None:
     """As Kafka's own tools order it."""
     box.create(CreatableTopic("syslog", 2, 1))
     tree.create("/admin/delete_topics/syslog")
@@ -202,7 +202,7 @@ def test_topics_ordered_by_somebody_else_are_deleted(box: SteppedBox, tree: Kazo
     assert box.image().topics == {} and box.on_disks("syslog") == {}
 
 
-def test_topics_assigned_by_somebody_else_are_completed(box: SteppedBox, tree: KazooClient) -> None:
+def test_topics_assigned_by_another_client_of_zookeeper_are_completed(box: SteppedBox, tree: KazooClient) -> None:
     tree.create("/brokers/topics/old", b'{"version":1,"partitions":{"0":[1],"1":[1]}}')
     box.until(lambda: "old" in box.image().topics, "completed")
     assert sorted(box.on_disks("old")) == [0, 1]
@@ -438,7 +438,7 @@ def test_the_first_topic_of_a_box_waits_for_the_slower_disk(make_box: Callable[.
     assert sorted(str(partition.disk) for partition in box.image().topics["syslog"].partitions) == ["d0", "d0", "d1", "d1"]
 
 
-def test_a_disk_that_does_not_come_holds_up_nobody_for_long(make_box: Callable[..., SteppedBox]) -> None:
+def test_an_absent_disk_delays_no_other_for_long(make_box: Callable[..., SteppedBox]) -> None:
     box = make_box()
     box.start_writer("d0")
     box.start_controller()
@@ -532,7 +532,7 @@ def test_a_controller_that_was_replaced_can_write_nothing(box: SteppedBox, tree:
     epoch, stat = tree.get("/controller_epoch")
     tree.set("/controller_epoch", b"9", stat.version)
     (refused,) = box.create(CreatableTopic("syslog", 1, 1))
-    assert refused.error_code == ErrorCode.NOT_CONTROLLER, "whoever was controller in between may have been told otherwise"
+    assert refused.error_code == ErrorCode.NOT_CONTROLLER, "another controller in between may have received another answer"
     assert tree.exists("/brokers/topics/syslog") is None
     (created,) = box.create(CreatableTopic("syslog", 1, 1))
     assert created.error_code == 0

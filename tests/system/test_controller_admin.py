@@ -299,7 +299,7 @@ def test_a_controller_that_dies_at_any_step_of_an_alteration_leaves_log_writers_
     assert step >= 4 and held["retention.ms"] == str(step)
 
 
-def test_configs_that_somebody_else_changed_are_taken_over(box: SteppedBox, tree: KazooClient) -> None:
+def test_configs_changed_by_another_client_of_zookeeper_are_applied(box: SteppedBox, tree: KazooClient) -> None:
     """As Kafka's own tools do: the node, then a notification, of either version."""
     for number, notification in enumerate(
         [{"version": 2, "entity_path": "topics/t"}, {"version": 1, "entity_type": "topics", "entity_name": "t"}, {"version": 2, "entity_path": "brokers/1"}, 7]
@@ -358,7 +358,7 @@ def test_an_answer_that_would_be_too_long_is_refused(box: SteppedBox, monkeypatc
     assert [result.error_code for result in results] == codes
 
 
-def test_what_cannot_be_described_is_told_with_kafkas_codes(box: SteppedBox) -> None:
+def test_resources_that_cannot_be_described_have_kafkas_error_codes(box: SteppedBox) -> None:
     for kind, name, code in [
         (TOPIC, "nowhere", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         (TOPIC, "no/name", ErrorCode.INVALID_TOPIC_EXCEPTION),

@@ -207,7 +207,7 @@ def test_a_target_that_does_not_finish_in_time_gives_the_partition_back_and_is_a
 
 
 def test_a_commit_that_the_source_refuses_begins_the_hand_over_anew(box: SteppedBox, tree: KazooClient) -> None:
-    """As when another life of the source has appended since the freeze."""
+    """As when another incarnation of the source has appended since the freeze."""
     source = disk_of(box)
     refusals = [ErrorCode.FENCED_LEADER_EPOCH]
     box.writers[source].refuse = lambda kind, _: refusals.pop() if kind is DescriptorKind.MOVE_COMMIT and refusals else 0
@@ -240,8 +240,10 @@ def test_a_source_that_only_could_not_open_its_log_keeps_its_partition(box: Step
 
 @pytest.mark.parametrize("first", ["the-new-disk", "the-target"])
 @pytest.mark.parametrize("complete", [True, False], ids=["a-whole-copy", "half-a-copy"])
-def test_a_source_is_replaced_and_a_whole_copy_of_it_is_kept_whoever_comes_first(box: SteppedBox, tree: KazooClient, complete: bool, first: str) -> None:
-    """The source had given it away, perhaps: then nobody else has it. What only a half of was copied begins anew."""
+def test_a_source_is_replaced_and_a_whole_copy_of_it_is_kept_in_either_order(box: SteppedBox, tree: KazooClient, complete: bool, first: str) -> None:
+    """The source may have handed the log over: then no other disk has it. A partial copy starts
+    again.
+    """
     source = disk_of(box)
     target = other(source)
     box.writers[target].refuse = lambda kind, _: None if kind is DescriptorKind.MOVE_FINISH else 0
@@ -294,7 +296,7 @@ def test_a_log_writer_that_dies_over_a_command_loses_nothing(box: SteppedBox, tr
 
 
 @pytest.mark.parametrize("victim", ["d0", "d1"])
-def test_more_moves_than_are_told_of_at_a_time_go_on_after_a_death(box: SteppedBox, victim: str) -> None:
+def test_more_moves_than_one_report_holds_continue_after_a_death(box: SteppedBox, victim: str) -> None:
     box.create(CreatableTopic("many", 80, 1))
     on_d0 = [number for number, partition in enumerate(box.image().topics["many"].partitions) if partition.disk == "d0"]
     assert len(on_d0) > 2 * BEGUN_MAX
@@ -311,7 +313,7 @@ def test_more_moves_than_are_told_of_at_a_time_go_on_after_a_death(box: SteppedB
 
 
 @pytest.mark.parametrize("sent", [False, True], ids=["before-the-step", "after-the-step"])
-def test_a_controller_that_dies_at_any_step_of_a_move_ends_it_in_its_next_life(box: SteppedBox, tree: KazooClient, sent: bool) -> None:
+def test_a_controller_that_dies_at_any_step_of_a_move_finishes_it_after_its_restart(box: SteppedBox, tree: KazooClient, sent: bool) -> None:
     acknowledged, outcomes = 0, set()
     for step in itertools.count():
         source = disk_of(box)
@@ -356,7 +358,7 @@ def test_never_is_more_than_one_partition_of_a_disk_frozen(box: SteppedBox) -> N
 # --- draining ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_disk_that_is_drained_takes_no_new_partition_in_any_life_until_that_is_taken_back(box: SteppedBox, tree: KazooClient) -> None:
+def test_a_drained_disk_takes_no_new_partition_after_any_restart_until_the_drain_is_cancelled(box: SteppedBox, tree: KazooClient) -> None:
     assert order(box, disk="d0", draining=True) == []
     assert orjson.loads(tree.get("/millrace/brokers/1")[0])["draining"] == ["directory-of-d0"]
     box.kill_controller()
@@ -388,7 +390,7 @@ def test_a_drain_orders_many_moves_at_once_and_takes_them_all_back(box: SteppedB
     assert_lies_whole_on(box, tree, "d0", 0, on_d0)
 
 
-def test_what_is_no_order_gets_no_answer_and_harms_nobody(box: SteppedBox) -> None:
+def test_a_malformed_order_gets_no_answer_and_affects_no_other(box: SteppedBox) -> None:
     for payload in (b"", b"[]", b"{}", b'{"disk": "d0", "moves": [1]}', b'{"disk": "d0", "throttle": {}}'):
         box.send(MOVE_ORDERS, payload)
         for _ in range(3):

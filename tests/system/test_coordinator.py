@@ -1,4 +1,6 @@
-"""What the coordinator refuses, and what survives it: requests that no client library makes, deaths of whoever has a hand in an offset or a transaction."""
+"""What the coordinator refuses, and what survives it: requests that no client library makes, and
+deaths of every process of a commit or a transaction.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +136,7 @@ def test_offsets_of_the_oldest_consumers_and_blocks_of_producer_ids_are_in_zooke
         first_life = tree.get("/latest_producer_id_block")[0]
         old_pid = shared_box.kill("coordinator")
         shared_box.await_restart("coordinator", old_pid)
-        eventually(lambda: client.init_producer(None).error_code == 0, "the next life has ids")
+        eventually(lambda: client.init_producer(None).error_code == 0, "the next incarnation has ids")
         given += [client.init_producer(None).producer_id for _ in range(3)]
         assert tree.get("/latest_producer_id_block")[0] != first_life
     finally:
@@ -178,7 +180,7 @@ def test_a_member_that_waits_for_others_hears_of_the_death_of_coordinator_or_acc
         again = RawCoordination(shared_box.kafka)
         again.send_join("waiting")
         again.send_join("waiting", again.receive_join().member_id)
-        eventually(lambda: client.heartbeat("waiting", leader) == ErrorCode.REBALANCE_IN_PROGRESS, "the next life knows the members")
+        eventually(lambda: client.heartbeat("waiting", leader) == ErrorCode.REBALANCE_IN_PROGRESS, "the next incarnation knows the members")
         old_pid = shared_box.kill("acceptor@0")
         with pytest.raises((AssertionError, ConnectionError)):
             again.receive_join()
@@ -191,7 +193,7 @@ def test_a_member_that_waits_for_others_hears_of_the_death_of_coordinator_or_acc
 
 
 @pytest.mark.parametrize("is_commit", [True, False])
-def test_what_was_decided_is_carried_out_by_the_next_life(shared_box: RunningBox, client: RawCoordination, is_commit: bool) -> None:
+def test_the_next_incarnation_carries_out_a_decided_transaction(shared_box: RunningBox, client: RawCoordination, is_commit: bool) -> None:
     """The log-writer of the data stands still: the decision is in the state log on the other disk, the marker is not in the data."""
     data_disk = next(path for path in shared_box.disks if (path / f"{TOPIC}-0").exists())
     names = (f"decided-{is_commit}-{number}" for number in itertools.count())

@@ -47,7 +47,7 @@ def _ledger(box: RunningBox) -> Ledger:
 
 
 class _Load:
-    """The three clients and their books."""
+    """The three clients and their counts."""
 
     def __init__(self, box: RunningBox, topic: str) -> None:
         _create_topic(box, topic)

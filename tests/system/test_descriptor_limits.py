@@ -83,7 +83,7 @@ def test_an_acceptor_without_descriptors_turns_new_clients_away_and_serves_the_o
         assert again.produce(TOPIC, 0, batch(b"afterwards")).error_code == 0, "with descriptors it accepts again"
 
 
-def test_clients_that_have_long_been_idle_make_room_for_new_ones(start: Callable[..., RunningBox]) -> None:
+def test_long_idle_clients_are_closed_for_new_ones(start: Callable[..., RunningBox]) -> None:
     box = start(disks=1)
     with ExitStack() as stack:
         client = stack.enter_context(closing(RawClient(box.kafka)))

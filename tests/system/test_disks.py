@@ -27,7 +27,9 @@ def _batch(text: str, timestamp: int = 1_700_000_000_000) -> bytes:
 
 
 def _batch_that_claims_gzip() -> bytes:
-    """Valid header and CRC; its body is no gzip stream. Only who opens it can know."""
+    """Valid header and CRC; its body is no gzip stream, which only a reader that decompresses it
+    detects.
+    """
     batch = bytearray(_batch("not gzip"))
     batch[ATTRIBUTES_AT + 1] |= 1
     struct.pack_into(">I", batch, CRC_AT, crc32c(bytes(batch[ATTRIBUTES_AT:])))
@@ -55,7 +57,7 @@ def test_a_disk_whose_name_collides_can_be_added_and_every_partition_stays_serve
     assert second.leftovers() == []
 
 
-def test_a_batch_that_cannot_be_opened_is_an_error_for_who_asks_and_harms_nobody(shared_box: RunningBox) -> None:
+def test_a_batch_that_cannot_be_decompressed_is_an_error_only_for_requests_that_need_it(shared_box: RunningBox) -> None:
     client = RawClient(shared_box.kafka)
     client.create_topic("odd", 1)
     client.create_topic("even", 4)

@@ -35,7 +35,7 @@ def _check(start: Callable[..., RunningBox], plan: CopyPlan, seed: int) -> None:
     assert wrong == [], f"seed {seed}: {len(wrong)} findings, {wrong[:20]}; killed {outcome.killed}"
 
 
-def test_a_copy_in_transactions_has_every_record_once_whoever_is_killed(start: Callable[..., RunningBox]) -> None:
+def test_a_copy_in_transactions_has_every_record_once_whichever_process_is_killed(start: Callable[..., RunningBox]) -> None:
     _check(start, CopyPlan("exactly-once", records=6_000, batch=150, deaths=6, pause_seconds=(0.2, 1.0), seconds=60), _seed())
 
 

@@ -1,4 +1,6 @@
-"""Fetch sessions (KIP-227) at the acceptor's socket: what an incremental fetch asks, what it is told, and every error."""
+"""Fetch sessions (KIP-227) at the acceptor's socket: incremental requests, their responses, and
+every error.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def _all(topic: str, count: int) -> list[Wanted]:
 
 
 @pytest.mark.parametrize("version", [7, 11, 12, 13, 16])
-def test_only_what_changed_is_told(shared_box: RunningBox, client: SessionClient, version: int) -> None:
+def test_only_changed_partitions_are_returned(shared_box: RunningBox, client: SessionClient, version: int) -> None:
     topic = f"changes-{version}"
     client.create_topic(topic, 4)
     eventually(lambda: client.is_served(topic, 4), "the topic is served")
@@ -116,7 +118,7 @@ def test_too_few_bytes_wait_for_more(shared_box: RunningBox, client: SessionClie
     other.close()
 
 
-def test_who_got_records_goes_to_the_end_so_that_nobody_starves(client: SessionClient) -> None:
+def test_a_partition_that_returned_records_moves_to_the_end_so_that_none_starves(client: SessionClient) -> None:
     client.create_topic("turns", 3)
     eventually(lambda: client.is_served("turns", 3), "the topic is served")
     for partition in range(3):
@@ -127,7 +129,7 @@ def test_who_got_records_goes_to_the_end_so_that_nobody_starves(client: SessionC
     assert order == [[0], [1], [2], [0], [1], [2]]
 
 
-def test_an_error_and_then_the_recovery_are_told(shared_box: RunningBox, client: SessionClient) -> None:
+def test_an_error_and_then_the_recovery_are_returned(shared_box: RunningBox, client: SessionClient) -> None:
     wanted = Wanted("late", 0)
     first = client.session_fetch(0, 0, [wanted])
     assert first.parts[0].error_code == 3

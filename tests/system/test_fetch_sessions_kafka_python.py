@@ -1,4 +1,6 @@
-"""kafka-python 3, which reads by fetch sessions: many partitions, records here and there, and another life of the acceptor in between."""
+"""kafka-python 3, which reads by fetch sessions: many partitions, records here and there, and a
+restart of the acceptor in between.
+"""
 
 from __future__ import annotations
 

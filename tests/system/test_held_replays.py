@@ -79,7 +79,7 @@ def test_memory_ends_while_senders_come_again_and_again_and_everything_is_there_
         seen.append(proportional_kib(box.pid("ingest@0")) - before)
     assert senders and attempts > SENDERS and max(seen) < MEMORY_KIB_MAX, (max(seen), attempts)
     assert ingest_counter(box, "ingest.refused") > 0
-    print(f"{attempts} attempts; ingest grew by {max(seen)} KiB at most; {len(told)} were told")
+    print(f"{attempts} attempts; ingest grew by {max(seen)} KiB at most; {len(told)} were acknowledged")
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
     deadline = time.monotonic() + 60

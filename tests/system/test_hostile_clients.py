@@ -1,4 +1,4 @@
-"""Clients that mean no good at a real box: they are closed and counted, memory stays within its bounds, and nobody else notices.
+"""Clients that mean no good at a real box: they are closed and counted, memory stays within its bounds, and no other client is affected.
 
 How slow they make others is not judged here but measured: `loadtest/benchmarks/hostile.py`.
 """
@@ -93,7 +93,7 @@ def _peak_kib(pid: int) -> int:
 # -- many
 
 
-def test_ten_thousand_idle_connections_cost_8_kib_each_and_harm_nobody(box: RunningBox, stack: ExitStack) -> None:
+def test_ten_thousand_idle_connections_cost_8_kib_each_and_affect_no_other(box: RunningBox, stack: ExitStack) -> None:
     count = 9_990
     if raise_descriptor_limit() < count + 1_500:
         pytest.skip("ten thousand connections need more descriptors than this machine allows (ulimit -Hn)")
@@ -172,7 +172,7 @@ def test_what_is_announced_and_not_sent_keeps_no_arena_from_others(start: Callab
     # A large one has to wait until hoarders are thrown out, those before it in the queue too.
     assert client.produce("arena", 0, _batch(b"x" * 1_000_000)).error_code == 0
     assert _closed(box, SLOW_BODY) >= 2
-    assert _connections(box) >= 1 + 32  # who only announced holds nothing and has its time
+    assert _connections(box) >= 1 + 32  # a client that only announced holds no memory and has its time-out
 
 
 # -- greedy
@@ -218,7 +218,7 @@ def test_incomplete_requests_have_a_bound_together(start: Callable[..., RunningB
     assert client.api_versions() > 5
 
 
-def test_replies_that_nobody_takes_have_a_bound_together(start: Callable[..., RunningBox], stack: ExitStack) -> None:
+def test_unread_replies_have_a_common_bound(start: Callable[..., RunningBox], stack: ExitStack) -> None:
     limit = 16 * MIB
     box = start(settings={"acceptor.heap.bytes": limit, "auto.create.topics.enable": False})
     client = RawClient(box.kafka)
@@ -234,7 +234,7 @@ def test_replies_that_nobody_takes_have_a_bound_together(start: Callable[..., Ru
             sock.sendall(question)
         assert client.produce("good", 0, _batch(b"x")).error_code == 0
     eventually(lambda: _closed(box, MEMORY_LIMIT) >= 5, "those who do not read have to go", 30)
-    # One request under way is charged with what it takes when decoded, so the bound has room for it.
+    # One request under way is charged with what it takes when decoded, so the bound includes it.
     assert proportional_kib(box.pid(ACCEPTOR)) - before < (2 * limit + 16 * 4 * MIB) // KIB + OVERHEAD_KIB
 
 

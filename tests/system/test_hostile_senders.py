@@ -1,4 +1,4 @@
-"""Senders that mean no good at a real box: memory stays within its bounds, each is counted once and by its reason, and nobody else notices.
+"""Senders that mean no good at a real box: memory stays within its bounds, each is counted once and by its reason, and no other sender is affected.
 
 How fast others are meanwhile is not judged here. Every parser has a target in tests/fuzz.
 """
@@ -178,7 +178,7 @@ def drip(senders: Sequence[socket.socket], seconds: float) -> int:
     return len(senders) - len(alive)
 
 
-def test_whoever_drips_is_hung_up_on_in_every_protocol_and_counted_once(box: RunningBox, good: Callable[[], None]) -> None:
+def test_a_dripping_sender_is_disconnected_in_every_protocol_and_counted_once(box: RunningBox, good: Callable[[], None]) -> None:
     before = closed(box)
     with ExitStack() as stack:
         senders = []
@@ -219,10 +219,10 @@ def test_a_stream_without_an_end_is_given_up_at_its_limit_in_every_protocol(box:
     assert not reason or counter(box, f'ingest.closed{{reason="{reason}"}}'), reason
 
 
-def test_ten_thousand_connections_cost_what_is_said_and_keep_nobody_out(box: RunningBox, good: Callable[[], None]) -> None:
+def test_ten_thousand_connections_cost_what_is_documented_and_exclude_no_other(box: RunningBox, good: Callable[[], None]) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert limit >= 2 * CONNECTIONS, f"this machine allows {limit} descriptors (ulimit -Hn), the test and the box want {2 * CONNECTIONS} each"
-    pid = box.pids()["ingest@0"]  # with so many descriptors of our own nobody can be asked any more
+    pid = box.pids()["ingest@0"]  # with so many descriptors of our own no other process can be queried
     before = proportional_kib(pid)
     with ExitStack() as stack:
         senders = []
@@ -360,7 +360,7 @@ def test_datagrams_that_inflate_without_end_are_counted(box: RunningBox, good: C
 
 
 @pytest.mark.parametrize("listener", ["relp", "fluent", "beats", "gelft", "slow"])
-def test_noise_harms_nobody(box: RunningBox, good: Callable[[], None], listener: str) -> None:
+def test_noise_affects_no_other_sender(box: RunningBox, good: Callable[[], None], listener: str) -> None:
     before = memory_kib(box)
     noise = bytes(byte for byte in os.urandom(4 * MIB))
     for start in range(0, len(noise), MIB):
@@ -419,7 +419,7 @@ def test_bad_tls_is_counted_and_good_tls_goes_on(box: RunningBox, good: Callable
     raw = socket.create_connection(box.sender("tls"), 10)
     with context.wrap_socket(raw) as sender:
         sender.sendall(b"<13>Jan  5 12:00:00 sealed app: text\n")
-        os.write(sender.fileno(), b"\x17\x03\x03\x00\x20" + os.urandom(32))  # a record that nobody has sealed
+        os.write(sender.fileno(), b"\x17\x03\x03\x00\x20" + os.urandom(32))  # a record without a valid seal
         with suppress(ssl.SSLError):
             assert has_ended(sender)
     eventually(lambda: [document for document in read_documents(box, "tls") if document["host"] == "sealed"], "what was whole before is stored", 20)

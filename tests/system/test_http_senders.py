@@ -1,5 +1,5 @@
-"""Programs that nobody here wrote, by HTTP and gRPC, plain and over TLS: OpenTelemetry's exporters, systemd-journal-upload, curl, and pylogbeat over TLS. What
-they were told is stored, is stored once.
+"""Third-party programs, by HTTP and gRPC, plain and over TLS: OpenTelemetry's exporters, systemd-journal-upload, curl, and pylogbeat over TLS. What
+was acknowledged to them is stored once.
 """
 
 from __future__ import annotations
@@ -99,8 +99,10 @@ def _grpc_gzip() -> object:
 
 
 def test_what_clients_send_over_tls_with_their_certificates_is_stored_once(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HTTP/2 by gRPC and by curl, HTTP/1.1 by OpenTelemetry and Elasticsearch, Lumberjack by pylogbeat; who shows no certificate stores nothing."""
-    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # requests believes these more than what its session was told
+    """HTTP/2 by gRPC and by curl, HTTP/1.1 by OpenTelemetry and Elasticsearch, Lumberjack by
+    pylogbeat; a client without a certificate stores nothing.
+    """
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # requests believes these more than its session
         monkeypatch.delenv(name, raising=False)
     box, web, beats = site.box, site.box.sender("web"), site.box.sender("beats")
     ca, certificate, key = (str(path) for path in (site.authority.certificate, site.client.certificate, site.client.private_key))

@@ -1,4 +1,4 @@
-"""Agents at a real box: Fluent's and Lumberjack's clients, and the books to the line."""
+"""Agents at a real box: Fluent's and Lumberjack's clients, and the counts to the line."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_what_is_too_long_for_a_datagram_is_stored_whole(entries: list[dict[str,
 
 
 @pytest.mark.system
-def test_of_a_thousand_lines_alike_some_are_stored_and_the_rest_is_told(entries: list[dict[str, Any]]) -> None:
+def test_of_a_thousand_equal_lines_some_are_stored_and_the_rest_is_counted(entries: list[dict[str, Any]]) -> None:
     texts = [entry["MESSAGE"] for entry in entries[2:]]
     assert texts[:50] == [f"line {number}" for number in range(50)]
     assert texts[50:] == ["line 999 (… and 949 more like this one)"] and entries[-1]["MILLRACE_LINES_UNTOLD"] == "949"

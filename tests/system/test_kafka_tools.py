@@ -1,7 +1,7 @@
 """A real Kafka 3.9 and a box take turns on one log directory, under one ZooKeeper: each reads what the other left, and goes on. Kafka's own
 DumpLogSegments finds nothing wrong with any file of ours.
 
-One story for the whole module, told once: Kafka writes and stops; a box serves the directory, writes and stops; Kafka starts on it again.
+One story for the whole module: Kafka writes and stops; a box serves the directory, writes and stops; Kafka starts on it again.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Every sender that waits for an answer, while ingest, acceptor, log-writer and controller are killed with -9: nothing that it was told is lost, and nothing is
-twice where its protocol has an identity. Who is known by what: `lab/killed_senders.py`.
+"""Every sender that waits for an answer, while ingest, acceptor, log-writer and controller are killed with -9: nothing acknowledged is lost, and nothing is
+twice where its protocol has an identity. Which senders have an identity: `lab/killed_senders.py`.
 
 Every day all of them at once, each process once. At length (`--deep`) each sender alone with each process, and with all four at once: two runs of three kills.
 `MILLRACE_CELLS=pylogbeat/ingest,otlp-http` picks cells, `MILLRACE_CELL_RUNS` says how often, `MILLRACE_SEED` gives the same chances again; the table is
@@ -83,7 +83,9 @@ def test_each_cell(site: SenderSite, chance: random.Random, table: dict[tuple[st
 
 
 def _as_table(findings: dict[tuple[str, str], list[Finding]]) -> str:
-    """A row for each sender; of each cell the runs, what was told in them, and how much is there twice."""
+    """A row for each sender; of each cell the runs, the acknowledged records, and the number of
+    duplicates.
+    """
     lines = [f"| sender | promise | known again by | {' | '.join(COLUMNS)} |", "|---" * (3 + len(COLUMNS)) + "|"]
     for kind in KINDS:
         cells = [_cell(findings.get((kind.name, column), [])) for column in COLUMNS]

@@ -1,4 +1,6 @@
-"""`millrace load` with a real box and a real Spark: rows in the result against the log, none lost and none twice, whoever is killed and when."""
+"""`millrace load` with a real box and a real Spark: rows in the result against the log, none lost
+and none twice, whichever process is killed.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ def produce(box: RunningBox, topic: str, start: int, count: int, partitions: int
 
 
 def produce_aborted(box: RunningBox, topic: str, partitions: int) -> None:
-    """Records that nobody may see, and markers among the others."""
+    """Aborted records, and markers among the others."""
     producer = Producer({"bootstrap.servers": box.bootstrap, "transactional.id": f"aborted-{topic}"})
     producer.init_transactions(30)
     for end in (producer.abort_transaction, producer.commit_transaction):
@@ -99,7 +101,7 @@ def log_of(box: RunningBox, topic: str, partitions: int) -> list[tuple[str, int,
 
 
 def surroundings(box: RunningBox) -> dict[str, str]:
-    """Who is killed leaves what Spark said, and its files to the next."""
+    """A killed loader leaves Spark's output, and its files to the next."""
     return environment() | {"TMPDIR": str(box.directory)}
 
 
@@ -270,7 +272,7 @@ def test_what_is_asked_wrongly_is_said_before_spark_is_started(
     assert not (tmp_path / "a").exists(), "looking changes nothing"
 
 
-def test_a_plan_of_a_topic_that_is_gone_keeps_nobody(shared_box: RunningBox, tmp_path: Path) -> None:
+def test_a_plan_of_a_deleted_topic_stops_no_load(shared_box: RunningBox, tmp_path: Path) -> None:
     make_topic(shared_box, "stays", 1)
     order = order_of(shared_box, tmp_path, "stays")
     directory = LoadDirectory(str(tmp_path), "earlier")

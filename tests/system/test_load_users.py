@@ -64,7 +64,7 @@ class UsersRun:
         return self._process.returncode, words
 
     def end(self) -> None:
-        """All its processes, if a test has left them; and what they said, if nobody has heard it."""
+        """All processes that a test has left; and their output, if it was not read."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         if self._process.stdout is not None and not self._process.stdout.closed:
@@ -128,7 +128,7 @@ def test_what_users_sent_is_what_the_box_stored_and_records_that_vanish_are_miss
     assert f"DO NOT ADD UP ({DELETED} missing)" in words
 
 
-def test_who_has_told_nothing_is_waited_for_and_missed(box: RunningBox) -> None:
+def test_a_process_that_has_reported_nothing_is_waited_for_and_missed(box: RunningBox) -> None:
     parser = argparse.ArgumentParser()
     add_options(parser)
     arguments = ["--topic", "silent", "--patience", "0.5", "--http-port", str(box.http.port), "--mix", "produce"]
@@ -147,4 +147,4 @@ def test_who_has_told_nothing_is_waited_for_and_missed(box: RunningBox) -> None:
         return conductor.verdict([]).troubles
 
     assert run((Phase.DRAIN, Phase.CLOSE)) == []
-    assert run((Phase.CLOSE,)) == ["processes were stopped, or died, before they had told all their counts"]
+    assert run((Phase.CLOSE,)) == ["processes were stopped, or died, before they had reported all their counts"]

@@ -97,7 +97,7 @@ def _after_a_power_cut(box: RunningBox, start: Callable[..., RunningBox]) -> Run
     return start(disks=1)
 
 
-def test_leader_epochs_are_told_apart_and_a_reader_that_parted_is_told_where(start: Callable[..., RunningBox]) -> None:
+def test_leader_epochs_are_compared_and_a_diverged_reader_receives_the_diverging_epoch(start: Callable[..., RunningBox]) -> None:
     box = start(disks=1)
     client = SessionClient(box.kafka)
     client.create_topic("t", 1)
@@ -142,5 +142,5 @@ def test_leader_epochs_are_told_apart_and_a_reader_that_parted_is_told_where(sta
     session = client.session_fetch(0, 0, [Wanted("t", 0, 6)]).session_id
     client.send_session_fetch(session, 1, [Wanted("t", 0, 5, last_fetched_epoch=ends[1][0])], max_wait_ms=20_000)
     (part,) = client.receive_session_fetch().parts
-    assert (part.diverging, part.records) == (ends[1], b""), "told at once, however long it would wait"
+    assert (part.diverging, part.records) == (ends[1], b""), "returned at once, however long it would wait"
     client.close()

@@ -1,6 +1,6 @@
 """Clients that speak what brokers older than Kafka 0.11 spoke: real ones of today, which still can, and frames where no client would.
 
-librdkafka speaks magic 0 of its own when it is told that the broker is old. The others ask for versions, and a proxy offers them old ones.
+librdkafka speaks magic 0 of its own when it is configured for an old broker. The others ask for versions, and a proxy offers them old ones.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ COMPRESSES_NOTHING = (0, "kafkajs")
 
 
 class OldLibRdKafka(LibRdKafka):
-    """Told that the broker is one of 0.9, it asks for no versions and speaks those of that time."""
+    """Configured for a broker of 0.9, it requests no versions and speaks those of that release."""
 
     def __init__(self, bootstrap: str) -> None:
         super().__init__(bootstrap)
@@ -132,7 +132,7 @@ def test_what_a_new_client_writes_old_ones_read_without_its_headers(shared_box: 
 
 
 @pytest.mark.parametrize("codec", OLD_CODECS)
-def test_librdkafka_that_is_told_of_a_broker_0_9_writes_and_reads(shared_box: RunningBox, codec: str) -> None:
+def test_librdkafka_configured_for_a_broker_0_9_writes_and_reads(shared_box: RunningBox, codec: str) -> None:
     old, new = OldLibRdKafka(shared_box.bootstrap), LibRdKafka(shared_box.bootstrap)
     topic = f"fallback-{codec}"
     new.create(topic)
@@ -180,7 +180,7 @@ def test_a_topic_may_forbid_the_conversion_and_new_clients_do_not_notice(shared_
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip"])
-def test_append_time_is_put_on_what_comes_without_and_told_to_who_can_read_it(shared_box: RunningBox, codec: str) -> None:
+def test_append_time_is_set_on_records_without_a_time_and_returned_to_clients_that_can_read_it(shared_box: RunningBox, codec: str) -> None:
     new = LibRdKafka(shared_box.bootstrap)
     topic = f"stamped-{codec}"
     new.create(topic, message_timestamp_type="LogAppendTime")
@@ -345,7 +345,7 @@ def test_a_first_batch_goes_whole_however_little_was_asked_for(raw: RawClient) -
     assert offsets_in(fetch(raw, 0, "whole", 0, max_bytes=10)[0][2]) == [0, 1, 2]
 
 
-def test_bombs_and_lies_cost_their_sender_an_error_and_nobody_else_anything(raw: RawClient) -> None:
+def test_bombs_and_wrong_lengths_are_errors_for_their_sender_only(raw: RawClient) -> None:
     raw.create_topic("bombs", 1)
     bomb = build_message(0, 1, Codec.GZIP, TIME, None, compress(Codec.GZIP, bytes(64 << 20)))
     assert produce(raw, 1, "bombs", bomb)[0][1] == ErrorCode.MESSAGE_TOO_LARGE

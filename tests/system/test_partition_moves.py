@@ -196,7 +196,7 @@ def _future(admin: KafkaAdminClient, path: str) -> dict[str, Any] | None:
     return futures[0] if futures else None
 
 
-def test_a_drain_ends_with_nothing_lost_whoever_is_killed_over_it(start: Callable[..., RunningBox]) -> None:
+def test_a_drain_ends_with_nothing_lost_whichever_process_is_killed(start: Callable[..., RunningBox]) -> None:
     seed = int(os.environ.get("MILLRACE_SEED", "0")) or random.SystemRandom().randrange(1 << 30)
     chance = random.Random(seed)
     print(f"seed {seed}")

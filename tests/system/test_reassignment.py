@@ -72,7 +72,7 @@ def create(admin: AdminClient, name: str, replicas: list[list[int]]) -> None:
 
 
 def placed(admin: AdminClient, name: str) -> dict[int, tuple[int, list[int], set[int]]]:
-    """partition → leader, replicas, who is in sync."""
+    """partition → leader, replicas, ISR."""
     found = admin.list_topics(name, timeout=SECONDS).topics[name].partitions
     return {number: (each.leader, list(each.replicas), set(each.isrs)) for number, each in found.items()}
 
@@ -169,11 +169,13 @@ def test_leadership_returns_when_it_is_asked_for(admin: AdminClient, python_admi
     results = {part.partition: error for part, error in admin.elect_leaders(ElectionType.PREFERRED, partitions).result(SECONDS).items()}
     assert results[0] is None and results[7].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
     python_admin.elect_leaders(0, {"led": [1]})
-    eventually(lambda: [leader for leader, _, _ in placed(admin, "led").values()] == [2, 2], "every box knows who leads")
+    eventually(lambda: [leader for leader, _, _ in placed(admin, "led").values()] == [2, 2], "every box knows the leader")
 
 
-def test_a_damaged_batch_that_a_new_follower_meets_is_repaired_at_once(boxes: list[RunningBox], admin: AdminClient) -> None:
-    """In a segment that grows, which no scrubber reads: the new replica tells its leader, whose box fetches the batch from the old one."""
+def test_a_damaged_batch_that_a_new_follower_reads_is_repaired_at_once(boxes: list[RunningBox], admin: AdminClient) -> None:
+    """In an active segment, which no scrubber reads: the new replica reports it to its leader,
+    whose box fetches the batch from the old one.
+    """
     create(admin, "met", [[1, 2]])
     producer = Producer({"bootstrap.servers": addresses(boxes), "acks": "all", "linger.ms": 5, "batch.size": 4000})
     for number in range(300):
@@ -205,7 +207,7 @@ def test_a_producer_goes_on_when_leadership_leaves_a_box_and_comes_back(admin: A
         python_admin.alter_partition_reassignments({PythonPartition("returned", 0): replicas})
         eventually(lambda replicas=replicas: placed(admin, "returned")[0][1] == replicas, "the order of the replicas")  # type: ignore[misc]
         python_admin.elect_leaders(0, {"returned": [0]})
-        eventually(lambda replicas=replicas: placed(admin, "returned")[0][0] == replicas[0], "every box knows who leads")  # type: ignore[misc]
+        eventually(lambda replicas=replicas: placed(admin, "returned")[0][0] == replicas[0], "every box knows the leader")  # type: ignore[misc]
         for number in range(50):
             producer.produce("returned", b"%d" % number, partition=0)
         assert producer.flush(10) == 0
@@ -232,7 +234,7 @@ def test_a_throttle_lasts_for_those_that_are_on_their_way_and_no_longer(boxes: l
         assert "called off" in millrace(boxes, "topic", "reassign", "slow", "--cancel")
         assert throttled_boxes(admin) == set() and "throttled" not in millrace(boxes, "topic", "describe", "slow")
     millrace(boxes, "topic", "reassign", "quick", "--replicas", "0=2,3", "--throttle", "1M", "--no-wait")
-    eventually(lambda: placed(admin, "quick")[0][1] == [2, 3], "it ends while nobody watches")
+    eventually(lambda: placed(admin, "quick")[0][1] == [2, 3], "it ends without a watcher")
     assert "lifted" in millrace(boxes, "topic", "reassign", "--cancel") and throttled_boxes(admin) == set()
     assert "lifted" not in millrace(boxes, "topic", "reassign", "--cancel")
 
@@ -246,7 +248,7 @@ def test_a_box_is_emptied_filled_and_taken_out_by_commands(boxes: list[RunningBo
         assert "called off" in millrace(boxes, "topic", "reassign", "kept", "--cancel")
         unwatched = "topic", "reassign", "kept", "--replicas", "0=1,3", "--throttle", "64M"
         millrace(boxes, *unwatched, "--no-wait")
-        eventually(lambda: placed(admin, "kept")[0][1] == [1, 3], "it ends while nobody watches")
+        eventually(lambda: placed(admin, "kept")[0][1] == [1, 3], "it ends without a watcher")
         assert "lifted" in millrace(boxes, *unwatched) and "throttled" not in millrace(boxes, "topic", "describe", "kept")
         shown = millrace(boxes, "box", "drain", "3", "--plan")
         assert "become" in shown.lower() and logs(boxes[2], "kept") == {"kept-0", "kept-1", "kept-2"}

@@ -284,7 +284,7 @@ def test_strangers_store_nothing_and_are_counted(site: Site) -> None:
     assert not texts(site.box, "tls", "plaintext")
 
 
-def test_a_new_certificate_is_taken_up_while_an_old_connection_lives_on(site: Site, tmp_path: Path) -> None:
+def test_a_new_certificate_is_used_while_an_old_connection_stays_open(site: Site, tmp_path: Path) -> None:
     import ssl
 
     context = ssl.create_default_context(cafile=str(site.authority.certificate))
@@ -305,8 +305,8 @@ def test_a_new_certificate_is_taken_up_while_an_old_connection_lives_on(site: Si
                 return ""
 
         pid = site.box.pid("ingest@0")
-        os.kill(pid, signal.SIGHUP)  # whoever is used to ask for a reload does no harm
+        os.kill(pid, signal.SIGHUP)  # the usual reload signal has no effect
         eventually(lambda: common_name() == "renewed", "new connections get the new certificate")
         assert site.box.pid("ingest@0") == pid
         old.sendall(b"<13>after\n")
-        eventually(lambda: stored(site.box, "open") - before == 2, "the old connection lives on")
+        eventually(lambda: stored(site.box, "open") - before == 2, "the old connection stays open")

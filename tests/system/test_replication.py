@@ -1,4 +1,6 @@
-"""Two boxes and a ZooKeeper: what one leads the other has, byte for byte, whoever is killed meanwhile. The whole matrix of faults is in `tests/cluster`."""
+"""Two boxes and a ZooKeeper: what one leads the other has, byte for byte, whichever process is
+killed meanwhile. The whole matrix of faults is in `tests/cluster`.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ def test_a_copy_is_its_leaders_log_byte_for_byte_although_fetchers_and_log_write
 
 
 def test_a_box_that_was_away_gets_what_it_missed(boxes: list[RunningBox], copied: str) -> None:
-    """Its acceptor, fetcher and log-writer all at once; the leader is told of the follower's end again when it is back."""
+    """Its acceptor, fetcher and log-writer all at once; the leader receives the follower's log end
+    again after the restart.
+    """
     before = boxes[1].pids()
     for name in ("acceptor@0", "replica-fetcher", "log-writer@d0"):
         boxes[1].kill(name)
@@ -114,7 +118,7 @@ def test_a_box_that_was_away_gets_what_it_missed(boxes: list[RunningBox], copied
 
 
 def test_damage_on_either_box_is_repaired_from_the_other(boxes: list[RunningBox]) -> None:
-    """One damaged batch, one broken length, and a row of zeroes; whoever leads."""
+    """One damaged batch, one broken length, and a row of zeroes; whichever box leads."""
     admin = AdminClient({"bootstrap.servers": str(boxes[0].kafka)})
     admin.create_topics([NewTopic("scrubbed", 1, 2, config={"segment.bytes": "65536"})])["scrubbed"].result(10)
     producer = Producer({"bootstrap.servers": str(boxes[0].kafka), "acks": "all", "linger.ms": 5, "batch.size": 4000})
@@ -137,8 +141,10 @@ def test_damage_on_either_box_is_repaired_from_the_other(boxes: list[RunningBox]
         assert not box.counters("replica-fetcher").values["replica_fetcher.repairs_left"]
 
 
-def test_deleted_records_are_gone_from_both_boxes_when_the_client_is_told(boxes: list[RunningBox], copied: str) -> None:
-    """While the follower fetches nothing the client is told in time that it is not done; the leader has done its part all the same."""
+def test_deleted_records_are_gone_from_both_boxes_when_the_client_is_answered(boxes: list[RunningBox], copied: str) -> None:
+    """While the follower fetches nothing the client receives a time-out; the leader has done its
+    part all the same.
+    """
     admin = AdminClient({"bootstrap.servers": str(boxes[0].kafka), "log_level": 0})
     leader = admin.list_topics(copied, timeout=10).topics[copied].partitions[0].leader
     follower = boxes[2 - leader]

@@ -67,7 +67,7 @@ def test_after_a_clean_stop_everything_is_there_and_nothing_is_scanned(start: St
     client.close()
 
 
-def test_after_the_death_of_everything_the_last_life_is_taken_up(start: Start) -> None:
+def test_after_the_death_of_all_processes_the_last_state_is_recovered(start: Start) -> None:
     first = start()
     _fill(first, "kept", 40)
     epochs = _leader_epochs(first)

@@ -1,4 +1,6 @@
-"""Options of `millrace run` that change the shape of a box: several acceptors, a ZooKeeper of somebody else, topics that are not made by the way."""
+"""Options of `millrace run` that change the shape of a box: several acceptors, an external
+ZooKeeper, topics that are not made by the way.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ def test_several_acceptors_share_one_port_and_die_alone(start: Start) -> None:
         client.close()
 
 
-def test_a_box_lives_on_a_zookeeper_of_somebody_else_under_a_chroot(start: Start, tmp_path: Path) -> None:
+def test_a_box_uses_an_external_zookeeper_under_a_chroot(start: Start, tmp_path: Path) -> None:
     zookeeper = RealZooKeeper(tmp_path / "zookeeper")
     try:
         box = start(by_command=True, zookeeper=f"{zookeeper.connect}/logs")
@@ -77,7 +79,7 @@ def test_a_box_lives_on_a_zookeeper_of_somebody_else_under_a_chroot(start: Start
         listed = subprocess.run(
             [*MILLRACE, "box", "list", "--bootstrap", box.bootstrap], env=environment(), capture_output=True, text=True, timeout=20, check=False
         )
-        assert (listed.returncode, listed.stderr) == (0, "") and str(box.kafka) in listed.stdout, "who is there is asked in just that minute"
+        assert (listed.returncode, listed.stderr) == (0, "") and str(box.kafka) in listed.stdout, "the members are queried in that minute"
         zookeeper.start()
         client.create_topic("after", 1)
         client.close()

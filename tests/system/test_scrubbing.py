@@ -1,4 +1,6 @@
-"""A damaged disk under a running box: flipped bits in closed segments are told by place, and a bad index is made anew."""
+"""A damaged disk under a running box: flipped bits in closed segments are reported by position, and
+a bad index is rebuilt.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def flip(path: Path, at: int) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def test_flipped_bits_are_told_by_their_place_and_an_index_is_made_anew(start: Callable[..., RunningBox]) -> None:
+def test_flipped_bits_are_reported_by_position_and_an_index_is_rebuilt(start: Callable[..., RunningBox]) -> None:
     box = start(disks=1, settings={"log.segment.bytes": 65536, "log.scrub.bytes.per.second": 8 << 20, "log.scrub.interval.ms": 200})
     admin = AdminClient({"bootstrap.servers": box.bootstrap})
     admin.create_topics([NewTopic("t", 1, 1)])["t"].result(10)
@@ -58,7 +60,7 @@ def test_flipped_bits_are_told_by_their_place_and_an_index_is_made_anew(start: C
     eventually(lambda: box.counters("log-writer@d0").values["log_writer.indexes_rebuilt"], "the index is made anew")
     assert index.read_bytes() == good
     flip(closed[1], closed[1].stat().st_size // 2)
-    (damage,) = eventually(lambda: [one for one in status(box)["damages"] if not one["is_rebuildable"]], "the damage is told")
+    (damage,) = eventually(lambda: [one for one in status(box)["damages"] if not one["is_rebuildable"]], "the damage is reported")
     base, end = int(closed[1].stem), int(closed[2].stem)
     assert (damage["disk"], damage["topic"], damage["partition"], damage["file"]) == ("d0", "t", 0, closed[1].name)
     assert base <= damage["offset"] < end

@@ -1,4 +1,6 @@
-"""A box with a table: its listeners, its routes, its books to the line, through a kill -9 of ingest; and what `millrace ingest` says of it."""
+"""A box with a table: its listeners, its routes, its counts to the line, through a kill -9 of
+ingest; and what `millrace ingest` says of it.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,7 @@ def test_every_record_goes_where_the_first_route_says_and_is_counted_at_its_list
     assert {record["severity_name"] for record in found["errors"]} == {"err"} and found["gone"][0]["fields"]["user"] == "ann"
 
 
-def test_the_books_of_every_listener_balance_after_a_kill_of_ingest_and_the_senders_are_known(box: RunningBox, books: Reconciliation) -> None:
+def test_the_ledger_of_every_listener_balances_after_a_kill_of_ingest_and_the_senders_are_known(box: RunningBox, books: Reconciliation) -> None:
     send_lines(box, 1000)
     books.hold("lines", 1000)
     accounted = sum(balance.received for balance in balances_of(box).values())
@@ -107,7 +109,7 @@ def received_of_senders(box: RunningBox) -> int:
     return sum(sender.received for sender in known)
 
 
-def test_the_command_shows_the_books_and_who_is_silent_and_what_the_table_means(box: RunningBox, books: Reconciliation) -> None:
+def test_the_command_shows_the_ledger_silent_senders_and_the_table(box: RunningBox, books: Reconciliation) -> None:
     send_gelf(box)
     books.hold("gelf", 1)
     eventually(lambda: received_of_senders(box), "the sender's account is written")

@@ -1,4 +1,6 @@
-"""A micro-batch is written once: whoever is killed between which two steps, and whatever rows a replay has."""
+"""A micro-batch is written once: whatever process is killed between any two steps, and whatever
+rows a replay has.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,7 @@ def test_a_replay_that_is_killed_too_leaves_the_batch_to_the_next(shared_box: Ru
     assert _attempts_in(shared_box, topic) == expected
 
 
-def test_an_earlier_life_that_comes_back_adds_nothing(shared_box: RunningBox) -> None:
+def test_an_earlier_run_that_comes_back_adds_nothing(shared_box: RunningBox) -> None:
     topic = _topic(shared_box, "fenced")
     for stopped_behind in ("begin", "look", "join", "append", "flush", "add group", "commit offsets"):
         query_id = f"fenced behind {stopped_behind}"

@@ -164,7 +164,7 @@ def test_a_micro_batch_too_large_for_messages_goes_by_way_of_the_spool(spark: Sp
     assert sum(map(len, spooled.values())) > 10_000
     with TopicOffsets(ClusterAccess((Address(*shared_box.kafka),))) as topics:
         found = topics.topics_like(".*")
-    assert target in found and "millrace-spark-spool" not in found, "who reads everything would read it twice"
+    assert target in found and "millrace-spark-spool" not in found, "a reader of everything would read it twice"
 
 
 def test_a_numbered_batch_write_counts_once(spark: SparkSession, shared_box: RunningBox) -> None:

@@ -25,14 +25,16 @@ pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(why_no_spark()), reaso
 
 MILLRACE = [sys.executable, "-P", "-c", "from appliance.command.main import main; main()"]
 SECONDS = 180.0
-"""Nobody holds it to this: another Spark may start beside each of its three, on a machine that has two processors."""
+"""Not enforced: another Spark may start beside each of its three, on a machine that has two
+processors.
+"""
 KILLS = 2 if os.environ.get("MILLRACE_DEEP") is None else 20
 MINUTES_OPEN = 4
 """The newest minutes wait for late records: two of --late, one of slack, and their own."""
 
 
 class StreamProcess:
-    """One life of the command."""
+    """One run of the command."""
 
     def __init__(self, box: RunningBox, out: Path, *options: str) -> None:
         self.out = out
@@ -70,7 +72,8 @@ def newest(directory: Path) -> int:
 
 @pytest.mark.spark  # three of its own, one after the other
 def test_killed_in_the_middle_driver_and_jvm_by_turns_it_has_every_minute_once(box: RunningBox, tmp_path: Path) -> None:
-    faulthandler.cancel_dump_traceback_later()  # three lives may take longer than a test has; every wait here has its own end
+    # Three runs may take longer than a test has; every wait here has its own end.
+    faulthandler.cancel_dump_traceback_later()
     make_topic(box, "log")
     make_topic(box, "minutes", 1)
     records = MinuteRecords(box, "log")
@@ -81,7 +84,7 @@ def test_killed_in_the_middle_driver_and_jvm_by_turns_it_has_every_minute_once(b
     minute = 6
     for kill in range(KILLS):
         begun = newest(out / "_millrace/checkpoint/offsets")
-        if kill:  # what the life before left is done again first
+        if kill:  # what the run before left is done again first
             eventually(lambda: rows_below(out / "minutes"), f"rows: {stream.said()}", SECONDS)
         records.send(minute, minute + 3)
         minute += 3
@@ -106,7 +109,7 @@ def test_killed_in_the_middle_driver_and_jvm_by_turns_it_has_every_minute_once(b
     said = stream.said()
     assert said.count("Spark's JVM has ended (signal 9); starting another") == KILLS // 2
     assert "Traceback" not in said
-    # A topic of the same name is another one; nobody needs Spark to see that, or that there is none.
+    # A topic of the same name is another one; that needs no Spark, nor does an absent topic.
     admin = AdminClient({"bootstrap.servers": box.bootstrap})
     admin.delete_topics(["log"])["log"].result(20)
     missing = refused(box, tmp_path / "none", "log-of-nobody")

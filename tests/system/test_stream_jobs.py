@@ -33,7 +33,7 @@ class Stopped(Exception):
 
 
 class FailingDirectory(StreamDirectory):
-    """Fails once, at the step that it is told."""
+    """Fails once, at the given step."""
 
     failing = ""
 
@@ -54,7 +54,7 @@ class FailingDirectory(StreamDirectory):
 
 
 class Jobs:
-    """Runs a job until all there is has been done; a new life each time."""
+    """Runs a job until all there is has been done; a new run each time."""
 
     def __init__(self, spark: SparkSession, box: RunningBox, place: Path) -> None:
         self._spark = spark
@@ -101,7 +101,7 @@ def test_minutes_of_a_log_are_in_files_and_in_a_topic_once_although_every_step_f
             if failing == "after the topic":
                 run._send = failing_send  # type: ignore[method-assign]
 
-        # Each life first puts right what the one before it left.
+        # Each run first repairs what the one before it left.
         with pytest.raises(Exception, match="Stopped"):
             jobs.run(job, "log", "log-minutes", failing, fail_after_the_topic)
     records.send(minute, minute + 1)

@@ -46,7 +46,7 @@ def test_every_process_runs_and_serves(shared: RunningBox) -> None:
     assert len({process["pid"] for process in status.values()}) == len(PROCESSES)
 
 
-def test_the_console_tells_whether_it_lives_and_whether_the_box_serves(shared: RunningBox) -> None:
+def test_the_console_reports_whether_it_runs_and_whether_the_box_serves(shared: RunningBox) -> None:
     assert shared.get("/healthz") == (200, {"status": "alive"})
     assert shared.get("/readyz") == (200, {"status": "ready", "processes": len(PROCESSES) - 1, "missing": {}})
 
@@ -78,7 +78,7 @@ def test_a_directory_of_another_box_is_refused(ended: RunningBox, tmp_path: Path
     assert not (tmp_path / "other" / "state").exists()
 
 
-def test_children_die_with_a_killed_supervisor_and_the_next_life_starts(start: Start) -> None:
+def test_children_die_with_a_killed_supervisor_and_the_next_one_starts(start: Start) -> None:
     box = start(by_command=True)
     cluster_id, zookeeper = box.box.cluster_id, box.box.zookeeper
     box.kill_supervisor()

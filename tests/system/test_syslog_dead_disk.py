@@ -40,7 +40,8 @@ def _await_end_offset(box: RunningBox, partition: int) -> int:
         try:
             found.append(_end_offset(box, partition))
         except KafkaException as refused:
-            # a dead disk comes back under a larger leader epoch, and the image tells of it a moment later
+            # a dead disk comes back under a larger leader epoch, and the image has it a moment
+            # later
             assert refused.args[0].code() in (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.FENCED_LEADER_EPOCH)
         return bool(found)
 

@@ -1,4 +1,6 @@
-"""Real senders: logger, loggen, rsyslog and syslog-ng, over UDP and TCP, in both framings; and the books, also when ingest is killed under them."""
+"""Real senders: logger, loggen, rsyslog and syslog-ng, over UDP and TCP, in both framings; and the
+ledger, also when ingest is killed meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -201,7 +203,9 @@ def _stored_more_than(box: RunningBox, lines: int) -> bool:
 
 
 def test_a_flood_from_loggen_is_accounted_for_while_ingest_is_killed(box: RunningBox) -> None:
-    """Senders cannot know what was lost with a connection; the box can, and its books say so: received = stored + counted."""
+    """Senders cannot know what was lost with a connection; the box can, and its ledger has it:
+    received = stored + counted.
+    """
     options = ["-i", "-S", "-s", "300", "-I", "20", "-r", "60000", "--active-connections=2"]
     command = [_need("loggen"), *options, box.syslog.host, str(box.syslog.port)]
     for _ in range(3):
@@ -209,11 +213,11 @@ def test_a_flood_from_loggen_is_accounted_for_while_ingest_is_killed(box: Runnin
         with _daemon(command, box.directory):
             eventually(partial(_stored_more_than, box, before + 10_000), "the flood runs", 20)
             box.await_restart("ingest@0", box.kill("ingest@0"))
-    eventually(lambda: _ledger(box).in_flight == 0, f"the books balance: {_ledger(box)}", 20)
+    eventually(lambda: _ledger(box).in_flight == 0, f"the ledger balances: {_ledger(box)}", 20)
     ledger = _ledger(box)
     reader = Stored(box, from_beginning=True)
     stored = len(reader.read())
     reader.close()
-    assert ledger.stored <= stored <= ledger.stored + ledger.counted + ledger.resent, f"{stored} records are in the log, the books say {ledger}"
+    assert ledger.stored <= stored <= ledger.stored + ledger.counted + ledger.resent, f"{stored} records are in the log, the ledger has {ledger}"
     assert ledger.received == ledger.stored + ledger.counted
     print(f"{stored} records in the log, {ledger}")

@@ -53,7 +53,7 @@ def _batch(number: int) -> bytes:
 
 
 class Churn:
-    """One topic, over all its lives."""
+    """One topic, over all its incarnations."""
 
     def __init__(self, box: RunningBox, topic: str, config: dict[str, str]) -> None:
         self.topic, self.config = topic, config

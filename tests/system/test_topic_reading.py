@@ -239,7 +239,7 @@ def test_a_machine_without_the_segments_fetches(shared_box: RunningBox, cluster:
     assert isinstance(find_local_segments(access._replace(data_directory=str(shared_box.disks[0])), OffsetRange("elsewhere", 0, 0, 100)), LocalSegments)
 
 
-def test_a_reader_that_fetches_lives_through_a_new_life_of_the_acceptor(shared_box: RunningBox, cluster: ClusterClient) -> None:
+def test_a_reader_that_fetches_survives_a_restart_of_the_acceptor(shared_box: RunningBox, cluster: ClusterClient) -> None:
     create_topic(cluster, "through-a-death", partitions=1)
     produce(shared_box, "through-a-death", [b"%d" % number * 50 for number in range(5000)], **{"batch.num.messages": 100})
     access = access_to(shared_box, "through-a-death", ReadPath.FETCH)._replace(fetch_bytes=20_000)
@@ -251,7 +251,7 @@ def test_a_reader_that_fetches_lives_through_a_new_life_of_the_acceptor(shared_b
     assert found == list(range(5000))
 
 
-def test_a_range_that_nobody_can_give_is_given_up(shared_box: RunningBox, cluster: ClusterClient) -> None:
+def test_a_range_that_no_box_can_return_is_given_up(shared_box: RunningBox, cluster: ClusterClient) -> None:
     create_topic(cluster, "too-short", partitions=1)
     produce(shared_box, "too-short", [b"x"] * 10)
     access = access_to(shared_box, "too-short")._replace(patience_ms=300, fetch_wait_ms=50)

@@ -76,7 +76,7 @@ def _read_by_kafka_python(box: RunningBox, isolation_level: str, end_offset: int
     return values
 
 
-def test_consumers_see_what_was_committed_and_nothing_that_is_open_or_aborted_whoever_dies(keeper: RunningBox, clients: ExitStack) -> None:
+def test_consumers_see_what_was_committed_and_nothing_that_is_open_or_aborted_whichever_process_dies(keeper: RunningBox, clients: ExitStack) -> None:
     client = clients.enter_context(closing(RawTransactions(keeper.kafka)))
     client.create_topic(TOPIC, 1)
     everything: list[bytes] = []
@@ -125,7 +125,8 @@ def test_consumers_see_what_was_committed_and_nothing_that_is_open_or_aborted_wh
     assert _read_by_librdkafka(keeper, "read_committed", stable) == committed
     assert keeper.counters("acceptor@0").values["fetch.cold_bytes"] > read_cold
 
-    # between its batches and its marker the log-writer dies: the next life knows what is open and what was aborted
+    # between its batches and its marker the log-writer dies: the next incarnation knows what is
+    # open and what was aborted
     keeper.await_restart("log-writer@d0", keeper.kill("log-writer@d0"))
     eventually(lambda: client.committed_fetch(TOPIC, 0, 0).error_code == 0, "the partition is led again")
     assert client.stable_end(TOPIC, 0) == opened
@@ -144,7 +145,7 @@ def test_consumers_see_what_was_committed_and_nothing_that_is_open_or_aborted_wh
     assert _read_by_kafka_python(keeper, "read_committed", last) == committed
     assert _read_by_librdkafka(keeper, "read_uncommitted", last) == everything
 
-    # fencing, as a coordinator or a zombie meets it
+    # fencing, as a coordinator or a zombie receives it
     assert client.write_marker(TOPIC, [0, 1], 3, 1, ABORT, coordinator_epoch=2) == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     assert client.write_marker(TOPIC, [0], 3, 0, ABORT, coordinator_epoch=2) == [ErrorCode.INVALID_PRODUCER_EPOCH]
     assert client.write_marker(TOPIC, [0], 3, 1, ABORT, coordinator_epoch=1) == [ErrorCode.TRANSACTION_COORDINATOR_FENCED]

@@ -1,4 +1,6 @@
-"""The process that watches ZooKeeper under systemd, with a real Java machine and without systemd: what it tells systemd comes by a socket of ours."""
+"""The process that watches ZooKeeper under systemd, with a real Java machine and without systemd:
+its notifications arrive at a socket of ours.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ LEFT_BEHIND = "cannot rejoin a quorum that is otherwise healthy"
 
 @contextmanager
 def pretended_members(count: int) -> Iterator[list[int]]:
-    """Ports of members that say that they serve, and let nobody join."""
+    """Ports of members that report serving, and let no member join."""
     servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
 
     def serve(server: socket.socket) -> None:

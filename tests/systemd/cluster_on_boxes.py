@@ -1,7 +1,7 @@
 """Clients of three installed boxes, from a machine of their own, and the judge of what the boxes made of their records.
 
 A plain and an idempotent producer (acks=all, librdkafka) and a reader of each, on topics with three replicas of which two must be in sync; a probe measures how
-long partitions take no acks=all. What is wrong is said by `check`, once nobody writes any more.
+long partitions take no acks=all. `check` reports violations, once the producers have stopped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NO_CONFIG: Mapping[str, str] = MappingProxyType({})
 
 
 class ClusterLoad:
-    """What runs, and its books. `name` begins the names of its topics, which have `config`."""
+    """What runs, and its counts. `name` begins the names of its topics, which have `config`."""
 
     def __init__(self, cluster: InstalledCluster, name: str, config: Mapping[str, str]) -> None:
         self._cluster = cluster
@@ -71,7 +71,7 @@ class ClusterLoad:
         return float(max(eventually(seconds, "the probe is acknowledged on every partition", NEWS_SECONDS)))
 
     def leaders(self) -> dict[str, list[int]]:
-        """Topic → who leads each partition."""
+        """Topic → the leader of each partition."""
         told = self._admin.list_topics(timeout=10).topics
         return {topic: [int(partition.leader) for _, partition in sorted(told[topic].partitions.items())] for topic in self._topics}
 

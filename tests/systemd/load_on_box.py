@@ -58,7 +58,7 @@ class KafkaPythonProducer:
 
 
 class Caller:
-    """Connects to every port again and again, whatever happens to who listens there."""
+    """Connects to every port again and again, whatever happens to the listener there."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -82,7 +82,7 @@ class Caller:
 
 
 class Load:
-    """What runs, and its books."""
+    """What runs, and its counts."""
 
     def __init__(self, name: str) -> None:
         first, second = f"{name}-librdkafka", f"{name}-kafka-python"
@@ -126,7 +126,7 @@ class Load:
         assert self.caller.calls and self.caller.refused == []
 
     def lost(self) -> int:
-        """How many acknowledged records nobody has read."""
+        """How many acknowledged records were not read."""
         lost = sum(len(numbers - self.reader.numbers[partition]) for partition, numbers in self.producer.acknowledged.items())
         return lost + sum(number not in self.second_reader.numbers[partition] for partition, _, number in self.second.acknowledged)
 

@@ -35,7 +35,7 @@ EXPOSURE_MAX = 3.0
 TOLD_SECONDS = 5.0
 DEEP_ROUNDS = 5
 WAITED_SECONDS = 1.0
-"""Who waits for a frozen disk waits until the others are told, which is seconds."""
+"""A request to a frozen disk waits until the other processes know of it, which takes seconds."""
 
 
 def test_every_unit_serves_says_how_it_is_and_runs_with_few_rights(installed: InstalledBox) -> None:
@@ -104,7 +104,7 @@ def test_a_request_that_comes_again_after_a_crash_of_ingest_is_known_by_its_key(
             assert connection.getresponse().status == 200
             connection.close()
 
-    def told() -> tuple[int, int]:
+    def published() -> tuple[int, int]:
         listeners = json.loads(installed.box.output("millrace ingest status --json"))["listeners"]
         return next((listener["stored"], listener["duplicate"]) for listener in listeners if listener["name"] == "http")
 
@@ -113,7 +113,7 @@ def test_a_request_that_comes_again_after_a_crash_of_ingest_is_known_by_its_key(
     installed.box.output(f"kill -9 {pid}")
     installed.await_active(unit, unlike=pid)
     push()
-    eventually(lambda: told() == (1, 1), "it is stored once and known once", 20)
+    eventually(lambda: published() == (1, 1), "it is stored once and known once", 20)
 
 
 def test_no_acknowledged_record_is_lost_when_each_unit_and_the_whole_box_is_restarted_under_load(installed: InstalledBox) -> None:
@@ -140,7 +140,7 @@ def test_no_acknowledged_record_is_lost_when_every_process_is_killed_and_systemd
     assert load.lost() == 0
 
 
-def test_a_frozen_disk_is_answered_for_in_time_and_nobody_else_notices(installed: InstalledBox) -> None:
+def test_requests_to_a_frozen_disk_fail_in_time_and_no_others_are_affected(installed: InstalledBox) -> None:
     with installed.box.inside():
         client, steady = RawClient(KAFKA), RawClient(KAFKA)
     client.create_topic("frozen", 2)

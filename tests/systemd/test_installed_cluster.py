@@ -32,7 +32,9 @@ FIRST_ALONE_SECONDS = 33.0
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, wheelhouse: Path) -> Iterator[InstalledCluster]:
-    """As README says: one box after the other, the first of which has nobody to be a cluster with."""
+    """As README says: one box after the other, the first of which has no other box to form a
+    cluster with.
+    """
     with three_machines(tmp_path_factory.mktemp("cluster"), wheelhouse) as cluster:
         first, *others = cluster.machines.values()
         answer = install(cluster, first)
@@ -48,7 +50,7 @@ def install(cluster: InstalledCluster, machine: ClusterMachine) -> str:
 
 
 def all_alive_and_never_restarted(machine: ClusterMachine) -> bool:
-    """Whoever waits for a quorum waits: no unit has failed, none had to be started again."""
+    """A box that waits for a quorum waits: no unit has failed, none was restarted."""
     assert machine.box.output("systemctl list-units --failed --no-legend --plain 'millrace*'") == ""
     restarts = machine.restarts()
     assert not any(restarts.values()), restarts
@@ -81,7 +83,7 @@ def test_what_followers_fetch_a_moment_after_it_was_written_comes_from_the_page_
             assert cold_reads() == before
 
 
-def test_a_box_that_is_stopped_gives_away_what_it_leads_before_its_processes_stop(cluster: InstalledCluster) -> None:
+def test_a_box_that_is_stopped_hands_over_its_leaderships_before_its_processes_stop(cluster: InstalledCluster) -> None:
     with load_on_cluster(cluster, "stopped") as load:
         machine = cluster.machines[load.leaders()[load.probed][0]]
         began = time.monotonic()
@@ -98,7 +100,7 @@ def test_a_box_that_is_stopped_gives_away_what_it_leads_before_its_processes_sto
         assert all_alive_and_never_restarted(machine)
 
 
-def test_a_machine_that_shuts_down_gives_away_what_its_box_leads_while_it_has_a_network(cluster: InstalledCluster) -> None:
+def test_a_machine_that_shuts_down_hands_over_leaderships_while_it_has_a_network(cluster: InstalledCluster) -> None:
     with load_on_cluster(cluster, "shut-down") as load:
         machine = controller_of(cluster)
         load.lead_by(machine.number)

@@ -345,8 +345,11 @@ class CoordinatorProcess:
         self.now = Coordinator(self)
 
     def ask(self, rule: str, request: Any, version: int, on_response: Callable[[Any], None], is_wanted: Callable[[], bool] | None = None) -> None:
-        """A request by itself: others may overtake it. `on_response` once; None: lost, or nobody was there. With `is_wanted` it arrives soon, or, when that
-        is no longer so, not at all."""
+        """Send a request by itself: others may overtake it.
+
+        `on_response` is called once; None: the request was lost, or no box received it. With `is_wanted` it
+        arrives soon, or not at all once `is_wanted` returns False.
+        """
         self._token += 1
         token, is_answered = self._token, False
 

@@ -175,7 +175,7 @@ class Producer:
             self._world.note(f"{self.name}: {where} {code.name} after {age_ms} ms")
             self.start()
             return
-        raise Broken(f"ClientsAreServed: {self.name} was told {code.name} by {where}, its transaction is {age_ms} ms old")
+        raise Broken(f"ClientsAreServed: {self.name} received {code.name} from {where}, its transaction is {age_ms} ms old")
 
     def _ask(self, rule: str, request: Any, version: int, then: Callable[[Any], None], again: Callable[[], None], code_of: Callable[[Any], int]) -> None:
         def on_response(response: Any) -> None:
@@ -189,7 +189,8 @@ class Producer:
                 then(response)
 
         instance = self.instance
-        # An InitProducerId that arrives late fences whoever has the id by then, and rightly so.
+        # An InitProducerId that arrives late fences the owner of the id at that time, and rightly
+        # so.
         is_wanted = (lambda: instance == self.instance) if rule == "init_producer_id" else None
         self._coordinator.ask(rule, request, version, self._guarded(on_response), is_wanted)
 

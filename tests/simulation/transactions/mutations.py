@@ -73,7 +73,7 @@ def _fences_while_it_completes(rules: TransactionCoordinator, transactional: Tra
     return answer
 
 
-def _fences_whoever_repeats(rules: TransactionCoordinator, transactional: TransactionalId, request: Any, is_second: bool) -> bool:
+def _fences_every_repetition(rules: TransactionCoordinator, transactional: TransactionalId, request: Any, is_second: bool) -> bool:
     if request.producer_epoch != transactional.current.producer_epoch:
         raise RequestRefused(ErrorCode.PRODUCER_FENCED, "an older epoch")
     answer: bool = _IS_ENDED(rules, transactional, request, is_second)
@@ -101,7 +101,7 @@ MUTATIONS: dict[str, Mutation] = {
     "markers are tried once": Mutation(((TransactionEnds, "_on_written", _tries_markers_once),)),
     "the next coordinator forgets decisions": Mutation(((TransactionCoordinator, "finish_load", _forgets_decisions),)),
     "a repeated end is fenced while it completes": Mutation(((TransactionCoordinator, "_is_ended_already", _fences_while_it_completes),)),
-    "a repeated end is fenced": Mutation(((TransactionCoordinator, "_is_ended_already", _fences_whoever_repeats),)),
+    "a repeated end is fenced": Mutation(((TransactionCoordinator, "_is_ended_already", _fences_every_repetition),)),
     "an abort does not wait for the end of the transaction before": Mutation(((TransactionCoordinator, "_is_ended_already", _aborts_what_is_being_ended),)),
     "what overtook a batch that is verified is not offered again": Mutation(((Acceptor, "_may_offer_again", lambda _acceptor, _part: False),)),
 }

@@ -41,7 +41,8 @@ class TransactionSimulation:
         timeout_ms = chance.choice((LONG_TIMEOUT_MS, LONG_TIMEOUT_MS, 150))
         world.network.slow = chance.choice((0.0, 0.0, 0.01, 0.03))
         world.network.loss = chance.choice((0.0, 0.0, 0.05, 0.2))
-        # In the first protocol nothing tells a late EndTxn or a late marker from that of the next transaction, with Kafka neither: KIP-890 is about that.
+        # In the first protocol a late EndTxn or marker cannot be distinguished from one of the next
+        # transaction, nor in Kafka: see KIP-890.
         is_old = chance.random() < 0.4 and not (world.network.slow or world.network.loss)
         self.producers = [
             Producer(world, f"producer-{number}", self.coordinator, self._connect, len(self.partitions), 12, not is_old, timeout_ms, self._value)
