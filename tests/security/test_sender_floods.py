@@ -182,7 +182,7 @@ def test_one_request_never_holds_ingest_for_long(box: FloodedBox, name: str) -> 
     assert others_stored < records or records == 1, "other senders do not wait for the end of the flood"
 
 
-def test_a_request_whose_sender_leaves_is_stored_whole_and_answers_nobody(box: FloodedBox) -> None:
+def test_a_request_whose_sender_disconnects_is_stored_whole_without_an_answer(box: FloodedBox) -> None:
     sender = box.sender("http")
     box.send(sender, request("/ingest/syslog", b"{}\n" * RECORDS))
     box.run_until(lambda: 0 < box.ledger().received < RECORDS, "the middle of the request")

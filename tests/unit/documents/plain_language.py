@@ -1,10 +1,10 @@
-"""Find the retired dialect in product Python, Markdown and shell comments (`STYLE.md`).
+"""Find the retired dialect in Python, Markdown and shell comments (`STYLE.md`).
 
 `.venv/bin/python -m tests.unit.documents.plain_language` lists the hits of the files that it is given, or of all;
 with `--rewrite` it lowers the counts in `plain_language_allowed.json`, and refuses to raise one.
 
 Weak: a word is judged without its sentence; only `who` after a word for people is accepted. In Python the check reads
-comments, and literals with a blank in them; in Markdown no code; in shell scripts no messages.
+comments, literals with a blank in them, and names of tests; in Markdown no code; in shell scripts no messages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ COMMAND = ".venv/bin/python -m tests.unit.documents.plain_language"
 ALLOWED = ROOT / "tests/unit/documents/plain_language_allowed.json"
 PRODUCT = ("appliance", "services", "pyspark_millrace")
 WITH_DOCUMENTS = (*PRODUCT, "docs", "install", "lab", "loadtest", "systemd", "tests")
-OF_THE_PAST = ("CHANGELOG.md", "RESULTS.md")
+NOT_READ = ("CHANGELOG.md", "RESULTS.md", "plain_language.py", "test_plain_language.py")
+"""They describe the past, or list the retired words."""
 
 INSTEAD = {
     "he|him|his|himself|who|whoever": "the component: the client, the follower, the log-writer",
@@ -52,6 +53,7 @@ PYTHON_TEXT = re.compile(
     r"""(?P<prefix>\b[rRbBuUfF]{1,2})?(?P<literal>"{3}(?:\\.|[^\\])*?"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(?P<comment>\#[^\n]*)""",
     re.DOTALL,
 )
+TEST_NAME = re.compile(r"(?<=\bdef )test_\w+")
 FORMATTED = re.compile(r"\{[^{}\n]*\}")
 MARKDOWN_CODE = re.compile(r"^```.*?^```|``[^`]+``|`[^`\n]*`|\]\([^)\n]*\)", re.DOTALL | re.MULTILINE)
 SHELL_COMMENT = re.compile(r"(?:^|(?<=\s))#(?!!)[^\n]*", re.MULTILINE)
@@ -64,13 +66,15 @@ class Hit(NamedTuple):
 
 
 def python_text(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the position and text of each comment and of each literal that is a sentence, not a name."""
+    """Yield the position and text of each comment, of each literal that is a sentence, and of each test's name."""
     for match in PYTHON_TEXT.finditer(source):
         text = match["comment"] or match["literal"]
         if match["prefix"] and "f" in match["prefix"].lower():
             text = FORMATTED.sub(blank, text)
         if match["comment"] or " " in text:
             yield match.start("comment") if match["comment"] else match.start("literal"), text
+    for name in TEST_NAME.finditer(source):
+        yield name.start(), name.group().replace("_", " ")
 
 
 def blank(match: re.Match[str]) -> str:
@@ -96,8 +100,8 @@ def hits_of_text(kind: str, source: str) -> list[Hit]:
 
 
 def files(root: Path = ROOT) -> Iterator[Path]:
-    """Yield product Python, all Markdown but what tells of the past, and shell scripts."""
-    for top in PRODUCT:
+    """Yield Python of the product and of tests, all Markdown, and shell scripts."""
+    for top in (*PRODUCT, "tests"):
         yield from (root / top).rglob("*.py")
     yield from root.glob("*.md")
     for top in WITH_DOCUMENTS:
@@ -108,9 +112,7 @@ def files(root: Path = ROOT) -> Iterator[Path]:
 
 def found_hits(root: Path = ROOT) -> dict[str, list[Hit]]:
     """Return the hits of each file that has any."""
-    found = {
-        str(path.relative_to(root)): hits_of_text(path.suffix, path.read_text()) for path in files(root) if path.is_file() and path.name not in OF_THE_PAST
-    }
+    found = {str(path.relative_to(root)): hits_of_text(path.suffix, path.read_text()) for path in files(root) if path.is_file() and path.name not in NOT_READ}
     return {file: hits for file, hits in sorted(found.items()) if hits}
 
 

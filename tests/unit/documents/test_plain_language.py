@@ -57,6 +57,10 @@ def test_plain_text_names_and_code_are_left_alone(kind: str, text: str) -> None:
     assert words(kind, text) == []
 
 
+def test_the_name_of_a_test_is_read_as_a_sentence() -> None:
+    assert words(".py", "def test_a_client_is_told_who_leads() -> None:\n    who = told()\n") == ["told", "who"]
+
+
 def test_a_hit_names_its_line_and_what_to_write_instead() -> None:
     (hit,) = hits_of_text(".py", '"""Append a batch.\n\n    The room must\n    be free.\n    """\n')
     assert (hit.line, hit.word, hit.instead) == (3, "room", INSTEAD["rooms?"])
@@ -77,9 +81,18 @@ def test_literals_and_comments_are_those_that_python_itself_sees() -> None:
     assert [match.group() for match in PYTHON_TEXT.finditer(source)] == seen
 
 
-def test_product_documents_and_scripts_are_all_read() -> None:
+def test_product_tests_documents_and_scripts_are_all_read() -> None:
     names = {str(path.relative_to(ROOT)) for path in files()}
-    assert {"CONTRIBUTING.md", "README.md", "install.sh", ".ci/run", "install/disks.sh", "appliance/storage/log.py", "tests/README.md"} <= names
+    assert {
+        "CONTRIBUTING.md",
+        "README.md",
+        "install.sh",
+        ".ci/run",
+        "install/disks.sh",
+        "appliance/storage/log.py",
+        "tests/README.md",
+        "tests/unit/storage/test_log.py",
+    } <= names
     assert sum(name.endswith(".py") for name in names) > 500
 
 
