@@ -43,7 +43,10 @@ assert _HOT_FIELDS.size == PRODUCER_EPOCH_AT and BASE_SEQUENCE_AT == PRODUCER_EP
 
 
 class RefusedBatch(NamedTuple):
-    """A batch that was not appended, and why; the others of the same call are not touched by it."""
+    """A batch that was not appended, with its error code.
+
+    The other batches of the call are not affected.
+    """
 
     error_code: ErrorCode
     base_offset: Offset = NO_OFFSET
@@ -72,13 +75,16 @@ class SegmentPart:
         self.time_position = tail.time_index_count * TIME_ENTRY.size
 
     def add_entries(self, last_offset: Offset, position: Position) -> None:
-        """An index entry for the batch at `position`, and a time index entry if time went on."""
+        """Add an offset index entry for the batch at `position`, and a time index entry if the
+        largest timestamp grew.
+        """
         tail = self.tail
         self.index_entries += OFFSET_ENTRY.pack(last_offset - tail.base_offset, position)
         tail.index_count += 1
         self.add_time_entry()
 
     def add_time_entry(self) -> None:
+        """Add a time index entry if the largest timestamp grew since the last one."""
         tail = self.tail
         entry = tail.final_time_entry()
         if entry:
@@ -101,7 +107,7 @@ class AppendPlan:
         """Where the first batch with a producer id goes; -1 if there is none."""
 
     def base_offset_of(self, offset: Offset) -> Offset:
-        """The segment that an appended offset goes to."""
+        """Return the base offset of the segment that an appended offset goes to."""
         return max(part.tail.base_offset for part in self.parts if part.tail.base_offset <= offset)
 
 
@@ -115,8 +121,13 @@ def plan_append(
     producers: ProducerStaging,
     offers: Mapping[int, Offer] = _NO_OFFERS,
 ) -> AppendPlan:
-    """Plan to append whole, checked batches behind `tail`. With `leader_epoch` -1 they are a leader's: kept as they are, offsets included. A leader's own
-    control batches are a coordinator's markers; `offers` tell of transactional batches and markers, by their number, how they are offered."""
+    """Plan to append whole, checked batches behind `tail`.
+
+    `leader_epoch` -1: the batches come from a leader and are kept as they are, offsets included;
+    `ValueError` if they do not continue the log. Otherwise they get offsets and the epoch. `now_ms`
+    is wall time, for LogAppendTime. `offers`: by index in `batches`, how transactional batches and
+    markers are offered. The control batches of a leader are a coordinator's markers.
+    """
     part = SegmentPart(tail.copy(), False)
     plan = AppendPlan(part, next_offset)
     results = plan.results

@@ -25,8 +25,11 @@ class BatchBoundary(NamedTuple):
 
 
 def find_boundary(log_fd: int, index_fd: int, base_offset: Offset, size_bytes: int, offset: Offset, start: Position) -> BatchBoundary:
-    """Of `offset` in a segment of `size_bytes`, which begins at or below it; where it is inside of a batch, that batch's beginning. `start`: a position where
-    a batch begins that is not behind it. Raises OSError."""
+    """Find `offset` in a segment of `size_bytes` that starts at or below it.
+
+    If the offset is inside of a batch, the boundary is the start of that batch. `start`: the
+    position of a batch at or before the offset. Raises OSError.
+    """
     position = max(start, OffsetIndex(index_fd, base_offset).lookup(offset - 1).position)
     scan = SegmentScan(log_fd, position, size_bytes, verify=False)
     end_offset = base_offset
@@ -61,18 +64,22 @@ class BatchEnds:
         return len(self._ends)
 
     def add(self, end: BatchBoundary) -> None:
-        """The newest end of the log. When there are too many, the one before it gives way: it is the last that the high watermark comes to."""
+        """Add the newest end of the log.
+
+        If the list is full, it replaces the last one, which the high watermark reaches last.
+        """
         ends = self._ends
         if ends and (ends[-1].offset == end.offset or len(ends) == ENDS_MAX):
             ends.pop()
         ends.append(end)
 
     def take(self, offset: Offset) -> BatchBoundary | None:
-        """The last end at or below `offset`; it and those before it are forgotten."""
+        """Return the last end at or below `offset`, and forget it and those before it."""
         ends, found = self._ends, None
         while ends and ends[0].offset <= offset:
             found = ends.popleft()
         return found
 
     def clear(self) -> None:
+        """Forget all ends, as after a truncation."""
         self._ends.clear()

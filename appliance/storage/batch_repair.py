@@ -18,6 +18,8 @@ from appliance.records.batch import MAGIC_AT, RECORDS_AT, read_batch_header, sto
 
 
 class RepairVerdict(IntEnum):
+    """The result of a comparison of two copies of the same batches."""
+
     SOUND = 0
     """Both copies are the same: there is nothing to write."""
     REPAIR = 1
@@ -28,7 +30,10 @@ class RepairVerdict(IntEnum):
 
 
 class SegmentPlace(NamedTuple):
-    """Where in a segment the bytes are for. `end_offset`, `end_position`: of the segment, or of what is committed in it."""
+    """The location of the compared bytes.
+
+    `end_offset`, `end_position`: of the segment, or of its committed part.
+    """
 
     base_offset: Offset
     position: Position
@@ -46,14 +51,18 @@ class Difference(NamedTuple):
 
 
 class RepairPlan(NamedTuple):
-    """`writes`: in order; there are some where the verdict is REPAIR."""
+    """`writes`: the batches to write, in order; empty unless the verdict is REPAIR."""
 
     verdict: RepairVerdict
     writes: tuple[Difference, ...] = ()
 
 
 def plan_repair(copy: memoryview, own: bytes, place: SegmentPlace) -> RepairPlan:
-    """`copy`: whole, intact batches; `own`: what is in our file from `place.position` on, as much as the copy or up to the segment's end."""
+    """Compare `copy`, whole and intact batches of another replica, with `own`.
+
+    `own`: the bytes of our file from `place.position` on, as many as the copy has or up to the end
+    of the segment.
+    """
     differing: list[Difference] = []
     proven, position, has_common, fits = 0, 0, place.position == 0, True
     while position < len(copy) and fits:

@@ -27,12 +27,13 @@ class BrokenCheckpoint(ValueError):
 
 
 def encode_lines(entries: Iterable[str]) -> bytes:
+    """Return the text of a checkpoint with these entries, one a line."""
     lines = list(entries)
     return "\n".join([_VERSION, str(len(lines)), *lines, ""]).encode()
 
 
 def decode_lines(content: bytes) -> list[list[str]]:
-    """The words of each entry; an empty file has none. Raises `BrokenCheckpoint`."""
+    """Return the words of each entry; an empty file has no entries. Raises `BrokenCheckpoint`."""
     try:
         lines = content.decode().split("\n")
     except UnicodeDecodeError:
@@ -49,7 +50,7 @@ def decode_lines(content: bytes) -> list[list[str]]:
 
 
 def read_offsets(path: str) -> dict[TopicPartition, Offset]:
-    """Offsets by partition; a missing file has none. Raises `BrokenCheckpoint`."""
+    """Return offsets by partition; a missing file has none. Raises `BrokenCheckpoint`, OSError."""
     try:
         content = file_io.read_file(path)
     except FileNotFoundError:
@@ -65,6 +66,7 @@ def read_offsets(path: str) -> dict[TopicPartition, Offset]:
 
 
 def write_offsets(path: str, offsets: Mapping[TopicPartition, Offset]) -> None:
+    """Replace a checkpoint file durably. Raises OSError; the old file is kept then."""
     file_io.replace_file(path, encode_lines(f"{name.topic} {name.partition} {offset}" for name, offset in sorted(offsets.items())))
 
 

@@ -34,17 +34,20 @@ _SYNC_BYTES = 32 * 1024 * 1024
 
 
 def cleaned_path(directory: str, base_offset: Offset, suffix: str) -> str:
+    """Return the path of a segment file that a cleaning run writes."""
     return segment_path(directory, base_offset, suffix) + CLEANED_SUFFIX
 
 
 def remove_cleaned(directory: str, base_offset: Offset) -> None:
-    """Remove a segment's `.cleaned` files, as far as they are there."""
+    """Remove a segment's `.cleaned` files; missing ones are ignored. Raises OSError."""
     for suffix in SEGMENT_SUFFIXES:
         file_io.unlink_if_there(cleaned_path(directory, base_offset, suffix))
 
 
 class CleanedSegment:
-    """Make one, `append` batches in order, then `finish` or `abandon`."""
+    """A compacted segment under construction: `append` batches in order, then `finish` or
+    `abandon`. Raises OSError.
+    """
 
     def __init__(self, directory: str, base_offset: Offset, index_interval_bytes: int, now_ms: int) -> None:
         self._directory = directory
@@ -62,9 +65,11 @@ class CleanedSegment:
 
     @property
     def size_bytes(self) -> int:
+        """The bytes of the batches appended so far."""
         return self._tail.size_bytes
 
     def append(self, batch: bytes) -> None:
+        """Append one batch and its index entries. Bytes are buffered up to 1 MiB."""
         header = read_batch_header(batch)
         tail = self._tail
         position = tail.size_bytes
@@ -103,7 +108,11 @@ class CleanedSegment:
         self._synced_bytes = self._written_bytes
 
     def finish(self, modified_ns: int, aborted: list[AbortedTxn]) -> None:
-        """All files whole and synced; the log has the modification time that retention is to see."""
+        """Write and sync all files.
+
+        `modified_ns` becomes the log's modification time, which retention reads; `aborted` are the
+        entries of the transaction index.
+        """
         self._write()
         self._add_time_entry()
         self._write_small(INDEX_SUFFIX, bytes(self._index))
@@ -124,7 +133,7 @@ class CleanedSegment:
             file_io.close(fd)
 
     def abandon(self) -> None:
-        """Give the space back."""
+        """Close and remove the files."""
         self._close()
         remove_cleaned(self._directory, self._base_offset)
 
@@ -164,7 +173,7 @@ class CleanedTransactions:
                 self._aborted[entry.producer_id] = (entry, False)
 
     def is_aborted(self, header: BatchHeader) -> bool:
-        """A data batch is next: whether its records were aborted."""
+        """Pass the next data batch; return whether its records belong to an aborted transaction."""
         self._advance(header.last_offset)
         if not header.is_transactional:
             return False
@@ -180,7 +189,10 @@ class CleanedTransactions:
         return True
 
     def is_empty_marker(self, header: BatchHeader, batch: bytes) -> bool:
-        """A control batch is next: whether nothing of its transaction is left. Raises `CorruptBatch`."""
+        """Pass the next control batch; return whether no batch of its transaction is left.
+
+        Raises `CorruptBatch`.
+        """
         self._advance(header.last_offset)
         kind = _marker_kind(header, batch)
         if kind == _ABORT:

@@ -55,11 +55,15 @@ Report = Callable[[RunReport], None]
 
 
 class Uncleanable(Exception):
-    """Something in the log cannot be understood; a run must not touch it."""
+    """The log contains something that the run does not understand, so it must not be rewritten."""
 
 
 def run_cleaning(job: CleaningJob, report: Report, place: str = "") -> None:
-    """Carry a job out. The last report is DONE or FAILED. `place`: a path to the directory that holds even if another one gets its name."""
+    """Run a job; the last report is DONE or FAILED.
+
+    `place`: a path that leads to the job's directory even if it was renamed since. Failures are
+    reported and not raised.
+    """
     try:
         CleaningRun(job._replace(directory=place or job.directory), report).run()
     except OSError as error:
@@ -70,7 +74,7 @@ def run_cleaning(job: CleaningJob, report: Report, place: str = "") -> None:
 
 
 class CleaningRun:
-    """One run."""
+    """One run over one log, which reports to `report`."""
 
     def __init__(self, job: CleaningJob, report: Report) -> None:
         self._job = job
@@ -83,6 +87,10 @@ class CleaningRun:
         self._read_bytes = self._written_bytes = self._records_read = self._records_kept = 0
 
     def run(self) -> None:
+        """Map the keys, then rewrite each group of segments.
+
+        Raises `Uncleanable`, `CorruptBatch`, OSError.
+        """
         self._aborted = self._read_transaction_indexes()
         end_offset = self._map_keys()
         if end_offset <= self._job.first_dirty_offset:
@@ -244,7 +252,9 @@ _unpack_hash = _HASH.unpack_from
 
 
 def slots_for(buffer_bytes: int, keys_max: int) -> int:
-    """Slots of a map of at most `buffer_bytes` for a range that cannot hold more than `keys_max` keys."""
+    """Return the number of slots of a map of at most `buffer_bytes`, for a range of at most
+    `keys_max` keys.
+    """
     return max(2, min(buffer_bytes // SLOT_BYTES, int(keys_max / LOAD_FACTOR) + 2))
 
 
@@ -287,7 +297,7 @@ class OffsetMap:
         return True
 
     def get(self, key: bytes) -> int:
-        """The offset that was put last under this key; -1 if none was."""
+        """Return the offset that was stored last under `key`, -1 if there is none."""
         digest = blake2b(key, digest_size=DIGEST_BYTES).digest()
         memory = self._memory
         slot = _unpack_hash(digest)[0] % self._slots

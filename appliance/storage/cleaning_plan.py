@@ -32,7 +32,10 @@ NEVER_MS = 2**63 - 1
 
 
 class CleanableSegment(NamedTuple):
-    """A sealed segment. Timestamps in ms, -1 unknown; they matter only where a lag is configured."""
+    """A sealed segment.
+
+    Timestamps in ms, -1 unknown; they are used only if a compaction lag is configured.
+    """
 
     base_offset: Offset
     end_offset: Offset
@@ -43,8 +46,11 @@ class CleanableSegment(NamedTuple):
 
 
 class CleaningCandidate(NamedTuple):
-    """A compacted log as its log-writer sees it. `first_uncleanable_offset`: the least of high watermark, last stable offset, recovery point and
-    active segment's base."""
+    """A compacted log.
+
+    `first_uncleanable_offset`: the minimum of high watermark, last stable offset, recovery point
+    and the active segment's base offset.
+    """
 
     segments: tuple[CleanableSegment, ...]
     first_dirty_offset: Offset
@@ -64,7 +70,9 @@ class CleaningPlan(NamedTuple):
 
 
 def plan_cleaning(candidate: CleaningCandidate, now_ms: int) -> CleaningPlan | None:
-    """What a run over this log would do; None when there is nothing to do."""
+    """Return what a run over this log would do at wall time `now_ms`, or None if there is nothing
+    to clean.
+    """
     config = candidate.config
     end_offset = candidate.first_uncleanable_offset
     segments = []
@@ -93,13 +101,17 @@ def plan_cleaning(candidate: CleaningCandidate, now_ms: int) -> CleaningPlan | N
 
 
 def filthiest(plans: Iterable[tuple[int, CleaningPlan]]) -> tuple[int, CleaningPlan] | None:
-    """Of the plans that are due (each with the row of its log) the one with the largest dirty ratio."""
+    """Return the due plan with the largest dirty ratio, with the row of its log; None if none is
+    due.
+    """
     due = [(row, plan) for row, plan in plans if plan.is_due]
     return max(due, key=lambda each: each[1].dirty_ratio, default=None)
 
 
 class GroupLimits(NamedTuple):
-    """What a segment may hold."""
+    """The limits of one segment in bytes: `segment.bytes` and `segment.index.bytes`, the latter in
+    whole entries.
+    """
 
     segment_bytes: int
     index_bytes: int
@@ -116,7 +128,10 @@ class SegmentFigures(NamedTuple):
 
 
 def group_segments(segments: Sequence[SegmentFigures], limits: GroupLimits) -> list[list[SegmentFigures]]:
-    """Neighbours that together fit into one segment; order is kept, each is in exactly one group."""
+    """Group adjacent segments that fit into one segment.
+
+    The order is kept, and each is in exactly one group.
+    """
     groups: list[list[SegmentFigures]] = []
     size_bytes = index_bytes = time_index_bytes = 0
     for segment in segments:
@@ -147,8 +162,11 @@ FAILED = "failed"
 
 
 class CleaningJob(NamedTuple):
-    """Everything the run needs to know of a log. `segments` are [base offset, end offset], ascending, all sealed and below the first uncleanable offset;
-    `producers` are [producer id, producer epoch, last data offset or -1]."""
+    """The input of a run.
+
+    `segments` are (base offset, end offset), ascending, all sealed and below the first uncleanable
+    offset. `producers` are (producer id, producer epoch, last data offset or -1). Times in ms.
+    """
 
     directory: str
     segments: list[tuple[Offset, Offset]]
@@ -162,15 +180,19 @@ class CleaningJob(NamedTuple):
     producers: list[tuple[ProducerId, int, Offset]]
 
     def encode(self) -> bytes:
+        """Return the job as one JSON document."""
         return orjson.dumps(self._asdict())
 
     @classmethod
     def decode(cls, document: bytes) -> CleaningJob:
+        """Parse what `encode` returned. Raises `ValueError`."""
         return cls(**orjson.loads(document))
 
 
 class CleanedGroup(NamedTuple):
-    """Segments that became one: `.cleaned` files of `bases[0]` are whole, synced, and `size_bytes` long. Unchanged: no file was left."""
+    """Segments that became one: the `.cleaned` files of `bases[0]` are complete, synced and have
+    `size_bytes` of log. If `is_changed` is False, no file was written.
+    """
 
     bases: list[Offset]
     size_bytes: int
@@ -178,7 +200,7 @@ class CleanedGroup(NamedTuple):
 
 
 class RunFigures(NamedTuple):
-    """What a run did, for counters."""
+    """Bytes and records of a run, for the counters `cleaner.…`."""
 
     read_bytes: int = 0
     written_bytes: int = 0
@@ -187,7 +209,10 @@ class RunFigures(NamedTuple):
 
 
 class RunReport(NamedTuple):
-    """One line of a run."""
+    """One report of a run to its log-writer, a line of JSON.
+
+    `kind` is MAPPED, GROUP, DONE or FAILED.
+    """
 
     kind: str
     group: CleanedGroup | None = None
@@ -199,10 +224,12 @@ class RunReport(NamedTuple):
     figures: RunFigures = RunFigures()
 
     def encode(self) -> bytes:
+        """Return the report as a line of JSON."""
         return orjson.dumps(self._asdict() | {"group": self.group and self.group._asdict(), "figures": self.figures._asdict()}) + b"\n"
 
     @classmethod
     def decode(cls, line: bytes) -> RunReport:
+        """Parse what `encode` returned. Raises `ValueError`."""
         fields: dict[str, Any] = orjson.loads(line)
         group = fields["group"]
         return cls(**fields | {"group": CleanedGroup(**group) if group else None, "figures": RunFigures(**fields["figures"])})

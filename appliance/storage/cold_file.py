@@ -30,7 +30,10 @@ _NOT_SUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class ColdFile:
-    """One open segment. `inode` names it for as long as it is open, whatever becomes of its name."""
+    """One open segment.
+
+    `inode` identifies it while it is open, also if it is renamed or removed. Raises OSError.
+    """
 
     def __init__(self, path: str, ways: tuple[str, ...]) -> None:
         self._ways = ways
@@ -58,10 +61,14 @@ class ColdFile:
 
     @property
     def way(self) -> str:
+        """The way of reading in use: DIRECT, DROPPING or ADVISED."""
         return self._ways[self._chosen]
 
     def read_into(self, view: memoryview, position: int) -> int:
-        """Fill `view` (page-aligned, whole pages) from `position` (page-aligned); returns the bytes read, fewer only at the end of the file. Raises OSError."""
+        """Fill `view` (page-aligned, whole pages) from `position` (page-aligned).
+
+        Returns the bytes read, fewer only at the end of the file. Raises OSError.
+        """
         while True:
             chosen = self._chosen
             way = self._ways[chosen]
@@ -86,14 +93,18 @@ class ColdFile:
         return count
 
     def size_bytes(self) -> int:
+        """Return the present size of the file."""
         return file_io.size_of(self._plain)
 
     def is_resident(self, position: int, size_bytes: int) -> bool:
-        """Whether all of a range is in the page cache; False where the kernel does not say."""
+        """Return whether a whole range is in the page cache; False if the kernel cannot report it."""
         return page_cache.Cachestat().pages(self._plain, position, size_bytes) == page_cache.pages_of(position, size_bytes)
 
     def is_deleted(self) -> bool:
-        """Whether the file has no name any more. Its space is freed when the last descriptor is closed."""
+        """Return whether the file has no name any more.
+
+        Its space is freed when the last descriptor is closed.
+        """
         return file_io.fstat(self._plain).st_nlink == 0
 
     def _is_resident_in_part(self, position: int, size_bytes: int) -> bool:
@@ -103,19 +114,23 @@ class ColdFile:
         return pages > 0
 
     def close(self) -> None:
+        """Close the descriptors; a second call does nothing."""
         file_io.close_all(descriptor for descriptor in (self._plain, self._direct) if descriptor >= 0)
         self._plain = self._direct = -1
 
 
 class ColdFileReader:
-    """Reads of any place and size, by way of aligned ones: what a scan asks for. For one thread."""
+    """Reads any range through aligned reads, as `SegmentScan` needs them. For one thread."""
 
     def __init__(self, cold: ColdFile) -> None:
         self._cold = cold
         self._memory = mmap.mmap(-1, 2 * page_cache.PAGE_BYTES)
 
     def read(self, _descriptor: int, position: int, size_bytes: int) -> bytes:
-        """`size_bytes` from `position`, fewer only at the end of the file. Raises OSError."""
+        """Return `size_bytes` from `position`, fewer only at the end of the file.
+
+        Raises OSError.
+        """
         before = position % page_cache.PAGE_BYTES
         whole = -(-(before + size_bytes) // page_cache.PAGE_BYTES) * page_cache.PAGE_BYTES
         if whole > len(self._memory):

@@ -22,7 +22,7 @@ DIRECTORY_ID = "directory.id"
 
 
 class MetaProperties(NamedTuple):
-    """None where the file does not say."""
+    """The content of `meta.properties`; a missing key is None."""
 
     version: int
     broker_id: int | None
@@ -36,6 +36,7 @@ class MetaProperties(NamedTuple):
         return dict(self.others).get(DIRECTORY_ID, "")
 
     def encode(self) -> bytes:
+        """Return the file's text."""
         lines = ["#", f"version={self.version}"]
         if self.broker_id is not None:
             lines.append(f"broker.id={self.broker_id}")
@@ -46,7 +47,10 @@ class MetaProperties(NamedTuple):
 
     @classmethod
     def decode(cls, content: bytes) -> MetaProperties:
-        """Raises `ValueError` for what is not a properties file of a ZooKeeper broker."""
+        """Parse the file's text.
+
+        Raises `ValueError` unless it is a properties file of a ZooKeeper broker (version 0).
+        """
         values = {}
         for line in content.decode().splitlines():
             line = line.strip()
@@ -64,11 +68,15 @@ class MetaProperties(NamedTuple):
 
 
 def encode_partition_metadata(topic_id: TopicId) -> bytes:
+    """Return the text of `partition.metadata`."""
     return f"version: 0\ntopic_id: {topic_id}".encode()
 
 
 def read_topic_id(directory: str) -> TopicId | None:
-    """The topic id of a partition directory; None without a `partition.metadata`. Raises `ValueError` for a broken one."""
+    """Return the topic id of a partition directory; None without `partition.metadata`.
+
+    Raises `ValueError` if it is broken, OSError.
+    """
     try:
         content = file_io.read_file(f"{directory}/{PARTITION_METADATA}")
     except FileNotFoundError:
@@ -106,7 +114,10 @@ def lock_holder(fd: int) -> str:
 
 
 def read_identity(path: str) -> MetaProperties | None:
-    """What `meta.properties` says; None if there is none. Raises `ValueError` for one that cannot be understood."""
+    """Return the content of `meta.properties`; None if there is none.
+
+    Raises `ValueError`, OSError.
+    """
     try:
         return MetaProperties.decode(file_io.read_file(f"{path}/{META_PROPERTIES}"))
     except FileNotFoundError:
@@ -114,6 +125,10 @@ def read_identity(path: str) -> MetaProperties | None:
 
 
 def identity_problems(path: str, identity: MetaProperties, broker_id: int | None, cluster_id: str | None) -> list[str]:
+    """Return a message for each id in `meta.properties` that differs from ours.
+
+    None as our id matches any.
+    """
     problems = []
     if broker_id is not None and identity.broker_id not in (None, broker_id):
         problems.append(f"{path} belongs to broker {identity.broker_id}, this is broker {broker_id}; name another directory or change broker.id")
@@ -123,9 +138,10 @@ def identity_problems(path: str, identity: MetaProperties, broker_id: int | None
 
 
 def claim_identity(path: str, broker_id: int | None, cluster_id: str | None, new_directory_id: str = "") -> MetaProperties:
-    """Check `meta.properties` against ours and write what it does not say yet. Raises `ConfigurationProblems`.
+    """Check `meta.properties` against our ids and add those that it lacks.
 
-    A directory keeps the id it once got: by it the controller knows the disk again under any name and path.
+    A directory keeps its first directory id, by which the controller recognises the disk under any
+    name and path. Raises `ConfigurationProblems`, OSError.
     """
     try:
         known = read_identity(path)

@@ -40,7 +40,11 @@ _LARGEST_DECOMPRESSED_BYTES = 256 * 1024 * 1024
 
 
 def dump_file(path: str, with_records: bool = False) -> Iterator[str]:
-    """Lines about any file that a log directory or a partition's directory holds. Raises OSError, and `ValueError` for another kind of file."""
+    """Yield lines about any file of a log directory or a partition directory.
+
+    `with_records` adds a line for each record of a segment. Raises OSError, and `ValueError` for
+    another kind of file.
+    """
     name = _plain_name(path.rpartition("/")[2])
     fd = file_io.open_path(path, file_io.READ_ONLY)
     try:
@@ -145,6 +149,7 @@ def _remainder(fd: int, entry_bytes: int) -> Iterator[str]:
 
 
 def dump_transaction_index(content: bytes, base_offset: Offset) -> Iterator[str]:
+    """Yield a line for each entry of a `.txnindex`, and one for the first problem."""
     whole = len(content) // TRANSACTION_ENTRY.size * TRANSACTION_ENTRY.size
     for version, producer_id, first_offset, last_offset, last_stable_offset in TRANSACTION_ENTRY.iter_unpack(content[:whole]):
         yield f"version: {version} producerId: {producer_id} firstOffset: {first_offset} lastOffset: {last_offset} lastStableOffset: {last_stable_offset}"
@@ -154,6 +159,7 @@ def dump_transaction_index(content: bytes, base_offset: Offset) -> Iterator[str]
 
 
 def dump_snapshot(content: bytes) -> Iterator[str]:
+    """Yield a line for each producer of a snapshot, or one that names the damage."""
     state = ProducerState()
     try:
         state.decode(content)

@@ -98,7 +98,9 @@ class SyncFailed(OSError):
 
 
 def storage_failure(action: str, error: OSError) -> StorageFailed:
-    """The exception for a failed file call: what was being done, and what the operating system said."""
+    """Return the exception for a failed file call: `DiskFull`, `OutOfDescriptors` or
+    `StorageFailed`. `action` completes "could not …".
+    """
     kind = StorageFailed
     if not isinstance(error, SyncFailed):
         kind = DiskFull if error.errno in _FULL else OutOfDescriptors if error.errno in _OUT_OF_DESCRIPTORS else StorageFailed
@@ -106,7 +108,7 @@ def storage_failure(action: str, error: OSError) -> StorageFailed:
 
 
 def sync_data(fd: int) -> None:
-    """fdatasync of what may be synced once only. Raises `SyncFailed`."""
+    """Call fdatasync for data that may be synced only once. Raises `SyncFailed`."""
     try:
         fdatasync(fd)
     except OSError as error:
@@ -114,7 +116,7 @@ def sync_data(fd: int) -> None:
 
 
 def sync_all(fd: int) -> None:
-    """fsync of what may be synced once only. Raises `SyncFailed`."""
+    """Call fsync for data that may be synced only once. Raises `SyncFailed`."""
     try:
         fsync(fd)
     except OSError as error:
@@ -122,7 +124,10 @@ def sync_all(fd: int) -> None:
 
 
 def sync_file_system(fd: int) -> None:
-    """Everything on the file system of `fd`, for this descriptor once only (see `syncfs_tells_errors`). Raises `SyncFailed`."""
+    """Call syncfs on the file system of `fd`.
+
+    A failure is reported to this descriptor once (see `syncfs_tells_errors`). Raises `SyncFailed`.
+    """
     try:
         syncfs(fd)
     except OSError as error:
@@ -130,17 +135,26 @@ def sync_file_system(fd: int) -> None:
 
 
 def syncfs_tells_errors() -> bool:
-    """Whether syncfs reports each failed write since its descriptor was opened: since Linux 5.8."""
+    """Return whether syncfs reports each failed write since its descriptor was opened: since Linux
+    5.8.
+    """
     major, minor = os.uname().release.split(".")[:2]
     return (int(major), int("".join(digit for digit in minor if digit.isdigit()) or 0)) >= (5, 8)
 
 
 def open_path(path: str, flags: int) -> int:
+    """Open a file with O_CLOEXEC and mode 0644 if it is created; return the descriptor.
+
+    Raises OSError.
+    """
     return open_file(path, flags | os.O_CLOEXEC, _FILE_MODE)
 
 
 def open_directory(path: str) -> int:
-    """A descriptor that means this directory whatever it is called later."""
+    """Return a descriptor of a directory, which stays valid if the directory is renamed.
+
+    Raises OSError.
+    """
     return open_path(path, READ_ONLY | os.O_DIRECTORY)
 
 
@@ -155,7 +169,11 @@ def close_all(descriptors: Iterable[int]) -> None:
 
 
 def write_all(fd: int, buffers: Buffers, position: int, size_bytes: int) -> None:
-    """Write `buffers` (together `size_bytes`) at `position`; one system call unless the kernel takes less or there are over 1024."""
+    """Write `buffers`, together `size_bytes`, at `position`.
+
+    One system call, unless the kernel writes less or there are over 1024 buffers. Raises OSError,
+    possibly after a part was written.
+    """
     if len(buffers) <= _MOST_BUFFERS:
         written = pwritev(fd, buffers, position)
         if written == size_bytes:
@@ -182,11 +200,12 @@ def _write_rest(fd: int, buffers: Buffers, position: int, written: int) -> None:
 
 
 def size_of(fd: int) -> int:
+    """Return the size of an open file in bytes. Raises OSError."""
     return fstat(fd).st_size
 
 
 def read_file(path: str) -> bytes:
-    """The whole of a small file."""
+    """Return the whole content of a small file. Raises OSError."""
     fd = open_path(path, READ_ONLY)
     try:
         return pread_all(fd, 0, size_of(fd))
@@ -195,7 +214,7 @@ def read_file(path: str) -> bytes:
 
 
 def pread_all(fd: int, position: int, size_bytes: int) -> bytes:
-    """`size_bytes` from `position`, fewer only at the end of the file."""
+    """Return `size_bytes` from `position`, fewer only at the end of the file. Raises OSError."""
     data = pread(fd, size_bytes, position)
     while len(data) < size_bytes:
         more = pread(fd, size_bytes - len(data), position + len(data))
@@ -206,8 +225,11 @@ def pread_all(fd: int, position: int, size_bytes: int) -> bytes:
 
 
 def pread_wanted(fd: int, position: int, size_bytes: int) -> bytes:
-    """`pread_all` of a large piece that is most likely not in the page cache. It is asked for as a whole first: where the kernel does not read ahead (as on
-    the log disks of an installation) it would come a page at a time, at a tenth of the speed."""
+    """Read a large piece that is probably not in the page cache, like `pread_all`.
+
+    The kernel is first advised of the whole piece. Without read-ahead, as on the log disks of an
+    installation, it would be read page by page at a tenth of the speed.
+    """
     try:
         advise(fd, position, size_bytes, WANTED)
     except OSError:
@@ -216,6 +238,7 @@ def pread_wanted(fd: int, position: int, size_bytes: int) -> bytes:
 
 
 def fsync_directory(path: str) -> None:
+    """Make the names in a directory durable. Raises `SyncFailed`, OSError."""
     fd = open_directory(path)
     try:
         sync_all(fd)
@@ -224,10 +247,11 @@ def fsync_directory(path: str) -> None:
 
 
 def replace_file(path: str, content: bytes, durable: bool = True) -> None:
-    """Write `NAME.tmp` and rename it over `path`: a reader sees the old content or the new, never a mixture.
+    """Write `NAME.tmp` and rename it over `path`: a reader sees either the old content or the new.
 
-    `durable` syncs the file before and the directory after; without, a power cut may leave any of old, new, empty.
-    It may be tried again after any failure, that of the file's sync too: each time the file is written anew.
+    `durable` syncs the file before and the directory after; otherwise a power cut may leave the old
+    file, the new one or an empty one. It may be repeated after any failure, also of a sync, because
+    each call writes a new file. Raises OSError.
     """
     temporary = path + ".tmp"
     fd = open_path(temporary, CREATE_EMPTY)
@@ -254,7 +278,10 @@ def _give_space_back(path: str) -> None:
 
 
 def sync_path(path: str) -> None:
-    """Make an already written file durable; one that is gone meanwhile needs nothing."""
+    """Sync a file that was written before; a missing one is ignored.
+
+    Raises `SyncFailed`, OSError.
+    """
     try:
         fd = open_path(path, READ_ONLY)
     except FileNotFoundError:
@@ -266,7 +293,10 @@ def sync_path(path: str) -> None:
 
 
 def sync_in(directory_fd: int, name: str) -> None:
-    """Make an already written file of a directory durable; one that is gone needs nothing."""
+    """Sync a file of a directory that was written before; a missing one is ignored.
+
+    Raises `SyncFailed`, OSError.
+    """
     try:
         fd = open_file(name, READ_ONLY | os.O_CLOEXEC, dir_fd=directory_fd)
     except FileNotFoundError:
@@ -278,6 +308,7 @@ def sync_in(directory_fd: int, name: str) -> None:
 
 
 def exists(path: str) -> bool:
+    """Return whether a path exists. Raises OSError if the disk cannot answer."""
     try:
         stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -286,11 +317,12 @@ def exists(path: str) -> bool:
 
 
 def is_directory(path: str) -> bool:
+    """Return whether a path is a directory. Raises OSError, also if it is missing."""
     return _stat.S_ISDIR(stat(path).st_mode)
 
 
 def make_directories(path: str) -> None:
-    """Make `path` and what is missing above it; each new name is durable."""
+    """Create `path` and its missing parents; each new name is durable. Raises OSError."""
     if exists(path):
         return
     parent = os.path.dirname(os.path.abspath(path))
@@ -300,6 +332,7 @@ def make_directories(path: str) -> None:
 
 
 def unlink_if_there(path: str) -> None:
+    """Remove a file; a missing one is ignored. Raises OSError."""
     try:
         unlink(path)
     except FileNotFoundError:
@@ -307,7 +340,7 @@ def unlink_if_there(path: str) -> None:
 
 
 def rename_in(directory_fd: int, name: str, new_name: str) -> bool:
-    """Rename a file within a directory; False if it is not there."""
+    """Rename a file within a directory; return False if it is missing. Raises OSError."""
     try:
         rename(name, new_name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
     except FileNotFoundError:
@@ -316,6 +349,7 @@ def rename_in(directory_fd: int, name: str, new_name: str) -> bool:
 
 
 def unlink_in(directory_fd: int, name: str) -> None:
+    """Remove a file of a directory; a missing one is ignored. Raises OSError."""
     try:
         unlink(name, dir_fd=directory_fd)
     except FileNotFoundError:
@@ -323,7 +357,10 @@ def unlink_in(directory_fd: int, name: str) -> None:
 
 
 def forget_pages(path: str) -> None:
-    """Drop the clean pages of a file from the page cache: the next read asks the disk."""
+    """Drop the clean pages of a file from the page cache, so that the next read asks the disk.
+
+    Raises OSError.
+    """
     fd = open_path(path, READ_ONLY)
     try:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -332,13 +369,14 @@ def forget_pages(path: str) -> None:
 
 
 class Space(NamedTuple):
-    """Bytes of a file system: all, and what an ordinary user may still write."""
+    """The size of a file system in bytes, and the free bytes for users without privileges."""
 
     total_bytes: int
     free_bytes: int
 
 
 def space(path: str) -> Space:
+    """Return the size and the free space of the file system of `path`. Raises OSError."""
     figures = statvfs(path)
     return Space(figures.f_blocks * figures.f_frsize, figures.f_bavail * figures.f_frsize)
 
@@ -355,4 +393,5 @@ def lock_exclusively(fd: int) -> bool:
 
 
 def process_id() -> int:
+    """Return the id of this process."""
     return os.getpid()

@@ -25,7 +25,7 @@ _FUTURE = re.compile(r".+-[0-9]+\.([0-9a-f]{32})-future\Z")
 
 
 class FutureLog(NamedTuple):
-    """One copy, as its record says."""
+    """One copy of a log, with its record."""
 
     topic_partition: TopicPartition
     topic_id: TopicId
@@ -34,18 +34,25 @@ class FutureLog(NamedTuple):
 
     @property
     def complete(self) -> Complete | None:
+        """The end of the copy if it is complete, else None."""
         return self.record.complete
 
 
 class FutureDirectories:
-    """By (topic id, partition). Every method that touches the disk raises `StorageFailed` or `DiskFull`."""
+    """Copies by (topic id, partition).
+
+    Every method that touches the disk raises `StorageFailed` or `DiskFull`.
+    """
 
     def __init__(self, directory: LogDirectory) -> None:
         self._directory = directory
         self.futures: dict[tuple[TopicId, int], FutureLog] = {}
 
     def load(self) -> None:
-        """Describe those that are there. One without a record was given up while it was made, and goes."""
+        """Read the records of all copies.
+
+        A directory without a record was abandoned during its creation, and is removed.
+        """
         path = self._directory.path
         try:
             for name in sorted(file_io.listdir(path)):
@@ -68,10 +75,14 @@ class FutureDirectories:
             self._directory.give_up(name)
 
     def find(self, topic_id: TopicId, partition: int) -> FutureLog | None:
+        """Return the copy of a partition, None if there is none."""
         return self.futures.get((topic_id, partition))
 
     def make(self, topic_id: TopicId, record: MoveRecord) -> FutureLog:
-        """The directory of a copy, durable, with nothing copied. One that is there already is success, and keeps what it holds."""
+        """Create the directory of a copy, durable and empty.
+
+        An existing copy is returned with its content.
+        """
         topic_partition = record.topic_partition
         known = self.find(topic_id, record.partition)
         if known is not None:
@@ -88,7 +99,7 @@ class FutureDirectories:
         return self._take(FutureLog(topic_partition, topic_id, path, record))
 
     def look_again(self, future: FutureLog) -> FutureLog:
-        """The mover has written its record anew."""
+        """Read the record again after the mover has written it; return the new state of the copy."""
         try:
             record = read_move(future.path)
         except OSError as error:
@@ -99,8 +110,11 @@ class FutureDirectories:
         return future if record is None else self._take(future._replace(record=record))
 
     def promote(self, future: FutureLog) -> None:
-        """Let a complete copy be the partition: rename it to the plain name, durable. There must be nothing under that name. Its record stays in it
-        until the checkpoints say what it says (`settle`)."""
+        """Make a complete copy the partition: rename it to the plain name, durable. That name must
+        be free.
+
+        The record stays until the checkpoints have its offsets (`settle`).
+        """
         path = f"{self._directory.path}/{future.topic_partition}"
         self._directory.checkpoints.forget(future.topic_partition)
         try:
@@ -111,7 +125,7 @@ class FutureDirectories:
             raise file_io.storage_failure(f"promote the copy of log {future.topic_partition} in {self._directory.path}", error) from error
 
     def find_promoted(self, topic_partition: TopicPartition, topic_id: TopicId) -> FutureLog | None:
-        """A copy that was promoted, and whose record still lies in it."""
+        """Return a promoted copy whose record is still in the directory, else None."""
         path = f"{self._directory.path}/{topic_partition}"
         try:
             record = read_move(path) if file_io.exists(path) and read_topic_id(path) == topic_id else None
@@ -123,7 +137,7 @@ class FutureDirectories:
         return None if record is None else FutureLog(topic_partition, topic_id, path, record)
 
     def remove(self, future: FutureLog) -> None:
-        """Rename it out of the way; `LogDirectory.delete_some` removes it."""
+        """Rename a copy to `-delete`; `LogDirectory.delete_some` removes it."""
         self.futures.pop((future.topic_id, future.topic_partition.partition), None)
         self._directory.mark_directory_deleted(future.path, future.topic_partition)
 
@@ -136,8 +150,11 @@ class FutureDirectories:
 
 
 def settle(path: str, is_here: Callable[[], bool] = lambda: True) -> None:
-    """The checkpoints say what the record of a promoted log says: it goes. `is_here` is asked when the directory is held: false, the log was deleted
-    meanwhile, and another one may have its name. Raises OSError."""
+    """Remove the record of a promoted log, once the checkpoints have its offsets.
+
+    `is_here` is called when the directory is pinned. False: the log was deleted meanwhile, and
+    another one may have its name. Raises OSError.
+    """
     directory = PinnedDirectory(path)
     try:
         if is_here():

@@ -40,26 +40,28 @@ class TimeEntry(NamedTuple):
 
 
 class OffsetIndex:
-    """Reads an `.index` through the caller's descriptor."""
+    """Reads an `.index` through the caller's descriptor. Raises OSError."""
 
     def __init__(self, fd: int, base_offset: Offset) -> None:
         self._fd = fd
         self._base_offset = base_offset
 
     def count(self) -> int:
+        """Return the number of whole entries."""
         return file_io.size_of(self._fd) // OFFSET_ENTRY.size
 
     def entry(self, number: int) -> OffsetEntry:
+        """Return the entry with this number, from 0."""
         relative, position = OFFSET_ENTRY.unpack(file_io.pread_all(self._fd, number * OFFSET_ENTRY.size, OFFSET_ENTRY.size))
         return OffsetEntry(self._base_offset + relative, position)
 
     def lookup(self, offset: Offset) -> OffsetEntry:
-        """The last entry at or below `offset`; without one, the start of the segment."""
+        """Return the last entry at or below `offset`; without one, the start of the segment."""
         number = self.count_below(offset + 1) - 1
         return self.entry(number) if number >= 0 else OffsetEntry(self._base_offset, FILE_START)
 
     def count_below(self, offset: Offset) -> int:
-        """How many entries have an offset smaller than `offset`."""
+        """Return the number of entries with an offset below `offset`."""
         low, high = 0, self.count()
         while low < high:
             middle = (low + high) // 2
@@ -70,7 +72,7 @@ class OffsetIndex:
         return low
 
     def count_at_or_before(self, position: Position) -> int:
-        """How many entries point at or before `position`."""
+        """Return the number of entries that point at or before `position`."""
         low, high = 0, self.count()
         while low < high:
             middle = (low + high) // 2
@@ -82,26 +84,30 @@ class OffsetIndex:
 
 
 class TimeIndex:
-    """Reads a `.timeindex` through the caller's descriptor."""
+    """Reads a `.timeindex` through the caller's descriptor. Raises OSError."""
 
     def __init__(self, fd: int, base_offset: Offset) -> None:
         self._fd = fd
         self._base_offset = base_offset
 
     def count(self) -> int:
+        """Return the number of whole entries."""
         return file_io.size_of(self._fd) // TIME_ENTRY.size
 
     def entry(self, number: int) -> TimeEntry:
+        """Return the entry with this number, from 0."""
         timestamp, relative = TIME_ENTRY.unpack(file_io.pread_all(self._fd, number * TIME_ENTRY.size, TIME_ENTRY.size))
         return TimeEntry(timestamp, self._base_offset + relative)
 
     def last(self) -> TimeEntry:
-        """The last entry, or (-1, base offset) of an empty index."""
+        """Return the last entry, or (-1, base offset) for an empty index."""
         count = self.count()
         return self.entry(count - 1) if count else TimeEntry(-1, self._base_offset)
 
     def lookup(self, timestamp: int) -> TimeEntry:
-        """The last entry at or below `timestamp`: no record up to its offset is younger. Without one, (-1, base offset)."""
+        """Return the last entry at or below `timestamp` (ms): no record up to its offset is
+        younger. Without one, (-1, base offset).
+        """
         low, high = 0, self.count()
         while low < high:
             middle = (low + high) // 2
@@ -112,7 +118,7 @@ class TimeIndex:
         return self.entry(low - 1) if low else TimeEntry(-1, self._base_offset)
 
     def count_below(self, offset: Offset) -> int:
-        """How many entries have an offset smaller than `offset`."""
+        """Return the number of entries with an offset below `offset`."""
         low, high = 0, self.count()
         while low < high:
             middle = (low + high) // 2

@@ -29,12 +29,17 @@ UNDEFINED_OFFSET = NO_OFFSET
 
 
 class EpochStart(NamedTuple):
+    """A leader epoch and the offset of its first record."""
+
     leader_epoch: LeaderEpoch
     start_offset: Offset
 
 
 class LeaderEpochCache:
-    """Entries ascend strictly in epoch and in offset."""
+    """The leader epochs of a log, ascending strictly in epoch and in offset.
+
+    Methods that change it raise OSError, and then nothing has changed.
+    """
 
     def __init__(self, directory: str) -> None:
         self._path = f"{directory}/{LEADER_EPOCH_CHECKPOINT}"
@@ -43,7 +48,10 @@ class LeaderEpochCache:
         self.is_synced = True
 
     def load(self) -> bool:
-        """Read the checkpoint; False if there is one that does not hold together (nothing is loaded then)."""
+        """Read the checkpoint; a missing one is empty.
+
+        Return False if it is damaged, and load nothing. Raises OSError.
+        """
         self._set([])
         try:
             content = file_io.read_file(self._path)
@@ -61,14 +69,18 @@ class LeaderEpochCache:
 
     @property
     def entries(self) -> tuple[EpochStart, ...]:
+        """All entries, ascending."""
         return tuple(self._entries)
 
     def assign(self, leader_epoch: LeaderEpoch, start_offset: Offset) -> None:
-        """Epoch `leader_epoch` begins at `start_offset`. Nothing happens if it is the latest and began earlier."""
+        """Start `leader_epoch` at `start_offset`.
+
+        If it is the latest epoch and started earlier, nothing changes.
+        """
         self.assign_all([(leader_epoch, start_offset)])
 
     def assign_all(self, starts: Iterable[tuple[LeaderEpoch, Offset]]) -> None:
-        """Several assignments, written once."""
+        """Make several assignments with one write."""
         entries = self._entries
         for leader_epoch, start_offset in starts:
             if entries and leader_epoch == entries[-1].leader_epoch and start_offset >= entries[-1].start_offset:
@@ -78,25 +90,31 @@ class LeaderEpochCache:
         self._replace(entries)
 
     def take_over(self, entries: Iterable[tuple[LeaderEpoch, Offset]]) -> None:
-        """Another log's entries, in place of ours."""
+        """Replace the entries by those of another log."""
         self._replace([EpochStart(*entry) for entry in entries])
 
     def truncate_from_end(self, end_offset: Offset) -> None:
-        """Forget epochs that began at or behind `end_offset`."""
+        """Remove epochs that started at or behind `end_offset`."""
         self._replace([entry for entry in self._entries if entry.start_offset < end_offset])
 
     def truncate_from_start(self, start_offset: Offset) -> None:
-        """Let the log begin at `start_offset`: of the epochs that began at or before it, the last one stays and begins there."""
+        """Let the log start at `start_offset`: of the epochs that started at or before it, the last
+        one stays and starts there.
+        """
         before = [entry for entry in self._entries if entry.start_offset <= start_offset]
         if before:
             first = EpochStart(before[-1].leader_epoch, start_offset)
             self._replace([first, *self._entries[len(before) :]])
 
     def clear(self) -> None:
+        """Remove all entries."""
         self._replace([])
 
     def end_offset_for(self, leader_epoch: LeaderEpoch, log_end_offset: Offset) -> tuple[LeaderEpoch, Offset]:
-        """(largest known epoch ≤ `leader_epoch`, where it ends); (-1, -1) when nothing can be said."""
+        """Return (largest known epoch ≤ `leader_epoch`, its end offset), (-1, -1) if unknown.
+
+        Source: KIP-320.
+        """
         if leader_epoch == UNDEFINED_EPOCH or leader_epoch > self.latest:
             return UNDEFINED_EPOCH, UNDEFINED_OFFSET
         if leader_epoch == self.latest:
@@ -109,7 +127,7 @@ class LeaderEpochCache:
         return UNDEFINED_EPOCH, UNDEFINED_OFFSET
 
     def epoch_at(self, offset: Offset) -> LeaderEpoch:
-        """The epoch of the record at `offset`, -1 if unknown."""
+        """Return the leader epoch of the record at `offset`, -1 if unknown."""
         for entry in reversed(self._entries):
             if entry.start_offset <= offset:
                 return entry.leader_epoch
@@ -125,6 +143,7 @@ class LeaderEpochCache:
 
     @property
     def path(self) -> str:
+        """The path of the checkpoint file, for a flush round."""
         return self._path
 
     def _set(self, entries: list[EpochStart]) -> None:
@@ -143,9 +162,13 @@ UNDEFINED = -1
 
 
 def truncation_offset(diverging_epoch: LeaderEpoch, diverging_end_offset: Offset, end_offset_for: EndOffsetFor, log_end_offset: Offset) -> Offset:
-    """The offset to cut at (≤ `log_end_offset`) after a leader has said that its epoch `diverging_epoch`, the largest one up to the one under which our
-    log ends, ends at `diverging_end_offset`. Epochs of ours that begin at or behind it go, too, even if nothing was written under them: else the same
-    question would get the same answer for ever."""
+    """Return the offset (≤ `log_end_offset`) to truncate to after a leader has reported a
+    divergence.
+
+    The leader's largest epoch up to the one under which our log ends is `diverging_epoch`, and ends
+    at `diverging_end_offset`. Our epochs that start at or behind it are removed too, even without
+    records: otherwise the next fetch would diverge in the same way. Source: KIP-279, KIP-595.
+    """
     if diverging_epoch == UNDEFINED_EPOCH or diverging_end_offset == UNDEFINED:
         return log_end_offset  # a leader that knows nothing of our epoch says so by OFFSET_OUT_OF_RANGE
     own_epoch, own_end_offset = end_offset_for(diverging_epoch, log_end_offset)
@@ -157,6 +180,10 @@ def truncation_offset(diverging_epoch: LeaderEpoch, diverging_end_offset: Offset
 
 
 def is_diverging(last_fetched_epoch: LeaderEpoch, fetch_offset: Offset, known_epoch: LeaderEpoch, end_offset: Offset) -> bool:
-    """Whether a log that ends at `fetch_offset` under `last_fetched_epoch` parts from the leader's, whose largest epoch up to that one is `known_epoch`, which
-    ends at `end_offset`."""
+    """Return whether a log that ends at `fetch_offset` under `last_fetched_epoch` diverges from the
+    leader's.
+
+    `known_epoch` is the leader's largest epoch up to `last_fetched_epoch`, and ends at
+    `end_offset`.
+    """
     return known_epoch < last_fetched_epoch or end_offset < fetch_offset

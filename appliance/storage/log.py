@@ -86,8 +86,12 @@ class Log:
         on_scanned: Callable[[int], None] = lambda _: None,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     ) -> Log:
-        """Load the log in `directory` (which exists; an empty one gets its first segment). `on_scanned` hears of the bytes that recovery reads.
-        Raises `StorageFailed`, `DiskFull`."""
+        """Open and recover the log in `directory`, which exists; an empty one gets its first
+        segment.
+
+        `on_scanned` is called with the bytes that recovery reads. Raises `StorageFailed`,
+        `DiskFull`.
+        """
         try:
             loaded = LogLoader(directory, config, clock, recovery, log_start_offset, on_scanned, producer_expiration_ms).load()
         except OSError as error:
@@ -122,11 +126,12 @@ class Log:
 
     @property
     def active_base_offset(self) -> Offset:
+        """The base offset of the active segment."""
         return self._segments.tail.base_offset
 
     @property
     def active_position(self) -> Position:
-        """Valid end byte of the active segment."""
+        """The end of the valid bytes in the active segment."""
         return self._segments.tail.size_bytes
 
     @property
@@ -136,6 +141,7 @@ class Log:
 
     @property
     def size_bytes(self) -> int:
+        """The bytes of all segments, without indexes."""
         return self._segments.size_bytes
 
     @property
@@ -162,11 +168,15 @@ class Log:
         return BatchBoundary(self.log_end_offset, tail.base_offset, tail.size_bytes)
 
     def begins_segment(self, offset: Offset) -> bool:
+        """Return whether a segment has this base offset."""
         return self._segments.begins(offset)
 
     def boundary_at(self, offset: Offset, known: BatchBoundary | None = None) -> BatchBoundary:
-        """Where `offset` is, which is not below the first segment; the beginning of its batch if it is inside of one. `known`: a boundary before it, if there
-        is one. Raises `StorageFailed`."""
+        """Return the boundary at `offset`, which is not below the first segment.
+
+        If the offset is inside of a batch, the boundary is the start of that batch. `known`: a
+        boundary before it, if there is one. Raises `StorageFailed`.
+        """
         if offset >= self.log_end_offset:
             return self.end
         if self.begins_segment(offset):
@@ -181,11 +191,16 @@ class Log:
             raise file_io.storage_failure(f"look up offset {offset} in log {self.topic_partition}", error) from error
 
     def assign_leader_epoch(self, leader_epoch: LeaderEpoch) -> None:
-        """This box leads the partition under `leader_epoch` from the log end on."""
+        """Start `leader_epoch` at the log end, because this box leads the partition under it.
+
+        Raises `StorageFailed`, `DiskFull`.
+        """
         self._assign_epochs([(leader_epoch, self.log_end_offset)])
 
     def expire_producers(self, now_ms: int) -> None:
-        """Forget producers that were silent for too long, and guards that no batch has used."""
+        """Forget producers that wrote nothing for `producer_expiration_ms`, and guards that no
+        batch has used.
+        """
         self.producers.expire(now_ms, self.producer_expiration_ms)
         self.verifications.expire(now_ms, self.producer_expiration_ms)
 
@@ -526,7 +541,10 @@ class Log:
             self.on_batches_flushed(flush)
 
     def flush(self) -> None:
-        """Whole rounds at once, in the caller's thread."""
+        """Sync everything in whole rounds, in the caller's thread.
+
+        Raises `StorageFailed`; the log then refuses everything.
+        """
         try:
             while (flush := self.flush_files(_FILES_AT_ONCE)) is not None:
                 flush.sync()
@@ -537,7 +555,11 @@ class Log:
             raise StorageFailed(self.failed) from error
 
     def close(self) -> None:
-        """Final time index entry, producer snapshot, everything durable; `recovery_point` is the log end afterwards."""
+        """Write the last time index entry and a producer snapshot, sync everything, close.
+
+        Afterwards `recovery_point` is the log end offset. Raises `StorageFailed`; the log is closed
+        all the same.
+        """
         try:
             self.write_last_entries()
             self.flush()

@@ -36,12 +36,15 @@ class LogConfig(NamedTuple):
     flush_ms: int = 2**63 - 1
 
     def jittered(self, log_and_segment: bytes) -> LogConfig:
-        """The same, with `segment_ms` less by up to `segment_jitter_ms`: by the same for a segment always, by another for each."""
+        """Return the configuration with `segment_ms` reduced by up to `segment_jitter_ms`, always
+        by the same for one segment.
+        """
         most = min(self.segment_jitter_ms, self.segment_ms)
         return self._replace(segment_ms=self.segment_ms - crc32c(log_and_segment) % most) if most else self
 
     @property
     def uses_log_append_time(self) -> bool:
+        """Whether `message.timestamp.type` is LogAppendTime."""
         return self.message_timestamp_type == "LogAppendTime"
 
     @property
@@ -51,22 +54,27 @@ class LogConfig(NamedTuple):
 
     @property
     def flushes_by_interval(self) -> bool:
+        """Whether `flush.messages` or `flush.ms` requests syncs, but not before each
+        acknowledgement.
+        """
         return not self.acknowledges_after_flush and min(self.flush_messages, self.flush_ms) < 2**63 - 1
 
     @property
     def deletes(self) -> bool:
-        """Whether old segments may go: by age, by size, by DeleteRecords, for want of space."""
+        """Whether old segments may be deleted: by age, by size, by DeleteRecords, for free space."""
         return "delete" in self.cleanup_policy
 
     @property
     def is_compacted(self) -> bool:
+        """Whether `cleanup.policy` contains `compact`."""
         return "compact" in self.cleanup_policy
 
     @classmethod
     def from_topic_config(cls, config: Mapping[str, str], defaults: LogConfig | None = None) -> LogConfig:
-        """Settings by Kafka's topic-level names (`segment.bytes`); names this log does not act on are passed over.
+        """Read settings by Kafka's topic-level names (`segment.bytes`); unknown names are ignored.
 
-        `defaults` are the box's own (from its `log.…` settings); without them, Kafka's.
+        `defaults` are the box's own (from its `log.…` settings); without them, Kafka's. Raises
+        `ValueError` for a value that is no number.
         """
         base = defaults or cls()
         changes: dict[str, int | float | str] = {}

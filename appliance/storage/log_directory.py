@@ -57,10 +57,11 @@ class LogDirectory:
 
     @classmethod
     def open(cls, path: str, broker_id: int, cluster_id: str | None, clock: Clock, new_directory_id: str = "") -> LogDirectory:
-        """Take the directory over; it is made if it is missing. `cluster_id` None: whatever it says.
-        `new_directory_id` becomes its id if it has none yet.
+        """Lock and open the directory; it is created if it is missing.
 
-        Raises `ConfigurationProblems` if another process has it, or it belongs to another broker or cluster.
+        `cluster_id` None accepts any. `new_directory_id` becomes its id if it has none. Raises
+        `ConfigurationProblems` if another process has locked it, or it belongs to another broker or
+        cluster.
         """
         try:
             file_io.make_directories(path)
@@ -89,7 +90,9 @@ class LogDirectory:
             file_io.fsync_directory(self.path)
 
     def partition_directories(self) -> dict[TopicPartition, PartitionDirectory]:
-        """Partitions with a plain directory; `topic_id` is None where `partition.metadata` is missing or broken (see `problems`)."""
+        """Return the partitions with a plain directory; `topic_id` is None if `partition.metadata`
+        is missing or broken (see `problems`).
+        """
         found = {}
         try:
             for name in sorted(file_io.listdir(self.path)):
@@ -101,8 +104,12 @@ class LogDirectory:
         return found
 
     def forget_pages(self, topic_partition: TopicPartition, above: Offset = FIRST_OFFSET) -> None:
-        """After a failed sync the page cache may show what never reached the disk: drop it, so that recovery reads what is there. Of segments that end at
-        or below offset `above` it stays."""
+        """Drop a log's pages from the page cache after a failed sync, so that recovery reads the
+        disk.
+
+        The page cache may show bytes that were never written. Pages of segments that end at or
+        below offset `above` stay.
+        """
         path = self._path_of(topic_partition)
         try:
             bases = sorted(base for name in file_io.listdir(path) if (base := offset_of_name(name, LOG_SUFFIX)) is not None)
@@ -119,9 +126,11 @@ class LogDirectory:
             return None
 
     def create_partition(self, topic: str, partition: int, topic_id: TopicId) -> str:
-        """Make the partition's directory, durable with its `partition.metadata`; its path. The same topic id again is success.
+        """Create the partition's directory, durable with `partition.metadata`; return its path.
+        Repeating it with the same topic id succeeds.
 
-        Raises `RequestRefused(INCONSISTENT_TOPIC_ID)` if the directory belongs to another topic of that name.
+        Raises `RequestRefused(INCONSISTENT_TOPIC_ID)` if the directory belongs to another topic of
+        that name.
         """
         topic_partition = TopicPartition(topic, partition)
         path = self._path_of(topic_partition)
@@ -150,14 +159,16 @@ class LogDirectory:
         return path
 
     def holds(self, topic_partition: TopicPartition) -> bool:
-        """Whether the partition has a directory here, served or not."""
+        """Return whether the partition has a directory here, served or not."""
         try:
             return file_io.exists(self._path_of(topic_partition))
         except OSError as error:
             raise file_io.storage_failure(f"look for log {topic_partition} in {self.path}", error) from error
 
     def may_hold(self, topic_partition: TopicPartition, topic_id: TopicId) -> bool:
-        """Whether the partition has a directory here, served or not, and nothing says that it is another topic's."""
+        """Return whether the partition has a directory here, served or not, that may be of this
+        topic id.
+        """
         try:
             if not file_io.exists(self._path_of(topic_partition)):
                 return False
@@ -179,20 +190,25 @@ class LogDirectory:
             pass  # what made the creation fail
 
     def mark_deleted(self, topic_partition: TopicPartition) -> None:
-        """Rename the partition's directory out of the way; `delete_some` removes it. One that is not there is success."""
+        """Rename the partition's directory to `-delete`; `delete_some` removes it.
+
+        A missing one is success.
+        """
         self._rename_away(topic_partition, DELETE_SUFFIX)
         self.checkpoints.unserved.discard(topic_partition)
 
     def set_aside(self, topic_partition: TopicPartition) -> None:
-        """Rename to `-stray`: a replica that no longer belongs here, kept and not served."""
+        """Rename the directory to `-stray`: a replica that no longer belongs here, kept and not
+        served.
+        """
         self._rename_away(topic_partition, STRAY_SUFFIX)
 
     def mark_directory_deleted(self, path: str, topic_partition: TopicPartition) -> None:
-        """The same for a copy of that partition under another name."""
+        """Rename a copy of the partition under another path to `-delete`."""
         self._rename_away(topic_partition, DELETE_SUFFIX, path)
 
     def give_up(self, name: str) -> None:
-        """What lies under `name` was given up while it was made: `delete_some` removes it."""
+        """Let `delete_some` remove the directory `name`, which was abandoned during its creation."""
         self._leaving.append(name)
 
     def _rename_away(self, topic_partition: TopicPartition, suffix: str, path: str = "") -> None:
@@ -211,9 +227,11 @@ class LogDirectory:
             raise file_io.storage_failure(f"rename log {topic_partition} in {self.path}", error) from error
 
     def delete_some(self, budget_bytes: int) -> int:
-        """Remove up to about `budget_bytes` of what was marked deleted; the bytes freed. 0 when nothing is left to delete.
+        """Remove up to about `budget_bytes` of what was marked deleted; return the bytes freed, 0
+        if nothing is left.
 
-        A file larger than the budget is shortened from its end, slice by slice: freeing gigabytes at once stalls a disk.
+        A file larger than the budget is shortened from its end, slice by slice: freeing gigabytes
+        at once stalls a disk.
         """
         freed = 0
         try:
@@ -267,6 +285,7 @@ class LogDirectory:
 
     @property
     def is_deleting(self) -> bool:
+        """Whether a directory waits for its removal."""
         return bool(self._leaving)
 
     def sync_file_system(self) -> None:
@@ -280,7 +299,7 @@ class LogDirectory:
             raise file_io.storage_failure(f"flush {self.path}", error) from error
 
     def space(self) -> file_io.Space:
-        """Total and free bytes of the disk."""
+        """Return the size and the free space of the disk in bytes."""
         try:
             return file_io.space(self.path)
         except OSError as error:
@@ -298,7 +317,7 @@ class LogDirectory:
         self.abandon()
 
     def abandon(self) -> None:
-        """Give the lock back and leave everything as it is: the next start recovers."""
+        """Release the lock and write nothing: the next start recovers."""
         lock_fd, self._lock_fd = self._lock_fd, -1
         if lock_fd >= 0:
             file_io.close_all((lock_fd,))

@@ -52,7 +52,10 @@ class LogDurability:
         self._transactions.put_back_unsynced(segment_path(self._segments.directory, base, TRANSACTION_INDEX_SUFFIX) for base in above)
 
     def begin_round(self, log_end_offset: Offset, files_max: int) -> FlushRound | None:
-        """As `Log.flush_files`. Raises OSError (no descriptors left, or the directory is gone), and nothing has changed."""
+        """Plan a flush round, as `Log.flush_files`.
+
+        Raises OSError (no descriptors left, or the directory is gone), and nothing has changed.
+        """
         segments, snapshots, transactions = self._segments, self._snapshots, self._transactions
         paths = snapshots.take_unsynced() + transactions.take_unsynced()
         if not self._leader_epochs.is_synced:
@@ -81,7 +84,7 @@ class LogDurability:
         return flush
 
     def take_back(self, flush: FlushRound) -> None:
-        """As `Log.take_back`."""
+        """Return a round whose syncs were not tried, as `Log.take_back`."""
         flush.release()
         self._put_back(flush.paths)
         self._leader_epochs.is_synced = self._segments.names_are_synced = False
@@ -97,7 +100,9 @@ class LogDurability:
         self._segments.close_flushed(self.recovery_point)
 
     def on_file_system_synced(self, log_end_offset: Offset) -> None:
-        """The whole file system was synced after the last write of this log."""
+        """Set both offsets to the log end: the whole file system was synced after the last write of
+        this log.
+        """
         self._snapshots.take_unsynced()
         self._transactions.take_unsynced()
         self._leader_epochs.is_synced = self._segments.names_are_synced = True
@@ -106,7 +111,7 @@ class LogDurability:
     # -- batches alone
 
     def plan_batch_flush(self, end: BatchBoundary) -> BatchFlush | None:
-        """As `Log.plan_batch_flush`; `end` is the log's."""
+        """Plan a sync of batches alone, as `Log.plan_batch_flush`; `end` is the log's."""
         if self.durable_offset >= end.offset:
             return None
         files = tuple(segment.log_fd for segment_end, segment in self._segments.opened(end.offset) if segment_end > self.durable_offset)
@@ -114,13 +119,14 @@ class LogDurability:
         return BatchFlush(end.offset, end.base_offset, end.position, files, directory)
 
     def on_batches_flushed(self, flush: BatchFlush, log_end_offset: Offset) -> None:
+        """Advance `durable_offset` to the end of a completed flush, at most to the log end."""
         self.durable_offset = max(self.durable_offset, min(flush.end_offset, log_end_offset))
         self._durable_name = flush.base_offset
 
     # -- back
 
     def cut_to(self, log_end_offset: Offset) -> None:
-        """The log ends there now."""
+        """Lower both offsets to the log end after a truncation."""
         self.durable_offset, self._durable_name = min(self.durable_offset, log_end_offset), -1
         self.recovery_point = min(self.recovery_point, log_end_offset)
 
@@ -151,7 +157,10 @@ class FlushRound(NamedTuple):
     """False: there was more than one round may take; ask the log again when this one is done."""
 
     def sync(self) -> None:
-        """Sync all of it and release the descriptors. `SyncFailed` means: never try again, this log directory goes offline."""
+        """Sync all files and release the descriptors.
+
+        After `SyncFailed` never retry: the log directory goes offline.
+        """
         try:
             for fd in self.files:
                 file_io.sync_data(fd)
@@ -163,6 +172,7 @@ class FlushRound(NamedTuple):
             self.release()
 
     def release(self) -> None:
+        """Close the descriptors; a second call does nothing."""
         files = list(self.files)
         self.files.clear()
         file_io.close_all(files)
@@ -198,12 +208,17 @@ class BatchFlush(NamedTuple):
 
 
 def is_for_file_system(files: int, other_bytes: int) -> bool:
-    """Whether a round of so many files is done by one `syncfs`; `other_bytes` are what the disk has unflushed besides."""
+    """Return whether one `syncfs` serves a round of so many files better; `other_bytes`: other
+    unflushed bytes of the disk.
+    """
     return files >= FILE_SYSTEM_FILES_MIN and other_bytes <= FILE_SYSTEM_OTHER_BYTES_MAX and file_io.syncfs_tells_errors()
 
 
 class DuplicatedFiles:
-    """Descriptors of a round's own, so that the logs may roll, truncate or close meanwhile. Used once."""
+    """Duplicated descriptors of a round, so that the logs may roll, truncate or close meanwhile.
+
+    Used once.
+    """
 
     def __init__(self, flushes: Sequence[BatchFlush]) -> None:
         """Raises OSError when there are no descriptors left, and keeps none."""
@@ -220,7 +235,7 @@ class DuplicatedFiles:
             raise
 
     def sync(self) -> None:
-        """Sync all and let go of them. `SyncFailed` means: never try again."""
+        """Sync all files and close the descriptors. After `SyncFailed` never retry."""
         try:
             for fd in self._files:
                 file_io.sync_data(fd)

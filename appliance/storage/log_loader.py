@@ -48,7 +48,7 @@ _LEFTOVERS = (".deleted", ".cleaned", ".tmp")
 
 
 class LoadedLog(NamedTuple):
-    """Everything a `Log` starts from."""
+    """The state that a `Log` starts from."""
 
     log_start_offset: Offset
     next_offset: Offset
@@ -66,7 +66,9 @@ class LoadedLog(NamedTuple):
 
 
 def open_recovered(directory: str, base_offset: Offset, config: LogConfig, now_ms: int) -> tuple[OpenSegment, RecoveredSegment]:
-    """Open a segment whose end is believed to be intact; where index and log disagree, it is rebuilt."""
+    """Open a segment whose end is believed to be intact; if index and log disagree, rebuild the
+    index. Raises OSError.
+    """
     segment = OpenSegment.open(directory, base_offset)
     try:
         try:
@@ -79,13 +81,16 @@ def open_recovered(directory: str, base_offset: Offset, config: LogConfig, now_m
 
 
 def unlink_segment(directory: str, base_offset: Offset) -> None:
-    """Remove a segment's files, the log first: an index without a log is swept up at the next start."""
+    """Remove a segment's files, the log first: an index without a log is removed at the next start.
+
+    Raises OSError.
+    """
     for suffix in SEGMENT_SUFFIXES:
         file_io.unlink_if_there(segment_path(directory, base_offset, suffix))
 
 
 class LogLoader:
-    """One load of one directory."""
+    """Loads one partition directory once."""
 
     def __init__(
         self,
@@ -116,6 +121,10 @@ class LogLoader:
         self._cut_bytes = 0
 
     def load(self) -> LoadedLog:
+        """Finish interrupted actions, recover the segments and load epochs and producers.
+
+        Raises OSError.
+        """
         names = self._sweep(finish_swaps(self._directory, file_io.listdir(self._directory)))
         self._bases = sorted(base for name in names if (base := offset_of_name(name, LOG_SUFFIX)) is not None)
         names = self._finish_removal(names)
@@ -370,12 +379,15 @@ def load_producers(
     scanned_from: Offset = NO_OFFSET,
     expiration_ms: int = PRODUCER_EXPIRATION_MS,
 ) -> tuple[ProducerState, ProducerSnapshots]:
-    """The producers of the log in `directory` up to `end_offset`: the newest snapshot, and the batches behind it. Transaction indexes are brought in line.
+    """Load the producers of the log in `directory` up to `end_offset`, and bring its transaction
+    indexes in line.
 
-    `first_producer_offset` is where a scan met a batch with a producer id (-1: nowhere); it serves when the snapshots are lost. Entries of transaction
-    indexes from `scanned_markers_from` on (-1: none) are made anew, and so are those that do not hold together: then the snapshot must be older. It must
-    be no younger than `hole_at` (-1: none) either, behind which batches are missing. From `scanned_from` on (-1: nowhere) every batch was seen: an entry
-    there that they do not tell of is of a transaction that is gone.
+    The state is the newest usable snapshot plus the batches behind it. `first_producer_offset`: the
+    first scanned batch with a producer id (-1: none), used if snapshots are lost. Transaction index
+    entries from `scanned_markers_from` on (-1: none), and damaged ones, are rebuilt; the snapshot
+    must then be older. It must also not be younger than `hole_at` (-1: none), behind which batches
+    are missing. From `scanned_from` on (-1: nowhere) every batch was scanned: an index entry there
+    without a batch is of a lost transaction. Times in ms. Raises OSError.
     """
     snapshots = ProducerSnapshots(directory, names)
     state = ProducerState()

@@ -44,7 +44,11 @@ _LARGEST = (1 << 31) - 1
 
 
 class LogMove:
-    """One copy. Everything raises `StorageFailed` (`DiskFull`) for the copy's disk, `SourceFailed` and `SourceChanged` for the other."""
+    """One copy.
+
+    Methods raise `StorageFailed` (`DiskFull`) for the copy's disk, `SourceFailed` and
+    `SourceChanged` for the source.
+    """
 
     def __init__(self, path: str, source_path: str, topic_id: TopicId, config: Mapping[str, str], clock: Clock, reserve: FreeSpaceReserve) -> None:
         self.path = path
@@ -73,17 +77,19 @@ class LogMove:
 
     @property
     def log(self) -> Log:
+        """The open copy. Raises `StorageFailed` before `align`."""
         if self._log is None:
             raise StorageFailed(f"the copy in {self.path} is not open")
         return self._log
 
     @property
     def log_end_offset(self) -> Offset:
-        """-1 before it is open."""
+        """The log end offset of the copy, -1 before it is open."""
         return self.record.complete.log_end_offset if self.record.complete else NO_OFFSET if self._log is None else self._log.log_end_offset
 
     @property
     def size_bytes(self) -> int:
+        """The bytes of the copy, -1 before it is open."""
         return -1 if self._log is None else self._log.size_bytes
 
     # -- in line with the source
@@ -199,7 +205,9 @@ class LogMove:
             raise DiskFull(f"the disk of {self.path} has too little space for the log: {missing} bytes are missing, besides its reserve")
 
     def flush(self, state: SourceState) -> None:
-        """Sync what was copied, write down how far that is, forget its pages, and let go of what the source no longer has."""
+        """Sync what was copied, record how far that is, drop its pages, and remove segments that
+        the source no longer has.
+        """
         log = self.log
         first = log.recovery_point
         log.flush()
@@ -216,6 +224,7 @@ class LogMove:
 
     @property
     def is_flushed(self) -> bool:
+        """Whether everything that was copied is synced and recorded."""
         return not self._unflushed_bytes and not self._new_segments
 
     def _forget_below(self, offset: Offset) -> None:
@@ -265,10 +274,11 @@ class LogMove:
         self.record = record
 
     def is_here(self) -> bool:
+        """Return whether the copy's directory exists."""
         return os.path.isdir(self.path)
 
     def close(self) -> None:
-        """As a death would leave it."""
+        """Close all files and write nothing, as a death would."""
         self.source.close()
         if self._log is not None:
             self._log.abandon()

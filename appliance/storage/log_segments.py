@@ -42,6 +42,7 @@ class LogSegments:
 
     @property
     def first_base_offset(self) -> Offset:
+        """The base offset of the oldest segment."""
         return next(iter(self.sealed), self.tail.base_offset)
 
     @property
@@ -51,21 +52,27 @@ class LogSegments:
 
     @property
     def size_bytes(self) -> int:
+        """The bytes of all segments, without indexes."""
         return sum(self.sealed.values()) + self.tail.size_bytes
 
     def opened(self, log_end_offset: Offset) -> list[tuple[Offset, OpenSegment]]:
-        """(end offset, segment) of every segment that is open, ascending: what may have bytes that are not flushed."""
+        """Return (end offset, segment) of every open segment, ascending: those that may have
+        unflushed bytes.
+        """
         return [*self.unflushed, (log_end_offset, self.active)]
 
     def begins(self, offset: Offset) -> bool:
+        """Return whether a segment has this base offset."""
         return offset in self.sealed or offset == self.tail.base_offset
 
     def base_before(self, offset: Offset) -> Offset:
-        """Of the segment that `offset` is in, if it begins none; -1: it is below the first one."""
+        """Return the base offset of the segment that contains `offset` but does not begin with it;
+        -1 below the first one.
+        """
         return max((base for base in self.base_offsets if base < offset), default=NO_OFFSET)
 
     def find_boundary(self, base_offset: Offset, offset: Offset, start: Position) -> BatchBoundary:
-        """Where `offset` is in the segment, searched from position `start` on."""
+        """Find `offset` in a segment, from position `start` on."""
         for segment in (self.active, *(segment for _, segment in self.unflushed)):
             if segment.base_offset == base_offset:
                 size_bytes = self.sealed.get(base_offset, self.tail.size_bytes)
@@ -81,7 +88,9 @@ class LogSegments:
     # -- at the end
 
     def take_rolls_over(self, parts: list[SegmentPart], opened: list[OpenSegment]) -> None:
-        """An append has begun new segments, `opened`; all but the last of its parts are sealed now."""
+        """Add the segments that an append began, `opened`; all but the last of its parts are sealed
+        now.
+        """
         segments = [self.active, *opened]
         for number, part in enumerate(parts[:-1]):
             self.sealed[part.tail.base_offset] = part.tail.size_bytes
@@ -91,7 +100,7 @@ class LogSegments:
         self.names_are_synced = False
 
     def move_empty(self, base_offset: Offset, now_ms: int) -> None:
-        """The active segment, which is empty, begins elsewhere."""
+        """Replace the empty active segment by one at `base_offset`."""
         segment, old = OpenSegment.create(self.directory, base_offset), self.active
         self.active = segment
         old.close()
@@ -101,8 +110,12 @@ class LogSegments:
         self.names_are_synced = False
 
     def delete_behind(self, last_kept: int) -> None:
-        """Remove the segments behind number `last_kept`, newest first: each step leaves a prefix. That one is closed too (it is
-        opened anew for appending); sealed ones before it stay open until they are flushed."""
+        """Remove the segments behind number `last_kept`, newest first, so that each step leaves a
+        prefix of the log.
+
+        That segment is closed too, because it is opened again for appending. Sealed ones before it
+        stay open until they are flushed.
+        """
         bases = self.base_offsets
         self.active.close()
         still_unflushed = []
@@ -123,25 +136,30 @@ class LogSegments:
     # -- at the start, and in between
 
     def take_out(self, bases: list[Offset]) -> None:
-        """The oldest are no longer part of the log. What of them is not flushed stays open until `forget_taken_out`."""
+        """Remove the oldest segments from the log.
+
+        Unflushed ones stay open until `forget_taken_out`.
+        """
         for base in bases:
             del self.sealed[base]
         self.generation += 1
 
     def forget_taken_out(self, written_offset: Offset) -> None:
-        """That the log begins at `written_offset` is written down: what was not flushed of segments that went below it need not be."""
+        """Close removed segments below `written_offset`: the checkpoint has this log start offset,
+        so they need no flush.
+        """
         first = self.first_base_offset
         while self.unflushed and self.unflushed[0][1].base_offset < first and self.unflushed[0][0] <= written_offset:
             self.unflushed.pop(0)[1].close()
 
     def can_replace(self, bases: list[Offset]) -> bool:
-        """Whether these are neighbouring sealed segments, all flushed."""
+        """Return whether these are adjacent sealed segments, all flushed."""
         sealed = list(self.sealed)
         start = sealed.index(bases[0]) if bases[0] in self.sealed else -1
         return start >= 0 and sealed[start : start + len(bases)] == bases and not any(segment.base_offset <= bases[-1] for _, segment in self.unflushed)
 
     def on_replaced(self, bases: list[Offset], size_bytes: int) -> None:
-        """One segment of `size_bytes` has taken the place of these."""
+        """Replace these segments in the list by one of `size_bytes`."""
         self.sealed = {base: size_bytes if base == bases[0] else size for base, size in self.sealed.items() if base not in bases[1:]}
         self.generation += 1
         self.names_are_synced = False
@@ -149,10 +167,12 @@ class LogSegments:
     # -- descriptors
 
     def close_flushed(self, recovery_point: Offset) -> None:
+        """Close sealed segments that end at or below the recovery point."""
         while self.unflushed and self.unflushed[0][0] <= recovery_point:
             self.unflushed.pop(0)[1].close()
 
     def close(self) -> None:
+        """Close all descriptors."""
         for segment in (*(segment for _, segment in self.unflushed), self.active):
             segment.close()
         self.unflushed.clear()

@@ -26,19 +26,25 @@ MOVE_RECORD = "move.json"
 
 
 class Complete(NamedTuple):
-    """The copy ends where the source ended, everything in it is durable, and its log was closed."""
+    """The end of a complete copy: it equals the source, everything in it is durable, and its log is
+    closed.
+    """
 
     log_end_offset: Offset
     high_watermark: Offset
     log_start_offset: Offset
 
     def checkpoint_lines(self) -> dict[str, Offset]:
-        """What each checkpoint of the target disk will say of the log."""
+        """Return the offset of the log in each checkpoint of the target disk."""
         return {RECOVERY_POINTS: self.log_end_offset, HIGH_WATERMARKS: self.high_watermark, LOG_START_OFFSETS: self.log_start_offset}
 
 
 class MoveRecord(NamedTuple):
-    """Everything below `recovery_point` was copied and synced; `source_cleaned_offset` is where the source's compaction stood when the copy began."""
+    """The state of a copy.
+
+    Everything below `recovery_point` was copied and synced. `source_cleaned_offset`: the source's
+    first dirty offset when the copy began.
+    """
 
     topic: str
     partition: int
@@ -52,14 +58,16 @@ class MoveRecord(NamedTuple):
 
     @property
     def topic_partition(self) -> TopicPartition:
+        """The partition that is moved."""
         return TopicPartition(self.topic, self.partition)
 
     def encode(self) -> bytes:
+        """Return the content of `move.json`."""
         return orjson.dumps(self._asdict() | {"complete": self.complete and self.complete._asdict()})
 
     @classmethod
     def decode(cls, content: bytes) -> MoveRecord:
-        """Raises `ValueError` for what is none."""
+        """Parse the content of `move.json`. Raises `ValueError` if it is not a move record."""
         try:
             fields = orjson.loads(content)
             complete = fields["complete"]
@@ -69,7 +77,10 @@ class MoveRecord(NamedTuple):
 
 
 def read_move(directory: str) -> MoveRecord | None:
-    """None if there is none. Raises `ValueError` for a broken one (it is replaced whole, so only damage makes one)."""
+    """Return the record in a directory, None if there is none.
+
+    Raises `ValueError` if it is damaged, OSError.
+    """
     try:
         return MoveRecord.decode(file_io.read_file(f"{directory}/{MOVE_RECORD}"))
     except FileNotFoundError:
@@ -77,7 +88,7 @@ def read_move(directory: str) -> MoveRecord | None:
 
 
 def write_move(directory: str, record: MoveRecord) -> None:
-    """Durable when it returns."""
+    """Write the record durably. Raises OSError."""
     file_io.replace_file(f"{directory}/{MOVE_RECORD}", record.encode())
 
 
@@ -88,7 +99,11 @@ NO_THROTTLE = 2**63 - 1
 
 
 class MoveJob(NamedTuple):
-    """Copy the log in `source_path`, a partition of the disk `source_disk`, to `path`, a future on `disk`. With `finish` only to there."""
+    """The mover's job: copy the log in `source_path`, a partition of the disk `source_disk`, to
+    `path`, a `-future` directory on `disk`.
+
+    With `finish` the copy ends exactly there.
+    """
 
     disk: str
     runtime_directory: str
@@ -104,32 +119,43 @@ class MoveJob(NamedTuple):
     finish: Complete | None = None
 
     def encode(self) -> bytes:
+        """Return the job as a packet."""
         return orjson.dumps(self._asdict() | {"finish": self.finish and self.finish._asdict()})
 
     @classmethod
     def decode(cls, packet: bytes) -> MoveJob:
+        """Parse a packet of `encode`."""
         fields: dict[str, Any] = orjson.loads(packet)
         return cls(**fields | {"finish": _complete(fields["finish"])})
 
 
 class MoveCommand(NamedTuple):
-    """FINISH: copy to exactly there, complete, end; without offsets go on as before. THROTTLE: from now on."""
+    """FINISH: copy to exactly `finish`, complete and rest; without `finish` continue.
+
+    THROTTLE: use a new rate from now on.
+    """
 
     kind: str
     finish: Complete | None = None
     bytes_per_second: int = NO_THROTTLE
 
     def encode(self) -> bytes:
+        """Return the order as a packet."""
         return orjson.dumps(self._asdict() | {"finish": self.finish and self.finish._asdict()})
 
     @classmethod
     def decode(cls, packet: bytes) -> MoveCommand:
+        """Parse a packet of `encode`."""
         fields: dict[str, Any] = orjson.loads(packet)
         return cls(**fields | {"finish": _complete(fields["finish"])})
 
 
 class MoveSaid(NamedTuple):
-    """PROGRESS with figures (-1: not known); FAILED is a last word; PROGRESS after COMPLETE: that was taken back."""
+    """A report of the mover.
+
+    PROGRESS has figures (-1: unknown); FAILED is the last report; PROGRESS after COMPLETE withdraws
+    the completion.
+    """
 
     kind: str
     is_caught_up: bool = False
@@ -141,10 +167,12 @@ class MoveSaid(NamedTuple):
     reason: str = ""
 
     def encode(self) -> bytes:
+        """Return the report as a packet."""
         return orjson.dumps(self._asdict())
 
     @classmethod
     def decode(cls, packet: bytes) -> MoveSaid:
+        """Parse a packet of `encode`."""
         return cls(**orjson.loads(packet))
 
 

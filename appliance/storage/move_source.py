@@ -28,11 +28,11 @@ PIECE_BYTES = 1 << 20
 
 
 class SourceChanged(MillraceError):
-    """The files are not (any more) what was expected: look at the source again, and go on from there."""
+    """The files differ from what was expected: align the copy with the source again."""
 
 
 class SourceFailed(MillraceError):
-    """The disk of the source refuses to be read."""
+    """The disk of the source cannot be read."""
 
 
 class SourceState(NamedTuple):
@@ -49,7 +49,10 @@ class SourceState(NamedTuple):
 
 
 class SourcePiece(NamedTuple):
-    """Batches of one segment, in order; valid until the next one is read. `starts_segment`: the first of them begins it."""
+    """Batches of one segment, in order; valid until the next read.
+
+    `starts_segment`: the first of them begins it.
+    """
 
     segment_base_offset: Offset
     starts_segment: bool
@@ -58,7 +61,7 @@ class SourcePiece(NamedTuple):
 
 
 class MoveSource:
-    """Stands before a batch of the source. Close it when done."""
+    """Reads the source from a position on. Close it when done."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -68,12 +71,15 @@ class MoveSource:
         self._buffer = mmap.mmap(-1, PIECE_BYTES + PAGE_BYTES)
 
     def first_segment(self, state: SourceState) -> Offset:
-        """The base offset of the segment that holds the log start offset."""
+        """Return the base offset of the segment that contains the log start offset."""
         bases = self._bases()
         return max((base for base in bases if base <= state.log_start_offset), default=bases[0])
 
     def seek(self, offset: Offset, state: SourceState) -> None:
-        """Stand before the first batch at or behind `offset`."""
+        """Set the position to the first batch at or behind `offset`.
+
+        Raises `SourceChanged`, `SourceFailed`.
+        """
         try:
             reading = LogReading(self.directory)
             located = reading.locate(max(offset, reading.earliest), state.log_end_offset)
@@ -84,7 +90,11 @@ class MoveSource:
         self._stand(located.segment_base_offset, located.position, state)
 
     def read(self, state: SourceState) -> SourcePiece | None:
-        """The next batches below the source's end; None when there are none. A piece without batches: an empty segment begins at the source's end."""
+        """Return the next batches below the source's end, None if there are none.
+
+        A piece without batches: an empty segment begins at the source's end. Raises
+        `SourceChanged`, `SourceFailed`.
+        """
         while True:
             piece = self._read(state)
             if piece.batches:
@@ -138,7 +148,9 @@ class MoveSource:
         self._buffer = mmap.mmap(-1, size_bytes)
 
     def lag_bytes(self) -> int:
-        """Bytes of the source's files behind the place where we stand, about."""
+        """Return about how many bytes of the source are behind the position, -1 if a file was
+        removed. Raises `SourceFailed`.
+        """
         try:
             behind = sum(file_io.stat(segment_path(self.directory, base, LOG_SUFFIX)).st_size for base in self._bases() if base >= self._base)
         except FileNotFoundError:
@@ -148,7 +160,9 @@ class MoveSource:
         return max(0, behind - self._position)
 
     def epochs(self) -> LeaderEpochCache:
-        """As they stand in the source's file, at least as new as any row that was read before."""
+        """Return the leader epochs of the source's checkpoint, at least as new as any row that was
+        read before. Raises `SourceChanged`, `SourceFailed`.
+        """
         cache = LeaderEpochCache(self.directory)
         try:
             if not cache.load():
@@ -158,7 +172,9 @@ class MoveSource:
         return cache
 
     def producers(self, offset: Offset) -> ProducerState | None:
-        """The producers of everything below `offset`, if the source has a snapshot of exactly there."""
+        """Return the producers of everything below `offset`, if the source has a snapshot exactly
+        there. Raises `SourceFailed`.
+        """
         state = ProducerState()
         try:
             state.decode(file_io.read_file(segment_path(self.directory, offset, SNAPSHOT_SUFFIX)))
@@ -169,7 +185,10 @@ class MoveSource:
         return state
 
     def cleaned_offset(self, topic_partition: TopicPartition) -> Offset:
-        """How far the source was compacted, by the checkpoint of its log directory."""
+        """Return the first dirty offset in the checkpoint of the source's log directory.
+
+        Raises `SourceFailed`.
+        """
         try:
             return checkpoints.read_offsets(f"{os.path.dirname(self.directory)}/{checkpoints.CLEANED}").get(topic_partition, FIRST_OFFSET)
         except BrokenCheckpoint:
@@ -213,4 +232,5 @@ class MoveSource:
         self._file = None
 
     def close(self) -> None:
+        """Close the open segment."""
         self._let_go()

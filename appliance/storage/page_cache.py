@@ -34,7 +34,7 @@ _mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 
 
 def pages_of(position: int, size_bytes: int) -> int:
-    """How many pages a range touches."""
+    """Return the number of pages that a range touches."""
     return (position + size_bytes - 1) // PAGE_BYTES - position // PAGE_BYTES + 1
 
 
@@ -50,7 +50,9 @@ class Cachestat:
         self._counts_pointer = ctypes.byref(self._counts)
 
     def pages(self, descriptor: int, position: int, size_bytes: int) -> int:
-        """Pages of a range that are in the page cache or on their way there; -1 where the kernel does not say."""
+        """Return the pages of a range that are in the page cache or being read; -1 if the kernel
+        cannot report it.
+        """
         self._extent[0] = position
         self._extent[1] = size_bytes
         if _syscall(_CACHESTAT, descriptor, self._extent_pointer, self._counts_pointer, 0):
@@ -59,7 +61,10 @@ class Cachestat:
 
 
 class FileMap:
-    """A file mapped in order to ask mincore; no byte of it is ever read. It is mapped further than it reaches, because it may grow."""
+    """A file mapped for mincore; no byte of it is ever read.
+
+    The mapping is larger than the file, because it may grow.
+    """
 
     __slots__ = ("_address", "_descriptor", "_mapped_bytes", "_states")
 
@@ -70,7 +75,9 @@ class FileMap:
         self._states = ctypes.create_string_buffer(_PAGES_A_CALL)
 
     def resident_pages(self, position: int, size_bytes: int) -> int:
-        """Pages of a range that are in the page cache, whole; -1 where the kernel does not say."""
+        """Return the complete pages of a range in the page cache; -1 if the kernel cannot report
+        it.
+        """
         if position + size_bytes > self._mapped_bytes and not self._map(position + size_bytes):
             return -1
         page, left = position // PAGE_BYTES, pages_of(position, size_bytes)
@@ -103,7 +110,7 @@ class FileMap:
 
 
 def has_cachestat() -> bool:
-    """Whether this kernel answers: asked of a file in memory."""
+    """Return whether this kernel has cachestat, tested with a file in memory."""
     descriptor = os.memfd_create("cachestat")
     try:
         return Cachestat().pages(descriptor, 0, PAGE_BYTES) >= 0

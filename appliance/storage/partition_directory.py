@@ -22,7 +22,7 @@ _LEAVING = re.compile(r"(.+)-([0-9]+)\.[0-9a-f]{32}-(delete|stray|future)\Z")
 
 
 def parse_partition_name(name: str) -> TopicPartition | None:
-    """The partition whose plain directory is called `name`; None for any other name."""
+    """Return the partition whose plain directory has this name; None for any other name."""
     topic, dash, partition = name.rpartition("-")
     if not dash or not partition.isascii() or not partition.isdigit() or topic_name_problem(topic) is not None:
         return None
@@ -32,18 +32,21 @@ def parse_partition_name(name: str) -> TopicPartition | None:
 
 
 def is_leaving(name: str) -> bool:
-    """Whether `name` is a `-delete`, `-stray` or `-future` directory."""
+    """Return whether `name` is a `-delete`, `-stray` or `-future` directory."""
     return _LEAVING.match(name) is not None
 
 
 def leaving_name(topic_partition: TopicPartition, unique: str, suffix: str) -> str:
-    """`TOPIC-P.UNIQUE-SUFFIX`, the topic cut so that a file system takes it. `unique` has 32 hex digits."""
+    """Return `TOPIC-P.UNIQUE-SUFFIX`, with the topic cut to 255 characters in all.
+
+    `unique` has 32 hex digits.
+    """
     rest = f"-{topic_partition.partition}.{unique}{suffix}"
     return topic_partition.topic[: _LONGEST_NAME - len(rest)] + rest
 
 
 class PartitionDirectory(NamedTuple):
-    """A partition that a log directory holds."""
+    """A partition with a plain directory in a log directory."""
 
     topic_partition: TopicPartition
     path: str
@@ -67,18 +70,22 @@ class PinnedDirectory:
 
     @property
     def path(self) -> str:
-        """Leads to the directory whatever it is called; for calls that take paths, in this process only."""
+        """A path to the directory under any name, for calls of this process that take paths."""
         return f"/proc/self/fd/{self.fd}"
 
     def sync_file(self, path: str) -> None:
-        """Make a file of this directory durable, given by any path; one that is gone needs nothing. Raises `SyncFailed`."""
+        """Sync a file of this directory, given by any path; a missing one is ignored.
+
+        Raises `SyncFailed`.
+        """
         file_io.sync_in(self.fd, os.path.basename(path))
 
     def sync(self) -> None:
-        """Make the names in it durable; succeeds for a directory that was removed. Raises `SyncFailed`."""
+        """Make the names in it durable; succeeds for a removed directory. Raises `SyncFailed`."""
         file_io.sync_all(self.fd)
 
     def close(self) -> None:
+        """Close the descriptor; a second call does nothing."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             file_io.close_all((fd,))

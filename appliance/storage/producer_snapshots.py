@@ -28,7 +28,10 @@ SNAPSHOT_INTERVAL_BYTES = 64 * 1024 * 1024
 
 
 class ProducerSnapshots:
-    """Snapshot offsets in ascending order."""
+    """The snapshots of one log, known by their offsets in ascending order.
+
+    Methods that touch files raise OSError.
+    """
 
     def __init__(self, directory: str, names: list[str]) -> None:
         self._directory = directory
@@ -40,26 +43,35 @@ class ProducerSnapshots:
 
     @property
     def latest(self) -> Offset | None:
+        """The offset of the newest snapshot, None without any."""
         return self._offsets[-1] if self._offsets else None
 
     def write(self, offset: Offset, state: ProducerState, segment_bases: Container[Offset]) -> None:
-        """Keep `state` as that of everything below `offset`. Others go that are older than one that was synced, unless a segment begins there."""
+        """Write `state` as the snapshot of everything below `offset`.
+
+        Snapshots older than a synced one are removed, unless a segment begins there.
+        """
         self._write(offset, state.encode(), segment_bases)
 
     def write_rolled(self, rolled: Sequence[tuple[Offset, bytes]], segment_bases: Container[Offset]) -> None:
-        """Those of `snapshots_at_rolls`. Raises OSError; what is left then is written with the next ones."""
+        """Write the snapshots of `snapshots_at_rolls`.
+
+        After OSError the rest is written with the next ones.
+        """
         self._due.update(each for each in rolled if each[0] not in self._offsets)  # one that is durable must not be torn by writing it again
         for offset in sorted(self._due):
             self._write(offset, self._due[offset], segment_bases)
             del self._due[offset]
 
     def fill_in(self, base_offset: Offset, state: ProducerState) -> None:
-        """What a replay knows where a segment begins, if there is no snapshot there: durably, because the recovery point may have passed it long ago."""
+        """Write the state of a replay at the start of a segment without a snapshot, durably: the
+        recovery point may be above it.
+        """
         if base_offset not in self._offsets and len(state):
             self.overwrite(base_offset, state)
 
     def overwrite(self, offset: Offset, state: ProducerState) -> None:
-        """Let `state` be what is known of everything below `offset`, durably; what goes with the segments below is not touched."""
+        """Write `state` as the snapshot of everything below `offset`, durably, and remove no other."""
         file_io.replace_file(self._path(offset), state.encode())
         self._offsets = sorted({*self._offsets, offset})
         self._unsynced.discard(offset)
@@ -74,8 +86,11 @@ class ProducerSnapshots:
             self._remove(known)
 
     def load(self, state: ProducerState, end_offset: Offset) -> Offset | None:
-        """Fill `state` from the newest good snapshot at or below `end_offset` and return its offset; None if there is none.
-        Newer and broken ones are forgotten, and deleted by `remove_rejected`."""
+        """Fill `state` from the newest good snapshot at or below `end_offset`; return its offset,
+        None if there is none.
+
+        Newer and broken ones are forgotten, and deleted by `remove_rejected`.
+        """
         state.clear()
         while self._offsets:
             offset = self._offsets[-1]
@@ -106,7 +121,9 @@ class ProducerSnapshots:
         file_io.fsync_directory(self._directory)
 
     def load_older(self, state: ProducerState, offset: Offset) -> Offset | None:
-        """Fill `state` from the newest good snapshot at or below `offset` and return its offset; None if there is none. Nothing is forgotten."""
+        """Fill `state` from the newest good snapshot at or below `offset`; return its offset, None
+        if there is none. Nothing is forgotten.
+        """
         for known in reversed(self._offsets):
             if known <= offset:
                 try:
@@ -117,9 +134,13 @@ class ProducerSnapshots:
         return None
 
     def outlive(self, base_offset: Offset, state_at: Callable[[Offset], ProducerState]) -> None:
-        """Everything below the segment at `base_offset` is about to go: what it says of producers must stand in a snapshot right there that survives a
-        power cut. A younger one would not do, because the log may be cut below it. As a rule its roll wrote it and a flush round synced it; `state_at` is
-        asked where it is missing. Raises OSError."""
+        """Make the snapshot at `base_offset` durable, before everything below that segment is
+        removed.
+
+        A younger snapshot does not suffice, because the log may be truncated below it. Usually the
+        roll wrote it and a flush round synced it; if it is missing, `state_at` returns the state.
+        Raises OSError.
+        """
         if self.latest is None:
             return
         if base_offset not in self._offsets:
@@ -129,12 +150,14 @@ class ProducerSnapshots:
             self.make_durable(base_offset)
 
     def make_durable(self, offset: Offset) -> None:
-        """Write a snapshot anew instead of syncing it: if that fails it may be tried again."""
+        """Write a snapshot again instead of syncing it: this may be repeated after a failure."""
         file_io.replace_file(self._path(offset), file_io.read_file(self._path(offset)))
         self._unsynced.discard(offset)
 
     def let_go(self, offsets: Container[Offset]) -> list[str]:
-        """Of segments that are gone: forget their snapshots (never the newest); the paths to unlink."""
+        """Forget the snapshots of removed segments, but never the newest; return the paths to
+        unlink.
+        """
         gone = [offset for offset in self._offsets[:-1] if offset in offsets]
         self._offsets = [offset for offset in self._offsets if offset not in gone]
         self._unsynced.difference_update(gone)
@@ -142,7 +165,9 @@ class ProducerSnapshots:
         return [self._path(offset) for offset in gone]
 
     def remove_all(self) -> None:
-        """Those too that retention forgot and whose files wait for their removal."""
+        """Remove all snapshot files, also those that retention forgot and that wait for their
+        removal.
+        """
         self._due.clear()
         self._unsynced.clear()
         self._offsets.clear()
@@ -151,8 +176,11 @@ class ProducerSnapshots:
                 file_io.unlink_if_there(f"{self._directory}/{name}")
 
     def forget_below(self, offset: Offset) -> list[str]:
-        """The log begins at `offset` now: names of the files of older snapshots, no longer known here, for the caller to remove. The newest
-        snapshot stays, wherever it is: no snapshot would mean no producer."""
+        """Forget snapshots below the new start of the log; return their file names, which the
+        caller removes.
+
+        The newest snapshot stays wherever it is: no snapshot would mean no producer.
+        """
         forgotten = [known for known in self._offsets[:-1] if known < offset]
         self._offsets = self._offsets[len(forgotten) :]
         self._unsynced.difference_update(forgotten)
@@ -164,13 +192,13 @@ class ProducerSnapshots:
         self._unsynced.update(offset for offset in self._offsets if offset >= recovery_point)
 
     def take_unsynced(self) -> list[str]:
-        """Paths that the next flush round must sync."""
+        """Return the paths that the next flush round must sync."""
         paths = [self._path(offset) for offset in sorted(self._unsynced)]
         self._unsynced.clear()
         return paths
 
     def put_back_unsynced(self, paths: list[str]) -> None:
-        """What `take_unsynced` gave was not synced after all."""
+        """Mark these paths of `take_unsynced` as unsynced again."""
         known = {self._path(offset): offset for offset in self._offsets}
         self._unsynced.update(known[path] for path in paths if path in known)
 
@@ -184,7 +212,9 @@ class ProducerSnapshots:
 
 
 def snapshots_at_rolls(producers: ProducerState, parts: Sequence[SegmentPart]) -> list[tuple[Offset, bytes]]:
-    """(base offset, snapshot) of each segment that an append of `parts` begins; `producers` is the state before it."""
+    """Return (base offset, snapshot) of each segment that an append of `parts` begins; `producers`
+    is the state before it.
+    """
     state = producers.copy()
     rolled = []
     for part, following in pairwise(parts):

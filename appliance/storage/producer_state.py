@@ -40,16 +40,16 @@ assert _SNAPSHOT_HEADER.size == _CRC_COVERS_FROM + _COUNT.size and _SNAPSHOT_ENT
 
 
 class BrokenSnapshot(ValueError):
-    """A producer snapshot that does not hold together; an older one serves."""
+    """A damaged producer snapshot; an older one is used instead."""
 
 
 def advance_sequence(sequence: int, by: int) -> int:
-    """Sequences wrap from 2^31-1 to 0."""
+    """Return the sequence `by` records after `sequence`; sequences wrap from 2^31-1 to 0."""
     return (sequence + by) % (LARGEST_SEQUENCE + 1)
 
 
 class BatchMetadata(NamedTuple):
-    """A batch as a producer's retry would repeat it."""
+    """A batch as a producer's retry would repeat it. `timestamp` in ms."""
 
     base_sequence: int
     last_sequence: int
@@ -63,7 +63,7 @@ RecentBatches = tuple[ProducerId, int, list[list[Any]]]
 
 
 class DuplicateBatch(NamedTuple):
-    """A batch that is in the log already, here."""
+    """The offsets and the timestamp of a batch that is in the log already."""
 
     base_offset: Offset
     last_offset: Offset
@@ -71,7 +71,7 @@ class DuplicateBatch(NamedTuple):
 
 
 class ProducerEntry(NamedTuple):
-    """One producer id; `batches` newest last, at most five."""
+    """The state of one producer id; `batches` newest last, at most five. `timestamp` in ms."""
 
     producer_epoch: int
     batches: tuple[BatchMetadata, ...]
@@ -81,11 +81,12 @@ class ProducerEntry(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
+        """The last sequence of the newest batch, -1 without one."""
         return self.batches[-1].last_sequence if self.batches else -1
 
 
 class ProducerState:
-    """Entries by producer id."""
+    """The producers of a log, by producer id."""
 
     def __init__(self) -> None:
         self._entries: dict[ProducerId, ProducerEntry] = {}
@@ -100,22 +101,29 @@ class ProducerState:
         return len(self._entries)
 
     def entry(self, producer_id: ProducerId) -> ProducerEntry | None:
+        """Return the entry of a producer id, None if it is unknown."""
         return self._entries.get(producer_id)
 
     def last_batches(self) -> list[tuple[ProducerId, int, Offset]]:
-        """(producer id, producer epoch, last offset of its last data batch or -1) of every producer: what compaction must leave a trace of."""
+        """Return (producer id, producer epoch, last offset of its last data batch or -1) of every
+        producer. Compaction must keep the headers of these batches.
+        """
         return [
             (producer_id, entry.producer_epoch, entry.batches[-1].last_offset if entry.batches else NO_OFFSET) for producer_id, entry in self._entries.items()
         ]
 
     def recent(self, most: int) -> list[RecentBatches]:
-        """What a snapshot does not tell: all remembered batches of those `most` producers that wrote last and have more than one."""
+        """Return the remembered batches of the `most` producers that wrote last and have more than
+        one. A snapshot has only the last batch.
+        """
         several = [(producer_id, entry) for producer_id, entry in self._entries.items() if len(entry.batches) > 1]
         several.sort(key=lambda each: -each[1].batches[-1].last_offset)
         return [(producer_id, entry.producer_epoch, [list(batch) for batch in entry.batches]) for producer_id, entry in several[:most]]
 
     def remember_earlier(self, recent: Iterable[RecentBatches]) -> None:
-        """Take what `recent` said over, of producers that have written nothing since: a retry may be of any of the last five."""
+        """Add the batches in `recent` to producers that have written nothing since: a retry may be
+        of any of the last five.
+        """
         for producer_id, producer_epoch, batches in recent:
             entry = self._entries.get(producer_id)
             remembered = tuple(BatchMetadata(*batch) for batch in batches)
@@ -123,7 +131,9 @@ class ProducerState:
                 self._entries[producer_id] = entry._replace(batches=remembered)
 
     def remember_kept(self, before: ProducerState, end_offset: Offset) -> None:
-        """The log was cut to `end_offset`, and this was read anew from it: what `before` knows of batches that a snapshot does not tell is so still."""
+        """Add the batches of `before` below `end_offset` to this state, which was loaded again
+        after a truncation to that offset.
+        """
         self.remember_earlier(
             (producer_id, entry.producer_epoch, [list(batch) for batch in kept])
             for producer_id, entry in before._entries.items()
@@ -131,6 +141,7 @@ class ProducerState:
         )
 
     def copy(self) -> ProducerState:
+        """Return an independent copy."""
         other = ProducerState()
         other._entries, other._open, other._ended = dict(self._entries), dict(self._open), list(self._ended)
         other.is_undecided = self.is_undecided
@@ -141,21 +152,27 @@ class ProducerState:
         return list(self._entries.items())
 
     def follows_on(self, producer_id: ProducerId, producer_epoch: int, base_sequence: int) -> bool:
-        """Whether the producer is known under this epoch, and the batch is the next one or is there."""
+        """Return whether the producer is known under this epoch and the batch is its next one or a
+        duplicate.
+        """
         entry = self._entries.get(producer_id)
         if entry is None or entry.producer_epoch != producer_epoch or not entry.batches:
             return False
         return base_sequence == advance_sequence(entry.last_sequence, 1) or any(known.base_sequence == base_sequence for known in entry.batches)
 
     def has_open_transaction(self, producer_id: ProducerId, producer_epoch: int) -> bool:
-        """Of this very epoch."""
+        """Return whether the producer has an open transaction under exactly this epoch."""
         return producer_id in self._open and self._entries[producer_id].producer_epoch == producer_epoch
 
     def stage(self, verifications: Verifications | None = None) -> ProducerStaging:
-        """Without `verifications` no client's transaction can begin in it."""
+        """Return a staging for one append.
+
+        Without `verifications` no client's transaction can begin in it.
+        """
         return ProducerStaging(self._entries, self._open, verifications)
 
     def apply(self, staging: ProducerStaging) -> None:
+        """Apply the changes of a staging whose batches were written."""
         self._entries.update(staging.changes)
         if staging.has_transactions:
             self._ended += staging.ended
@@ -175,7 +192,9 @@ class ProducerState:
         self.is_undecided = bool(self._open or self._ended)
 
     def last_stable_offset(self, high_watermark: Offset) -> Offset:
-        """Below it every transaction is decided, and the decision replicated. `high_watermark` never goes back."""
+        """Return the last stable offset: below it every transaction has ended, and its marker is
+        replicated. `high_watermark` must not decrease.
+        """
         if self._ended:
             self._ended = [ended for ended in self._ended if ended[1] >= high_watermark]
             self.is_undecided = bool(self._open or self._ended)
@@ -183,7 +202,10 @@ class ProducerState:
         return min([high_watermark, oldest_open, *(first_offset for first_offset, _ in self._ended)])
 
     def replay(self, header: BatchHeader, marker: EndTransactionMarker | None = None) -> tuple[AbortedTxn, ...]:
-        """Take over a batch that is in the log; nothing is refused. What a control batch says is in `marker`. The transaction that it aborts, if any."""
+        """Apply a batch that is in the log; nothing is refused.
+
+        `marker`: the content of a control batch. Returns the transaction that it aborts, if any.
+        """
         if header.producer_id >= 0:
             staging = self.stage()
             staging.replay_batch(
@@ -201,7 +223,9 @@ class ProducerState:
         return ()
 
     def expire(self, now_ms: int, expiration_ms: int = PRODUCER_EXPIRATION_MS) -> None:
-        """Forget producers that wrote nothing for so long (`producer.id.expiration.ms`) and have no open transaction."""
+        """Forget producers without an open transaction that wrote nothing for `expiration_ms`
+        (`producer.id.expiration.ms`).
+        """
         self._entries = {
             producer_id: entry
             for producer_id, entry in self._entries.items()
@@ -209,11 +233,12 @@ class ProducerState:
         }
 
     def clear(self) -> None:
+        """Forget everything."""
         self._entries, self._open, self._ended = {}, {}, []
         self.is_undecided = False
 
     def encode(self) -> bytes:
-        """The snapshot file."""
+        """Return the content of a snapshot file."""
         content = bytearray(_COUNT.pack(len(self._entries)))
         for producer_id, entry in self._entries.items():
             last = entry.batches[-1] if entry.batches else BatchMetadata(-1, -1, NO_OFFSET, NO_OFFSET, -1)
@@ -231,7 +256,10 @@ class ProducerState:
         return header + bytes(content)
 
     def decode(self, content: bytes) -> None:
-        """Replace the state by a snapshot's. Raises `BrokenSnapshot` and changes nothing."""
+        """Replace the state by that of a snapshot file.
+
+        Raises `BrokenSnapshot` and changes nothing.
+        """
         if len(content) < _SNAPSHOT_HEADER.size:
             raise BrokenSnapshot(f"{len(content)} bytes are too few")
         version, crc, count = _SNAPSHOT_HEADER.unpack_from(content)
@@ -256,7 +284,7 @@ def _decode_entry(fields: tuple[Any, ...]) -> tuple[ProducerId, ProducerEntry]:
 
 
 class ProducerStaging:
-    """The state as the batches of one append would leave it; costs one object until a producer id appears."""
+    """The state after the batches of one append; costs one object until a producer id appears."""
 
     __slots__ = ("_entries", "_open", "_verifications", "aborted", "changes", "ended", "has_transactions")
 
@@ -277,7 +305,11 @@ class ProducerStaging:
     def admit(
         self, producer_id: ProducerId, producer_epoch: int, base_sequence: int, base_offset: Offset, last_offset: Offset, timestamp: int
     ) -> DuplicateBatch | ErrorCode | None:
-        """A client's batch outside any transaction: None if it is the next one (it is remembered then), the original if it is a duplicate, else why not."""
+        """Check a client's batch outside any transaction.
+
+        Returns None for the next batch, which is remembered; the original of a duplicate; or an
+        error code. Source: Kafka's `ProducerAppendInfo`.
+        """
         entry = self._find(producer_id)
         batch = _producer_batch(base_sequence, base_offset, last_offset, timestamp)
         if entry is not None and entry.producer_epoch >= 0:
@@ -303,7 +335,11 @@ class ProducerStaging:
         offer: Offer,
         now_ms: int,
     ) -> DuplicateBatch | NeedsVerification | ErrorCode | None:
-        """As `admit`, of a transaction: the first batch of one in this log begins it here, once its coordinator has been asked."""
+        """Check a transactional batch, as `admit`.
+
+        The first batch of a transaction in this log opens it, after verification by its
+        coordinator.
+        """
         entry = self._find(producer_id)
         if entry is not None and entry.producer_epoch < 0:
             entry = None
@@ -336,9 +372,14 @@ class ProducerStaging:
     def end_transaction(
         self, producer_id: ProducerId, producer_epoch: int, offset: Offset, timestamp: int, marker: EndTransactionMarker, raises_epoch: bool = False
     ) -> DuplicateBatch | ErrorCode | None:
-        """A coordinator's marker: None if it ends what is open here (or says that nothing is), the end of the log if it is in the log already, else why it must
-        not be written. A newer epoch than the batches' fences their producer (KIP-360). With KIP-890 every marker has one (`raises_epoch`), so one that has
-        the epoch of what is open here arrives late, or a second time, and belongs to the transaction before (KIP-1228)."""
+        """Check a coordinator's marker.
+
+        Returns None if it ends the open transaction or there is none, the log end if the marker is
+        in the log already, or an error code. A newer epoch than that of the batches fences their
+        producer (KIP-360). With KIP-890 every marker has a newer one (`raises_epoch`): a marker
+        with the epoch of the open transaction is late or repeated, and belongs to the one before
+        (KIP-1228).
+        """
         entry = self._find(producer_id)
         if entry is not None and producer_epoch < entry.producer_epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH
@@ -352,7 +393,7 @@ class ProducerStaging:
         return None
 
     def end_verifications(self) -> None:
-        """What began or ended here needs no guard any more."""
+        """Remove the guards of transactions that began or ended here."""
         if self._verifications is not None:
             for producer_id in self.changes:
                 self._verifications.end(producer_id)
@@ -368,7 +409,10 @@ class ProducerStaging:
         attributes: int,
         marker: EndTransactionMarker | None,
     ) -> None:
-        """A batch that a leader accepted: whatever it says is so. A control batch without a `marker` was emptied by compaction and says nothing."""
+        """Apply a batch that a leader accepted, without checks.
+
+        A control batch without `marker` was emptied by compaction and is ignored.
+        """
         entry = self._find(producer_id)
         if attributes & CONTROL_FLAG:
             if marker is not None:

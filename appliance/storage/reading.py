@@ -48,14 +48,14 @@ _Answer = TypeVar("_Answer")
 
 
 class OffsetOutOfRange(RequestRefused):
-    """The log does not hold that offset."""
+    """The log does not contain the requested offset."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.OFFSET_OUT_OF_RANGE, message)
 
 
 class SegmentMoved(RequestRefused):
-    """Segments are being replaced: the asker tries again."""
+    """Segments are being replaced; the caller retries."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.NOT_LEADER_OR_FOLLOWER, message)
@@ -66,7 +66,7 @@ class _Replaced(Exception):
 
 
 class ReadAhead(NamedTuple):
-    """Where a later read begins, if each takes as many bytes as the one before it."""
+    """The start of a later read, if each read takes as many bytes as the one before it."""
 
     offset: Offset
     """It will be asked for: it follows the last batch that the read before it had whole."""
@@ -75,7 +75,11 @@ class ReadAhead(NamedTuple):
 
 
 class Located(NamedTuple):
-    """Where to read. `batch_size_bytes` 0: nothing readable there yet, `position` is where it will come."""
+    """The location of a read.
+
+    `batch_size_bytes` 0: nothing is readable there yet, and `position` is where the next batch
+    goes.
+    """
 
     segment_base_offset: Offset
     position: Position
@@ -90,7 +94,7 @@ class Located(NamedTuple):
 
 
 class RecordFound(NamedTuple):
-    """One record that a look-up by time found."""
+    """The result of a look-up by time. `timestamp` in ms."""
 
     offset: Offset
     timestamp: int
@@ -98,7 +102,10 @@ class RecordFound(NamedTuple):
 
 
 class LogReading:
-    """One partition directory. Call `refresh` when its segment list has changed. Raises `StorageFailed` when the disk fails."""
+    """Look-ups in one partition directory.
+
+    Call `refresh` after its segment list has changed. Raises `StorageFailed` if the disk fails.
+    """
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -107,7 +114,11 @@ class LogReading:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take the segment list. A listing may miss what is renamed meanwhile, so two must agree, and no swap be under way. Raises `SegmentMoved`."""
+        """Read the segment list.
+
+        A listing may miss a file that is renamed meanwhile, so two must agree, without a swap under
+        way. Raises `SegmentMoved`.
+        """
         seen: list[Offset] | None = None
         with self._storage("list"):
             for _ in range(ATTEMPTS):
@@ -133,19 +144,25 @@ class LogReading:
         raise SegmentMoved(f"segments of {self._directory} are being replaced")
 
     def segments(self) -> list[Offset]:
-        """Base offsets, ascending."""
+        """Return the base offsets of the segments, ascending."""
         return list(self._bases)
 
     @property
     def earliest(self) -> Offset:
-        """The first segment's base offset; the log start offset in the table row may be higher."""
+        """The first segment's base offset; the log start offset in the table row may be higher.
+
+        Raises `OffsetOutOfRange` without a segment.
+        """
         if not self._bases:
             raise OffsetOutOfRange(f"{self._directory} holds no segment")
         return self._bases[0]
 
     def open_segment(self, base_offset: Offset) -> int:
-        """A read-only descriptor of a segment's log; the caller closes it. Raises `OffsetOutOfRange` if it is gone, `SegmentMoved` if it became
-        part of another one."""
+        """Return a read-only descriptor of a segment's log, which the caller closes.
+
+        Raises `OffsetOutOfRange` if the segment was removed, `SegmentMoved` if it became part of
+        another one.
+        """
         try:
             with self._storage("open a segment of"):
                 return self._open(base_offset, LOG_SUFFIX)
@@ -156,9 +173,10 @@ class LogReading:
             raise SegmentMoved(f"segment {base_offset} of {self._directory} was replaced") from None
 
     def locate(self, offset: Offset, limit_offset: Offset, ahead_bytes: int = 0) -> Located:
-        """The batch that holds `offset` (or the first one behind it, where compaction left a gap), below `limit_offset`. With `ahead_bytes` also where
-        the next reads begin, if this one and they take so many each.
+        """Locate the batch that contains `offset`, or the first one behind it in a compacted log,
+        below `limit_offset`.
 
+        With `ahead_bytes` also return where the next reads begin, if each takes that many bytes.
         Raises `OffsetOutOfRange` for an offset below the first segment or above the limit.
         """
         return self._settled("look up an offset in", lambda: self._locate(offset, limit_offset, ahead_bytes))
@@ -191,7 +209,9 @@ class LogReading:
             return Located(base, scan.valid_end, 0, size_bytes, offset, file)
 
     def segments_modified_by(self, wall_ms: int, most: int) -> list[Offset]:
-        """Base offsets, descending: the newest segment whose file was last written at or before `wall_ms`, and those before it; at most `most`."""
+        """Return base offsets, descending: the newest segment last written at or before `wall_ms`,
+        and those before it; at most `most`.
+        """
         return self._settled("list the segments of", lambda: self._segments_modified_by(wall_ms, most))
 
     def _segments_modified_by(self, wall_ms: int, most: int) -> list[Offset]:
@@ -205,8 +225,11 @@ class LogReading:
         return []
 
     def aborted_in(self, first_offset: Offset, segment_base_offset: Offset, end_position: Position, limit_offset: Offset) -> tuple[Offset, list[AbortedTxn]]:
-        """Aborted transactions with records in [first_offset, end), and this end: an offset that no batch before `end_position` of the segment reaches,
-        and none above `limit_offset`."""
+        """Return (end offset, aborted transactions with records in [first_offset, end offset)).
+
+        The end is an offset that no batch before `end_position` of the segment reaches, and is not
+        above `limit_offset`.
+        """
         return self._settled("look up aborted transactions in", lambda: self._aborted_in(first_offset, segment_base_offset, end_position, limit_offset))
 
     def _aborted_in(self, first_offset: Offset, segment_base_offset: Offset, end_position: Position, limit_offset: Offset) -> tuple[Offset, list[AbortedTxn]]:
@@ -238,11 +261,11 @@ class LogReading:
         return content[: len(content) // TRANSACTION_ENTRY.size * TRANSACTION_ENTRY.size]
 
     def epoch_end(self, leader_epoch: LeaderEpoch, log_end_offset: Offset) -> tuple[LeaderEpoch, Offset]:
-        """(largest known epoch that is not above `leader_epoch`, where it ends); (-1, -1) when nothing can be said."""
+        """Return (largest known epoch ≤ `leader_epoch`, its end offset), (-1, -1) if unknown."""
         return self._leader_epochs().end_offset_for(leader_epoch, log_end_offset)
 
     def epoch_at(self, offset: Offset) -> LeaderEpoch:
-        """The leader epoch of the record at `offset`, -1 if unknown."""
+        """Return the leader epoch of the record at `offset`, -1 if unknown."""
         return self._leader_epochs().epoch_at(offset)
 
     def _leader_epochs(self) -> LeaderEpochCache:
@@ -254,7 +277,9 @@ class LogReading:
         return epochs
 
     def offset_for_timestamp(self, timestamp: int, limit_offset: Offset) -> RecordFound | None:
-        """The first record at or after `timestamp` and below `limit_offset`, or None."""
+        """Return the first record at or after `timestamp` (ms) and below `limit_offset`, None if
+        there is none.
+        """
         return self._settled("look up a time in", lambda: self._offset_for_timestamp(timestamp, limit_offset))
 
     def _offset_for_timestamp(self, timestamp: int, limit_offset: Offset) -> RecordFound | None:
@@ -284,7 +309,9 @@ class LogReading:
         return None
 
     def offset_of_max_timestamp(self, limit_offset: Offset) -> RecordFound | None:
-        """The first record with the largest timestamp below `limit_offset`, or None for an empty log."""
+        """Return the first record with the largest timestamp below `limit_offset`, None for an
+        empty log. Source: KIP-734.
+        """
         return self._settled("look up a time in", lambda: self._offset_of_max_timestamp(limit_offset))
 
     def _offset_of_max_timestamp(self, limit_offset: Offset) -> RecordFound | None:

@@ -34,12 +34,19 @@ class RemovedSegments:
 
     @classmethod
     def of(cls, directory: str, base_offsets: list[Offset], sizes: Mapping[Offset, int]) -> RemovedSegments:
+        """Pin the directory of segments that left the log.
+
+        `sizes`: bytes by base offset. Raises OSError.
+        """
         directory_fd = file_io.open_directory(directory)
         return cls(directory, directory_fd, base_offsets, sum(sizes[base] for base in base_offsets))
 
     def rename(self) -> list[str]:
-        """Rename every file out of the log; the new paths. May be repeated. Oldest segment first and its log before its indexes, so that a
-        crash leaves a log that begins later, and indexes that the next start sweeps up."""
+        """Rename every file to `.deleted`; return the new paths. May be repeated. Raises OSError.
+
+        The order is oldest segment first, and its log before its indexes. So a crash leaves a log
+        that starts later, and indexes that the next start removes.
+        """
         paths = []
         for base_offset in self.base_offsets:
             for suffix in SEGMENT_SUFFIXES:
@@ -51,6 +58,7 @@ class RemovedSegments:
         return paths
 
     def close(self) -> None:
+        """Close the directory; a second call does nothing."""
         directory_fd, self._directory_fd = self._directory_fd, -1
         if directory_fd >= 0:
             file_io.close_all((directory_fd,))
@@ -61,10 +69,12 @@ def _always() -> bool:
 
 
 class DepartingFiles:
-    """Paths with the time at which they go, in the order in which they came.
+    """Paths of removed files, each with the time of its removal.
 
-    A path says nothing of its log: when that was deleted, a topic of the same name may have a file of the same name, which waits for its own time, or is a
-    second name of a segment that is being replaced. `is_here` is asked before a file is touched; false: it went, or goes, with its directory.
+    A path does not identify its log. After the topic was deleted and created again, a file of the
+    same name may wait for its own removal, or be the second name of a segment that is being
+    replaced. So `is_here` is called before a file is touched; if it returns False, the file is
+    removed with its directory.
     """
 
     def __init__(self) -> None:
@@ -75,20 +85,26 @@ class DepartingFiles:
         return len(self._waiting)
 
     def add(self, paths: Iterable[str], due_ns: int, is_here: Callable[[], bool] = _always) -> None:
+        """Add files that `remove_some` may remove from `due_ns` (monotonic) on."""
         self._waiting.extend((due_ns, path, is_here) for path in paths)
         self._next_due_ns = min(self._next_due_ns, due_ns)
 
     def hurry(self, due_ns: int) -> None:
-        """The disk needs the space: nothing waits longer than until `due_ns`."""
+        """Let no file wait longer than until `due_ns`, because the disk needs space."""
         self._waiting = deque((min(due, due_ns), path, is_here) for due, path, is_here in self._waiting)
         self._next_due_ns = min(self._next_due_ns, due_ns)
 
     def is_due(self, now_ns: int) -> bool:
+        """Return whether a file may be removed at `now_ns` (monotonic)."""
         return now_ns >= self._next_due_ns
 
     def remove_some(self, now_ns: int, budget_bytes: int) -> int:
-        """Remove `budget_bytes` of what is due, or less than twice that; the bytes freed. Raises OSError, and then has not forgotten the file.
-        Delays differ by topic, so what is due goes, and not what came first."""
+        """Remove at least `budget_bytes`, and less than twice that, of due files; return the bytes
+        freed.
+
+        Delays differ by topic, so files are removed by their time and not in the order of `add`.
+        Raises OSError, and keeps the file in the list.
+        """
         freed = 0
         for _ in range(len(self._waiting)):
             due_ns, path, is_here = self._waiting[0]

@@ -43,7 +43,7 @@ class LogFacts(NamedTuple):
 
     @property
     def deletes(self) -> bool:
-        """Whether old records may go at all: not where only compaction is wanted."""
+        """Whether old records may be deleted, because the cleanup policy is not only `compact`."""
         return self.config.deletes
 
 
@@ -52,14 +52,14 @@ LargestTimestamp = Callable[[SegmentFacts], int]
 
 
 class RetentionPolicy(Protocol):
-    """One reason to delete segments of a log."""
+    """One rule that deletes the oldest segments of a log."""
 
     @property
     def name(self) -> str:
-        """Names it in counters and in the log."""
+        """The policy's name in counters and log lines."""
 
     def count(self, log: LogFacts, largest_timestamp: LargestTimestamp, now_ms: int) -> int:
-        """How many of the oldest segments go."""
+        """Return how many of the oldest segments the policy deletes at wall time `now_ms`."""
 
 
 def _leading(log: LogFacts, goes: Callable[[SegmentFacts], bool]) -> int:
@@ -78,15 +78,19 @@ class LogStartOffsetRetention:
     name = "log_start_offset"
 
     def count(self, log: LogFacts, largest_timestamp: LargestTimestamp, now_ms: int) -> int:
+        """Return how many sealed segments end at or below the log start offset."""
         return _leading(log, lambda segment: not segment.is_active and segment.end_offset <= log.log_start_offset)
 
 
 class SizeRetention:
-    """retention.bytes: the oldest segments go while the log stays at least that large without them; negative is no limit."""
+    """retention.bytes: deletes the oldest segments while the rest is at least that large; a
+    negative value is no limit.
+    """
 
     name = "size"
 
     def count(self, log: LogFacts, largest_timestamp: LargestTimestamp, now_ms: int) -> int:
+        """Return how many of the oldest segments are above the limit."""
         limit_bytes = log.config.retention_bytes
         if limit_bytes < 0 or not log.deletes:
             return 0
@@ -101,11 +105,12 @@ class SizeRetention:
 
 
 class TimeRetention:
-    """retention.ms: segments whose youngest record is older; negative is for ever."""
+    """retention.ms: deletes segments whose youngest record is older; a negative value is no limit."""
 
     name = "time"
 
     def count(self, log: LogFacts, largest_timestamp: LargestTimestamp, now_ms: int) -> int:
+        """Return how many of the oldest segments are older than the limit."""
         retention_ms = log.config.retention_ms
         if retention_ms < 0 or not log.deletes:
             return 0
@@ -130,7 +135,10 @@ class RetentionPlan(NamedTuple):
 
 
 def plan_retention(log: LogFacts, policies: Sequence[RetentionPolicy], largest_timestamp: LargestTimestamp, now_ms: int) -> RetentionPlan | None:
-    """What the policies together ask for; None when nothing goes."""
+    """Return the deletions that the policies together require, None if there are none.
+
+    `now_ms` is wall time.
+    """
     count = 0
     reasons = []
     for policy in policies:
@@ -148,10 +156,12 @@ def _plan(log: LogFacts, count: int, reasons: tuple[tuple[str, int, int], ...]) 
 
 
 class FreeSpaceReserve:
-    """When a disk has less than the reserve free, the oldest segments over all its partitions go, whatever their topics' retention says.
+    """Deletes the oldest segments of all partitions while a disk has less than the reserve free,
+    regardless of the topics' retention.
 
-    Never an active segment, never of a topic that is only compacted, never of an internal one (those are not handed in). The reserve is
-    `reserve_bytes`, or `percent` of the disk where that is less; 0 switches it off.
+    It never deletes an active segment, or one of a topic that is only compacted; callers leave
+    internal topics out. The reserve is `reserve_bytes`, or `percent` of the disk if that is less; 0
+    disables it.
     """
 
     name = "free_space_reserve"
@@ -161,10 +171,11 @@ class FreeSpaceReserve:
         self._percent = percent
 
     def reserve_bytes(self, total_bytes: int) -> int:
+        """Return the reserve of a disk of `total_bytes`."""
         return min(self._reserve_bytes, total_bytes * self._percent // 100)
 
     def missing_bytes(self, total_bytes: int, free_bytes: int) -> int:
-        """How much must become free; 0 when there is enough."""
+        """Return how many bytes must become free, 0 if there are enough."""
         return max(0, self.reserve_bytes(total_bytes) - free_bytes)
 
     def plan(self, logs: Sequence[LogFacts], missing_bytes: int, largest_timestamp: Callable[[int, SegmentFacts], int]) -> dict[int, RetentionPlan]:
@@ -208,14 +219,20 @@ class SegmentTimes:
         self._active_max_timestamp = active_max_timestamp
 
     def largest(self, segment: SegmentFacts) -> int:
-        """Milliseconds. Raises OSError, FileNotFoundError when the segment has gone meanwhile."""
+        """Return the largest timestamp of a segment in ms.
+
+        Raises OSError, FileNotFoundError if the segment was removed meanwhile.
+        """
         timestamp = self._active_max_timestamp if segment.is_active else self._of_sealed(segment.base_offset)
         if timestamp >= 0:
             return timestamp
         return file_io.stat(segment_path(self._directory, segment.base_offset, LOG_SUFFIX)).st_mtime_ns // 1_000_000
 
     def largest_if_there(self, segment: SegmentFacts) -> int:
-        """The same; a segment that has gone counts as the youngest of all."""
+        """Return the largest timestamp in ms; a removed segment counts as the youngest of all.
+
+        Raises OSError.
+        """
         try:
             return self.largest(segment)
         except FileNotFoundError:
@@ -230,7 +247,9 @@ class SegmentTimes:
 
 
 def lag_times(directory: str, base_offset: Offset) -> tuple[int, int]:
-    """(maxTimestamp of the first batch or -1, largest timestamp) of a sealed segment in ms: what the compaction lags ask. Raises OSError."""
+    """Return (maxTimestamp of the first batch or -1, largest timestamp) of a sealed segment in ms,
+    for the compaction lags. Raises OSError.
+    """
     fd = file_io.open_path(segment_path(directory, base_offset, LOG_SUFFIX), file_io.READ_ONLY)
     try:
         first = next((header.max_timestamp for _, header in SegmentScan(fd, FILE_START, file_io.size_of(fd), verify=False)), -1)

@@ -29,8 +29,12 @@ SPARSE_BYTES = 4 << 20
 
 
 class Damage(NamedTuple):
-    """Something wrong in one file of a closed segment. `offset`: where records are concerned, else the segment's base offset. `sound_offset` and
-    `sound_position`: where a batch before it begins that is as it was written, or the segment: a repair compares from there on."""
+    """Damage in one file of a closed segment.
+
+    `offset`: of the damaged records, or the segment's base offset. `sound_offset` and
+    `sound_position`: the start of an intact batch before the damage, or of the segment; a repair
+    compares from there on.
+    """
 
     kind: str
     file: str
@@ -43,9 +47,11 @@ class Damage(NamedTuple):
 
 
 class SegmentScrub:
-    """Iterate for the bytes read since the last step, so that the caller keeps its pace; then `damages` is complete.
+    """Iterate to check a segment; each step yields the bytes read since the last, so that the
+    caller can pace it. Then `damages` is complete.
 
-    `end_offset` is the next segment's base offset. Raises OSError where the disk cannot read: that is for the caller to report.
+    `end_offset` is the next segment's base offset. Raises OSError if the disk cannot be read, which
+    the caller reports.
     """
 
     def __init__(self, directory: str, base_offset: Offset, end_offset: Offset) -> None:
@@ -112,12 +118,12 @@ class SegmentScrub:
         )
 
     def begin_at(self, offset: Offset, position: Position) -> None:
-        """`batches` will be read from there on, where an intact batch or the segment begins."""
+        """Let `batches` start at this location, where an intact batch or the segment begins."""
         self._next_offset = offset
         self._before = [(offset, position)] * 2
 
     def on_batch(self, position: Position, header: BatchHeader) -> None:
-        """Check the offsets of what `batches` gave."""
+        """Check the offsets of a batch that `batches` yielded."""
         self._check_offsets(position, header)
         self._before = [self._before[1], (header.base_offset if position else self._base_offset, position)]
 
@@ -129,6 +135,7 @@ class SegmentScrub:
             self._next_offset = max(self._next_offset, header.last_offset + 1)
 
     def index_bytes(self, suffix: str) -> bytes | None:
+        """Return the content of an index file, None if it is missing. Raises OSError."""
         try:
             cold = ColdFile(segment_path(self._directory, self._base_offset, suffix), SEALED_WAYS)
         except FileNotFoundError:
@@ -239,6 +246,7 @@ class PlaceScrub:
         self._scrub = SegmentScrub(directory, base_offset, end_offset)
 
     def look(self) -> None:
+        """Check the batches up to the offset, and set `damages` and `span`."""
         cold = ColdFile(self._path, self._ways)
         try:
             self._look(ColdFileReader(cold), cold.size_bytes())

@@ -15,7 +15,10 @@ NEVER = 2**63 - 1
 
 
 class SegmentTail:
-    """Where a segment ends and what its indexes hold. Plans work on copies; the log takes a copy over when the files are written."""
+    """The end of a segment and the state of its indexes.
+
+    Plans change copies; the log adopts a copy after the files are written. Times in ms.
+    """
 
     __slots__ = (
         "base_offset",
@@ -46,13 +49,16 @@ class SegmentTail:
         self.last_indexed_timestamp = -1
 
     def copy(self) -> SegmentTail:
+        """Return an independent copy."""
         other = SegmentTail.__new__(SegmentTail)
         for name in SegmentTail.__slots__:
             setattr(other, name, getattr(self, name))
         return other
 
     def roll_timestamp(self, segment_ms: int, now_ms: int) -> int:
-        """A batch with a larger maxTimestamp belongs into a new segment."""
+        """Return the timestamp (ms) above which a batch needs a new segment: `segment_ms` after the
+        first batch. Source: Kafka's `LogSegment.shouldRoll`.
+        """
         if not self.size_bytes:
             return NEVER
         if self.first_timestamp >= 0:
@@ -60,14 +66,16 @@ class SegmentTail:
         return -2 if now_ms - self.created_ms > segment_ms else NEVER
 
     def final_time_entry(self) -> bytes:
-        """What a segment's time index still needs when the segment is sealed or closed; empty if nothing."""
+        """Return the entry that the time index lacks when the segment is sealed or closed; empty if
+        none.
+        """
         if self.max_timestamp <= self.last_indexed_timestamp:
             return b""
         return TIME_ENTRY.pack(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
 
 
 class OpenSegment:
-    """Descriptors of a segment that may be written."""
+    """The descriptors of a segment that may be written. Raises OSError."""
 
     __slots__ = ("base_offset", "directory", "index_fd", "log_fd", "time_index_fd")
 
@@ -85,17 +93,19 @@ class OpenSegment:
 
     @classmethod
     def create(cls, directory: str, base_offset: Offset) -> OpenSegment:
-        """New, empty files; what an undone roll left under these names goes."""
+        """Create new, empty files; files of an undone roll with these names are emptied."""
         return cls(directory, base_offset, file_io.CREATE_EMPTY)
 
     @classmethod
     def open(cls, directory: str, base_offset: Offset) -> OpenSegment:
-        """Existing files; indexes that are missing are created empty."""
+        """Open existing files; missing indexes are created empty."""
         return cls(directory, base_offset, file_io.READ_WRITE_CREATE)
 
     @classmethod
     def beside(cls, directory: str, base_offset: Offset, suffix: str) -> OpenSegment:
-        """An existing log, to be read only, with new, empty indexes beside its own: their names end with `suffix`."""
+        """Open an existing log read-only, with new, empty indexes beside its own whose names end
+        with `suffix`.
+        """
         segment = cls.__new__(cls)
         segment.directory, segment.base_offset = directory, base_offset
         segment.log_fd = segment.index_fd = segment.time_index_fd = -1
@@ -110,10 +120,13 @@ class OpenSegment:
 
     @property
     def files(self) -> tuple[int, int, int]:
+        """The descriptors of log, offset index and time index."""
         return (self.log_fd, self.index_fd, self.time_index_fd)
 
     def cut_to(self, tail: SegmentTail) -> None:
-        """Make the files as long as `tail` says: log first, so that no index points past it for long."""
+        """Truncate the files to the sizes in `tail`, the log first, so that an index points past it
+        only for a moment.
+        """
         file_io.ftruncate(self.log_fd, tail.size_bytes)
         file_io.ftruncate(self.index_fd, tail.index_count * OFFSET_ENTRY.size)
         file_io.ftruncate(self.time_index_fd, tail.time_index_count * TIME_ENTRY.size)

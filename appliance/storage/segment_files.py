@@ -28,15 +28,17 @@ PARTITION_METADATA = "partition.metadata"
 
 
 def segment_name(base_offset: Offset, suffix: str) -> str:
+    """Return the name of a segment's file: 20 digits and the suffix."""
     return f"{base_offset:020d}{suffix}"
 
 
 def segment_path(directory: str, base_offset: Offset, suffix: str) -> str:
+    """Return the path of a segment's file."""
     return f"{directory}/{base_offset:020d}{suffix}"
 
 
 def offset_of_name(name: str, suffix: str) -> Offset | None:
-    """The number in a file name of that kind, or None if it is not one."""
+    """Return the offset in a file name with this suffix, None for any other name."""
     if not name.endswith(suffix):
         return None
     digits = name[: -len(suffix)]

@@ -29,7 +29,7 @@ assert TRANSACTION_ENTRY.size == 34
 
 
 class AbortedTxn(NamedTuple):
-    """An entry; `last_offset` is that of the abort marker."""
+    """An entry of the index; `last_offset` is that of the abort marker."""
 
     producer_id: ProducerId
     first_offset: Offset
@@ -38,16 +38,20 @@ class AbortedTxn(NamedTuple):
 
     @property
     def is_possible(self) -> bool:
-        """Zeros, which a power cut leaves of an entry in the segment that begins at 0, are none."""
+        """Whether an append can have written this entry.
+
+        Zeros, which a power cut leaves of an entry in the segment of base offset 0, are not.
+        """
         return self.producer_id >= 0 and self.first_offset < self.last_offset
 
 
 def encode_transaction_index(entries: Iterable[AbortedTxn]) -> bytes:
+    """Return the bytes of these entries."""
     return b"".join(TRANSACTION_ENTRY.pack(_VERSION, *entry) for entry in entries)
 
 
 def decode_transaction_index(content: bytes) -> list[AbortedTxn]:
-    """Entries of a `.txnindex` file. Raises `ValueError` for one that does not hold together."""
+    """Return the entries of a `.txnindex` file. Raises `ValueError` if it is damaged."""
     if len(content) % TRANSACTION_ENTRY.size:
         raise ValueError(f"a transaction index of {len(content)} bytes ends inside an entry")
     found = []
@@ -59,7 +63,9 @@ def decode_transaction_index(content: bytes) -> list[AbortedTxn]:
 
 
 def transaction_index_problem(content: bytes, base_offset: Offset) -> str | None:
-    """Why this cannot be the transaction index of the segment at `base_offset`, or None."""
+    """Return why this cannot be the transaction index of the segment at `base_offset`, None if it
+    can.
+    """
     try:
         entries = decode_transaction_index(content)
     except ValueError as problem:
@@ -87,7 +93,7 @@ def _good_entries(content: bytes, base_offset: Offset) -> list[AbortedTxn]:
 
 
 def read_transaction_index(directory: str, base_offset: Offset) -> list[AbortedTxn]:
-    """What a segment says; without a file, nothing. Raises `ValueError`."""
+    """Return the entries of a segment, none without a file. Raises `ValueError`, OSError."""
     try:
         content = file_io.read_file(segment_path(directory, base_offset, TRANSACTION_INDEX_SUFFIX))
     except FileNotFoundError:
@@ -96,7 +102,10 @@ def read_transaction_index(directory: str, base_offset: Offset) -> list[AbortedT
 
 
 def end_of_aborted(directory: str) -> Offset:
-    """Behind the newest marker that any index of the log knows; 0 if there is none."""
+    """Return the offset behind the newest abort marker in any index of the log, 0 without one.
+
+    Raises OSError.
+    """
     bases = [base for name in file_io.listdir(directory) if (base := offset_of_name(name, TRANSACTION_INDEX_SUFFIX)) is not None]
     for base_offset in sorted(bases, reverse=True):
         entries = _good_entries(file_io.read_file(segment_path(directory, base_offset, TRANSACTION_INDEX_SUFFIX)), base_offset)
@@ -106,8 +115,12 @@ def end_of_aborted(directory: str) -> Offset:
 
 
 def aborted_between(indexes: Iterable[bytes], first_offset: Offset, end_offset: Offset) -> list[AbortedTxn]:
-    """Aborted transactions that have records in [first_offset, end_offset), from whole `.txnindex` files in ascending order, the first being that of the
-    segment that holds `first_offset`. Files are asked for only as long as they can say something. Raises `ValueError` for one that is broken."""
+    """Return the aborted transactions that have records in [first_offset, end_offset).
+
+    `indexes`: whole `.txnindex` files in ascending order, beginning with that of the segment that
+    contains `first_offset`; they are read only as far as needed. Raises `ValueError` if one is
+    damaged.
+    """
     found = []
     for content in indexes:
         for entry in decode_transaction_index(content):
@@ -119,14 +132,17 @@ def aborted_between(indexes: Iterable[bytes], first_offset: Offset, end_offset: 
 
 
 class TransactionIndexes:
-    """Writes the `.txnindex` files of one log; knows which of them a flush round must sync."""
+    """Writes the `.txnindex` files of one log, and records which of them a flush round must sync.
+
+    Raises OSError.
+    """
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._unsynced: set[str] = set()
 
     def append(self, base_offset: Offset, entries: Iterable[AbortedTxn]) -> None:
-        """Behind what the segment's index holds. On failure: `cut`."""
+        """Append entries to a segment's index. After a failure call `cut`."""
         content = encode_transaction_index(entries)
         path = segment_path(self._directory, base_offset, TRANSACTION_INDEX_SUFFIX)
         fd = file_io.open_path(path, file_io.READ_WRITE_CREATE)
@@ -137,7 +153,9 @@ class TransactionIndexes:
             file_io.close(fd)
 
     def cut(self, base_offset: Offset, end_offset: Offset) -> None:
-        """Let the segment's index say nothing of markers at or behind `end_offset`; part of an entry at its end goes too."""
+        """Remove the entries of markers at or behind `end_offset` from a segment's index, and a
+        partial entry at its end.
+        """
         path = segment_path(self._directory, base_offset, TRANSACTION_INDEX_SUFFIX)
         try:
             content = file_io.read_file(path)
@@ -153,19 +171,23 @@ class TransactionIndexes:
             self._unsynced.add(path)
 
     def take_unsynced(self) -> list[str]:
-        """Paths that the next flush round must sync."""
+        """Return the paths that the next flush round must sync."""
         paths = sorted(self._unsynced)
         self._unsynced.clear()
         return paths
 
     def put_back_unsynced(self, paths: Iterable[str]) -> None:
-        """What `take_unsynced` gave was not synced after all."""
+        """Mark these paths of `take_unsynced` as unsynced again."""
         self._unsynced.update(path for path in paths if path.endswith(TRANSACTION_INDEX_SUFFIX))
 
 
 def first_doubtful(directory: str, names: Iterable[str], scanned_from: Offset) -> Offset:
-    """From which offset of a marker on the transaction indexes must be made anew: where a file does not hold together, and `scanned_from` (-1: no markers
-    were scanned). -1: all are good."""
+    """Return the marker offset from which the transaction indexes must be rebuilt, -1 if all are
+    good.
+
+    That is where the first file is damaged, or `scanned_from` (-1: no markers were scanned). Raises
+    OSError.
+    """
     doubtful = [scanned_from] if scanned_from >= 0 else []
     for name in names:
         base_offset = offset_of_name(name, TRANSACTION_INDEX_SUFFIX)
@@ -182,8 +204,12 @@ def first_doubtful(directory: str, names: Iterable[str], scanned_from: Offset) -
 
 
 def settle(directory: str, bases: Sequence[Offset], end_offset: Offset, found: Sequence[AbortedTxn], rebuilt_from: Offset) -> None:
-    """Bring the indexes of a log in line with it, durably where one must change: entries behind `end_offset` go, `found` ones (in the order of their
-    markers) that are missing come; for markers from `rebuilt_from` on (-1: none) only `found` counts."""
+    """Bring the indexes of a log in line with its batches, durably if one changes.
+
+    Entries at or behind `end_offset` are removed, and missing ones of `found` (in the order of
+    their markers) are added. For markers from `rebuilt_from` on (-1: none) only `found` counts.
+    Raises OSError.
+    """
     trusted_end = end_offset if rebuilt_from < 0 else min(end_offset, rebuilt_from)
     for base_offset, next_offset in pairwise([*bases, end_offset]):
         path = segment_path(directory, base_offset, TRANSACTION_INDEX_SUFFIX)

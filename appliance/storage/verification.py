@@ -24,8 +24,11 @@ from appliance.base.model import ProducerId
 
 
 class Offer(NamedTuple):
-    """How a transactional batch or a marker is offered. `guard` 0: for the first time. `adds_partition`: its producer leaves it to us to add the partition to
-    the transaction (Produce 12, KIP-890), so that its epoch is new with each transaction."""
+    """How a transactional batch or a marker is offered.
+
+    `guard` 0: for the first time. `adds_partition`: the producer lets the broker add the partition
+    to the transaction (Produce 12, KIP-890), so its epoch is new in each transaction.
+    """
 
     guard: int
     adds_partition: bool
@@ -42,7 +45,7 @@ RAISED_EPOCH = Offer(0, False, raises_epoch=True)
 
 
 class NeedsVerification(NamedTuple):
-    """Ask the coordinator, and offer the batch again with this."""
+    """The batch must be verified by its coordinator, and be offered again with this guard."""
 
     guard: int
 
@@ -56,7 +59,7 @@ class _Verification(NamedTuple):
 
 
 class Verifications:
-    """Of one log, by producer id."""
+    """The guards of one log, by producer id."""
 
     def __init__(self, is_enabled: bool = True, first_guard: int = 1) -> None:
         self.is_enabled = is_enabled
@@ -69,7 +72,10 @@ class Verifications:
     def problem(
         self, producer_id: ProducerId, producer_epoch: int, base_sequence: int, offer: Offer, is_known: bool, now_ms: int
     ) -> NeedsVerification | ErrorCode | None:
-        """Why the batch must not begin a transaction (yet), or None. `is_known`: batches of this producer are remembered."""
+        """Return why the batch must not begin a transaction (yet), None if it may.
+
+        `is_known`: batches of this producer are remembered.
+        """
         if not offer.guard:
             if not self.is_enabled and not offer.adds_partition:
                 return None
@@ -84,11 +90,16 @@ class Verifications:
         return None
 
     def begin(self, producer_id: ProducerId, producer_epoch: int, now_ms: int) -> int:
-        """A guard for a coordinator that is about to ask another one."""
+        """Return a guard for a coordinator that is about to ask another one.
+
+        `now_ms` is wall time.
+        """
         return self._begin(producer_id, producer_epoch, 0, False, now_ms)
 
     def is_good(self, producer_id: ProducerId, producer_epoch: int, guard: int) -> bool:
-        """Whether nothing of the producer's has begun or ended here since the guard was given."""
+        """Return whether no transaction of the producer has begun or ended here since the guard was
+        issued.
+        """
         found = self._by_producer.get(producer_id)
         return guard != 0 and found is not None and (found.guard, found.producer_epoch) == (guard, producer_epoch)
 
@@ -103,9 +114,12 @@ class Verifications:
         return found.guard
 
     def end(self, producer_id: ProducerId) -> None:
-        """A batch used the guard, or the transaction ended: it is good for nothing any more."""
+        """Invalidate the producer's guard: a batch used it, or the transaction ended."""
         self._by_producer.pop(producer_id, None)
 
     def expire(self, now_ms: int, expiration_ms: int) -> None:
-        """Forget what was begun and never used."""
+        """Forget guards that were issued `expiration_ms` ago and not used.
+
+        `now_ms` is wall time.
+        """
         self._by_producer = {producer_id: found for producer_id, found in self._by_producer.items() if now_ms - found.began_ms < expiration_ms}
