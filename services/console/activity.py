@@ -84,7 +84,7 @@ def _value(sample: BoxSample, process: str, counter: str) -> int:
 
 
 class Between:
-    """The activity from `before` to `after`."""
+    """Rates and latencies of the interval from sample `before` to sample `after`."""
 
     def __init__(self, before: Slim, after: Slim) -> None:
         self.before = before
@@ -96,7 +96,7 @@ class Between:
         return self._per_second(self.before.sums.get(counter, 0), self.after.sums.get(counter, 0))
 
     def disk_rate(self, disk: str) -> float:
-        """Return the bytes appended per second."""
+        """Return the bytes per second that were appended to a disk."""
         return self._per_second(self.before.disk_bytes.get(disk, 0), self.after.disk_bytes.get(disk, 0))
 
     def topic_rates(self, topic: str) -> tuple[float, float, float]:
@@ -125,7 +125,7 @@ class Between:
         return _latency(self.after.timings.get(name, EMPTY_READING), self.before.timings.get(name))
 
     def disk_latency(self, disk: str, name: str) -> LatencySummary:
-        """Return a latency of one disk."""
+        """Return the latency of one kind of operation (`DISK_TIMED`) on a disk."""
         return _latency(self.after.disk_timings.get((disk, name), EMPTY_READING), self.before.disk_timings.get((disk, name)))
 
     def _per_second(self, before: int, after: int) -> float:
@@ -152,7 +152,7 @@ SERIES = (
 
 
 class History:
-    """The last points, oldest first."""
+    """The last `POINTS` points of the charts, oldest first."""
 
     def __init__(self) -> None:
         self._times: array[float] = array("d")

@@ -65,7 +65,7 @@ EVERY_SECONDS = 10.0
 
 
 class MemoryMonitor:
-    """`pss_bytes` by pid, as last read."""
+    """Reads the memory of all processes in a thread; `pss_bytes` by pid, as last read."""
 
     def __init__(self, pids: Callable[[], list[int]]) -> None:
         """The thread calls `pids`."""
@@ -118,6 +118,7 @@ class HeartbeatSelector(selectors.EpollSelector):
         self._heart = heart_of(context)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for events, at most `PARK_MS_MAX`, after a heartbeat. `timeout` in seconds."""
         now_ns = self._context.clock.monotonic_ns()
         self._context.counters.beat(now_ns)
         if self._heart is not None:
@@ -145,7 +146,7 @@ class ConsoleAgent:
         self._host_figures = HostFigures(context, lambda: self.watch.last_sample().image)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the turns in this loop."""
+        """Start the turns in this loop, one every `TURN_SECONDS`."""
         self._host_figures.start(loop)
         loop.add_reader(self._context.poller.fileno(), self._context.poller.poll, 0)
         self._turn(loop)
@@ -170,6 +171,7 @@ class ConsoleAgent:
             self._context.log.info(f"alarm {event.alarm.name} is over: {event.words}", reason=event.alarm.name)
 
     def close(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Stop the turns and close all files, after the loop has ended."""
         self._timer.cancel()
         self._host_figures.close(loop)
         loop.remove_reader(self._context.poller.fileno())
@@ -188,9 +190,11 @@ class ConsoleServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Install no signal handlers: the service's own handlers request the stop."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the server and the agent's turns, then report ready."""
         await super().startup(sockets)
         self._begin()
         gc.collect()
@@ -198,12 +202,16 @@ class ConsoleServer(uvicorn.Server):
         self._context.notifier.ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Publish the state `stopping`, then close the connections."""
         self._context.counters.set_state("stopping")
         await super().shutdown(sockets)
 
 
 def run_console(context: ServiceContext, stop: StopRequest) -> None:
-    """Run the console, for `run_service`."""
+    """Run the console until it is asked to stop, for `run_service`.
+
+    Raises `MillraceError` without a listening socket, `StepsDown` if the process has to restart.
+    """
     listening = context.listen_sockets.get(LISTEN_NAME)
     if listening is None:
         raise MillraceError(f"no listening socket named {LISTEN_NAME} was handed over (LISTEN_FDNAMES); start it by `millrace run` or its socket unit")

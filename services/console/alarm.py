@@ -48,7 +48,7 @@ class AlarmCondition(NamedTuple):
 
     @property
     def expression(self) -> str:
-        """The condition in Prometheus's language."""
+        """The condition in Prometheus's query language."""
         picked = ",".join(f'{label}="{value}"' for label, value in self.match)
         braces = f"{{{picked}}}" if picked else ""
         window = f"[{_duration(self.over_seconds)}]"
@@ -78,6 +78,7 @@ class Alarm(NamedTuple):
 
     @property
     def expression(self) -> str:
+        """The alarm's expression in Prometheus's query language."""
         return self.condition.expression if self.condition is not None else self.only_expression
 
     @property
@@ -106,7 +107,7 @@ class AlarmEvent(NamedTuple):
 
 
 class AlarmSample(NamedTuple):
-    """The present state of an alarm."""
+    """Whether an alarm fires now, for any labels."""
 
     alarm: Alarm
     is_firing: bool
@@ -145,6 +146,7 @@ class AlarmWatch:
 
     @property
     def looks(self) -> list[AlarmSample]:
+        """The state of each alarm at the last `look`."""
         firing = {name for name, _ in self._firing}
         return [AlarmSample(alarm, alarm.name in firing) for alarm, _ in self._alarms]
 

@@ -52,7 +52,7 @@ class Watch(Protocol):
 
 
 def make_application(watch: Watch) -> Starlette:
-    """Return the ASGI application."""
+    """Return the ASGI application with all routes; `watch` has the data."""
 
     async def healthz(_request: Request) -> Response:
         alive = watch.is_alive()

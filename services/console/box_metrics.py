@@ -50,6 +50,7 @@ class PartitionLines:
         self._labels: dict[_Key, str] = {}
 
     def text(self, sample: BoxSample) -> str:
+        """Return the lines of all partitions of a sample."""
         escaped = {disk: _escaped(disk) for disk in sample.disks}
         names = {bytes(topic.topic_id): name for name, topic in sample.image.topics.items()}
         known, labels = self._labels, {}
@@ -98,6 +99,7 @@ class BoxCollector(Collector):
         self._more = more
 
     def collect(self) -> Iterator[Metric]:
+        """Yield the metric families of a sample in the order of `ROWS`."""
         values, histograms = self._figures
         for row in ROWS:
             if row.name in histograms:
@@ -116,7 +118,7 @@ class Exposition:
         self._took_seconds = 0.0
 
     def text(self, sample: BoxSample, groups: GroupsSample, alarms: Iterable[AlarmSample]) -> bytes:
-        """Return the whole page."""
+        """Return the body of one scrape, UTF-8."""
         began_ns = self._monotonic_ns()
         more: dict[str, Mapping[Labels, float]] = {
             "millrace_build": {(self._version,): 1.0},

@@ -39,6 +39,7 @@ class Readiness(NamedTuple):
 
     @property
     def is_ready(self) -> bool:
+        """Whether all processes serve."""
         return not self.missing
 
 
@@ -56,6 +57,7 @@ def judge_process(snapshot: CounterSnapshot | None, alive: bool, now_ns: int, si
 
 
 def is_alive(pid: int) -> bool:
+    """Return whether a process with this pid exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -73,7 +75,7 @@ class SendersSample(NamedTuple):
 
 
 class SendersReader:
-    """Reads the files repeatedly."""
+    """Reads the ingests' files of senders repeatedly; an unchanged file is not read again."""
 
     def __init__(self, layout: BoxLayout, silent_ms: int) -> None:
         self._layout = layout
@@ -142,6 +144,7 @@ class BoxSample(NamedTuple):
 
     @property
     def readiness(self) -> Readiness:
+        """The answer of `/readyz`."""
         return Readiness(len(self.box.process_names()), self.missing)
 
     def total(self, counter: str, process: str = "") -> int:
@@ -157,7 +160,7 @@ class BoxSample(NamedTuple):
 
 
 class BoxReader:
-    """Reads samples repeatedly."""
+    """Takes samples of the box repeatedly; keeps its mappings between them."""
 
     def __init__(self, layout: BoxLayout, box: Box, clock: Clock) -> None:
         self._layout = layout
@@ -176,7 +179,7 @@ class BoxReader:
         """By pid; set by the thread that reads memory."""
 
     def read(self) -> BoxSample:
-        """Return a new sample."""
+        """Return a new sample. Takes about 1 ms for 2,000 idle partitions."""
         self._look_at_box()
         self._look_at_image()
         now_ns = self._clock.monotonic_ns()
@@ -231,6 +234,7 @@ class BoxReader:
         self._image_identity = identity
 
     def close(self) -> None:
+        """Unmap all counters and tables."""
         for reader in self._counters.values():
             reader.close()
         for disk in self._disks.values():

@@ -49,10 +49,12 @@ class GroupLag(NamedTuple):
 
     @property
     def records(self) -> int:
+        """The lag over all topics, in records."""
         return sum(topic.records for topic in self.topics)
 
     @property
     def partitions(self) -> int:
+        """The number of partitions with a committed offset."""
         return sum(topic.partitions for topic in self.topics)
 
 
@@ -105,7 +107,7 @@ _NAME = "millrace-console"
 
 
 class GroupQuestions:
-    """`look` is the last complete round."""
+    """Asks the coordinator, a round every `ROUND_NS`; `look` is the last complete round."""
 
     def __init__(self, layout: BoxLayout, registry: Registry, clock: Clock, last_sample: Callable[[], BoxSample]) -> None:
         self._clock = clock
@@ -171,4 +173,5 @@ class GroupQuestions:
         self._ask_next()
 
     def close(self) -> None:
+        """Close the connection to the coordinator."""
         self._link.close()

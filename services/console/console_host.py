@@ -34,7 +34,7 @@ MISSING = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE)
 
 
 class NotWritten(MillraceError):
-    """The broker refused the request."""
+    """The broker refused the records or the topic."""
 
 
 class HostFigures:
@@ -61,6 +61,7 @@ class HostFigures:
         self._records, self._failures, self._dropped = counter("host_figures.records"), counter("host_figures.failures"), counter("host_figures.dropped")
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start the task that publishes, unless the interval is 0."""
         if self._interval_seconds:
             self._task = loop.create_task(self._publish(), name="host-figures")
 

@@ -62,6 +62,7 @@ class DiskReader:
         self._held: tuple[SampledPartition, ...] = ()
 
     def look(self, now_ns: int) -> DiskSample:
+        """Return a sample of the disk at `now_ns` (monotonic); DOWN without a running log-writer."""
         table = self._attached()
         if table is None or not is_alive(table.shared.pid):
             return DiskSample(DOWN)
@@ -114,6 +115,7 @@ class DiskReader:
                 known[index] = sequence
 
     def close(self) -> None:
+        """Unmap the table and forget its rows."""
         if self._table is not None:
             self._table.close()
         self._table = None

@@ -39,7 +39,7 @@ class TopicFigures(NamedTuple):
 
 
 def topic_figures(sample: BoxSample) -> list[TopicFigures]:
-    """Return all topics of the image."""
+    """Return the figures of all topics in the metadata image."""
     held: dict[tuple[bytes, int], tuple[str, SampledPartition]] = {}
     for look in sample.disks.values():
         for partition in look.partitions:
@@ -83,7 +83,7 @@ class Figures(NamedTuple):
 
 
 def gather(sample: BoxSample, groups: GroupsSample) -> Figures:
-    """Return all figures of one sample."""
+    """Return all figures of one sample, by metric name and labels."""
     found = {**_box(sample), **_processes(sample), **_disks(sample), **_topics(sample), **_replication(sample), **_groups(groups), **_senders(sample)}
     figures = Figures({f"millrace_{name}": values for name, values in found.items()}, {})
     for process, snapshot in sample.counters.items():

@@ -52,7 +52,7 @@ class NetworkCounts(NamedTuple):
 
 
 class HostReading(NamedTuple):
-    """The machine at one moment."""
+    """The kernel's counters and figures at one moment; counters since the start of the machine."""
 
     monotonic_ns: int
     cpu_seconds: dict[str, float]

@@ -24,7 +24,7 @@ TIME: Final = "TIMESTAMP"
 
 
 class HostField(NamedTuple):
-    """One field; `type` is Spark's."""
+    """One field of a record; `type` is its type in Spark SQL."""
 
     name: str
     type: str

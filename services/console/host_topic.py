@@ -50,7 +50,7 @@ def create_topic_request(correlation_id: int, topic: str) -> bytes:
 
 
 def create_topic_answer(frame: bytes, correlation_id: int) -> int:
-    """Return the error code."""
+    """Return the error code of the topic. Raises `ProtocolViolation`."""
     answer = topic_apis.CREATE_TOPICS_RESPONSE.decode(frame, _after_header(frame, correlation_id), len(frame), CREATE_VERSION)
     if len(answer.topics) != 1:
         raise ProtocolViolation("client_response", f"an answer about {len(answer.topics)} topics, where one was asked for")
@@ -78,7 +78,7 @@ def produce_request(correlation_id: int, topic: str, key: bytes, records: Iterab
 
 
 def produce_answer(frame: bytes, correlation_id: int, topic: str) -> int:
-    """Return the error code of the single partition."""
+    """Return the error code of the single partition. Raises `ProtocolViolation`."""
     position = _after_header(frame, correlation_id)
     expected = write_count(1) + write_string(topic) + write_count(1)
     if frame[position : position + len(expected)] != expected or len(frame) < position + len(expected) + _PRODUCED.size:
@@ -87,6 +87,7 @@ def produce_answer(frame: bytes, correlation_id: int, topic: str) -> int:
 
 
 def error_name(code: int) -> str:
+    """Return the name of Kafka's error code, or the number if it is unknown."""
     return ErrorCode(code).name if code in ErrorCode.__members__.values() else str(code)
 
 

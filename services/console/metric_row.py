@@ -31,15 +31,17 @@ class MetricRow(NamedTuple):
 
     @property
     def exposed_name(self) -> str:
-        """The name in `/metrics` and in queries."""
+        """The name in `/metrics` and in queries, with `_total` for counters."""
         return f"{self.name}_total" if self.kind == COUNTER else self.name
 
 
 def counter(name: str, source: str, meaning: str, labels: Labels = ("process",), scale: float = 1.0) -> MetricRow:
+    """Return the row of a counter; `scale` converts the counter inside into the metric's unit."""
     return MetricRow(f"millrace_{name}", COUNTER, meaning, source, labels, scale)
 
 
 def gauge(name: str, source: str, meaning: str, labels: Labels = ("process",), scale: float = 1.0) -> MetricRow:
+    """Return the row of a gauge; `scale` converts the counter inside into the metric's unit."""
     return MetricRow(f"millrace_{name}", GAUGE, meaning, source, labels, scale)
 
 

@@ -56,7 +56,7 @@ def _metrics_group(title: str, rows: tuple[MetricRow, ...]) -> str:
 
 
 def alert_rules() -> str:
-    """Return the alert rules as YAML."""
+    """Return `systemd/prometheus-alerts.yml`."""
     return _ALERTS_HEAD + "".join(_rule(alarm) for alarm in ALARMS)
 
 
@@ -81,6 +81,7 @@ def _quoted(text: str) -> str:
 
 
 def main() -> int:
+    """Print the page that the first argument names; return the exit code."""
     pages = {"metrics": metrics_page, "alerts": alert_rules}
     if len(sys.argv) != 2 or sys.argv[1] not in pages:
         print(f"usage: python -m services.console.reference {'|'.join(pages)}", file=sys.stderr)

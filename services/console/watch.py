@@ -60,6 +60,7 @@ class BoxMonitor:
                 self._on_alarm(event)
 
     def last_sample(self) -> BoxSample:
+        """Return the last sample, at most `EVERY_MS` old."""
         return self.sample
 
     def overview(self, since_ms: int) -> dict[str, Any]:
@@ -69,7 +70,7 @@ class BoxMonitor:
         return document | {"history": self._history.document(since_ms)}
 
     def metrics(self) -> bytes:
-        """Return a scrape of a new sample."""
+        """Take a new sample and return its scrape."""
         return self._exposition.text(self._reader.read(), self.groups(), self._alarms.looks)
 
     def is_alive(self) -> bool:

@@ -1,4 +1,6 @@
-"""log-reader@DISK: opens files of one log directory for others and looks things up in its indexes."""
+"""log-reader@DISK: opens segments of one log directory for acceptors, and looks offsets and times
+up in its indexes.
+"""
 
 from __future__ import annotations
 

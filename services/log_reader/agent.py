@@ -56,7 +56,10 @@ _INTEREST = select.EPOLLIN | select.EPOLLRDHUP
 
 
 class _Asker:
-    """One acceptor's connection and the answers that its socket did not take yet; it is not read while there are any."""
+    """One acceptor's connection and its unsent answers.
+
+    No request is read from it while there are any.
+    """
 
     __slots__ = ("is_gone", "sock", "unsent")
 
@@ -66,7 +69,10 @@ class _Asker:
         self.unsent: deque[tuple[bytes, int]] = deque()
 
     def flush(self) -> bool:
-        """Send what the socket takes; True when all has left. A descriptor is ours until then. Raises OSError when the asker is gone."""
+        """Send what the socket takes; return True when all answers have left.
+
+        A descriptor is ours until then. Raises OSError if the acceptor has closed the connection.
+        """
         while self.unsent:
             message, descriptor = self.unsent[0]
             try:
@@ -90,7 +96,10 @@ class _Asker:
 
 
 class LogReaderAgent:
-    """One log-reader process."""
+    """The duty cycle of one log-reader.
+
+    Requests arrive through the poller, so a turn without an event does only housekeeping.
+    """
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
@@ -123,6 +132,9 @@ class LogReaderAgent:
     # -- duty cycle: everything comes through the poller
 
     def do_work(self) -> int:
+        """Sweep unused memory and start the scrubber, once a second; return the number of requests
+        since the last turn.
+        """
         work, self._work = self._work, 0
         now_ns = self._clock.monotonic_ns()
         if now_ns >= self._next_sweep_ns:
@@ -132,21 +144,27 @@ class LogReaderAgent:
         return work
 
     def may_park(self) -> bool:
+        """Return True: every event wakes the poller."""
         return True
 
     def unpark(self) -> None:
+        """Do nothing: there is no state of being parked."""
         pass
 
     def park_ms(self) -> int:
+        """Return the longest wait in ms; no deadline is nearer."""
         return PARK_MS_MAX
 
     def begin_stop(self) -> None:
+        """Do nothing: a log-reader keeps nothing that outlasts it."""
         pass
 
     def stopped(self) -> bool:
+        """Return True: a stop waits for nothing."""
         return True
 
     def close(self) -> None:
+        """Stop the threads and close all sockets; unsent descriptors are closed too."""
         self._scrubber.close()
         self._cold.close()
         self._listening.close()
@@ -154,6 +172,7 @@ class LogReaderAgent:
             asker.close()
 
     def status_line(self) -> str:
+        """Return the text for `systemctl status`."""
         return f"{len(self._askers)} askers, {len(self._readings)} logs known"
 
     # -- questions
@@ -169,7 +188,7 @@ class LogReaderAgent:
         self._poller.register(sock.fileno(), _INTEREST, lambda _events: self._on_event(asker))
 
     def _on_event(self, asker: _Asker) -> None:
-        """Go on with answers that had to wait, then with questions."""
+        """Send pending answers, then read requests."""
         try:
             if asker.unsent:
                 if not asker.flush():
@@ -217,7 +236,7 @@ class LogReaderAgent:
         self._cold.on_read(asker, question, segment_path(directory, question.value_a, LOG_SUFFIX))
 
     def _answer_later(self, asker: ColdAsker, answer: Answer) -> None:
-        """An answer that no question waits for in this turn."""
+        """Send the answer to a request of an earlier turn."""
         assert isinstance(asker, _Asker)
         was_sending = bool(asker.unsent)
         asker.unsent.append((pack_answer(answer), -1))
@@ -236,7 +255,7 @@ class LogReaderAgent:
         asker.close()
 
     def _answer(self, question: Question) -> tuple[Answer, int]:
-        """The answer, and a descriptor to send along and close (-1: none)."""
+        """Return the answer, and a descriptor to send with it and close (-1: none)."""
         counter = self._answers.get(question.kind)
         if counter is None:
             return Answer(question.kind, question.token, ErrorCode.INVALID_REQUEST), -1
@@ -288,7 +307,9 @@ class LogReaderAgent:
         return Answer(kind, token, 0, *found), -1
 
     def _reading(self, question: Question) -> LogReading:
-        """Of this log: a topic that was created anew under the same name counts its segment lists from the beginning, and has other segments."""
+        """Return the look-ups of this very log: a topic that was created again under the same name
+        has other segments, and counts its segment lists from the start.
+        """
         key = (question.topic, question.partition)
         known = self._readings.get(key)
         directory = f"{self._disk.path}/{TopicPartition(*key)}"

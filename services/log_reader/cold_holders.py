@@ -21,7 +21,7 @@ _PEER = Struct("iII")
 
 
 class SlotHolder:
-    """One acceptor process and the slots it sends from."""
+    """One acceptor process and the slots that it sends from."""
 
     __slots__ = ("pid", "pidfd", "slots")
 
@@ -35,7 +35,11 @@ class SlotHolder:
 
 
 class ColdHolders:
-    """All of them. `on_release(slot)` for each hold that ends; `on_reaped` after a process died and all it held was released."""
+    """All holders of one log-reader.
+
+    `on_release(slot)` is called for each hold that ends, `on_reaped` after a process has died and
+    all its holds were released.
+    """
 
     def __init__(self, poller: Poller, held: Counter, on_release: Callable[[int], None], on_reaped: Callable[[], None]) -> None:
         self._poller = poller
@@ -45,7 +49,7 @@ class ColdHolders:
         self._by_pid: dict[int, SlotHolder] = {}
 
     def holder(self, sock: socket.socket) -> SlotHolder:
-        """The process at the other end."""
+        """Return the process at the other end of a connection (SO_PEERCRED)."""
         pid = _peer_pid(sock)
         holder = self._by_pid.get(pid)
         if holder is None:
@@ -55,11 +59,15 @@ class ColdHolders:
         return holder
 
     def hold(self, holder: SlotHolder, slot: int) -> None:
+        """Add a hold of one slot, once for each answer."""
         holder.slots[slot] += 1
         self._held.add()
 
     def release(self, sock: socket.socket, slots: Iterable[int]) -> None:
-        """Its process has sent what lay there; slots that it does not hold are passed over."""
+        """End one hold of each of these slots, because the process has sent their bytes.
+
+        Slots that it does not hold are ignored.
+        """
         holder = self._by_pid.get(_peer_pid(sock))
         if holder is None:
             return
@@ -68,7 +76,11 @@ class ColdHolders:
                 self._release(holder, slot)
 
     def on_hang_up(self) -> None:
-        """A socket is gone; what its process holds it holds until it is proven dead, where there is a pidfd to prove it."""
+        """Handle a closed connection.
+
+        Its process keeps its slots until its pidfd proves that it is dead; without pidfds they are
+        released now.
+        """
         for holder in list(self._by_pid.values()):
             if holder.pidfd < 0:
                 self._reap(holder)
@@ -96,6 +108,7 @@ class ColdHolders:
             os.close(holder.pidfd)
 
     def close(self) -> None:
+        """Close the pidfds."""
         for holder in self._by_pid.values():
             self._forget(holder)
 

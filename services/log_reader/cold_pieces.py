@@ -24,7 +24,10 @@ PieceKey = tuple[int, int]
 
 
 class Piece(Generic[Waiter]):
-    """One slot's content. `end`: a position in the file, exclusive; what lies behind it must not be sent."""
+    """The content of one slot.
+
+    `end`: a position in the file, exclusive; bytes behind it must not be sent.
+    """
 
     __slots__ = ("end", "holds", "is_current", "is_ready", "key", "slot", "waiting")
 
@@ -39,7 +42,7 @@ class Piece(Generic[Waiter]):
 
 
 class ColdPieces(Generic[Waiter]):
-    """All slots of one log-reader."""
+    """All slots of one log-reader. `Waiter` is a request that waits for a piece."""
 
     def __init__(self, slots: int) -> None:
         self._free = list(range(slots - 1, -1, -1))
@@ -50,12 +53,15 @@ class ColdPieces(Generic[Waiter]):
         self.slots = slots
 
     def find(self, key: PieceKey, end: int) -> Piece[Waiter] | None:
-        """The piece that reaches to `end`, ready or on its way."""
+        """Return the piece that reaches to `end`, ready or being read; None if there is none."""
         piece = self._current.get(key)
         return piece if piece is not None and piece.end >= end else None
 
     def begin(self, key: PieceKey, end: int) -> Piece[Waiter] | None:
-        """A slot for a piece that will be read now; None when all are needed. An older piece of that key is not found any more."""
+        """Return a slot for a piece that is read next, None if all slots are in use.
+
+        `find` no longer returns an older piece of that key.
+        """
         if not self._free:
             if not self._unheld:
                 return None
@@ -84,10 +90,12 @@ class ColdPieces(Generic[Waiter]):
         self._maybe_forget(piece)
 
     def hold(self, piece: Piece[Waiter]) -> None:
+        """Add a hold: a held piece is never evicted."""
         piece.holds += 1
         self._unheld.pop(piece.slot, None)
 
     def release(self, slot: int) -> None:
+        """End one hold of a slot. A release without a hold is an invariant violation."""
         piece = self._slots.get(slot)
         if piece is None or piece.holds <= 0:
             check(False, f"slot {slot} was released and not held")
@@ -96,7 +104,7 @@ class ColdPieces(Generic[Waiter]):
         self._maybe_forget(piece)
 
     def forget_file(self, number: int) -> None:
-        """Evict the pieces of a file that no request can name any more."""
+        """Evict the pieces of a file that was closed."""
         for key in [key for key in self._current if key[0] == number]:
             piece = self._current.pop(key)
             piece.is_current = False
@@ -110,7 +118,7 @@ class ColdPieces(Generic[Waiter]):
 
     @property
     def available(self) -> int:
-        """Slots that could be had now."""
+        """The number of slots that are free or can be evicted now."""
         return len(self._free) + len(self._unheld)
 
     def _maybe_forget(self, piece: Piece[Waiter]) -> None:
@@ -136,7 +144,9 @@ SEQUELS_MAX = 256
 
 
 class ColdSegment:
-    """An open segment, the reads that are under way in it, and where its readers are expected next."""
+    """An open segment, the number of its reads in flight, and the positions at which readers are
+    expected next.
+    """
 
     __slots__ = ("cold", "number", "reads", "sequels")
 
@@ -148,17 +158,21 @@ class ColdSegment:
         self.sequels: OrderedDict[int, None] = OrderedDict()
 
     def is_sequel(self, position: int) -> bool:
+        """Return whether an answer ended at `position`, and forget it."""
         return self.sequels.pop(position, self) is None
 
     def expect(self, position: int) -> None:
+        """Record that an answer ended at `position`."""
         self.sequels[position] = None
         if len(self.sequels) > SEQUELS_MAX:
             self.sequels.popitem(last=False)
 
 
 class ColdSegments:
-    """At most `SEGMENTS_MAX`; the least recently used is closed. `on_retired(number)`: pieces of that
-    file must not be found any more."""
+    """The open segments, at most `SEGMENTS_MAX`; the least recently used is closed.
+
+    `on_retired(number)`: pieces of that file must not be found any more.
+    """
 
     def __init__(self, ways: tuple[str, ...], on_retired: Callable[[int], None]) -> None:
         """`ways`: how files are read, the preferred way first."""
@@ -170,7 +184,10 @@ class ColdSegments:
         self._next_number = 0
 
     def open(self, path: str, inode: int, is_active: bool) -> ColdSegment | None:
-        """The file that the asker has open. None: another one has its name now. Raises OSError."""
+        """Return the open segment with this inode.
+
+        None: another file has its name now. Raises OSError.
+        """
         segment = self._open.get((inode, is_active))
         if segment is not None:
             self._open.move_to_end((inode, is_active))
@@ -186,12 +203,13 @@ class ColdSegments:
         return segment
 
     def retire_deleted(self) -> None:
-        """Let go of files that were deleted: their space would be kept."""
+        """Close files that were deleted, because an open file keeps its space."""
         for key in [key for key, segment in self._open.items() if segment.cold.is_deleted()]:
             self._retire(key)
         self._close_retired()
 
     def retire_all(self) -> None:
+        """Close all files that are not being read, the others when their reads end."""
         for key in list(self._open):
             self._retire(key)
 

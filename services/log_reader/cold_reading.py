@@ -37,14 +37,14 @@ IDLE_NS = 30_000_000_000
 
 
 class PieceRequester(Protocol):
-    """One acceptor's connection."""
+    """One acceptor's connection, as far as cold reads use it."""
 
     sock: socket.socket
     is_gone: bool
 
 
 class _Request:
-    """One question READ. `end`: exclusive, as far as it may still grow towards its limit."""
+    """One READ request. `end`: exclusive; it may still grow towards the request's limit."""
 
     __slots__ = ("arrived_ns", "asker", "end", "file", "is_done", "missing", "pieces", "question")
 
@@ -60,7 +60,10 @@ class _Request:
 
 
 def parts_of(position: int, end: int) -> list[tuple[int, int]]:
-    """(number of the piece, end of what is wanted of it) for a range, at most `PARTS_MAX`."""
+    """Return (number of the piece, end of the wanted range in it) for a range, at most `PARTS_MAX`.
+
+    Positions are bytes in the file.
+    """
     first = position // PIECE_BYTES
     last = min((end - 1) // PIECE_BYTES, first + PARTS_MAX - 1)
     return [(number, min(end, (number + 1) * PIECE_BYTES)) for number in range(first, last + 1)]
@@ -97,7 +100,11 @@ class ColdReading:
     # -- questions
 
     def on_read(self, asker: PieceRequester, question: Question, path: str) -> None:
-        """Answer now or later. `path` is the segment's."""
+        """Answer a READ request now or later. `path` is the segment's.
+
+        Errors: INVALID_REQUEST for a bad range, NOT_LEADER_OR_FOLLOWER if the segment was replaced
+        or too many requests wait, KAFKA_STORAGE_ERROR if the disk fails or the deadline passed.
+        """
         extent = question.extent
         if extent is None or extent.size_bytes <= 0 or not 0 <= question.value_b < extent.limit:
             self._send(asker, Answer(READ, question.token, ErrorCode.INVALID_REQUEST))
@@ -126,19 +133,23 @@ class ColdReading:
         self._send(asker, Answer(READ, question.token, ErrorCode.KAFKA_STORAGE_ERROR))
 
     def on_release(self, asker: PieceRequester, question: Question) -> None:
+        """Release slots that an acceptor has sent.
+
+        Releases of an earlier incarnation's slots are ignored.
+        """
         if question.value_a == self.memory.shared.incarnation:
             self._holders.release(asker.sock, question.released)
             self._dispatch()
 
     def on_gone(self, asker: PieceRequester) -> None:
-        """Its socket hung up; what its process holds it holds until it is proven dead."""
+        """Handle a closed connection. Its process keeps its slots until it is proven dead."""
         asker.is_gone = True
         self._holders.on_hang_up()
 
     # -- from question to pieces
 
     def _advance(self, request: _Request) -> None:
-        """Wait for pieces that are there or on their way; else take a place in the queue for the disk."""
+        """Wait for pieces that are ready or being read; otherwise queue the request for the disk."""
         found = [self.pieces.find((request.file.number, number), end) for number, end in parts_of(request.question.value_b, request.end)]
         pieces = [piece for piece in found if piece is not None]
         if len(pieces) == len(found):
@@ -186,7 +197,7 @@ class ColdReading:
         return has_room
 
     def _read(self, file: ColdSegment, number: int, limit: int) -> Piece[_Request] | None:
-        """Have a thread read a piece. None: there is no memory for it, though there is a slot."""
+        """Let a thread read a piece. None: there is a slot but no memory for it."""
         position = number * PIECE_BYTES
         piece = self.pieces.begin((file.number, number), min(limit, position + PIECE_BYTES))
         if piece is None:
@@ -215,7 +226,7 @@ class ColdReading:
     # -- from pieces to an answer
 
     def _finish(self, request: _Request) -> None:
-        """All of its pieces are there: find where the answer ends, and send it."""
+        """Find where the answer ends in the complete pieces, and send it."""
         question, extent = request.question, request.question.extent
         assert extent is not None
         position = question.value_b
@@ -248,13 +259,15 @@ class ColdReading:
             self._read_ahead(request.file, position, position + sent.size_bytes, extent.limit)
 
     def _range_of(self, piece: Piece[_Request], position: int, end: int) -> tuple[int, int]:
-        """(position in the arena, bytes) of what a range needs of a piece."""
+        """Return (position in the arena, bytes) of the part of a range that is in a piece."""
         start = piece.key[1] * PIECE_BYTES
         first, last = max(position, start), min(end, start + PIECE_BYTES)
         return self.memory.position(piece.slot) + first - start, last - first
 
     def _may_grow(self, request: _Request, first_batch_bytes: int) -> bool:
-        """The first batch is longer than what was asked for. Where it must go whole and fits into an answer, begin again for all of it."""
+        """Request more bytes if the first batch is longer than the request, must be whole, and fits
+        into an answer.
+        """
         extent, position = request.question.extent, request.question.value_b
         assert extent is not None
         end = position + first_batch_bytes
@@ -268,7 +281,7 @@ class ColdReading:
         return True
 
     def _end(self, request: _Request, error_code: ErrorCode) -> None:
-        """Without an answer that has bytes."""
+        """End a request with an error."""
         for piece in request.pieces:
             self.pieces.release(piece.slot)
         request.pieces = []
@@ -326,7 +339,9 @@ class ColdReading:
         self._dispatch()
 
     def sweep(self, now_ns: int) -> None:
-        """Now and then: let go of deleted files, whose space we would keep, and of everything that was not used for a while."""
+        """Close deleted files, whose space would be kept, and release memory and files that were
+        unused for `IDLE_NS`. Called once a second.
+        """
         self._segments.retire_deleted()
         if self._last_ns and now_ns - self._last_ns > IDLE_NS and not self._threads.running and not self._lanes:
             self._last_ns = 0
@@ -335,9 +350,11 @@ class ColdReading:
                 self.memory.give_back(slot)
 
     def status(self) -> str:
+        """Return how much of the memory is in use, for people."""
         return f"{self.memory.allocated_slots} of {self.memory.slots} pieces in memory"
 
     def close(self) -> None:
+        """Stop the threads and close files and memory."""
         self._threads.close()
         self._holders.close()
         self._segments.retire_all()

@@ -30,7 +30,7 @@ Done = tuple[Piece[Waiter], ColdSegment, int, int, BaseException | None]
 
 
 class ColdThreads(Generic[Waiter]):
-    """`on_done()` is called in the loop when `take_done` has something."""
+    """Threads that read pieces. `on_done()` is called in the loop if `take_done` has results."""
 
     def __init__(self, poller: Poller, on_done: Callable[[], None]) -> None:
         self.running = 0
@@ -44,7 +44,11 @@ class ColdThreads(Generic[Waiter]):
         poller.register(self._bell, select.EPOLLIN, self._on_bell)
 
     def read(self, job: Job[Waiter]) -> None:
-        """With fewer threads than wanted if no more can be started; with none, the read has failed, and the next one tries again."""
+        """Queue a read.
+
+        If a thread cannot be started, fewer serve; without any, the read has failed, and the next
+        one tries to start a thread again.
+        """
         self.running += 1
         if len(self._threads) < THREADS:
             thread = BackgroundThread(_read_jobs, "cold-reads", (self._jobs, self._done, self._bell))
@@ -61,6 +65,7 @@ class ColdThreads(Generic[Waiter]):
         self._jobs.put(job)
 
     def take_done(self) -> Done[Waiter] | None:
+        """Return a completed or failed read, None if there is none."""
         if not self._done:
             return None
         self.running -= 1
@@ -74,6 +79,7 @@ class ColdThreads(Generic[Waiter]):
         self._on_done()
 
     def close(self) -> None:
+        """Let the threads end. A thread that waits for a hung disk is left behind."""
         for _ in self._threads:
             self._jobs.put(None)
         if not self.running:  # a thread that waits for its disk may still want the bell
@@ -101,16 +107,19 @@ Item = TypeVar("Item")
 
 
 class FairQueue(Generic[Item]):
+    """A queue that serves its sources in turn, one item each."""
+
     def __init__(self) -> None:
         self._by_source: OrderedDict[Hashable, deque[Item]] = OrderedDict()
         self._count = 0
 
     def add(self, source: Hashable, item: Item) -> None:
+        """Append an item of a source."""
         self._by_source.setdefault(source, deque()).append(item)
         self._count += 1
 
     def first(self) -> Item:
-        """Return the next item, and keep it."""
+        """Return the next item without removing it."""
         return next(iter(self._by_source.values()))[0]
 
     def take(self) -> Item:

@@ -20,7 +20,7 @@ OFFSET_MAX = Offset(2**63 - 1)
 
 
 class PlaceCheck(NamedTuple):
-    """`is_sound`: the place was found, and nothing is wrong with it."""
+    """The result of a check. `is_sound`: the location was found and is intact."""
 
     damages: tuple[Damage, ...] = ()
     is_sound: bool = False
@@ -28,13 +28,16 @@ class PlaceCheck(NamedTuple):
 
 
 class DamagedPlaces:
-    """Of one disk."""
+    """Checks reported locations on one disk."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
 
     def look(self, topic_partition: TopicPartition, offset: Offset) -> PlaceCheck:
-        """What is wrong with the batch that holds an offset, and with those just before it."""
+        """Check the batch that contains `offset`, and those just before it.
+
+        Blocks as long as the disk does.
+        """
         directory = f"{self._disk.path}/{topic_partition}"
         found: tuple[Damage, ...] = ()
         read_bytes = 0
@@ -78,7 +81,7 @@ def _let_go_of_cache(path: str, begin: int, end: int) -> None:
 
 
 def bases_in(directory: str) -> list[Offset]:
-    """Base offsets of its segments, ascending."""
+    """Return the base offsets of a log's segments, ascending; none if the directory cannot be read."""
     try:
         names = file_io.listdir(directory)
     except OSError:
@@ -87,7 +90,7 @@ def bases_in(directory: str) -> list[Offset]:
 
 
 def inodes_of(directory: str, base_offset: Offset) -> list[int]:
-    """Of a segment's files, 0 for one that is missing."""
+    """Return the inodes of a segment's files, 0 for a missing one. Raises OSError."""
     found = []
     for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
         try:
@@ -98,5 +101,6 @@ def inodes_of(directory: str, base_offset: Offset) -> list[int]:
 
 
 def unreadable(base_offset: Offset, error: OSError) -> Damage:
+    """Return the damage of a segment that the disk cannot read."""
     name = segment_path("", base_offset, LOG_SUFFIX).lstrip("/")
     return Damage(UNREADABLE, name, base_offset, base_offset, FILE_START, f"the disk cannot read it: {(error.strerror or str(error)).lower()}")

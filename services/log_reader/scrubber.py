@@ -75,7 +75,7 @@ class Scrubber:
         self._damages = {kind: counters.counter(f'scrub.damages{{kind="{kind}"}}') for kind in _KINDS}
 
     def maybe_start(self) -> None:
-        """To be called once in a while: a thread that could not be started is tried again."""
+        """Start the thread if it does not run. Called regularly, because a start may fail."""
         if self._thread is None and not self._stop.is_set() and (self._makes_passes or self._looks):
             thread = BackgroundThread(self._run, "scrubber")
             try:
@@ -93,7 +93,7 @@ class Scrubber:
             self.maybe_start()
 
     def close(self) -> None:
-        """Ask the thread to end; on a hung disk it cannot, and is not waited for."""
+        """Ask the thread to end, and wait for up to half a second: on a hung disk it cannot end."""
         self._stop.set()
         self._wake.set()
         if self._thread is not None:
@@ -105,7 +105,7 @@ class Scrubber:
                 self._wake.clear()
 
     def step(self) -> float:
-        """Read one piece; how many seconds to wait for the next."""
+        """Read one piece; return how many seconds to wait before the next."""
         now_ms = self._clock.wall_ms()
         if self._looks:
             self._look(*self._looks.popitem()[0])
@@ -137,7 +137,9 @@ class Scrubber:
         return size_bytes / self._bytes_per_second
 
     def _check_all(self) -> Iterator[int]:
-        """All closed segments of the disk from where the report stands; yields the bytes that were read."""
+        """Check all closed segments of the disk from the report's position on; yield the bytes
+        read.
+        """
         begin = (self._report.partition, self._report.base_offset)
         for name in self._partition_names():
             topic_partition = parse_partition_name(name)
@@ -155,7 +157,7 @@ class Scrubber:
             self._tell(topic_partition, damage)
 
     def _find(self, topic_partition: TopicPartition, base_offset: Offset, end_offset: Offset) -> Generator[int, None, list[Damage]]:
-        """What is wrong with one segment; nothing if it is gone."""
+        """Return the damage of one segment, none if the segment is gone; yield the bytes read."""
         directory = f"{self._disk.path}/{topic_partition}"
         found: list[Damage] | None = None
         while True:
@@ -210,7 +212,9 @@ class Scrubber:
     # -- what was repaired
 
     def _see_to_repaired(self, now_ms: int) -> int | None:
-        """A piece of checking again what was repaired, in bytes; None when there is nothing to check."""
+        """Check one piece of a repaired segment; return its bytes, None if there is nothing to
+        check.
+        """
         if self._again is None:
             self._looked_ms = now_ms
             self._forget_rebuilt()
@@ -224,7 +228,10 @@ class Scrubber:
         return size_bytes
 
     def _check_again(self, topic_partition: TopicPartition, base_offset: Offset, began_ms: int) -> Iterator[int]:
-        """Findings that are still true are found at `began_ms`: a repair since then has it checked once more."""
+        """Check a segment again.
+
+        Findings that remain are dated `began_ms`, so a later repair triggers another check.
+        """
         bases = bases_in(f"{self._disk.path}/{topic_partition}")
         behind = bases[bases.index(base_offset) + 1 :] if base_offset in bases else []
         if base_offset in bases and not behind:
@@ -242,7 +249,10 @@ class Scrubber:
                 self._tell(topic_partition, damage)
 
     def _check_places_again(self, topic_partition: TopicPartition, base_offset: Offset) -> None:
-        """Of a segment that grows; it is written to all the time, so what is still wrong stays the finding that it was."""
+        """Check the findings of an active segment again.
+
+        It is written to all the time, so findings that remain keep their date.
+        """
         left = []
         for damage in self._report.damages:
             if _segment(damage) != (topic_partition, base_offset) or damage.is_rebuildable:
@@ -254,14 +264,14 @@ class Scrubber:
             self._publish(self._clock.wall_ms())
 
     def _forget_rebuilt(self) -> None:
-        """Take indexes out of the report that were written anew since they were found bad."""
+        """Remove indexes from the report that were rebuilt since."""
         left = tuple(damage for damage in self._report.damages if not (damage.is_rebuildable and self._is_rewritten(damage)))
         if left != self._report.damages:
             self._report = self._report._replace(damages=left)
             self._publish(self._clock.wall_ms())
 
     def _is_rewritten(self, damage: FoundDamage) -> bool:
-        """Or gone."""
+        """Return whether the file was written to since the finding, or is gone."""
         try:
             modified_ms = file_io.stat(f"{self._disk.path}/{damage.topic}-{damage.partition}/{damage.file}").st_mtime_ns // 1_000_000
         except FileNotFoundError:
@@ -287,6 +297,7 @@ class Scrubber:
 
     @property
     def report(self) -> ScrubReport:
+        """The progress and the findings of the current pass."""
         return self._report
 
 
