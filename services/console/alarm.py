@@ -75,6 +75,10 @@ class Alarm(NamedTuple):
     meaning: str
     """What it means for users, in a sentence."""
     only_expression: str = ""
+    check: str = ""
+    """What the operator checks, and with which command. Markdown, as `act`; links from `docs/operate.md`."""
+    act: str = ""
+    """What the operator does then."""
 
     @property
     def expression(self) -> str:

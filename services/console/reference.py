@@ -1,19 +1,23 @@
-"""Generates `docs/metrics.md` and `systemd/prometheus-alerts.yml` from the rows of metrics and
-alarms. Tests compare them.
+"""Generates `docs/metrics.md`, `systemd/prometheus-alerts.yml` and the runbook in `docs/operate.md`
+from the rows of metrics and alarms. Tests compare them.
 
 `python -m services.console.reference metrics > docs/metrics.md`, `… alerts >
-systemd/prometheus-alerts.yml`. Pure except for `main`.
+systemd/prometheus-alerts.yml`, `… runbook` for what stands between the marks of `docs/operate.md`.
+Pure except for `main`.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import textwrap
 
 from services.console.alarm import Alarm
 from services.console.alarms import ALARMS
 from services.console.metric_row import MetricRow
 from services.console.metric_rows import GROUPS
+
+COLUMNS_MAX = 100
 
 _METRICS_HEAD = """\
 # Metrics
@@ -80,9 +84,24 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+def runbook() -> str:
+    """Return a section for each alarm: what it means, what to check, what to do."""
+    return "".join(f"\n### {alarm.name}\n\n{_filled(alarm.meaning)}\n\n{_item('Check', alarm.check)}\n{_item('Act', alarm.act)}\n" for alarm in ALARMS)
+
+
+def _item(word: str, text: str) -> str:
+    return _filled(f"* {word}: {text}", "  ")
+
+
+def _filled(text: str, indent: str = "") -> str:
+    """Wrap Markdown, and keep a code span in one line, so that its command can be copied."""
+    whole = re.sub(r"`[^`]+`", lambda span: span.group().replace(" ", "\0"), text)
+    return textwrap.fill(whole, COLUMNS_MAX, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False).replace("\0", " ")
+
+
 def main() -> int:
     """Print the page that the first argument names; return the exit code."""
-    pages = {"metrics": metrics_page, "alerts": alert_rules}
+    pages = {"metrics": metrics_page, "alerts": alert_rules, "runbook": runbook}
     if len(sys.argv) != 2 or sys.argv[1] not in pages:
         print(f"usage: python -m services.console.reference {'|'.join(pages)}", file=sys.stderr)
         return 2
