@@ -84,6 +84,30 @@ INGEST_ROWS = (
         GIB,
     ),
     SettingRow(
+        "ingest.sender.bytes.per.second",
+        64 * MIB,
+        "bytes/s",
+        "most bytes that one listener takes from one address, decompressed; then the sender waits, HTTP answers 429, datagrams are dropped; 0: no limit",
+        "one sender fills the disks sooner",
+        0,
+        1024 * GIB,
+    ),
+    SettingRow(
+        "ingest.sender.records.per.second",
+        250_000,
+        "records/s",
+        "most records that one listener takes from one address, as above; a relay of many senders is one address; 0: no limit",
+        "one sender fills the disks sooner",
+        0,
+        1_000_000_000,
+    ),
+    SettingRow(
+        "ingest.listener.bytes.per.second", 0, "bytes/s", "most bytes that one listener takes from all senders, as above; 0: no limit", "", 0, 1024 * GIB
+    ),
+    SettingRow(
+        "ingest.listener.records.per.second", 0, "records/s", "most records that one listener takes from all senders; 0: no limit", "", 0, 1_000_000_000
+    ),
+    SettingRow(
         "ingest.sender.silent.ms",
         300 * SECOND,
         "ms",

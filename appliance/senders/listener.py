@@ -115,6 +115,12 @@ class Listener(NamedTuple):
     """HTTP: a request must present one of these (bearer, Splunk, or the password of basic)."""
     shared_key: str = ""
     """The shared key of Fluent's forward protocol."""
+    sender_bytes_per_second: int = 0
+    sender_records_per_second: int = 0
+    """What one address may send (`ingest.sender.bytes.per.second`); 0: no limit."""
+    bytes_per_second: int = 0
+    records_per_second: int = 0
+    """What all addresses may send together."""
     idle_ms_max: int = IDLE_MS_MAX
     """How long an incomplete frame, request or handshake may make no progress."""
 
@@ -151,6 +157,10 @@ def listener_defaults(box: Box) -> Listener:
         time_zone=box.text("ingest.syslog.time.zone"),
         message_bytes_max=box.integer("ingest.syslog.max.message.bytes"),
         decompressed_bytes_max=box.integer("ingest.decompressed.bytes.max"),
+        sender_bytes_per_second=box.integer("ingest.sender.bytes.per.second"),
+        sender_records_per_second=box.integer("ingest.sender.records.per.second"),
+        bytes_per_second=box.integer("ingest.listener.bytes.per.second"),
+        records_per_second=box.integer("ingest.listener.records.per.second"),
     )
 
 

@@ -171,6 +171,10 @@ LISTENER_KEYS: dict[str, Key] = {
     "client-names": Key("client_names", _several(_text), _TEXTS, (), _TLS),
     "token": Key("tokens", _several(_text), _TEXTS, (Protocol.HTTP,)),
     "shared-key": Key("shared_key", _text, _TEXT, (Protocol.FLUENT,)),
+    "sender-bytes-per-second": _number_key("sender_bytes_per_second", 0, 1 << 40),
+    "sender-records-per-second": _number_key("sender_records_per_second", 0, 1_000_000_000),
+    "bytes-per-second": _number_key("bytes_per_second", 0, 1 << 40),
+    "records-per-second": _number_key("records_per_second", 0, 1_000_000_000),
     "idle-seconds": _number_key("idle_ms_max", 1, 86_400, 1000)._replace(transports=_STREAMS),
 }
 SECRET_KEYS = ("token", "shared-key")

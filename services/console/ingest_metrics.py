@@ -27,7 +27,7 @@ INGEST = (
     counter(
         "ingest_refused_messages",
         "ingest.refused",
-        "Refused before they were lines, by reason: malformed, too_large, unauthorized, busy, timed_out, no_topic, incomplete.",
+        "Refused before they were lines, by reason: malformed, too_large, unauthorized, busy, timed_out, no_topic, incomplete, over_quota.",
         _REASON,
     ),
     counter("ingest_copied_lines", "ingest.copies", "Copies stored in further topics, dead letters too.", _LISTENER),
@@ -52,6 +52,7 @@ INGEST = (
     counter("ingest_handed_over_connections", "ingest.connections_handed_over", "Sender connections given to the ingest that serves their address."),
     counter("ingest_kept_connections", "ingest.connections_kept", "Sender connections of another ingest that was away for too long."),
     counter("ingest_paused_connections", "ingest.connections_paused", "Times that a sender was slowed down."),
+    counter("ingest_over_quota_connections", "ingest.connections_over_quota", "Times that a sender was slowed down by its quota."),
     counter("ingest_crowded_connections", "ingest.connections_crowded", "Times that a sender of a large frame waited, because all together were too much."),
     counter("ingest_accept_failures", "ingest.accept_failures", "Sender connections that the kernel refused to hand over."),
     gauge("ingest_unfinished_bytes", "ingest.unfinished_bytes", "Bytes of frames and requests that are not whole."),

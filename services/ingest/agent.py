@@ -198,7 +198,7 @@ class IngestAgent:
     def park_ms(self) -> int:
         now_ns = self._clock.monotonic_ns()
         wait_ms = self._sender.queues.ms_to_next_try(now_ns, WAITING_PARK_MS if self._sender.waits else PARK_MS_MAX)
-        return self._topics.wait_ms(now_ns, wait_ms)
+        return self._connections.wait_ms(self._topics.wait_ms(now_ns, wait_ms))
 
     def begin_stop(self) -> None:
         """Accept no new connections; take what has arrived."""

@@ -10,6 +10,7 @@ import socket
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -200,3 +201,73 @@ def test_half_a_request_is_not_acknowledged(box: FloodedBox) -> None:
     assert len(box.records()) < RECORDS
     box.start_ingest()
     box.run_until(lambda: box.is_ready and not box.ledger().in_flight, "what was in flight is accounted for")
+
+
+# -- quotas
+
+LINE = b"<13>1 - - - - - - " + b"x" * 480 + b"\n"
+SLOW = {"ingest_sender_bytes_per_second": 1 << 20}
+"""Two seconds of it are a burst."""
+BURST_BYTES = 2 << 20
+
+
+def test_a_stream_above_its_quota_is_not_read_and_no_other_sender_waits(make: Callable[..., FloodedBox]) -> None:
+    box = make(**SLOW)
+    flooder, other = box.sender("syslog"), box.sender("syslog", OTHER)
+    left, began = memoryview(LINE * 40_000), time.monotonic()
+    while box.counter("ingest.connections_over_quota") == 0:
+        with suppress(BlockingIOError):
+            left = left[flooder.send(left) :]
+        box.step()
+    stored = box.ledger().received * len(LINE)
+    allowed = BURST_BYTES + (time.monotonic() - began) * (1 << 20)
+    assert BURST_BYTES - (1 << 17) <= stored <= allowed + (1 << 17)
+    before = box.ledger().received
+    box.send(other, LINE)
+    box.run_until(lambda: box.ledger().received > before, "the other sender's line")
+    before = box.ledger().received
+    box.run_until(lambda: box.ledger().received > before, "the flood goes on when there are tokens")
+
+
+def test_http_above_its_quota_is_answered_429_with_retry_after(make: Callable[..., FloodedBox]) -> None:
+    box = make(**SLOW)
+    sender, bomb = box.sender("http"), request("/ingest/syslog", b"x" * (4 << 20) + b"\n", "text/plain")
+    box.send(sender, bomb)
+    assert b"HTTP/1.1 4" in box.answer(sender, b"}"), "too large for the topic"
+    box.send(sender, bomb)
+    answer = box.answer(sender, b"}")
+    assert answer.startswith(b"HTTP/1.1 429 ") and b"\r\nRetry-After: " in answer
+    assert box.counter('ingest.refused{reason="over_quota"}') == 1
+    other = box.sender("http", OTHER)
+    box.send(other, request("/ingest/syslog", b"{}"))
+    assert b"HTTP/1.1 200" in box.answer(other, b"}")
+
+
+def test_datagrams_above_their_quota_are_dropped_and_counted(make: Callable[..., FloodedBox]) -> None:
+    box = make(ingest_sender_bytes_per_second=10_000)
+    for _ in range(100):
+        box.send_datagrams(*[LINE[:-1]] * 20)
+        box.step()
+    refused = box.counter('ingest.refused{listener="syslog-udp",reason="over_quota"}')
+    assert refused >= 1_500 and box.ledger().received + refused == 2_000
+
+
+def test_a_listener_has_a_quota_for_all_its_senders(make: Callable[..., FloodedBox]) -> None:
+    box = make(ingest_listener_records_per_second=500)
+    for number in range(40):
+        sender = box.sender("http", f"127.0.1.{number}")
+        box.send(sender, request("/ingest/syslog", b"{}\n" * 100))
+        box.answer(sender, b"}")
+        box.send(sender, request("/ingest/syslog", b"{}\n" * 100))
+        box.answer(sender, b"}")
+    assert box.counter('ingest.refused{reason="over_quota"}') >= 20
+
+
+@pytest.mark.parametrize("path", ["/ingest/syslog", "/upload"])
+def test_compressed_content_has_at_most_32_times_its_size_above_16_mib(make: Callable[..., FloodedBox], path: str) -> None:
+    box = make(ingest_decompressed_bytes_max=1 << 28, ingest_sender_bytes_per_second=0)
+    sender = box.sender("http")
+    media_type = "text/plain" if path != "/upload" else "application/vnd.fdo.journal"
+    box.send(sender, request(path, b"MESSAGE=" + bytes(20 << 20), media_type))
+    assert b"HTTP/1.1 413" in box.answer(sender, b"}")
+    assert not box.ledger().stored

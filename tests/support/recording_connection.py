@@ -16,6 +16,8 @@ class RecordingConnection:
         self.intake = intake or RecordingIntake()
         self.source = EventSource(b"192.0.2.7:4711", b"192.0.2.7", str(self.listener.protocol).encode())
         self.principal = principal
+        self.quota_wait_ms = 0
+        self.charged_bytes = 0
         self.unsent_bytes = 0
         """A test says how much the peer does not take."""
         self.sent = bytearray()
@@ -37,6 +39,9 @@ class RecordingConnection:
         sent = bytes(self.sent)
         self.sent.clear()
         return sent
+
+    def charge(self, size_bytes: int) -> None:
+        self.charged_bytes += size_bytes
 
     def run(self, steps: Steps) -> None:
         run_to_end(steps)

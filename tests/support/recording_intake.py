@@ -116,6 +116,9 @@ class RecordingIntake:
     def forget(self, identity: bytes) -> None:
         self.forgotten.append(identity)
 
+    def records_of(self, listener: Listener, source: EventSource) -> tuple[int, int]:
+        return sum(group.source.host == source.host for group, _ in self.taken), len(self.taken)
+
     def blocked_by(self, listener: Listener, topic: str = "") -> bool:
         return self.is_blocked or topic in self.blocked_topics
 

@@ -21,6 +21,7 @@ from appliance.runtime.listening import NO_ROOM_TO_ACCEPT
 from appliance.senders.accounting import INPUT_BYTES_COUNTER
 from appliance.senders.listener import Listener, ListenerTransport
 from services.ingest.listeners.proxy_header import Networks, ProxyHeader
+from services.ingest.listeners.sender_quotas import SenderQuotas
 from services.ingest.listeners.sender_stream import PLAIN, SenderStream, StreamError
 from services.ingest.protocols.session import session_of
 from services.ingest.records.event import EventSource, address_text
@@ -94,6 +95,7 @@ class ListeningSocket:
         self._log = context.log
         self._proxies = Networks(listener.proxy_from)
         self._make_session: MakeSession | None = None
+        self.quotas = SenderQuotas(listener, context.clock)
         self._tls = self._tls_context()
         self._accepting = self._is_pausing = self._is_refusing = False
         self._accept_failures = counters.counter("ingest.accept_failures")

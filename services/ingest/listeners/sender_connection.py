@@ -68,18 +68,20 @@ class PauseReason(IntEnum):
     """All connections together hold too many bytes of incomplete frames."""
     ORDER = 16
     """Earlier connections of its sender are read first."""
+    QUOTA = 64
+    """Its sender, or its listener, has exceeded its quota (`sender_quotas`)."""
     WORK = 32
     """A large request is taken in steps over turns (`sliced_work`)."""
 
 
-_STOPPING = PauseReason.SESSION | PauseReason.PARTITION | PauseReason.WINDOW | PauseReason.WORK
+_STOPPING = PauseReason.SESSION | PauseReason.PARTITION | PauseReason.WINDOW | PauseReason.WORK | PauseReason.QUOTA
 
 
 class SenderConnection:
     """Implements `protocols.session.SessionConnection` for its session."""
 
     __slots__ = (
-        "_began", "_head", "_run", "_unsent", "address", "close_reason", "deadline_ms", "descriptor",
+        "_began", "_head", "_run", "_unsent", "address", "bucket", "close_reason", "deadline_ms", "descriptor",
         "inquiry", "intake", "interest", "is_broken", "listener", "listening", "on_changed",
         "opened_ms", "pauses", "peer_address", "phase", "session", "socket", "source", "stream",
         "taken_ms", "unfinished_bytes", "unsent_bytes", "work", "work_address",
@@ -103,6 +105,7 @@ class SenderConnection:
         self.address = self.peer_address = peer[0]
         """`address` counts for limits: the one that a trusted proxy claims, otherwise the peer's
         own."""
+        self.bucket = listening.quotas.bucket_of(peer[0])
         self.source = listening.source_of(*peer)
         self.intake = intake
         self.on_changed = on_changed
@@ -171,6 +174,14 @@ class SenderConnection:
     def run(self, steps: Steps) -> None:
         self._run(self, steps)
 
+    @property
+    def quota_wait_ms(self) -> int:
+        bucket = self.bucket
+        return bucket.wait_ms(*self.intake.records_of(self.listener, self.source)) if bucket.bytes_left < 0 else 0
+
+    def charge(self, size_bytes: int) -> None:
+        self.bucket.bytes_left -= size_bytes
+
     def hold(self) -> None:
         self.pauses |= PauseReason.SESSION
         self.on_changed(self)
@@ -233,6 +244,7 @@ class SenderConnection:
         self._head = None
         if header.size_bytes:
             self.source, self.address = self.listening.origin_behind(header, self.source, self.address)
+            self.bucket = self.listening.quotas.bucket_of(self.address)
         if self.stream is PLAIN:
             self.begin(self.listening.make_session)
         return data[header.size_bytes :]

@@ -19,6 +19,7 @@ from typing import Protocol, cast
 
 from appliance.runtime.agent import ServiceContext
 from appliance.senders.listener import Listener
+from appliance.senders.listener import Protocol as ListenerProtocol
 from services.ingest.listeners.half_closed_connections import SESSION_SCOPED_IDS, HalfClosedConnections
 from services.ingest.listeners.listening_socket import ListeningSocket, ReservedDescriptor
 from services.ingest.listeners.sender_connection import ENDED, GONE, LINGERING, NEW, OPEN, RECEIVE_BYTES, PauseReason, SenderConnection
@@ -26,7 +27,7 @@ from services.ingest.listeners.sender_limits import SenderLimits, UnfinishedFram
 from services.ingest.listeners.sender_owners import REPEATING, AcceptedConnection, SenderOwners
 from services.ingest.listeners.sender_stream import StreamError
 from services.ingest.listeners.sliced_work import SlicedWork
-from services.ingest.protocols.session import RepeatingSession
+from services.ingest.protocols.session import AnsweringSession, RepeatingSession
 from services.ingest.records.intake import Intake
 
 TURN_BYTES = 1 << 18
@@ -40,6 +41,7 @@ LINGER_MS = 2_000
 DRAIN_BYTES_MAX = 8 << 20
 """What a stop still takes from one sender: more than the kernel keeps of a connection
 (`net.ipv4.tcp_rmem`), so the rest arrived after the stop began."""
+_NEVER_MS = 1 << 62
 _BROKEN = select.EPOLLHUP | select.EPOLLERR
 
 Partition = tuple[str, int]
@@ -71,6 +73,11 @@ class SenderConnections:
         self._connections: dict[int, SenderConnection] = {}
         self._changed: dict[SenderConnection, None] = {}  # with something to send, to read again, or to end
         self._blocked: dict[SenderConnection, Partition] = {}
+        self._throttled: dict[SenderConnection, int] = {}
+        """Over their quota, with the time in ms at which to look again."""
+        self._resume_ms = _NEVER_MS
+        self._is_draining = False
+        """A stop takes what has arrived, whatever the quotas."""
         self._windowed: dict[SenderConnection, None] = {}
         self._behind: dict[SenderConnection, None] = {}
         self._half_closed = HalfClosedConnections()
@@ -82,6 +89,7 @@ class SenderConnections:
         self._open = counters.gauge("ingest.connections")
         self._accepted = counters.counter("ingest.connections_accepted")
         self._pauses = counters.counter("ingest.connections_paused")
+        self._over_quota = counters.counter("ingest.connections_over_quota")
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -155,6 +163,7 @@ class SenderConnections:
         self._poller.unregister(connection.descriptor)
         del self._connections[connection.descriptor]
         self._blocked.pop(connection, None)
+        self._throttled.pop(connection, None)
         for paused in (self._windowed, self._behind, self._changed):
             paused.pop(connection, None)
         self._half_closed.remove(connection)
@@ -207,7 +216,7 @@ class SenderConnections:
                 return False
             if not self._read(connection) and self._turn_bytes_left == left:
                 break
-        if connection.work:
+        if connection.work or connection.pauses & PauseReason.QUOTA:
             return False  # what it sent is taken before what its sender repeats
         if connection.phase in (ENDED, GONE) or connection.close_reason:
             pass
@@ -229,7 +238,8 @@ class SenderConnections:
             return False
         except OSError:
             received, is_reset = b"", True  # what was received before it is kept
-        self._turn_bytes_left -= len(received)
+        size_bytes = len(received)
+        self._turn_bytes_left -= size_bytes
         if connection.phase is LINGERING:
             if not received:
                 self._drop(connection)
@@ -237,7 +247,9 @@ class SenderConnections:
         if not received:
             self._on_end(connection, is_reset)
             return False
-        connection.listening.input_bytes.add(len(received))
+        connection.listening.input_bytes.add(size_bytes)
+        bucket = connection.bucket
+        left = bucket.bytes_left = bucket.bytes_left - size_bytes
         self._intake.blocked_partition = None
         try:
             connection.take(received)
@@ -245,6 +257,8 @@ class SenderConnections:
             connection.listening.log_once(connection.source, error)
             connection.fail(error)
             return False
+        if left < 0:
+            self._check_quota(connection)
         return not self._maybe_pause(connection)
 
     def _on_end(self, connection: SenderConnection, is_reset: bool, is_by_us: bool = False) -> None:
@@ -282,6 +296,37 @@ class SenderConnections:
             connection.release(PauseReason.WORK)
         self._intake.blocked_partition = None
 
+    def _check_quota(self, connection: SenderConnection) -> None:
+        """Draw new credit for the sender; without any, its connection is not read. HTTP is read
+        between requests, which are answered."""
+        wait_ms = connection.quota_wait_ms
+        if not wait_ms or self._is_draining:
+            return
+        session = connection.session
+        if connection.listener.protocol is ListenerProtocol.HTTP and cast("AnsweringSession", session).is_between_requests:
+            return
+        if not connection.pauses & PauseReason.QUOTA:
+            self._over_quota.add()
+        connection.pauses |= PauseReason.QUOTA
+        resume_ms = self._throttled[connection] = self._clock.monotonic_ms() + wait_ms
+        self._resume_ms = min(self._resume_ms, resume_ms)
+
+    def _resume_throttled(self, now_ms: int) -> None:
+        due = [connection for connection, resume_ms in self._throttled.items() if resume_ms <= now_ms or self._is_draining]
+        for connection in due:
+            del self._throttled[connection]
+            wait_ms = connection.quota_wait_ms
+            if wait_ms and not self._is_draining:
+                self._throttled[connection] = now_ms + wait_ms
+            else:
+                connection.release(PauseReason.QUOTA)
+                self._update(connection)
+        self._resume_ms = min(self._throttled.values(), default=_NEVER_MS)
+
+    def wait_ms(self, limit_ms: int) -> int:
+        """Return how long the process may wait until a sender is within its quota again."""
+        return max(0, min(limit_ms, self._resume_ms - self._clock.monotonic_ms())) if self._throttled else limit_ms
+
     def resume(self, is_partition_blocked: Callable[[Partition], bool]) -> None:
         """The blocked partitions changed: read the connections whose partition takes records again."""
         for connection in [each for each, partition in self._blocked.items() if not is_partition_blocked(partition)]:
@@ -303,7 +348,10 @@ class SenderConnections:
             connection.release(PauseReason.WINDOW)
         for connection in self._unfinished.released():
             connection.release(PauseReason.FRAMES)
+        self._intake.blocked_partition = None
         worked = self._work.do_work()
+        if self._throttled and (now_ms := self._clock.monotonic_ms()) >= self._resume_ms:
+            self._resume_throttled(now_ms)
         for connection in list(self._behind):
             if connection.phase is not GONE and self._is_first(connection):
                 self._release(connection)
@@ -397,6 +445,9 @@ class SenderConnections:
     def drain(self) -> bool:
         """Stop: take what has arrived, within this turn's share. True if nothing is left, or only
         what arrived since."""
+        self._is_draining = True
+        if self._throttled:
+            self._resume_throttled(self._clock.monotonic_ms())
         for connection in list(self._connections.values()):
             taken_bytes = self._drained_bytes.get(connection, 0)
             if connection.phase is NEW:

@@ -21,10 +21,11 @@ from appliance.base.logging import Logger
 from appliance.runtime.agent import ServiceContext
 from appliance.senders.accounting import INPUT_BYTES_COUNTER, KERNEL_DROPS_COUNTER
 from appliance.senders.listener import Listener
+from services.ingest.listeners.sender_quotas import SenderBucket, SenderQuotas
 from services.ingest.protocols.session import handler_of
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.event import EventSource, address_text
-from services.ingest.records.intake import Intake
+from services.ingest.records.intake import Intake, RefusedReason
 
 RECEIVE_BUFFER_BYTES = 64 << 20
 DATAGRAM_BYTES_MAX = 65536
@@ -49,6 +50,8 @@ class DatagramSocket:
         counters = context.counters
         self.listener = listener
         self._socket = sock
+        self._intake = intake
+        self._quotas = SenderQuotas(listener, context.clock)
         self._handler = handler_of(listener.protocol)(listener, intake)
         self._counts_drops = context.instance in ("", "0")
         self._buffer = bytearray(DATAGRAM_BYTES_MAX)
@@ -136,13 +139,22 @@ class DatagramSocket:
         if senders:
             self._input_bytes.add(size_bytes)
             for peer, datagrams in senders.items():
-                self._handler.received(self._groups.get(peer) or self._add_group(peer), datagrams)
+                self._pass(self._groups.get(peer) or self._add_group(peer), datagrams)
         return received
+
+    def _pass(self, group: AckGroup, datagrams: list[bytes]) -> None:
+        """Pass datagrams of one sender to the handler; drop them if it has exceeded its quota."""
+        bucket: SenderBucket = group.context
+        if bucket.bytes_left < 0 and bucket.wait_ms(*self._intake.records_of(self.listener, group.source)):
+            self._intake.refuse(self.listener, group.source, RefusedReason.OVER_QUOTA, len(datagrams))
+            return
+        bucket.bytes_left -= sum(map(len, datagrams)) + self._handler.received(group, datagrams)
 
     def _add_group(self, peer: Peer) -> AckGroup:
         if len(self._groups) >= SENDERS_MAX:
             self._groups.clear()
         group = self._groups[peer] = AckGroup(self.listener, EventSource(*address_text(peer[0], peer[1]), self._transport))
+        group.context = self._quotas.bucket_of(peer[0])
         return group
 
     def close(self) -> None:

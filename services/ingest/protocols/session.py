@@ -54,6 +54,14 @@ class SessionConnection(Protocol):
         without reading.
         """
 
+    @property
+    def quota_wait_ms(self) -> int:
+        """How long until the sender is within its quota again; 0: it is."""
+
+    def charge(self, size_bytes: int) -> None:
+        """Count bytes for the sender's quota: what decompressed content has beyond what was
+        received."""
+
     def send(self, data: bytes) -> None:
         """Send an answer after those before it. A lost connection discards it."""
 
@@ -119,6 +127,15 @@ MakeSession = Callable[[SessionConnection], Session]
 """Makes the session of a connection."""
 
 
+class AnsweringSession(Session, Protocol):
+    """A session of a protocol that can refuse a request for now."""
+
+    @property
+    def is_between_requests(self) -> bool:
+        """True if what comes next is a request, which is answered even above the quota. Inside a
+        body the connection is not read then."""
+
+
 class Unfinished:
     """How long a frame has been incomplete. Frames may be minutes apart, but one that has begun
     must end within a limit.
@@ -150,9 +167,10 @@ class DatagramHandler(Protocol):
     remember between datagrams (chunks of GELF), bounded for all senders of its listener together.
     """
 
-    def received(self, group: AckGroup, datagrams: list[bytes]) -> None:
+    def received(self, group: AckGroup, datagrams: list[bytes]) -> int:
         """Take what one sender (`group.source`) sent in one burst, in order, none empty. The group
-        is never closed, because datagrams have no answers."""
+        is never closed, because datagrams have no answers. Return the bytes that compressed content
+        has beyond its size."""
 
     def tick(self, now_ms: int) -> None:
         """Called once a second with `Intake.monotonic_ms`: drop what does not continue."""

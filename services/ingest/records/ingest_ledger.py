@@ -177,6 +177,10 @@ class IngestLedger:
         """The sender of the group is being answered."""
         self.of(group.listener).acknowledged.add(group.record_count - len(group.rejected))
 
+    def records_of(self, listener: Listener, host: bytes) -> tuple[int, int]:
+        """Return the records that an address has sent, and those that a listener has received."""
+        return self._senders.of(host).received, self.of(listener).received.value
+
     def _sender(self, group: AckGroup) -> SenderLedger:
         account: SenderLedger | None = group.sender_ledger
         if account is None:

@@ -38,6 +38,8 @@ class RefusedReason(StrEnum):
     defines."""
     TIMED_OUT = "timed_out"
     """A part arrived, and the rest did not in time."""
+    OVER_QUOTA = "over_quota"
+    """The sender, or all senders of its listener, exceed their quota (`sender_quotas`)."""
     NO_TOPIC = "no_topic"
     """The sender names a topic that does not exist."""
     NO_INPUT = "no_input"
@@ -81,6 +83,10 @@ class Intake(Protocol):
 
     def forget(self, identity: bytes) -> None:
         """The sender knows that this identity is stored: from now on the same identity is new."""
+
+    def records_of(self, listener: Listener, source: EventSource) -> tuple[int, int]:
+        """Return how many records the sender's address has sent, and how many all senders of the
+        listener, for their quotas."""
 
     def blocked_by(self, listener: Listener, topic: str = "") -> bool:
         """True if records would have to wait, so that a request-based protocol refuses them: HTTP

@@ -152,6 +152,9 @@ class RecordRouter:
         self._ledger.on_refused(group.listener, group.source.host, RefusedReason.INCOMPLETE, 1)
         self._acknowledger.close(group)
 
+    def records_of(self, listener: Listener, source: EventSource) -> tuple[int, int]:
+        return self._ledger.records_of(listener, source.host)
+
     def open_stream(self, listener: Listener, source: EventSource) -> ReplayedStream:
         return self._identified.open_stream(listener, source)
 

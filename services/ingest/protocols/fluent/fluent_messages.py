@@ -9,7 +9,7 @@ metrics or traces (`fluent_signal`), which has no entries. Weak: `size` in the o
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -141,9 +141,9 @@ def _text(tag: object) -> str:
     return tag if type(tag) is str else tag.decode("utf-8", "surrogateescape") if type(tag) is bytes else deep_text(tag)
 
 
-def records_of(message: FluentMessage, listener: Listener) -> Iterator[tuple[Sequence[IngestRecord], int]]:
+def records_of(message: FluentMessage, listener: Listener, charge: Callable[[int], None] = lambda _bytes: None) -> Iterator[tuple[Sequence[IngestRecord], int]]:
     """Return the records of a message in slices, and the number of invalid entries; a slice without
-    records is a step before the first. Raises TooLarge for a chunk above the limit.
+    records is a step before the first. Raises TooLarge for a chunk above the limit. `charge`: `SessionConnection.charge`.
     """
     known = {"tag": message.tag}
     if len(message.opened) > ENTRIES_MAX:
@@ -163,6 +163,7 @@ def records_of(message: FluentMessage, listener: Listener) -> Iterator[tuple[Seq
             next(opening)
         except StopIteration as end:
             entries, ends, behind = end.value
+            charge(len(entries) - len(message.packed))
             break
         except NotCompressed as problem:
             yield [unparsed_record(message.packed, str(problem), listener, known)], 1

@@ -138,7 +138,7 @@ class FluentSession:
             self.unacknowledged_bytes += size_bytes
         taken = 0
         try:
-            for records, unparsed in records_of(message, connection.listener):
+            for records, unparsed in records_of(message, connection.listener, connection.charge):
                 if taken >= SLICE_RECORDS or not records:
                     taken = 0
                     yield

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from appliance.records.compression import OPENED_BATCH_FACTOR
 from appliance.senders.listener import Listener
 from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge
 from services.ingest.protocols.gelf.gelf_message import gelf_record, open_gelf
@@ -30,6 +31,8 @@ BYTES_MAX: Final = 64 << 20
 UNFINISHED_OVERHEAD_BYTES: Final = 512
 """Cost of an incomplete message besides its bytes; it limits tiny chunks with ever new ids as well.
 """
+OPENED_BYTES_MIN: Final = 1 << 20
+"""A larger message is opened to 32 times its size only: datagrams cannot be made to wait."""
 _ID_AT, _INDEX_AT, _COUNT_AT, _DATA_AT = 2, 10, 11, 12
 
 
@@ -170,7 +173,8 @@ class GelfDatagrams:
         self._intake = intake
         self._assembly = ChunkAssembly()
 
-    def received(self, unit: AckGroup, datagrams: list[bytes]) -> None:
+    def received(self, unit: AckGroup, datagrams: list[bytes]) -> int:
+        opened_bytes = 0
         records: list[IngestRecord] = []
         now_ms = self._intake.monotonic_ms()
         source: EventSource = unit.source
@@ -179,7 +183,8 @@ class GelfDatagrams:
             if message is None:
                 continue
             try:
-                text = open_gelf(message, self._listener.decompressed_bytes_max)
+                text = open_gelf(message, min(self._listener.decompressed_bytes_max, max(OPENED_BYTES_MIN, OPENED_BATCH_FACTOR * len(message))))
+                opened_bytes += len(text) - len(message)
             except NotCompressed:
                 self._intake.refuse(self._listener, source, RefusedReason.MALFORMED)
             except TooLarge:
@@ -190,6 +195,7 @@ class GelfDatagrams:
         self._count_lost()
         if records:
             self._intake.take(unit, records)
+        return opened_bytes
 
     def tick(self, now_ms: int) -> None:
         self._assembly.expire(now_ms)

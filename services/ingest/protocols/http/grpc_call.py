@@ -17,7 +17,7 @@ from struct import Struct
 from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate_slowly
 from services.ingest.protocols.http.http2_stream import Http2Response
 from services.ingest.protocols.http.http_exchange import count
-from services.ingest.protocols.http.http_request import BUSY_SECONDS, HttpResponse, Request
+from services.ingest.protocols.http.http_request import BUSY_SECONDS, OVER_QUOTA_WORDS, HttpResponse, Request
 from services.ingest.protocols.http.http_wire import has_token
 from services.ingest.protocols.otlp.otlp import (
     BUSY_WORDS,
@@ -91,6 +91,9 @@ class GrpcCall:
         elif request.intake.blocked_by(request.listener):
             count(request, RefusedReason.BUSY)
             self._fail(RESOURCE_EXHAUSTED, BUSY_WORDS)
+        elif request.quota_wait_ms:
+            count(request, RefusedReason.OVER_QUOTA)
+            self._fail(RESOURCE_EXHAUSTED, OVER_QUOTA_WORDS)
 
     def take(self, data: bytes) -> None:
         """A piece of the body has arrived."""
@@ -127,6 +130,7 @@ class GrpcCall:
         message = yield from self._open(request, body)
         if message is None:
             return
+        request.charge(len(message) - len(body))
         try:
             reading = yield from read_protobuf_slowly(message, request.listener)
         except BadPayload as problem:

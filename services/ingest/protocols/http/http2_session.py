@@ -122,6 +122,11 @@ class Http2Session:
     def buffered_bytes(self) -> int:
         return sum(stream.call.buffered_bytes for stream in self._streams.values())
 
+    @property
+    def is_between_requests(self) -> bool:
+        """Requests share the connection: only a body without an end stops its reading."""
+        return not any(stream.call.is_stream for stream in self._streams.values())
+
     def received(self, data: bytes | memoryview) -> None:
         if self._is_closing:
             return
@@ -218,7 +223,7 @@ class Http2Session:
         path, query = split_target(target)
         request = Request(method, path, query, headers, self._listener, connection.source, connection.intake)
         request.principal = connection.principal.encode()
-        request.run = connection.run
+        request.run, request.charge, request.quota_wait_ms = connection.run, connection.charge, connection.quota_wait_ms
         stream_id = event.stream_id
         assert stream_id is not None
         stream = self._streams[stream_id] = Stream(self._now_ms)

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 
 from appliance.base.invariants import check
 from services.ingest.protocols.http.http_endpoints import Path, find_path
-from services.ingest.protocols.http.http_request import HttpResponse, Request, finish_slowly, refusal
+from services.ingest.protocols.http.http_request import HttpResponse, Request, finish_slowly, over_quota_answer, refusal
 from services.ingest.protocols.http.http_wire import has_token, open_body
 from services.ingest.protocols.steps import Steps
 from services.ingest.records.intake import RefusedReason
@@ -173,6 +173,9 @@ class Exchange:
         if path.stores and request.intake.blocked_by(request.listener, found.arguments.get("topic", "")):
             count(request, RefusedReason.BUSY)
             return request.busy(request)
+        if path.stores and request.quota_wait_ms:
+            count(request, RefusedReason.OVER_QUOTA)
+            return over_quota_answer(request)
         if path.is_stream:
             opened = cast("BodyStream | HttpResponse", path.endpoint(request))
             if isinstance(opened, HttpResponse):
@@ -196,6 +199,8 @@ class Exchange:
                 count(request, RefusedReason.TOO_LARGE if refused.status == 413 else RefusedReason.MALFORMED)
                 request.answer(refused)
                 return
+            if request.body is not body:
+                request.charge(len(request.body) - len(body))
             self._unacknowledged_bytes = max(1, len(request.body))
             answer = yield from finish_slowly(self._path.endpoint(request))
         except GeneratorExit:

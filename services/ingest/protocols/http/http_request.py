@@ -53,6 +53,9 @@ class PendingResponse:
 WAITING: Final = PendingResponse()
 
 
+def _no_charge(_size_bytes: int) -> None: ...
+
+
 class Request:
     """One request. `arguments` are the names in the path's pattern, `headers` have lower-case
     names, `body` has no content encoding.
@@ -64,6 +67,7 @@ class Request:
         "arguments",
         "body",
         "busy",
+        "charge",
         "content_encoding",
         "headers",
         "intake",
@@ -74,6 +78,7 @@ class Request:
         "pattern",
         "principal",
         "query_string",
+        "quota_wait_ms",
         "run",
         "source",
         "unit",
@@ -102,6 +107,9 @@ class Request:
         """
         self.run: Callable[[Steps], None] = run_to_end
         """Runs work that takes longer than a turn (`SessionConnection.run`)."""
+        self.charge: Callable[[int], None] = _no_charge
+        self.quota_wait_ms = 0
+        """How long until its sender is within its quota; 0: it is."""
         self._answer: Callable[[HttpResponse], None] | None = None
         self._query: dict[str, str] | None = None
 
@@ -204,6 +212,15 @@ def busy_answer(request: Request) -> HttpResponse:
     """Return 503: nothing of the request is certain to be stored; the sender may repeat it."""
     do = "send the same request again, later"
     return refusal(503, "the records cannot be stored now: disks are behind, or a leader is away", request.path, do, BUSY_SECONDS)
+
+
+OVER_QUOTA_WORDS = "the sender, or all senders of this listener together, have exceeded their quota"
+
+
+def over_quota_answer(request: Request) -> HttpResponse:
+    """Return 429 with the time after which the sender is within its quota."""
+    do = "send less, or raise ingest.sender.bytes.per.second or ingest.sender.records.per.second"
+    return refusal(429, OVER_QUOTA_WORDS, request.path, do, -(-request.quota_wait_ms // 1000))
 
 
 def too_many_answer(request: Request) -> HttpResponse:

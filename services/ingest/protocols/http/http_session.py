@@ -14,7 +14,7 @@ from services.ingest.protocols.http.http_exchange import Exchange
 from services.ingest.protocols.http.http_parser import BadRequest, HttpParser
 from services.ingest.protocols.http.http_request import Request, refusal
 from services.ingest.protocols.http.http_wire import CONTINUE, encode_answer, split_target
-from services.ingest.protocols.session import Session, SessionConnection
+from services.ingest.protocols.session import AnsweringSession, SessionConnection
 from services.ingest.records.intake import RefusedReason
 
 AHEAD_MAX = 32
@@ -38,7 +38,7 @@ class HttpSession:
     def __init__(self, connection: SessionConnection) -> None:
         self._connection = connection
         self._listener = connection.listener
-        self._http2: Session | None = None
+        self._http2: AnsweringSession | None = None
         self._first = b""
         self._parser: HttpParser | None = None
         self._exchanges: deque[Exchange] = deque()
@@ -62,6 +62,12 @@ class HttpSession:
         if self._http2 is not None:
             return self._http2.buffered_bytes
         return sum(exchange.buffered_bytes for exchange in self._exchanges)
+
+    @property
+    def is_between_requests(self) -> bool:
+        if self._http2 is not None:
+            return self._http2.is_between_requests
+        return self._current is None or self._current.answer is not None
 
     def received(self, data: bytes | memoryview) -> None:
         if self._http2 is not None:
@@ -128,7 +134,7 @@ class HttpSession:
         path, query = split_target(target)
         request = Request(method, path, query, headers, self._listener, connection.source, connection.intake)
         request.principal = connection.principal.encode()
-        request.run = connection.run
+        request.run, request.charge, request.quota_wait_ms = connection.run, connection.charge, connection.quota_wait_ms
         exchange = self._current = Exchange(request, keep_alive, self._flush)
         self._exchanges.append(exchange)
         exchange.begin()

@@ -92,6 +92,8 @@ class JournalUpload:
         try:
             left = PIECE_ENTRIES_MAX
             for data in opened:
+                if self._inflater is not None:
+                    self._request.charge(len(data))
                 for start in range(0, len(data), READ_BYTES):
                     if self._problem is not None or self._is_refused:
                         return

@@ -13,7 +13,7 @@ labels are not checked, and of a repeated name the last value counts.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final
 
 from appliance.senders.listener import Listener
@@ -67,7 +67,7 @@ def push(request: Request) -> SlowResult:
 def _read_bounded(request: Request) -> Generator[None, None, list[IngestRecord]]:
     tenant = request.headers.get(b"x-scope-orgid", b"")
     records: list[IngestRecord] = []
-    for record in (yield from read_push(request.body, request.media_type, request.content_encoding, tenant, request.listener)):
+    for record in (yield from read_push(request.body, request.media_type, request.content_encoding, tenant, request.listener, request.charge)):
         records.append(record)
         if not len(records) % SLICE_RECORDS:
             yield
@@ -90,15 +90,17 @@ def build_info(request: Request) -> HttpResponse:
     return HttpResponse(200, b'{"version":"3.0.0","revision":"millrace","branch":"","buildUser":"","buildDate":"","goVersion":""}')
 
 
-def read_push(body: bytes, media_type: bytes, content_encoding: bytes, tenant: bytes, listener: Listener) -> Generator[None, None, Iterator[IngestRecord]]:
+def read_push(
+    body: bytes, media_type: bytes, content_encoding: bytes, tenant: bytes, listener: Listener, charge: Callable[[int], None]
+) -> Generator[None, None, Iterator[IngestRecord]]:
     """Open a push in steps; return its records in their order. Raises BadPush, and TooLarge for a
-    body above the listener's limit.
+    body above the listener's limit. `charge`: `SessionConnection.charge`.
     """
     labels = _Labels(tenant.decode("utf-8", "replace"))
     if not body:
         raise BadPush("the body is empty")
     if media_type in _PROTOBUF:
-        return _read_protobuf((yield from _streams(body, content_encoding, listener)), labels, listener)
+        return _read_protobuf((yield from _streams(body, content_encoding, listener, charge)), labels, listener)
     return _read_json(body, labels, listener)
 
 
@@ -140,9 +142,10 @@ class _Labels:
         return _Stream({**labels, **self._tenant})
 
 
-def _streams(body: bytes, content_encoding: bytes, listener: Listener) -> Generator[None, None, LokiStreams]:
+def _streams(body: bytes, content_encoding: bytes, listener: Listener, charge: Callable[[int], None]) -> Generator[None, None, LokiStreams]:
     try:
         opened = body if content_encoding else (yield from inflate_slowly("snappy", body, listener.decompressed_bytes_max))
+        charge(len(opened) - len(body))
         return (yield from read_streams(opened, PARTS_MAX))
     except NotCompressed as problem:
         raise BadPush(f"the body is not snappy: {problem}") from problem

@@ -42,13 +42,15 @@ class WindowSize(NamedTuple):
 class LumberjackSplitter:
     """`feed` pieces of a stream. After a `problem` there is no more output."""
 
-    __slots__ = ("_buffer", "_frame_bytes_max", "_opened_bytes_max", "frames_done", "problem")
+    __slots__ = ("_buffer", "_frame_bytes_max", "_opened_bytes_max", "frames_done", "opened_bytes", "problem")
 
     def __init__(self, frame_bytes_max: int, opened_bytes_max: int) -> None:
         self._frame_bytes_max = frame_bytes_max
         self._opened_bytes_max = opened_bytes_max
         self._buffer = bytearray()
         self.frames_done = 0
+        self.opened_bytes = 0
+        """What compressed frames had beyond their size, until the session resets it."""
         self.problem = ""
         """Why the stream cannot be read further: "malformed", "too-large" or "version-1"."""
 
@@ -119,6 +121,7 @@ class LumberjackSplitter:
         except NotCompressed:
             self.problem = "malformed"
             return
+        self.opened_bytes += len(opened) - len(compressed)
         if (yield from self._read(opened, found, True)) != len(opened) and not self.problem and len(found) <= FRAMES_MAX:
             self.problem = "malformed"
 

@@ -87,6 +87,8 @@ class LumberjackSession:
                     yield
                 if self._is_ended:
                     return
+                self._connection.charge(self._splitter.opened_bytes)
+                self._splitter.opened_bytes = 0
             if type(found) is Event:
                 events.append(found)
                 if len(events) == PART_EVENTS_MAX:

@@ -79,7 +79,7 @@ class SyslogDatagrams:
         self._listener = listener
         self._intake = intake
 
-    def received(self, unit: AckGroup, datagrams: list[bytes]) -> None:
+    def received(self, unit: AckGroup, datagrams: list[bytes]) -> int:
         size_bytes_max = self._listener.message_bytes_max
         for index, message in enumerate(datagrams):
             if _DIGIT_ONE <= message[0] <= _DIGIT_NINE:
@@ -88,6 +88,7 @@ class SyslogDatagrams:
                 datagrams[index] = cut_message(message, size_bytes_max)
                 self._intake.note(self._listener, unit.source, Oddity.TRUNCATED)
         self._intake.take_syslog(unit, datagrams)
+        return 0
 
     def tick(self, now_ms: int) -> None:
         pass
