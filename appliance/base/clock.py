@@ -81,6 +81,10 @@ class ManualClock:
         self._monotonic_ns += milliseconds * 1_000_000
         self._wall_ms += milliseconds
 
+    def jump_wall_ms(self, milliseconds: int) -> None:
+        """Move the wall clock alone, as an operator or NTP does."""
+        self._wall_ms += milliseconds
+
 
 TOLERANCE_MS = 3_600_000
 """One hour: a manual change to summer time is accepted."""

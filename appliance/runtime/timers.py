@@ -23,18 +23,21 @@ STALE_ENTRIES_MIN: Final = 64
 
 
 class Timer:
-    """One deadline. It is live until it fires or is cancelled."""
+    """One deadline in monotonic ms. It is live until it fires or is cancelled.
 
-    __slots__ = ("_entry", "_on_due", "deadline_ms")
+    `on_due` is None once it is not live. `entry` is the number of its current heap entry.
+    """
+
+    __slots__ = ("deadline_ms", "entry", "on_due")
 
     def __init__(self, deadline_ms: int, on_due: OnDue) -> None:
         self.deadline_ms = deadline_ms
-        self._on_due: OnDue | None = on_due
-        self._entry = -1
+        self.on_due: OnDue | None = on_due
+        self.entry = -1
 
     @property
     def is_live(self) -> bool:
-        return self._on_due is not None
+        return self.on_due is not None
 
 
 class Timers:
@@ -47,6 +50,11 @@ class Timers:
 
     def __len__(self) -> int:
         return self._live
+
+    @property
+    def heap_entries(self) -> int:
+        """The entries in the heap, stale ones included."""
+        return len(self._heap)
 
     def schedule(self, deadline_ms: int, on_due: OnDue) -> Timer:
         """Return a new timer, live until it fires or is cancelled."""
@@ -67,7 +75,7 @@ class Timers:
     def cancel(self, timer: Timer | None) -> None:
         """Cancel a timer; None and a cancelled one are ignored."""
         if timer is not None and timer.is_live:
-            timer._on_due = None
+            timer.on_due = None
             self._live -= 1
             self._maybe_rebuild()
 
@@ -84,9 +92,9 @@ class Timers:
             if not self._heap or self._heap[0][0] > now_ms:
                 break
             timer = heapq.heappop(self._heap)[2]
-            on_due = timer._on_due
+            on_due = timer.on_due
             assert on_due is not None
-            timer._on_due = None
+            timer.on_due = None
             self._live -= 1
             fired += 1
             on_due(now_ms)
@@ -96,7 +104,7 @@ class Timers:
 
     def _push(self, timer: Timer) -> None:
         self._entries += 1
-        timer._entry = self._entries
+        timer.entry = self._entries
         heapq.heappush(self._heap, (timer.deadline_ms, self._entries, timer))
 
     def _settle(self) -> None:
@@ -104,7 +112,7 @@ class Timers:
         heap = self._heap
         while heap:
             deadline_ms, entry, timer = heap[0]
-            if not timer.is_live or timer._entry != entry:
+            if not timer.is_live or timer.entry != entry:
                 heapq.heappop(heap)
             elif timer.deadline_ms > deadline_ms:
                 heapq.heapreplace(heap, (timer.deadline_ms, entry, timer))
@@ -113,5 +121,5 @@ class Timers:
 
     def _maybe_rebuild(self) -> None:
         if len(self._heap) > 2 * self._live + STALE_ENTRIES_MIN:
-            self._heap = [(timer.deadline_ms, entry, timer) for _, entry, timer in self._heap if timer.is_live and timer._entry == entry]
+            self._heap = [(timer.deadline_ms, entry, timer) for _, entry, timer in self._heap if timer.is_live and timer.entry == entry]
             heapq.heapify(self._heap)

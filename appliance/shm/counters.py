@@ -83,7 +83,7 @@ class Counters:
     """The owner's side."""
 
     def __init__(self, shared: SharedObject) -> None:
-        self._shared = shared
+        self.shared = shared
         self._words = shared.words
         self._slots: dict[str, Counter] = {}
         self._gauges: dict[str, Counter] = {}
@@ -142,7 +142,7 @@ class Counters:
         if used >= SLOTS - 1 and label != _OVERFLOW_LABEL:
             return self.counter(_OVERFLOW_LABEL)
         position = LABELS_POSITION + used * LABEL_BYTES
-        self._shared.memory[position : position + LABEL_BYTES] = text.ljust(LABEL_BYTES, b"\0")
+        self.shared.memory[position : position + LABEL_BYTES] = text.ljust(LABEL_BYTES, b"\0")
         counter = Counter(words, VALUES_POSITION // WORD_BYTES + used)
         counter.set(0)
         words[USED_WORD] = used + 1
@@ -161,7 +161,7 @@ class Counters:
         if used >= HISTOGRAMS - 1 and label != _OVERFLOW_LABEL:
             return self.histogram(_OVERFLOW_LABEL)
         position = HISTOGRAM_LABELS_POSITION + used * LABEL_BYTES
-        self._shared.memory[position : position + LABEL_BYTES] = _label_bytes(label).ljust(LABEL_BYTES, b"\0")
+        self.shared.memory[position : position + LABEL_BYTES] = _label_bytes(label).ljust(LABEL_BYTES, b"\0")
         made = self._histograms[label] = Histogram(histogram_words(self._words, used))
         self._words[HISTOGRAMS_USED_WORD] = used + 1
         return made
@@ -175,10 +175,10 @@ class Counters:
 
     def set_state(self, state: str) -> None:
         """Store the state: `starting`, `recovering`, `serving`, `stopping`; at most 24 ASCII bytes."""
-        self._shared.memory[_STATE_POSITION : _STATE_POSITION + STATE_BYTES] = state.encode()[:STATE_BYTES].ljust(STATE_BYTES, b"\0")
+        self.shared.memory[_STATE_POSITION : _STATE_POSITION + STATE_BYTES] = state.encode()[:STATE_BYTES].ljust(STATE_BYTES, b"\0")
 
     def close(self) -> None:
-        self._shared.close()
+        self.shared.close()
 
 
 class CounterSnapshot(NamedTuple):

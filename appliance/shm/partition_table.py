@@ -284,7 +284,8 @@ class PartitionTableReader:
         self.shared = shared
         self.words = shared.words
         self._memory = shared.memory
-        self._unpack = _ROW.unpack_from
+        self.unpack_row = _ROW.unpack_from
+        """Reads the words of a row, which may be torn; tests write between two calls."""
         self.torn_rows = 0
         """Number of torn rows that the last `rows()` skipped. If the writer runs, scan again."""
 
@@ -320,7 +321,7 @@ class PartitionTableReader:
         bounded retries."""
         position = ROWS_POSITION + index * ROW_BYTES
         for _ in range(READ_RETRIES):
-            words = self._unpack(self._memory, position)
+            words = self.unpack_row(self._memory, position)
             if words[SEQUENCE] == words[TRAILING_SEQUENCE]:
                 return words
         raise TornRow(f"row {index} of {self.shared.name} stays torn")

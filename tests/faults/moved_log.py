@@ -49,7 +49,7 @@ class MovedLog:
 
     def __enter__(self) -> MovedLog:
         self._disks = [self._stack.enter_context(VolatileFiles(str(path))) for path in (self.root / "source", self.target_path)]
-        self.source._volatile, self.final._volatile = self._disks
+        self.source.volatile, self.final.volatile = self._disks
         self._stack.enter_context(_SyncsOf(self._disks))
         return self
 
@@ -81,7 +81,7 @@ class MovedLog:
 
     @property
     def state(self) -> SourceState:
-        log = self.source._log
+        log = self.source.opened
         return SourceState(self.life, log.log_start_offset, log.log_end_offset, log.active_base_offset, is_led=False)
 
     def copy(self) -> None:
@@ -95,7 +95,7 @@ class MovedLog:
         self.mover.flush(self.state)
 
     def freeze(self) -> None:
-        log = self.source._log
+        log = self.source.opened
         log.snapshot_producers()
         self.wanted = Complete(log.log_end_offset, log.log_end_offset, log.log_start_offset)
 

@@ -140,7 +140,7 @@ def _verify_final(moved: MovedLog) -> None:
     """The log is on the target disk, and continues there."""
     assert not moved.source.path.exists()
     log = moved.final
-    log._publish()
+    log.publish()
     log.settle("killed")
     verify(log, is_fresh=True)
     log.append([20, 20], producer_id=7)

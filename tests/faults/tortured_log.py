@@ -114,7 +114,7 @@ class TorturedLog:
         self.log: Log | None = None
         self._top = path
         self.chance = chance
-        self._volatile = volatile
+        self.volatile = volatile
 
     # -- opening
 
@@ -130,7 +130,7 @@ class TorturedLog:
 
     def _open_log(self, recovery: Recovery, log_start_offset: int = 0) -> None:
         self.log = Log.open(str(self.path), NAME, TOPIC_ID, self.config, self.clock, recovery, log_start_offset)
-        self._publish()
+        self.publish()
 
     def open_as(self, how: str) -> None:
         """Open the directory as the next process does after the last one was `killed` or the `power` went; "clean": as the directory says."""
@@ -145,18 +145,18 @@ class TorturedLog:
         else:
             recovery, start = SameBoot(row.end_offset, row.base_offset, row.position, saved), max(start, row.log_start_offset)
         self._open_log(recovery, start)
-        if self._log.recovery_point < saved:  # as a log-writer does before it serves
+        if self.opened.recovery_point < saved:  # as a log-writer does before it serves
             self._save_recovery_point()
         self.first_dirty = directory.checkpoints.lines[CLEANED].get(NAME, 0)
         if how == "power":
             self.leader_epoch += 1
 
-    def _publish(self) -> None:
-        log = self._log
+    def publish(self) -> None:
+        log = self.opened
         self.row = Row(log.log_end_offset, log.active_base_offset, log.active_position, log.log_start_offset)
 
     @property
-    def _log(self) -> Log:
+    def opened(self) -> Log:
         assert self.log is not None
         return self.log
 
@@ -189,11 +189,11 @@ class TorturedLog:
             producer = (producer_id, 0, sequence) if producer_id >= 0 else None
             sequence += records
             batches.append(keyed(*pairs, timestamp_ms=NOW_MS + self.serial - late_ms, producer=producer))
-        end_offset = self._log.log_end_offset
-        self._carry_out(batches, lambda: self._log.append_as_leader(batches, self.leader_epoch, self.clock.wall_ms()))
+        end_offset = self.opened.log_end_offset
+        self._carry_out(batches, lambda: self.opened.append_as_leader(batches, self.leader_epoch, self.clock.wall_ms()))
         if producer_id >= 0:
             self.sequences[producer_id] = sequence
-        assert self._log.log_end_offset == end_offset + len(sizes) * records
+        assert self.opened.log_end_offset == end_offset + len(sizes) * records
 
     def append_transaction(self, producer_id: int, size: int, marker: str) -> None:
         """Data of a transaction and, unless `marker` is empty, its "commit" or "abort": as a follower and as a leader, in turns."""
@@ -203,23 +203,23 @@ class TorturedLog:
         batches = [with_producer(raw, (producer_id, 0, sequence), TRANSACTIONAL_FLAG)]
         if marker:
             batches.append(memoryview(build_end_transaction_batch(producer_id, 0, EndTransactionMarker(marker == "commit", 3), NOW_MS + self.serial)))
-        offset = self._log.log_end_offset
-        epoch = max(self.leader_epoch, self._log.leader_epochs.latest)
+        offset = self.opened.log_end_offset
+        epoch = max(self.leader_epoch, self.opened.leader_epochs.latest)
         for number, batch in enumerate(batches):
             batch[:8] = (offset + number).to_bytes(8, "big")
             batch[LEADER_EPOCH_AT:MAGIC_AT] = epoch.to_bytes(4, "big")
         if self.serial % 2:
-            self._carry_out(batches, lambda: self._log.append_as_follower(batches))
+            self._carry_out(batches, lambda: self.opened.append_as_follower(batches))
         else:
-            self._log.verifications.is_enabled = False
+            self.opened.verifications.is_enabled = False
             self._carry_out(batches, lambda: self._lead(batches, epoch))
-            assert self._log.log_end_offset == offset + len(batches)
+            assert self.opened.log_end_offset == offset + len(batches)
         self.leader_epoch = epoch
         self.sequences[producer_id] = sequence + 1
         (self.open_transactions.discard if marker else self.open_transactions.add)(producer_id)
 
     def _lead(self, batches: list[memoryview], epoch: int) -> None:
-        results = self._log.append_as_leader(batches, epoch, self.clock.wall_ms())
+        results = self.opened.append_as_leader(batches, epoch, self.clock.wall_ms())
         assert not any(isinstance(result, RefusedBatch | NeedsVerification) for result in results), results
 
     def _carry_out(self, batches: list[memoryview], append: Callable[[], object]) -> None:
@@ -228,47 +228,47 @@ class TorturedLog:
             append()
         except StorageFailed:
             refused = [Stored.of(bytes(batch)) for batch in batches]
-            if self._log.failed:
+            if self.opened.failed:
                 memory.in_doubt = refused
             memory.refused |= {batch.raw for batch in refused}
             raise
         memory.history += [Stored.of(bytes(batch)) for batch in batches]
-        self._publish()
+        self.publish()
 
     def new_epoch(self) -> None:
         self.leader_epoch += 1
-        self._log.assign_leader_epoch(self.leader_epoch)
+        self.opened.assign_leader_epoch(self.leader_epoch)
 
     def roll(self) -> None:
-        self._log.roll()
-        self._publish()
+        self.opened.roll()
+        self.publish()
 
     def flush(self) -> None:
         """A flush round and its checkpoints."""
-        log = self._log
+        log = self.opened
         log.flush()
         self._save_recovery_point()
         self._directory.checkpoints.save(HIGH_WATERMARKS, lambda: {NAME: log.log_end_offset})
 
     def _save_recovery_point(self) -> None:
-        point = self._log.recovery_point
+        point = self.opened.recovery_point
         self._directory.checkpoints.save(RECOVERY_POINTS, lambda: {NAME: point})
         self.memory.durable_end = max(self.memory.durable_end, point)
 
     def flush_batches(self) -> None:
         """What a topic with flush.messages=1 does before it acknowledges."""
-        self._log.flush_batches()
-        self.memory.durable_end = max(self.memory.durable_end, self._log.durable_offset)
+        self.opened.flush_batches()
+        self.memory.durable_end = max(self.memory.durable_end, self.opened.durable_offset)
 
     def retain(self, offset: int, budget_bytes: int = 256) -> None:
         """The log begins at `offset` from now on (at the log end: nothing stays)."""
-        log, memory = self._log, self.memory
+        log, memory = self.opened, self.memory
         offset = max(log.log_start_offset, min(offset, log.log_end_offset))
         if offset == log.log_end_offset:
             self.roll()
         removed = log.advance_log_start_offset(offset)
         memory.log_start = offset
-        self._publish()
+        self.publish()
         try:
             self._directory.checkpoints.save(LOG_START_OFFSETS, lambda: {NAME: offset})
             memory.durable_start = offset
@@ -287,7 +287,7 @@ class TorturedLog:
 
     def truncate(self, offset: int) -> None:
         """As a follower whose leader has another history from `offset` on. The checkpoint follows before anything is appended."""
-        log, memory = self._log, self.memory
+        log, memory = self.opened, self.memory
         if offset >= log.log_end_offset:
             return
         offset = max(offset, log.log_start_offset, memory.compacted_below)  # what is compacted is known to all replicas
@@ -305,25 +305,25 @@ class TorturedLog:
         memory.lost = {lost for lost in memory.lost if lost < end}
         log.truncate_to(offset)
         memory.in_doubt = []
-        self._publish()
+        self.publish()
         self._after_truncation()
 
     def start_over(self, offset: int) -> None:
-        log, memory = self._log, self.memory
+        log, memory = self.opened, self.memory
         memory.history, memory.in_doubt, memory.may_be_empty, memory.lost = [], memory.history, True, set()
         memory.durable_end = memory.producers_durable_end = memory.compacted_below = 0
         memory.log_start = max(memory.log_start, offset)
         log.truncate_fully_and_start_at(offset)
         memory.in_doubt = []
-        self._publish()
+        self.publish()
         self._after_truncation()
         self._directory.checkpoints.save(LOG_START_OFFSETS, lambda: {NAME: offset})
         memory.durable_start = offset
         memory.may_be_empty = False
 
     def _after_truncation(self) -> None:
-        self._directory.checkpoints.save(RECOVERY_POINTS, lambda: {NAME: self._log.recovery_point})
-        if self.first_dirty > self._log.log_end_offset:
+        self._directory.checkpoints.save(RECOVERY_POINTS, lambda: {NAME: self.opened.recovery_point})
+        if self.first_dirty > self.opened.log_end_offset:
             self._directory.checkpoints.save(CLEANED, lambda: {NAME: 0})
             self.first_dirty = 0
         self.leader_epoch += 1
@@ -334,7 +334,7 @@ class TorturedLog:
     def _forget_producers(self) -> None:
         """Sequences go on from what the log knows."""
         for producer_id in range(1, 10):
-            entry = self._log.producers.entry(producer_id)
+            entry = self.opened.producers.entry(producer_id)
             if entry is not None:
                 self.sequences[producer_id] = entry.last_sequence + 1
                 if entry.transaction_first_offset >= 0:
@@ -342,7 +342,7 @@ class TorturedLog:
 
     def compact(self, buffer_bytes: int = 1 << 16, later_ms: int = 0) -> None:
         """A whole run, swapped in."""
-        log, memory = self._log, self.memory
+        log, memory = self.opened, self.memory
         self.clock.advance_ms(later_ms)
         self.flush()
         plan = plan_of(log, max(self.first_dirty, log.log_start_offset), self.clock.wall_ms(), log.producers.last_stable_offset(log.log_end_offset))
@@ -355,7 +355,7 @@ class TorturedLog:
             if report.group is not None and report.group.is_changed:
                 assert log.can_replace(report.group.bases)
                 replaced += log.replace_segments(report.group.bases, report.group.size_bytes)
-                self._publish()
+                self.publish()
         for name in file_io.listdir(str(self.path)):
             if name.endswith(".cleaned"):
                 file_io.unlink_if_there(f"{self.path}/{name}")
@@ -372,7 +372,7 @@ class TorturedLog:
 
     def rebuild_index(self, number: int = 0) -> None:
         """What the log-writer does about a finding of the scrubber."""
-        bases = self._log.segment_base_offsets
+        bases = self.opened.segment_base_offsets
         if number + 1 < len(bases):
             problem = recovery.rebuild_beside(str(self.path), bases[number], self.config.index_interval_bytes, self.clock.wall_ms())
             assert problem is None, problem
@@ -381,18 +381,18 @@ class TorturedLog:
 
     def damage_index(self, number: int = 0) -> None:
         """As a failing disk does it: without a system call."""
-        bases = self._log.segment_base_offsets
+        bases = self.opened.segment_base_offsets
         if number + 1 < len(bases):
             (self.path / f"{bases[number]:020d}.index").write_bytes(b"\0" * 24)
             self.damaged_index = True
 
     def repeat_checkpoint(self) -> None:
         """After a truncation the checkpoint must be written before the next append."""
-        if self._directory.checkpoints.lines[RECOVERY_POINTS].get(NAME, 0) > self._log.recovery_point:
+        if self._directory.checkpoints.lines[RECOVERY_POINTS].get(NAME, 0) > self.opened.recovery_point:
             self._save_recovery_point()
 
     def delete(self) -> None:
-        self._log.abandon()
+        self.opened.abandon()
         self._directory.mark_deleted(NAME)
         while self._directory.is_deleting:
             self._directory.delete_some(200)
@@ -407,7 +407,7 @@ class TorturedLog:
 
     def close(self, together_min: int = TOGETHER_MIN) -> None:
         """Cleanly, with everything that says so."""
-        log, directory = self._log, self._directory
+        log, directory = self.opened, self._directory
         close_logs(directory, [log], together_min)
         self.memory.durable_end = max(self.memory.durable_end, log.recovery_point)
         starts = {NAME: log.log_start_offset} if log.log_start_offset else {}
@@ -426,14 +426,14 @@ class TorturedLog:
             self.close()
         self.abandon()
         if how == "power":
-            assert self._volatile is not None
-            self._volatile.cut(self.chance)
+            assert self.volatile is not None
+            self.volatile.cut(self.chance)
         self.open_as(how)
         self.settle(how)
 
     def settle(self, how: str) -> None:
         """Adopt what the new incarnation found, after it was compared with what must be there."""
-        memory, log = self.memory, self._log
+        memory, log = self.memory, self.opened
         stored = stored_batches(self.path)
         start = memory.durable_start if how == "power" else max(memory.durable_start, self.row.log_start_offset)
         assert log.log_start_offset >= start or memory.may_be_empty, (log.log_start_offset, start)
@@ -452,7 +452,7 @@ class TorturedLog:
         memory.durable_end = min(memory.durable_end, log.log_end_offset)
         self.sequences, self.open_transactions = {}, set()
         self._forget_producers()
-        self._publish()
+        self.publish()
 
     def _take_back_refused(self, stored: list[Stored]) -> None:
         """A failed append was cut off; where a power cut undid that, it is there after all, in place of what was not durable."""
@@ -464,7 +464,7 @@ class TorturedLog:
             memory.in_doubt = back
 
     def _settle_plain(self, stored: list[Stored], floor: int) -> None:
-        memory, log = self.memory, self._log
+        memory, log = self.memory, self.opened
         whole = memory.history + memory.in_doubt
         assert log.log_end_offset >= floor, f"the log ends at {log.log_end_offset}, it must reach {floor}"
         if stored:
@@ -486,7 +486,7 @@ class TorturedLog:
         If batches below the log start offset were not durable, a power cut may have lost their end. The files
         do not show that; the producer state does.
         """
-        memory, log = self.memory, self._log
+        memory, log = self.memory, self.opened
         floor = max(memory.durable_end, memory.producers_durable_end)
         least = sum(batch.header.last_offset < floor for batch in memory.history)
         for count in range(len(memory.history), least - 1, -1):
@@ -497,7 +497,7 @@ class TorturedLog:
 
     def _settle_compacted(self, stored: list[Stored], floor: int) -> None:
         """In a compacted log a power cut may leave a hole in what was not durable; whatever is in one counts as never written."""
-        memory, log = self.memory, self._log
+        memory, log = self.memory, self.opened
         assert log.log_end_offset >= min(floor, memory.end_offset)
         offsets = {batch.header.base_offset for batch in stored}
         whole = memory.history + memory.in_doubt

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from struct import Struct
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from appliance.base.invariants import InvariantViolation
 from appliance.shm.arena import DATA_POSITION, MIN_ORDER, Arena
+from appliance.shm.mapping import SharedObject
 from appliance.shm.partition_table import SIZE_BYTES, PartitionTableReader, PartitionTableWriter, Row, TornRow
 from appliance.shm.ring import RingConsumer, RingProducer
 
@@ -217,9 +219,9 @@ def test_a_writer_that_dies_after_any_store_leaves_the_old_row_the_new_row_or_a_
             self.left -= 1
             writer.shared.words[word] = value
 
-    writer._words = Dying()  # type: ignore[assignment]
+    dying = PartitionTableWriter(cast(SharedObject, SimpleNamespace(words=Dying())))
     try:
-        writer.store(index, new)
+        dying.store(index, new)
     except KeyboardInterrupt:
         pass
     try:

@@ -45,12 +45,13 @@ class DescribeLogDirsHandler:
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         request = DESCRIBE_LOG_DIRS_REQUEST.decode(buffer, header.body_position, limit, header.api_version)
         reply = connection.expect_reply(False)
-        response = DescribeLogDirsResponse(results=tuple(self._describe(disk, request) for disk in self._disks()))
+        response = DescribeLogDirsResponse(results=tuple(self.describe(disk, request) for disk in self._disks()))
         reply.pieces = [DESCRIBE_LOG_DIRS_RESPONSE.encode_response(header.api_version, header.correlation_id, response)]
         reply.ready = True
         self._on_reply(connection)
 
-    def _describe(self, disk: Disk, request: DescribeLogDirsRequest) -> LogDirResult:
+    def describe(self, disk: Disk, request: DescribeLogDirsRequest) -> LogDirResult:
+        """Return the result of one log directory; KAFKA_STORAGE_ERROR if its disk does not serve."""
         proxy = self._proxies.by_disk.get(disk.name)
         table = proxy.table if proxy is not None else None
         if proxy is None or table is None or proxy.is_hung or table.disk_state == DISK_OFFLINE:

@@ -182,11 +182,12 @@ class DescribeClusterHandler:
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         request = DESCRIBE_CLUSTER_REQUEST.decode(buffer, header.body_position, limit, header.api_version)
         reply = connection.expect_reply(False)
-        reply.pieces = [DESCRIBE_CLUSTER_RESPONSE.encode_response(header.api_version, header.correlation_id, self._describe(request))]
+        reply.pieces = [DESCRIBE_CLUSTER_RESPONSE.encode_response(header.api_version, header.correlation_id, self.describe(request))]
         reply.ready = True
         self._on_reply(connection)
 
-    def _describe(self, request: DescribeClusterRequest) -> DescribeClusterResponse:
+    def describe(self, request: DescribeClusterRequest) -> DescribeClusterResponse:
+        """Return the response for brokers, or the error of another endpoint type (KIP-919)."""
         if request.endpoint_type != ENDPOINT_BROKERS:
             unknown = request.endpoint_type == ENDPOINT_UNKNOWN
             code = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE if unknown else ErrorCode.MISMATCHED_ENDPOINT_TYPE

@@ -16,7 +16,7 @@ def test_a_wall_clock_that_jumps_over_an_hour_either_way_disagrees_and_agrees_ag
     clock = ManualClock()
     agreement = ClockAgreement(clock)
     for jump, holds in ((TOLERANCE_MS, True), (TOLERANCE_MS + 1, False), (-TOLERANCE_MS - 1, False)):
-        clock._wall_ms += jump
+        clock.jump_wall_ms(jump)
         assert (agreement.disagreement_ms(), agreement.holds()) == (jump, holds)
-        clock._wall_ms -= jump
+        clock.jump_wall_ms(-jump)
     assert agreement.holds()

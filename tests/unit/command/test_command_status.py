@@ -36,6 +36,7 @@ from appliance.runtime.request_server import STATUS
 from appliance.senders.sender_accounts import OTHERS, SenderFigures, senders_file, write_senders
 from appliance.shm.counters import Counters
 from appliance.shm.disk_tables import attach_table
+from appliance.shm.mapping import PID_WORD
 from appliance.shm.partition_table import DISK_ONLINE, ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, PartitionTableWriter, Row
 from lab.scratch_layout import scratch_layout
 
@@ -134,7 +135,7 @@ def test_without_a_supervisor_processes_come_from_their_counters(box: StatusBox)
     dead = subprocess.Popen(["true"])
     dead.wait()
     other = Counters.create_or_adopt(box.layout, "acceptor@0", 1, 99)
-    other._words[6] = dead.pid
+    other.shared.words[PID_WORD] = dead.pid
     other.close()
     status = gather(box.layout, box.box, box.read(), box.read())
     assert [(process.name, process.pid, process.state, process.restarts) for process in status.processes] == [

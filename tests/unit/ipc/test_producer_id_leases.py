@@ -39,9 +39,12 @@ class World:
         self.clock = ManualClock()
         self.clock.advance_ms(1_000)
         self.controller = PlayedController()
-        # ERROR: the expected warnings of these tests are not printed
-        given = counters.counter("coordinator.producer_ids")
-        self.leases = ProducerIdLeases(cast(ControllerLink, self.controller), self.clock, given, Logger("coordinator", Severity.ERROR))
+        self.counters = counters
+        self.begin(Severity.ERROR)  # the expected warnings of these tests are not printed
+
+    def begin(self, severity: Severity) -> None:
+        given = self.counters.counter("coordinator.producer_ids")
+        self.leases = ProducerIdLeases(cast(ControllerLink, self.controller), self.clock, given, Logger("coordinator", severity))
 
     def turn(self) -> int:
         return self.leases.turn(self.clock.monotonic_ns())
@@ -105,7 +108,7 @@ def test_nothing_is_asked_of_a_controller_that_is_away(world: World) -> None:
 
 
 def test_a_repeated_refusal_is_logged_once(world: World, capfd: pytest.CaptureFixture[str]) -> None:
-    world.leases._log = Logger("coordinator", Severity.WARNING)
+    world.begin(Severity.WARNING)
     for answer in ({"error": 15}, {"error": 15}, {"error": 15}, {"error": -1}, {"error": 0, "first": 1, "last": 1}, {"error": 15}):
         world.turn()
         world.controller.answer(answer)

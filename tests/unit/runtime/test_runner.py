@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -77,13 +77,15 @@ def layout() -> Iterator[BoxLayout]:
         yield made
 
 
-def make_runner(layout: BoxLayout, agent: ScriptedAgent, collects: bool = False) -> tuple[Runner, RecordingPoller, ManualClock, int]:
+def make_runner(
+    layout: BoxLayout, agent: ScriptedAgent, collects: bool = False, may_stop: Callable[[], bool] | None = None
+) -> tuple[Runner, RecordingPoller, ManualClock, int]:
     clock = ManualClock()
     poller = RecordingPoller(clock)
     reading, writing = os.pipe2(os.O_NONBLOCK)
     counters = Counters.create_or_adopt(layout, "x", 1)
     context = ServiceContext(layout, make_box(), clock, counters, poller, "x", "", 1, Silent(), Logger("x", descriptor=writing), {})  # type: ignore[arg-type]
-    return Runner(agent, context, collects), poller, clock, reading
+    return Runner(agent, context, collects, may_stop=may_stop), poller, clock, reading
 
 
 def test_a_busy_agent_is_not_parked_and_an_idle_one_is(layout: BoxLayout) -> None:
@@ -152,9 +154,8 @@ def test_garbage_is_collected_once_when_idle_after_work_and_counted(layout: BoxL
 
 def test_a_process_with_a_stop_request_continues_until_it_may_stop(layout: BoxLayout) -> None:
     agent = ScriptedAgent([])
-    runner, poller, _, _ = make_runner(layout, agent)
     answers = [False, False, True]
-    runner._may_stop = lambda: answers.pop(0)
+    runner, poller, _, _ = make_runner(layout, agent, may_stop=lambda: answers.pop(0))
     runner.request_stop()
     runner.run()
     assert agent.calls == ["may_park", "unpark"] * 2 + ["begin_stop", "close"] and poller.waits == [100, 100]

@@ -16,7 +16,7 @@ from appliance.base.logging import Logger
 from appliance.runtime.shared_memory import PATIENCE_MS, SharedMemoryWatch
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters, read_counters
-from appliance.shm.mapping import SharedObject, lost_objects
+from appliance.shm.mapping import PID_WORD, SharedObject, lost_objects
 from lab.scratch_layout import scratch_layout
 
 
@@ -34,7 +34,7 @@ class Process:
         self.reading, writing = os.pipe()
         os.set_blocking(self.reading, False)
         self.counters = Counters.create_or_adopt(layout, name, pid)
-        self.counters._shared.words[6] = pid  # the pid of its header
+        self.counters.shared.words[PID_WORD] = pid
         self.watch = SharedMemoryWatch(layout, name, log_writers, clock, self.counters, Logger(name, descriptor=writing), pid)
 
     def turn(self) -> None:

@@ -91,7 +91,7 @@ def test_the_heap_does_not_grow_with_timers_that_were_cancelled() -> None:
     kept = timers.schedule(1_000_000, lambda now_ms: None)
     for deadline_ms in range(10_000):
         timers.cancel(timers.schedule(deadline_ms, lambda now_ms: None))
-    assert len(timers._heap) <= 2 + STALE_ENTRIES_MIN
+    assert timers.heap_entries <= 2 + STALE_ENTRIES_MIN
     assert kept.is_live and timers.next_deadline_ms() == 1_000_000
 
 
@@ -101,5 +101,5 @@ def test_the_heap_does_not_grow_with_moves_to_and_fro() -> None:
     for _ in range(1_000):
         timers.move(timer, 10)
         timers.move(timer, 1_000_000)
-    assert len(timers._heap) <= 3 + STALE_ENTRIES_MIN
+    assert timers.heap_entries <= 3 + STALE_ENTRIES_MIN
     assert timers.next_deadline_ms() == 1_000_000

@@ -27,13 +27,13 @@ class PretendedServer:
 
     def __init__(self, answer: bytes) -> None:
         self.answer = answer
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self._listening.setblocking(False)
-        self.port = self._listening.getsockname()[1]
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.listening.setblocking(False)
+        self.port = self.listening.getsockname()[1]
 
     def serve(self) -> None:
         try:
-            connection, _ = self._listening.accept()
+            connection, _ = self.listening.accept()
         except BlockingIOError:
             return
         with connection:
@@ -42,7 +42,7 @@ class PretendedServer:
             connection.sendall(self.answer)
 
     def close(self) -> None:
-        self._listening.close()
+        self.listening.close()
 
 
 class Watched:
@@ -66,7 +66,7 @@ class Watched:
         for _ in range(20):
             self.poller.poll(1)
             for server in self.servers:
-                if server._listening.fileno() >= 0:
+                if server.listening.fileno() >= 0:
                     server.serve()
 
     def close(self) -> None:

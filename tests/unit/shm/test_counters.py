@@ -59,7 +59,7 @@ def test_a_slot_that_was_not_finished_before_a_death_is_not_adopted(layout: BoxL
     dead = Counters.create_or_adopt(layout, NAME, 5)
     dead.counter("whole").add(3)
     dead.counter("half").add(9)
-    dead._words[USED_WORD] -= 1
+    dead.shared.words[USED_WORD] -= 1
     dead.close()
     heir = Counters.create_or_adopt(layout, NAME, 6)
     assert heir.labels() == ["whole"]
@@ -70,7 +70,7 @@ def test_a_slot_that_was_not_finished_before_a_death_is_not_adopted(layout: BoxL
 def test_counters_of_another_boot_begin_at_zero(layout: BoxLayout) -> None:
     dead = Counters.create_or_adopt(layout, NAME, 5)
     dead.counter("a").add(3)
-    dead._words[BOOT_WORD_LOW] ^= 1
+    dead.shared.words[BOOT_WORD_LOW] ^= 1
     dead.close()
     heir = Counters.create_or_adopt(layout, NAME, 6)
     assert heir.counter("a").value == 0
@@ -80,7 +80,7 @@ def test_counters_of_another_boot_begin_at_zero(layout: BoxLayout) -> None:
 def test_counters_of_another_release_begin_at_zero(layout: BoxLayout) -> None:
     dead = Counters.create_or_adopt(layout, NAME, 5)
     dead.counter("a").add(3)
-    dead._words[VERSION_WORD] += 1
+    dead.shared.words[VERSION_WORD] += 1
     dead.close()
     heir = Counters.create_or_adopt(layout, NAME, 6)
     assert heir.counter("a").value == 0

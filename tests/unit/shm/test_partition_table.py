@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -8,7 +10,7 @@ from appliance.base.invariants import InvariantViolation
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
 from appliance.shm import partition_table
-from appliance.shm.mapping import WORD_BYTES
+from appliance.shm.mapping import WORD_BYTES, SharedObject
 from appliance.shm.partition_table import (
     DISK_FULL,
     HIGH_WATERMARK,
@@ -108,8 +110,8 @@ def test_a_row_whose_writer_died_in_it_is_torn_after_bounded_retries(
     whole, _ = writer.add_row(make_row(1))
     tear(writer, torn)
     tries = []
-    unpack = reader._unpack
-    monkeypatch.setattr(reader, "_unpack", lambda *place: (tries.append(place), unpack(*place))[1])
+    unpack = reader.unpack_row
+    monkeypatch.setattr(reader, "unpack_row", lambda *place: (tries.append(place), unpack(*place))[1])
     with pytest.raises(TornRow, match="row 0"):
         reader.read(torn)
     assert len(tries) == READ_RETRIES
@@ -119,14 +121,14 @@ def test_a_row_whose_writer_died_in_it_is_torn_after_bounded_retries(
 def test_a_row_that_is_whole_again_at_the_next_try_is_read(writer: PartitionTableWriter, reader: PartitionTableReader, monkeypatch: pytest.MonkeyPatch) -> None:
     index, generation = writer.add_row(make_row())
     tear(writer, index)
-    unpack = reader._unpack
+    unpack = reader.unpack_row
 
     def rewrite_between(*place: int) -> tuple[int, ...]:
         words = unpack(*place)
         writer.store(index, make_row(row_generation=generation, log_end_offset=31))
         return words
 
-    monkeypatch.setattr(reader, "_unpack", rewrite_between)
+    monkeypatch.setattr(reader, "unpack_row", rewrite_between)
     assert reader.read(index).log_end_offset == 31
 
 
@@ -192,11 +194,11 @@ class StoreRecorder:
 def test_the_trailing_sequence_is_stored_first_then_fields_then_the_leading_one_then_the_compact_one(how: str, writer: PartitionTableWriter) -> None:
     index, generation = writer.add_row(make_row())
     recorder = StoreRecorder(writer.shared.words)
-    writer._words = recorder  # type: ignore[assignment]
+    recorded = PartitionTableWriter(cast(SharedObject, SimpleNamespace(words=recorder)))
     actions = {
-        "store": lambda: writer.store(index, make_row(row_generation=generation)),
-        "store_progress": lambda: writer.store_progress(index, 2, 2, 2),
-        "remove_row": lambda: writer.remove_row(index),
+        "store": lambda: recorded.store(index, make_row(row_generation=generation)),
+        "store_progress": lambda: recorded.store_progress(index, 2, 2, 2),
+        "remove_row": lambda: recorded.remove_row(index),
     }
     actions[how]()
     base = row_base(index)

@@ -55,7 +55,7 @@ class Described:
         self.handler = DescribeLogDirsHandler(view, proxies, layout, lambda: [DISK], lambda _connection: None)
 
     def ask(self, request: DescribeLogDirsRequest | None = None) -> LogDirResult:
-        return self.handler._describe(DISK, request or DescribeLogDirsRequest())
+        return self.handler.describe(DISK, request or DescribeLogDirsRequest())
 
 
 @pytest.fixture

@@ -137,14 +137,14 @@ def test_when_all_is_too_old_a_new_segment_is_rolled_and_the_log_goes_on_where_i
 
 def test_nothing_goes_by_time_while_the_clocks_disagree(layout: BoxLayout, tmp_path: Path) -> None:
     life = RetainedPartition(layout, tmp_path).fill(retention_ms="1000000")
-    life.writer.clock._wall_ms += 40 * 86_400_000
+    life.writer.clock.jump_wall_ms(40 * 86_400_000)
     life.rest()
     assert life.range == (0, 10) and life.counter("retention.rounds_without_time") > 0 and life.counter("retention.clock_disagreement_ms") > 3_600_000
     assert "nothing is deleted by time" in life.writer.said and "the clock jumped" in life.writer.agent.status_line()
     life.configure(retention_ms="1000000", retention_bytes="1000")
     life.rest()
     assert life.range == (6, 10), "by size all the same"
-    life.writer.clock._wall_ms -= 40 * 86_400_000
+    life.writer.clock.jump_wall_ms(-40 * 86_400_000)
     life.rest()
     assert "clock" not in life.writer.agent.status_line()
     life.writer.stop()
