@@ -35,6 +35,9 @@ BOOT_SECONDS, STOP_SECONDS = 60.0, 60.0
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = [f"PATH={PATH}", "HOME=/root", "LC_ALL=C.UTF-8", "TERM=dumb", "COLUMNS=200", "SYSTEMD_PAGER=", "SYSTEMD_COLORS=0"]
 CLONE_NEWNET = 0x40000000
+ATTEMPT_GROUP = "millrace-attempt-"
+ATTEMPT = f"mount -t cgroup2 none /sys/fs/cgroup && mkdir -p /sys/fs/cgroup/{{0}} && (rmdir /sys/fs/cgroup/{ATTEMPT_GROUP}* 2>/dev/null || true)"
+"""Creates a control group, which may be a leftover, and removes it with those that killed attempts have left."""
 
 
 @cache
@@ -46,10 +49,7 @@ def why_not() -> str:
         if shutil.which(command) is None:
             return f"{command} is not installed"
     attempt = subprocess.run(
-        ["unshare", *NAMESPACES, "--fork", "sh", "-c", "mount -t cgroup2 none /sys/fs/cgroup && mkdir /sys/fs/cgroup/t && rmdir /sys/fs/cgroup/t"],
-        capture_output=True,
-        text=True,
-        check=False,
+        ["unshare", *NAMESPACES, "--fork", "sh", "-c", ATTEMPT.format(f"{ATTEMPT_GROUP}{os.getpid()}")], capture_output=True, text=True, check=False
     )
     return f"namespaces are not allowed here: {attempt.stderr.strip()}" if attempt.returncode else ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -12,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from lab.running_box import ROOT, eventually
-from lab.systemd_box import SystemdBox, why_not
-from lab.systemd_keeper import control_group
+from lab.systemd_box import ATTEMPT_GROUP, SystemdBox, why_not
+from lab.systemd_keeper import NAMESPACES, control_group
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
@@ -49,6 +50,22 @@ def leftovers(directory: Path) -> list[str]:
             continue  # it ended while we looked
     found += [line for line in subprocess.run(["losetup", "-a"], capture_output=True, text=True, check=True).stdout.splitlines() if str(directory) in line]
     return found + [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/{control_group(directory)}")]
+
+
+def test_control_groups_that_killed_attempts_have_left_skip_no_test_and_are_removed() -> None:
+    left = [f"/sys/fs/cgroup/{name}" for name in (f"{ATTEMPT_GROUP}{os.getpid()}", f"{ATTEMPT_GROUP}0")]
+
+    def groups(command: str) -> str:
+        words = ["unshare", *NAMESPACES, "--fork", "sh", "-c", f"mount -t cgroup2 none /sys/fs/cgroup && {command}"]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+    try:
+        groups(f"mkdir -p {' '.join(left)}")
+        why_not.cache_clear()
+        assert why_not() == ""
+        assert groups("ls /sys/fs/cgroup").count(ATTEMPT_GROUP) == 0
+    finally:
+        groups(f"rmdir {' '.join(left)} 2>/dev/null || true")
 
 
 def test_a_box_has_a_systemd_disks_and_a_network_of_its_own_and_keeps_what_is_written_over_a_reboot(machine: SystemdBox, tmp_path: Path) -> None:
