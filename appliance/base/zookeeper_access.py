@@ -21,7 +21,7 @@ from typing import NamedTuple
 from appliance.base.errors import ConfigurationProblems
 from appliance.base.settings import Box
 
-SECRET_FILE = "zookeeper.secret"
+SECRET_FILE = "zookeeper.secret"  # noqa: S105  a name
 USER = "millrace"
 CONSUMER_USER = "consumer"
 """User name of high-level consumers of Kafka 0.8 to 0.10 that log in by SASL."""
@@ -61,7 +61,8 @@ def digest_id(user: str, password: str) -> str:
     import base64  # loads OpenSSL, which the supervisor must not hold
     import hashlib
 
-    return f"{user}:{base64.b64encode(hashlib.sha1(f'{user}:{password}'.encode()).digest()).decode()}"
+    digest = hashlib.sha1(f"{user}:{password}".encode()).digest()  # noqa: S324  ZooKeeper's scheme
+    return f"{user}:{base64.b64encode(digest).decode()}"
 
 
 def consumer_password(secret: str) -> str:

@@ -85,7 +85,7 @@ def topic_config_documentation(name: str) -> str:
     return _TEXTS[name] if name in EFFECTIVE else f"{_TEXTS[name]} Checked and kept; it has no effect in this release."
 
 
-PASSWORD = "password"
+PASSWORD = "password"  # noqa: S105  a type
 POLICY_BEFORE = {"flush.messages": "log.flush.policy"}
 """Settings of ours that give a topic config its value, before those that Kafka has for it."""
 

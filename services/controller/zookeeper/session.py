@@ -394,7 +394,7 @@ class ZooKeeperSession:
         try:
             self._client.stop()
             self._client.close()
-        except Exception:
+        except Exception:  # noqa: S110
             pass  # the session then ends by its time-out
 
     def abandon(self) -> None:
