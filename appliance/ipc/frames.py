@@ -24,6 +24,8 @@ from appliance.base.invariants import check
 HEADER = Struct("<IBQ")
 MAX_FRAME_BYTES = 64 << 20
 MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - HEADER.size
+PEER_CREDENTIALS = Struct("=iII")
+"""SO_PEERCRED and SCM_CREDENTIALS: pid, user id, group id."""
 _RECEIVE_BYTES = 1 << 18
 _MAX_DESCRIPTORS = 8
 
@@ -170,12 +172,28 @@ def connect_unix(path: str) -> FrameSocket | None:
 
 
 def accept(listening: socket.socket) -> FrameSocket | None:
-    """Return one waiting connection, or None."""
+    """Return one waiting connection; None if there is none, or if it was another user's."""
+    accepted = accept_trusted(listening)
+    return None if accepted is None else FrameSocket(accepted)
+
+
+def accept_trusted(listening: socket.socket) -> socket.socket | None:
+    """As `accept`, for sockets without frames. Closes a connection of another user, so that the
+    processes of a box do not depend on the modes of directories alone."""
     try:
         accepted, _ = listening.accept()
+        credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
     except OSError:
         return None
-    return FrameSocket(accepted)
+    if is_trusted_user(PEER_CREDENTIALS.unpack(credentials)[1]):
+        return accepted
+    accepted.close()
+    return None
+
+
+def is_trusted_user(user_id: int) -> bool:
+    """Return whether this is the user of the box, or root."""
+    return user_id in (0, os.geteuid())
 
 
 class Registry(Protocol):

@@ -17,7 +17,7 @@ from collections import OrderedDict, deque
 from appliance.base.errors import ErrorCode, StorageFailed
 from appliance.base.model import TopicPartition
 from appliance.ipc.disk_reports import report_file
-from appliance.ipc.frames import listen_unix
+from appliance.ipc.frames import accept_trusted, listen_unix
 from appliance.ipc.log_reader_messages import (
     ABORTED,
     CHECK,
@@ -178,9 +178,8 @@ class LogReaderAgent:
     # -- questions
 
     def _on_connection(self, _events: int) -> None:
-        try:
-            sock, _ = self._listening.accept()
-        except OSError:
+        sock = accept_trusted(self._listening)
+        if sock is None:
             return
         sock.setblocking(False)
         asker = _Asker(sock)

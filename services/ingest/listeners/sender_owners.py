@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from appliance.ipc.frames import PEER_CREDENTIALS, is_trusted_user
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import READABLE, WRITABLE
 from appliance.senders.listener import Protocol
@@ -41,6 +42,7 @@ WAITING_MAX = 1_024
 """Connections that wait for one owner."""
 TAKEN_AT_ONCE = 64
 MESSAGE_BYTES_MAX = 1_024
+_ANCILLARY_BYTES = socket.CMSG_SPACE(array.array("i").itemsize) + socket.CMSG_SPACE(PEER_CREDENTIALS.size)
 
 
 class AcceptedConnection(NamedTuple):
@@ -100,6 +102,7 @@ class SenderOwners:
             if os.path.exists(self._path):
                 os.unlink(self._path)  # of the previous incarnation
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             self._socket.bind(self._path)
             os.chmod(self._path, 0o600)
             self._poller.register(self._socket.fileno(), READABLE, self._on_readable)
@@ -276,16 +279,21 @@ class SenderOwners:
         """Take one connection or message. False if none is left. Without a free descriptor the
         kernel closes the connection and its message."""
         try:
-            message, rights, _flags, _address = sock.recvmsg(MESSAGE_BYTES_MAX, socket.CMSG_SPACE(array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC)
+            message, ancillary, _flags, _address = sock.recvmsg(MESSAGE_BYTES_MAX, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         except OSError:
             return False
+        contents = {kind: content for level, kind, content in ancillary if level == socket.SOL_SOCKET}
+        descriptors = array.array("i", contents.get(socket.SCM_RIGHTS, b""))
+        if not is_trusted_user(PEER_CREDENTIALS.unpack(contents[socket.SCM_CREDENTIALS])[1]):
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return True
         first, second, third = json.loads(message)
         if type(first) is int:
             self._on_message(first, second, third)
             return True
-        for level, kind, content in rights:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                self._serve(AcceptedConnection(first, socket.socket(fileno=array.array("i", content)[0]), second, third))
+        for descriptor in descriptors:
+            self._serve(AcceptedConnection(first, socket.socket(fileno=descriptor), second, third))
         return True
 
     def close(self) -> None:
