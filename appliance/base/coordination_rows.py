@@ -38,6 +38,15 @@ GROUP_ROWS = (
     ),
     SettingRow("group.consumer.max.size", INT32_MAX, "members", "most members of one group of the new protocol", "memory, longer rebalances", 1),
     SettingRow(
+        "group.consumer.regex.max",
+        1_000,
+        "",
+        "most regular expressions by which the members of all groups on this box subscribe to topics; a further one gets INVALID_REGULAR_EXPRESSION",
+        "memory and CPU",
+        1,
+        100_000,
+    ),
+    SettingRow(
         "group.consumer.migration.policy",
         "bidirectional",
         "",

@@ -326,6 +326,12 @@ COORDINATOR = (
         "coordinator.requests_while_cut_off",
         "Requests redirected because this box could not be sure to be part of the cluster any more.",
     ),
+    counter(
+        "coordinator_refused",
+        "coordinator.refused",
+        "Regular expressions refused because of a bound of this box: group.consumer.regex.max, or the topics that all of them match.",
+        ("process", "bound"),
+    ),
     gauge("coordinator_waiting_requests", "coordinator.waiting", "Requests that wait for an answer."),
     counter("coordinator_appends", "coordinator.appends", "Appends to a state topic.", ("process", "topic")),
     counter("coordinator_failed_appends", "coordinator.failed_appends", "Appends that failed.", ("process", "topic")),

@@ -68,7 +68,7 @@ class CoordinatorAgent:
         self._wall_ahead_ms = self._clock.wall_ms() - self._clock.monotonic_ms()
         self._offsets_topic, self._transactions_topic = self._make_topic(OFFSETS_TOPIC), self._make_topic(TRANSACTIONS_TOPIC)
         self._topics = (self._offsets_topic, self._transactions_topic)
-        self._groups = CoordinatedGroups(box, self._offsets_topic, self._view, LegacyOffsetRequests(self._controller), self._now_ms)
+        self._groups = CoordinatedGroups(box, self._offsets_topic, self._view, LegacyOffsetRequests(self._controller), self._now_ms, counters)
         self._producer_ids = ProducerIdLeases(self._controller, self._clock, counters.counter("coordinator.producer_ids"), context.log)
         self._peers = Peers(f"coordinator of broker {box.broker_id}", self._poller, self._clock)
         self._markers = MarkerAppends(self._view, MarkerRequests(self._peers), self._clock, counters, self._on_transaction_ended, self._has_waiting_offsets)

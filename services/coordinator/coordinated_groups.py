@@ -18,8 +18,9 @@ from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.state_log import OFFSETS_TOPIC, ProducerIdentity, partition_of
 from appliance.ipc.request_frames import COMMIT_LEGACY_OFFSETS, FETCH_LEGACY_OFFSETS
 from appliance.ipc.request_link import ControllerLink
+from appliance.shm.counters import Counters
 from services.coordinator.groups.group_coordinator import GroupCoordinator
-from services.coordinator.groups.ports import GroupSettings, KnownTopic, LegacyCommitted, LegacyFetched
+from services.coordinator.groups.ports import Bound, GroupSettings, KnownTopic, LegacyCommitted, LegacyFetched
 from services.coordinator.state.state_topic import StateTopic
 
 OnVerified = Callable[[ErrorCode], None]
@@ -45,8 +46,9 @@ def new_member_id() -> str:
 class CoordinatedGroups:
     """`topic` is where their state is."""
 
-    def __init__(self, box: Box, topic: StateTopic, view: MetadataCache, legacy: LegacyOffsetRequests, now_ms: Callable[[], int]) -> None:
+    def __init__(self, box: Box, topic: StateTopic, view: MetadataCache, legacy: LegacyOffsetRequests, now_ms: Callable[[], int], counters: Counters) -> None:
         self._box = box
+        self._refused = {bound: counters.counter(f'coordinator.refused{{bound="{bound.value}"}}') for bound in Bound}
         self._topic = topic
         self._view = view
         self._legacy = legacy
@@ -56,10 +58,14 @@ class CoordinatedGroups:
         self.coordinator = self._make()
 
     def _make(self) -> GroupCoordinator:
-        coordinator = GroupCoordinator(self._topic, group_settings(self._box, self._partition_count), new_member_id, self, self._legacy)
+        settings = group_settings(self._box, self._partition_count)
+        coordinator = GroupCoordinator(self._topic, settings, new_member_id, self, self._legacy, self._on_refused)
         coordinator.begin(self._now_ms())
         self._topic.serve(coordinator)
         return coordinator
+
+    def _on_refused(self, bound: Bound) -> None:
+        self._refused[bound].add()
 
     # -- `groups.ports.Topics`
 
@@ -80,7 +86,7 @@ class CoordinatedGroups:
         return image.name if image is not None else None
 
     def names(self) -> Iterable[str]:
-        return [topic.name for topic in self._view.image.topics.values() if not topic.is_internal]
+        return self._view.image.topics
 
     # -- the topic of their state
 

@@ -4,8 +4,6 @@ topics that change: no two members read the same partition.
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +16,6 @@ from services.coordinator.groups.consumer_group import ConsumerGroup
 from services.coordinator.groups.consumer_member import NO_PARTITIONS
 from services.coordinator.groups.consumer_membership import ConsumerMembership
 from services.coordinator.groups.consumer_records import PartitionLoad
-from services.coordinator.groups.consumer_topic_regex import TopicRegex
 from tests.support.consumer_world import ClassicReader, ConsumerWorld, NewReader
 from tests.support.group_world import GROUP
 
@@ -263,26 +260,3 @@ def test_uniform_is_even_and_moves_no_more_than_it_must(partitions: int, sizes: 
         share, more = divmod(partitions, size)
         olds = sorted((len(before.get(name, NO_PARTITIONS)) for name in targets), reverse=True)
         assert kept == sum(min(old, share + (rank < more)) for rank, old in enumerate(olds))
-
-
-# ---- regular expressions
-
-atoms = st.sampled_from(["a", "b", "-", r"\.", "[ab]", "[^a]", "[a-c]", ".", r"\d", r"\w", "1", "(?:)"])
-regexes = st.recursive(
-    atoms,
-    lambda inner: st.one_of(
-        st.tuples(inner, inner).map("".join),
-        st.tuples(inner, inner).map(lambda pair: f"({pair[0]}|{pair[1]})"),
-        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{0,2}", "{1,}", "*?"])).map(lambda pair: f"(?:{pair[0]}){pair[1]}"),
-        inner.map("^{}".format),
-        inner.map("{}$".format),
-    ),
-    max_leaves=8,
-)
-
-
-@given(pattern=regexes, names=st.lists(st.text("ab-.1", max_size=7), max_size=8))
-def test_a_regular_expression_matches_what_another_engine_says(pattern: str, names: list[str]) -> None:
-    ours, theirs = TopicRegex(pattern), re.compile(pattern, re.ASCII)
-    for name in names:
-        assert ours.matches(name) == (theirs.fullmatch(name) is not None), (pattern, name)

@@ -48,7 +48,7 @@ from appliance.protocol.topic_partitions import TopicPartitions
 from appliance.protocol.transaction_apis import TxnOffsetCommitPartition, TxnOffsetCommitRequest, TxnOffsetCommitResponse, TxnOffsetCommitTopic
 from services.coordinator.groups.group_coordinator import GroupCoordinator
 from services.coordinator.groups.member import ClientIdentity
-from services.coordinator.groups.ports import GroupSettings, KnownTopic
+from services.coordinator.groups.ports import Bound, GroupSettings, KnownTopic
 
 Response = TypeVar("Response")
 
@@ -182,12 +182,13 @@ class World:
         self.topics = KnownTopics()
         self.now_ms = START_MS
         self.ids_given = 0
+        self.refused: list[Bound] = []
         self.coordinator = self.new_coordinator()
         for partition in range(self.settings.offsets_topic_num_partitions):
             self.load(partition)
 
     def new_coordinator(self) -> GroupCoordinator:
-        return GroupCoordinator(self.log, self.settings, self.new_member_id, self.topics, self.zookeeper)
+        return GroupCoordinator(self.log, self.settings, self.new_member_id, self.topics, self.zookeeper, self.refused.append)
 
     def new_member_id(self) -> str:
         self.ids_given += 1

@@ -38,7 +38,7 @@ from services.coordinator.groups.group_log import GroupLog, Replies
 from services.coordinator.groups.group_records import group_tombstone
 from services.coordinator.groups.group_views import ConsumerGroupViews
 from services.coordinator.groups.member import ClientIdentity, ReplyToJoin, ReplyToSync
-from services.coordinator.groups.ports import GroupSettings, Topics
+from services.coordinator.groups.ports import Bound, GroupSettings, Topics
 from services.coordinator.groups.rebalances import Rebalances
 
 
@@ -62,8 +62,8 @@ class ConsumerGroups:
         self._replies = replies
         self._topics = topics
         self._new_member_id = new_member_id
-        regexes = TopicRegexes(lambda: topics.generation, topics.names)
-        self._surroundings = ConsumerSurroundings(settings, topics, regexes, timers, log, self._bid_farewell)
+        self._regexes = TopicRegexes(topics, timers, settings.group_consumer_regex_max, self._regexes_in_use, lambda: directory.on_refused(Bound.REGEXES))
+        self._surroundings = ConsumerSurroundings(settings, topics, self._regexes, timers, log, self._bid_farewell)
         self._views = ConsumerGroupViews(directory, topics)
         self._loads: dict[int, PartitionLoad] = {}
 
@@ -72,7 +72,7 @@ class ConsumerGroups:
     def heartbeat(
         self, request: ConsumerGroupHeartbeatRequest, version: int, client: ClientIdentity, now_ms: int, reply: ReplyToHeartbeat, again: Again
     ) -> None:
-        problem = request_problem(request, version)
+        problem = request_problem(request, version, self._regexes, now_ms)
         if problem is None:
             error = self._directory.refusal(request.group_id)
             problem = None if error is ErrorCode.NONE else Refusal(error)
@@ -117,6 +117,11 @@ class ConsumerGroups:
         membership.turns.begin_as([group_tombstone(hosted.group_id)] if was_written else [])
         membership.begin(now_ms)
         return membership
+
+    def _regexes_in_use(self) -> set[str]:
+        memberships = (hosted.membership for hosted in self._directory)
+        found = {member.wish.regex for membership in memberships if isinstance(membership, ConsumerMembership) for member in membership.group.members.values()}
+        return {pattern for pattern in found if pattern is not None}
 
     def _bid_farewell(self, group_id: str, group: ConsumerGroup) -> Farewell:
         return Downgrade(group_id, group, self._directory, self._topics, self._rebalances)

@@ -21,7 +21,7 @@ from services.coordinator.groups.consumer_assignors import ASSIGNORS
 from services.coordinator.groups.consumer_deadlines import ConsumerDeadlines, Wait
 from services.coordinator.groups.consumer_group import ConsumerGroup
 from services.coordinator.groups.consumer_member import ConsumerMember, as_topics, partitions_of, reconciled
-from services.coordinator.groups.consumer_topic_regex import UnusableRegex, compile_regex
+from services.coordinator.groups.consumer_topic_regex import TopicRegexes, UnusableRegex
 from services.coordinator.groups.consumer_turns import Refusal
 from services.coordinator.groups.group_log import Replies
 from services.coordinator.groups.member import ClientIdentity
@@ -33,8 +33,8 @@ Again = Callable[[int], None]
 CLIENT_MEMBER_IDS_SINCE = 1
 
 
-def request_problem(request: ConsumerGroupHeartbeatRequest, version: int) -> Refusal | None:
-    """What is wrong with it, whatever the group."""
+def request_problem(request: ConsumerGroupHeartbeatRequest, version: int, regexes: TopicRegexes, now_ms: int) -> Refusal | None:
+    """What is wrong with it, whatever the group. Takes its regular expression into use."""
     epoch = request.member_epoch
     invalid = ""
     if not request.group_id:
@@ -62,7 +62,7 @@ def request_problem(request: ConsumerGroupHeartbeatRequest, version: int) -> Ref
         return Refusal(ErrorCode.UNSUPPORTED_ASSIGNOR, f"ServerAssignor {request.server_assignor} is not supported. Supported assignors: {supported}.")
     if request.subscribed_topic_regex:
         try:
-            compile_regex(request.subscribed_topic_regex)
+            regexes.admit(request.subscribed_topic_regex, now_ms)
         except UnusableRegex as problem:
             return Refusal(ErrorCode.INVALID_REGULAR_EXPRESSION, str(problem))
     return None

@@ -114,27 +114,53 @@ class ConsumerMembership:
         return ErrorCode.NONE
 
     def is_subscribed_to(self, topic: str) -> bool:
-        return any(topic in self.topics_of(member) for member in self.group.members.values())
+        """True also while a member's regular expression is not resolved."""
+        names = [self._last_topics_of(member) for member in self.group.members.values()]
+        return any(each is None or topic in each for each in names)
 
     def expiry_rule(self) -> ExpiryRule | None:
-        read = [self.topics_of(member) for member in self.group.members.values()]
-        return ExpiryRule(None, frozenset().union(*read))
+        names = [self._last_topics_of(member) for member in self.group.members.values()]
+        known = [each for each in names if each is not None]
+        return ExpiryRule(None, frozenset().union(*known)) if len(known) == len(names) else None
 
     def tombstones(self) -> list[StateRecord]:
         return self.turns.tombstones()
 
     # ---- `GroupRules`
 
-    def topics_of(self, member: ConsumerMember) -> frozenset[str]:
-        """The names that it reads; there need not be such topics."""
-        named = frozenset(member.wish.topics)
-        return named if member.wish.regex is None else named | self._regexes.matching(member.wish.regex)
+    def _last_topics_of(self, member: ConsumerMember) -> frozenset[str] | None:
+        """Return the names that it reads, or None if its expression was not resolved yet; there need not be such topics."""
+        if member.wish.regex is None:
+            return frozenset(member.wish.topics)
+        matched = self._regexes.last_matching(member.wish.regex)
+        return None if matched is None else matched.union(member.wish.topics)
 
-    def settle_target(self, group: ConsumerGroup) -> None:
+    def _assigned_topics(self, member: ConsumerMember) -> frozenset[str]:
+        """Return what a member has by its expression while that is not resolved for the topics of now: what the expression matched before."""
+        committed = self.group.members.get(member.member_id)
+        if committed is None or committed.wish.regex != member.wish.regex:
+            return frozenset()
+        names = {self._topics.name_of(topic_id) for topic_id, _ in self.group.target_of(member.member_id)}
+        return frozenset(name for name in names if name is not None)
+
+    def settle_target(self, group: ConsumerGroup, now_ms: int) -> None:
         generation = self._topics.generation
-        if not group.members or (group.checked_generation == generation and group.group_epoch == self.group.group_epoch):
+        is_changed = group.group_epoch != self.group.group_epoch
+        if not group.members or (group.checked_generation == generation and not is_changed):
             return
-        names = {member_id: self.topics_of(member) for member_id, member in group.members.items()}
+        patterns = {member.wish.regex for member in group.members.values()}
+        matched = {pattern: self._regexes.matching(pattern, now_ms) for pattern in patterns if pattern is not None}
+        is_resolved = None not in matched.values()
+        if not is_resolved and not is_changed:
+            return  # a later request of a member comes here again
+        names = {}
+        for member_id, member in group.members.items():
+            subscribed = frozenset(member.wish.topics)
+            if member.wish.regex is not None:
+                of_regex = matched[member.wish.regex]
+                of_regex = self._assigned_topics(member) if of_regex is None else of_regex
+                subscribed = subscribed | of_regex if subscribed else of_regex
+            names[member_id] = subscribed
         found = self._found(frozenset().union(*names.values()))
         if found != group.topics:
             group.topics = found
@@ -154,6 +180,8 @@ class ConsumerMembership:
             counts = {topic.topic_id: topic.partition_count for topic in found.values()}
             group.targets = ASSIGNORS[group.assignor or UNIFORM](subscribers, counts)
             group.target_epoch = group.group_epoch
+        if not is_resolved:  # the next look finds other topics than these, in this process or the next, and raises the epoch
+            group.topics, group.checked_generation = {}, None
 
     def _found(self, names: frozenset[str]) -> dict[str, SubscribedTopic]:
         found = {}

@@ -65,7 +65,7 @@ class Farewell(Protocol):
 class GroupRules(Protocol):
     """What the members of the group want, put together."""
 
-    def settle_target(self, group: ConsumerGroup) -> None:
+    def settle_target(self, group: ConsumerGroup, now_ms: int) -> None:
         """Make a target, if the one there is is for an older group epoch."""
 
     def on_committed(self, before: ConsumerGroup, now_ms: int) -> None:
@@ -128,7 +128,7 @@ class ConsumerTurns:
                     operation.refuse(refusal)
                 else:
                     admitted.append(operation)
-            self._rules.settle_target(group)
+            self._rules.settle_target(group, now_ms)
             for operation in admitted:
                 operation.conclude(group, now_ms)
             self._append(group, admitted, now_ms)

@@ -56,7 +56,7 @@ from services.coordinator.groups.joining import Joining, Syncing
 from services.coordinator.groups.member import ClientIdentity
 from services.coordinator.groups.offset_commits import OffsetCommits, OffsetFetches
 from services.coordinator.groups.offset_removal import OffsetRemoval
-from services.coordinator.groups.ports import GroupSettings, LegacyOffsets, Topics
+from services.coordinator.groups.ports import GroupSettings, LegacyOffsets, OnRefused, Topics
 from services.coordinator.groups.rebalances import MemberDepartures, Rebalances
 
 REPLIES_A_TURN: Final = 256
@@ -77,8 +77,9 @@ class GroupCoordinator:
         new_member_id: Callable[[], str],
         topics: Topics,
         legacy: LegacyOffsets,
+        on_refused: OnRefused,
     ) -> None:
-        self.directory = GroupDirectory(settings.offsets_topic_num_partitions)
+        self.directory = GroupDirectory(settings.offsets_topic_num_partitions, on_refused)
         self._timers = Timers()
         self._replies = Replies()
         self._log = GroupLog(state_log, settings.offsets_commit_timeout_ms)

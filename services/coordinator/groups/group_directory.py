@@ -16,6 +16,7 @@ from appliance.cluster.state_log import partition_of
 from services.coordinator.groups.group import Group
 from services.coordinator.groups.group_membership import ClassicMembership, GroupMembership
 from services.coordinator.groups.offsets import GroupOffsets
+from services.coordinator.groups.ports import OnRefused
 
 
 class HostedGroup:
@@ -39,8 +40,9 @@ class HostedGroup:
 class GroupDirectory:
     """Groups by id; partitions by state: loading, active, or led elsewhere."""
 
-    def __init__(self, partitions: int) -> None:
+    def __init__(self, partitions: int, on_refused: OnRefused) -> None:
         self._partitions = partitions
+        self.on_refused = on_refused
         self._loading: set[int] = set()
         self._active: dict[int, dict[str, HostedGroup]] = {}
         self._groups: dict[str, HostedGroup] = {}

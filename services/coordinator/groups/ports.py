@@ -6,6 +6,7 @@ Implemented by the process that runs the coordinator, by fakes in tests. Weak sp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
 from appliance.base.errors import ErrorCode
@@ -36,7 +37,7 @@ class Topics(Protocol):
     def name_of(self, topic_id: TopicId) -> str | None: ...
 
     def names(self) -> Iterable[str]:
-        """All but internal topics."""
+        """All topics, internal ones too."""
 
 
 class LegacyOffsets(Protocol):
@@ -48,6 +49,15 @@ class LegacyOffsets(Protocol):
 
     def fetch(self, group_id: str, partitions: Sequence[TopicPartition], on_fetched: LegacyFetched) -> None:
         """Those that are there; others are left out."""
+
+
+class Bound(Enum):
+    """What clients create by name, and what the coordinator refuses beyond a bound; the value is the label of the counter."""
+
+    REGEXES = "regexes"
+
+
+OnRefused = Callable[[Bound], None]
 
 
 # ---- settings, under Kafka's names and with its defaults
@@ -69,6 +79,7 @@ class GroupSettings(NamedTuple):
     group_consumer_session_timeout_ms: int = 45_000
     group_consumer_heartbeat_interval_ms: int = 5_000
     group_consumer_max_size: int = (1 << 31) - 1
+    group_consumer_regex_max: int = 1_000
     offset_metadata_max_bytes: int = 4_096
     offsets_retention_minutes: int = 10_080
     offsets_retention_check_interval_ms: int = 600_000

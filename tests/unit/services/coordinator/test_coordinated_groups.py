@@ -19,7 +19,8 @@ class World:
         self.ended: list[set[str]] = []
         box = SimpleNamespace(integer=lambda _name: 1, text=lambda _name: "bidirectional")
         topic = SimpleNamespace(serve=lambda _coordinator: None, count_partitions=lambda: 1, refresh=lambda: None)
-        self.groups = CoordinatedGroups(cast(Any, box), cast(Any, topic), cast(Any, self.view), cast(Any, None), lambda: 7)
+        counters = cast(Any, SimpleNamespace(counter=lambda _label: None))
+        self.groups = CoordinatedGroups(cast(Any, box), cast(Any, topic), cast(Any, self.view), cast(Any, None), lambda: 7, counters)
         self.groups.coordinator = cast(Any, SimpleNamespace(on_topics_deleted=self._on_topics_deleted))
 
     def _on_topics_deleted(self, topics: Collection[str], now_ms: int) -> None:
