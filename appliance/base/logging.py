@@ -33,6 +33,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from appliance.base.clock import SystemClock
 from appliance.base.journal import Journal, JournalAbsent, encode_entry, is_journal
+from appliance.base.terminal_text import terminal_text
 
 PREFIX = "MILLRACE_"
 
@@ -286,7 +287,7 @@ class Logger:
         of the severity."""
         prefix = f"<{int(event.severity)}>" if self._is_stream_of_journal else f"{event.severity.name} {self.process_name}: "
         lines = event.text.splitlines() or [""]
-        data = "".join(f"{prefix}{line}\n" for line in lines).encode("utf-8", "backslashreplace")
+        data = "".join(f"{prefix}{terminal_text(line)}\n" for line in lines).encode("utf-8", "backslashreplace")
         try:
             for start in range(0, len(data), PIPE_BYTES):
                 if not self._writable.poll(0):

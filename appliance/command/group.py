@@ -11,7 +11,7 @@ import typer
 from appliance.command.group_reset import reset_offsets
 from appliance.command.kafka import open_cluster
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
-from appliance.command.output import NOTHING, Column, count_text, print_table, say
+from appliance.command.output import NOTHING, Column, cell, count_text, print_table, say
 
 if TYPE_CHECKING:
     from appliance.base.model import TopicPartition
@@ -60,7 +60,7 @@ def describe(
         document = {**described._asdict(), "members": [member._asdict() for member in described.members], "partitions": progress}
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return
-    assignor = f"  assignor {described.assignor}" if described.assignor else ""
+    assignor = f"  assignor {cell(described.assignor)}" if described.assignor else ""
     print(f"group {group}  {described.state}  {described.group_type} protocol{assignor}")
     rows = [
         [member.member_id, member.group_instance_id or NOTHING, member.client_id, member.client_host, _partitions_text(member.partitions)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from appliance.command.ingest_figures import IngestFigures, ListenerFigures
-from appliance.command.output import NOTHING, Column, count_text, duration_text, plain_table, plural
+from appliance.command.output import NOTHING, Column, cell, count_text, duration_text, plain_table, plural
 from appliance.senders.accounting import LossReason
 from appliance.senders.conditions import FACILITY_NAMES, SEVERITY_NAMES, RouteCondition
 from appliance.senders.listener import Protocol, ProxyMode
@@ -74,7 +74,7 @@ def silent_text(figures: IngestFigures) -> str:
     """Return the silent senders, longest first."""
     if not figures.silent:
         return ""
-    shown = [f"{known.host} ({duration_text(known.silent_ms(figures.now_ms) / 1000)})" for known in figures.silent[:SILENT_SHOWN]]
+    shown = [f"{cell(known.host)} ({duration_text(known.silent_ms(figures.now_ms) / 1000)})" for known in figures.silent[:SILENT_SHOWN]]
     more = f" and {len(figures.silent) - SILENT_SHOWN} more" if len(figures.silent) > SILENT_SHOWN else ""
     return f"\nsilent: {', '.join(shown)}{more}\n"
 

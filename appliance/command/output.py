@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
+from appliance.base.terminal_text import terminal_text
+
 if TYPE_CHECKING:
     from rich.table import Table
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 NOTHING = "-"
-_ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)) if code != 9}
 
 
 class Column(NamedTuple):
@@ -38,11 +39,11 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], file: 
 
 def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
     """Aligned with two blanks between columns, headings in capitals, nothing else: made for grep and awk."""
-    lines = [[column.title.upper() for column in columns], *rows]
+    lines = [[column.title.upper() for column in columns], *([cell(text) for text in row] for row in rows)]
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
     text = ""
     for line in lines:
-        cells = (cell.rjust(width) if column.is_number else cell.ljust(width) for column, cell, width in zip(columns, line, widths, strict=True))
+        cells = (text.rjust(width) if column.is_number else text.ljust(width) for column, text, width in zip(columns, line, widths, strict=True))
         text += "  ".join(cells).rstrip() + "\n"
     return text
 
@@ -63,7 +64,7 @@ def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Tabl
     for column in columns:
         table.add_column(column.title, justify="right" if column.is_number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+        table.add_row(*(Text(cell(text), style=_STYLES.get(text, "")) for text in row))
     return table
 
 
@@ -94,13 +95,18 @@ def until_reader_closes() -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """To the person, not into the result."""
-    print(text, file=sys.stderr, flush=True)
+    """To the person, not into the result; may have several lines."""
+    print("\n".join(terminal_text(line) for line in text.split("\n")), file=sys.stderr, flush=True)
+
+
+def cell(text: str) -> str:
+    """Return the text for one cell of a table, or one line: names that clients choose end neither."""
+    return terminal_text(text).replace("\t", "\\x09")
 
 
 def printable(data: bytes) -> bytes:
     """For a terminal: text as it is; what is no UTF-8, or would act on the terminal, as \\xNN."""
-    return data.decode("utf-8", "backslashreplace").translate(_ESCAPED).encode()
+    return terminal_text(data.decode("utf-8", "backslashreplace")).encode()
 
 
 def bytes_text(size_bytes: int | float | None) -> str:

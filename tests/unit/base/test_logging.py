@@ -40,6 +40,12 @@ def test_every_line_of_a_stack_says_whose_it_is() -> None:
     assert os.read(reading, 1000) == b"ERROR acceptor@0: one\nERROR acceptor@0: two\n"
 
 
+def test_names_in_a_message_act_on_no_terminal() -> None:
+    log, reading = written()
+    log.info("group \x1b]0;title\x07\x9b31m\u202egnitiaw left\tnow \ud800")
+    assert os.read(reading, 1000) == b"INFO acceptor@0: group \\x1b]0;title\\x07\\x9b31m\\u202egnitiaw left\tnow \\ud800\n"
+
+
 def test_less_severe_messages_than_wanted_are_not_written() -> None:
     log, reading = written(Severity.WARNING)
     log.info("quiet")

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from appliance.command.output import Column, bytes_text, count_text, duration_text, plain_table, plural, print_table
+from appliance.command.output import Column, bytes_text, count_text, duration_text, plain_table, plural, print_table, say
 
 
 class Terminal(io.StringIO):
@@ -29,6 +29,21 @@ def test_what_is_no_terminal_gets_no_escape_sequences_and_a_terminal_does() -> N
     assert plain.getvalue() == "STATE\nserving\n"
     assert "serving" in terminal.getvalue()
     assert terminal.getvalue() != plain.getvalue()
+
+
+EVIL = "evil\x1b[31m\x1b]0;title\x07\nfake-group  Stable\r\t\u202edetsurt\u2028\ufeff\U000e0041\x85"
+SHOWN = r"evil\x1b[31m\x1b]0;title\x07\x0afake-group  Stable\x0d\x09\u202edetsurt\u2028\ufeff\U000e0041\x85"
+
+
+def test_a_name_that_a_client_chose_acts_on_no_terminal_and_forges_no_row(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    plain, terminal = io.StringIO(), Terminal()
+    for file in (plain, terminal):
+        print_table([Column("group")], [[EVIL], ["søren 日本 🙂"]], file)
+    assert plain.getvalue() == f"GROUP\n{SHOWN}\nsøren 日本 🙂\n"
+    assert SHOWN in terminal.getvalue() and "\x1b]" not in terminal.getvalue() and "\u202e" not in terminal.getvalue()
+    say(f"group {EVIL}\nnext")
+    assert capsys.readouterr().err == f"group {SHOWN.replace(chr(92) + 'x0a', chr(10)).replace(chr(92) + 'x09', chr(9))}\nnext\n"
 
 
 def test_markup_in_a_cell_is_text() -> None:
