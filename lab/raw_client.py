@@ -157,14 +157,14 @@ class RawClient:
         assert int(result.error_code) == 0, int(result.error_code)
         return int(result.offset)
 
-    def send_metadata(self, topics: list[str], correlation_id: int | None = None) -> None:
+    def send_metadata(self, topics: list[str], correlation_id: int | None = None, creates: bool = False) -> None:
         request_class = kio_adapter.request_class(METADATA, METADATA_VERSION)
         topics_type: Any = next(field.type for field in dataclasses.fields(request_class) if field.name == "topics")
         topic_class = topics_type.__args__[0].__args__[0]  # tuple[Topic, ...] | None
         request = kio_message(
             request_class,
             topics=tuple(topic_class(name=name) for name in topics),
-            allow_auto_topic_creation=False,
+            allow_auto_topic_creation=creates,
             include_cluster_authorized_operations=False,
             include_topic_authorized_operations=False,
         )

@@ -29,14 +29,22 @@ GROUP_ROWS = (
         "how long a new group waits for more members before its first rebalance, and once more if some came",
         "slower first records",
     ),
-    SettingRow("group.max.size", INT32_MAX, "members", "most members of one group", "memory, longer rebalances", 1),
+    SettingRow("group.max.size", 10_000, "members", "most members of one group (Kafka: no bound)", "memory, longer rebalances", 1),
+    SettingRow(
+        "max.groups",
+        20_000,
+        "",
+        "most groups that this box coordinates; a further one is refused with POLICY_VIOLATION",
+        "memory of the coordinator, about 3 KB for a group",
+        1,
+    ),
     SettingRow(
         "group.consumer.session.timeout.ms", 45 * SECOND, "ms", "session timeout of members of the new protocol (KIP-848)", "dead members stay longer", 1
     ),
     SettingRow(
         "group.consumer.heartbeat.interval.ms", 5 * SECOND, "ms", "heartbeat interval that members of the new protocol are given", "slower rebalances", 1
     ),
-    SettingRow("group.consumer.max.size", INT32_MAX, "members", "most members of one group of the new protocol", "memory, longer rebalances", 1),
+    SettingRow("group.consumer.max.size", 10_000, "members", "most members of one group of the new protocol (Kafka: no bound)", "memory, longer rebalances", 1),
     SettingRow(
         "group.consumer.regex.max",
         1_000,
@@ -74,6 +82,14 @@ TRANSACTION_ROWS = (
     ),
     SettingRow(
         "transaction.max.timeout.ms", 15 * MINUTE, "ms", "longest transaction that a producer may ask for", "read_committed consumers may wait longer", 1
+    ),
+    SettingRow(
+        "max.transactional.ids",
+        50_000,
+        "",
+        "most transactional ids that this box coordinates; a further one is refused with POLICY_VIOLATION",
+        "memory of the coordinator, about 1 KB for an id",
+        1,
     ),
     SettingRow("transactional.id.expiration.ms", 7 * _DAY_MINUTES * MINUTE, "ms", "how long an unused transactional id is remembered", "memory", 1),
     SettingRow(

@@ -13,7 +13,31 @@ from appliance.base.setting_row import GIB, HOUR, INT32_MAX, INT64_MAX, KIB, MIB
 _TOPIC_ROWS = (
     SettingRow("num.partitions", 1, "", "partitions of a topic that is created without saying how many", "files and table rows", 1, 10_000),
     SettingRow("default.replication.factor", 1, "", "replicas of a topic that is created without saying how many", "space and network", 1, 16),
-    SettingRow("auto.create.topics.enable", True, "", "create a topic when a producer first names it", ""),
+    SettingRow(
+        "auto.create.topics.enable",
+        True,
+        "",
+        "create a topic when a client first names it. If it is not set: true on a box that listens on a loopback address only, otherwise false",
+        "any client that reaches the box fills it with topics",
+    ),
+    SettingRow(
+        "max.topics",
+        5_000,
+        "",
+        "most topics in the cluster, internal ones not counted; a further one is refused with POLICY_VIOLATION",
+        "ZooKeeper's heap, about 4 KB for a topic (zookeeper.heap.mb)",
+        1,
+        1_000_000,
+    ),
+    SettingRow(
+        "max.partitions.per.box",
+        20_000,
+        "",
+        "most replicas on one box; a topic or partition that would exceed them is refused with POLICY_VIOLATION",
+        "descriptors, table rows, and about 1 KB of ZooKeeper's heap for a partition",
+        1,
+        1_000_000,
+    ),
     SettingRow("delete.topic.enable", True, "", "allow topics to be deleted", ""),
     SettingRow("min.insync.replicas", 1, "", "replicas that must be in sync for acks=all", "fewer writes succeed when replicas are down", 1, 16),
     SettingRow(

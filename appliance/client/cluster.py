@@ -168,6 +168,8 @@ class ClusterClient:
                     return found
                 code = ErrorCode.LEADER_NOT_AVAILABLE
             error = refused(code, f"use topic {name!r}")
+            if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and allow_auto_topic_creation:
+                error = RequestRefused(code, f"{error}, and the box did not create it; create it with `millrace topic create {name}`")
             if not is_retriable(error) or (code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not (allow_auto_topic_creation or is_new)):
                 raise error
             backoff.pause_or_raise(error)

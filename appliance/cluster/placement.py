@@ -13,13 +13,15 @@ box has one. Weak: each box considers the free space of its own disks only.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.invariants import check
-from appliance.base.model import NO_LEADER, LeaderEpoch, topic_name_problem, topic_names_collide
+from appliance.base.model import INTERNAL_TOPICS, NO_LEADER, LeaderEpoch, topic_name_problem, topic_names_collide
 from appliance.cluster.topic_configs import topic_config_problem
 from appliance.cluster.znodes import PartitionState
 
@@ -114,11 +116,64 @@ class TopicCreation(NamedTuple):
 
 
 class CreationDefaults(NamedTuple):
-    """The broker's settings for topics without their own."""
+    """The broker's settings for topics without their own, and bounds."""
 
     num_partitions: int = 1
     replication_factor: int = 1
     partitions_max: int = 10_000
+    """Of one topic."""
+    topics_max: int = 5_000
+    partitions_per_box_max: int = 20_000
+
+
+class PlacedReplicas:
+    """Topics of the cluster and replicas of each box, counted once for all topics of a request.
+
+    `admit` adds what it has admitted. What is there already may exceed the bounds: after a release
+    without them, or after a setting was lowered. It stays, and nothing is added to it.
+    """
+
+    def __init__(self, topics: Mapping[str, Mapping[int, Sequence[int]]], defaults: CreationDefaults) -> None:
+        """`topics`: partition → replicas by topic, with those that are being created."""
+        self._defaults = defaults
+        self._topics = topics
+        self._count = sum(name not in INTERNAL_TOPICS for name in topics)
+        self._replicas: Counter[int] | None = None
+
+    def admit(self, name: str, added: Mapping[int, Sequence[int]], is_new: bool) -> None:
+        """Count partitions of a topic that is new, or grows. Raises RequestRefused beyond a bound.
+
+        Internal topics are always admitted: without them the boxes coordinate nothing.
+        """
+        counts = Counter(chain.from_iterable(added.values()))
+        if name not in INTERNAL_TOPICS:
+            self._check(name, counts, is_new)
+            self._count += is_new
+        self._by_broker().update(counts)
+
+    def _by_broker(self) -> Counter[int]:
+        if self._replicas is None:
+            self._replicas = Counter(chain.from_iterable(chain.from_iterable(replicas.values() for replicas in self._topics.values())))
+        return self._replicas
+
+    def _check(self, name: str, counts: Counter[int], is_new: bool) -> None:
+        topics_max, replicas_max = self._defaults.topics_max, self._defaults.partitions_per_box_max
+        if is_new and self._count >= topics_max:
+            reason = f"The cluster has {self._count} topics and max.topics is {topics_max}; delete topics, or raise the setting."
+            raise BoundReached("topics", f"Topic '{name}' is not created: {reason}")
+        for broker_id, count in sorted(counts.items()):
+            there = self._by_broker()[broker_id]
+            if there + count > replicas_max:
+                reason = f"broker {broker_id} has {there} and max.partitions.per.box is {replicas_max}; delete topics, or raise the setting."
+                raise BoundReached("partitions", f"{count} partitions of topic '{name}' are not created: {reason}")
+
+
+class BoundReached(RequestRefused):
+    """A bound of the cluster refuses what clients create by name; `bound` is the label of the counter."""
+
+    def __init__(self, bound: str, reason: str) -> None:
+        super().__init__(ErrorCode.POLICY_VIOLATION, reason)
+        self.bound = bound
 
 
 class BrokerPool(NamedTuple):

@@ -18,9 +18,9 @@ from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.cluster.zookeeper_probe import zookeeper_serves
 from appliance.command.findings import Finding, from_sentence, ok, problem, warning
 from appliance.command.output import plural
-from appliance.runtime.ensemble_checks import member_problems, peer_warnings
+from appliance.runtime.ensemble_checks import is_loopback, member_problems, peer_warnings
 from appliance.runtime.listening import open_listen_sockets
-from appliance.runtime.run_options import WILDCARD_HOSTS
+from appliance.runtime.run_options import AUTO_CREATE, WILDCARD_HOSTS
 
 SUBJECT = "cluster"
 NAMES_SHOWN = 5
@@ -76,7 +76,18 @@ ZOOKEEPER_SECONDS = 2.0
 
 
 def look_at_network(box: Box, is_running: bool) -> list[Finding]:
-    return [*advertised(box, is_running), *ports(box, is_running), *ensemble(box, is_running), *zookeeper(box, is_running), *secret(box)]
+    return [*advertised(box, is_running), creation_by_name(box), *ports(box, is_running), *ensemble(box, is_running), *zookeeper(box, is_running), *secret(box)]
+
+
+def creation_by_name(box: Box) -> Finding:
+    """Check whether clients, which have no identity, can create topics by naming them."""
+    creates, is_open = box.flag(AUTO_CREATE), not is_loopback(box.listen)
+    words = f"{AUTO_CREATE} is {str(creates).lower()}, listening on {box.listen}"
+    if creates and is_open:
+        bound = box.integer("max.topics")
+        advice = f"any client that reaches the box can create {bound} topics (max.topics); set it to false and use `millrace topic create`"
+        return warning("topics", words, advice)
+    return ok("topics", words if creates else f"{words}: topics are created by `millrace topic create` and by listeners' routes only")
 
 
 def advertised(box: Box, is_running: bool) -> list[Finding]:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 from appliance.base.setting_row import SettingValue
 from appliance.base.settings import SenderSocket, SettingsFile, read_settings_file, resolve_settings
 from appliance.base.zookeeper_member import ZooKeeperMember, in_words, read_members
+from appliance.runtime.ensemble_checks import is_loopback
 
 DEFAULT_DATA = ("./var/d0", "./var/d1")
 DEFAULT_STATE = "./var/state"
@@ -32,6 +33,7 @@ DEFAULT_HTTP_PORT = 8080
 DEFAULT_INGEST_PORT = 8081
 CORES_PER_ACCEPTOR = 4
 
+AUTO_CREATE = "auto.create.topics.enable"
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", "*", ""})
 _CONNECT_STRING = re.compile(r"[A-Za-z0-9.\-_\[\]:]+:\d{1,5}(,[A-Za-z0-9.\-_\[\]:]+:\d{1,5})*(/\S*)?\Z")
 _HOST = re.compile(r"[A-Za-z0-9.\-_:%]+\Z")
@@ -150,12 +152,14 @@ def resolve_options(options: RunOptions, cores: int) -> tuple[ResolvedOptions, l
                 del chosen[name]
     settings, setting_problems = resolve_settings(file.settings, options.config or "settings")
     problems += setting_problems
+    listen = chosen.get("listen", "127.0.0.1")
+    if AUTO_CREATE not in file.settings:
+        settings[AUTO_CREATE] = is_loopback(listen)
     members, member_problems = read_members([part for text in chosen.get("zookeeper_members", []) for part in text.split(",")])
     problems += [f"--zookeeper-members {problem}" for problem in member_problems]
     if member_problems:
         members = []
     processes = max(1, cores // CORES_PER_ACCEPTOR)
-    listen = chosen.get("listen", "127.0.0.1")
     resolved = ResolvedOptions(
         data=[os.path.abspath(directory) for directory in chosen.get("data") or DEFAULT_DATA],
         state=os.path.abspath(chosen.get("state", DEFAULT_STATE)),

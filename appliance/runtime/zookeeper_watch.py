@@ -1,5 +1,5 @@
-"""Polls the ZooKeeper server of this box (`srvr`) without blocking, and maintains the counters for
-its JVM.
+"""Polls the ZooKeeper server of this box (`srvr`, `mntr`) without blocking, and maintains the
+counters for its JVM.
 
 Owned by the supervisor (under systemd by the ZooKeeper service), whose poller holds the
 connections. A server that does not serve is polled every 50 ms, later twice per watchdog period. A
@@ -36,21 +36,25 @@ NAME = "zookeeper"
 ASK_MS_WHILE_STARTING = 50
 ASK_MS_WHILE_WAITING = 250
 ASK_OTHERS_MS = 1_000
+ASK_TREE_MS = 5_000
 ANSWER_MS_MAX = 1_000
+ZNODE_BYTES = 500
+"""Heap of a node beside its path and data."""
 LEFT_BEHIND_DOUBLINGS_MAX = 5
 """The time before a restart doubles up to this factor (10 s as shipped, so 320 s)."""
 
 
 class ServerQuestion:
-    """Sends `srvr` to one server, one request at a time. `on_answer(None)` if there is no answer
-    within `ANSWER_MS_MAX`."""
+    """Sends a four-letter word to one server, one request at a time. `on_answer(None)` if there is
+    no answer within `ANSWER_MS_MAX`."""
 
-    def __init__(self, address: str, poller: Poller, on_answer: Callable[[bytes | None], None]) -> None:
+    def __init__(self, address: str, poller: Poller, on_answer: Callable[[bytes | None], None], word: bytes = b"srvr") -> None:
         host, _, port = address.rpartition(":")
         self._address = (host.strip("[]"), int(port))
         self._family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
         self._poller = poller
         self._on_answer = on_answer
+        self._word = word
         self._socket: socket.socket | None = None
         self._received = b""
         self._asked_ms = 0
@@ -79,7 +83,7 @@ class ServerQuestion:
         assert sock is not None
         try:
             if events & WRITABLE and not events & HANG_UP:
-                sock.send(b"srvr")
+                sock.send(self._word)
                 self._poller.modify(sock.fileno(), READABLE)
                 return
             data = sock.recv(4096)
@@ -175,6 +179,9 @@ class ZooKeeperWatch:
             for member in box.ensemble
             if member.member_id != box.broker_id
         }
+        self._tree = ServerQuestion(box.own_zookeeper, poller, self._on_tree, b"mntr")
+        self._ask_tree_ms = 0
+        self._heap_bytes = box.integer("zookeeper.heap.mb") << 20
         self._is_there: dict[int, bool] = {}
         """Whether each other member answered, if polled since ours last served."""
         self._ask_others_ms = 0
@@ -194,6 +201,7 @@ class ZooKeeperWatch:
     def on_started(self, pid: int, now_ms: int) -> None:
         """Start to watch a new JVM."""
         self._own.hang_up()
+        self._tree.hang_up()
         self.serves = False
         self._serving_others.clear()
         self._answers_since_ms = 0
@@ -256,6 +264,9 @@ class ZooKeeperWatch:
         """Poll our server, and the others while it waits for them."""
         self._now_ms = now_ms
         self._own.ask(now_ms)
+        if self.serves and now_ms >= self._ask_tree_ms:
+            self._ask_tree_ms = now_ms + ASK_TREE_MS
+            self._tree.ask(now_ms)
         if self._others and not self.serves and now_ms >= self._ask_others_ms:
             self._ask_others_ms = now_ms + ASK_OTHERS_MS
             for question in self._others.values():
@@ -274,6 +285,17 @@ class ZooKeeperWatch:
             self.heard_ms = self._clock.monotonic_ms()
             self._counters.beat(self._clock.monotonic_ns())
 
+    def _on_tree(self, answer: bytes | None) -> None:
+        """Publish the size of the tree, which the heap holds as a whole."""
+        fields = dict(line.split(b"\t", 1) for line in (answer or b"").splitlines() if b"\t" in line)
+        try:
+            znodes, data_bytes = int(fields[b"zk_znode_count"]), int(fields[b"zk_approximate_data_size"])
+        except (KeyError, ValueError):
+            return  # the server does not serve, or does not answer `mntr`
+        self._counters.gauge("zookeeper.znodes").set(znodes)
+        self._counters.gauge("zookeeper.tree_bytes").set(data_bytes + ZNODE_BYTES * znodes)
+        self._counters.gauge("zookeeper.heap_bytes").set(self._heap_bytes)
+
     def _on_other(self, member_id: int, answer: bytes | None) -> None:
         if self.serves:
             return
@@ -287,6 +309,6 @@ class ZooKeeperWatch:
 
     def close(self) -> None:
         self._state_sync.abandon()
-        for question in (self._own, *self._others.values()):
+        for question in (self._own, self._tree, *self._others.values()):
             question.hang_up()
         self._counters.close()

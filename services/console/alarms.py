@@ -345,6 +345,14 @@ ALARMS: tuple[Alarm, ...] = (
         act="bring the majority back. The session is resumed or created again without a restart.",
     ),
     Alarm(
+        "MillraceZooKeeperHeap",
+        WARNING,
+        AlarmCondition("millrace_zookeeper_tree_bytes", ">", 0.4, divided_by="millrace_zookeeper_heap_bytes"),
+        MINUTE,
+        "ZooKeeper's tree takes more than two fifths of its heap",
+        "The server ends when its heap is full, and does not start again with the same tree: nothing is created, and no leader is elected.",
+    ),
+    Alarm(
         "MillraceSessionsExpired",
         WARNING,
         AlarmCondition("millrace_controller_zookeeper_sessions_lost_total", ">", 0, over_seconds=HOUR),

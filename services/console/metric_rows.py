@@ -259,7 +259,16 @@ LOG_READER = (
 )
 
 CONTROLLER = (
+    counter(
+        "controller_refused",
+        "controller.refused",
+        "Topics and growths of topics refused because of max.topics or max.partitions.per.box.",
+        ("process", "bound"),
+    ),
     gauge("controller_zookeeper_connected", "controller.zookeeper_connected", "1 while the ZooKeeper session is connected."),
+    gauge("zookeeper_znodes", "zookeeper.znodes", "Nodes of ZooKeeper's tree, as the server of this box reports them."),
+    gauge("zookeeper_tree_bytes", "zookeeper.tree_bytes", "Estimated heap of that tree: names and data, and 500 bytes for each node."),
+    gauge("zookeeper_heap_bytes", "zookeeper.heap_bytes", "Heap of that server (zookeeper.heap.mb)."),
     counter("controller_zookeeper_sessions_lost", "controller.zookeeper_sessions_lost", "Sessions that expired."),
     counter("controller_zookeeper_suspensions", "controller.zookeeper_suspensions", "Times that the connection was lost."),
     gauge("controller_is_controller", "controller.is_controller", "1 on the box that has the controller's role."),
@@ -329,7 +338,7 @@ COORDINATOR = (
     counter(
         "coordinator_refused",
         "coordinator.refused",
-        "Regular expressions refused because of a bound of this box: group.consumer.regex.max, or the topics that all of them match.",
+        "Groups, members, topic expressions and transactional ids refused because of a bound of this box.",
         ("process", "bound"),
     ),
     gauge("coordinator_waiting_requests", "coordinator.waiting", "Requests that wait for an answer."),

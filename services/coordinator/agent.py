@@ -33,6 +33,7 @@ from appliance.shm.lease import LeaseReader
 from services.coordinator.coordinated_groups import CoordinatedGroups, LegacyOffsetRequests
 from services.coordinator.coordinated_transactions import CoordinatedTransactions
 from services.coordinator.coordinator_requests import CoordinatorRequests
+from services.coordinator.groups.ports import Bound
 from services.coordinator.marker_appends import MarkerAppend, MarkerAppends
 from services.coordinator.marker_requests import MarkerRequests
 from services.coordinator.state.state_partition import StateAppend
@@ -73,7 +74,14 @@ class CoordinatorAgent:
         self._peers = Peers(f"coordinator of broker {box.broker_id}", self._poller, self._clock)
         self._markers = MarkerAppends(self._view, MarkerRequests(self._peers), self._clock, counters, self._on_transaction_ended, self._has_waiting_offsets)
         self._transactions = CoordinatedTransactions(
-            box, self._transactions_topic, self._view, self._markers, self._producer_ids, self._groups.offsets_partition_of, self._now_ms
+            box,
+            self._transactions_topic,
+            self._view,
+            self._markers,
+            self._producer_ids,
+            self._groups.offsets_partition_of,
+            self._now_ms,
+            lambda: self._groups.on_refused(Bound.TRANSACTIONAL_IDS),
         )
         self._server = RequestServer(context.layout.coordinator_socket, self._poller, self._on_frame)
         verifies = box.flag("transaction.partition.verification.enable")

@@ -59,12 +59,13 @@ class CoordinatedGroups:
 
     def _make(self) -> GroupCoordinator:
         settings = group_settings(self._box, self._partition_count)
-        coordinator = GroupCoordinator(self._topic, settings, new_member_id, self, self._legacy, self._on_refused)
+        coordinator = GroupCoordinator(self._topic, settings, new_member_id, self, self._legacy, self.on_refused)
         coordinator.begin(self._now_ms())
         self._topic.serve(coordinator)
         return coordinator
 
-    def _on_refused(self, bound: Bound) -> None:
+    def on_refused(self, bound: Bound) -> None:
+        """Count what a bound of this box has refused."""
         self._refused[bound].add()
 
     # -- `groups.ports.Topics`

@@ -23,6 +23,7 @@ def transaction_settings(box: Box) -> TransactionSettings:
         box.integer("transactional.id.expiration.ms"),
         box.integer("transaction.abort.timed.out.transaction.cleanup.interval.ms"),
         box.integer("transaction.remove.expired.transaction.cleanup.interval.ms"),
+        box.integer("max.transactional.ids"),
     )
 
 
@@ -38,8 +39,11 @@ class CoordinatedTransactions:
         producer_ids: ProducerIdLeases,
         offsets_partition_of: Callable[[str], TopicPartition | None],
         now_ms: Callable[[], int],
+        on_refused: Callable[[], None],
     ) -> None:
+        """`on_refused` is called for each id beyond `max.transactional.ids`."""
         self._box = box
+        self._on_refused = on_refused
         self._topic = topic
         self._view = view
         self._markers = markers
@@ -61,6 +65,7 @@ class CoordinatedTransactions:
             self._offsets_partition_of,
             self._now_ms,
         )
+        coordinator.ids.on_refused = self._on_refused
         self._topic.serve(coordinator)
         return coordinator
 

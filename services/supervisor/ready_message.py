@@ -11,6 +11,8 @@ import os
 import sys
 
 from appliance.base.settings import Box
+from appliance.runtime.ensemble_checks import is_loopback
+from appliance.runtime.run_options import AUTO_CREATE
 
 WILDCARDS = ("0.0.0.0", "::")
 
@@ -22,7 +24,7 @@ def ready_line(box: Box) -> str:
 
 
 def ready_message(box: Box) -> str:
-    """Return the ready line and three commands with the addresses of this box."""
+    """Return the ready line, three commands with the addresses of this box, and a note if it creates no topics automatically."""
     host = reachable_host(box)
     bootstrap = f"{_bracketed(host)}:{box.kafka_port}"
     topic = box.text("ingest.syslog.topic")
@@ -37,7 +39,10 @@ def ready_message(box: Box) -> str:
     else:
         read = f"{millrace} topic tail {topic} --from-beginning --bootstrap {bootstrap}"
     commands = [f'logger -n {host} -P {box.syslog_port} -d --rfc5424 "disk d3 is warm"', read, f"{millrace} status{of_box}"]
-    return ready_line(box) + "\n" + "".join(f"  {command}\n" for command in commands)
+    note = ""
+    if not box.flag(AUTO_CREATE) and not is_loopback(box.listen):
+        note = f"  clients cannot create topics by naming them: the box listens on {box.listen} and {AUTO_CREATE} is false\n"
+    return ready_line(box) + "\n" + "".join(f"  {command}\n" for command in commands) + note
 
 
 def reachable_host(box: Box) -> str:

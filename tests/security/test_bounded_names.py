@@ -1,7 +1,9 @@
-"""What a client creates or computes by naming it has a bound: topic expressions, against one real box with small bounds."""
+"""What clients create by naming it has a bound: topics, partitions, groups, members, transactional ids, topic expressions; and names act on no
+terminal. One real box with small bounds."""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -12,20 +14,39 @@ from typing import Any
 
 import pytest
 
-from appliance.base.errors import ErrorCode
+from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.client.address import Address
 from appliance.client.admin import create_topic
 from appliance.client.cluster import ClusterClient
+from appliance.cluster.metadata_image import read_image
 from appliance.protocol import consumer_group_apis
+from appliance.records.builder import BatchBuilder
+from lab import kio_adapter
+from lab.raw_client import METADATA, METADATA_VERSION
 from lab.raw_coordination import RawCoordination
-from lab.running_box import RunningBox, eventually, start_box
+from lab.running_box import RunningBox, eventually, run_and_wait, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 MIB = 1 << 20
 LONG_TOPICS = 12
 HOSTILE_PATTERNS = ["([ab]{0,30}){0,30}" * 3, "(?:[0-9a-f]?[0-9a-z]?){99}.*", f"[{'ab' * 450}]{{1000}}", "(a?){500}a{500}"]
-SETTINGS = {"group.consumer.regex.max": 8, "offsets.topic.num.partitions": 1, "acceptor.arena.bytes": 16 * MIB, "ingest.arena.bytes": 8 * MIB}
+TOPICS_MAX, PARTITIONS_MAX, GROUPS_MAX, IDS_MAX = LONG_TOPICS + 6, LONG_TOPICS + 30, 40, 3
+REFUSED = int(ErrorCode.POLICY_VIOLATION)
+SETTINGS = {
+    "max.topics": TOPICS_MAX,
+    "max.partitions.per.box": PARTITIONS_MAX,
+    "max.groups": GROUPS_MAX,
+    "max.transactional.ids": IDS_MAX,
+    "group.max.size": 2,
+    "group.consumer.regex.max": 8,
+    "offsets.topic.num.partitions": 1,
+    "transaction.state.log.num.partitions": 1,
+    "acceptor.arena.bytes": 16 * MIB,
+    "socket.request.max.bytes": 8 * MIB,
+    "disk.budget.bytes": 8 * MIB,
+    "ingest.arena.bytes": 8 * MIB,
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +67,12 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as opened:
         yield opened
+
+
+def batch(value: bytes) -> bytes:
+    builder = BatchBuilder()
+    builder.append(1_700_000_000_000, None, value)
+    return builder.build()
 
 
 def coordinator_cpu(box: RunningBox) -> float:
@@ -92,3 +119,61 @@ def test_expressions_beyond_the_bound_are_refused_and_counted(box: RunningBox, s
     answers = [join_by_pattern(client, f"many-{number}", f"ab.*|x{number}") for number in range(9)]
     assert answers[-1].error_code == ErrorCode.INVALID_REGULAR_EXPRESSION and "regular expressions" in answers[-1].error_message
     assert box.counters("coordinator").values['coordinator.refused{bound="regexes"}'] >= 1
+
+
+def refused(box: RunningBox, process: str, bound: str) -> int:
+    return int(box.counters(process).values[f'{process}.refused{{bound="{bound}"}}'])
+
+
+def test_members_of_one_group_end_at_the_bound(box: RunningBox, stack: ExitStack) -> None:
+    client = stack.enter_context(closing(RawCoordination(box.kafka)))
+    codes = []
+    for _ in range(3):
+        client.send_join("crowd")
+        codes.append(client.receive_join().error_code)
+    assert codes == [int(ErrorCode.MEMBER_ID_REQUIRED)] * 2 + [int(ErrorCode.GROUP_MAX_SIZE_REACHED)]
+    assert refused(box, "coordinator", "members") == 1
+
+
+def test_transactional_ids_end_at_the_bound(box: RunningBox, stack: ExitStack) -> None:
+    client = stack.enter_context(closing(RawCoordination(box.kafka)))
+    eventually(lambda: client.init_producer("producer-0").error_code == 0, "the transaction coordinator serves", 30)
+    codes = [client.init_producer(f"producer-{number}").error_code for number in range(IDS_MAX + 2)]
+    assert codes == [0] * IDS_MAX + [REFUSED] * 2 and refused(box, "coordinator", "transactional_ids") == 2
+
+
+def test_partitions_end_at_the_bound_and_say_how_many_there_are(box: RunningBox) -> None:
+    with closing(ClusterClient([Address(*box.kafka)])) as cluster, pytest.raises(RequestRefused, match=r"broker 1 has \d+ and max\.partitions\.per\.box is 42"):
+        create_topic(cluster, "wide", partitions=30, replication_factor=1)
+    assert refused(box, "controller", "partitions") == 1
+
+
+def test_topics_by_metadata_requests_end_at_the_bound(box: RunningBox, stack: ExitStack) -> None:
+    client = stack.enter_context(closing(RawCoordination(box.kafka)))
+    client.send_metadata([f"made-{number}" for number in range(40)], creates=True)
+    answer = kio_adapter.decode_response(METADATA, METADATA_VERSION, client.receive()[1])
+    codes = [int(topic.error_code) for topic in answer.topics]
+    image = read_image(box.layout.image_file)
+    assert image is not None
+    created = [name for name in image.topics if name.startswith("made-")]
+    assert 0 < len(created) and sum(not topic.is_internal for topic in image.topics.values()) == TOPICS_MAX
+    assert codes.count(REFUSED) == 40 - len(created) == refused(box, "controller", "topics")
+    assert client.produce("made-0", 0, batch(b"served")).error_code == 0
+
+
+def test_a_group_id_acts_on_no_terminal_and_forges_no_row(box: RunningBox, stack: ExitStack) -> None:
+    client = stack.enter_context(closing(RawCoordination(box.kafka)))
+    assert client.commit("evil\x1b[31m\x1b]0;title\x07\nfake-group  Stable  \u202e", "syslog", 0) == 0
+    group_list = ["group", "list", "--bootstrap", box.bootstrap]
+    shown = run_and_wait(group_list).stdout
+    assert "evil\\x1b[31m\\x1b]0;title\\x07\\x0afake-group  Stable  \\u202e" in shown
+    assert all(character.isprintable() or character == "\n" for character in shown) and not any(line.startswith("fake-group") for line in shown.splitlines())
+    listed = json.loads(run_and_wait([*group_list, "--json"]).stdout)
+    assert any(group["group_id"].startswith("evil\x1b[31m") for group in listed)
+
+
+def test_groups_by_commits_end_at_the_bound(box: RunningBox, stack: ExitStack) -> None:
+    client = stack.enter_context(closing(RawCoordination(box.kafka)))
+    codes = [client.commit(f"group-{number}", "syslog", 0) for number in range(GROUPS_MAX + 1)]
+    assert codes[0] == 0 and codes[-1] == REFUSED and sorted(codes) == codes and codes.count(REFUSED) == refused(box, "coordinator", "groups")
+    assert client.commit("group-0", "syslog", 1) == 0

@@ -34,7 +34,12 @@ class ClusterAdministration:
         self._cluster = cluster = context.cluster
         self._term: int | None = None
         """The controller epoch in which orders were received; None while another box is the controller."""
-        defaults = CreationDefaults(box.integer("num.partitions"), box.integer("default.replication.factor"))
+        defaults = CreationDefaults(
+            box.integer("num.partitions"),
+            box.integer("default.replication.factor"),
+            topics_max=box.integer("max.topics"),
+            partitions_per_box_max=box.integer("max.partitions.per.box"),
+        )
         self.topics = TopicAdministration(
             context,
             spaces,

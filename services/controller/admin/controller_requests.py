@@ -130,6 +130,7 @@ class ControllerRequests:
 
     def _begin_create(self, waiting: WaitingRequest, topics: tuple[CreatableTopic, ...], counts: Counter[str], validate_only: bool) -> None:
         too_much = self._topics.request_problem((topic.num_partitions, len(topic.assignments)) for topic in topics if counts[topic.name] == 1)
+        placed = self._topics.placed_replicas()
         for topic in _once(topics):
             on_result = partial(waiting.record, topic.name)
             if self._cluster.fence is None:
@@ -139,7 +140,7 @@ class ControllerRequests:
             elif counts[topic.name] > 1:
                 on_result(Result(ErrorCode.INVALID_REQUEST, "Create topics request from client contains multiple entries for this topic."))
             else:
-                self._topics.create(_wanted(topic), validate_only, on_result)
+                self._topics.create(_wanted(topic), validate_only, placed, on_result)
 
     def _created_body(self, version: int, topics: tuple[CreatableTopic, ...], results: dict[Key, Result]) -> bytes:
         return encode_create_topics_body(version, tuple(self._created(topic, results) for topic in _once(topics)))
@@ -214,6 +215,7 @@ class ControllerRequests:
 
     def _begin_ensure(self, waiting: WaitingRequest, topics: dict[str, int]) -> None:
         affordable = self._topics.affordable(topics)
+        placed = self._topics.placed_replicas()
 
         def record(name: str, result: Result) -> None:
             """Ask the client to retry: automatic creation is no request to a controller, so
@@ -227,7 +229,7 @@ class ControllerRequests:
             elif name not in affordable:
                 waiting.record(name, Result(ErrorCode.LEADER_NOT_AVAILABLE))
             else:
-                self._topics.ensure(name, partitions, partial(record, name))
+                self._topics.ensure(name, partitions, placed, partial(record, name))
 
 
 def _errors_document(results: dict[Key, Result]) -> bytes:

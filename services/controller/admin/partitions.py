@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.cluster.placement import CreationDefaults, TopicGrowth, plan_topic_growth, request_problem
+from appliance.cluster.placement import CreationDefaults, PlacedReplicas, TopicGrowth, plan_topic_growth, request_problem
 from appliance.protocol.topic_apis import (
     CREATE_PARTITIONS_REQUEST,
     CREATE_PARTITIONS_RESPONSE,
@@ -23,6 +23,7 @@ from appliance.protocol.topic_apis import (
     TopicToGrow,
 )
 from services.controller.admin.pending_orders import PendingOrders
+from services.controller.admin.topic_administration import Bounds, placed_replicas
 from services.controller.admin.waiting_requests import NOT_CONTROLLER, ControllerRequest, Key, OnResult, Result, WaitingRequest, WaitingRequests, truncated
 from services.controller.decisions.cluster import Cluster, ControllerContext
 from services.controller.decisions.topic_operations import WAITS_FOR_BOXES, Spaces, add_partitions, complete_topic
@@ -54,6 +55,7 @@ class PartitionAdministration:
         self._pending = PendingOrders(context, "topic:{}".format, self._grow, self._on_grown, lambda: cluster.fence is not None)
         self.reconsider = self._pending.reconsider
         self._created = context.counters.counter("controller.partitions_created")
+        self._bounds = Bounds(context.counters)
 
     def request_problem(self, wanted: Iterable[tuple[str, int]]) -> str | None:
         """Return why these new numbers of partitions are too much for one request, or None."""
@@ -61,14 +63,19 @@ class PartitionAdministration:
         added = (count - there[name] for name, count in wanted if name in there and count <= self._defaults.partitions_max)
         return request_problem(added, self._defaults)
 
-    def grow(self, wanted: TopicGrowth, validate_only: bool, on_result: OnResult) -> None:
+    def placed_replicas(self) -> PlacedReplicas:
+        """Count topics and replicas, for all topics of one request."""
+        return placed_replicas(self._cluster, {}, self._defaults)
+
+    def grow(self, wanted: TopicGrowth, validate_only: bool, placed: PlacedReplicas, on_result: OnResult) -> None:
         """Plan, and unless `validate_only` create.
 
         `on_result` is called when the partitions are led, or at once if refused.
         """
         try:
-            self._plan(wanted)
+            placed.admit(wanted.name, self._plan(wanted), is_new=False)
         except RequestRefused as refused:
+            self._bounds.count(refused)
             on_result(Result.of(refused))
             return
         if validate_only:
@@ -150,6 +157,7 @@ class PartitionRequests:
 
     def _begin(self, waiting: WaitingRequest, decoded: CreatePartitionsRequest, counts: Counter[str]) -> None:
         too_much = self._administration.request_problem((topic.name, topic.partition_count) for topic in decoded.topics if counts[topic.name] == 1)
+        placed = self._administration.placed_replicas()
         for topic in {topic.name: topic for topic in decoded.topics}.values():
             on_result = partial(waiting.record, topic.name)
             if self._cluster.fence is None:
@@ -159,7 +167,7 @@ class PartitionRequests:
             elif counts[topic.name] > 1:
                 on_result(Result(ErrorCode.INVALID_REQUEST, "Duplicate topic in request."))
             else:
-                self._administration.grow(_wanted(topic), decoded.validate_only, on_result)
+                self._administration.grow(_wanted(topic), decoded.validate_only, placed, on_result)
 
 
 def _wanted(topic: TopicToGrow) -> TopicGrowth:

@@ -19,7 +19,9 @@ from appliance.client.peers import Peers
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.cluster.placement import (
     PARTITIONS_PER_REQUEST_MAX,
+    BoundReached,
     CreationDefaults,
+    PlacedReplicas,
     TopicCreation,
     TopicPlan,
     plan_topic_creation,
@@ -27,8 +29,9 @@ from appliance.cluster.placement import (
     wanted_partitions,
 )
 from appliance.protocol.topic_apis import CREATE_TOPICS_REQUEST, CREATE_TOPICS_RESPONSE, CreatableTopic, CreateTopicsRequest, CreateTopicsResponse, TopicConfig
+from appliance.shm.counters import Counters
 from services.controller.admin.waiting_requests import OnResult, Result
-from services.controller.decisions.cluster import ControllerContext
+from services.controller.decisions.cluster import Cluster, ControllerContext
 from services.controller.decisions.topic_operations import WAITS_FOR_BOXES, Spaces, complete_topic, create_topic, delete_topic
 from services.controller.zookeeper.operation import OperationOutcome
 from services.controller.zookeeper.requests import ZooKeeperFailed
@@ -53,6 +56,23 @@ class Creation:
         self.plan = plan
         self.topic_id = topic_id
         self.listeners: list[OnResult] = []
+
+
+class Bounds:
+    """Counts the refusals of topics and partitions beyond the bounds of the cluster."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._refused = {bound: counters.counter(f'controller.refused{{bound="{bound}"}}') for bound in ("topics", "partitions")}
+
+    def count(self, refused: RequestRefused) -> None:
+        if isinstance(refused, BoundReached):
+            self._refused[refused.bound].add()
+
+
+def placed_replicas(cluster: Cluster, creating: Mapping[str, TopicPlan], defaults: CreationDefaults) -> PlacedReplicas:
+    """Count the topics of the cluster with those that are being created."""
+    planned = {name: plan.assignment for name, plan in creating.items()}
+    return PlacedReplicas({**planned, **{name: topic.replicas for name, topic in cluster.topics.items()}}, defaults)
 
 
 class TopicAdministration:
@@ -83,6 +103,7 @@ class TopicAdministration:
         self.deletions: dict[str, list[OnResult]] = {}
         self._created = context.counters.counter("controller.topics_created")
         self._deleted = context.counters.counter("controller.topics_deleted")
+        self._bounds = Bounds(context.counters)
 
     # --- what is wanted -----------------------------------------------------------------------------------------------------
 
@@ -104,14 +125,20 @@ class TopicAdministration:
                 chosen.add(name)
         return chosen
 
-    def create(self, wanted: TopicCreation, validate_only: bool, on_result: OnResult) -> None:
+    def placed_replicas(self) -> PlacedReplicas:
+        """Count topics and replicas, for all topics of one request."""
+        return placed_replicas(self._cluster, {name: creation.plan for name, creation in self.creating.items()}, self._defaults)
+
+    def create(self, wanted: TopicCreation, validate_only: bool, placed: PlacedReplicas, on_result: OnResult) -> None:
         """Plan, and unless `validate_only` create. `on_result` is called when the topic is
         complete, or at once if refused.
         """
         try:
             cluster = self._cluster
             plan = plan_topic_creation(wanted, self._names(), cluster.broker_pool(), self._defaults, len(cluster.topics))
+            placed.admit(wanted.name, plan.assignment, is_new=True)
         except RequestRefused as refused:
+            self._bounds.count(refused)
             on_result(Result.of(refused))
             return
         if validate_only:
@@ -122,7 +149,7 @@ class TopicAdministration:
         self.creating[wanted.name] = creation
         self._start_creation(wanted.name)
 
-    def ensure(self, name: str, num_partitions: int, on_result: OnResult) -> None:
+    def ensure(self, name: str, num_partitions: int, placed: PlacedReplicas, on_result: OnResult) -> None:
         """Create automatically: an existing topic, or one being created, is as good as a new one."""
         creation = self.creating.get(name)
         topic = self._cluster.topics.get(name)
@@ -135,7 +162,7 @@ class TopicAdministration:
             if wanted is None:
                 on_result(Result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic '{name}' is not created automatically."))
             else:
-                self.create(wanted, False, on_result)
+                self.create(wanted, False, placed, on_result)
         elif topic.visible_count:
             on_result(Result(ErrorCode.NONE))
         else:

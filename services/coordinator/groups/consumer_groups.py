@@ -63,7 +63,7 @@ class ConsumerGroups:
         self._topics = topics
         self._new_member_id = new_member_id
         self._regexes = TopicRegexes(topics, timers, settings.group_consumer_regex_max, self._regexes_in_use, lambda: directory.on_refused(Bound.REGEXES))
-        self._surroundings = ConsumerSurroundings(settings, topics, self._regexes, timers, log, self._bid_farewell)
+        self._surroundings = ConsumerSurroundings(settings, topics, self._regexes, timers, log, self._bid_farewell, directory.on_refused)
         self._views = ConsumerGroupViews(directory, topics)
         self._loads: dict[int, PartitionLoad] = {}
 
@@ -74,7 +74,7 @@ class ConsumerGroups:
     ) -> None:
         problem = request_problem(request, version, self._regexes, now_ms)
         if problem is None:
-            error = self._directory.refusal(request.group_id)
+            error = self._directory.refusal(request.group_id, may_create=request.member_epoch == JOIN)
             problem = None if error is ErrorCode.NONE else Refusal(error)
         membership = None
         if problem is None:

@@ -23,7 +23,7 @@ from services.coordinator.groups.group_log import GroupLog
 from services.coordinator.groups.group_membership import ExpiryRule, GroupType
 from services.coordinator.groups.group_records import SubscribedTopic
 from services.coordinator.groups.member import CONSUMER_PROTOCOL_TYPE
-from services.coordinator.groups.ports import GroupSettings, Topics
+from services.coordinator.groups.ports import Bound, GroupSettings, OnRefused, Topics
 
 MEMBER_EPOCHS_SINCE: Final = 9
 """In OffsetCommit."""
@@ -39,6 +39,7 @@ class ConsumerSurroundings(NamedTuple):
     log: GroupLog
     bid_farewell: Callable[[str, ConsumerGroup], Farewell]
     """A group of members of the classic protocol becomes a classic one."""
+    on_refused: OnRefused
 
 
 class ConsumerMembership:
@@ -50,6 +51,7 @@ class ConsumerMembership:
         self._topics = surroundings.topics
         self._regexes = surroundings.regexes
         self._bid_farewell = surroundings.bid_farewell
+        self._on_refused = surroundings.on_refused
         self.turns = ConsumerTurns(group_id, partition, committed, surroundings.log, self)
         self.deadlines = ConsumerDeadlines(surroundings.timers, surroundings.settings.group_consumer_session_timeout_ms, self.turns.submit)
 
@@ -190,6 +192,10 @@ class ConsumerMembership:
             if topic is not None:
                 found[name] = SubscribedTopic(topic.topic_id, name, topic.partition_count)
         return found
+
+    def on_refused(self, code: ErrorCode) -> None:
+        if code is ErrorCode.GROUP_MAX_SIZE_REACHED:
+            self._on_refused(Bound.MEMBERS)
 
     def on_committed(self, before: ConsumerGroup, now_ms: int) -> None:
         self.deadlines.on_committed(before, self.group, now_ms)

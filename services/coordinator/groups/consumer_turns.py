@@ -68,6 +68,9 @@ class GroupRules(Protocol):
     def settle_target(self, group: ConsumerGroup, now_ms: int) -> None:
         """Make a target, if the one there is is for an older group epoch."""
 
+    def on_refused(self, code: ErrorCode) -> None:
+        """A request was refused."""
+
     def on_committed(self, before: ConsumerGroup, now_ms: int) -> None:
         """Another state than `before` is in the log."""
 
@@ -125,6 +128,7 @@ class ConsumerTurns:
                 try:
                     operation.change(group, now_ms)
                 except Refusal as refusal:
+                    self._rules.on_refused(refusal.code)
                     operation.refuse(refusal)
                 else:
                     admitted.append(operation)

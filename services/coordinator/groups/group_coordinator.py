@@ -79,7 +79,7 @@ class GroupCoordinator:
         legacy: LegacyOffsets,
         on_refused: OnRefused,
     ) -> None:
-        self.directory = GroupDirectory(settings.offsets_topic_num_partitions, on_refused)
+        self.directory = GroupDirectory(settings.offsets_topic_num_partitions, settings.max_groups, on_refused)
         self._timers = Timers()
         self._replies = Replies()
         self._log = GroupLog(state_log, settings.offsets_commit_timeout_ms)

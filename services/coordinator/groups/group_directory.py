@@ -16,7 +16,7 @@ from appliance.cluster.state_log import partition_of
 from services.coordinator.groups.group import Group
 from services.coordinator.groups.group_membership import ClassicMembership, GroupMembership
 from services.coordinator.groups.offsets import GroupOffsets
-from services.coordinator.groups.ports import OnRefused
+from services.coordinator.groups.ports import Bound, OnRefused
 
 
 class HostedGroup:
@@ -40,8 +40,10 @@ class HostedGroup:
 class GroupDirectory:
     """Groups by id; partitions by state: loading, active, or led elsewhere."""
 
-    def __init__(self, partitions: int, on_refused: OnRefused) -> None:
+    def __init__(self, partitions: int, groups_max: int, on_refused: OnRefused) -> None:
+        """`groups_max`: further groups are refused. More may be there: those in the log are loaded, whatever the bound."""
         self._partitions = partitions
+        self._groups_max = groups_max
         self.on_refused = on_refused
         self._loading: set[int] = set()
         self._active: dict[int, dict[str, HostedGroup]] = {}
@@ -61,14 +63,20 @@ class GroupDirectory:
     def partition_for(self, group_id: str) -> int:
         return partition_of(group_id, self._partitions)
 
-    def refusal(self, group_id: str, may_be_empty: bool = False) -> ErrorCode:
-        """Why nothing can be said about this group here, or NONE. The empty id is a group for old consumers that only keep offsets."""
+    def refusal(self, group_id: str, may_be_empty: bool = False, may_create: bool = False) -> ErrorCode:
+        """Why nothing can be said about this group here, or NONE. The empty id is a group for old consumers that only keep offsets.
+
+        `may_create`: the request creates the group if it does not exist; POLICY_VIOLATION if that is one too many.
+        """
         if not group_id and not may_be_empty:
             return ErrorCode.INVALID_GROUP_ID
         if group_id in self._groups:
             return ErrorCode.NONE
         partition = self.partition_for(group_id)
         if partition in self._active:
+            if may_create and len(self._groups) >= self._groups_max:
+                self.on_refused(Bound.GROUPS)
+                return ErrorCode.POLICY_VIOLATION
             return ErrorCode.NONE
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if partition in self._loading else ErrorCode.NOT_COORDINATOR
 

@@ -20,7 +20,7 @@ from services.coordinator.groups.group_log import GroupLog, Replies, group_error
 from services.coordinator.groups.group_membership import ClassicMembership
 from services.coordinator.groups.group_records import metadata_record
 from services.coordinator.groups.member import ClientIdentity, Member, ReplyToJoin, ReplyToSync
-from services.coordinator.groups.ports import GroupSettings
+from services.coordinator.groups.ports import Bound, GroupSettings
 from services.coordinator.groups.rebalances import Rebalances, members_for_leader
 
 MEMBER_ID_REQUIRED_SINCE: Final = 4
@@ -43,7 +43,7 @@ class Joining:
         self._new_member_id = new_member_id
 
     def join(self, request: JoinGroupRequest, version: int, client: ClientIdentity, now_ms: int, reply: ReplyToJoin) -> None:
-        error = self._directory.refusal(request.group_id)
+        error = self._directory.refusal(request.group_id, may_create=not request.member_id)
         settings = self._settings
         if error is ErrorCode.NONE and not settings.group_min_session_timeout_ms <= request.session_timeout_ms <= settings.group_max_session_timeout_ms:
             error = ErrorCode.INVALID_SESSION_TIMEOUT
@@ -75,7 +75,7 @@ class Joining:
     def _join_group(self, group: Group, request: JoinGroupRequest, version: int, client: ClientIdentity, now_ms: int, reply: ReplyToJoin) -> None:
         if not self._has_capacity(group, request.member_id):
             self._remove_refused(group, request.member_id)
-            self._refuse(reply, ErrorCode.GROUP_MAX_SIZE_REACHED)
+            self._refuse_member(reply)
         elif not group.supports(request.protocol_type, request.protocols):
             self._refuse(reply, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id)
         elif request.member_id:
@@ -101,6 +101,10 @@ class Joining:
         if member is not None:
             self._rebalances.drop_member(group, member, ErrorCode.GROUP_MAX_SIZE_REACHED, "")
 
+    def _refuse_member(self, reply: ReplyToJoin) -> None:
+        self._directory.on_refused(Bound.MEMBERS)
+        self._refuse(reply, ErrorCode.GROUP_MAX_SIZE_REACHED)
+
     def _refuse(self, reply: ReplyToJoin, error: ErrorCode, member_id: str = "") -> None:
         self._replies.say(reply, JoinGroupResponse(error_code=error, member_id=member_id))
 
@@ -113,6 +117,8 @@ class Joining:
             self._refuse(reply, ErrorCode.UNKNOWN_SERVER_ERROR)  # too long for a record and for a response
         elif instance is not None and instance in group.static_members:
             self._replace(group, group.members[group.static_members[instance]], member_id, request, version, now_ms, reply)
+        elif instance is None and version >= MEMBER_ID_REQUIRED_SINCE and len(group.pending_members) >= self._settings.group_max_size:
+            self._refuse_member(reply)  # Kafka has no bound for ids that no member has joined with
         elif instance is None and version >= MEMBER_ID_REQUIRED_SINCE:
             self._rebalances.add_pending(group, member_id, request.session_timeout_ms, now_ms)
             self._refuse(reply, ErrorCode.MEMBER_ID_REQUIRED, member_id)

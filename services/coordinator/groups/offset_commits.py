@@ -97,7 +97,7 @@ class OffsetCommits:
             self._append(hosted, request, offsets, errors, reply)
 
     def _admit(self, request: OffsetCommitRequest, version: int, now_ms: int) -> tuple[HostedGroup | None, ErrorCode]:
-        error = self._directory.refusal(request.group_id, may_be_empty=True)
+        error = self._directory.refusal(request.group_id, may_be_empty=True, may_create=request.generation_id < 0)
         if error is not ErrorCode.NONE:
             return None, error
         hosted = self._directory.find(request.group_id)
@@ -177,7 +177,7 @@ class OffsetCommits:
         self._log.append(hosted.partition, _records(hosted, offsets), on_done, producer)
 
     def _transactional_problem(self, request: TxnOffsetCommitRequest, version: int, now_ms: int) -> ErrorCode:
-        error = self._directory.refusal(request.group_id)
+        error = self._directory.refusal(request.group_id, may_create=True)
         if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and version < LOAD_IN_PROGRESS_SINCE:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if error is not ErrorCode.NONE:

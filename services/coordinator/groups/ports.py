@@ -54,7 +54,10 @@ class LegacyOffsets(Protocol):
 class Bound(Enum):
     """What clients create by name, and what the coordinator refuses beyond a bound; the value is the label of the counter."""
 
+    GROUPS = "groups"
+    MEMBERS = "members"
     REGEXES = "regexes"
+    TRANSACTIONAL_IDS = "transactional_ids"
 
 
 OnRefused = Callable[[Bound], None]
@@ -75,10 +78,11 @@ class GroupSettings(NamedTuple):
     group_min_session_timeout_ms: int = 6_000
     group_max_session_timeout_ms: int = 1_800_000
     group_initial_rebalance_delay_ms: int = 3_000
-    group_max_size: int = (1 << 31) - 1
+    group_max_size: int = 10_000
+    max_groups: int = 20_000
     group_consumer_session_timeout_ms: int = 45_000
     group_consumer_heartbeat_interval_ms: int = 5_000
-    group_consumer_max_size: int = (1 << 31) - 1
+    group_consumer_max_size: int = 10_000
     group_consumer_regex_max: int = 1_000
     offset_metadata_max_bytes: int = 4_096
     offsets_retention_minutes: int = 10_080

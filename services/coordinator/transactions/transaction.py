@@ -235,5 +235,6 @@ class TransactionSettings(NamedTuple):
     transactional_id_expiration_ms: int = 604_800_000
     transaction_abort_timed_out_transaction_cleanup_interval_ms: int = 10_000
     transaction_remove_expired_transaction_cleanup_interval_ms: int = 3_600_000
+    max_transactional_ids: int = 50_000
     append_timeout_ms: int = 5_000
     """What a write of state may take."""

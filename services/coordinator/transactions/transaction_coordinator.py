@@ -85,7 +85,7 @@ class TransactionCoordinator:
         """`exists`: true if a partition is in the metadata. `leader_epoch_of`: the leader epoch of a partition of the state topic.
         `offsets_partition_of`: the partition with a group's offsets; None: the topic does not exist. `now_ms` of the methods is monotonic; records
         have `wall_ms`."""
-        self.ids = TransactionalIds(state_log, partition_count, settings.append_timeout_ms)
+        self.ids = TransactionalIds(state_log, partition_count, settings)
         self._timers = Timers()
         self._ends = TransactionEnds(self.ids, markers, self._timers, exists, leader_epoch_of, wall_ms)
         self._producer_ids = producer_ids

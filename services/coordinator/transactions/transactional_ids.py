@@ -21,7 +21,14 @@ from appliance.protocol.transaction_apis import (
     ListTransactionsRequest,
     ListTransactionsResponse,
 )
-from services.coordinator.transactions.transaction import NO_PRODUCER_EPOCH, STATE_NAMES, Transaction, TransactionalId, TransactionState
+from services.coordinator.transactions.transaction import (
+    NO_PRODUCER_EPOCH,
+    STATE_NAMES,
+    Transaction,
+    TransactionalId,
+    TransactionSettings,
+    TransactionState,
+)
 from services.coordinator.transactions.transaction_records import decode_transaction, decode_transaction_key, encode_transaction, encode_transaction_key
 
 OnDone = Callable[[ErrorCode], None]
@@ -50,10 +57,13 @@ class _Partition:
 class TransactionalIds:
     """All ids, by partition and name."""
 
-    def __init__(self, state_log: StateLog, partition_count: int, append_timeout_ms: int) -> None:
+    def __init__(self, state_log: StateLog, partition_count: int, settings: TransactionSettings) -> None:
         self._log = state_log
         self._partition_count = partition_count
-        self._append_timeout_ms = append_timeout_ms
+        self._append_timeout_ms = settings.append_timeout_ms
+        self._ids_max = settings.max_transactional_ids
+        self.on_refused: Callable[[], None] = lambda: None
+        """Called for each id beyond `max.transactional.ids`."""
         self._partitions: dict[int, _Partition] = {}
 
     # -- tenures
@@ -98,7 +108,14 @@ class TransactionalIds:
         return self._loaded(name).by_name.get(name)
 
     def add(self, name: str, first: Transaction) -> TransactionalId:
-        """Add a new id; it is in the log with its first change."""
+        """Add a new id; it is in the log with its first change.
+
+        Raises `RequestRefused` beyond `max.transactional.ids`; those in the log are loaded, whatever the bound.
+        """
+        count = sum(len(partition.by_name) for partition in self._partitions.values())
+        if count >= self._ids_max:
+            self.on_refused()
+            raise RequestRefused(ErrorCode.POLICY_VIOLATION, f"this box has {count} transactional ids, and max.transactional.ids is {self._ids_max}")
         found = self._loaded(name).by_name[name] = TransactionalId(name, first)
         return found
 

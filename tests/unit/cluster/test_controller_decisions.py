@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.cluster.placement import (
+    BoundReached,
     BrokerPool,
     CreationDefaults,
     DiskSpace,
+    PlacedReplicas,
     TopicCreation,
     bump_leader_epoch,
     elect_leader,
@@ -191,3 +193,35 @@ def test_an_election_never_keeps_an_epoch_and_never_invents_a_replica(replicas: 
 
 def test_after_an_unclean_boot_the_epoch_moves_and_nothing_else() -> None:
     assert bump_leader_epoch(STATE, 9) == PartitionState(1, 5, 9, (1, 2))
+
+
+# ---- bounds of what clients create by name
+
+
+BOUNDS = CreationDefaults(topics_max=2, partitions_per_box_max=4)
+
+
+def test_a_topic_beyond_the_bound_is_refused_and_internal_topics_are_not() -> None:
+    placed = PlacedReplicas({"a": {0: (1,)}, "__consumer_offsets": {0: (1,)}}, BOUNDS)
+    placed.admit("b", {0: (1,)}, is_new=True)
+    with pytest.raises(BoundReached, match=r"has 2 topics and max\.topics is 2; delete topics, or raise the setting") as refused:
+        placed.admit("c", {0: (2,)}, is_new=True)
+    assert refused.value.code is ErrorCode.POLICY_VIOLATION
+    placed.admit("__transaction_state", {0: (1,)}, is_new=True)
+
+
+def test_replicas_count_by_box_for_new_topics_and_for_grown_ones() -> None:
+    placed = PlacedReplicas({"a": {0: (1, 2), 1: (1, 3)}}, BOUNDS)
+    placed.admit("b", {0: (1,), 1: (3,)}, is_new=True)
+    placed.admit("a", {2: (1,)}, is_new=False)
+    with pytest.raises(BoundReached, match=r"1 partitions of topic 'a' are not created: broker 1 has 4 and max\.partitions\.per\.box is 4"):
+        placed.admit("a", {3: (3, 1)}, is_new=False)
+    placed.admit("a", {3: (3, 2)}, is_new=False)
+
+
+def test_a_cluster_above_a_bound_keeps_what_it_has_and_gets_no_more() -> None:
+    placed = PlacedReplicas({name: dict.fromkeys(range(3), (1,)) for name in "abc"}, BOUNDS)
+    for is_new in (True, False):
+        with pytest.raises(BoundReached):
+            placed.admit("d" if is_new else "a", {3: (1,)}, is_new)
+    placed.admit("a", {3: (2,)}, is_new=False)

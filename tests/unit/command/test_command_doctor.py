@@ -18,7 +18,7 @@ from appliance.command.disk_speed_probe import nameless_file, probe, residency_a
 from appliance.command.doctor import doctor
 from appliance.command.doctor_disks import ask_all, judge_disk, judge_residency, judge_sharing, judge_states, look_at_disks
 from appliance.command.doctor_machine import judge_clock_source, judge_clocks, judge_descriptors, judge_receive_buffer, judge_shared_memory
-from appliance.command.doctor_network import advertised, is_local, judge_loopback, judge_zookeeper, ports, secret
+from appliance.command.doctor_network import advertised, creation_by_name, is_local, judge_loopback, judge_zookeeper, ports, secret
 from appliance.command.findings import OK, PROBLEM, WARNING, Finding
 from tests.unit.base.test_settings import make_box
 
@@ -162,6 +162,13 @@ def test_a_box_that_listens_on_all_addresses_must_not_advertise_loopback() -> No
     assert judge_loopback("0.0.0.0", "logs.example", ["192.0.2.7"]) is None
     found = judge_loopback("0.0.0.0", "localhost", ["127.0.0.1", "::1"])
     assert found is not None and found.level == WARNING and "--advertise" in found.advice
+
+
+def test_automatic_creation_beyond_loopback_is_warned_of() -> None:
+    assert creation_by_name(box()).level == OK
+    assert creation_by_name(box(listen="0.0.0.0", settings={"auto.create.topics.enable": False})).level == OK
+    found = creation_by_name(box(listen="0.0.0.0"))
+    assert found.level == WARNING and "5000 topics (max.topics)" in found.advice
 
 
 def test_an_advertised_name_must_resolve_and_its_port_answer() -> None:

@@ -54,6 +54,18 @@ def test_one_port_cannot_serve_two_things_but_any_free_one_can_be_asked_for_twic
     assert resolve_options(RunOptions(kafka_port=0, http_port=0), 1)[1] == []
 
 
+@pytest.mark.parametrize(
+    ("listen", "creates"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("127.0.0.7", True), ("0.0.0.0", False), ("::", False), ("*", False), ("10.0.0.5", False)],
+)
+def test_topics_are_created_automatically_on_loopback_only_unless_the_setting_says_so(listen: str, creates: bool, tmp_path: Path) -> None:
+    assert resolve_options(RunOptions(listen=listen), 1)[0].settings["auto.create.topics.enable"] is creates
+    file = tmp_path / "m.toml"
+    for chosen in (True, False):
+        file.write_text(f'auto.create.topics.enable = {str(chosen).lower()}\n[box]\nlisten = "{listen}"\n')
+        assert resolve_options(RunOptions(config=str(file)), 1)[0].settings["auto.create.topics.enable"] is chosen
+
+
 @pytest.mark.parametrize(("listen", "advertised"), [("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1"), ("10.0.0.5", "10.0.0.5")])
 def test_the_advertised_address_is_reachable_for_clients(listen: str, advertised: str) -> None:
     assert resolve_options(RunOptions(listen=listen), 1)[0].advertise == advertised

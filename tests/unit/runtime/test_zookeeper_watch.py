@@ -15,6 +15,7 @@ from appliance.base.layout import BoxLayout, Disk
 from appliance.base.settings import Box
 from appliance.runtime.poller import Poller
 from appliance.runtime.zookeeper_watch import ZooKeeperWatch
+from appliance.shm.counters import read_counters
 from lab.running_box import eventually
 from lab.scratch_layout import scratch_layout
 
@@ -56,6 +57,7 @@ class Watched:
         members = [f"{number}=127.0.0.1:{server.port}:{number}001:{number}002" for number, server in enumerate(self.servers, 1)]
         connect = ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
         box = Box("x", 1, [Disk("d0", "/nonexistent")], "/s", "h", "h", 1, 1, 1, zookeeper=connect, zookeeper_members=members if len(answers) > 1 else [])
+        self._layout = layout
         self.poller = Poller()
         self.watch = ZooKeeperWatch(layout, box, self.poller, SystemClock(), sync)
         self.now_ms = 10_000
@@ -68,6 +70,10 @@ class Watched:
             for server in self.servers:
                 if server.listening.fileno() >= 0:
                     server.serve()
+
+    def gauges(self, *names: str) -> list[int]:
+        values = read_counters(self._layout, "zookeeper").values
+        return [values[f"zookeeper.{name}"] for name in names]
 
     def close(self) -> None:
         self.watch.close()
@@ -209,3 +215,12 @@ def test_a_member_that_serves_is_asked_every_second_and_a_server_alone_when_its_
     for each in (member, alone):
         each.ask()
     assert (member.watch.next_ask_ms(0, 15_000), alone.watch.next_ask_ms(0, 15_000)) == (1_000, 15_000)
+
+
+def test_the_size_of_the_tree_is_published_for_the_alarm_on_the_heap(watched: Callable[[list[bytes | None]], Watched]) -> None:
+    alone = watched([SERVES])
+    alone.ask()
+    alone.servers[0].answer = SERVES + b"zk_znode_count\t1000\nzk_approximate_data_size\t70000\nzk_max_latency\t3.5\n"
+    alone.ask()
+    alone.ask()
+    assert alone.gauges("znodes", "tree_bytes", "heap_bytes") == [1_000, 570_000, 64 << 20]

@@ -35,3 +35,10 @@ def test_status_names_a_directory_unless_it_is_the_usual_one() -> None:
     assert ready_message(make_box()).endswith(" status --data /srv/d0\n")
     assert ready_message(make_box(disks=[Disk("d0", "/srv/a b")])).endswith(" status --data '/srv/a b'\n")
     assert ready_message(make_box(disks=[Disk("d0", os.path.abspath("var/d0"))])).endswith(" status\n")
+
+
+def test_a_box_that_creates_no_topics_because_of_where_it_listens_says_so() -> None:
+    off = {"auto.create.topics.enable": False}
+    assert ready_message(make_box(listen="0.0.0.0", settings=off)).splitlines()[-1].startswith("  clients cannot create topics by naming them: ")
+    assert len(ready_message(make_box(settings=off)).splitlines()) == 4
+    assert len(ready_message(make_box(listen="0.0.0.0")).splitlines()) == 4

@@ -7,6 +7,7 @@ import pytest
 from appliance.base.errors import ErrorCode
 from appliance.protocol.group_apis import JoinGroupProtocol
 from services.coordinator.groups.member import ClientIdentity
+from services.coordinator.groups.ports import Bound
 from services.coordinator.groups.rebalances import NEW_MEMBER_JOIN_TIMEOUT_MS
 from tests.support.group_world import RANGE, World
 
@@ -241,3 +242,40 @@ def test_a_client_id_too_long_for_a_member_id_is_refused() -> None:
     assert world.join(client=ClientIdentity("c" * 32_767, "/10.0.0.1")).error is ErrorCode.UNKNOWN_SERVER_ERROR
     assert world.join(instance="i" * 32_767).error is ErrorCode.UNKNOWN_SERVER_ERROR
     assert world.describe().members == ()
+
+
+# ---- bounds
+
+
+def test_a_further_group_is_refused_whatever_would_create_it_and_groups_that_exist_are_served() -> None:
+    world = World(max_groups=2)
+    world.join_new(group="first")
+    world.commit({("syslog", 0): 1}, group="second")
+    world.settle()
+    assert world.join(group="third").error is ErrorCode.POLICY_VIOLATION
+    for told in (world.commit({("syslog", 0): 1}, group="third"), world.txn_commit(7, {("syslog", 0): 1}, group="third")):
+        world.settle()
+        assert [each.error_code for topic in told.only.topics for each in topic.partitions] == [ErrorCode.POLICY_VIOLATION]
+    assert world.refused == [Bound.GROUPS] * 3
+    world.commit({("syslog", 0): 2}, group="second")
+    world.settle()
+    assert world.offsets("second") == {("syslog", 0): 2} and world.join(group="first").error is ErrorCode.MEMBER_ID_REQUIRED
+
+
+def test_more_groups_than_the_bound_load_from_the_log() -> None:
+    world = World()
+    for group in ("first", "second", "third"):
+        world.commit({("syslog", 0): 1}, group=group)
+    world.settle()
+    world.settings = world.settings._replace(max_groups=2)
+    world.restart()
+    assert {group.group_id for group in world.list_groups().groups} == {"first", "second", "third"}
+    assert world.join(group="first").error is ErrorCode.MEMBER_ID_REQUIRED and world.join(group="fourth").error is ErrorCode.POLICY_VIOLATION
+
+
+def test_ids_that_no_member_joins_with_count_against_the_size_of_the_group() -> None:
+    world = World(group_max_size=2)
+    assert [world.join().error for _ in range(3)] == [ErrorCode.MEMBER_ID_REQUIRED, ErrorCode.MEMBER_ID_REQUIRED, ErrorCode.GROUP_MAX_SIZE_REACHED]
+    assert world.refused == [Bound.MEMBERS]
+    world.pass_ms(10_000)
+    assert world.join().error is ErrorCode.MEMBER_ID_REQUIRED

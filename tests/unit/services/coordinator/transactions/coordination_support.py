@@ -93,7 +93,8 @@ class CoordinatedProducers:
     one left.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, settings: TransactionSettings | None = None) -> None:
+        self.settings = settings or TransactionSettings()
         self.log = FakeStateLog()
         self.partitions = FakePartitions()
         self.producer_ids = FakeProducerIds()
@@ -110,7 +111,7 @@ class CoordinatedProducers:
             PARTITIONS,
             self.partitions,
             self.producer_ids,
-            TransactionSettings(),
+            self.settings,
             lambda partition: partition not in self.missing,
             lambda _partition: 7,
             lambda _group: TopicPartition("__consumer_offsets", 3),

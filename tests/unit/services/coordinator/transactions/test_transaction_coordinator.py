@@ -9,7 +9,7 @@ import pytest
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
 from appliance.protocol.transaction_apis import DescribeTransactionsRequest, InitProducerIdRequest, InitProducerIdResponse, ListTransactionsRequest
-from services.coordinator.transactions.transaction import LARGEST_EPOCH, TransactionState
+from services.coordinator.transactions.transaction import LARGEST_EPOCH, TransactionSettings, TransactionState
 from tests.unit.services.coordinator.transactions.coordination_support import CoordinatedProducers
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -463,3 +463,14 @@ def test_listings_go_by_state_producer_and_duration(producers: CoordinatedProduc
     assert (described[0].transaction_state, described[0].topics[0]) == ("Ongoing", ("t", (0, 1)))
     assert [each.error_code for each in described] == [0, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, ErrorCode.INVALID_REQUEST]
     assert len(ids) == 2
+
+
+def test_a_further_transactional_id_is_refused_and_those_in_the_log_are_served() -> None:
+    producers = CoordinatedProducers(TransactionSettings(max_transactional_ids=2))
+    refused: list[int] = []
+    producers.coordinator.ids.on_refused = lambda: refused.append(1)
+    assert [producers.init(name).error_code for name in ("a", "b", "c", "a")] == [0, 0, ErrorCode.POLICY_VIOLATION, 0]
+    assert refused == [1] and producers.init(None).error_code == 0
+    producers.settings = TransactionSettings(max_transactional_ids=1)
+    producers.start()
+    assert [producers.init(name).error_code for name in ("a", "b", "c")] == [0, 0, ErrorCode.POLICY_VIOLATION]
