@@ -120,7 +120,7 @@ class MetadataHandler:
     def _missing(self, request: MetadataRequest) -> list[str]:
         """Names that may be created: legal, not internal, not there."""
         topics = self._view.image.topics
-        names = [topic.name for topic in request.topics or () if topic.name is not None]
+        names = [topic.name for topic in request.topics or () if topic.name is not None and topic.topic_id == NO_TOPIC_ID]
         return [name for name in dict.fromkeys(names) if name not in topics and name not in INTERNAL_TOPICS and topic_name_problem(name) is None]
 
     def _encode(self, header: RequestHeader, request: MetadataRequest, errors: dict[str, int]) -> bytes:
@@ -136,8 +136,9 @@ class MetadataHandler:
             topics = [self._encode_topic(version, topic, allowed) for topic in image.topics.values()]
         else:
             # Each topic once, as Kafka does: named a hundred thousand times, a large one would make an answer of gigabytes.
-            distinct = {(wanted.name, None if wanted.name is not None else wanted.topic_id): wanted for wanted in request.topics}
-            topics = [self._find(version, wanted.name, wanted.topic_id, errors, allowed) for wanted in distinct.values()]
+            # A topic id counts before a name: Java sends the id with an empty name.
+            distinct = dict.fromkeys((wanted.name if wanted.topic_id == NO_TOPIC_ID else None, wanted.topic_id) for wanted in request.topics)
+            topics = [self._find(version, name, topic_id, errors, allowed) for name, topic_id in distinct]
         of_cluster = CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else OPERATIONS_NOT_ASKED
         return encode_metadata_response(
             version, header.correlation_id, brokers, image.cluster_id, image.controller_id, topics, cluster_authorized_operations=of_cluster

@@ -102,6 +102,28 @@ and sent to the acceptor in one frame.
 """
 TOO_MANY = "The request describes too many configs at once; describe fewer resources."
 
+WITHOUT_MEANING = (
+    "advertised.listeners",
+    "background.threads",
+    "client.quota.",
+    "listener.",
+    "listeners",
+    "log.cleaner.io.",
+    "log.cleaner.threads",
+    "max.connection.creation.rate",
+    "max.connections.per.ip.overrides",
+    "metric.reporters",
+    "num.io.threads",
+    "num.network.threads",
+    "num.recovery.threads.per.data.dir",
+    "num.replica.fetchers",
+    "principal.builder.class",
+    "remote.",
+    "sasl.",
+    "ssl.",
+)
+"""Names, or their beginnings, that Kafka 4 lets be altered and that stand for what does not exist here."""
+
 Resource = ResourceToReplace | ResourceToAlter
 
 
@@ -249,7 +271,7 @@ class ConfigRequests:
                 return replaced({operation.name: operation.value or "" for operation in operations}, dynamic_config_problem)
             return altered({}, operations, dynamic_config_problem)
         if kind != ResourceType.TOPIC:
-            raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Unknown resource type {_kind_text(kind)}; only configs of topics can be altered.")
+            raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Configs of {_kind_text(kind)} resources cannot be altered here; those of topics and brokers can.")
         if not name:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
         self._refuse_unknown_topic(name)
@@ -263,7 +285,10 @@ def _broker_refusal(names: Sequence[str]) -> str:
     reason = f"Cannot update these configs dynamically: {', '.join(names)}."
     if settable := [name for name in names if name in SETTING_ROWS]:
         reason += f" A broker reads its settings at the start: change {', '.join(settable)} in its settings file (millrace run --config) and start it again."
-    if fixed := [name for name in names if name not in SETTING_ROWS]:
+    others = [name for name in names if name not in SETTING_ROWS]
+    if without := [name for name in others if name.startswith(WITHOUT_MEANING)]:
+        reason += f" {', '.join(without)} would change nothing: the box has no such listener, thread pool, reporter or policy."
+    if fixed := [name for name in others if not name.startswith(WITHOUT_MEANING)]:
         reason += f" The settings file has no setting {', '.join(fixed)} (millrace config check --reference lists what it has)."
     return reason
 

@@ -226,7 +226,7 @@ class ClassicHeartbeat(_Asked):
 
 
 class ClassicLeave:
-    """LeaveGroup: members go, each with its own answer."""
+    """LeaveGroup: members of either protocol go, each with its own answer. An administrator removes members by it."""
 
     def __init__(self, request: LeaveGroupRequest, replies: Replies, reply: Callable[[LeaveGroupResponse], None], again: Again) -> None:
         self._request = request
@@ -267,7 +267,7 @@ def _leaving(group: ConsumerGroup, leaving: LeavingMember) -> ConsumerMember:
         member = static_member(group, instance, leaving.member_id)
     else:
         member = group.instance(instance)
-    if member is None or not member.is_classic:
+    if member is None:
         raise Refusal(ErrorCode.UNKNOWN_MEMBER_ID)
     return member
 

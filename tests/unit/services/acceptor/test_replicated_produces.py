@@ -25,6 +25,8 @@ from appliance.cluster.metadata_image import BrokerImage, MetadataImage, Partiti
 from appliance.ipc.descriptors import BEHIND_REFUSED_FLAG, NEEDS_VERIFICATION
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.framing import RequestHeader
+from appliance.protocol.metadata import REQUEST as METADATA_REQUEST
+from appliance.protocol.metadata import MetadataRequest, MetadataRequestTopic
 from appliance.records.batch import TRANSACTIONAL_FLAG
 from appliance.records.builder import BatchBuilder
 from appliance.shm.arena import Arena
@@ -257,15 +259,18 @@ def test_without_a_lease_only_what_the_whole_in_sync_set_will_have_is_taken(acks
 
 
 def described(led: OneLedPartition, version: int) -> Any:
-    handler = MetadataHandler(led.view, cast(Any, None), led.counters, False, lambda _: None)
     request = kio_adapter.request_class(ApiKey.METADATA, version)
     flags = {"include_topic_authorized_operations": False} if version >= 8 else {}
-    body = kio_adapter.encode(request(topics=None if version else (), **flags))
+    return described_topics(led, version, kio_adapter.encode(request(topics=None if version else (), **flags)))[0].partitions[0]
+
+
+def described_topics(led: OneLedPartition, version: int, body: bytes) -> Any:
+    handler = MetadataHandler(led.view, cast(Any, None), led.counters, True, lambda _: None)
     handler.handle(led.connection, RequestHeader(3, version, 7, "", 0), memoryview(body), len(body))
     led.connection.collect_ready()
     data = b"".join(bytes(cast(Any, piece)) for piece in led.connection.outgoing)
     led.connection.outgoing.clear()
-    return kio_adapter.decode_response(ApiKey.METADATA, version, data[9 if version >= 9 else 8 :]).topics[0].partitions[0]
+    return kio_adapter.decode_response(ApiKey.METADATA, version, data[9 if version >= 9 else 8 :]).topics
 
 
 def test_a_replica_whose_box_is_gone_is_offline_and_a_leader_that_is_gone_is_none(led: OneLedPartition) -> None:
@@ -390,3 +395,11 @@ def test_a_batch_that_has_overtaken_one_that_came_back_to_be_verified_is_offered
     led.parts.remove(third)
     led.refuse(third, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
     assert led.parts == [first, second], "overtaken by nothing since"
+
+
+def test_a_topic_id_counts_before_the_name_that_goes_with_it(led: OneLedPartition) -> None:
+    led.lead(1, live=(1, 2, 3))
+    topic_id, unknown = led.view.image.topics["t"].topic_id, TopicId(b"?" * 16)
+    wanted = [MetadataRequestTopic(topic_id, ""), MetadataRequestTopic(topic_id, None), MetadataRequestTopic(unknown, ""), MetadataRequestTopic(unknown, "new")]
+    found = described_topics(led, 12, METADATA_REQUEST.encode(12, MetadataRequest(tuple(wanted))))
+    assert [(ErrorCode(topic.error_code), topic.name) for topic in found] == [(ErrorCode.NONE, "t"), (ErrorCode.UNKNOWN_TOPIC_ID, None)]

@@ -194,13 +194,26 @@ def test_classic_requests_are_refused_for_the_reasons_of_the_classic_protocol() 
     assert world.sync(x.member_id, generation_id).error is ErrorCode.REBALANCE_IN_PROGRESS
 
 
-def test_classic_members_leave_a_mixed_group_each_with_its_own_answer() -> None:
+def test_members_leave_a_mixed_group_each_with_its_own_answer() -> None:
     world, x, a = mixed_group()
-    told = world.leave_all(LeavingMember(x.member_id), LeavingMember("a"), LeavingMember("nobody"), LeavingMember("", "no-instance"))
+    told = world.leave_all(LeavingMember(x.member_id), LeavingMember("no-member"), LeavingMember("", "no-instance"))
     world.settle()
-    assert [member.error_code for member in told.only.members] == [0, 25, 25, 25]
+    assert [member.error_code for member in told.only.members] == [0, 25, 25]
     world.run(a)
     assert a.holds == EVERYTHING
+
+
+def test_an_administrator_removes_members_of_the_consumer_protocol_by_id_and_by_instance() -> None:
+    world = ConsumerWorld()
+    a, b, c = NewReader(world, "a"), NewReader(world, "b", instance_id="one"), NewReader(world, "c")
+    world.run(a, b, c)
+    told = world.leave_all(LeavingMember("a"), LeavingMember("", "one"), LeavingMember("c", "one"))
+    world.settle()
+    assert [member.error_code for member in told.only.members] == [0, 0, ErrorCode.UNKNOWN_MEMBER_ID]
+    assert {member.member_id for member in world.describe_consumer().members} == {"c"}
+    assert world.told("a", a.epoch).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    world.run(c)
+    assert c.holds == EVERYTHING
 
 
 def test_a_static_classic_member_goes_over_to_the_newer_protocol_and_back() -> None:
