@@ -303,6 +303,14 @@ _BOX_ROWS = (
     SettingRow(
         "zookeeper.session.timeout.ms", 1500, "ms", "silence after which ZooKeeper gives a broker up", "later fail-over, fewer false alarms", 500, 600 * SECOND
     ),
+    SettingRow(
+        "http.allowed.hosts",
+        "",
+        "",
+        "names, separated by commas, by which the console and the HTTP listeners may be addressed, beside IP addresses, localhost, the host name of the "
+        "machine, listen and advertise; requests for other names are refused with 421, because a web page could have made its name lead here",
+        "",
+    ),
     SettingRow("broker.rack", "", "", "where the box stands: replicas of a partition are spread over racks, and consumers may read from their own", ""),
     SettingRow("zookeeper.tick.ms", 100, "ms", "unit of time of the embedded ZooKeeper; sessions end at a tick", "slower fail-over", 50, 10 * SECOND),
     SettingRow(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
+from appliance.base.http_hosts import box_names
 from appliance.base.settings import Box
 
 SYSLOG_TCP, SYSLOG_UDP, HTTP = "syslog-tcp", "syslog-udp", "http"
@@ -113,6 +114,10 @@ class Listener(NamedTuple):
     """
     tokens: tuple[str, ...] = ()
     """HTTP: a request must present one of these (bearer, Splunk, or the password of basic)."""
+    allow_origin: tuple[str, ...] = ()
+    """HTTP: origins (`https://app.example.com`, or `*`) whose web pages may send here."""
+    host_names: frozenset[str] = frozenset(("localhost",))
+    """HTTP: names that a request may address, beside IP addresses; those of the box."""
     shared_key: str = ""
     """The shared key of Fluent's forward protocol."""
     sender_bytes_per_second: int = 0
@@ -161,6 +166,7 @@ def listener_defaults(box: Box) -> Listener:
         sender_records_per_second=box.integer("ingest.sender.records.per.second"),
         bytes_per_second=box.integer("ingest.listener.bytes.per.second"),
         records_per_second=box.integer("ingest.listener.records.per.second"),
+        host_names=box_names(box),
     )
 
 

@@ -47,6 +47,7 @@ TRANSPORTS: dict[Protocol, tuple[ListenerTransport, ...]] = {
     Protocol.HTTP: (ListenerTransport.TCP, ListenerTransport.TLS),
 }
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}\Z")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/,?#@]+\Z", re.IGNORECASE)
 _ADDRESS = re.compile(r"([0-9a-fA-F:.]+|[0-9A-Za-z.\-]+|\*)\Z")
 
 
@@ -84,6 +85,10 @@ def _network(value: object) -> str | None:
         return str(ipaddress.ip_network(value)) if isinstance(value, str) else None
     except ValueError:
         return None
+
+
+def _origin(value: object) -> str | None:
+    return value.lower() if isinstance(value, str) and (_ORIGIN.match(value) or value in ("*", "null")) else None
 
 
 def _topic(value: object) -> str | None:
@@ -169,6 +174,7 @@ LISTENER_KEYS: dict[str, Key] = {
     "private-key": Key("private_key", _text, _TEXT, (), _TLS),
     "client-ca": Key("client_ca", _text, _TEXT, (), _TLS),
     "client-names": Key("client_names", _several(_text), _TEXTS, (), _TLS),
+    "allow-origin": Key("allow_origin", _several(_origin), 'origins as https://app.example.com, or "*" for every site', (Protocol.HTTP,)),
     "token": Key("tokens", _several(_text), _TEXTS, (Protocol.HTTP,)),
     "shared-key": Key("shared_key", _text, _TEXT, (Protocol.FLUENT,)),
     "sender-bytes-per-second": _number_key("sender_bytes_per_second", 0, 1 << 40),

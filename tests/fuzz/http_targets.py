@@ -259,7 +259,7 @@ def _frames() -> Iterator[bytes]:
         client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
         client.initiate_connection()
         for stream_id in (1, 3):
-            headers = [(":method", "POST"), (":scheme", "http"), (":authority", "b"), (":path", path), ("content-type", kind)]
+            headers = [(":method", "POST"), (":scheme", "http"), (":authority", "localhost"), (":path", path), ("content-type", kind)]
             client.send_headers(stream_id, headers)
             client.send_data(stream_id, body, end_stream=stream_id == 1)
         client.ping(bytes(8))

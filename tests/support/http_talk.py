@@ -37,7 +37,7 @@ class _Bytes:
 
 def request(target: str, body: bytes = b"", method: str = "POST", **headers: str) -> bytes:
     """A request with a length. Names of headers have `_` for `-`."""
-    lines = [f"{method} {target} HTTP/1.1", "Host: box", *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items())]
+    lines = [f"{method} {target} HTTP/1.1", "Host: localhost", *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items())]
     if body or method == "POST":
         lines.append(f"Content-Length: {len(body)}")
     return "\r\n".join([*lines, "", ""]).encode() + body

@@ -152,7 +152,7 @@ BEGINNINGS = {
     "tls-1": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     "proxy-1": b"PROXY TCP4 192.0.2.7 ",
 }
-HTTP_BODY = b"POST /ingest/syslog HTTP/1.1\r\nHost: b\r\nContent-Length: 9999\r\n\r\n"
+HTTP_BODY = b"POST /ingest/syslog HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n"
 
 
 def closed(box: RunningBox) -> int:
@@ -299,7 +299,14 @@ def test_a_call_that_inflates_without_end_is_an_invalid_argument(box: RunningBox
     bomb = BOMBS[coding]()
     client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
     client.initiate_connection()
-    headers = {":method": "POST", ":scheme": "http", ":authority": "b", ":path": EXPORT_PATH, "content-type": "application/grpc", "grpc-encoding": coding}
+    headers = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":authority": "localhost",
+        ":path": EXPORT_PATH,
+        "content-type": "application/grpc",
+        "grpc-encoding": coding,
+    }
     client.send_headers(1, list(headers.items()))
     call = b"\1" + len(bomb).to_bytes(4, "big") + bomb
     trailers: dict[bytes, bytes] = {}

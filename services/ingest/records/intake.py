@@ -44,6 +44,10 @@ class RefusedReason(StrEnum):
     """The sender names a topic that does not exist."""
     NO_INPUT = "no_input"
     """No input has this path, method or media type."""
+    CROSS_SITE = "cross_site"
+    """A web page of another site sent it, and `allow-origin` does not name the site."""
+    UNKNOWN_HOST = "unknown_host"
+    """It addresses the box by a name that is not its own (DNS rebinding)."""
     INCOMPLETE = "incomplete"
     """Pieces never arrived, or the connection ended inside it (GELF chunks, half a frame)."""
 

@@ -17,6 +17,7 @@ from struct import Struct
 from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate_slowly
 from services.ingest.protocols.http.http2_stream import Http2Response
 from services.ingest.protocols.http.http_exchange import count
+from services.ingest.protocols.http.http_origins import refuse_page
 from services.ingest.protocols.http.http_request import BUSY_SECONDS, OVER_QUOTA_WORDS, HttpResponse, Request
 from services.ingest.protocols.http.http_wire import has_token
 from services.ingest.protocols.otlp.otlp import (
@@ -39,7 +40,7 @@ from services.ingest.records.intake import RefusedReason
 
 GRPC_TYPES = (b"application/grpc", b"application/grpc+proto")
 EXPORT_PATH = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
-UNIMPLEMENTED, INTERNAL, UNAUTHENTICATED = 12, 13, 16
+PERMISSION_DENIED, UNIMPLEMENTED, INTERNAL, UNAUTHENTICATED = 7, 12, 13, 16
 _PREFIX = Struct(">BI")
 assert _PREFIX.size == 5
 _CODINGS = {b"gzip": "gzip", b"deflate": "deflate", b"zstd": "zstd", b"snappy": "snappy"}
@@ -80,6 +81,9 @@ class GrpcCall:
         """The header has arrived."""
         request = self._request
         assert request is not None
+        if (refused := refuse_page(request)) is not None:
+            self._fail(PERMISSION_DENIED, refused.body.decode())
+            return
         if request.path != EXPORT_PATH or request.method != "POST":
             count(request, RefusedReason.NO_INPUT)
             self._fail(UNIMPLEMENTED, f"{request.path[:200]} is not served: only logs are taken here, by {EXPORT_PATH}")

@@ -13,6 +13,7 @@ from typing import Protocol, cast
 
 from appliance.base.invariants import check
 from services.ingest.protocols.http.http_endpoints import Path, find_path
+from services.ingest.protocols.http.http_origins import refuse_page
 from services.ingest.protocols.http.http_request import HttpResponse, Request, finish_slowly, over_quota_answer, refusal
 from services.ingest.protocols.http.http_wire import has_token, open_body
 from services.ingest.protocols.steps import Steps
@@ -153,6 +154,8 @@ class Exchange:
 
     def _look_at_header(self, request: Request) -> HttpResponse | None:
         """Return the answer that the header alone decides; None: the body is wanted."""
+        if (refused := refuse_page(request)) is not None:
+            return refused
         found = find_path(request.method, request.path)
         if isinstance(found, HttpResponse):
             if request.method in _WITH_RECORDS:  # its records are lost if the sender ignores answers: they are counted

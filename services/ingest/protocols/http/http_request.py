@@ -69,6 +69,7 @@ class Request:
         "busy",
         "charge",
         "content_encoding",
+        "cors_headers",
         "headers",
         "intake",
         "is_answered",
@@ -99,6 +100,8 @@ class Request:
         self.body = b""
         self.content_encoding = b""
         """The content encoding that the body had."""
+        self.cors_headers: Headers = ()
+        """What each answer to a page of `allow-origin` has."""
         self.unit: AckGroup | None = None
         self.is_answered = False
         self.busy: Callable[[Request], HttpResponse] = busy_answer
@@ -184,7 +187,7 @@ class Request:
         self.is_answered = True
         send, self._answer = self._answer, None
         if send is not None:
-            send(answer)
+            send(answer._replace(headers=(*answer.headers, *self.cors_headers)) if self.cors_headers else answer)
 
 
 Result = HttpResponse | PendingResponse

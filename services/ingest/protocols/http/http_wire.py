@@ -32,6 +32,7 @@ _REASONS = {
     413: b"Content Too Large",
     415: b"Unsupported Media Type",
     417: b"Expectation Failed",
+    421: b"Misdirected Request",
     422: b"Unprocessable Content",
     429: b"Too Many Requests",
     431: b"Request Header Fields Too Large",

@@ -49,7 +49,7 @@ class Http2Talk(HttpTalk):
 
     def call(self, body: bytes = b"", path: str = EXPORT, media_type: str = "application/grpc", more: Sequence[tuple[str, str]] = (), end: bool = True) -> int:
         stream_id = self.client.get_next_available_stream_id()
-        headers = [(":method", "POST"), (":scheme", "http"), (":authority", "box"), (":path", path), ("content-type", media_type), *more]
+        headers = [(":method", "POST"), (":scheme", "http"), (":authority", "localhost"), (":path", path), ("content-type", media_type), *more]
         self.client.send_headers(stream_id, headers)
         if body:
             self.client.send_data(stream_id, body)

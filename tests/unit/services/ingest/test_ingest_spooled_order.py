@@ -36,7 +36,7 @@ class KeyedSender:
     def request(self, number: int) -> bytes:
         numbers = range(number * PER_REQUEST, (number + 1) * PER_REQUEST)
         body = b"".join(json.dumps({"host": HOSTS[0], "message": str(each), "text": "x" * 1000}).encode() + b"\n" for each in numbers)
-        return b"POST /ingest/syslog HTTP/1.1\r\nHost: x\r\nIdempotency-Key: %d\r\nContent-Length: %d\r\n\r\n%b" % (number, len(body), body)
+        return b"POST /ingest/syslog HTTP/1.1\r\nHost: localhost\r\nIdempotency-Key: %d\r\nContent-Length: %d\r\n\r\n%b" % (number, len(body), body)
 
     def connect(self) -> None:
         if self._socket is not None:

@@ -43,7 +43,7 @@ class Client:
         self._begin()
 
     def post(self, path: str, body: bytes) -> Any:
-        head = b"POST /services/collector/%b HTTP/1.1\r\nHost: x\r\nX-Splunk-Request-Channel: c\r\nContent-Length: %d\r\n\r\n"
+        head = b"POST /services/collector/%b HTTP/1.1\r\nHost: localhost\r\nX-Splunk-Request-Channel: c\r\nContent-Length: %d\r\n\r\n"
         self._socket.sendall(head % (path.encode(), len(body)) + body)
         received = b""
 
