@@ -21,7 +21,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from struct import Struct
 
-from appliance.senders.listener import Listener, ProxyMode
+from appliance.senders.listener import Listener, Protocol, ProxyMode
 from services.ingest.listeners.listening_socket import ListeningSocket
 from services.ingest.listeners.proxy_header import BadProxyHeader, read_proxy_header
 from services.ingest.listeners.sender_stream import PLAIN, SenderStream, StreamError
@@ -35,6 +35,8 @@ UNSENT_BYTES_MAX = 1 << 20
 READING = select.EPOLLIN | select.EPOLLRDHUP
 _INT = Struct("i")
 _TLS_RECORD_START = (b"\x16\x03\x01", b"\x16\x03\x03")
+_HTTP_METHODS = (b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"CONNECT", b"OPTIONS", b"TRACE", b"PATCH")
+_HTTP_REQUEST_START = (*(b"%b /" % method for method in _HTTP_METHODS), b"OPTIONS *", b"PRI * HTTP/2")
 
 
 class ConnectionPhase(IntEnum):
@@ -218,11 +220,10 @@ class SenderConnection:
             received = self._take_header(self._head + received)
             if not received:
                 return
-        if not self._began:
-            self._began = True
-            if self.stream is PLAIN and received[:3] in _TLS_RECORD_START:
-                raise StreamError("tls-on-plain-port", "speaks TLS where plaintext is expected; nothing of it is taken")
         data = self.stream.decode(received)
+        if not self._began and data:
+            self._began = True
+            self._check_beginning(data)
         if self.stream is not PLAIN:
             self._send_raw(self.stream.take_outgoing())
         if self.session is None:
@@ -231,6 +232,14 @@ class SenderConnection:
             self.session.received(data)
         if self.stream.broken is not None:
             raise self.stream.broken
+
+    def _check_beginning(self, data: bytes) -> None:
+        """Refuse other protocols. A web page can send an HTTP request to any port; its header and
+        body would be lines of syslog."""
+        if self.stream is PLAIN and data[:3] in _TLS_RECORD_START:
+            raise StreamError("tls-on-plain-port", "speaks TLS where plaintext is expected; nothing of it is taken")
+        if self.listener.protocol is not Protocol.HTTP and data.startswith(_HTTP_REQUEST_START):
+            raise StreamError("http-on-plain-port", f"speaks HTTP where {self.listener.protocol} is expected; nothing of it is taken")
 
     def _take_header(self, data: bytes) -> bytes:
         """Return what follows the PROXY header; b"" while it is incomplete."""

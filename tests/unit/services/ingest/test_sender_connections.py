@@ -349,6 +349,10 @@ def test_the_header_of_an_unlisted_proxy_is_recorded_and_not_trusted(room: Stepp
         (ProxyMode.REQUIRED, (), b"<13>x\n", "proxy-header"),
         (ProxyMode.YES, (), b"PROXY TCP4 nonsense\r\n", "proxy-header"),
         (ProxyMode.NO, (), b"\x16\x03\x01\x02\x00\x01", "tls-on-plain-port"),
+        (ProxyMode.NO, (), b"POST / HTTP/1.1\r\nHost: 127.0.0.1:5514\r\n\r\n<10>forged\n", "http-on-plain-port"),
+        (ProxyMode.V1, (), b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", "http-on-plain-port"),
+        (ProxyMode.YES, (), PROXY_V1 + b"OPTIONS * HTTP/1.1\r\n\r\n", "http-on-plain-port"),
+        (ProxyMode.NO, (), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "http-on-plain-port"),
     ],
 )
 def test_a_connection_against_the_proxy_rules_is_closed_and_counted(

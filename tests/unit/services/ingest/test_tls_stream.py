@@ -67,6 +67,14 @@ def handshake(room: SteppedRoom, sender: socket.socket, context: ssl.SSLContext)
     raise AssertionError("no handshake in 1000 steps")
 
 
+def test_a_web_page_stores_nothing_through_tls_either(room: SteppedRoom, files: Files) -> None:
+    listen(room, files.server)
+    tls = handshake(room, room.connect(), client_context(files))
+    tls.send(b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n<10>forged\n")
+    room.run_until(lambda: room.closed("http-on-plain-port") == 1)
+    assert not room.intake.messages
+
+
 def test_lines_come_through_tls_in_small_records_and_large_ones(room: SteppedRoom, files: Files) -> None:
     listen(room, files.server)
     tls = handshake(room, room.connect(), client_context(files))
