@@ -35,12 +35,14 @@ def missing_browser() -> str | None:
 
 
 @contextmanager
-def browser(profile: Path, width: int = 1440, height: int = 1500, theme: str = "light") -> Iterator[webdriver.Chrome]:
-    """`theme`: what the system is said to wish."""
+def browser(profile: Path, width: int = 1440, height: int = 1500, theme: str = "light", loopback_names: str = "") -> Iterator[webdriver.Chrome]:
+    """`theme`: what the system is said to wish. `loopback_names`: a pattern (`*.example`) of names that resolve to 127.0.0.1."""
     options = webdriver.ChromeOptions()
     options.binary_location = str(shutil.which("chromium"))
     for argument in (*_OPTIONS, f"--user-data-dir={profile}"):
         options.add_argument(argument)
+    if loopback_names:
+        options.add_argument(f"--host-resolver-rules=MAP {loopback_names} 127.0.0.1")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(str(shutil.which("chromedriver"))))
     try:

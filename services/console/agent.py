@@ -32,12 +32,14 @@ from pathlib import Path
 import uvicorn
 
 from appliance.base.errors import MillraceError, StepsDown
+from appliance.base.http_hosts import box_names
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.runtime.process_cost import read_pss_bytes
 from appliance.runtime.service_main import StopRequest
 from appliance.runtime.shared_memory import SharedMemoryWatch
 from appliance.runtime.unit_process import heart_of
+from appliance.shm.counters import Counters
 from services.console.alarm import AlarmEvent
 from services.console.application import make_application
 from services.console.box_sample import BoxReader
@@ -101,6 +103,10 @@ class MemoryMonitor:
     def close(self) -> None:
         """Ask the thread to end; the console does not wait for it."""
         self._ended.set()
+
+
+def count_refused(counters: Counters, reason: str) -> None:
+    counters.counter(f'console.refused{{reason="{reason}"}}').add()
 
 
 LISTEN_NAME = "http"
@@ -219,7 +225,7 @@ def run_console(context: ServiceContext, stop: StopRequest) -> None:
     asyncio.set_event_loop(loop)
     agent = ConsoleAgent(context)
     config = uvicorn.Config(
-        make_application(agent.watch),
+        make_application(agent.watch, box_names(context.box), lambda reason: count_refused(context.counters, reason)),
         http="h11",
         ws="none",
         lifespan="off",

@@ -2,8 +2,9 @@
 runs), `/readyz` (the whole box serves).
 
 It owns no socket; `services.console.agent` serves it. All routes are read-only: GET and HEAD
-without a body. The page loads nothing from other sites; its policy forbids that. Weak: there is no
-authentication; each client that reaches the port can read the names of topics and groups.
+without a body. The page loads nothing from other sites; its policy forbids that. Pages of other
+sites may link to it, and get nothing else. Weak: there is no authentication; each client that
+reaches the port can read the names of topics and groups, paths of disks, and process ids.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from appliance.base.http_hosts import is_cross_site, is_known_host, is_navigation
 from services.console.box_metrics import CONTENT_TYPE
 from services.console.box_sample import Readiness
 
@@ -36,7 +38,8 @@ _FROM_US = ("script-src", "style-src", "img-src", "connect-src")
 _FROM_NOBODY = ("default-src", "base-uri", "form-action", "frame-ancestors")
 _POLICY = "; ".join([f"{kind} 'self'" for kind in _FROM_US] + [f"{kind} 'none'" for kind in _FROM_NOBODY])
 _PAGE_HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer"}
-_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+_PAGE_HEADERS["Cross-Origin-Resource-Policy"] = "same-origin"
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
 
 
 class Watch(Protocol):
@@ -51,8 +54,10 @@ class Watch(Protocol):
     def readiness(self) -> Readiness: ...
 
 
-def make_application(watch: Watch) -> Starlette:
-    """Return the ASGI application with all routes; `watch` has the data."""
+def make_application(watch: Watch, host_names: frozenset[str], on_refused: Callable[[str], None]) -> Starlette:
+    """Return the ASGI application. It answers to IP addresses and `host_names`; `on_refused` counts
+    refused pages of other sites, by reason.
+    """
 
     async def healthz(_request: Request) -> Response:
         alive = watch.is_alive()
@@ -79,7 +84,8 @@ def make_application(watch: Watch) -> Starlette:
         Route("/api/overview", overview),
         *(Route("/" if path.name == "index.html" else f"/assets/{path.name}", _file(path)) for path in sorted(ASSETS.iterdir()) if path.suffix in _TYPES),
     ]
-    application = Starlette(routes=routes, middleware=[Middleware(SizeGuard)], exception_handlers={HTTPException: _on_refused})
+    guards = [Middleware(SizeGuard), Middleware(SiteGuard, host_names, on_refused)]
+    application = Starlette(routes=routes, middleware=guards, exception_handlers={HTTPException: _on_refused})
     application.router.redirect_slashes = False
     return application
 
@@ -110,6 +116,32 @@ class SizeGuard:
             await self._app(scope, receive, send)
         else:
             await _answer(refused[0], {"error": refused[1]}, {"Connection": "close"})(scope, receive, send)
+
+
+class SiteGuard:
+    """Refuses what a page of another site requests: 421 for a name that is not the box's (DNS
+    rebinding), 403 for another site. Following a link is neither.
+    """
+
+    def __init__(self, app: ASGIApp, host_names: frozenset[str], on_refused: Callable[[str], None]) -> None:
+        self._app = app
+        self._host_names = host_names
+        self._on_refused = on_refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused = self._refusal(dict(scope["headers"])) if scope["type"] == "http" else None
+        await (refused or self._app)(scope, receive, send)
+
+    def _refusal(self, headers: dict[bytes, bytes]) -> Response | None:
+        host = headers.get(b"host", b"")
+        if not is_known_host(host, self._host_names):
+            self._on_refused("unknown_host")
+            shown = host[:100].decode("latin-1")
+            return _answer(421, {"error": f"this box is not known as {shown}; use its address, or name it in http.allowed.hosts in the settings of the box"})
+        if is_cross_site(headers, host) and not is_navigation(headers):
+            self._on_refused("cross_site")
+            return _answer(403, {"error": "pages of other sites may not use the console"})
+        return None
 
 
 def _too_large(scope: Scope) -> tuple[int, str] | None:

@@ -368,7 +368,11 @@ HOST_FIGURES = (
     counter("host_figures_failures", "host_figures.failures", "Times that they could not be read or written; what was read is kept and tried again."),
     counter("host_figures_dropped", "host_figures.dropped", "Records that were dropped because too many waited."),
 )
-SCRAPE = (_found("console_scrape_seconds", "How long the console took for the scrape before this one."), UNLISTED)
+SCRAPE = (
+    _found("console_scrape_seconds", "How long the console took for the scrape before this one."),
+    counter("console_refused_requests", "console.refused", "Requests of web pages of other sites, by reason: cross_site, unknown_host.", ("process", "reason")),
+    UNLISTED,
+)
 
 GROUPS: dict[str, tuple[MetricRow, ...]] = {
     "The box": BOX,

@@ -83,7 +83,7 @@ def test_the_page_shows_values_that_change_while_records_are_produced(shared_box
 
 
 def test_a_scrape_of_a_real_box_has_a_metric_for_every_counter(shared_box: RunningBox, traffic: None) -> None:
-    text = raw(shared_box, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").partition(b"\r\n\r\n")[2].decode()
+    text = raw(shared_box, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").partition(b"\r\n\r\n")[2].decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     unlisted = {sample.labels["counter"] for sample in families["millrace_unlisted"].samples} if "millrace_unlisted" in families else set()
     assert unlisted == set()
@@ -99,11 +99,11 @@ def test_whatever_is_asked_is_answered_cleanly(shared_box: RunningBox) -> None:
         answer = raw(shared_box, request)
         return int(answer.split()[1]) if answer else 0
 
-    assert status(b"HEAD / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n") == 200
-    assert status(b"GET /nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n") == 404
-    assert status(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n") == 405
-    assert status(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n") == 413
-    assert status(b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100_000) == 400, "the head is not whole, and too long already"
+    assert status(b"HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n") == 200
+    assert status(b"GET /nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n") == 404
+    assert status(b"POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n") == 405
+    assert status(b"POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n") == 413
+    assert status(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 100_000) == 400, "the head is not whole, and too long already"
     assert status(b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\r\n\r\n") == 400
     assert shared_box.get("/healthz") == (200, {"status": "alive"})
     assert "Traceback" not in shared_box.messages

@@ -40,8 +40,9 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def ask(path: str, watch: FakeWatch | None = None, method: str = "GET", **headers: str) -> Answer:
+def ask(path: str, watch: FakeWatch | None = None, method: str = "GET", refused: list[str] | None = None, **headers: str) -> Answer:
     sent: list[Any] = []
+    refused = [] if refused is None else refused
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"", "more_body": False}
@@ -52,7 +53,7 @@ def ask(path: str, watch: FakeWatch | None = None, method: str = "GET", **header
     path, _, query = path.partition("?")
     given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "headers": given, "http_version": "1.1", "root_path": ""}
-    asyncio.run(make_application(watch or FakeWatch())(scope, receive, send))
+    asyncio.run(make_application(watch or FakeWatch(), frozenset({"localhost", "logs.example.com"}), refused.append)(scope, receive, send))
     got = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
     return Answer(sent[0]["status"], got, b"".join(message.get("body", b"") for message in sent[1:]))
 
@@ -131,3 +132,35 @@ def test_a_time_that_is_none_is_refused(since: str) -> None:
     assert ask(f"/api/overview?since={since}", watch).status == 400
     assert ask("/api/overview?since=12", watch).status == ask("/api/overview", watch).status == 200
     assert watch.asked_since == [12, 0]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8080", "[::1]:8080", "localhost", "LOGS.example.com.:8080"])
+def test_the_console_answers_to_addresses_and_to_names_of_the_box(host: str) -> None:
+    assert ask("/metrics", host=host).status == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example", "2130706433", "x" * 10_000])
+def test_another_name_is_refused_with_421_on_every_path(host: str) -> None:
+    refused: list[str] = []
+    for path in ("/", "/metrics", "/api/overview", "/readyz", "/nothing"):
+        assert ask(path, host=host, refused=refused).status == 421
+    assert refused == ["unknown_host"] * 5
+
+
+@pytest.mark.parametrize("headers", [{"sec_fetch_site": "cross-site", "sec_fetch_mode": "no-cors"}, {"origin": "http://evil.example"}, {"origin": "null"}])
+def test_a_page_of_another_site_reads_nothing(headers: dict[str, str]) -> None:
+    refused: list[str] = []
+    assert ask("/api/overview", host="localhost", refused=refused, **headers).status == 403 and refused == ["cross_site"]
+
+
+def test_the_page_itself_and_a_link_to_it_are_served() -> None:
+    own = {"host": "localhost:8080", "origin": "http://localhost:8080", "sec_fetch_site": "same-origin"}
+    assert ask("/api/overview", **own).status == 200
+    link = {"host": "localhost:8080", "sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
+    assert ask("/", **link).status == 200
+    assert ask("/", **{**link, "sec_fetch_dest": "iframe"}).status == 403
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/api/overview", "/nothing"])
+def test_no_answer_may_be_embedded_by_another_site(path: str) -> None:
+    assert ask(path).headers["cross-origin-resource-policy"] == "same-origin"
