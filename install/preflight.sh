@@ -166,7 +166,7 @@ check_running() {
     local answer
     box_is_active && [ -e "$PREFIX/current" ] || return 0
     check_members
-    if answer=$(ask_readiness "$(readiness_url)"); then ok box "release $(release_at current) serves"
+    if answer=$(ask_readiness "$(option_values console_socket)" "$(readiness_url)"); then ok box "release $(release_at current) serves"
     else
         MISSING_BEFORE=$(disks_in "$answer")
         warning box "release $(release_at current) does not serve with all its processes now (${answer:0:200}): see millrace status"

@@ -129,13 +129,13 @@ members_waited_for() { systemctl show --property=StatusText --value millrace-zoo
 # is_healthy VERSION: every process serves, but for those that did not before (a disk that is away must not keep the box at its release), or the box waits for
 # others. A box that was stopped stays stopped.
 is_healthy() {
-    local deadline=$((STARTED_AT + WAIT_SECONDS)) url answer
+    local deadline=$((STARTED_AT + WAIT_SECONDS)) url socket answer
     WAITS_FOR=
     if ! box_is_active && [ -f "$PREFIX/releases/$1/.served" ] && [ ${#CHANGED_FILES[@]} = 0 ]; then return; fi
     read_options "$PREFIX/releases/$1" "$SETTINGS_FILE" || return 1
-    url=$(readiness_url)
+    url=$(readiness_url) socket=$(option_values console_socket)
     # shellcheck disable=SC2086  # words are meant
-    until answer=$(ask_readiness "$url" $MISSING_BEFORE); do
+    until answer=$(ask_readiness "$socket" "$url" $MISSING_BEFORE); do
         if waits_for_others; then return; fi
         if [ $SECONDS -ge $deadline ]; then
             say "release $1 does not serve within $WAIT_SECONDS s: $answer"
@@ -154,22 +154,34 @@ readiness_url() {
     echo "http://$host:$(port_of http 8080)/readyz"
 }
 
-# ask_readiness URL [NAME…]: true when every process serves, but for those named; prints what is amiss otherwise.
+# ask_readiness SOCKET URL [NAME…]: true when every process serves, but for those named; prints what is amiss otherwise. SOCKET is the console's Unix socket,
+# which connections from elsewhere cannot keep busy; release 0.1 has none, and is asked by URL.
 ask_readiness() {
     "$PREFIX/current/.venv/bin/python" -P -c '
-import json, sys, urllib.error, urllib.request
+import http.client, json, socket, sys, urllib.parse
+path, url, *tolerated = sys.argv[1:]
+address = urllib.parse.urlsplit(url)
+console = http.client.HTTPConnection(address.hostname, address.port, timeout=5)
 try:
-    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(sys.argv[1], timeout=5)
-except urllib.error.HTTPError as error:
-    answer = error.read().decode(errors="replace")
+    try:
+        by_path = socket.socket(socket.AF_UNIX)
+        by_path.settimeout(5)
+        by_path.connect(path)
+        console.sock = by_path
+    except OSError:
+        pass
+    console.request("GET", "/readyz")
+    response = console.getresponse()
+    answer = response.read().decode(errors="replace")
+except (OSError, http.client.HTTPException) as error:
+    sys.exit(print(error) or 1)
+if response.status != 200:
     try:
         missing = json.loads(answer)["missing"]
     except (ValueError, KeyError):
         sys.exit(print(answer) or 1)
-    if not set(missing) <= set(sys.argv[2:]):
+    if not set(missing) <= set(tolerated):
         sys.exit(print(", ".join(f"{name} {state}" for name, state in missing.items())) or 1)
-except OSError as error:
-    sys.exit(print(error) or 1)
 ' "$@"
 }
 

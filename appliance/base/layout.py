@@ -108,6 +108,11 @@ class BoxLayout:
         return f"{self.runtime_directory}/coordinator.sock"
 
     @property
+    def console_socket(self) -> str:
+        """The console's HTTP for this machine: no other connection can keep it busy."""
+        return f"{self.runtime_directory}/console.sock"
+
+    @property
     def supervisor_socket(self) -> str:
         return f"{self.runtime_directory}/supervisor.sock"
 

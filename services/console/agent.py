@@ -27,12 +27,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 
 from appliance.base.errors import MillraceError, StepsDown
 from appliance.base.http_hosts import box_names
+from appliance.ipc.frames import listen_unix
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.runtime.process_cost import read_pss_bytes
@@ -43,6 +45,7 @@ from appliance.shm.counters import Counters
 from services.console.alarm import AlarmEvent
 from services.console.application import make_application
 from services.console.box_sample import BoxReader
+from services.console.console_connections import ConsoleConnections, bounded_protocol
 from services.console.console_groups import GroupQuestions
 from services.console.console_host import HostFigures
 from services.console.watch import BoxMonitor
@@ -105,13 +108,8 @@ class MemoryMonitor:
         self._ended.set()
 
 
-def count_refused(counters: Counters, reason: str) -> None:
-    counters.counter(f'console.refused{{reason="{reason}"}}').add()
-
-
 LISTEN_NAME = "http"
 GRACEFUL_STOP_SECONDS = 2
-CONNECTIONS_MAX = 256
 TURN_SECONDS = 0.25
 
 
@@ -213,6 +211,10 @@ class ConsoleServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def _count(counters: Counters, name: str, reason: str) -> None:
+    counters.counter(f'{name}{{reason="{reason}"}}').add()
+
+
 def run_console(context: ServiceContext, stop: StopRequest) -> None:
     """Run the console until it is asked to stop, for `run_service`.
 
@@ -224,15 +226,15 @@ def run_console(context: ServiceContext, stop: StopRequest) -> None:
     loop = asyncio.SelectorEventLoop(HeartbeatSelector(context))
     asyncio.set_event_loop(loop)
     agent = ConsoleAgent(context)
+    connections = ConsoleConnections(partial(_count, context.counters, "console.closed"))
     config = uvicorn.Config(
-        make_application(agent.watch, box_names(context.box), lambda reason: count_refused(context.counters, reason)),
-        http="h11",
+        make_application(agent.watch, box_names(context.box), partial(_count, context.counters, "console.refused")),
+        http=bounded_protocol(connections),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=CONNECTIONS_MAX,
         timeout_graceful_shutdown=GRACEFUL_STOP_SECONDS,
     )
     server = ConsoleServer(config, context, lambda: agent.start(loop))
@@ -243,7 +245,7 @@ def run_console(context: ServiceContext, stop: StopRequest) -> None:
     stop.on_request = agent.on_ending = ask_to_stop
     try:
         if not stop.requested:
-            loop.run_until_complete(server.serve([listening]))
+            loop.run_until_complete(server.serve([listening, listen_unix(context.layout.console_socket)]))
             agent.close(loop)
         if agent.ending is not None:
             raise agent.ending

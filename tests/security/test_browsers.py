@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -149,3 +150,33 @@ def test_nothing_above_disturbs_programs(site: Site, tmp_path: Path) -> None:
             sender.sendall(b"POST /ingest/syslog HTTP/1.1\r\nHost: %b:8081\r\nContent-Length: %d\r\n\r\n%b" % (name.encode(), len(body), body))
             assert sender.recv(4096).startswith(b"HTTP/1.1 200 ")
         assert f"by the name {name}" in messages_of(site.box)
+
+
+def readiness(site: Site, source: str = "", path: str = "") -> int:
+    """Status of `/readyz`, asked from an address of loopback or by a Unix socket; 0: the console hung up."""
+    with socket.socket(socket.AF_UNIX if path else socket.AF_INET) as sock:
+        sock.settimeout(5)
+        try:
+            if source:
+                sock.bind((source, 0))
+            sock.connect(path or site.box.http)
+            sock.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            answer = sock.recv(4096)
+        except (ConnectionError, TimeoutError):
+            return 0
+    return int(answer.split()[1]) if answer else 0
+
+
+def test_idle_sockets_shut_neither_probes_nor_an_upgrade_out(site: Site) -> None:
+    """260 sockets with an unfinished header: /readyz was 503 for as long as they stayed, and install.sh took an upgrade back."""
+    closed = counted(site.box, "console", "console.closed", "header-timeout")
+    with ExitStack() as idle:
+        for _ in range(260):
+            sock = idle.enter_context(socket.create_connection(site.box.http, 5))
+            with suppress(ConnectionError):
+                sock.sendall(b"GET /readyz HTTP/1.1\r\nHost: loc")
+        eventually(lambda: counted(site.box, "console", "console.closed", "connection-limit") >= 260 - 32, "an address has 32 connections")
+        assert readiness(site, source="127.0.0.2") == 200
+        assert readiness(site, path=site.box.layout.console_socket) == 200
+        eventually(lambda: readiness(site) == 200, "the same address is served again while its sockets stay", 10)
+    assert counted(site.box, "console", "console.closed", "header-timeout") >= closed + 32

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.base.layout import Disk
+from appliance.base.layout import Disk, box_name
 from appliance.runtime.disk_orders import keep_disks
 from appliance.runtime.option_lines import option_lines
 from appliance.runtime.run_options import RunOptions, resolve_options
@@ -108,7 +108,8 @@ def test_the_lines_for_shells_fill_in_defaults_and_name_every_disk(tmp_path: Pat
     (tmp_path / "some.toml").write_text('[box]\ndata = ["/srv/d0", "/srv/d1"]\nstate = "/srv/state"\n')
     assert option_lines(str(tmp_path / "some.toml"), 2) == [
         "data\t/srv/d0", "data\t/srv/d1", "disk\t/srv/d0", "disk\t/srv/d1", "state\t/srv/state", "listen\t127.0.0.1", "advertise\t127.0.0.1",
-        "kafka_port\t9092", "syslog_port\t5514", "http_port\t8080", "ingest_port\t8081", "zookeeper\tembedded",
+        "kafka_port\t9092", "syslog_port\t5514", "http_port\t8080", "ingest_port\t8081",
+        f"console_socket\t/run/millrace/{box_name('/srv/state')}/console.sock", "zookeeper\tembedded",
     ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
+import socketserver
 import sys
 import threading
 from collections.abc import Iterator
@@ -131,8 +132,8 @@ def test_a_box_whose_ensemble_only_has_to_agree_is_waited_for_and_not_taken_for_
 
 
 @contextmanager
-def console(status: int, body: bytes) -> Iterator[str]:
-    """What answers so to everything; its address."""
+def console(status: int, body: bytes, path: Path | None = None) -> Iterator[str]:
+    """What answers so to everything, at a Unix socket `path` if there is one; its address."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -143,10 +144,11 @@ def console(status: int, body: bytes) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+    made: socketserver.BaseServer = http.server.HTTPServer(("127.0.0.1", 0), Handler) if path is None else socketserver.UnixStreamServer(str(path), Handler)
+    with made as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/readyz"
+        yield f"http://127.0.0.1:{server.server_port}/readyz" if isinstance(server, http.server.HTTPServer) else str(path)
         server.shutdown()
         thread.join()
 
@@ -157,7 +159,15 @@ def test_a_box_is_ready_when_all_serve_but_those_that_were_away_before(tmp_path:
     missing = json.dumps({"status": "not ready", "missing": {"log-writer@d1": "dead", "acceptor@0": "starting"}}).encode()
     with console(200, b"{}") as ready, console(503, missing) as unready:
         ask = 'ask() { if ask_readiness "$@"; then echo yes; else echo no; fi; }'
-        code = f"{ask}; ask {ready}; ask {unready} log-writer@d1; ask {unready} log-writer@d1 acceptor@0"
+        code = f"{ask}; ask no {ready}; ask no {unready} log-writer@d1; ask no {unready} log-writer@d1 acceptor@0"
         answer = run_functions(tmp_path, code)
     assert answer.lines == ["yes", "log-writer@d1 dead, acceptor@0 starting", "no", "yes"]
-    assert run_functions(tmp_path, f"ask_readiness {unready}").code == 1
+    assert run_functions(tmp_path, f"ask_readiness no {unready}").code == 1
+
+
+def test_a_console_whose_port_others_keep_busy_is_asked_by_its_unix_socket(tmp_path: Path) -> None:
+    (tmp_path / "prefix/current/.venv/bin").mkdir(parents=True)
+    (tmp_path / "prefix/current/.venv/bin/python").symlink_to(sys.executable)
+    with console(503, b"Service Unavailable") as crowded, console(200, b"{}", tmp_path / "console.sock") as by_path:
+        assert run_functions(tmp_path, f"ask_readiness {by_path} {crowded}").code == 0
+        assert run_functions(tmp_path, f"ask_readiness {tmp_path}/none {crowded}").output.strip() == "Service Unavailable"
