@@ -73,6 +73,13 @@ class KeyRule(NamedTuple):
         return f"{self.kind}.{self.name}" if self.name else str(self.kind)
 
 
+class Token(NamedTuple):
+    """A token of an HTTP listener. `topics`: as those of the listener, which count if it is empty."""
+
+    value: str
+    topics: tuple[str, ...] = ()
+
+
 class Listener(NamedTuple):
     """One listener. Options that are not set are empty."""
 
@@ -112,8 +119,12 @@ class Listener(NamedTuple):
     client_names: tuple[str, ...] = ()
     """Names of which the sender's certificate must contain one; `*.example.com` matches one label.
     """
-    tokens: tuple[str, ...] = ()
+    tokens: tuple[Token, ...] = ()
     """HTTP: a request must present one of these (bearer, Splunk, or the password of basic)."""
+    topics: tuple[str, ...] = ()
+    """HTTP: topics, or patterns with `*`, that a request may name, and to which its items of `_bulk`
+    may go. Empty: a request may name the topics that the tables have for this listener.
+    """
     allow_origin: tuple[str, ...] = ()
     """HTTP: origins (`https://app.example.com`, or `*`) whose web pages may send here."""
     host_names: frozenset[str] = frozenset(("localhost",))

@@ -57,6 +57,8 @@ class ListenerRoutes:
         self.fallback = _destinations(own, listener)
         self.constant: Destinations | None = None if self._routes else self.fallback
         """The destinations of every record, if they are the same for all."""
+        self.topics = frozenset(each.topic for destinations in (self.fallback, *(to for _, to in self._routes)) for each in destinations)
+        """Every topic that a record of this listener may go to."""
         self.looks_at_header_only = not any(_looks_deeper(route) for route in reachable)
         """Whether facility, severity, host and app alone decide, so that results can be cached by
         these four.

@@ -35,7 +35,18 @@ from typing import Any, NamedTuple
 from appliance.base.model import topic_name_problem
 from appliance.base.settings import Box
 from appliance.senders.conditions import FACILITIES, FACILITY_NAMES, SEVERITIES, SEVERITY_NAMES, RouteCondition, Subject, text_of
-from appliance.senders.listener import KeyKind, KeyRule, Listener, ListenerTransport, Protocol, ProxyMode, built_in_listeners, listener_defaults, parse_key
+from appliance.senders.listener import (
+    KeyKind,
+    KeyRule,
+    Listener,
+    ListenerTransport,
+    Protocol,
+    ProxyMode,
+    Token,
+    built_in_listeners,
+    listener_defaults,
+    parse_key,
+)
 from appliance.senders.router import Route, Router, RouteTable
 
 TRANSPORTS: dict[Protocol, tuple[ListenerTransport, ...]] = {
@@ -85,6 +96,19 @@ def _network(value: object) -> str | None:
         return str(ipaddress.ip_network(value)) if isinstance(value, str) else None
     except ValueError:
         return None
+
+
+def _topic_pattern(value: object) -> str | None:
+    return value if isinstance(value, str) and _topic(value.replace("*", "x")) is not None else None
+
+
+def _token(value: object) -> Token | None:
+    if isinstance(value, str):
+        return Token(value) if value else None
+    if not isinstance(value, dict) or value.keys() - {"value", "topics"} or not (secret := _text(value.get("value"))):
+        return None
+    topics = _several(_topic_pattern)(value["topics"]) if "topics" in value else ()
+    return None if topics is None else Token(secret, topics)
 
 
 def _origin(value: object) -> str | None:
@@ -175,7 +199,8 @@ LISTENER_KEYS: dict[str, Key] = {
     "client-ca": Key("client_ca", _text, _TEXT, (), _TLS),
     "client-names": Key("client_names", _several(_text), _TEXTS, (), _TLS),
     "allow-origin": Key("allow_origin", _several(_origin), 'origins as https://app.example.com, or "*" for every site', (Protocol.HTTP,)),
-    "token": Key("tokens", _several(_text), _TEXTS, (Protocol.HTTP,)),
+    "token": Key("tokens", _several(_token), 'a text in quotes or { value = "SECRET", topics = ["TOPIC"] }, or several in [brackets]', (Protocol.HTTP,)),
+    "topics": Key("topics", _several(_topic_pattern), "names of topics, in which * matches any characters", (Protocol.HTTP,)),
     "shared-key": Key("shared_key", _text, _TEXT, (Protocol.FLUENT,)),
     "sender-bytes-per-second": _number_key("sender_bytes_per_second", 0, 1 << 40),
     "sender-records-per-second": _number_key("sender_records_per_second", 0, 1_000_000_000),

@@ -27,8 +27,8 @@ INGEST = (
     counter(
         "ingest_refused_messages",
         "ingest.refused",
-        "Refused before they were lines, by reason: malformed, too_large, unauthorized, busy, timed_out, no_topic, no_input, cross_site, "
-        "unknown_host, incomplete, over_quota.",
+        "Refused before they were lines, by reason: malformed, too_large, unauthorized, busy, timed_out, no_topic, no_input, forbidden_topic, "
+        "cross_site, unknown_host, incomplete, over_quota.",
         _REASON,
     ),
     counter("ingest_copied_lines", "ingest.copies", "Copies stored in further topics, dead letters too.", _LISTENER),

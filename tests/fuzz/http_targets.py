@@ -16,6 +16,7 @@ import h2.config
 import h2.connection
 import zstandard
 
+from appliance.senders.listener import Token
 from services.ingest.protocols.http.grpc_call import EXPORT_PATH, GrpcCall
 from services.ingest.protocols.http.http_endpoints import find_path
 from services.ingest.protocols.http.http_request import Request
@@ -33,7 +34,7 @@ from tests.support.http_talk import LISTENER, HttpTalk, chunked, request
 from tests.support.otlp_requests import SPAN_ID, TRACE_ID, otlp_request
 from tests.support.recording_intake import RecordingIntake
 
-_SMALL = LISTENER._replace(frame_bytes_max=600, decompressed_bytes_max=2_000, tokens=("t",))
+_SMALL = LISTENER._replace(frame_bytes_max=600, decompressed_bytes_max=2_000, tokens=(Token("t"),))
 _ENTRY_BYTES_MAX = 300
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _SOURCE = EventSource(b"192.0.2.7:40312", b"192.0.2.7", b"http")

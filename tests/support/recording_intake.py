@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from appliance.senders.listener import Listener
 from services.ingest.records.ack_group import AckGroup, AckOutcome
@@ -55,6 +55,8 @@ class RecordingIntake:
         self.is_blocked = False
         self.blocked_topics: set[str] = set()
         self.topics: set[str] = set()
+        self.routed_topics: set[str] | None = None
+        """Where the routes lead; None: to `topics`."""
         self.wall_ms = 1_760_000_000_000
         self.clock_ms = 1_000
 
@@ -130,6 +132,9 @@ class RecordingIntake:
 
     def has_topic(self, topic: str) -> bool:
         return topic in self.topics
+
+    def topics_of(self, listener: Listener, record: IngestRecord | None = None) -> Iterable[str]:
+        return self.routed_topics if self.routed_topics is not None else self.topics
 
     def now_ms(self) -> int:
         return self.wall_ms

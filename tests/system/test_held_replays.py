@@ -38,7 +38,7 @@ SETTINGS = {
 
 @pytest.fixture
 def box(tmp_path: Path) -> Iterator[RunningBox]:
-    made = start_box(tmp_path / "box", disks=2, settings=SETTINGS)
+    made = start_box(tmp_path / "box", disks=2, settings=SETTINGS, senders={"listener": [{"name": "http", "topics": "far"}]})
     try:
         yield made
     finally:

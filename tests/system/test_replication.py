@@ -48,7 +48,8 @@ def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningBox]
     running: list[RunningBox] = []
     try:
         for broker_id in (1, 2):
-            running.append(start_box(directory / f"b{broker_id}", disks=1, broker_id=broker_id, zookeeper=zookeeper.connect, settings={**SMALL, **SCRUBBING}))
+            options = {"zookeeper": zookeeper.connect, "settings": {**SMALL, **SCRUBBING}, "senders": {"listener": [{"name": "http", "topics": "taken"}]}}
+            running.append(start_box(directory / f"b{broker_id}", disks=1, broker_id=broker_id, **options))
         yield running
     finally:
         codes = [box.stop() for box in running]

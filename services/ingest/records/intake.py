@@ -12,7 +12,7 @@ that long answers by itself and ignores the completion.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -44,6 +44,8 @@ class RefusedReason(StrEnum):
     """The sender names a topic that does not exist."""
     NO_INPUT = "no_input"
     """No input has this path, method or media type."""
+    FORBIDDEN_TOPIC = "forbidden_topic"
+    """The sender names a topic, or its item goes to one, that its token or listener may not use."""
     CROSS_SITE = "cross_site"
     """A web page of another site sent it, and `allow-origin` does not name the site."""
     UNKNOWN_HOST = "unknown_host"
@@ -105,7 +107,11 @@ class Intake(Protocol):
         """Count irregular input."""
 
     def has_topic(self, topic: str) -> bool:
-        """True if a sender may name this topic."""
+        """True if this topic exists or is named in the tables, and is not the box's own."""
+
+    def topics_of(self, listener: Listener, record: IngestRecord | None = None) -> Iterable[str]:
+        """Return the topics that a record goes to by the routes; without one, those that any record
+        of the listener may go to."""
 
     def now_ms(self) -> int:
         """Return the wall clock, for times of arrival."""

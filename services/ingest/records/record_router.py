@@ -13,7 +13,7 @@ Weak: pure Python, 2-8 µs a record with its parser; that bounds the throughput 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Final, NamedTuple, cast
 
@@ -173,6 +173,10 @@ class RecordRouter:
 
     def has_topic(self, topic: str) -> bool:
         return topic in self._router.topics or (self._topics.is_there(topic) and not topic.startswith("__"))
+
+    def topics_of(self, listener: Listener, record: IngestRecord | None = None) -> Iterable[str]:
+        routes = self._router.of(listener)
+        return routes.topics if record is None else [to.topic for to in routes.route(record)]
 
     def now_ms(self) -> int:
         return self._clock.wall_ms()

@@ -14,7 +14,7 @@ import pytest
 from appliance.base.settings import SenderSocket
 from appliance.runtime.run_options import RunOptions, SenderTable, resolve_options
 from appliance.senders.conditions import RouteCondition, Subject
-from appliance.senders.listener import HTTP, SYSLOG_TCP, SYSLOG_UDP, KeyKind, KeyRule, Listener, ListenerTransport, Protocol, ProxyMode
+from appliance.senders.listener import HTTP, SYSLOG_TCP, SYSLOG_UDP, KeyKind, KeyRule, Listener, ListenerTransport, Protocol, ProxyMode, Token
 from appliance.senders.router import Route
 from appliance.senders.sender_tables import CONDITION_NAMES, LISTENER_KEYS, TableReading, read_tables
 from appliance.senders.table_checks import certificate_problems, machine_problems, read_sender_table
@@ -128,7 +128,7 @@ def test_every_table_is_understood() -> None:
     assert (listeners["fluent"].address, listeners["fluent"].shared_key, listeners["fluent"].raw) == ("::1", 'a # b" c', True)
     assert (listeners["beats"].proxy, listeners["beats"].proxy_from) == (ProxyMode.REQUIRED, ("10.0.0.0/8", "192.0.2.7/32"))
     assert listeners["gelf"].is_datagram and listeners["gelf"].address == "0.0.0.0"
-    assert (listeners[HTTP].tokens, listeners[HTTP].frame_bytes_max, listeners[HTTP].port) == (("one", "two"), 2048, 8081)
+    assert (listeners[HTTP].tokens, listeners[HTTP].frame_bytes_max, listeners[HTTP].port) == ((Token("one"), Token("two")), 2048, 8081)
     assert reading.routes.routes == (
         Route((RouteCondition(Subject("listener"), ("dmz",)), RouteCondition(Subject("facility"), (4, 10))), ("security", "all")),
         Route((RouteCondition(Subject("severity"), (3,), True), RouteCondition(Subject("app"), ("sshd*",))), ("errors",), KeyRule(KeyKind.APP), True),
@@ -168,6 +168,9 @@ LISTENER_MISTAKES = {
     f'{RELP}, raw = "maybe"': "write true or false",
     f'{RELP}, token = "x"': "token is for http, and this listener is relp",
     f'{RELP}, allow-origin = "https://a.example"': "allow-origin is for http, and this listener is relp",
+    'name = "http", token = { value = "x", topic = "a" }': "token is not allowed; write a text in quotes or {",
+    'name = "http", token = [{ value = "x", topics = "__x" }]': "token is not allowed",
+    'name = "http", topics = ["a/*"]': "names of topics, in which * matches any characters",
     'name = "http", allow-origin = "a.example"': "write origins as https://app.example.com",
     'name = "http", allow-origin = ["https://a.example/path"]': "write origins as https://app.example.com",
     'name = "a", protocol = "fluent", transport = "tcp", port = 1, shared-key = ""': "shared-key is not allowed; write a text in quotes",
@@ -307,6 +310,13 @@ def test_a_key_of_another_certificate_is_found_before_the_start(tmp_path: Path) 
 def test_reading_the_tables_loads_no_heavy_library() -> None:
     code = "import sys, appliance.senders.table_checks; print(*{'ssl', 'orjson', 'logging', 'subprocess', 'typer', 'difflib'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip() == ""
+
+
+def test_a_token_may_have_topics_of_its_own() -> None:
+    reading = read('[[ingest.listener]]\nname = "http"\ntopics = "web-*"\ntoken = ["one", { value = "two", topics = ["orders", "web-*"] }]\n')
+    http = named(reading)[HTTP]
+    assert reading.problems == [] and http.topics == ("web-*",)
+    assert http.tokens == (Token("one"), Token("two", ("orders", "web-*")))
 
 
 # -- documents

@@ -28,7 +28,7 @@ from services.ingest.records.intake import RefusedReason
 
 ITEMS_A_STEP: Final = 512
 """Items of an answer."""
-CREATED, BAD_ITEM, BUSY_ITEM = 201, 400, 429
+CREATED, BAD_ITEM, FORBIDDEN_ITEM, BUSY_ITEM = 201, 400, 403, 429
 _STORED_ITEM: Final = {"_version": 1, "result": "created", "_shards": {"total": 1, "successful": 1, "failed": 0}, "status": CREATED}
 
 __all__ = ["bulk", "busy", "document", "unauthorized"]
@@ -71,6 +71,8 @@ class _Bulk:
         self._is_single = is_single
         self._actions = [item.action for item in items]
         self._problems: dict[int, str] = {}
+        self._forbidden: dict[int, str] = {}
+        """Topics by item."""
         self._record_items: list[int] = []
         """The item of each record of the ack group."""
         self._busy_from = len(items)
@@ -94,12 +96,16 @@ class _Bulk:
                 is_plain = not has_long_number(b" ".join([item.source for item in items[number : number + SLICE_RECORDS]]))
             if not problem:
                 try:
-                    records.append(agent_record(read_document(source, is_plain), listener, action.known, raw=source))
+                    record = agent_record(read_document(source, is_plain), listener, action.known, raw=source)
                 except ValueError as error:
                     problem = f"failed to parse: {error}"
             if problem:
                 self._problems[number] = problem
                 continue
+            if request.topics and (topic := request.forbidden_topic(record)):
+                self._forbidden[number] = f"these credentials may not write to topic [{topic}]"
+                continue
+            records.append(record)
             self._record_items.append(number)
             if identities is not None:
                 identities.append(self._identity(prefix, number, source))
@@ -113,6 +119,8 @@ class _Bulk:
             intake.take(unit, records)
         if self._problems:
             intake.refuse(listener, request.source, RefusedReason.MALFORMED, len(self._problems))
+        if self._forbidden:
+            intake.refuse(listener, request.source, RefusedReason.FORBIDDEN_TOPIC, len(self._forbidden))
         intake.close_group(unit)
         return WAITING
 
@@ -139,13 +147,15 @@ class _Bulk:
             elif number in self._problems:
                 kind = "document_parsing_exception" if action.operation in CARRIES_RECORD else "illegal_argument_exception"
                 items += writer.refused(action, BAD_ITEM, kind, self._problems[number])
+            elif number in self._forbidden:
+                items += writer.refused(action, FORBIDDEN_ITEM, "security_exception", self._forbidden[number])
             elif number in rejected:
                 items += writer.refused(action, BAD_ITEM, "illegal_argument_exception", rejected[number])
             else:
                 items += writer.stored(action)
             if not (number + 1) % ITEMS_A_STEP:
                 yield
-        has_errors = bool(self._problems or rejected) or self._busy_from < len(self._actions)
+        has_errors = bool(self._problems or self._forbidden or rejected) or self._busy_from < len(self._actions)
         answer: dict[str, Any] = {"errors": has_errors, "took": max(0, self._request.intake.monotonic_ms() - self._began_ms)}
         if shown is not None:
             answer = shown.apply(answer)
@@ -166,6 +176,8 @@ class _Bulk:
     def _single_answer(self, rejected: dict[int, str]) -> HttpResponse:
         if self._problems:
             return error_answer(self._request, 400, "document_parsing_exception", self._problems[0])
+        if self._forbidden:
+            return error_answer(self._request, 403, "security_exception", self._forbidden[0])
         if rejected:
             return error_answer(self._request, 400, "illegal_argument_exception", rejected[0])
         stored = {name: value for name, value in _STORED_ITEM.items() if name != "status"}

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
 from types import GeneratorType
 from typing import Final, NamedTuple
 
 import orjson
 
 from appliance.base.invariants import check
+from appliance.senders.conditions import matcher
 from appliance.senders.listener import Listener
 from services.ingest.protocols.steps import Steps, run_to_end
 from services.ingest.records.ack_group import IDENTITY_BYTES, AckGroup, AckOutcome
 from services.ingest.records.event import EventSource
+from services.ingest.records.ingest_record import IngestRecord
 from services.ingest.records.intake import Intake
 
 JSON, TEXT = b"application/json", b"text/plain"
@@ -82,6 +85,7 @@ class Request:
         "quota_wait_ms",
         "run",
         "source",
+        "topics",
         "unit",
     )
 
@@ -97,6 +101,8 @@ class Request:
         self.arguments: dict[str, str] = {}
         self.principal = b""
         """The user that presented the token, if its form has one (basic); otherwise empty."""
+        self.topics = listener.topics
+        """Those of the token, if it has its own."""
         self.body = b""
         self.content_encoding = b""
         """The content encoding that the body had."""
@@ -131,6 +137,15 @@ class Request:
     def media_type(self) -> bytes:
         """Return the content type in lower case, without its parameters."""
         return self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+
+    def may_name(self, topic: str) -> bool:
+        """Whether the sender may name this topic in the request."""
+        return _matcher(self.topics)(topic) if self.topics else topic in self.intake.topics_of(self.listener)
+
+    def forbidden_topic(self, record: IngestRecord) -> str:
+        """Return a topic that the record goes to and the sender may not use; "" if there is none."""
+        may_use = _matcher(self.topics)
+        return next((topic for topic in self.intake.topics_of(self.listener, record) if not may_use(topic)), "")
 
     def identity(self, *parts: bytes) -> bytes:
         """Return an identity of 16 bytes for `parts`; it differs for another listener, user or
@@ -229,6 +244,11 @@ def over_quota_answer(request: Request) -> HttpResponse:
 def too_many_answer(request: Request) -> HttpResponse:
     """Return 429, for senders whose protocol waits for it."""
     return busy_answer(request)._replace(status=429)
+
+
+@lru_cache(maxsize=256)
+def _matcher(topics: tuple[str, ...]) -> Callable[[str], bool]:
+    return matcher(topics)
 
 
 def _parse_query(text: str) -> dict[str, str]:

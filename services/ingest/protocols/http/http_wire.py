@@ -11,7 +11,7 @@ import binascii
 import hmac
 from collections.abc import Generator
 
-from appliance.senders.listener import Listener
+from appliance.senders.listener import Listener, Token
 from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate_slowly
 from services.ingest.protocols.http.http_request import HttpResponse, Request, refusal
 
@@ -64,7 +64,7 @@ def encode_answer(answer: HttpResponse, keep_alive: bool, without_body: bool) ->
 
 def has_token(request: Request) -> bool:
     """Whether the request presents one of the listener's tokens, in any form that senders use. Sets
-    `request.principal`.
+    `request.principal` and `request.topics`.
     """
     listener: Listener = request.listener
     if not listener.tokens:
@@ -79,12 +79,15 @@ def has_token(request: Request) -> bool:
             return False
     elif kind not in (b"bearer", b"splunk"):
         return False
-    known = False
+    known: Token | None = None
     for token in listener.tokens:  # all of them are compared, so that the time reveals nothing
-        known |= hmac.compare_digest(token.encode(), shown)
-    if known:
-        request.principal = user
-    return known
+        if hmac.compare_digest(token.value.encode(), shown):
+            known = token
+    if known is None:
+        return False
+    request.principal = user
+    request.topics = known.topics or listener.topics
+    return True
 
 
 def split_target(target: str) -> tuple[str, str]:

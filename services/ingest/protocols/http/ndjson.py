@@ -1,9 +1,10 @@
 """`POST /ingest/TOPIC`: JSON documents or lines of text, into a topic that the request names.
 
-Pure functions; records are taken in steps. `application/x-ndjson` (also `application/jsonl`, or no type): one document a line;
-`application/json`: an array of documents, or one; `text/plain`: a message a line. The topic must
-exist or be named in the tables of senders (`Intake.has_topic`), and must not begin with `__`;
-routes are not used. A line that is not a JSON object is stored with `parsed: false`. An invalid
+Pure functions; records are taken in steps. `application/x-ndjson` (also `application/jsonl`, or no
+type): one document a line; `application/json`: an array of documents, or one; `text/plain`: a
+message a line. The sender must be allowed to name the topic (`Request.may_name`), and it must exist
+or be named in the tables of senders (`Intake.has_topic`); routes are not used. A line that is not a
+JSON object is stored with `parsed: false`. An invalid
 array is refused, because the ends of its documents are unknown. Weak: a document is stored in the
 form of all records; `raw = true` of the listener stores it unchanged.
 """
@@ -37,6 +38,10 @@ REASONS_SHOWN_MAX = 20
 def ingest_lines(request: Request) -> SlowResult:
     """Handle `POST /ingest/TOPIC`."""
     topic = request.arguments["topic"]
+    if not request.may_name(topic):
+        count(request, RefusedReason.FORBIDDEN_TOPIC)
+        do = "name it in a route, or in topics = [...] of the listener or token"
+        return refusal(403, f"records may not be sent to topic {topic[:100]} here", request.path[:200], do)
     if topic_name_problem(topic) or not request.intake.has_topic(topic):
         count(request, RefusedReason.NO_TOPIC)
         shown = topic[:100]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import orjson
 import pytest
 
+from appliance.senders.listener import Listener
 from services.ingest.protocols.elasticsearch import elasticsearch_actions, elasticsearch_bulk
 from services.ingest.protocols.elasticsearch.elasticsearch_answers import answer_filter
 from services.ingest.protocols.http.http_endpoints import PATHS, FoundPath, find_path
 from services.ingest.records.ack_group import AckOutcome
+from services.ingest.records.ingest_record import IngestRecord
 from services.ingest.records.intake import RefusedReason
 from tests.support.recording_intake import RecordingIntake
-from tests.unit.services.ingest.http_requests import ask, documents, stored
+from tests.unit.services.ingest.http_requests import HTTP, ask, documents, stored
 
 INDEX = b'{"index":{"_index":"web"}}\n'
 
@@ -238,3 +242,22 @@ def test_what_clients_ask_at_the_start_makes_them_go_on() -> None:
     assert ask(intake, "/_cluster/health", method="GET").json["status"] == "yellow"
     asked = ask(intake, "/_index_template/logs", b"{}", method="PUT")
     assert asked.json["acknowledged"] is True and b"not used here" in dict(asked.answer.headers)[b"Warning"]
+
+
+def test_items_that_go_to_a_topic_of_others_are_refused_one_by_one_and_counted() -> None:
+    class RoutedIntake(RecordingIntake):
+        def topics_of(self, listener: Listener, record: IngestRecord | None = None) -> Iterable[str]:
+            return {"orders" if record is not None and record.labels == {"index": "orders"} else "web"}
+
+    intake, limited = RoutedIntake(), HTTP._replace(topics=("web",))
+    asked = ask(intake, "/_bulk", lines({"index": {"_index": "a"}}, {"n": 1}, {"create": {"_index": "orders"}}, {"n": 2}), listener=limited)
+    intake.complete_all()
+    assert statuses(asked.json["items"]) == [("index", 201), ("create", 403)] and asked.json["errors"]
+    assert asked.json["items"][1]["create"]["error"]["type"] == "security_exception"
+    single = ask(intake, "/orders/_doc", b'{"n":3}', listener=limited)
+    intake.complete_all()
+    assert (single.answer.status, single.json["error"]["type"]) == (403, "security_exception")
+    assert len(intake.records) == 1 and intake.refused == {RefusedReason.FORBIDDEN_TOPIC: 2}
+    unlimited = ask(intake, "/orders/_doc", b'{"n":4}')
+    intake.complete_all()
+    assert unlimited.answer.status == 201, "without topics the routes alone decide"

@@ -13,7 +13,7 @@ import pytest
 from h2.settings import SettingCodes
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
-from appliance.senders.listener import Listener
+from appliance.senders.listener import Listener, Token
 from services.ingest.protocols.http import grpc_call
 from services.ingest.protocols.http.http2_session import BODIES_BYTES_MAX, FRAME_BYTES_MAX, SILENT_BYTES_MAX, STREAM_WINDOW_BYTES, STREAMS_MAX
 from services.ingest.records.ack_group import AckOutcome
@@ -143,7 +143,7 @@ def test_what_cannot_be_read_is_refused_and_counted(body: bytes, more: tuple[tup
 
 
 def test_a_token_is_metadata() -> None:
-    talk = Http2Talk(LISTENER._replace(tokens=("secret",)))
+    talk = Http2Talk(LISTENER._replace(tokens=(Token("secret"),)))
     known, unknown = talk.call(framed(MESSAGE), more=[("authorization", "Bearer secret")]), talk.call(framed(MESSAGE))
     talk.exchange()
     talk.intake.complete_all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.senders.listener import ListenerTransport
+from appliance.senders.listener import ListenerTransport, Token
 from services.ingest.records.intake import RefusedReason
 from tests.support.http_talk import LISTENER, HttpTalk, request
 from tests.unit.services.ingest.test_http2_session import MESSAGE, Http2Talk, framed
@@ -35,7 +35,7 @@ def test_a_name_that_is_not_the_box_s_is_refused_whatever_is_sent() -> None:
     assert talk.intake.refused == {RefusedReason.UNKNOWN_HOST: 3} and not talk.intake.records
 
 
-@pytest.mark.parametrize("listener", [LISTENER._replace(tokens=("secret",)), LISTENER._replace(transport=ListenerTransport.TLS)])
+@pytest.mark.parametrize("listener", [LISTENER._replace(tokens=(Token("secret"),)), LISTENER._replace(transport=ListenerTransport.TLS)])
 def test_a_token_or_a_certificate_says_more_than_a_name(listener: object) -> None:
     talk = HttpTalk(listener)  # type: ignore[arg-type]
     assert [answer.status for answer in talk.ask(post("alias.example", Authorization="Bearer secret"))] == [200]
@@ -58,7 +58,7 @@ def test_an_allowed_page_reads_every_answer_even_a_refusal() -> None:
 
 
 def test_a_preflight_is_answered_without_a_token_and_stores_nothing() -> None:
-    talk = HttpTalk(OPEN._replace(tokens=("secret",)))
+    talk = HttpTalk(OPEN._replace(tokens=(Token("secret"),)))
     (answer,) = talk.ask(request("/v1/logs", method="OPTIONS", **PREFLIGHT))
     assert answer.status == 204 and not talk.intake.refused and not talk.intake.records
     assert answer.headers["access-control-allow-origin"] == APP and "POST" in answer.headers["access-control-allow-methods"]

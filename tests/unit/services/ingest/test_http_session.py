@@ -12,6 +12,7 @@ from pathlib import Path
 import cramjam
 import pytest
 
+from appliance.senders.listener import Token
 from services.ingest.protocols.http.http_endpoints import PATHS
 from services.ingest.protocols.http.http_parser import HEADER_BYTES_MAX
 from services.ingest.protocols.http.http_session import AHEAD_MAX, UNSENT_BYTES_MAX
@@ -22,7 +23,7 @@ from tests.support.http_talk import LISTENER, HttpTalk, chunked, request
 ROOT = Path(__file__).parents[3]
 LINE = b'{"message":"hello"}\n'
 POST = request("/ingest/web", LINE)
-GUARDED = LISTENER._replace(tokens=("secret", "other"))
+GUARDED = LISTENER._replace(tokens=(Token("secret"), Token("other")))
 SMALL = LISTENER._replace(frame_bytes_max=1000, decompressed_bytes_max=4000)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
+from appliance.senders.listener import Token
 from services.ingest.protocols.http import ndjson
 from services.ingest.protocols.http.http_request import RECORDS_MAX
 from services.ingest.records.ack_group import AckOutcome
@@ -60,7 +61,7 @@ def test_an_array_that_is_no_json_is_refused() -> None:
 
 @pytest.mark.parametrize(("target", "name"), [("nowhere", "nowhere"), ("a%20b", "a b"), ("..", ".."), ("%F6", "\ufffd")])
 def test_a_topic_that_is_not_there_or_cannot_be_is_404_and_nothing_is_kept(target: str, name: str) -> None:
-    talk = HttpTalk(topics=("web", "a b", "..", "\ufffd"))
+    talk = HttpTalk(LISTENER._replace(topics=("*",)), topics=("web", "a b", "..", "\ufffd"))
     answer = post(talk, b"{}", target=f"/ingest/{target}")
     assert answer.status == 404 and name in answer.words["what"] and talk.intake.refused == {RefusedReason.NO_TOPIC: 1}
     assert not talk.intake.closed
@@ -95,3 +96,22 @@ def test_very_many_records_are_413(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_content_type_is_415() -> None:
     talk = HttpTalk()
     assert post(talk, b"a,b", "text/csv").status == 415 and talk.intake.refused == {RefusedReason.NO_INPUT: 1}
+
+
+def test_a_topic_of_other_senders_is_refused_whether_it_exists_or_not() -> None:
+    talk = HttpTalk(topics=("web", "orders"))
+    talk.intake.routed_topics = {"web"}
+    assert [post(talk, b"{}", target=f"/ingest/{topic}").status for topic in ("web", "orders", "nothing", "__consumer_offsets")] == [200, 403, 403, 403]
+    assert talk.intake.refused == {RefusedReason.FORBIDDEN_TOPIC: 3} and len(talk.intake.records) == 1
+
+
+def test_each_token_has_its_topics_and_the_listener_s_otherwise() -> None:
+    tokens = (Token("any"), Token("web", ("web*",)))
+    talk = HttpTalk(LISTENER._replace(tokens=tokens, topics=("orders",)), topics=("web", "web-2", "orders"))
+
+    def status(topic: str, token: str) -> int:
+        (answer,) = talk.ask(request(f"/ingest/{topic}", b"{}", Authorization=f"Bearer {token}"))
+        return answer.status
+
+    assert [status(topic, "web") for topic in ("web", "web-2", "orders")] == [200, 200, 403]
+    assert [status(topic, "any") for topic in ("web", "web-2", "orders")] == [403, 403, 200]

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
+from appliance.senders.listener import Token
 from services.ingest.protocols.http.http_endpoints import FoundPath, find_path
 from services.ingest.protocols.splunk import splunk_acks, splunk_events, splunk_hec
 from services.ingest.protocols.splunk.splunk_acks import AckLedger
@@ -321,7 +322,7 @@ def test_a_raw_listener_keeps_events_with_their_envelopes_and_lines_as_they_are(
 
 
 def test_docker_asks_by_options_and_without_a_token_whether_a_collector_is_there() -> None:
-    talk = HttpTalk(LISTENER._replace(tokens=("secret",)))
+    talk = HttpTalk(LISTENER._replace(tokens=(Token("secret"),)))
     asked = [request(f"/services/collector{path}", method="OPTIONS") for path in ("/event/1.0", "/raw", "")]
     assert [(answer.status, answer.headers["allow"], answer.body) for answer in talk.ask(b"".join(asked))] == [(200, "OPTIONS, POST", b"")] * 3
 
