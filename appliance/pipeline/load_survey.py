@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from appliance.base.model import TopicId, TopicPartition
 from appliance.pipeline.cluster_access import ClusterAccess
@@ -45,6 +45,12 @@ def parse_destination(text: str) -> Destination:
         return Destination(directory=os.path.abspath(text))
     scheme = found.group(1).lower()
     if scheme in _DATABASES:
+        address = urlsplit(text)
+        if address.password is not None or "password" in parse_qs(address.query):
+            raise LoadProblem(
+                "--to has a password, which every user of this machine sees in the list of processes; leave it out, and put it into ~/.pgpass "
+                "or into a file that PGPASSFILE names (mode 0600, HOST:PORT:DATABASE:USER:PASSWORD)"
+            )
         return Destination(database=text)
     if scheme == "file":
         address = urlsplit(text)

@@ -9,6 +9,7 @@ Weak spot: the advisory lock ends with the connection; the conditional update of
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -58,13 +59,24 @@ class TableAddress(NamedTuple):
         return f"{_PASSWORD.sub(_WITHOUT, self.connection)} table {self.table}"
 
 
+def _is_this_machine(host: str) -> bool:
+    return not host or host.startswith(("/", "@", "127.")) or host in ("localhost", "::1")
+
+
 def table_address(database: str, topic: str) -> TableAddress:
-    """Parse `postgresql://USER@HOST/DATABASE?table=NAME`; the default name is the topic's."""
+    """Parse `postgresql://USER@HOST/DATABASE?table=NAME`; the default name is the topic's.
+
+    Another machine must prove its name (`sslmode=verify-full`), unless the address or PGSSLMODE says otherwise.
+    """
     parts = urlsplit(database)
     options = parse_qsl(parts.query, keep_blank_values=True)
     table = next((value for name, value in options if name == "table"), topic)
     if not table or len(table.encode()) > NAME_BYTES_MAX or table in (TABLES, POSITIONS, BAD_RECORDS):
         raise LoadProblem(f"no table can be called {table!r} (PostgreSQL's names have up to {NAME_BYTES_MAX} bytes); add ?table=NAME to --to")
+    chosen = dict(options)
+    host = chosen.get("host") or parts.hostname or os.environ.get("PGHOST", "")
+    if "sslmode" not in chosen and "PGSSLMODE" not in os.environ and not all(map(_is_this_machine, host.split(","))):
+        options.append(("sslmode", "verify-full"))
     query = urlencode([(name, value) for name, value in options if name != "table"])
     return TableAddress(urlunsplit(parts._replace(query=query)), table)
 

@@ -116,6 +116,16 @@ LOG_TAIL_BYTES = 2000
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 CLUSTER_SHUFFLE_PARTITIONS = 16
+PROTECTED = {
+    # Otherwise every local user can send objects to the driver's RPC port, and read its blocks. In local mode Spark makes the secret itself; a
+    # cluster needs `spark.authenticate.secret`, which its owner sets.
+    "spark.authenticate": "true",
+    "spark.network.crypto.enabled": "true",
+    "spark.network.crypto.saslFallback": "false",
+    "spark.io.encryption.enabled": "true",
+}
+REDACTED = "(?i)secret|password|token|access[.]?key|jaas|keystore|truststore|credential"
+"""Names of settings whose values Spark must not print; its own pattern has the first four."""
 CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
@@ -243,6 +253,7 @@ def _settings(options: SessionOptions, scratch: Path) -> dict[str, str]:
         JAVA_OPTIONS: f"-XX:-UsePerfData -Dderby.system.home={scratch} -Djava.io.tmpdir={scratch}",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.session.timeZone": "UTC",
+        "spark.redaction.regex": REDACTED,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.streaming.stopTimeout": "30s",
@@ -256,6 +267,7 @@ def _settings(options: SessionOptions, scratch: Path) -> dict[str, str]:
         settings |= {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
+            **PROTECTED,
             "spark.pyspark.python": sys.executable,  # workers import what this process does
             SHUFFLE_PARTITIONS: str(cores),
         }

@@ -177,7 +177,7 @@ def load_job(name: str) -> StreamJob:
         raise StreamProblem(f"--job {name}: write MODULE:FUNCTION, such as my_jobs:errors_by_app")
     module_name, _, function_name = name.partition(":")
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())  # not in front: a file here must not stand for a module that is imported later
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

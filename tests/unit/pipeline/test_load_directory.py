@@ -14,6 +14,7 @@ from appliance.pipeline.load_manifest import Manifest, Plan, SkippedRange, Stage
 from appliance.pipeline.load_survey import Destination, LoadRequest, LogExtent, PartitionLag, Survey, choose_format, find_due, next_ranges, parse_destination
 from appliance.pipeline.load_task import LoadJob, TaskResult
 from appliance.pipeline.offset_range import OffsetRange
+from appliance.pipeline.postgres_table import table_address
 from appliance.pipeline.problems import DamagedTable, LoadProblem
 from appliance.pipeline.table_kind import JsonField, TopicFormat
 from appliance.storage import file_io
@@ -83,6 +84,29 @@ def test_directories_and_databases_are_distinguished(tmp_path: Path) -> None:
     assert parse_destination("file:///srv/a%20b") == Destination(directory="/srv/a b")
     assert parse_destination("postgresql://u@h/d?table=x") == Destination(database="postgresql://u@h/d?table=x")
     assert parse_destination("relative").directory == str(Path("relative").absolute())
+
+
+@pytest.mark.parametrize("text", ["postgresql://u:secret@h/d", "postgres://u:secret@h/d", "postgresql://u@h/d?table=x&password=secret", "postgresql://u:@h/d"])
+def test_a_password_on_the_command_line_is_refused_and_not_repeated(text: str) -> None:
+    with pytest.raises(LoadProblem, match="PGPASSFILE") as raised:
+        parse_destination(text)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("address", ["u@db.example/d", "u@192.0.2.7:5433/d", "u@/d?host=db.example", "u@[2001:db8::1]/d", "u@localhost,db.example/d"])
+def test_a_database_on_another_machine_must_prove_its_name(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PGSSLMODE", raising=False)
+    assert "sslmode=verify-full" in table_address(f"postgresql://{address}", "t").connection
+    weaker = table_address(f"postgresql://{address}{'&' if '?' in address else '?'}sslmode=require", "t").connection
+    assert "sslmode=require" in weaker and "verify-full" not in weaker
+    monkeypatch.setenv("PGSSLMODE", "prefer")
+    assert "sslmode" not in table_address(f"postgresql://{address}", "t").connection
+
+
+@pytest.mark.parametrize("address", ["u@localhost/d", "u@127.0.0.1:5433/d", "u@[::1]/d", "u@/d?host=%2Frun%2Fpostgresql", "/d"])
+def test_a_database_on_this_machine_needs_no_certificate(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PGHOST", raising=False)
+    assert "sslmode" not in table_address(f"postgresql://{address}", "t").connection
 
 
 def test_a_file_system_without_links_is_refused_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -70,3 +72,25 @@ def test_workers_of_the_session_are_this_python_and_know_the_appliance(spark: Sp
 
     rows = spark.range(4).select(interpreter("id").alias("python")).distinct().collect()
     assert [row.python for row in rows] == [sys.executable]
+
+
+@pytest.mark.slow
+def test_a_program_that_reaches_the_driver_s_port_must_know_its_secret(spark: SparkSession) -> None:
+    """One RPC (Spark's TransportRequestEncoder): frame length, type 3, request id, body length, body. Without authentication Spark deserialises the body."""
+    body = b"\0\0\x11endpoint-verifier" + b"\xac\xed\0\x05sr\0\x0bno.SuchThing"
+    message = struct.pack(">BQI", 3, 1, len(body)) + body
+    port = int(spark.sparkContext.getConf().get("spark.driver.port", "0"))
+    with socket.create_connection(("127.0.0.1", port), 10) as stranger:
+        stranger.sendall(struct.pack(">Q", 8 + len(message)) + message)
+        answer = stranger.recv(65536)
+    assert b"Unknown challenge message" in answer and b"NoSuchThing" not in answer and b"ObjectInputStream" not in answer
+
+
+@pytest.mark.slow
+def test_settings_with_secrets_are_not_printed(spark: SparkSession) -> None:
+    spark.conf.set("kafka.sasl.jaas.config", "the password")
+    try:
+        rows = {row.key: row.value for row in spark.sql("SET").collect()}
+        assert rows["kafka.sasl.jaas.config"] == "*********(redacted)"
+    finally:
+        spark.conf.unset("kafka.sasl.jaas.config")
