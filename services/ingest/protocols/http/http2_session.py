@@ -43,6 +43,9 @@ SILENT_BYTES_MAX = 262_144
 """Limit for received bytes without a whole frame or header block: h2 checks the length of a frame
 only when it is complete.
 """
+HEADER_LIST_BYTES_MAX = 16384
+HEADERS_MAX = 100
+"""Headers are decoded in pure Python, 10 µs each."""
 CHEAP_FRAMES_A_SECOND_MAX = 1000
 CHEAP_FRAMES_A_REQUEST = 8
 UNSENT_BYTES_MAX = 262_144
@@ -98,10 +101,12 @@ class Http2Session:
             codes.MAX_CONCURRENT_STREAMS: STREAMS_MAX,
             codes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
             codes.MAX_FRAME_SIZE: FRAME_BYTES_MAX,
-            codes.MAX_HEADER_LIST_SIZE: 65536,
+            codes.MAX_HEADER_LIST_SIZE: HEADER_LIST_BYTES_MAX,
         }
         self._h2.local_settings = h2.settings.Settings(client=False, initial_values=values)
-        self._h2.max_inbound_frame_size = FRAME_BYTES_MAX  # h2 reads it from the settings when they change, and these never do
+        # h2 reads both from the settings when they change, and these never do.
+        self._h2.max_inbound_frame_size = FRAME_BYTES_MAX
+        self._h2.decoder.max_header_list_size = HEADER_LIST_BYTES_MAX
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - 65535)
         self._streams: dict[int, Stream] = {}
@@ -214,6 +219,12 @@ class Http2Session:
             self._cheap_frames += 1
 
     def _on_request(self, event: h2.events.RequestReceived) -> None:
+        if len(event.headers) > HEADERS_MAX:
+            self._refuse(RefusedReason.TOO_LARGE)
+            self._cheap_frames += _RESET_COST
+            assert event.stream_id is not None
+            self._h2.reset_stream(event.stream_id, h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
+            return
         headers: dict[bytes, bytes] = {}
         for name, value in event.headers:
             earlier = headers.get(name)

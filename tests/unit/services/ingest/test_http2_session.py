@@ -15,7 +15,15 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from appliance.senders.listener import Listener, Token
 from services.ingest.protocols.http import grpc_call
-from services.ingest.protocols.http.http2_session import BODIES_BYTES_MAX, FRAME_BYTES_MAX, SILENT_BYTES_MAX, STREAM_WINDOW_BYTES, STREAMS_MAX
+from services.ingest.protocols.http.http2_session import (
+    BODIES_BYTES_MAX,
+    FRAME_BYTES_MAX,
+    HEADER_LIST_BYTES_MAX,
+    HEADERS_MAX,
+    SILENT_BYTES_MAX,
+    STREAM_WINDOW_BYTES,
+    STREAMS_MAX,
+)
 from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.intake import RefusedReason
 from tests.support.http_talk import LISTENER, HttpTalk
@@ -248,6 +256,29 @@ def test_a_flood_of_frames_that_cost_the_sender_nothing_ends_the_connection(kind
     for start in range(0, len(data), 65536):
         talk.send(data[start : start + 65536])
     assert talk.connection.closed == "http2-flood" and talk.intake.refused[RefusedReason.MALFORMED] == 1
+
+
+def test_more_headers_than_a_request_needs_reset_its_stream_and_many_such_end_the_connection() -> None:
+    talk = Http2Talk()
+    many = [(f"h{number}", "") for number in range(HEADERS_MAX)]
+    for number in range(1, 252):
+        if talk.connection.closed:
+            break
+        talk.call(more=many, end=False)
+        talk.exchange()
+        assert talk.intake.refused[RefusedReason.TOO_LARGE] == number
+    assert talk.connection.closed == "http2-flood" and not talk.session.buffered_bytes
+
+
+def test_a_header_list_has_16_kib() -> None:
+    talk = Http2Talk()
+    talk.call(framed(MESSAGE), more=[("x", "y" * (HEADER_LIST_BYTES_MAX - 1_000))])
+    talk.exchange()
+    talk.intake.complete_all()
+    assert len(talk.intake.records) == 2
+    talk.call(framed(MESSAGE), more=[(f"x{number}", "y" * 4_000) for number in range(5)])
+    talk.send(talk.client.data_to_send())
+    assert talk.connection.closed == "http2-protocol" and talk.intake.refused == {RefusedReason.MALFORMED: 1}
 
 
 def test_a_busy_client_that_pings_is_no_flood() -> None:
