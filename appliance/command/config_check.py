@@ -26,7 +26,7 @@ from appliance.runtime.directories import shape_problems
 from appliance.runtime.run_options import ResolvedOptions, RunOptions, SenderTable, resolve_options
 from appliance.senders.old_table import converted_settings, tables_text
 from appliance.senders.sender_tables import read_tables
-from appliance.senders.table_checks import box_of, read_sender_table
+from appliance.senders.table_checks import box_of, exposed_secrets, read_sender_table
 
 _TABLE = re.compile(r"\s*(\[\[|\[)([^\[\]]+)\]\]?\s*(#.*)?$")
 _KEY = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+)(?:\s*\.\s*(?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+))*)\s*=""")
@@ -75,7 +75,10 @@ def print_senders(checked: CheckedSettings) -> None:
     """The tables of senders as they are understood; an old table also as it would be converted."""
     options, tables = checked.options, checked.senders.tables
     if tables:
-        print("\n" + senders_view(read_tables(tables, options.settings_file, box_of(options))), end="")
+        reading = read_tables(tables, options.settings_file, box_of(options))
+        print("\n" + senders_view(reading), end="")
+        for sentence in exposed_secrets(reading, [options.old_table or options.settings_file]):
+            say(f"warning: {sentence}")
     if options.old_table:
         print(f"\n{options.old_table} is a table of release 0.1. `millrace config convert {options.settings_file}` would replace it by:\n")
         print(tables_text(tables), end="")

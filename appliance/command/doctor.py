@@ -36,6 +36,7 @@ class Patient(NamedTuple):
     problems: list[str]
     disk_states: Mapping[str, str] = MappingProxyType({})
     """Of a running box: what it says of its disks, by name."""
+    settings_file: str = ""
     image: MetadataImage | None = None
     """Of a running box: the cluster as it sees it."""
 
@@ -81,7 +82,7 @@ def find_patient(options: object) -> Patient:
     from appliance.base.settings import Box
     from appliance.base.zookeeper_member import connect_string
     from appliance.command.box_status import image_of
-    from appliance.command.finding import find_running_box
+    from appliance.command.finding import SYSTEM_SETTINGS_FILE, find_running_box
     from appliance.runtime.directories import in_use_problem, is_supervisor, shape_problems, writable_problem
     from appliance.runtime.run_options import RunOptions, resolve_options
     from appliance.senders.table_checks import read_sender_table
@@ -90,7 +91,9 @@ def find_patient(options: object) -> Patient:
     try:
         found = find_running_box(options.data[0] if options.data else None, options.config)
         if is_supervisor(int(found.box["pid"]), found.layout):
-            return Patient(Box.from_document({**found.box}), True, [], _disk_states(found), image_of(found.layout))
+            box = Box.from_document({**found.box})
+            file = options.config or (SYSTEM_SETTINGS_FILE if box.managed_by == "systemd" else "")
+            return Patient(box, True, [], _disk_states(found), file, image_of(found.layout))
     except (UsageProblem, TypeError, OSError, ValueError):
         pass  # no box of this release; what is wrong with the settings file is said below
     resolved, problems = resolve_options(options, os.cpu_count() or 1)
@@ -106,7 +109,8 @@ def find_patient(options: object) -> Patient:
     )  # fmt: skip
     problems += shape_problems(resolved.data, resolved.state)
     state_problem = writable_problem(resolved.state, "--state") or in_use_problem(resolved.state, "--state")
-    return Patient(box, False, problems + ([state_problem] if state_problem else []))
+    file = resolved.old_table or resolved.settings_file
+    return Patient(box, False, problems + ([state_problem] if state_problem else []), settings_file=file)
 
 
 def _disk_states(found: FoundBox) -> dict[str, str]:
@@ -123,12 +127,13 @@ def _disk_states(found: FoundBox) -> dict[str, str]:
 def examine(patient: Patient) -> list[Finding]:
     """Everything, however much is wrong."""
     from appliance.command.doctor_disks import judge_states, look_at_disks
-    from appliance.command.doctor_machine import look_at_machine
+    from appliance.command.doctor_machine import look_at_machine, look_at_secrets
     from appliance.command.doctor_network import look_at_cluster, look_at_network
 
     clock = SystemClock()
     findings = [from_sentence("options", sentence) for sentence in patient.problems]
     findings += look_at_machine(patient.box, patient.is_running, clock)
+    findings += look_at_secrets(patient.box, patient.settings_file)
     findings += look_at_disks(patient.box.disks, patient.is_running, clock)
     findings += judge_states(patient.disk_states)
     if patient.image is not None:

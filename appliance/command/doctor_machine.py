@@ -21,7 +21,10 @@ from appliance.runtime.java import JAVA_VERSION_MIN, find_java
 from appliance.runtime.listening import UDP_RECEIVE_BYTES
 from appliance.runtime.preflight import SUPPORTED_MACHINE
 from appliance.runtime.shared_memory import shared_memory_need
+from appliance.senders.sender_tables import tables_of
+from appliance.senders.table_checks import exposed_secrets
 
+LOAD_FILE = "/etc/millrace/load.conf"
 PYTHON_MIN = (3, 11)
 DESCRIPTORS_BESIDE_CONNECTIONS = 1024
 """Segments, rings, sockets, libraries of one acceptor."""
@@ -44,6 +47,18 @@ def look_at_machine(box: Box, is_running: bool, clock: Clock) -> list[Finding]:
         clocks(clock),
         clock_source(),
     ]
+
+
+def look_at_secrets(box: Box, settings_file: str, load_file: str = LOAD_FILE) -> list[Finding]:
+    """Warnings about files with secrets that every user of this machine can read."""
+    sentences = exposed_secrets(tables_of(box), [settings_file])
+    try:
+        path = Path(load_file)
+        if path.stat().st_mode & 0o004 and "PASSWORD" in path.read_text(errors="replace").upper():
+            sentences.append(f"{load_file} contains a password, and every user of this machine can read it; run chmod o-rwx {load_file}")
+    except OSError:
+        pass  # nothing is loaded here
+    return [warning("secrets", *sentence.split("; ", 1)) for sentence in sentences]
 
 
 def processor() -> Finding:

@@ -76,6 +76,24 @@ def machine_problems(reading: TableReading) -> list[str]:
     return found
 
 
+def exposed_secrets(reading: TableReading, files: Sequence[str]) -> list[str]:
+    """Sentences about files with secrets that every user of this machine can read: keys of
+    listeners, and `files` if the tables in them have tokens or shared keys.
+    """
+    secret = {listener.private_key: "a private key" for listener in reading.listeners if listener.private_key}
+    if any(listener.tokens or listener.shared_key for listener in reading.listeners):
+        secret |= dict.fromkeys((file for file in files if file), "tokens or keys of senders")
+    found = []
+    for file, what in secret.items():
+        try:
+            mode = os.stat(file).st_mode & 0o777
+        except OSError:
+            continue  # a missing file is reported as such
+        if mode & 0o004:
+            found.append(f"{file} contains {what}, and every user of this machine can read it (mode {mode:04o}); run chmod o-rwx {file}")
+    return found
+
+
 def certificate_problems(secured: Sequence[tuple[str, Listener]]) -> list[str]:
     """What OpenSSL reports about certificates, keys and authorities. Called in a child process,
     because OpenSSL stays in memory.

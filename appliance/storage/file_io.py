@@ -84,7 +84,8 @@ WANTED = os.POSIX_FADV_WILLNEED
 CREATE_EMPTY = os.O_RDWR | os.O_CREAT | os.O_TRUNC
 READ_WRITE = os.O_RDWR
 READ_WRITE_CREATE = os.O_RDWR | os.O_CREAT
-_FILE_MODE = 0o644
+_FILE_MODE = 0o640
+"""Segments are records: they are not for every user of the machine."""
 _MOST_BUFFERS = 1024
 """IOV_MAX on Linux."""
 

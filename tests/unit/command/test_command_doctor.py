@@ -17,7 +17,7 @@ from appliance.command import doctor_disks, doctor_machine
 from appliance.command.disk_speed_probe import nameless_file, probe, residency_answers, verdict
 from appliance.command.doctor import doctor
 from appliance.command.doctor_disks import ask_all, judge_disk, judge_residency, judge_sharing, judge_states, look_at_disks
-from appliance.command.doctor_machine import judge_clock_source, judge_clocks, judge_descriptors, judge_receive_buffer, judge_shared_memory
+from appliance.command.doctor_machine import judge_clock_source, judge_clocks, judge_descriptors, judge_receive_buffer, judge_shared_memory, look_at_secrets
 from appliance.command.doctor_network import advertised, creation_by_name, is_local, judge_loopback, judge_zookeeper, ports, secret
 from appliance.command.findings import OK, PROBLEM, WARNING, Finding
 from tests.unit.base.test_settings import make_box
@@ -239,3 +239,21 @@ def test_a_disk_that_its_box_cannot_use_is_a_problem_though_root_may_write_there
         (PROBLEM, "disk d1", "its box says: offline"),
         (PROBLEM, "disk d3", "its box says: full"),
     ]
+
+
+def test_files_with_secrets_that_every_user_can_read_are_warned_of(tmp_path: Path) -> None:
+    settings, key, load = tmp_path / "millrace.toml", tmp_path / "key.pem", tmp_path / "load.conf"
+    for path in (settings, key):
+        path.touch()
+    load.write_text("MILLRACE_LOAD=x\nPGPASSWORD=secret\n")
+    tls = {"name": "web", "protocol": "http", "transport": "tls", "port": 1, "certificate": "/c.pem", "private-key": str(key), "token": "secret"}
+    guarded = box(sender_tables={"listener": [tls]})
+
+    def found(mode: int, which: Box = guarded) -> list[str]:
+        for path in (settings, key, load):
+            path.chmod(mode)
+        return [finding.words for finding in look_at_secrets(which, str(settings), str(load)) if finding.level == WARNING]
+
+    assert found(0o640) == []
+    assert [words.split()[0] for words in found(0o644)] == [str(key), str(settings), str(load)]
+    assert [words.split()[0] for words in found(0o644, box())] == [str(load)], "settings without secrets may be read"
