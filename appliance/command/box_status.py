@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import select
+import time
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -22,7 +23,6 @@ from appliance.cluster.replication_figures import ReplicationFigures, count_repl
 from appliance.command.ingest_figures import KnownSenders, look_at_senders
 from appliance.command.moves import standing_moves
 from appliance.command.process_memory import BoxMemory, Memory, box_memory, memory_of
-from appliance.command.unit_installation import with_unit_states
 from appliance.ipc.disk_reports import FoundDamage, MoveProgress, read_report, report_file
 from appliance.ipc.frames import PeerGone, connect_unix
 from appliance.runtime.request_server import STATUS
@@ -94,7 +94,9 @@ def partition_problem(wanted: PartitionImage, row: Row | None, broker_id: int) -
     return None
 
 
-SUPERVISOR_WAIT_MS = 1_000
+ANSWERS_SECONDS = 0.6
+"""How long supervisor, systemd and kernel may take together; what does not come is left out, or taken from shared memory."""
+SUPERVISOR_SECONDS = 0.3
 
 
 class BoxNotRunning(MillraceError):
@@ -153,9 +155,17 @@ class ClusterStatus(NamedTuple):
     replication: ReplicationFigures
     has_zookeeper: bool = True
     """Whether this box's session is connected: else brokers, controller and leaders are those of before."""
+    zookeeper: str = ""
+    """The connect string, as clients of ZooKeeper take it."""
 
     def document(self) -> dict[str, Any]:
-        return {"brokers": self.brokers, "controller": self.controller, "has_zookeeper": self.has_zookeeper, "replication": self.replication._asdict()}
+        return {
+            "brokers": self.brokers,
+            "controller": self.controller,
+            "zookeeper": self.zookeeper,
+            "has_zookeeper": self.has_zookeeper,
+            "replication": self.replication._asdict(),
+        }
 
 
 class BoxStatus(NamedTuple):
@@ -217,15 +227,16 @@ def _setting_ms(layout: BoxLayout, name: str) -> int:
 
 
 def ask_supervisor(layout: BoxLayout) -> list[dict[str, Any]] | None:
-    """Processes as their supervisor knows them; None when it does not answer within a second, or there is none."""
+    """Processes as their supervisor knows them; None if it does not answer in time, or there is none."""
     connected = connect_unix(layout.supervisor_socket)
     if connected is None:
         return None
     poll = select.poll()
     poll.register(connected.fileno(), select.POLLIN)
+    deadline = time.monotonic() + SUPERVISOR_SECONDS
     try:
         connected.send(STATUS, 1)
-        while poll.poll(SUPERVISOR_WAIT_MS):
+        while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
             for frame in connected.receive():
                 if frame.kind == STATUS:
                     processes: list[dict[str, Any]] = json.loads(frame.payload)["processes"]
@@ -268,14 +279,31 @@ def describe_disks(disks: list[dict[str, Any]], reading: Reading) -> list[DiskSt
     return described
 
 
-def gather(layout: BoxLayout, box: dict[str, Any], before: Reading, after: Reading) -> BoxStatus:
-    """The status from two readings some time apart."""
+class Answers(NamedTuple):
+    """The processes as their supervisor and systemd know them, and their memory as the kernel does."""
+
+    processes: list[ProcessStatus]
+    memories: dict[str, Memory]
+
+
+def ask(layout: BoxLayout, box: dict[str, Any], reading: Reading) -> Answers:
+    """Ask, for ANSWERS_SECONDS at most: a process that hangs must not hold the status of the others."""
+    deadline = time.monotonic() + ANSWERS_SECONDS
     supervised = ask_supervisor(layout)
-    require_running(layout, box, supervised, after.counters)
+    require_running(layout, box, supervised, reading.counters)
+    if box.get("managed_by") == SYSTEMD:
+        from appliance.command.unit_installation import with_unit_states  # 40 ms that a box of `millrace run` need not pay
+
+        supervised = with_unit_states(box, supervised, deadline - time.monotonic())
+    processes = describe_processes(supervised, reading.counters)
+    return Answers(processes, memory_of({process.name: process.pid for process in processes if process.pid}, max(0.0, deadline - time.monotonic())))
+
+
+def gather(layout: BoxLayout, box: dict[str, Any], before: Reading, after: Reading, answers: Answers | None = None) -> BoxStatus:
+    """The status from two readings some time apart, and from `answers` between them."""
+    processes, memories = answers or ask(layout, box, after)
     image = image_of(layout)
-    processes = describe_processes(with_unit_states(box, supervised), after.counters)
     pids = {process.name: process.pid for process in processes if process.pid}
-    memories = memory_of(pids)
     return BoxStatus(
         [process._replace(memory=memories.get(process.name)) for process in processes],
         describe_disks(box["disks"], after),
@@ -284,16 +312,16 @@ def gather(layout: BoxLayout, box: dict[str, Any], before: Reading, after: Readi
         {disk["name"]: damages for disk in box["disks"] if (damages := read_report(report_file(layout, disk["name"])).damages)},
         standing_moves(layout, image, [str(disk["name"]) for disk in box["disks"]]),
         box_memory(pids, memories),
-        describe_cluster(image, after, int(box["broker_id"])),
+        describe_cluster(image, after, int(box["broker_id"]), str(box.get("zookeeper", ""))),
         look_at_senders(layout, [process.name for process in processes], _setting_ms(layout, "ingest.sender.silent.ms"), after.wall_ms),
     )
 
 
-def describe_cluster(image: MetadataImage, reading: Reading, broker_id: int) -> ClusterStatus:
+def describe_cluster(image: MetadataImage, reading: Reading, broker_id: int, zookeeper: str = "") -> ClusterStatus:
     by_partition = {(row.topic_id, row.partition): row for _, row in reading.rows}
     controller = reading.counters.get("controller")
     has_zookeeper = controller is None or bool(controller.values.get("controller.zookeeper_connected", 1))
-    return ClusterStatus(tuple(sorted(image.brokers)), image.controller_id, count_replication(image, by_partition, broker_id), has_zookeeper)
+    return ClusterStatus(tuple(sorted(image.brokers)), image.controller_id, count_replication(image, by_partition, broker_id), has_zookeeper, zookeeper)
 
 
 def require_running(layout: BoxLayout, box: dict[str, Any], supervised: list[dict[str, Any]] | None, counters: dict[str, CounterSnapshot]) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from appliance.command.process_memory import BoxMemory, Memory
     from appliance.ipc.disk_reports import FoundDamage, MoveProgress
 
-MEASURE_MS = 1_000
+MEASURE_SECONDS = 0.5
 DAMAGES_SHOWN = 5
 MOVES_SHOWN = 10
 MISSING_SHOWN = 3
@@ -35,24 +35,30 @@ def status(
 ) -> None:
     """Show processes, disks, topics and rates."""
     found = find_running_box(data, config)
-    from appliance.command.box_status import gather, read_shared_memory
+    gathered = measure(found)
+    if as_json:
+        sys.stdout.write(json.dumps(gathered.document(), indent=2) + "\n")
+    else:
+        print_status(found, gathered, SystemClock().wall_ms())
+
+
+def measure(found: FoundBox) -> BoxStatus:
+    """Read shared memory twice, and ask about the processes meanwhile."""
+    from appliance.command.box_status import ask, gather, read_shared_memory
 
     clock = SystemClock()
     disk_names = [str(disk["name"]) for disk in found.box["disks"]]
     before = read_shared_memory(found.layout, disk_names, clock)
-    time.sleep(MEASURE_MS / 1000)
-    after = read_shared_memory(found.layout, disk_names, clock)
-    gathered = gather(found.layout, found.box, before, after)
-    if as_json:
-        sys.stdout.write(json.dumps(gathered.document(), indent=2) + "\n")
-    else:
-        print_status(found, gathered, clock.wall_ms())
+    answers = ask(found.layout, found.box, before)
+    time.sleep(max(0.0, MEASURE_SECONDS - (clock.monotonic_ms() - before.monotonic_ms) / 1000))
+    return gather(found.layout, found.box, before, read_shared_memory(found.layout, disk_names, clock), answers)
 
 
 def print_status(found: FoundBox, gathered: BoxStatus, now_ms: int) -> None:
     started_ms = int(found.box.get("started_wall_ms") or 0)
     up = f"  up {duration_text((now_ms - started_ms) / 1000)}" if started_ms else ""
-    print(f"box {found.layout.box}  kafka {found.kafka_address}  broker {found.box['broker_id']}{up}\n")
+    zookeeper = f"  zookeeper {found.box['zookeeper']}" if found.box.get("zookeeper") else ""
+    print(f"box {found.layout.box}  kafka {found.kafka_address}  broker {found.box['broker_id']}{zookeeper}{up}\n")
     columns = [Column("process"), Column("pid", is_number=True), Column("state"), Column("since", is_number=True), Column("restarts", is_number=True)]
     print_table(
         [*columns, Column("memory", is_number=True), Column("arenas", is_number=True)],

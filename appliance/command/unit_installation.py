@@ -28,22 +28,22 @@ ANSWER_S = 3.0
 _OTHER_RELEASE = "78"
 
 
-def with_unit_states(box: dict[str, Any], supervised: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+def with_unit_states(box: dict[str, Any], supervised: list[dict[str, Any]] | None, timeout_s: float = ANSWER_S) -> list[dict[str, Any]] | None:
     """Processes as `supervisor.sock` describes them, with what systemd knows; None as before where neither knows anything."""
     if box.get("managed_by") != SYSTEMD:
         return supervised
     try:
         names = ["supervisor", *Box.from_document(box).process_names()]
-        units = read_units([unit_name(name) for name in names])
+        units = read_units([unit_name(name) for name in names], timeout_s)
     except (MillraceError, TypeError, KeyError):
         return supervised
     known = {process["name"]: process for process in supervised or []}
     return [merged({"name": name, "since": None, "restarts": None} | known.get(name, {}), units.get(unit_name(name), {})) for name in names]
 
 
-def read_units(units: list[str]) -> dict[str, dict[str, str]]:
+def read_units(units: list[str], timeout_s: float = ANSWER_S) -> dict[str, dict[str, str]]:
     """Properties by unit. Raises MillraceError."""
-    answer = systemctl("show", f"--property={','.join(PROPERTIES)}", "--", *units, timeout_s=ANSWER_S)
+    answer = systemctl("show", f"--property={','.join(PROPERTIES)}", "--", *units, timeout_s=timeout_s)
     read = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in answer.split("\n\n")]
     return {properties["Id"]: properties for properties in read if "Id" in properties}
 

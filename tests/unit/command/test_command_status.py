@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +30,7 @@ from appliance.command.box_status import (
 from appliance.command.finding import FoundBox
 from appliance.command.ingest_figures import KnownSenders
 from appliance.command.process_memory import Memory, box_memory, memory_of
-from appliance.command.status import _state, cluster_line, print_status, senders_line, zookeeper_line
+from appliance.command.status import _state, cluster_line, measure, print_status, senders_line, zookeeper_line
 from appliance.ipc.disk_reports import COPYING, MoveProgress, moves_file, write_moves
 from appliance.ipc.frames import listen_unix
 from appliance.runtime.request_server import STATUS
@@ -114,6 +115,16 @@ def test_a_status_says_what_shared_memory_image_and_supervisor_know(box: StatusB
     assert document["moves"] == []
     assert document["topics"] == [{"name": "syslog", "partitions": 1, "records": 30, "bytes": 7_000, "bytes_are_whole": True, "problems": {}}]
     assert document["rates"]["records_in_per_s"] == 100
+
+
+def test_a_supervisor_that_does_not_answer_holds_nothing_up(box: StatusBox) -> None:
+    box.box["zookeeper"] = "127.0.0.1:2181"
+    with listen_unix(box.layout.supervisor_socket):
+        began = time.monotonic()
+        status = measure(FoundBox(box.layout, box.box))
+    assert time.monotonic() - began < 1.0
+    assert [(process.name, process.pid, process.state) for process in status.processes] == [("log-writer@d0", os.getpid(), "serving")]
+    assert status.document()["cluster"]["zookeeper"] == "127.0.0.1:2181"
 
 
 def test_senders_that_fell_silent_are_named_longest_first(box: StatusBox) -> None:
