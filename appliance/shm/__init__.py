@@ -1,2 +1,2 @@
-"""Shared memory; no other package maps it. Layouts and the memory-order argument: README.md in this
+"""Shared memory; no other package maps it. The memory-order argument: README.md in this
 folder."""

@@ -22,6 +22,14 @@ import mmap
 from appliance.base.invariants import InvariantViolation, check
 from appliance.shm.mapping import HEADER_BYTES, WORD_BYTES, SharedObject
 
+# Arena: byte, name, meaning.
+#
+# │     0 │                        │ magic MLRarena in the header
+# │    64 │ SLEEPING_WORD          │ 1 while the owner sleeps; log-writers check before they ring
+# │   128 │ WATCHING_WORD          │ 1 while the owner waits for rows to change
+# │  4096 │ DATA_POSITION          │ slots: 2^n bytes each, n ≥ 10, aligned to their size from
+# │       │                        │ here; the free lists are in the owner's heap
+
 PURPOSE = b"MLRarena"
 
 # Control words after the header, on their own cache lines.
@@ -139,6 +147,12 @@ def attach_arena(name: str) -> SharedObject:
     """Map the arena of a source in a log-writer, writable because offsets are stamped in place."""
     return SharedObject.attach(name, PURPOSE, writable=True)
 
+
+# Piece memory: byte, name, meaning.
+#
+# │     0 │                        │ magic MLRpiece in the header
+# │  4096 │ PIECES_POSITION        │ slots of PIECE_BYTES (1 MiB); contents and holders are in
+# │       │                        │ the owner's heap; no word is shared
 
 PIECES_PURPOSE = b"MLRpiece"
 PIECES_POSITION = 4096

@@ -35,6 +35,19 @@ from appliance.shm.mapping import (
     unlink,
 )
 
+# Counters: byte, name, meaning.
+#
+# │     0 │                        │ magic MLRcount in the header
+# │    64 │ STARTED_WORD           │ wall clock at the start of this incarnation, ms
+# │    72 │ HEARTBEAT_WORD         │ monotonic clock at the last turn, ns
+# │    80 │ USED_WORD              │ slots in use; stored after label and value of a new slot
+# │    88 │ HISTOGRAMS_USED_WORD   │ histograms in use; stored after the label of a new one
+# │   104 │ _STATE_POSITION        │ 24 bytes of text: starting, recovering, serving, stopping
+# │   192 │ VALUES_POSITION        │ 1,000 words
+# │  8192 │ LABELS_POSITION        │ 1,000 labels of 120 bytes, filled up with zeros
+# │128192 │ _HISTOGRAMS_POSITION   │ 16 histograms of 104 words each
+# │141504 │ HISTOGRAM_LABELS_POSITION    labels of the histograms, 120 bytes each
+
 PURPOSE = b"MLRcount"
 SLOTS = 1000
 LABEL_BYTES = 120

@@ -18,6 +18,11 @@ from typing import Final
 from appliance.base.layout import BoxLayout
 from appliance.shm.mapping import HEADER_BYTES, INCARNATION_WORD, WORD_BYTES, LayoutMismatch, SharedObject, SharedObjectAbsent
 
+# Lease: byte, name, meaning.
+#
+# │     0 │                        │ magic MLRlease in the header
+# │    64 │ _UNTIL_WORD            │ CLOCK_BOOTTIME, ns; 0: ended
+
 PURPOSE: Final = b"MLRlease"
 _UNTIL_WORD: Final = HEADER_BYTES // WORD_BYTES
 _SIZE_BYTES: Final = HEADER_BYTES + WORD_BYTES

@@ -59,7 +59,17 @@ LAYOUT_VERSION = 5
 """Increased with each change of a layout in this package; a mismatch ends the process with exit
 code 78."""
 
-# Header: eight words; the layout of the purpose follows at HEADER_BYTES.
+# Header of every object: byte, name, meaning.
+#
+# │     0 │ MAGIC_WORD             │ purpose, 8 ASCII bytes; stored last, so 0 = unfinished
+# │     8 │ VERSION_WORD           │ layout version; another one ends the process with code 78
+# │    16 │ LENGTH_WORD            │ size of the object in bytes
+# │    24 │ INCARNATION_WORD       │ incarnation of the owner
+# │    32 │ BOOT_WORD_HIGH         │ the kernel's boot id
+# │    40 │ BOOT_WORD_LOW          │
+# │    48 │ PID_WORD               │ pid of the owner
+# │    64 │ HEADER_BYTES           │ the purpose's own layout begins here
+
 MAGIC_WORD, VERSION_WORD, LENGTH_WORD, INCARNATION_WORD, BOOT_WORD_HIGH, BOOT_WORD_LOW, PID_WORD = range(7)
 
 HEADER_BYTES = 8 * WORD_BYTES

@@ -19,6 +19,26 @@ from appliance.base.invariants import InvariantViolation, check
 from appliance.base.model import LeaderEpoch, Offset, Position, TopicId
 from appliance.shm.mapping import HEADER_BYTES, MAX_WORD, WORD_BYTES, SharedObject, signed, unsigned
 
+# Partition table: byte, name, meaning.
+#
+# │     0 │                        │ magic MLRtable in the header
+# │    64 │ GENERATION_WORD        │ changes when rows are added, removed or change their role
+# │   128 │ SLEEPING_WORD          │ 1 while the log-writer sleeps; sources check before ringing
+# │   192 │ FENCE_WORD             │ 1: publish nothing more; stored by controller, supervisor
+# │   256 │ DISK_STATE_WORD        │ 0 starting, 1 online, 2 full, 3 offline
+# │   264 │ ROWS_USED_WORD         │ rows below this number have been used
+# │   272 │ RECOVERY_DONE_WORD     │ bytes scanned
+# │   280 │ RECOVERY_TOTAL_WORD    │ bytes to scan
+# │   320 │ APPEND_SINCE_WORD      │ since when the loop waits for its disk, ns; 0: no wait
+# │   328 │ FLUSH_SINCE_WORD       │ the same for a slice of a flush round
+# │   336 │ PROBE_SINCE_WORD       │ the same for a probe
+# │   344 │ PROBED_WORD            │ when a probe last succeeded, ns
+# │   352 │ SUSPECT_WORD           │ 1: the disk failed; the next incarnation reads the disk
+# │   512 │ SEQUENCES_POSITION     │ 10,000 words: the sequences of the rows, contiguous
+# │ 80512 │ ROWS_POSITION          │ 10,000 rows of 128 bytes
+# │1360512│ SEALED_BYTES_POSITION  │ 10,000 words: size of each log without its active segment
+# │1440512│ ABORTED_END_POSITION   │ 10,000 words: the offset after the newest abort marker
+
 PURPOSE = b"MLRtable"
 ROWS = 10_000
 ROW_WORDS = 16
@@ -54,7 +74,25 @@ LED_SINCE_POSITION = ABORTED_END_POSITION + ROWS * WORD_BYTES
 SIZE_BYTES = LED_SINCE_POSITION + ROWS * WORD_BYTES
 assert SUSPECT_WORD * WORD_BYTES < SEQUENCES_POSITION and ROWS_POSITION % WORD_BYTES == 0
 
-# Words of a row.
+# Row: byte, name, meaning.
+#
+# │     0 │ SEQUENCE               │ stored last
+# │     8 │ TOPIC_ID_HIGH          │ first 8 bytes of the topic id, as a big-endian number
+# │    16 │ TOPIC_ID_LOW           │ last 8 bytes
+# │    24 │ PARTITION_AND_GENERATION│ 32 bits partition, 32 bits row generation (0 = no row)
+# │    32 │ ROLE_AND_EPOCH         │ 32 bits role, 32 bits leader epoch (signed)
+# │    40 │ LOG_START_OFFSET       │ signed, as the next three
+# │    48 │ LOG_END_OFFSET         │
+# │    56 │ HIGH_WATERMARK         │
+# │    64 │ LAST_STABLE_OFFSET     │
+# │    72 │ ISR_AND_CONFIG         │ 16 bits ISR size, 16 bits min.insync.replicas, 32 bits config
+# │    80 │ ACTIVE_BASE_OFFSET     │ the active segment, and
+# │    88 │ ACTIVE_POSITION        │ where its valid bytes end
+# │    96 │ WATERMARK_BASE_OFFSET  │ the segment of the high watermark, and
+# │   104 │ WATERMARK_POSITION     │ its byte in it: the limit of readers
+# │   112 │ SEGMENT_LIST_GENERATION│ changes at roll, deletion, truncation
+# │   120 │ TRAILING_SEQUENCE      │ stored first
+
 (
     SEQUENCE,
     TOPIC_ID_HIGH,

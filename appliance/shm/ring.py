@@ -120,6 +120,24 @@ class RingConsumer:
             yield from entries
 
 
+# Ring pair of a channel: byte, name, meaning.
+#
+# │     0 │                        │ magic MLRrings in the header
+# │    64 │ DESCRIPTOR_TAIL_WORD   │ stored by the source
+# │   128 │ DESCRIPTOR_HEAD_WORD   │ stored by the log-writer
+# │   192 │ COMPLETION_TAIL_WORD   │ stored by the log-writer
+# │   256 │ COMPLETION_HEAD_WORD   │ stored by the source
+# │   320 │ CAPACITY_WORD          │ entries in each ring, a power of two
+# │   328 │ WRITER_INCARNATION_WORD│ incarnation of the log-writer that claimed it; 0 = none
+# │   384 │ RETIRED_WORD           │ 1: the log-writer publishes nothing more here
+# │   512 │ RINGS_POSITION         │ descriptors: capacity × 64 bytes, then completions likewise
+#
+#              head                tail
+#               ▼                    ▼
+#   ┄┬────┬────┬────┬────┬────┬────┬────┬────┬┄
+#    │free│free│full│full│full│full│free│free│
+#   ┄┴────┴────┴────┴────┴────┴────┴────┴────┴┄
+
 PURPOSE = b"MLRrings"
 
 # Control words, each on its own cache line.

@@ -1,4 +1,4 @@
-"""The drawings in appliance/shm/README.md against the constants in the code: every line of a drawing, and every word that has a name."""
+"""The drawings above the constants of appliance/shm against the constants: every line of a drawing, and every word that has a name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from appliance.shm import arena, counters, histogram, mapping, partition_table, 
 from appliance.shm.mapping import WORD_BYTES
 from tests.conftest import ROOT
 
-README = Path(ROOT, "appliance/shm/README.md").read_text()
+PAGES = [Path(ROOT, "appliance/shm/README.md"), *sorted(Path(ROOT, "appliance/shm").glob("*.py"))]
+README = "\n".join(re.sub(r"^# ?", "", page.read_text(), flags=re.MULTILINE) if page.suffix == ".py" else page.read_text() for page in PAGES)
+"""README.md, and the modules with their comments."""
 ROW_WORDS = (
     "SEQUENCE TOPIC_ID_HIGH TOPIC_ID_LOW PARTITION_AND_GENERATION ROLE_AND_EPOCH LOG_START_OFFSET LOG_END_OFFSET HIGH_WATERMARK LAST_STABLE_OFFSET"
     " ISR_AND_CONFIG ACTIVE_BASE_OFFSET ACTIVE_POSITION WATERMARK_BASE_OFFSET WATERMARK_POSITION SEGMENT_LIST_GENERATION TRAILING_SEQUENCE"
@@ -21,8 +23,8 @@ ROW_WORDS = (
 
 
 def drawing(title: str) -> dict[str, int]:
-    """Names and first bytes of the drawing below a heading that begins with `title`."""
-    section = README.split(f"\n### {title}")[1].split("\n#")[0]
+    """Names and first bytes of the drawing whose comment begins with `title`."""
+    section = re.split(rf"\n{title}[\w ]*: byte, name, meaning\.\n\n", README)[1].split("\n\n")[0]
     return {name: int(byte) for byte, name in re.findall(r"^│ *(\d+) │ ([A-Z_]+)[ │]", section, re.MULTILINE)}
 
 
