@@ -341,6 +341,8 @@ SIDE_BY_SIDE=(--dist loadfile --no-loadscope-reorder --max-worker-restart 0)
 # shellcheck disable=SC2329  # called through `step`
 check_form() { ruff check . && ruff format --check .; }
 
+check_types() { step mypy mypy; }
+
 run_tests() {
     local deep= setup=
     for argument in "$@"; do
@@ -373,25 +375,29 @@ run_tests() {
         return
     fi
     # Fuzzers run in idle processor time (SCHED_IDLE), at most a minute for each target, and stop while the tests that check times run alone.
+    # 2,000 inputs for each target take about as long as everything else; --deep adds more.
     # The same inputs each time: what chance finds is for a campaign of its own, and would fail a change that has nothing to do with it.
     # A process group of their own, to be stopped as one, but not a session (setsid): Linux gives each session the same share of the processors (autogroup),
     # however idle it is, so they would have up to half of them.
+    local inputs=2000
+    [ -z "$deep" ] || inputs=30000
     set -m
-    PYTHONHASHSEED=0 "$VENV/bin/python" -m tests.fuzz ingest --idle --seed 1 --runs 30000 --seconds 60 --seconds-an-input 900 --workers 3 --findings "$VENV/log/fuzzing" >"$VENV/log/fuzzing.jsonl" 2>"$VENV/log/fuzzing.err" 9<&- & # without the lock
+    PYTHONHASHSEED=0 "$VENV/bin/python" -m tests.fuzz ingest --idle --seed 1 --runs "$inputs" --seconds 60 --seconds-an-input 900 --workers 3 --findings "$VENV/log/fuzzing" >"$VENV/log/fuzzing.jsonl" 2>"$VENV/log/fuzzing.err" 9<&- & # without the lock
     local fuzzers=$!
     set +m
     # shellcheck disable=SC2064  # as it is now
     trap "kill -KILL -- -$fuzzers 2>/dev/null || true" EXIT # a stopped group would not hear another signal
     step ruff check_form
-    step mypy mypy
     step layers lint-imports --no-logo
     join
     unlock
+    beside check_types # a processor would be idle meanwhile
     local workers
     workers=$(nproc)
     local several=(-n "$((workers < 4 ? workers : 4))" "${SIDE_BY_SIDE[@]}")
     rm -rf "$VENV/log/coverage"
     step "fast and slow tests" tests "${several[@]}" -p tests.support.branch_coverage --branch-coverage "$VENV/log/coverage" -m "not system and not alone and not spark"
+    join
     step "branch coverage" "$VENV/bin/python" -m tests.support.branch_coverage "$VENV/log/coverage"
     step "system tests" tests "${several[@]}" --word mark.system -m "system and not alone and not spark"
     # Two processes, each with one JVM, whatever the machine has: a session costs seconds, and waits half of its time.
