@@ -26,7 +26,7 @@ from tests.faults.tortured_log import TorturedLog, stored_batches
 from tests.support.volatile_files import VolatileFiles
 
 CONFIG = LogConfig(segment_bytes=1500, index_interval_bytes=150)
-EVERYDAY_ROUNDS = 250
+EVERYDAY_ROUNDS = 60
 FOUND_BY_CAMPAIGNS = (726_966_528_140,)
 """A torn time index whose last kept entry was as good as its batch, with garbage before it."""
 SECONDS = int(os.environ.get("MILLRACE_TORTURE_SECONDS", "3600"))

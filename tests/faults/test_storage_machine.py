@@ -152,7 +152,7 @@ class CompactedLogMachine(LogMachine):
 
 MACHINES = [LogMachine, CompactedLogMachine]
 EVERYDAY = settings(
-    max_examples=250,
+    max_examples=60,
     stateful_step_count=25,
     deadline=None,
     derandomize=True,

@@ -31,7 +31,7 @@ from tests.unit.storage.compaction_support import COMPACTED
 PLAIN = LogConfig(segment_bytes=600, index_interval_bytes=150)
 KEYED = COMPACTED
 DEEP = bool(os.environ.get("MILLRACE_DEEP"))
-POINTS_MAX = 60
+POINTS_MAX = 20
 ENDINGS = ("continues", "killed", "power")
 ERRORS = (errno.EIO, errno.ENOSPC)
 MEMORY_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -230,7 +230,7 @@ def run(action: Action, prepared: Prepared, path: Path, ending: str, fail_at: in
 
 
 def _points(action: Action, prepared: Prepared, path: Path) -> range:
-    """Which calls fail: every one; of a long action, without MILLRACE_DEEP, every second or third."""
+    """Which calls fail: every one; of a long action, without MILLRACE_DEEP, at most `POINTS_MAX`, evenly."""
     calls = run(action, prepared, path, "killed", 1 << 30, False, errno.EIO)
     return range(1, calls + 1, 1 if DEEP else calls // POINTS_MAX + 1)
 

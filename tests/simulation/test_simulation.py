@@ -12,7 +12,7 @@ import pytest
 from tests.simulation.simulation import run
 
 BLOCK = 100
-BLOCKS = 18
+BLOCKS = 6
 """In a normal run; about two seconds each."""
 DEEP_BLOCKS = 400
 
