@@ -88,10 +88,27 @@ check_prefix() {
         return
     fi
     if installed=$(installed_prefix) && [ "$installed" != "$PREFIX" ]; then problem prefix "an installation is in $installed; leave --prefix out to upgrade it, or uninstall it first"; return; fi
+    place=$(open_parent "$PREFIX")
+    if [ -n "$place" ]; then problem prefix "$PREFIX: other users than root may change $place; chown root $place && chmod go-w $place, or choose another --prefix"; return; fi
     place=$(existing_part "$PREFIX")
     free=$(df --output=avail -BM "$place" | tail -n 1 | tr -dc 0-9)
     [ -z "$WHEELHOUSE" ] || wanted=$SPACE_MIB_OFFLINE
     if [ "$free" -lt $wanted ]; then problem prefix "$PREFIX: $free MiB free, $wanted are needed while a release is built"; else ok prefix "$PREFIX, $free MiB free"; fi
+}
+
+# open_parent PATH: the nearest directory on the way to it that others than root can change, and with it what root executes; nothing if there is none.
+open_parent() {
+    local place mode
+    place=$(readlink -f "$(existing_part "$1")")
+    while :; do
+        mode=$(stat -c %a "$place")
+        if [ "$(stat -c %u "$place")" != 0 ] || [ $((8#$mode & 8#002)) != 0 ] || { [ $((8#$mode & 8#020)) != 0 ] && [ "$(stat -c %g "$place")" != 0 ]; }; then
+            echo "$place"
+            return
+        fi
+        [ "$place" != / ] || return 0
+        place=${place%/*} place=${place:-/}
+    done
 }
 
 is_home() { [[ $1/ == /root/* || $1/ == /home/* ]]; }

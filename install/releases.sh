@@ -35,8 +35,16 @@ files_version() {
     fi
 }
 
-# As root in a checkout of another user; nothing is written, not even an index.
-git_here() { git -c "safe.directory=$ROOT" -C "$ROOT" --no-optional-locks "$@"; }
+# git_here ARGUMENT…: in this checkout, as its owner, because its configuration may name programs. Nothing is written, not even an index.
+git_here() {
+    local owner words=(git -C "$ROOT" --no-optional-locks)
+    owner=$(stat -c %u "$ROOT")
+    if is_root && [ "$owner" != 0 ]; then
+        (cd / && exec setpriv --reuid="$owner" --regid="$(stat -c %g "$ROOT")" --clear-groups -- env HOME=/ "${words[@]}" "$@")
+    else
+        "${words[@]}" -c "safe.directory=$ROOT" "$@"
+    fi
+}
 
 # is_complete VERSION: whole, and still of the Python that it was made of (an upgrade of the system may have taken that away).
 is_complete() { [ -f "$PREFIX/releases/$1/.complete" ] && [ "$(python_words "$PREFIX/releases/$1/.venv/bin/python" 2>/dev/null)" = "$(cat "$PREFIX/releases/$1/.complete")" ]; }

@@ -191,3 +191,13 @@ disk_rules /logs /other"""
     for line, queue in zip(lines, ("queue", "../queue"), strict=True):
         assert 'ENV{ID_FS_UUID}=="uuid-logs"' in line
         assert f'ATTR{{{queue}/read_ahead_kb}}="0", ATTR{{{queue}/scheduler}}="mq-deadline"' in line
+
+
+def test_a_prefix_below_a_directory_that_others_may_change_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    assert run_functions(tmp_path, f'open_parent "{shared}/deep/millrace"').output.strip() == str(shared)
+    shared.chmod(0o1777)
+    assert run_functions(tmp_path, f'open_parent "{shared}/deep/millrace"').output.strip() == str(shared), "a sticky directory lets others be first"
+    assert run_functions(tmp_path, "open_parent /usr/millrace").output == ""

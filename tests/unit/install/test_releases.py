@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from appliance import __version__
+from lab.other_users import STRANGER, needs_root, new_directory
 from tests.support.install_functions import TREE, run_functions
 from tests.unit.install.test_lock import PROJECT, lock
 
@@ -56,6 +57,29 @@ def test_a_clean_checkout_is_called_by_its_commit_and_a_changed_one_is_not(tmp_p
     assert version(tmp_path, tree) == f"{__version__}+g{commit}"
     (tree / "appliance/more.py").write_text("")
     assert version(tmp_path, tree).startswith(f"{__version__}+g{commit}.")
+
+
+@needs_root
+def test_the_configuration_of_a_checkout_executes_nothing_as_root() -> None:
+    """`git status` executes what `core.fsmonitor` names, also for `install.sh --check`."""
+    directory = new_directory(STRANGER, 0o755)
+    tree, ran = directory / "tree", directory / "ran"
+    try:
+        shutil.copytree(TREE / "install", tree / "install")
+        for name in ("install.sh", "pyproject.toml"):
+            shutil.copy(TREE / name, tree / name)
+        hook = tree / "hook"
+        hook.write_text(f"#!/bin/sh\nid -u >>{ran}\n")
+        hook.chmod(0o755)
+        subprocess.run(["chown", "-R", f"{STRANGER}:{STRANGER}", tree], check=True)
+        git = ["setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups", "env", "HOME=/", "git", "-C", str(tree), "-c", "user.name=t"]
+        for command in (["init", "-q"], ["add", "."], ["-c", "user.email=t@example", "commit", "-qm", "first"], ["config", "core.fsmonitor", str(hook)]):
+            subprocess.run([*git, *command], check=True)
+        found = run_functions(directory, "tree_version", tree).lines[-1]
+        assert re.fullmatch(rf"{re.escape(__version__)}\+g[0-9a-f]{{7}}", found), found
+        assert set(ran.read_text().split()) == {str(STRANGER)}
+    finally:
+        shutil.rmtree(directory)
 
 
 def test_a_release_keeps_the_version_it_was_built_as(tmp_path: Path, tree: Path) -> None:
