@@ -111,6 +111,10 @@ class ClusterBox:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
 
+    def suspend(self, name: str) -> None:
+        """SIGSTOP for one process, until `thaw`."""
+        self._frozen.append(self.box.stop_process(name))
+
     def thaw(self) -> None:
         for pid in reversed(self._frozen):
             with suppress(ProcessLookupError):
@@ -224,6 +228,7 @@ class Cluster:
         for box in self.boxes.values():
             for disk in box.disks:
                 disk.thaw()
+                disk.empty()
             box.thaw()
             box.replug()
         down = [box for box in self.boxes.values() if box.running is None]

@@ -130,6 +130,8 @@ FAULTS: dict[str, Fault] = {
         Fault("slow network", lambda cluster, box, _topic: cluster.network.slow_down(box.number), 6.0),
         Fault("disk dead", lambda _cluster, box, topic: box.shut_disk_down(_disk_with(box, topic)), 7.0),
         Fault("disk hung", lambda _cluster, box, topic: box.disks[_disk_with(box, topic)].freeze(), 7.0),
+        Fault("disk full", lambda _cluster, box, topic: box.disks[_disk_with(box, topic)].fill(), 7.0),
+        Fault("log-writer suspended", lambda _cluster, box, topic: box.suspend(f"log-writer@{_disk_name(box, topic)}"), 7.0),
         Fault("session expiry", _expire, 4.0),
     )
 }

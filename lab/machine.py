@@ -9,6 +9,7 @@ goes. Cuts are silent, as those of a network are: nobody is told, packets vanish
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import shutil
@@ -153,6 +154,26 @@ class Disk:
 
     def thaw(self) -> None:
         self._machine.ask("thaw", str(self.path))
+
+    def fill(self) -> None:
+        """Take all of its free space, until `empty`."""
+        with open(self._ballast, "wb") as file:
+            size = 1 << 40
+            while size >= 1024:
+                try:
+                    os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, size)
+                except OSError as error:
+                    if error.errno not in (errno.ENOSPC, errno.EFBIG):
+                        raise
+                    size //= 2
+
+    def empty(self) -> None:
+        """Give the space of `fill` back."""
+        self._ballast.unlink(missing_ok=True)
+
+    @property
+    def _ballast(self) -> Path:
+        return Path(f"/proc/{self._machine.pid}/root{self.path}/ballast")
 
     def shut_down(self) -> None:
         self._machine.ask("shut_down", str(self.path))

@@ -5,15 +5,19 @@ The supervisor replaces `box.json`; `look` detects that by its mtime, once a sec
 tmpfs). Owned by one process, whose `box.disks` it updates. Weak: a change is seen up to a second
 after the supervisor applied it.
 
-Whether a disk hangs, as one source sees it, from the words in which the log-writer stores since
-when it waits for its disk.
+Whether a disk hangs or is full, as one source sees it, from the words of its partition table.
 
-Asking the process of a hung disk would block. `look` costs three loads per disk, ten times a
-second. A disk counts as hung when it is overdue in two checks in a row, so that log-writers can
-catch up after the whole box was suspended. It is healthy again when its log-writer no longer waits.
-Owned by one source (acceptor, ingest, controller); each decides for itself, at about the same time.
-Weak: a log-writer that does not run at all (suspended) without waiting for its disk looks healthy;
-the deadline of each request covers that.
+Asking the process of a hung disk would block. `look` costs six loads per disk, ten times a second.
+A disk counts as hung in two cases:
+
+* An operation is overdue in two checks in a row (the second one lets log-writers catch up after the
+  whole box was suspended).
+* The log-writer makes no turn during as many checks of this source as the deadline has: it is
+  suspended, starved, or waits for memory. A source that gets no processor time makes no checks, so a
+  busy machine is not taken for a stopped log-writer.
+
+The disk is healthy again when its log-writer no longer waits and makes turns. Owned by one source
+(acceptor, ingest, controller, …); each decides for itself, at about the same time.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from appliance.base.layout import BoxLayout, Disk
 from appliance.base.settings import Box, load_box
 from appliance.ipc.log_writer_proxy import LogWriterProxy
 from appliance.shm.disk_tables import overdue_operation
+from appliance.shm.partition_table import DISK_FULL, RECOVERY_DONE_WORD, TURNS_WORD, PartitionTableReader
 
 LOOK_NS = 1_000_000_000
 
@@ -76,17 +81,30 @@ class BoxDisks:
 
 
 CHECK_NS = 100_000_000
+NO_TURN_CHECKS_MIN = 30
+"""A parked log-writer makes a turn every 100 ms (`PARK_MS_MAX`), so a shorter deadline does not apply to turns."""
 
 
 class DiskHealth:
-    """Sets `is_hung` of each proxy; calls `on_hung(disk, operation)` and `on_well(disk)` at
-    changes. A dead log-writer is not hung."""
+    """Sets `is_hung` and `is_full` of each proxy; calls `on_hung(disk, operation)`, `on_well(disk)`
+    and `on_full(disk)` (also when it has space again) at changes. A dead log-writer is not hung."""
 
-    def __init__(self, proxies: Collection[LogWriterProxy], deadline_ms: int, on_hung: Callable[[str, str], None], on_well: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        proxies: Collection[LogWriterProxy],
+        deadline_ms: int,
+        on_hung: Callable[[str, str], None],
+        on_well: Callable[[str], None],
+        on_full: Callable[[str], None] = lambda _disk: None,
+    ) -> None:
         self._proxies = proxies
         self._deadline_ns = deadline_ms * 1_000_000
         self._on_hung = on_hung
         self._on_well = on_well
+        self._on_full = on_full
+        self._checks_max = max(NO_TURN_CHECKS_MIN, self._deadline_ns // CHECK_NS)
+        self._turns: dict[str, tuple[int, int]] = {}
+        """Disk → its log-writer's progress, and the checks since it changed."""
         self._next_look_ns = 0
         self._suspected: set[str] = set()
 
@@ -98,7 +116,16 @@ class DiskHealth:
         changes = 0
         for proxy in self._proxies:
             table = proxy.table
+            is_full = table is not None and table.disk_state == DISK_FULL
+            if is_full != proxy.is_full:
+                proxy.is_full = is_full
+                self._on_full(proxy.disk)
+                changes += 1
+            is_stopped = table is not None and self._is_stopped(proxy.disk, table)
             operation = overdue_operation(table.words, now_ns, self._deadline_ns) if table is not None else ""
+            if is_stopped:
+                self._suspected.add(proxy.disk)
+                operation = operation or "no turn of its log-writer"
             if not operation:
                 self._suspected.discard(proxy.disk)
                 if proxy.is_hung:
@@ -112,3 +139,11 @@ class DiskHealth:
                 self._on_hung(proxy.disk, operation)
                 changes += 1
         return changes
+
+    def _is_stopped(self, disk: str, table: PartitionTableReader) -> bool:
+        """Whether the log-writer has made no turn, and recovered nothing within one, for too many checks."""
+        progress = table.words[TURNS_WORD] + table.words[RECOVERY_DONE_WORD]
+        before, checks = self._turns.get(disk, (-1, 0))
+        checks = checks + 1 if progress == before else 0
+        self._turns[disk] = progress, checks
+        return checks >= self._checks_max

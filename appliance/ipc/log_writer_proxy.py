@@ -39,6 +39,8 @@ class LogWriterProxy:
         self.is_hung = False
         """The disk blocks its log-writer (set by `ipc/box_disks.py` only). It gets nothing new;
         requests in flight stay."""
+        self.is_full = False
+        """The disk has no space for appends (set by `ipc/box_disks.py` only)."""
         self.outstanding: dict[int, tuple[Any, int]] = {}
         """token → (the caller's object, bytes charged)"""
         self.outstanding_bytes = 0
@@ -220,7 +222,7 @@ class LogWriterProxy:
         self.gone = self.just_connected = False
         detached: DetachedChannel | None = None
         if channel is not None and was_serving:
-            self.channel, self.serving, self.is_hung = None, False, False
+            self.channel, self.serving, self.is_hung, self.is_full = None, False, False, False
             self._registry.unregister(channel.control.fileno())
             detached = DetachedChannel(channel, outstanding, self._registry)
         else:
@@ -240,8 +242,7 @@ class LogWriterProxy:
             self.channel.close()
             self.channel = None
         self.isr_changes.clear()
-        self.serving = False
-        self.is_hung = False
+        self.serving = self.is_hung = self.is_full = False
 
     def close(self) -> None:
         self._retire()

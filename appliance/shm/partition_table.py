@@ -65,6 +65,8 @@ PROBED_WORD = GENERATION_WORD + 35
 SUSPECT_WORD = GENERATION_WORD + 36
 """1: the disk failed, so the page cache may differ from it; the next incarnation trusts neither
 these rows nor older ones."""
+TURNS_WORD = GENERATION_WORD + 37
+"""Turns that the log-writer has made; it does not grow while the process does not run."""
 
 SEQUENCES_POSITION = 512
 ROWS_POSITION = (SEQUENCES_POSITION + ROWS * WORD_BYTES + 127) // 128 * 128
@@ -72,7 +74,7 @@ SEALED_BYTES_POSITION = ROWS_POSITION + ROWS * ROW_BYTES
 ABORTED_END_POSITION = SEALED_BYTES_POSITION + ROWS * WORD_BYTES
 LED_SINCE_POSITION = ABORTED_END_POSITION + ROWS * WORD_BYTES
 SIZE_BYTES = LED_SINCE_POSITION + ROWS * WORD_BYTES
-assert SUSPECT_WORD * WORD_BYTES < SEQUENCES_POSITION and ROWS_POSITION % WORD_BYTES == 0
+assert TURNS_WORD * WORD_BYTES < SEQUENCES_POSITION and ROWS_POSITION % WORD_BYTES == 0
 
 # Row: byte, name, meaning.
 #

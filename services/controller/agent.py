@@ -70,6 +70,7 @@ class ControllerAgent:
             lambda disk: self._reports.on_connected(disk),
             lambda disk: self._reports.on_gone(disk),
             lambda disk, requests: self._replicas.isr.on_requests(disk, requests),
+            self._reconsider_at_once,
         )
         box_session = BoxSession(context, make_session, lambda state: self._membership.on_state(state), self._on_change)
         self.session = box_session.zookeeper

@@ -36,7 +36,7 @@ class BoxReplicas:
         self._roles = RoleKeeper(cluster, own_runner, bring_up.is_brought_up, now_ms)
         self._live_brokers = LiveBrokers(cluster, own_runner, now_ms)
         self._hosting = Hosting(context, spaces.available, bring_up.all_reported)
-        self.failover = Failover(context, bring_up.is_dead, bring_up.is_brought_up, lambda: bring_up.patience_ms(session_ms))
+        self.failover = Failover(context, bring_up.is_dead, disks.is_full, bring_up.is_brought_up, lambda: bring_up.patience_ms(session_ms))
 
     def is_fenced(self) -> bool:
         """True while no box may elect this one: some disk has not reported its losses yet, or the

@@ -32,7 +32,8 @@ LOST = Completion(0, 0, ErrorCode.KAFKA_STORAGE_ERROR, 0, 0, NO_OFFSET, -1, NO_O
 class DiskCommands:
     """Commands by disk, in order.
 
-    `on_connected(disk)` and `on_gone(disk)` report log-writers that connect and disconnect.
+    `on_connected(disk)` and `on_gone(disk)` report log-writers that connect and disconnect,
+    `on_health_changed()` a disk that hangs, is full or has space again.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class DiskCommands:
         on_connected: Callable[[str], None],
         on_gone: Callable[[str], None],
         on_isr_requests: Callable[[str, list[dict[str, Any]]], None],
+        on_health_changed: Callable[[], None],
     ) -> None:
         counters = context.counters
         disks = [disk.name for disk in context.box.disks]
         self._source = Source(context.layout, "controller", context.incarnation, ARENA_BYTES, RING_ENTRIES)
         self._queues: dict[str, deque[tuple[DiskCommand, OnDone]]] = {disk: deque() for disk in disks}
         self._gone_callback = on_gone
+        self._on_health_changed = on_health_changed
         self._sent = counters.counter("controller.disk_commands")
         self._refused = counters.counter("controller.disk_commands_refused")
         completed, self._give_back = command_callbacks(self._on_completion)
@@ -55,7 +58,9 @@ class DiskCommands:
         self._proxies = LogWriterProxies(
             self._source, disks, context.poller, counters, completed, self._on_lost, on_connected, self._on_gone, on_isr_changes=on_isr_requests
         )
-        self._health = DiskHealth(self._proxies.by_disk.values(), context.box.integer("log.disk.deadline.ms"), self._on_hung, lambda _disk: None)
+        self._health = DiskHealth(
+            self._proxies.by_disk.values(), context.box.integer("log.disk.deadline.ms"), self._on_hung, lambda _disk: None, lambda _disk: on_health_changed()
+        )
 
     def _on_hung(self, disk: str, operation: str) -> None:
         """Fence the log-writer: it publishes nothing more.
@@ -64,6 +69,7 @@ class DiskCommands:
         """
         self._log.error(f"disk {disk} hangs ({operation}): fenced log-writer@{disk}, which restarts when the disk answers", disk=disk)
         fence_life(self._proxies.writer_info(disk)["table"])
+        self._on_health_changed()
 
     def add_disk(self, disk: str) -> None:
         self._queues[disk] = deque()
@@ -168,6 +174,10 @@ class DiskCommands:
     def is_offline(self, disk: str) -> bool:
         """Whether it accepts no commands now: failed, hung, or away."""
         return self._proxies.is_offline(disk) or self._proxies.by_disk[disk].is_hung
+
+    def is_full(self, disk: str) -> bool:
+        """Whether it refuses appends for want of space; it serves reads."""
+        return self._proxies.by_disk[disk].is_full
 
     def may_park(self) -> bool:
         """Set the doorbell's sleeping word, then check for completions once more, so that none is

@@ -36,6 +36,7 @@ OnHandedOver = Callable[[int], None]
 class Failover:
     """`is_dead(disk)`: it failed, hangs, or its log-writer has been away longer than the deadline.
 
+    `is_full(disk)`: it refuses appends and serves reads.
     `is_brought_up(disk)`: its log-writer is connected and its leader epochs are settled.
     `patience_ms()`: how long after an arrival to wait for unregistered boxes.
     """
@@ -44,6 +45,7 @@ class Failover:
         self,
         context: ControllerContext,
         is_dead: Callable[[str], bool],
+        is_full: Callable[[str], bool],
         is_brought_up: Callable[[str], bool],
         patience_ms: Callable[[], int],
     ) -> None:
@@ -54,6 +56,7 @@ class Failover:
         self._now_ms = context.clock.monotonic_ms
         self._awaited_until_ms = 0
         self._is_dead = is_dead
+        self._is_full = is_full
         self._is_brought_up = is_brought_up
         self._log = context.log
         self._on_failure = context.on_failure
@@ -84,8 +87,9 @@ class Failover:
         else:
             self._offline.set(0)
         for disk in list(cluster.disks):
-            if self._is_dead(disk):
-                self._maybe_withdraw(disk)
+            is_dead = self._is_dead(disk)
+            if is_dead or (self._is_full(disk) and to_withdraw(cluster, disk, serves_reads=True)):
+                self._maybe_withdraw(disk, serves_reads=not is_dead)
             elif disk in cluster.reports and self._is_brought_up(disk) and not self.is_shutting_down:
                 self._maybe_take_up(disk)
         if self.is_shutting_down:
@@ -124,10 +128,11 @@ class Failover:
 
     # --- disks of this box
 
-    def _maybe_withdraw(self, disk: str) -> None:
+    def _maybe_withdraw(self, disk: str, serves_reads: bool) -> None:
         name = f"disk-leads:{disk}"
-        if not self._runner.is_running(name) and (concerned := to_withdraw(self._cluster, disk)):
-            self._runner.start(name, withdraw_replicas(self._cluster, concerned), lambda outcome: self._on_withdrawn(disk, outcome))
+        if not self._runner.is_running(name) and (concerned := to_withdraw(self._cluster, disk, serves_reads)):
+            operation = withdraw_replicas(self._cluster, concerned, serves_reads)
+            self._runner.start(name, operation, lambda outcome: self._on_withdrawn(disk, "has no space" if serves_reads else "cannot serve", outcome))
 
     def _maybe_take_up(self, disk: str) -> None:
         """Lead what has no leader and is in sync on this disk: no replica could take over when the
@@ -137,12 +142,12 @@ class Failover:
         if not self._runner.is_running(name) and (concerned := to_take_up(self._cluster, self._cluster.reports[disk])):
             self._runner.start(name, take_up_replicas(self._cluster, concerned), self._on_written)
 
-    def _on_withdrawn(self, disk: str, outcome: OperationOutcome) -> None:
+    def _on_withdrawn(self, disk: str, reason: str, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
         elif outcome.value:
             self._withdrawals.add(outcome.value)
-            message = f"disk {disk} cannot serve: handed {outcome.value} of its replicas over to other boxes"
+            message = f"disk {disk} {reason}: handed {outcome.value} of its replicas over to other boxes"
             self._log.error(message, disk=disk)
 
     def _on_written(self, outcome: OperationOutcome) -> None:

@@ -34,6 +34,7 @@ from appliance.shm.partition_table import (
     PROBE_SINCE_WORD,
     ROLE_OFFLINE,
     SLEEPING_WORD,
+    TURNS_WORD,
     PartitionTableWriter,
 )
 from appliance.storage.log_directory import close_logs
@@ -154,6 +155,7 @@ class LogWriterAgent:
     # -- duty cycle
 
     def do_work(self) -> int:
+        self._words[TURNS_WORD] += 1
         if self._startup is not None:
             return self._recover(self._startup)
         if self._words[FENCE_WORD]:

@@ -19,7 +19,7 @@ from appliance.ipc.descriptors import KIND, ROW, TOKEN, VALUE_A
 from appliance.runtime.agent import PARK_MS_MAX, Agent, ServiceContext
 from appliance.runtime.known_disks import read_known_disk
 from appliance.shm.doorbell import Doorbell
-from appliance.shm.partition_table import DISK_OFFLINE, SLEEPING_WORD, PartitionTableWriter
+from appliance.shm.partition_table import DISK_OFFLINE, SLEEPING_WORD, TURNS_WORD, PartitionTableWriter
 from services.log_writer.agent import LogWriterAgent
 from services.log_writer.background.disk_trouble import DiskDoesNotAnswer, DiskFences, DiskReturn, check_answers
 from services.log_writer.previous_incarnations import PreviousTables
@@ -76,6 +76,7 @@ class OfflineLogWriter:
     # -- duty cycle
 
     def do_work(self) -> int:
+        self._table.shared.words[TURNS_WORD] += 1
         work = 0
         for channel in self._door.channels:
             entries = channel.descriptors.poll(DESCRIPTOR_BURST)

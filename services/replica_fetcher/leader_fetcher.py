@@ -260,7 +260,9 @@ class LeaderFetcher:
         if self._is_throttled and followed.key in self._throttle.replicas:
             return False
         proxy = followed.place.proxy
-        return followed.rules.may_fetch(self._clock.monotonic_ns()) and proxy.serving and not proxy.is_hung and not self._slow.is_left_out(proxy.disk)
+        if not proxy.serving or proxy.is_hung or proxy.is_full:  # a full disk's replica would be added to the in-sync set, and leave it at the next record
+            return False
+        return followed.rules.may_fetch(self._clock.monotonic_ns()) and not self._slow.is_left_out(proxy.disk)
 
     def _may_fetch(self, connection: PeerConnection, now_ns: int) -> bool:
         """Decide whether to send the next fetch now, or a second one behind a parked one (a new partition must not wait until the leader has records

@@ -138,7 +138,7 @@ class ReplicaFollowing:
         self._proxies = LogWriterProxies(
             self._source, disks, context.poller, counters, self._on_completion, self._on_lost, self._on_disk_news, self._on_disk_news
         )
-        self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), self._on_hung, self._on_disk_news)
+        self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), self._on_hung, self._on_disk_news, self._on_disk_news)
         self._box_disks = BoxDisks(context.layout, box)
         arena = self._source.arena
         self._counters = ReplicaCounters(counters)

@@ -92,7 +92,7 @@ class ControllerProcess:
         self._bring_up = bring_up = DiskBringUp(context, cast(DiskCommands, self), self._isr.is_settled, DISK_DEADLINE_MS)
         self._roles = RoleKeeper(self.cluster, self._own_runner, bring_up.is_brought_up, self.monotonic_ms)
         patience = lambda: bring_up.patience_ms(SESSION_TIMEOUT // MS)  # noqa: E731
-        self._failover = Failover(context, bring_up.is_dead, bring_up.is_brought_up, patience)
+        self._failover = Failover(context, bring_up.is_dead, lambda _disk: False, bring_up.is_brought_up, patience)
         self._watcher = ZnodeWatcher(context, lambda: TOPIC_ID, lambda: (), self._session_id, self._reconsider_now)
         self.session = Session(world, zookeeper, broker_id, session_id, self._on_connected, self._leave, self._reads)
         self._turn_again()

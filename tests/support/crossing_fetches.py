@@ -129,7 +129,7 @@ class PlayedDisk:
 
     def __init__(self, world: CrossingFetches, disk: str) -> None:
         self.disk = disk
-        self.serving, self.is_hung = True, False
+        self.serving, self.is_hung, self.is_full = True, False, False
         self.orders: deque[tuple[tuple[int, ...], LogOrder]] = deque()
         self._world = world
 

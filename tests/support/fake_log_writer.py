@@ -15,7 +15,7 @@ from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.disk_reports import CAUGHT_UP, MoveProgress, moves_file, write_moves
 from appliance.ipc.frames import FrameSocket, PeerGone, accept, listen_unix
 from appliance.shm.mapping import SharedObjectAbsent
-from appliance.shm.partition_table import PartitionTableWriter
+from appliance.shm.partition_table import DISK_FULL, DISK_ONLINE, TURNS_WORD, PartitionTableWriter
 
 
 class FakeDirectory:
@@ -49,6 +49,8 @@ class FakeLogWriter:
         self.refuse: Callable[[DescriptorKind, dict[str, Any]], int | None] = lambda _kind, _payload: 0
         self.frozen: set[tuple[str, int]] = set()
         self.marked: set[tuple[str, int]] = set()
+        self.is_suspended = False
+        """It makes no turn, as a process that was stopped by a signal."""
         self._disk = disk
         self._moves_file = moves_file(layout, disk)
         write_moves(self._moves_file, [])
@@ -61,11 +63,17 @@ class FakeLogWriter:
 
     def turn(self) -> int:
         """Accept, greet, obey; returns the commands carried out."""
+        if self.is_suspended:
+            return 0
+        self._table.shared.words[TURNS_WORD] += 1
         while (control := accept(self._listening)) is not None:
             self._greeting.append(control)
         for control in list(self._greeting):
             self._greet(control)
         return sum(self._obey(channel) for channel in list(self._channels))
+
+    def set_full(self, is_full: bool) -> None:
+        self._table.set_disk_state(DISK_FULL if is_full else DISK_ONLINE)
 
     def _greet(self, control: FrameSocket) -> None:
         try:

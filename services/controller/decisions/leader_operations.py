@@ -122,15 +122,15 @@ def led_or_in_sync(cluster: Cluster, disks: Iterable[str] | None = None) -> list
     ]
 
 
-def to_withdraw(cluster: Cluster, disk: str) -> list[tuple[TopicState, int]]:
-    """Return the replicas on a failed disk whose leadership or in-sync membership another box can
-    take.
+def to_withdraw(cluster: Cluster, disk: str, serves_reads: bool = False) -> list[tuple[TopicState, int]]:
+    """Return the replicas on a failed or full disk whose leadership or in-sync membership another
+    box can take.
     """
     eligible = cluster.eligible_brokers()
     return [
         (topic, number)
         for topic, number in led_or_in_sync(cluster, (disk,))
-        if withdraw(topic.states[number], topic.replicas[number], cluster.broker_id, eligible) is not None
+        if withdraw(topic.states[number], topic.replicas[number], cluster.broker_id, eligible, serves_reads) is not None
     ]
 
 
@@ -151,22 +151,22 @@ def to_take_up(cluster: Cluster, report: DiskReport) -> list[tuple[TopicState, i
     ]
 
 
-def withdraw_replicas(cluster: Cluster, partitions: Partitions) -> Operation[int]:
+def withdraw_replicas(cluster: Cluster, partitions: Partitions, serves_reads: bool = False) -> Operation[int]:
     """Hand the leadership of `partitions` to other in-sync replicas and leave their in-sync sets,
     as far as others are alive.
 
     Returns how many states changed.
     """
 
-    changed = yield from _write_withdrawal(cluster, partitions)
+    changed = yield from _write_withdrawal(cluster, partitions, serves_reads)
     if changed:
         yield Publish()
     return changed
 
 
-def _write_withdrawal(cluster: Cluster, partitions: Partitions) -> Operation[int]:
+def _write_withdrawal(cluster: Cluster, partitions: Partitions, serves_reads: bool = False) -> Operation[int]:
     def decide(topic: TopicState, number: int, state: PartitionState) -> PartitionState | None:
-        return withdraw(state, topic.replicas[number], cluster.broker_id, cluster.eligible_brokers())
+        return withdraw(state, topic.replicas[number], cluster.broker_id, cluster.eligible_brokers(), serves_reads)
 
     changes = [StateChange(topic, number, partial(decide, topic, number)) for topic, number in partitions]
     made = yield from change_states(cluster, changes, cluster.own_writes())

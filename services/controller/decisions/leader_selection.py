@@ -40,13 +40,14 @@ def after_death(
     return elected
 
 
-def withdraw(state: PartitionState, replicas: Sequence[int], broker_id: int, eligible: Iterable[int]) -> PartitionState | None:
+def withdraw(state: PartitionState, replicas: Sequence[int], broker_id: int, eligible: Iterable[int], serves_reads: bool = False) -> PartitionState | None:
     """Decide when `broker_id` cannot or shall not serve its replica: another in-sync replica leads,
     and it leaves the set.
 
     If no other in-sync replica is alive, the partition has no leader and the set stays, so that no
-    outdated replica can be elected. A partition without other replicas is left alone: there is no
-    replacement, and clients know its leader.
+    outdated replica can be elected; a leader that still `serves_reads` (its disk is full) stays. A
+    partition without other replicas is left alone: there is no replacement, and clients know its
+    leader.
     """
     if not set(replicas) - {broker_id}:
         return None
@@ -56,7 +57,7 @@ def withdraw(state: PartitionState, replicas: Sequence[int], broker_id: int, eli
         return state._replace(isr=others) if broker_id in state.isr and state.leader in others else None
     leader = next((replica for replica in replicas if replica in able and replica in others), None)
     if leader is None:  # the set stays: its members alone have every acknowledged record
-        return state._replace(leader=NO_LEADER, leader_epoch=state.leader_epoch + 1)
+        return None if serves_reads else state._replace(leader=NO_LEADER, leader_epoch=state.leader_epoch + 1)
     return state._replace(leader=leader, leader_epoch=state.leader_epoch + 1, isr=others)
 
 

@@ -13,10 +13,13 @@ from appliance.ipc.box_disks import CHECK_NS, DiskHealth
 from appliance.shm.disk_tables import FLUSH_FACTOR, fence_life, give_up_lives, is_held_by_disk, overdue_operation
 from appliance.shm.partition_table import (
     APPEND_SINCE_WORD,
+    DISK_FULL,
+    DISK_ONLINE,
     FENCE_WORD,
     FLUSH_SINCE_WORD,
     PROBE_SINCE_WORD,
     SUSPECT_WORD,
+    TURNS_WORD,
     PartitionTableReader,
     PartitionTableWriter,
 )
@@ -48,8 +51,14 @@ def test_an_operation_is_overdue_after_its_deadline_and_not_before(table: Partit
 
 def _health(table: PartitionTableWriter) -> tuple[DiskHealth, Any, list[str]]:
     told: list[str] = []
-    proxy = SimpleNamespace(disk="d0", table=PartitionTableReader.attach(table.shared.name), is_hung=False)
-    health = DiskHealth([proxy], DEADLINE_MS, lambda disk, operation: told.append(f"{disk} hangs: {operation}"), lambda disk: told.append(f"{disk} is well"))  # type: ignore[list-item]
+    proxy = SimpleNamespace(disk="d0", table=PartitionTableReader.attach(table.shared.name), is_hung=False, is_full=False)
+    health = DiskHealth(
+        [proxy],  # type: ignore[list-item]
+        DEADLINE_MS,
+        lambda disk, operation: told.append(f"{disk} hangs: {operation}"),
+        lambda disk: told.append(f"{disk} is well"),
+        lambda disk: told.append(f"{disk} is {'' if proxy.is_full else 'not '}full"),
+    )
     return health, proxy, told
 
 
@@ -73,6 +82,54 @@ def test_a_box_that_was_stopped_as_a_whole_accuses_no_disk(table: PartitionTable
     table.shared.words[PROBE_SINCE_WORD] = 0
     health.look(NOW_NS + 100 * DEADLINE_NS + CHECK_NS)
     assert told == []
+    proxy.table.close()
+
+
+def _check(health: DiskHealth, checks: range, table: PartitionTableWriter | None = None) -> int:
+    """Run the checks of these numbers; with `table`, its log-writer makes a turn before each. Returns the changes."""
+    changes = 0
+    for number in checks:
+        if table is not None:
+            table.shared.words[TURNS_WORD] += 1
+        changes += health.look(NOW_NS + number * CHECK_NS)
+    return changes
+
+
+def test_a_log_writer_that_makes_no_turn_is_hung_after_the_deadline_until_it_makes_one(table: PartitionTableWriter) -> None:
+    health, proxy, told = _health(table)
+    assert _check(health, range(100), table) == 0, "it makes turns"
+    assert _check(health, range(100, 129)) == 0 and not proxy.is_hung, "2.9 s without a turn"
+    assert _check(health, range(129, 130)) == 1 and proxy.is_hung
+    assert _check(health, range(130, 150)) == 0
+    assert _check(health, range(150, 151), table) == 1 and not proxy.is_hung
+    assert told == ["d0 hangs: no turn of its log-writer", "d0 is well"]
+    proxy.table.close()
+
+
+def test_a_source_that_does_not_run_either_takes_no_log_writer_for_stopped(table: PartitionTableWriter) -> None:
+    health, proxy, told = _health(table)
+    for second in range(29):  # one check a second: the machine is busy, and this process gets as little time as the log-writer
+        health.look(NOW_NS + second * 1_000_000_000)
+    assert told == [] and not proxy.is_hung
+    proxy.table.close()
+
+
+def test_a_log_writer_that_recovers_a_long_log_within_one_turn_is_not_hung(table: PartitionTableWriter) -> None:
+    health, proxy, told = _health(table)
+    for number in range(100):
+        table.set_recovery_progress(number << 20, 100 << 20)
+        health.look(NOW_NS + number * CHECK_NS)
+    assert told == []
+    proxy.table.close()
+
+
+def test_a_disk_is_full_from_one_check_to_another(table: PartitionTableWriter) -> None:
+    health, proxy, told = _health(table)
+    table.set_disk_state(DISK_FULL)
+    assert _check(health, range(2), table) == 1 and proxy.is_full and not proxy.is_hung
+    table.set_disk_state(DISK_ONLINE)
+    assert _check(health, range(2, 4), table) == 1 and not proxy.is_full
+    assert told == ["d0 is full", "d0 is not full"]
     proxy.table.close()
 
 

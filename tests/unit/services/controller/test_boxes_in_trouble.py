@@ -67,6 +67,38 @@ def test_a_sole_replica_keeps_its_leader_while_its_disk_is_away(three: SteppedCl
     assert three.state("t")[:2] == (1, 0)
 
 
+def test_a_full_disk_hands_its_leaderships_over_and_leaves_the_in_sync_sets(three: SteppedCluster) -> None:
+    three.create("t", (1, 2, 3), (2, 1, 3))
+    for partition in (0, 1):
+        three.writer_of(1, "t", partition).set_full(True)
+    three.pass_ms(1000)
+    three.until_quiet()
+    assert (three.state("t", 0).leader, three.state("t", 0).isr) == (2, (2, 3))
+    assert (three.state("t", 1).leader, three.state("t", 1).isr) == (2, (2, 3))
+    assert three.writer_of(1, "t", 0).following[("t", 0)] == (2, three.state("t", 0).leader_epoch)
+
+
+def test_a_full_disk_goes_on_leading_what_no_other_in_sync_replica_can_lead(three: SteppedCluster) -> None:
+    three.create("t", (1, 2))
+    three.create("sole", (1,))
+    three.wish(1, "t", 0, (1,))
+    three.until_quiet()
+    before = three.state("t"), three.state("sole")
+    for topic in ("t", "sole"):
+        three.writer_of(1, topic).set_full(True)
+    three.pass_ms(3000)
+    assert (three.state("t"), three.state("sole")) == before, "clients read on"
+
+
+def test_a_log_writer_that_makes_no_turn_loses_its_leaderships_in_less_than_four_seconds(three: SteppedCluster) -> None:
+    three.create("t", (1, 2, 3))
+    three.writer_of(1, "t").is_suspended = True
+    three.pass_ms(2500)
+    assert three.state("t").leader == 1, "a busy machine may keep it waiting"
+    three.pass_ms(1400)
+    assert (three.state("t").leader, three.state("t").isr) == (2, (2, 3))
+
+
 # --- a power cut -------------------------------------------------------------------------------------------------------
 
 
