@@ -12,8 +12,8 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -22,6 +22,7 @@ from lab.load import QUICK_RECONNECT
 
 GIVE_UP_MS = 60_000
 STOP_SECONDS = 90.0
+WORK_SECONDS = 10.0
 IMPATIENT = {**QUICK_RECONNECT, "socket.connection.setup.timeout.ms": 1000, "topic.metadata.refresh.interval.ms": 2000}
 PRODUCING = {"acks": "all", "linger.ms": 2, "message.timeout.ms": GIVE_UP_MS, "request.timeout.ms": 1500, "socket.timeout.ms": 2500}
 """A cut network tells nobody: a request without an answer is given up after a second or two, and tried at whoever leads then."""
@@ -238,3 +239,77 @@ def read_all(bootstrap: str, wanted: Iterable[tuple[str, str]], partitions: int,
         for reader in readers:
             reader.join()
     return [reader.seen for reader in readers]
+
+
+class Repeated(_Thread):
+    """Calls `work` until `stop`; `times` has when it succeeded."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self.name = work.name
+        self.times: list[float] = []
+        self._call = work.call
+
+    def run(self) -> None:
+        while not self._stop.is_set():
+            if self._call():
+                self.times.append(time.monotonic())
+            else:
+                self._stop.wait(0.05)
+
+    def longest_gap(self, began: float, ended: float) -> float:
+        """Return the longest time without a success between two times."""
+        times = [began, *(each for each in self.times if began < each < ended), ended]
+        return max(later - earlier for earlier, later in itertools.pairwise(times))
+
+
+class Work(NamedTuple):
+    """Something that a client does again and again: `call` returns whether it succeeded."""
+
+    name: str
+    call: Callable[[], bool]
+
+
+def client_work(bootstrap: str, topic: str) -> list[Work]:
+    """Return what clients do all day with one topic: produces, reads, commits of a group, transactions."""
+    usual = {"bootstrap.servers": bootstrap, **IMPATIENT}
+    produced = {acks: Producer({**usual, **PRODUCING, "acks": acks}) for acks in ("all", "1")}
+    reader = Consumer({**usual, "group.id": "without", "enable.auto.commit": False, "auto.offset.reset": "earliest"})
+    reader.subscribe([topic])
+    tail = Consumer({**usual, "group.id": "tail", "enable.auto.commit": False})
+    tail.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    transactional = Producer({**usual, **PRODUCING, "transactional.id": "without"})
+    transactional.init_transactions(30)
+
+    def produce(acks: str) -> bool:
+        failed: list[Any] = []
+        produced[acks].produce(topic, b"x", partition=0, on_delivery=lambda error, _message: failed.append(error))
+        return not produced[acks].flush(WORK_SECONDS) and failed == [None]
+
+    def read() -> bool:
+        message = tail.poll(WORK_SECONDS)
+        return message is not None and message.error() is None
+
+    def commit() -> bool:
+        message = reader.poll(WORK_SECONDS)
+        if message is None or message.error():
+            return False
+        try:
+            reader.commit(message=message, asynchronous=False)
+        except KafkaException:
+            return False
+        return True
+
+    def transact() -> bool:
+        transactional.begin_transaction()
+        transactional.produce(topic, b"t")
+        transactional.commit_transaction(30)
+        return True
+
+    return [
+        Work("acks=all", lambda: produce("all")),
+        Work("acks=1", lambda: produce("1")),
+        Work("read", read),
+        Work("commit", commit),
+        Work("transaction", transact),
+    ]

@@ -311,6 +311,15 @@ _BOX_ROWS = (
         "machine, listen and advertise; requests for other names are refused with 421, because a web page could have made its name lead here",
         "",
     ),
+    SettingRow(
+        "read.without.zookeeper.max.ms",
+        7 * 24 * HOUR,
+        "ms",
+        "consumers of replicated partitions are served for so long while ZooKeeper does not answer, up to the high watermark that was reached",
+        "consumers of a leader that was replaced while it was cut off read an old end of the log for longer",
+        0,
+        365 * 24 * HOUR,
+    ),
     SettingRow("broker.rack", "", "", "where the box stands: replicas of a partition are spread over racks, and consumers may read from their own", ""),
     SettingRow("zookeeper.tick.ms", 100, "ms", "unit of time of the embedded ZooKeeper; sessions end at a tick", "slower fail-over", 50, 10 * SECOND),
     SettingRow(

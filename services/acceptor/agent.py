@@ -79,7 +79,7 @@ class AcceptorAgent:
         self._coordinator = CoordinatorLink(context.layout, self._poller, self._clock)
         self._peers = Peers(f"acceptor of broker {box.broker_id}", self._poller, self._clock)
         questions = TransactionQuestions(self._coordinator, TransactionPeers(self._view, self._peers))
-        self._lease = LeaseGate(LeaseReader(context.layout), self._clock, counters)
+        self._lease = LeaseGate(LeaseReader(context.layout), self._clock, counters, box.integer("read.without.zookeeper.max.ms"))
         self._produce = ProduceHandler(self._view, self._source.arena, self._delayed, self._clock, counters, budget_bytes, mark_dirty, questions, self._lease)
         self._cold = ColdReads(self._readers, self._clock, counters, mark_dirty, self._connections.on_disk_read_failed)
         self._inter_broker = InterBrokerGate(box.text("inter.broker.allowed.networks"), counters, self._clock, context.log)

@@ -150,7 +150,9 @@ ACCEPTOR = (
     counter("acceptor_accept_failures", "acceptor.accept_failures", "Connections that the kernel refused to hand over.", _LISTENER),
     counter("acceptor_received_bytes", "acceptor.received_bytes", "Bytes received.", _LISTENER),
     counter(
-        "acceptor_refused_without_lease", "acceptor.refused_without_lease", "Partitions refused because ZooKeeper has not heard from this box for too long."
+        "acceptor_refused_without_lease",
+        "acceptor.refused_without_lease",
+        "Partitions refused to consumers because ZooKeeper has not answered this box for too long.",
     ),
     counter(
         "acceptor_refused_inter_broker_requests",
@@ -333,7 +335,7 @@ COORDINATOR = (
     counter(
         "coordinator_requests_while_cut_off",
         "coordinator.requests_while_cut_off",
-        "Requests redirected because this box could not be sure to be part of the cluster any more.",
+        "Requests that waited until this box was sure to lead, because ZooKeeper had not answered for too long.",
     ),
     counter(
         "coordinator_refused",
@@ -341,6 +343,7 @@ COORDINATOR = (
         "Groups, members, topic expressions and transactional ids refused because of a bound of this box.",
         ("process", "bound"),
     ),
+    counter("coordinator_unconfirmed_requests", "coordinator.unconfirmed_requests", "Of those, requests refused because it was not sure in time."),
     gauge("coordinator_waiting_requests", "coordinator.waiting", "Requests that wait for an answer."),
     counter("coordinator_appends", "coordinator.appends", "Appends to a state topic.", ("process", "topic")),
     counter("coordinator_failed_appends", "coordinator.failed_appends", "Appends that failed.", ("process", "topic")),

@@ -33,11 +33,14 @@ from appliance.shm.lease import LeaseReader
 from services.coordinator.coordinated_groups import CoordinatedGroups, LegacyOffsetRequests
 from services.coordinator.coordinated_transactions import CoordinatedTransactions
 from services.coordinator.coordinator_requests import CoordinatorRequests
+from services.coordinator.groups.group_records import offset_record
 from services.coordinator.groups.ports import Bound
 from services.coordinator.marker_appends import MarkerAppend, MarkerAppends
 from services.coordinator.marker_requests import MarkerRequests
+from services.coordinator.state.confirmations import LeadershipConfirmations
 from services.coordinator.state.state_partition import StateAppend
 from services.coordinator.state.state_topic import StateTopic
+from services.coordinator.transactions.transaction_records import encode_transaction_key
 from services.coordinator.verification_guards import GuardQuestion
 
 LOG_READER_DEADLINE_MS = 10_000
@@ -88,7 +91,13 @@ class CoordinatorAgent:
         elsewhere = TransactionPeers(self._view, self._peers)
         self._lease = LeaseReader(context.layout)
         self._lease_sought_ns = self._clock.monotonic_ns()
-        self._requests = CoordinatorRequests(self._groups, self._transactions, elsewhere, self._is_cut_off, verifies, self._now_ms, counters, self._server.send)
+        confirmations = {
+            OFFSETS_TOPIC: LeadershipConfirmations(self._offsets_topic, offset_record("", TopicPartition("", -1), None).key),
+            TRANSACTIONS_TOPIC: LeadershipConfirmations(self._transactions_topic, encode_transaction_key("")),
+        }
+        self._requests = CoordinatorRequests(
+            self._groups, self._transactions, elsewhere, confirmations, self._may_be_replaced, verifies, self._now_ms, counters, self._server.send
+        )
         self._ready = False
         self._stopping = False
 
@@ -96,9 +105,9 @@ class CoordinatorAgent:
         """The wall clock at the start plus the monotonic time since: a change of the system clock must not expire sessions or transactions."""
         return self._clock.monotonic_ms() + self._wall_ahead_ms
 
-    def _is_cut_off(self, topic: str) -> bool:
-        """Whether another box may coordinate what we coordinate by our rows: the topic has replicas elsewhere, and ZooKeeper has not heard of us for so long
-        that it may have said that we are gone. What is appended meanwhile is not acknowledged; what is remembered may be old."""
+    def _may_be_replaced(self, topic: str) -> bool:
+        """Whether another box may coordinate what this one coordinates by its rows: the topic has replicas elsewhere, and the lease has ended. What is
+        appended is acknowledged only if that is not so; what is remembered may be old."""
         if self._lease.holds(self._clock.boottime_ns()):
             return False
         image = self._view.image.topics.get(topic)

@@ -8,14 +8,15 @@ known.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
 
 from appliance.base.errors import ErrorCode, ProtocolViolation, known_error
 from appliance.client.transaction_gate import TransactionVerifier
 from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, ProducerIdentity
 from appliance.ipc.frames import Frame
-from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, TRANSACTION_ENDED, unpack_ended_transaction, unpack_kafka_request
+from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, TRANSACTION_ENDED, KafkaRequest, unpack_ended_transaction, unpack_kafka_request
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.forwarded_apis import COORDINATED_APIS, CoordinatedApi, error_answer
 from appliance.protocol.topic_partitions import PartitionResult, TopicResult
@@ -26,6 +27,7 @@ from services.coordinator.coordinated_groups import CoordinatedGroups
 from services.coordinator.coordinated_transactions import CoordinatedTransactions
 from services.coordinator.groups.group_log import transactional_commit_error
 from services.coordinator.groups.member import ClientIdentity
+from services.coordinator.state.confirmations import LeadershipConfirmations, OnConfirmed
 from services.coordinator.transactions.transaction import SECOND_PROTOCOL
 
 _ADDS_ITSELF_SINCE = 5
@@ -38,6 +40,28 @@ HEARD = b"\0"
 Respond = Callable[[RequestClient, int, int, bytes], None]
 
 
+_IDS: Final = {OFFSETS_TOPIC: ("group_id", "group_ids", "groups"), TRANSACTIONS_TOPIC: ("transactional_id", "transactional_ids", "transactions")}
+"""Fields of requests that name groups or transactional ids: one, several, or rows that begin with one."""
+
+
+_GROUPS: Final = (OFFSETS_TOPIC,)
+_TRANSACTIONS: Final = (TRANSACTIONS_TOPIC,)
+_TWO_TOPICS: Final = (OFFSETS_TOPIC, TRANSACTIONS_TOPIC)
+
+
+def _ids_of(request: Any, topic: str) -> set[str] | None:
+    """Return the groups or transactional ids that a request is about; None: it lists all."""
+    for field in _IDS[topic]:
+        value = getattr(request, field, ())
+        if isinstance(value, str):
+            return {value}
+        if value is None:
+            return set()
+        if value:
+            return {each if isinstance(each, str) else each[0] for each in value}
+    return None
+
+
 class CoordinatorRequests:
     """`respond(client, kind, token, payload)` sends an answer."""
 
@@ -46,18 +70,20 @@ class CoordinatorRequests:
         groups: CoordinatedGroups,
         transactions: CoordinatedTransactions,
         elsewhere: TransactionVerifier,
-        is_cut_off: Callable[[str], bool],
+        confirmations: Mapping[str, LeadershipConfirmations],
+        may_be_replaced: Callable[[str], bool],
         verifies: bool,
         now_ms: Callable[[], int],
         counters: Counters,
         respond: Respond,
     ) -> None:
-        """`elsewhere` asks other boxes about transactions that they coordinate. `is_cut_off(state topic)`: another box may lead what we lead by our rows, so
-        nothing may be answered by what we remember. `verifies`: transaction.partition.verification.enable."""
+        """`elsewhere` asks other boxes about transactions that they coordinate. `may_be_replaced(state topic)`: another box may lead what this one leads by its
+        rows, so requests wait for `confirmations` (by state topic). `verifies`: transaction.partition.verification.enable."""
         self._groups = groups
         self._transactions = transactions
         self._elsewhere = elsewhere
-        self._is_cut_off = is_cut_off
+        self._confirmations = confirmations
+        self._may_be_replaced = may_be_replaced
         self._verifies = verifies
         self._now_ms = now_ms
         self._respond = respond
@@ -65,6 +91,7 @@ class CoordinatorRequests:
         self._received = counters.counter("coordinator.requests")
         self._refused = counters.counter("coordinator.requests_unreadable")
         self._cut_off = counters.counter("coordinator.requests_while_cut_off")
+        self._unconfirmed = counters.counter("coordinator.unconfirmed_requests")
         self._waiting_gauge = counters.gauge("coordinator.waiting")
 
     def on_frame(self, client: RequestClient, frame: Frame) -> None:
@@ -86,10 +113,34 @@ class CoordinatorRequests:
             self._refused.add()
             self._respond(client, KAFKA_RESPONSE, frame.token, b"")
             return
-        if self._is_cut_off(TRANSACTIONS_TOPIC if api.is_transactional else OFFSETS_TOPIC):
-            self._cut_off.add()
-            self._respond(client, KAFKA_RESPONSE, frame.token, error_answer(frame.payload, ErrorCode.COORDINATOR_NOT_AVAILABLE) or b"")
+        topics = _TWO_TOPICS if asked.api_key == ApiKey.TXN_OFFSET_COMMIT else _TRANSACTIONS if api.is_transactional else _GROUPS
+        for topic in topics:
+            if self._confirmations[topic].are_awaited or self._may_be_replaced(topic):
+                self._cut_off.add()
+                self._confirm(topics, request, partial(self._on_confirmed, client, frame, asked, api, request))
+                return
+        self._carry_out(client, frame, asked, api, request)
+
+    def _confirm(self, topics: Sequence[str], request: Any, on_confirmed: OnConfirmed) -> None:
+        """Confirm the leadership of the request's partitions, one topic after the other."""
+        topic, *others = topics
+
+        def on_topic(is_confirmed: bool) -> None:
+            if is_confirmed and others:
+                self._confirm(others, request, on_confirmed)
+            else:
+                on_confirmed(is_confirmed)
+
+        self._confirmations[topic].confirm(_ids_of(request, topic), on_topic)
+
+    def _on_confirmed(self, client: RequestClient, frame: Frame, asked: KafkaRequest, api: CoordinatedApi, request: Any, is_confirmed: bool) -> None:
+        if is_confirmed:
+            self._carry_out(client, frame, asked, api, request)
             return
+        self._unconfirmed.add()
+        self._respond(client, KAFKA_RESPONSE, frame.token, error_answer(frame.payload, ErrorCode.COORDINATOR_NOT_AVAILABLE) or b"")
+
+    def _carry_out(self, client: RequestClient, frame: Frame, asked: KafkaRequest, api: CoordinatedApi, request: Any) -> None:
         self._waiting += 1
 
         def reply(response: Any) -> None:

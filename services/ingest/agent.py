@@ -90,7 +90,7 @@ class IngestAgent:
             self._acknowledger,
             self._producer_ids,
             self._previous,
-            lambda placement: not self._lease.is_shut(placement),
+            self._lease.may_be_replaced,
             self._on_blocked_changed,
         )
         self._topics = IngestTopics(context, self._default_topic, self._sender, self._controller, self._on_stale)

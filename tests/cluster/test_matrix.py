@@ -17,11 +17,12 @@ import time
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from appliance.cluster.zookeeper_probe import zookeeper_serves
 from lab.cluster import ZOOKEEPER_PORT, Cluster, all_serve, running_cluster
 from lab.cluster_cell import CONTROLLER, FAULTS, FOLLOWER, LEADER, ROLES, Cell, CellResult
+from lab.cluster_load import Repeated, client_work
 from lab.cluster_table import table
 from lab.machine import address_of
 from lab.running_box import ROOT, environment, eventually
@@ -31,6 +32,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 SEED = int(os.environ.get("MILLRACE_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 31)
 RUNS = int(os.environ.get("MILLRACE_CELL_RUNS", "3"))
+WITHOUT_SECONDS = float(os.environ.get("MILLRACE_WITHOUT_ZOOKEEPER_SECONDS", "12"))
 EVERYDAY = (
     ("kill -9 of the box", LEADER),
     ("cut off its peers", LEADER),
@@ -95,6 +97,31 @@ def test_a_member_that_is_missing_is_shown_beside_boxes_and_topics_that_are_well
     finally:
         os.kill(stopped, signal.SIGCONT)
     eventually(lambda: zookeeper_serves(address_of(3), ZOOKEEPER_PORT), "it serves again", 30)
+    cluster.mend()
+
+
+def test_clients_go_on_while_the_ensemble_has_lost_its_majority(cluster: Cluster) -> None:
+    """Leaders stay up: acks=all, acks=1, consumers, commits of groups and transactions may wait a moment, not for ZooKeeper."""
+    topic = "without-zookeeper"
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    eventually(lambda: admin.create_topics([NewTopic(topic, 3, 3)])[topic].result(10) is None, "the topic is created")
+    repeated = [Repeated(work) for work in client_work(cluster.bootstrap, topic)]
+    for each in repeated:
+        each.start()
+    eventually(lambda: all(each.times for each in repeated), "all kinds of work succeed", 60)
+    stopped = [cluster.boxes[number].box.stop_process("zookeeper") for number in (2, 3)]
+    try:
+        began = time.monotonic()
+        time.sleep(WITHOUT_SECONDS)
+        ended = time.monotonic()
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    for each in repeated:
+        each.join()
+    gaps = {each.name: each.longest_gap(began, ended) for each in repeated}
+    print(f"longest time without success while ZooKeeper had no majority ({WITHOUT_SECONDS} s): {gaps}")
+    assert max(gaps.values()) < WITHOUT_SECONDS / 3, gaps
     cluster.mend()
 
 

@@ -27,6 +27,8 @@ class AcknowledgedStays:
     def __init__(self) -> None:
         self.acknowledged: dict[int, int] = {}
         """value → offset"""
+        self.end_offset = 0
+        """After the last of them."""
         self._committed_under: dict[int, int] = {}
         """offset → leader epoch under which it came below a high watermark first; a leader under an
         older one need not have it.
@@ -34,6 +36,7 @@ class AcknowledgedStays:
 
     def on_acknowledged(self, value: int, offset: int) -> None:
         self.acknowledged[value] = offset
+        self.end_offset = max(self.end_offset, offset + 1)
 
     def on_high_watermark(self, leader_epoch: int, before: int, offset: int) -> None:
         for at in range(before, offset):
@@ -145,6 +148,13 @@ class NothingCommittedIsCut:
         hold(broker_id in self.hurt, "NothingCommittedIsCut", f"box {broker_id} cuts at {offset}, below its high watermark {high_watermark}")
 
 
+class ReadsAreCurrent:
+    """A coordinator that answers knows everything that was acknowledged before it was asked (95)."""
+
+    def on_state_read(self, broker_id: int, needed: int, offset: int) -> None:
+        hold(offset >= needed, "ReadsAreCurrent", f"box {broker_id} answered by what it knew at {offset}, {needed} was acknowledged before it was asked")
+
+
 class Invariants:
     """All of them; events are reported here."""
 
@@ -156,6 +166,7 @@ class Invariants:
         self.leaders = OneLeader()
         self.states = StatesFollowRules()
         self.cuts = NothingCommittedIsCut()
+        self.reads = ReadsAreCurrent()
 
     def on_lead(self, broker_id: int, leader_epoch: int, log: MemoryLog, high_watermark: int) -> None:
         self.acknowledged.on_lead(broker_id, leader_epoch, log)
@@ -179,6 +190,9 @@ class Invariants:
 
     def on_consumed(self, offset: int, record: Record) -> None:
         self.committed.on_consumed(offset, record)
+
+    def on_state_read(self, broker_id: int, needed: int, offset: int) -> None:
+        self.reads.on_state_read(broker_id, needed, offset)
 
     def on_state(self, old: PartitionState, new: PartitionState, write: Write) -> None:
         self.states.on_state(old, new, write)

@@ -18,6 +18,7 @@ from appliance.storage import leader_epoch_cache
 from services.controller import isr_keeper
 from services.controller.decisions import leader_operations
 from services.controller.decisions import leader_selection as failover
+from services.coordinator.state.confirmations import LeadershipConfirmations
 from services.log_writer.replicas.replication_state import FollowerProgress, ReplicationState
 from tests.simulation.invariants import Broken
 from tests.simulation.simulation import run
@@ -116,7 +117,12 @@ def _accepts_fetches_of_any_epoch(writer: Writer, leader_epoch: int, *rest: Any,
     take(writer, writer.leader_epoch, *rest)
 
 
+def _confirms_nothing(_confirmations: LeadershipConfirmations, _ids: Any, on_confirmed: Callable[[bool], None]) -> None:
+    on_confirmed(True)
+
+
 MUTATIONS = {
+    "a coordinator answers from memory": Mutation(((LeadershipConfirmations, "confirm", _confirms_nothing),)),
     "truncation by high watermark": Mutation(((Writer, "truncate", _cuts_at_high_watermark), (leader_epoch_cache, "is_diverging", lambda *_: False))),
     "no comparison of leader epochs": Mutation(((leader_epoch_cache, "is_diverging", lambda *_: False),)),
     "truncation at the leader's end of the epoch alone": Mutation(((leader_epoch_cache, "truncation_offset", _cuts_at_the_leaders_end),)),

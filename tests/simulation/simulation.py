@@ -27,6 +27,7 @@ from services.controller.zookeeper.requests import Create, Write
 from tests.simulation.box import Box
 from tests.simulation.clients import Consumer, Producer
 from tests.simulation.controller_process import PARTITION, TOPIC, TOPIC_ID, directory_of
+from tests.simulation.coordinator import StateReader
 from tests.simulation.faults import KINDS, Faults
 from tests.simulation.invariants import Broken, Invariants, hold
 from tests.simulation.world import MS, SECOND, World
@@ -65,6 +66,7 @@ class Simulation:
             Producer(world, self.boxes, 3, False, chance.choice((-1, 78)), self.watched),
         ]
         self.consumers = [Consumer(world, self.boxes, self.watched), Consumer(world, self.boxes, self.watched)]
+        self.state_reader = StateReader(world, self.boxes, self.watched)
         kinds = KINDS if chance.random() < 0.4 else chance.sample(KINDS, 3)
         every, aim = chance.choice((150, 300, 600)) * MS, chance.choice((0.3, 0.6, 0.9))
         self.faults = Faults(world, self.zookeeper, self.boxes, self.watched, self.state, kinds, every, aim)
@@ -100,6 +102,7 @@ class Simulation:
             self.world.run_until(self.world.now + 250 * MS)
         for producer in self.producers:
             producer.is_stopped = True
+        self.state_reader.is_stopped = True
         logs = [box.log for box in self.boxes]
         end = self.world.now + SETTLED_WITHIN
         while len({offset for box in self.boxes for offset in (box.log.end_offset, box.writer.high_watermark)}) > 1 and self.world.now < end:

@@ -14,6 +14,7 @@ FOUND_SOON = {
     "an election outside of the in-sync set": 300,
     "an unclean box stays in sync": 300,
     "an unclean box stays in sync with one that is away": 300,
+    "a coordinator answers from memory": 300,
 }
 """Mutation → the seeds within which it is found."""
 

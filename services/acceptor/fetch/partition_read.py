@@ -162,11 +162,11 @@ class PartitionRead:
             if epoch_end is None:
                 return None
             if isinstance(epoch_end, ErrorCode):
-                return self._refuse(epoch_end)
+                return self._refuse(self._out_of_range())
             if fetch_offset >= row.log_start_offset and is_diverging(wanted.last_fetched_epoch, fetch_offset, *epoch_end):
                 return empty._replace(diverging_epoch=EpochEndOffset(*epoch_end))
         if not is_within:
-            return self._refuse(ErrorCode.OFFSET_OUT_OF_RANGE)
+            return self._refuse(self._out_of_range())
         if request.replica_id >= 0:
             shared.followers.report(pending, self.target, wanted, replica, row.leader_epoch, shared.readers[replica.disk])
         if fetch_offset >= limit_offset:
@@ -179,6 +179,12 @@ class PartitionRead:
         topic = "" if code == ErrorCode.UNKNOWN_TOPIC_ID else self.topic
         return FetchPartitionResult(topic, self.wanted.topic_id, self.wanted.partition, code)
 
+    def _out_of_range(self) -> ErrorCode:
+        """OFFSET_OUT_OF_RANGE, at which consumers reset their position, unless another leader may have what this log lacks."""
+        lease = self.shared.lease
+        is_ahead = self.pending.request.replica_id < 0 and self.wanted.fetch_offset >= self.row.log_start_offset
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER if is_ahead and lease is not None and lease.may_be_replaced(self.replica) else ErrorCode.OFFSET_OUT_OF_RANGE
+
     def _problem(self) -> ErrorCode | None:
         """Return the error with which this client is refused, if any."""
         shared, pending, wanted, replica, row = self.shared, self.pending, self.wanted, self.replica, self.row
@@ -187,7 +193,7 @@ class PartitionRead:
         if problem is None:
             if replica_id >= 0:
                 problem = shared.followers.problem(pending, wanted, replica)
-            elif shared.lease is not None and row.role == ROLE_LEADER and shared.lease.is_shut(replica):
+            elif shared.lease is not None and row.role == ROLE_LEADER and shared.lease.refuses_consumers(replica):
                 problem = ErrorCode.NOT_LEADER_OR_FOLLOWER
         if problem is not None:
             return problem

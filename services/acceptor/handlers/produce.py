@@ -115,7 +115,8 @@ class ProduceHandler:
         self._arena = arena
         self._clock = clock
         self._budget_bytes = budget_bytes
-        self._checks = ProduceChecks(arena.memory, lease)
+        self._lease = lease
+        self._checks = ProduceChecks(arena.memory)
         self._answers = ProduceAnswers(view, delayed, clock, counters, on_reply)
         self.transactions: TransactionGate[_Part] = TransactionGate(verifier, clock, self._on_verified, self._on_not_verified)
         self._message_sets = UpConversion(view, arena, counters)
@@ -148,6 +149,8 @@ class ProduceHandler:
         self._requests.add()
         deadline_ns = self._clock.monotonic_ns() + max(0, request.timeout_ms) * 1_000_000
         pending = PendingProduce(self._answers, connection.expect_reply(True), version, header.correlation_id, request, deadline_ns)
+        if pending.acks == 1 and self._lease is not None and self._lease.has_ended():
+            pending.acks = -1  # a replaced leader would truncate what only it has, after it was acknowledged
         if not request.partitions:
             self._answers.finish(pending)
         if request.transactional_id is not None and len(request.partitions) > 1 and has_two_producers(request.partitions, buffer):

@@ -10,7 +10,6 @@ from struct import Struct
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import INTERNAL_TOPICS
-from appliance.cluster.lease_gate import LeaseGate
 from appliance.cluster.metadata_cache import LocalReplica
 from appliance.protocol.produce import ProducePartition
 from appliance.records.batch import ATTRIBUTES_AT, BASE_SEQUENCE_AT, PRODUCER_ID_AT, RECORDS_AT, TRANSACTIONAL_FLAG, batch_problem
@@ -30,11 +29,10 @@ Refusal = tuple[ErrorCode, str]
 
 
 class ProduceChecks:
-    """`memory` is the arena with the batches. Without `lease`, the rows alone decide what this box leads."""
+    """`memory` is the arena with the batches."""
 
-    def __init__(self, memory: memoryview, lease: LeaseGate | None) -> None:
+    def __init__(self, memory: memoryview) -> None:
         self._memory = memory
-        self._lease = lease
 
     def row_problem(self, placement: LocalReplica, acks: int) -> tuple[Refusal | None, tuple[int, ...]]:
         """Return why the row refuses a produce, or None, and the row's words."""
@@ -50,8 +48,6 @@ class ProduceChecks:
                 return (ErrorCode.KAFKA_STORAGE_ERROR, f"disk {placement.disk} is offline"), words
             return (ErrorCode.NOT_LEADER_OR_FOLLOWER, ""), words
         isr = words[ISR_AND_CONFIG]
-        if acks != -1 and self._lease is not None and self._lease.is_shut(placement):
-            return (ErrorCode.NOT_LEADER_OR_FOLLOWER, "this box has lost contact with ZooKeeper and may not be the leader any more"), words
         if acks == -1 and isr >> 48 < isr >> 32 & 0xFFFF:
             return (ErrorCode.NOT_ENOUGH_REPLICAS, f"{isr >> 48} replicas are in sync, {isr >> 32 & 0xFFFF} are needed"), words
         return None, words

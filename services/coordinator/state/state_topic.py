@@ -15,7 +15,7 @@ for an absent in-sync replica until it returns or leaves the ISR.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from appliance.base.clock import Clock
@@ -338,6 +338,10 @@ class StateTopic:
             self._skipped.add(count)
             words = f"{self.name}-{number} was loaded without {count} of its records, which could not be read"
             self._log.warning(words, topic=self.name, partition=number)
+
+    def led_partitions(self) -> Iterable[int]:
+        """The partitions that this box leads."""
+        return self._partitions.keys()
 
     @property
     def led_count(self) -> int:

@@ -50,7 +50,7 @@ class BatchSender:
         acknowledger: Acknowledger,
         producer_ids: ProducerIdSource,
         previous: InheritedState,
-        may_lead_alone: Callable[[LocalReplica], bool],
+        may_be_replaced: Callable[[LocalReplica], bool],
         on_changed: Callable[[str], None],
     ) -> None:
         box, clock, counters = context.box, context.clock, context.counters
@@ -66,7 +66,7 @@ class BatchSender:
             previous.spool, self.queues.charge, lambda batch: batch.bytes_in(arena), acknowledger.on_lost, previous.replays.before_offer
         )
         answers = BatchAnswers(self.queues, self.leaders.topic_ids, acknowledger, previous.replays, self._on_ended, context)
-        self._local = LocalLeaders(arena, view, self.queues.of, answers, may_lead_alone)
+        self._local = LocalLeaders(arena, view, self.queues.of, answers, may_be_replaced)
         self._remote = RemoteLeaders(context.poller, clock, answers, self._local.copy_out, counters)
         self._unresolved = UnresolvedSequences(previous.peers, answers.on_found, answers.on_sequences_lost)
         self._next_number = 0

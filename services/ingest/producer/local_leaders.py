@@ -58,15 +58,15 @@ class LocalLeaders:
         view: MetadataCache,
         queue_of: Callable[[ProducerBatch], PartitionQueue],
         answers: Answers,
-        may_lead_alone: Callable[[LocalReplica], bool],
+        may_be_replaced: Callable[[LocalReplica], bool],
     ) -> None:
         self._arena = arena
         self._view = view
         self._queue_of = queue_of
         self._answers = answers
-        self._may_lead_alone = may_lead_alone
-        """True if a leader that may have been replaced may accept acks=1 batches, which its
-        followers lack (`cluster/lease_gate.py`)."""
+        self._may_be_replaced = may_be_replaced
+        """True if another box may lead the partition without this one knowing it
+        (`cluster/lease_gate.py`)."""
         self._uncommitted: dict[PartitionQueue, None] = {}
 
     @property
@@ -97,8 +97,8 @@ class LocalLeaders:
         return sent
 
     def _offer(self, queue: PartitionQueue, batch: ProducerBatch, placement: LocalReplica, words: tuple[int, ...]) -> bool:
-        if not batch.wants_all and not self._may_lead_alone(placement):
-            return False  # a replaced leader would truncate what only it has, after the sender was answered
+        if self._may_be_replaced(placement):  # it would truncate what only it has, after the sender was answered
+            batch.wants_all, batch.was_leased = True, False
         arena = self._arena
         if batch.slot < 0:
             slot = arena.allocate(batch.size_bytes)

@@ -23,7 +23,7 @@ class ProducerBatch:
         "base_sequence", "charge", "closed_ns", "data", "is_appended", "is_replaced",
         "is_replacement", "is_spooled", "number", "partition", "producer_epoch", "producer_id",
         "record_count", "shares", "size_bytes", "slot", "topic", "topic_id", "uncommitted",
-        "wants_all", "was_offered",
+        "wants_all", "was_leased", "was_offered",
     )  # fmt: skip
 
     def __init__(self, topic: str, ready: ReadyBatch, number: int, closed_ns: int) -> None:
@@ -40,6 +40,8 @@ class ProducerBatch:
         self.producer_epoch = self.base_sequence = -1
         self.wants_all = any(share.wants_all for share in ready.shares)
         """True: stored when all in-sync replicas have it. False: stored when the leader has it."""
+        self.was_leased = True
+        """False: offered without a lease, so no share is stored before the high watermark passes."""
         self.was_offered = False
         self.is_appended = False
         """The current leader has appended it; it waits for the high watermark."""

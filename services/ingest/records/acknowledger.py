@@ -37,7 +37,7 @@ class Acknowledger:
     def on_appended(self, batch: ProducerBatch) -> None:
         """Complete the shares that need only the leader's append."""
         for share in batch.shares:
-            if not share.wants_all:
+            if batch.was_leased and not share.wants_all:
                 self._store(share)
 
     def on_stored(self, batch: ProducerBatch) -> None:

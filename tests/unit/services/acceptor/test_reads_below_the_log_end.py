@@ -79,37 +79,39 @@ def test_a_follower_serves_consumers_that_say_where_they_are_up_to_its_high_wate
 # -- the lease
 
 
-def test_without_a_lease_a_leader_of_shared_partitions_serves_followers_but_no_consumers(tmp_path: Path) -> None:
+def test_without_a_lease_consumers_of_shared_partitions_are_served_for_the_time_of_the_setting(tmp_path: Path) -> None:
     path = tmp_path / "segment.log"
     size_bytes = len(write_segment(path, BATCHES, 10, 10))
     with scratch_layout() as layout:
         clock = ManualClock()
         counters = Counters.create_or_adopt(layout, "other", 1)
         reader = LeaseReader(layout)
-        gate = LeaseGate(reader, clock, counters)
+        gate = LeaseGate(reader, clock, counters, reads_ms=5_000)
         side = SteppedFetches(layout, path, size_bytes // BATCHES, 1, lease=gate)
         side.assign((1, 2))
 
-        def consumed() -> int:
-            client = side.fetch(side.connect(), [Asked(0, END)])
+        def consumed(offset: int = END) -> int:
+            client = side.fetch(side.connect(), [Asked(0, offset)])
             return side.fetched(client)[1][0].error_code
 
-        assert consumed() == 0, "this box has no lease"
+        assert consumed() == 0, "no controller has stored a lease on this box"
         writer = LeaseWriter(layout, 1)
         gate.look_for()
-        assert consumed() == ErrorCode.NOT_LEADER_OR_FOLLOWER
-        assert ask(side, Followed(0, END)).error_code == 0
         writer.extend(clock.boottime_ns() + 1_000_000_000)
-        writer.extend(clock.boottime_ns() + 1)  # an answer that was long on its way
-        assert consumed() == 0
+        writer.extend(clock.boottime_ns() + 1)  # a late answer of ZooKeeper
+        assert (consumed(), consumed(END + 1)) == (0, ErrorCode.OFFSET_OUT_OF_RANGE)
         writer.close()
-        assert consumed() == 0, "a controller that is started again has its registration still"
         clock.advance_ms(1_000)
+        assert gate.has_ended()
+        assert consumed() == 0
+        assert consumed(END + 1) == ErrorCode.NOT_LEADER_OR_FOLLOWER, "the next leader may have it: the consumer must not reset its position"
+        clock.advance_ms(5_000)
         assert consumed() == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert ask(side, Followed(0, END)).error_code == 0, "followers are served"
         side.assign((1,))
-        assert consumed() == 0, "a sole replica goes on without ZooKeeper"
+        assert (consumed(), consumed(END + 1)) == (0, ErrorCode.OFFSET_OUT_OF_RANGE), "a sole replica needs no lease"
         again = LeaseWriter(layout, 2)
-        assert again.until_ns == clock.boottime_ns()
+        assert again.until_ns == clock.boottime_ns() - 5_000_000_000
         again.end()
         assert again.until_ns == 0
         again.close()

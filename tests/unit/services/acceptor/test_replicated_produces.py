@@ -239,19 +239,17 @@ def test_a_request_that_waits_longer_than_its_timeout_fails(led: OneLedPartition
     assert led.outcome() is ErrorCode.REQUEST_TIMED_OUT
 
 
-@pytest.mark.parametrize(("acks", "is_taken"), [(1, False), (-1, True)])
-def test_without_a_lease_only_what_the_whole_in_sync_set_will_have_is_taken(acks: int, is_taken: bool) -> None:
+@pytest.mark.parametrize(("acks", "has_ended", "waits"), [(1, True, True), (-1, True, True), (-1, False, True), (1, False, False)])
+def test_without_a_lease_a_batch_is_acknowledged_when_the_whole_in_sync_set_has_it(acks: int, has_ended: bool, waits: bool) -> None:
     with scratch_layout() as layout:
-        lease: Any = SimpleNamespace(is_shut=lambda placement: len(placement.replicas) > 1)
+        lease: Any = SimpleNamespace(has_ended=lambda: has_ended)
         led = OneLedPartition(layout, lease)
         led.produce(acks)
-        assert bool(led.parts) is is_taken
-        if not is_taken:
-            assert led.outcome() is ErrorCode.NOT_LEADER_OR_FOLLOWER
-        led.placement.replicas = (1,)
-        led.parts.clear()
-        led.produce(acks)
-        assert led.parts
+        led.append()
+        assert led.outcome() is (None if waits else ErrorCode.NONE)
+        if waits:
+            led.move(high_watermark=101)
+            assert led.outcome() is ErrorCode.NONE
         led.close()
 
 

@@ -3,7 +3,7 @@ a transaction first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,10 +11,10 @@ import pytest
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
-from appliance.cluster.state_log import ProducerIdentity
+from appliance.cluster.state_log import OnAppended, ProducerIdentity, StateRecord, partition_of
 from appliance.ipc.frames import Frame
 from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, TRANSACTION_ENDED, pack_ended_transaction, pack_kafka_request
-from appliance.protocol import group_apis, transaction_apis
+from appliance.protocol import group_apis, group_offset_apis, transaction_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.forwarded_apis import COORDINATED_APIS
 from appliance.protocol.group_apis import HeartbeatRequest, HeartbeatResponse
@@ -25,6 +25,7 @@ from appliance.shm.counters import Counters
 from lab.scratch_layout import scratch_layout
 from services.coordinator.coordinator_requests import VERIFICATIONS_MAX, CoordinatorRequests
 from services.coordinator.groups.member import ClientIdentity
+from services.coordinator.state.confirmations import LeadershipConfirmations
 from services.coordinator.transactions.transaction import SECOND_PROTOCOL
 
 OFFSETS = TopicPartition("__consumer_offsets", 3)
@@ -43,6 +44,31 @@ class PlayedCoordinators:
         return lambda *arguments: self.calls.append((name, arguments))
 
 
+class PlayedStateLog:
+    """Appends to a state topic of three partitions, answered by the test."""
+
+    def __init__(self) -> None:
+        self.partition_count = 3
+        self.led: tuple[int, ...] = (0, 1, 2)
+        self.appends: list[tuple[int, OnAppended]] = []
+
+    def led_partitions(self) -> Iterable[int]:
+        return self.led
+
+    def append(
+        self, partition: int, records: Sequence[StateRecord], on_appended: OnAppended, *, producer: ProducerIdentity | None = None, timeout_ms: int = 0
+    ) -> None:
+        assert [record.value for record in records] == [None]
+        self.appends.append((partition, on_appended))
+
+    def answer(self, code: ErrorCode = ErrorCode.NONE) -> list[int]:
+        """Answer all appends under way; return their partitions."""
+        appends, self.appends = self.appends, []
+        for _, on_appended in appends:
+            on_appended(code)
+        return [partition for partition, _ in appends]
+
+
 class World:
     def __init__(self, counters: Counters, verifies: bool = True) -> None:
         self.groups, self.transactions = PlayedCoordinators(), PlayedCoordinators()
@@ -52,9 +78,11 @@ class World:
         )
         self.guarded: list[tuple[int, ProducerIdentity]] = []
         self.leads, self.elsewhere, self.cut_off_from = True, PlayedCoordinators(), set[str]()
+        self.logs = {topic: PlayedStateLog() for topic in ("__consumer_offsets", "__transaction_state")}
+        confirmations = {topic: LeadershipConfirmations(log, b"key") for topic, log in self.logs.items()}
         transactions = SimpleNamespace(coordinator=self.transactions, leads=lambda _name: self.leads)
         self.requests = CoordinatorRequests(
-            cast(Any, groups), cast(Any, transactions), self.elsewhere, self._is_cut_off, verifies, lambda: 77, counters, self._respond
+            cast(Any, groups), cast(Any, transactions), self.elsewhere, confirmations, self._may_be_replaced, verifies, lambda: 77, counters, self._respond
         )
         self.counters = counters
 
@@ -62,7 +90,7 @@ class World:
         self.guarded.append((partition, producer))
         ask(commit)
 
-    def _is_cut_off(self, topic: str) -> bool:
+    def _may_be_replaced(self, topic: str) -> bool:
         return topic in self.cut_off_from
 
     def _respond(self, client: RequestClient, kind: int, token: int, payload: bytes) -> None:
@@ -189,12 +217,90 @@ def test_a_refusal_of_another_box_becomes_an_error_of_the_api(counters: Counters
     assert world.groups.calls == []
 
 
-def test_a_coordinator_that_may_have_been_replaced_answers_nothing_from_memory(counters: Counters) -> None:
+HEARTBEAT = group_apis.HEARTBEAT_REQUEST.encode(4, HeartbeatRequest("g", 1, "m"))
+OF_G = partition_of("g", 3)
+
+
+def test_without_a_lease_a_request_waits_for_a_record_below_the_high_watermark(counters: Counters) -> None:
     world = World(counters)
     world.cut_off_from = {"__consumer_offsets"}
-    world.send(ApiKey.HEARTBEAT, 4, group_apis.HEARTBEAT_REQUEST.encode(4, HeartbeatRequest("g", 1, "m")))
+    log = world.logs["__consumer_offsets"]
+    world.send(ApiKey.HEARTBEAT, 4, HEARTBEAT)
+    assert world.groups.calls == [] and world.sent == []
+    assert log.answer() == [OF_G]
+    assert [call[0] for call in world.groups.calls] == ["heartbeat"]
+
+
+def test_a_record_confirms_no_request_that_came_after_it(counters: Counters) -> None:
+    world = World(counters)
+    world.cut_off_from = {"__consumer_offsets"}
+    log = world.logs["__consumer_offsets"]
+    for _ in range(3):
+        world.send(ApiKey.HEARTBEAT, 4, HEARTBEAT)
+    assert log.answer() == [OF_G] and len(world.groups.calls) == 1
+    assert log.answer() == [OF_G] and len(world.groups.calls) == 3, "one record for all that came meanwhile"
+    assert not log.appends
+
+
+def test_a_request_does_not_overtake_those_that_wait_when_the_lease_is_back(counters: Counters) -> None:
+    world = World(counters)
+    world.cut_off_from = {"__consumer_offsets"}
+    log = world.logs["__consumer_offsets"]
+    world.send(ApiKey.HEARTBEAT, 4, HEARTBEAT)
+    world.cut_off_from = set()
+    world.send(ApiKey.LEAVE_GROUP, 4, group_apis.LEAVE_GROUP_REQUEST.encode(4, group_apis.LeaveGroupRequest("g")))
+    log.answer()
+    log.answer()
+    assert [call[0] for call in world.groups.calls] == ["heartbeat", "leave_group"]
+    world.send(ApiKey.HEARTBEAT, 4, HEARTBEAT)
+    assert len(world.groups.calls) == 3 and not log.appends
+
+
+def test_a_leader_that_was_replaced_refuses_what_it_cannot_confirm(counters: Counters) -> None:
+    world = World(counters)
+    world.cut_off_from = {"__consumer_offsets"}
+    world.send(ApiKey.HEARTBEAT, 4, HEARTBEAT)
+    world.logs["__consumer_offsets"].answer(ErrorCode.REQUEST_TIMED_OUT)
     assert world.groups.calls == []
     assert world.sent == [(KAFKA_RESPONSE, 5, group_apis.HEARTBEAT_RESPONSE.encode(4, HeartbeatResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)))]
-    world.cut_off_from = {"__transaction_state"}
-    world.send(ApiKey.HEARTBEAT, 4, group_apis.HEARTBEAT_REQUEST.encode(4, HeartbeatRequest("g", 1, "m")))
-    assert [call[0] for call in world.groups.calls] == ["heartbeat"]
+    world.send(ApiKey.HEARTBEAT, 4, HEARTBEAT)
+    world.logs["__consumer_offsets"].answer(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    assert world.groups.calls == [], "its log-writer died, and its memory is as old as before"
+    world.logs["__consumer_offsets"].led = ()
+    world.send(ApiKey.HEARTBEAT, 4, HEARTBEAT)
+    assert [call[0] for call in world.groups.calls] == ["heartbeat"], "its own rules answer NOT_COORDINATOR"
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "body", "partitions"),
+    [
+        (ApiKey.LIST_GROUPS, 4, group_apis.LIST_GROUPS_REQUEST.encode(4, group_apis.ListGroupsRequest()), {0, 1, 2}),
+        (
+            ApiKey.DESCRIBE_GROUPS,
+            4,
+            group_apis.DESCRIBE_GROUPS_REQUEST.encode(4, group_apis.DescribeGroupsRequest(("g", "h"))),
+            {OF_G, partition_of("h", 3)},
+        ),
+        (
+            ApiKey.OFFSET_FETCH,
+            8,
+            group_offset_apis.OFFSET_FETCH_REQUEST.encode(8, group_offset_apis.OffsetFetchRequest((group_offset_apis.OffsetFetchGroup("g"),))),
+            {OF_G},
+        ),
+    ],
+)
+def test_a_request_is_confirmed_for_the_partitions_of_its_groups(counters: Counters, key: int, version: int, body: bytes, partitions: set[int]) -> None:
+    world = World(counters)
+    world.cut_off_from = {"__consumer_offsets"}
+    world.send(key, version, body)
+    assert set(world.logs["__consumer_offsets"].answer()) == partitions
+    assert len(world.groups.calls) == 1
+
+
+def test_offsets_of_a_transaction_are_confirmed_for_the_group_and_for_the_transaction(counters: Counters) -> None:
+    world = World(counters)
+    world.cut_off_from = {"__consumer_offsets", "__transaction_state"}
+    world.send(ApiKey.TXN_OFFSET_COMMIT, 3, transaction_apis.TXN_OFFSET_COMMIT_REQUEST.encode(3, COMMIT))
+    assert world.logs["__consumer_offsets"].answer() == [partition_of(COMMIT.group_id, 3)] and world.guarded == world.transactions.calls == []
+    assert world.logs["__transaction_state"].answer() == [partition_of(COMMIT.transactional_id, 3)]
+    assert world.transactions.calls
