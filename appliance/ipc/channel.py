@@ -28,6 +28,24 @@ from appliance.shm.partition_table import SLEEPING_WORD as TABLE_SLEEPING_WORD
 from appliance.shm.partition_table import PartitionTableReader
 from appliance.shm.ring import RingPair
 
+# The handshake:
+#
+#  source                                                             log-writer@DISK
+#    │ (its arena exists since its start)                                │ listens when logs are open
+#    │ connect to log-writer@DISK.sock; absent: retry in 20 ms           │
+#    │ create the rings  channel.SOURCE.DISK.ATTEMPT.INCARNATION         │
+#    │ ── HELLO {source, incarnation, rings, arena} + eventfd ─────────▶ │ map arena and rings; both
+#    │                                                                   │ must be of that incarnation
+#    │                                                                   │ store own incarnation
+#    │ ◀── WELCOME {table, incarnation, boot, directory_id,              │
+#    │              partitions, …} + eventfd ─────────────────────────── │ (other layout: REFUSED)
+#    │ map the table read-only; unlink the rings' name (ingest keeps it) │
+#    │                                                                   │
+#    │ ── descriptors (ring) ── doorbell if it sleeps ─────────────────▶ │
+#    │ ◀── completions (ring) ── doorbell if it sleeps or watches rows ─ │
+#    │                                                                   │
+#    │ the socket stays open; its close is the proof of death            │
+
 HELLO = 1
 WELCOME = 2
 REFUSED = 3

@@ -10,6 +10,32 @@ because equal offsets of two epochs hold different records. A copy that compacti
 that ends below the start of its source, starts over. `complete` is written last, when everything else
 is durable; it is removed before the copy continues.
 
+Order of the steps of a move (→), what a crash in one leaves, and what repairs it:
+
+* begin (target): `-future` directory → `partition.metadata` → `move.json`, each durable → log
+  directory synced. A crash leaves a directory with some of it. Repair: the repeated command;
+  without a record the next start removes it.
+* copy (mover): source's row read → its leader epochs → copy truncated by them → batches appended,
+  segment by segment as in the source → every 64 MiB: flush round → `move.json` with the recovery
+  point, durable. A crash leaves more than the recovery point says, or torn. Repair: the next mover
+  truncates the copy at the recovery point, then by leader epoch. It starts over if the source's
+  cleaner checkpoint changed, or the source begins above the copy's end.
+* finish (mover; the source is frozen): copied to the source's log end → segments below its log
+  start removed → leader epochs and producer snapshot taken over → log closed, all of it synced →
+  `complete` in `move.json`, durable. A crash leaves a copy that is complete or not. Repair, if not
+  complete: the hand-over restarts. Complete: it stays so until a mover sees that the source leads
+  again, and takes that back before it touches anything else.
+* commit (source, frozen at that log end): rename to `-delete` → log directory synced → row removed.
+  A crash leaves one name or the other: the source has it, or the complete copy is the log. Repair:
+  the controller, by what exists. An incarnation that is not frozen refuses.
+* promote (target): checkpoint lines of an earlier log of that name removed, durable → rename
+  `-future` → plain → log directory synced → opened, row → in a thread: three checkpoints durable →
+  `move.json` unlinked, directory synced. A crash leaves a complete `-future`; or a plain directory
+  with `move.json`. Repair: promoted again; `complete` holds beside the checkpoints (the larger of
+  each) until the record is removed.
+* cancel (target): `-future` renamed to `-delete` → log directory synced → removed in slices. A
+  crash leaves one name or the other. Repair: the repeated command; `delete_some` continues.
+
 Weak spot: of more than `RECENT_PRODUCERS_MAX` producers the others keep their last batch only, as
 after any clean stop; so do all, if the target's log-writer dies right after the promotion.
 """

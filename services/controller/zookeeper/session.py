@@ -3,7 +3,7 @@
 Owned by the controller process; the only module that imports kazoo. kazoo's three threads talk to
 the server, append events to a queue and signal an eventfd that the controller's poller watches.
 `drain` handles the queue inside the duty cycle, so no callback of ours runs on another thread.
-`appliance/cluster/README.md` states what may be assumed in each `SessionState`.
+`SessionState` states what may be assumed in each state.
 
 Weak: kazoo wakes its thread with one byte per request through a socket pair that holds some 270
 bytes and then blocks, hence the window of `IN_FLIGHT_MAX` and the rejection of requests without a
@@ -72,13 +72,27 @@ REFUSED_SECONDS = 0.5
 
 
 class SessionState(Enum):
-    """`appliance/cluster/README.md` says what may be assumed in each."""
+    """What may be assumed in each state, and what is done."""
 
     CONNECTING = "connecting"
+    """Before the first connection: nothing is known. The image file of the previous incarnation stays,
+    and requests wait until their time-out."""
     CONNECTED = "connected"
+    """A server accepted the session, old or new. Our ephemeral nodes exist if the session id is the
+    old one; what was read may have changed. Everything is repeated: registration, election, load,
+    image, disks. Boxes that are not registered then have a session's time-out before their replicas
+    are replaced as leaders."""
     SUSPENDED = "suspended"
+    """The connection broke: the session may have expired, another broker may be controller, and writes
+    in flight may or may not have taken place. Started operations are dropped, admin and AlterPartition
+    requests wait, rows and image stay. Produce and fetch continue; of replicated partitions acks=0 and
+    1 and consumers' fetches while the lease lasts (`shm/lease.py`)."""
     EXPIRED = "expired"
+    """Our ephemeral nodes are deleted, another broker may be controller. As suspended; kazoo opens a
+    new session, with a new broker epoch."""
     CLOSED = "closed"
+    """A clean stop of the box ended the session, so other boxes know at once. A controller process that
+    stops alone leaves its session to its next incarnation."""
 
 
 class SavedSession(NamedTuple):
