@@ -347,10 +347,13 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceZooKeeperHeap",
         WARNING,
-        AlarmCondition("millrace_zookeeper_tree_bytes", ">", 0.4, divided_by="millrace_zookeeper_heap_bytes"),
+        AlarmCondition("millrace_zookeeper_tree_bytes", ">", 0.25, divided_by="millrace_zookeeper_heap_bytes"),
         MINUTE,
-        "ZooKeeper's tree takes more than two fifths of its heap",
+        "ZooKeeper's tree takes more than a quarter of its heap",
         "The server ends when its heap is full, and does not start again with the same tree: nothing is created, and no leader is elected.",
+        check="`millrace topic list` (how many topics and partitions); `millrace_zookeeper_znodes`.",
+        act="raise `zookeeper.heap.mb` and restart `millrace-zookeeper`, one member after the other; delete unused topics; "
+        "lower `max.topics` and `max.partitions.per.box`.",
     ),
     Alarm(
         "MillraceSessionsExpired",
