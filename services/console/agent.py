@@ -211,8 +211,12 @@ class ConsoleServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _count(counters: Counters, name: str, reason: str) -> None:
-    counters.counter(f'{name}{{reason="{reason}"}}').add()
+def _count_refused(counters: Counters, reason: str) -> None:
+    counters.counter(f'console.refused{{reason="{reason}"}}').add()
+
+
+def _count_closed(counters: Counters, reason: str) -> None:
+    counters.counter(f'console.closed{{reason="{reason}"}}').add()
 
 
 def run_console(context: ServiceContext, stop: StopRequest) -> None:
@@ -226,9 +230,9 @@ def run_console(context: ServiceContext, stop: StopRequest) -> None:
     loop = asyncio.SelectorEventLoop(HeartbeatSelector(context))
     asyncio.set_event_loop(loop)
     agent = ConsoleAgent(context)
-    connections = ConsoleConnections(partial(_count, context.counters, "console.closed"))
+    connections = ConsoleConnections(partial(_count_closed, context.counters))
     config = uvicorn.Config(
-        make_application(agent.watch, box_names(context.box), partial(_count, context.counters, "console.refused")),
+        make_application(agent.watch, box_names(context.box), partial(_count_refused, context.counters)),
         http=bounded_protocol(connections),
         ws="none",
         lifespan="off",
