@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from appliance.base.clock import Clock
+from appliance.base.clock import Clock, SystemClock
 from appliance.base.errors import MillraceError
 from appliance.base.layout import BoxLayout
 from appliance.base.settings import default_settings, load_box
@@ -97,6 +97,8 @@ def partition_problem(wanted: PartitionImage, row: Row | None, broker_id: int) -
 ANSWERS_SECONDS = 0.6
 """How long supervisor, systemd and kernel may take together; what does not come is left out, or taken from shared memory."""
 SUPERVISOR_SECONDS = 0.3
+MEASURE_SECONDS = 0.5
+"""Time between the readings that rates come from."""
 
 
 class BoxNotRunning(MillraceError):
@@ -315,6 +317,16 @@ def gather(layout: BoxLayout, box: dict[str, Any], before: Reading, after: Readi
         describe_cluster(image, after, int(box["broker_id"]), str(box.get("zookeeper", ""))),
         look_at_senders(layout, [process.name for process in processes], _setting_ms(layout, "ingest.sender.silent.ms"), after.wall_ms),
     )
+
+
+def measure(layout: BoxLayout, box: dict[str, Any]) -> BoxStatus:
+    """Read shared memory twice for the rates, and ask about the processes meanwhile."""
+    clock = SystemClock()
+    disk_names = [str(disk["name"]) for disk in box["disks"]]
+    before = read_shared_memory(layout, disk_names, clock)
+    answers = ask(layout, box, before)
+    time.sleep(max(0.0, MEASURE_SECONDS - (clock.monotonic_ms() - before.monotonic_ms) / 1000))
+    return gather(layout, box, before, read_shared_memory(layout, disk_names, clock), answers)
 
 
 def describe_cluster(image: MetadataImage, reading: Reading, broker_id: int, zookeeper: str = "") -> ClusterStatus:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from typing import TYPE_CHECKING, Annotated
 
 from appliance.base.clock import SystemClock
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from appliance.command.process_memory import BoxMemory, Memory
     from appliance.ipc.disk_reports import FoundDamage, MoveProgress
 
-MEASURE_SECONDS = 0.5
 DAMAGES_SHOWN = 5
 MOVES_SHOWN = 10
 MISSING_SHOWN = 3
@@ -35,23 +33,13 @@ def status(
 ) -> None:
     """Show processes, disks, topics and rates."""
     found = find_running_box(data, config)
-    gathered = measure(found)
+    from appliance.command.box_status import measure
+
+    gathered = measure(found.layout, found.box)
     if as_json:
         sys.stdout.write(json.dumps(gathered.document(), indent=2) + "\n")
     else:
         print_status(found, gathered, SystemClock().wall_ms())
-
-
-def measure(found: FoundBox) -> BoxStatus:
-    """Read shared memory twice, and ask about the processes meanwhile."""
-    from appliance.command.box_status import ask, gather, read_shared_memory
-
-    clock = SystemClock()
-    disk_names = [str(disk["name"]) for disk in found.box["disks"]]
-    before = read_shared_memory(found.layout, disk_names, clock)
-    answers = ask(found.layout, found.box, before)
-    time.sleep(max(0.0, MEASURE_SECONDS - (clock.monotonic_ms() - before.monotonic_ms) / 1000))
-    return gather(found.layout, found.box, before, read_shared_memory(found.layout, disk_names, clock), answers)
 
 
 def print_status(found: FoundBox, gathered: BoxStatus, now_ms: int) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,14 +24,16 @@ from appliance.command.box_status import (
     Reading,
     describe_topics,
     gather,
+    measure,
     partition_problem,
     rates_between,
     read_shared_memory,
 )
 from appliance.command.finding import FoundBox
 from appliance.command.ingest_figures import KnownSenders
+from appliance.command.main import print_status_document
 from appliance.command.process_memory import Memory, box_memory, memory_of
-from appliance.command.status import _state, cluster_line, measure, print_status, senders_line, zookeeper_line
+from appliance.command.status import _state, cluster_line, print_status, senders_line, zookeeper_line
 from appliance.ipc.disk_reports import COPYING, MoveProgress, moves_file, write_moves
 from appliance.ipc.frames import listen_unix
 from appliance.runtime.request_server import STATUS
@@ -39,6 +42,7 @@ from appliance.shm.counters import Counters
 from appliance.shm.disk_tables import attach_table
 from appliance.shm.mapping import PID_WORD
 from appliance.shm.partition_table import DISK_ONLINE, ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, PartitionTableWriter, Row
+from lab.running_box import ROOT
 from lab.scratch_layout import scratch_layout
 
 TOPIC_ID = TopicId(bytes(range(16)))
@@ -121,7 +125,7 @@ def test_a_supervisor_that_does_not_answer_holds_nothing_up(box: StatusBox) -> N
     box.box["zookeeper"] = "127.0.0.1:2181"
     with listen_unix(box.layout.supervisor_socket):
         began = time.monotonic()
-        status = measure(FoundBox(box.layout, box.box))
+        status = measure(box.layout, box.box)
     assert time.monotonic() - began < 1.0
     assert [(process.name, process.pid, process.state) for process in status.processes] == [("log-writer@d0", os.getpid(), "serving")]
     assert status.document()["cluster"]["zookeeper"] == "127.0.0.1:2181"
@@ -310,3 +314,24 @@ def test_a_box_that_does_not_reach_zookeeper_says_so_and_what_that_means(box: St
         assert ("ZooKeeper is not reached" in capsys.readouterr().out) is not is_connected
     assert "producers without acks=all, are refused" in zookeeper_line(gathered.cluster._replace(brokers=(1, 2, 3)))
     controller.close()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["status"], ["status", "--json", "--data"], ["status", "--json", "--help"], ["top", "--json"], ["status", "--json", "--json"]]
+)
+def test_other_arguments_than_those_of_the_document_are_left_to_typer(arguments: list[str]) -> None:
+    assert not print_status_document(arguments)
+
+
+def test_the_document_loads_neither_typer_nor_other_commands() -> None:
+    code = """if True:
+        import sys
+        from appliance.base.errors import MillraceError
+        from appliance.command.main import print_status_document
+        try:
+            print_status_document(["status", "--data", "/nonexistent", "--json"])
+        except MillraceError as error:
+            print("no running box" in str(error), {"typer", "rich", "appliance.command.topic"} & {*sys.modules})
+    """
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert answer.stdout == "True set()\n"
