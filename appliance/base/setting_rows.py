@@ -181,6 +181,15 @@ _RETENTION_ROWS = (
     SettingRow("log.retention.ms", 0, "ms", "the same in ms, before log.retention.minutes; 0 is not set", "space", -1, INT64_MAX),
     SettingRow("log.retention.bytes", -1, "bytes", "bytes of a partition that are kept; -1 is no limit", "space", -1, INT64_MAX),
     SettingRow(
+        "log.retention.protected.ms",
+        0,
+        "ms",
+        "segments younger than this are never deleted for free space; writes are refused instead (topics: millrace.retention.protected.ms)",
+        "a full disk refuses writes",
+        0,
+        INT64_MAX,
+    ),
+    SettingRow(
         "log.retention.check.interval.ms", 300 * SECOND, "ms", "time between two looks for what is too old or too much", "old records go later", 100, 24 * HOUR
     ),
     SettingRow(
@@ -196,7 +205,7 @@ _RETENTION_ROWS = (
         "log.disk.reserve.bytes",
         GIB,
         "bytes",
-        "with less than this free on a disk its oldest closed segments are deleted, whatever their topics' retention says; 0 is never",
+        "with less than this free on a disk its oldest closed segments are deleted, whatever their topics' retention says, except protected ones; 0 is never",
         "old records go earlier on a full disk",
         0,
         INT64_MAX,

@@ -3,7 +3,7 @@ back to.
 
 Pure; used where topics are created and described. Only configs that differ from Kafka's defaults
 are sent (`effective_config`), because each reader knows the defaults. Weak: the rows are Kafka
-3.9's; configs that this appliance does not implement yet (remote storage, throttled replicas) are
+3.9's, with one of ours; configs that this appliance does not implement yet (remote storage, throttled replicas) are
 checked and kept without effect.
 """
 
@@ -121,6 +121,7 @@ TOPIC_CONFIG_ROWS: dict[str, TopicConfigRow] = {
         TopicConfigRow("message.timestamp.before.max.ms", "long", _MAX, _LONG, ("log.message.timestamp.before.max.ms",)),
         TopicConfigRow("message.timestamp.difference.max.ms", "long", _MAX, _LONG, ("log.message.timestamp.difference.max.ms",)),
         TopicConfigRow("message.timestamp.type", "string", "CreateTime", _STAMPS, ("log.message.timestamp.type",)),
+        TopicConfigRow("millrace.retention.protected.ms", "long", "0", _LONG, ("log.retention.protected.ms",)),
         TopicConfigRow("min.cleanable.dirty.ratio", "double", "0.5", _double(0, 1), ("log.cleaner.min.cleanable.ratio",)),
         TopicConfigRow("min.compaction.lag.ms", "long", "0", _LONG, ("log.cleaner.min.compaction.lag.ms",)),
         TopicConfigRow("min.insync.replicas", "int", "1", _number(1, INT_MAX), ("min.insync.replicas",)),

@@ -13,7 +13,7 @@ from appliance.records.crc32c import crc32c
 
 
 class LogConfig(NamedTuple):
-    """Fields are Kafka's names with '_' for '.'; times in ms, -1 means never or no limit where Kafka says so."""
+    """Fields are Kafka's names with '_' for '.', and ours begin with `millrace_`; times in ms, -1 means never or no limit where Kafka says so."""
 
     segment_bytes: int = 1_073_741_824
     segment_ms: int = 604_800_000
@@ -25,6 +25,7 @@ class LogConfig(NamedTuple):
     min_insync_replicas: int = 1
     retention_ms: int = 604_800_000
     retention_bytes: int = -1
+    millrace_retention_protected_ms: int = 0
     cleanup_policy: str = "delete"
     compression_type: str = "producer"
     delete_retention_ms: int = 86_400_000

@@ -159,9 +159,9 @@ class FreeSpaceReserve:
     """Deletes the oldest segments of all partitions while a disk has less than the reserve free,
     regardless of the topics' retention.
 
-    It never deletes an active segment, or one of a topic that is only compacted; callers leave
-    internal topics out. The reserve is `reserve_bytes`, or `percent` of the disk if that is less; 0
-    disables it.
+    It never deletes an active segment, one of a topic that is only compacted, or one that is younger
+    than its topic's `millrace.retention.protected.ms`; callers leave internal topics out. The reserve
+    is `reserve_bytes`, or `percent` of the disk if that is less; 0 disables it.
     """
 
     name = "free_space_reserve"
@@ -178,27 +178,37 @@ class FreeSpaceReserve:
         """Return how many bytes must become free, 0 if there are enough."""
         return max(0, self.reserve_bytes(total_bytes) - free_bytes)
 
-    def plan(self, logs: Sequence[LogFacts], missing_bytes: int, largest_timestamp: Callable[[int, SegmentFacts], int]) -> dict[int, RetentionPlan]:
-        """Return plans by the log's index in `logs`. `largest_timestamp(index, segment)` is called for
-        the oldest segments only."""
+    def plan(
+        self, logs: Sequence[LogFacts], missing_bytes: int, largest_timestamp: Callable[[int, SegmentFacts], int], now_ms: int
+    ) -> tuple[dict[int, RetentionPlan], dict[int, int]]:
+        """Return plans by the log's index in `logs`, and the largest timestamp of what each deletes.
+
+        `largest_timestamp(index, segment)` is called for the oldest segments only. `now_ms` is wall
+        time; 0 protects all segments of topics with a protection.
+        """
         counts: dict[int, int] = {}
+        youngest: dict[int, int] = {}
         heads: list[tuple[int, int]] = []
 
         def offer(place: int, count: int) -> None:
             segment = logs[place].segments[count]
             if not segment.is_active and segment.end_offset <= logs[place].high_watermark:
-                heapq.heappush(heads, (largest_timestamp(place, segment), place))
+                timestamp = largest_timestamp(place, segment)
+                protected_ms = logs[place].config.millrace_retention_protected_ms
+                if not protected_ms or now_ms - timestamp >= protected_ms:
+                    heapq.heappush(heads, (timestamp, place))
 
         for place, log in enumerate(logs):
             if log.deletes:
                 offer(place, 0)
         while heads and missing_bytes > 0:
-            _, place = heapq.heappop(heads)
+            timestamp, place = heapq.heappop(heads)
+            youngest[place] = max(timestamp, youngest.get(place, 0))
             count = counts.get(place, 0)
             missing_bytes -= logs[place].segments[count].size_bytes
             counts[place] = count + 1
             offer(place, count + 1)
-        return {place: _plan(logs[place], count, (self._reason(logs[place], count),)) for place, count in counts.items()}
+        return {place: _plan(logs[place], count, (self._reason(logs[place], count),)) for place, count in counts.items()}, youngest
 
     def _reason(self, log: LogFacts, count: int) -> tuple[str, int, int]:
         return self.name, count, sum(segment.size_bytes for segment in log.segments[:count])

@@ -141,12 +141,15 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceRecordsDeletedForSpace",
         WARNING,
-        AlarmCondition("millrace_retention_segments_total", ">", 0, (("policy", "free_space_reserve"),), over_seconds=HOUR),
+        AlarmCondition("millrace_retention_shortened_partitions", ">", 0),
         0,
         "records on disk {disk} were deleted before their time, because it runs full",
-        "Consumers that are far behind have lost records; retention promises more than the disk holds.",
+        "Logs are shorter than `retention.ms` asks; consumers that are far behind have lost records.",
         check="the journal names segments and topics; are consumers behind (`millrace group describe`)?",
-        act="retention must promise less than the disks hold: set `retention.bytes`, or add a disk.",
+        act=(
+            "one sender floods: lower its quota (`ingest.sender.bytes.per.second`). Otherwise set "
+            "`retention.bytes`, or add a disk. `millrace.retention.protected.ms` protects a topic."
+        ),
     ),
     Alarm(
         "MillraceStorageFailures",

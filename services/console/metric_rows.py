@@ -222,6 +222,12 @@ LOG_WRITER = (
     counter("retention_segments", "retention.segments", "Segments deleted, by policy: log_start_offset, size, time, free_space_reserve.", ("disk", "policy")),
     counter("retention_bytes", "retention.bytes", "Bytes of them.", ("disk", "policy")),
     gauge("retention_departing_files", "retention.departing_files", "Deleted files that still take space: they go in slices.", _DISK),
+    gauge(
+        "retention_shortened_partitions",
+        "retention.shortened_partitions",
+        "Partitions whose oldest record is younger than retention.ms asks, because the free-space reserve took older ones.",
+        _DISK,
+    ),
     gauge("retention_reserve_missing_bytes", "retention.reserve_missing_bytes", "Bytes missing to the free-space reserve.", _DISK),
     counter("retention_removals_without_checkpoint", "retention.removals_without_checkpoint", "Removals on a full disk, before their checkpoint.", _DISK),
     counter("retention_delete_records", "retention.delete_records", "Logs shortened by DeleteRecords.", _DISK),

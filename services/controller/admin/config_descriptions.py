@@ -38,6 +38,7 @@ _TEXTS: Final[dict[str, str]] = {
     "message.timestamp.before.max.ms": "How far a record's time may lie before the broker's when it arrives.",
     "message.timestamp.difference.max.ms": "How far a record's time and the broker's may differ; deprecated.",
     "message.timestamp.type": "Which clock stamps records: the producer's (CreateTime) or the broker's (LogAppendTime).",
+    "millrace.retention.protected.ms": "Segments younger than this are never deleted for free space; writes are refused instead.",
     "min.cleanable.dirty.ratio": "Which share of a log must be uncompacted before it is compacted.",
     "min.compaction.lag.ms": "The shortest time a record stays uncompacted.",
     "min.insync.replicas": "How many replicas must be in sync for a produce with acks=all.",
@@ -58,6 +59,7 @@ EFFECTIVE: Final = frozenset(
     {
         "delete.retention.ms",
         "max.compaction.lag.ms",
+        "millrace.retention.protected.ms",
         "min.cleanable.dirty.ratio",
         "min.compaction.lag.ms",
         "cleanup.policy",

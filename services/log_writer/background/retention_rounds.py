@@ -46,6 +46,7 @@ DELETE_SLICE_BYTES = 32 << 20
 SPACE_NS = 1_000_000_000
 SHORT_SPACE_NS = 200_000_000
 """Time between two checks of the free space; and while the reserve is short."""
+DAY_MS = 86_400_000
 HURRY_MS = 1000
 """When space is short, a file waits no longer than this for its readers."""
 TOLD_NS = 600_000_000_000
@@ -125,6 +126,10 @@ class RetentionRounds:
         self._disagreement = counters.gauge("retention.clock_disagreement_ms")
         self._departing_files = counters.gauge("retention.departing_files")
         self._missing = counters.gauge("retention.reserve_missing_bytes")
+        self._shortened: dict[TopicPartition, int] = {}
+        """Logs of which the reserve took records before their time, and until when (wall ms) they are
+        shorter than they should be. Forgotten with the process."""
+        self._shortened_partitions = counters.gauge("retention.shortened_partitions")
         self._without_checkpoint = counters.counter("retention.removals_without_checkpoint")
         self._delete_records = counters.counter("retention.delete_records")
         names = [*(policy.name for policy in TOPIC_POLICIES), self._reserve.name]
@@ -271,6 +276,8 @@ class RetentionRounds:
         def compare(space: file_io.Space) -> None:
             self._missing_bytes = self._reserve.missing_bytes(space.total_bytes, space.free_bytes)
             self._missing.set(self._missing_bytes)
+            if self._shortened or self._shortened_partitions.value:
+                self._count_shortened()
             if self._missing_bytes:
                 if self._departing:
                     self._departing.hurry(self._clock.monotonic_ns() + HURRY_MS * 1_000_000)  # that space comes first
@@ -292,16 +299,33 @@ class RetentionRounds:
         logs, self._reserve_logs = self._reserve_logs, []
         missing_bytes = self._missing_bytes
 
-        def plan() -> dict[int, RetentionPlan]:
-            times = [SegmentTimes(replica.log.directory, -1) for replica, _ in logs]
-            return self._reserve.plan([facts for _, facts in logs], missing_bytes, lambda place, segment: times[place].largest_if_there(segment))
+        now_ms = self._clock.wall_ms() if self._agreement.holds() else 0
 
-        def take(plans: dict[int, RetentionPlan]) -> None:
+        def plan() -> tuple[dict[int, RetentionPlan], dict[int, int]]:
+            times = [SegmentTimes(replica.log.directory, -1) for replica, _ in logs]
+            return self._reserve.plan([facts for _, facts in logs], missing_bytes, lambda place, segment: times[place].largest_if_there(segment), now_ms)
+
+        def take(planned: tuple[dict[int, RetentionPlan], dict[int, int]]) -> None:
+            plans, youngest = planned
             for place, each in plans.items():
+                self._note_shortened(*logs[place], youngest[place])
                 self._planned.append(_Planned(*logs[place], each, min(HURRY_MS, logs[place][1].config.file_delete_delay_ms)))
             self._tell_reserve(plans, missing_bytes)
 
         self.task.start(plan, take)
+
+    def _note_shortened(self, replica: Replica, facts: LogFacts, timestamp: int) -> None:
+        """The log is shorter than its `retention.ms` asks until that time has passed since the youngest
+        record that goes. A log that keeps its records for ever is reported for a day."""
+        retention_ms = facts.config.retention_ms
+        until_ms = timestamp + retention_ms if retention_ms >= 0 else self._clock.wall_ms() + DAY_MS
+        self._shortened[replica.topic_partition] = max(until_ms, self._shortened.get(replica.topic_partition, 0))
+
+    def _count_shortened(self) -> None:
+        wall_ms = self._clock.wall_ms()
+        for name in [name for name, until_ms in self._shortened.items() if until_ms <= wall_ms]:
+            del self._shortened[name]
+        self._shortened_partitions.set(len(self._shortened))
 
     def _tell_reserve(self, plans: dict[int, RetentionPlan], missing_bytes: int) -> None:
         now_ns = self._clock.monotonic_ns()
@@ -317,7 +341,7 @@ class RetentionRounds:
         elif now_ns - self._reserve_told_ns >= TOLD_NS:
             self._reserve_told_ns = now_ns
             words = f"{path} has {missing_bytes >> 20} MiB less free than its reserve, and no closed segment is left that may be deleted"
-            self._log.error(words, reason=self._reserve.name)
+            self._log.error(f"{words}; others are active or protected (millrace.retention.protected.ms)", reason=self._reserve.name)
 
     # -- carrying out
 

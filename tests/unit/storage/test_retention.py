@@ -107,7 +107,7 @@ def test_for_the_reserve_the_oldest_of_all_partitions_go_but_no_active_one_and_n
     times = [written(5, 6, 0), written(1, 9, 0), written(0, 0), written(0)]
 
     def plans(missing: int) -> dict[int, int]:
-        found = FreeSpaceReserve(1, 5).plan(logs, missing, lambda place, segment: times[place][segment.base_offset])
+        found, _ = FreeSpaceReserve(1, 5).plan(logs, missing, lambda place, segment: times[place][segment.base_offset], NOW)
         assert not any(plan.rolls for plan in found.values())
         return {place: plan.end_offset for place, plan in found.items()}
 
@@ -115,6 +115,18 @@ def test_for_the_reserve_the_oldest_of_all_partitions_go_but_no_active_one_and_n
     assert plans(11) == {0: 10, 1: 10}
     assert plans(25) == {0: 20, 1: 10}
     assert plans(10_000) == {0: 20, 1: 20}
+
+
+def test_the_reserve_takes_nothing_that_is_younger_than_its_topic_protects() -> None:
+    logs = [log(10, 10, 10, 10, millrace_retention_protected_ms=5), log(10, 10, 10)]
+    times = [written(NOW - 9, NOW - 5, NOW - 4, 0), written(NOW - 1, NOW, 0)]
+
+    def plans(now_ms: int) -> tuple[dict[int, int], dict[int, int]]:
+        found, youngest = FreeSpaceReserve(1, 5).plan(logs, 10_000, lambda place, segment: times[place][segment.base_offset], now_ms)
+        return {place: plan.end_offset for place, plan in found.items()}, youngest
+
+    assert plans(NOW) == ({0: 20, 1: 20}, {0: NOW - 5, 1: NOW})
+    assert plans(0) == ({1: 20}, {1: NOW}), "while the clocks disagree, all of it is protected"
 
 
 @given(

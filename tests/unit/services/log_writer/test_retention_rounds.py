@@ -253,6 +253,20 @@ def test_for_the_reserve_the_oldest_segments_go_loudly_and_the_active_one_stays(
     life.writer.stop()
 
 
+def test_for_the_reserve_nothing_protected_goes_and_a_shortened_log_is_reported(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = [file_io.Space(1 << 20, (1 << 20) * 5 // 100 - 1500)]
+    monkeypatch.setattr(file_io, "space", lambda _: space[0])
+    life = RetainedPartition(layout, tmp_path, **{"log.disk.reserve.bytes": 100_000})
+    life.fill(retention_ms="1000000", millrace_retention_protected_ms="1000000")
+    life.rest(3)
+    assert life.range == (0, 10) and "no closed segment is left" in life.writer.said
+    assert not life.counter("retention.shortened_partitions")
+    life.configure(retention_ms="1000000")
+    life.rest(3)
+    assert life.range[0] > 0 and life.counter("retention.shortened_partitions") == 1
+    life.writer.stop()
+
+
 def test_a_full_disk_on_which_no_checkpoint_can_be_written_gets_space_all_the_same(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     life = RetainedPartition(layout, tmp_path).fill(retention_bytes="1000", retention_ms="-1", file_delete_delay_ms="0")
 
