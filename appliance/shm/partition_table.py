@@ -34,6 +34,7 @@ from appliance.shm.mapping import HEADER_BYTES, MAX_WORD, WORD_BYTES, SharedObje
 # │   336 │ PROBE_SINCE_WORD       │ the same for a probe
 # │   344 │ PROBED_WORD            │ when a probe last succeeded, ns
 # │   352 │ SUSPECT_WORD           │ 1: the disk failed; the next incarnation reads the disk
+# │   360 │ TURNS_WORD             │ turns that the log-writer has made
 # │   512 │ SEQUENCES_POSITION     │ 10,000 words: the sequences of the rows, contiguous
 # │ 80512 │ ROWS_POSITION          │ 10,000 rows of 128 bytes
 # │1360512│ SEALED_BYTES_POSITION  │ 10,000 words: size of each log without its active segment
