@@ -94,7 +94,8 @@ class PeerConnection:
         self._deadline_ns = 0
         self._next_attempt_ns = 0
         self._next_correlation_id = 1
-        self._given_up = ""
+        self.given_up = ""
+        """Why the connection is being closed; empty while it is not."""
 
     # --- what the owner uses
 
@@ -150,7 +151,7 @@ class PeerConnection:
         work = self._end_refused()
         stream = self._stream
         if stream is not None:
-            if reason := self._given_up or stream.failure or self._lateness(now_ns):
+            if reason := self.given_up or stream.failure or self._lateness(now_ns):
                 self._hang_up(reason)
                 work += 1
             elif stream.resume():
@@ -173,7 +174,7 @@ class PeerConnection:
         self.failures = 0
         self._next_attempt_ns = 0
         if self._stream is not None:
-            self._given_up = reason
+            self.given_up = reason
 
     def close(self) -> None:
         """Close without calling any callback."""
@@ -292,7 +293,7 @@ class PeerConnection:
         lost = [*self._sent, *self._waiting]
         self._sent.clear()
         self._waiting.clear()
-        was_given_up = bool(self._given_up)
+        was_given_up = bool(self.given_up)
         self._close_stream()
         if not was_given_up:
             self.problem = reason
@@ -306,7 +307,7 @@ class PeerConnection:
         if stream is not None:
             stream.close()
         self.is_ready = False
-        self._given_up = ""
+        self.given_up = ""
 
 
 def reconnect_pause_ms(failures: int) -> int:

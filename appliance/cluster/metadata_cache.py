@@ -186,7 +186,7 @@ class MetadataCache:
         self.image = MetadataImage.empty()
         self._proxies = proxies
         self._default_max_message_bytes = default_max_message_bytes
-        self._by_name: dict[tuple[str, int], LocalReplica] = {}
+        self.by_name: dict[tuple[str, int], LocalReplica] = {}
         self._tables: dict[str, KnownRows] = {}
         self._disk_states: dict[str, int] = {}
         self._is_image_new = True
@@ -208,7 +208,7 @@ class MetadataCache:
         for number, partition in enumerate(topic.partitions):
             if has_same_config and number < len(known) and (known[number] is partition or known[number] == partition):
                 continue
-            placement = self._by_name.get((topic.name, number))
+            placement = self.by_name.get((topic.name, number))
             if placement is not None:
                 self._configure(placement, topic)
 
@@ -238,7 +238,7 @@ class MetadataCache:
         return change
 
     def _place(self) -> None:
-        previous = self._by_name
+        previous = self.by_name
         topics_by_id = self.image.topics_by_id
         fresh: dict[tuple[str, int], LocalReplica] = {}
         for disk, known in self._tables.items():
@@ -254,7 +254,7 @@ class MetadataCache:
                     placement = LocalReplica(topic.name, topic.topic_id, partition, proxy, RowAddress(table, index, row_generation))
                     self._configure(placement, topic)
                 fresh[key] = placement
-        self._by_name = fresh
+        self.by_name = fresh
 
     def _configure(self, placement: LocalReplica, topic: TopicImage) -> None:
         placement.max_message_bytes = self._max_message_bytes(topic)
@@ -268,7 +268,7 @@ class MetadataCache:
 
     def placement(self, topic: str, partition: int) -> LocalReplica | None:
         """Return the replica of a partition that this box serves, or None."""
-        found = self._by_name.get((topic, partition))
+        found = self.by_name.get((topic, partition))
         if found is None or not found.proxy.serving or found.proxy.is_hung or found.proxy.table is not found.table:
             return None
         return found
@@ -280,7 +280,7 @@ class MetadataCache:
         being unmounted.
         """
         offline = {disk for disk, proxy in self._proxies.by_disk.items() if proxy.table is not None and proxy.table.disk_state == DISK_OFFLINE}
-        return {(placement.disk, placement.row, placement.row_generation) for placement in self._by_name.values() if placement.disk not in offline}
+        return {(placement.disk, placement.row, placement.row_generation) for placement in self.by_name.values() if placement.disk not in offline}
 
     def why_absent(self, topic: str, partition: int) -> ErrorCode:
         """Return the error for a partition without a replica here. The image shows whether it

@@ -65,7 +65,7 @@ class SourceChannel:
         self.table: PartitionTableReader | None = None
         self.writer_info: dict[str, Any] = {}
         self._keep_name = keep_name
-        self._button: DoorbellButton | None = None
+        self.button: DoorbellButton | None = None
         self.descriptors = rings.descriptor_producer(DESCRIPTOR)
         self.completions = rings.completion_consumer(COMPLETION)
         self.capacity = rings.capacity
@@ -100,20 +100,20 @@ class SourceChannel:
         except (PeerGone, SharedObjectAbsent, LayoutMismatch):
             os.close(doorbell)
             raise
-        self._button = DoorbellButton(doorbell, self.table.words, TABLE_SLEEPING_WORD)
+        self.button = DoorbellButton(doorbell, self.table.words, TABLE_SLEEPING_WORD)
         if not self._keep_name:
             self.rings.shared.unlink()
 
     def ring(self) -> None:
         """Wake the log-writer if it sleeps; call it once after a series of offers."""
-        if self._button is not None:
-            self._button.ring_if_sleeping()
+        if self.button is not None:
+            self.button.ring_if_sleeping()
 
     def close(self) -> None:
         """Close all resources and unlink the rings: a running source has drained them."""
         self.control.close()
-        if self._button is not None:
-            self._button.close()
+        if self.button is not None:
+            self.button.close()
         if self.table is not None:
             self.table.close()
         self.rings.close()

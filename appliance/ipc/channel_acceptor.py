@@ -45,22 +45,23 @@ class ChannelAcceptor:
         self._registry = registry
         self._describe = describe
         self._on_gone = on_gone
-        self._listening: socket.socket | None = None
-        self._by_control: dict[FrameSocket, SinkChannel | None] = {}
+        self.listening: socket.socket | None = None
+        self.connections: dict[FrameSocket, SinkChannel | None] = {}
+        """All connections; None before the HELLO."""
         self._dropped = counters.counter("log_writer.dropped_of_dead_sources")
         self._refused = counters.counter("log_writer.refused_sources")
 
     def open(self, path: str) -> None:
         """Listen at `path` from now on."""
-        self._listening = listen_unix(path)
-        self._registry.register(self._listening.fileno(), select.EPOLLIN, self._on_connection)
+        self.listening = listen_unix(path)
+        self._registry.register(self.listening.fileno(), select.EPOLLIN, self._on_connection)
 
     def shut(self) -> None:
         """Accept no new source; connected ones stay."""
-        if self._listening is not None:
-            self._registry.unregister(self._listening.fileno())
-            self._listening.close()
-            self._listening = None
+        if self.listening is not None:
+            self._registry.unregister(self.listening.fileno())
+            self.listening.close()
+            self.listening = None
 
     def has_descriptors(self) -> bool:
         """Return whether a source has unread descriptors (the second check before sleeping)."""
@@ -70,22 +71,22 @@ class ChannelAcceptor:
         """Stop listening and retire the rings of all sources. Unread descriptors stay where they
         are."""
         self.shut()
-        for control, channel in self._by_control.items():
+        for control, channel in self.connections.items():
             self._registry.unregister(control.fileno())
             (channel or control).close()
-        self._by_control.clear()
+        self.connections.clear()
         self.channels.clear()
 
     def disconnect(self, source: str) -> None:
         """Disconnect a source: its requests in flight are lost, it connects again and receives a
         new WELCOME."""
-        for control, channel in list(self._by_control.items()):
+        for control, channel in list(self.connections.items()):
             if channel is not None and channel.source == source:
                 self._forget(control, "it has to read the table again")
 
     def send(self, source: str, kind: int, payload: bytes) -> bool:
         """Send a frame to a connected source. False if it is not connected."""
-        for control, channel in list(self._by_control.items()):
+        for control, channel in list(self.connections.items()):
             if channel is not None and channel.source == source:
                 try:
                     control.send(kind, 0, payload)
@@ -101,8 +102,8 @@ class ChannelAcceptor:
         return any(channel.source == source for channel in self.channels)
 
     def _on_connection(self, _events: int) -> None:
-        while self._listening is not None and (control := accept(self._listening)) is not None:
-            self._by_control[control] = None
+        while self.listening is not None and (control := accept(self.listening)) is not None:
+            self.connections[control] = None
             self._registry.register(control.fileno(), _INTEREST, self._make_callback(control))
 
     def _make_callback(self, control: FrameSocket) -> Callable[[int], None]:
@@ -112,7 +113,7 @@ class ChannelAcceptor:
         return on_control
 
     def _on_control(self, control: FrameSocket, events: int) -> None:
-        if control not in self._by_control:
+        if control not in self.connections:
             return  # dropped by an earlier event of this turn
         try:
             if events & select.EPOLLOUT:
@@ -127,14 +128,14 @@ class ChannelAcceptor:
             self._refuse(control, str(mismatch))
 
     def _on_frame(self, control: FrameSocket, frame: Frame) -> None:
-        if frame.kind != HELLO or self._by_control.get(control) is not None:
+        if frame.kind != HELLO or self.connections.get(control) is not None:
             close_descriptors(frame)
             raise PeerGone(f"frame kind {frame.kind} where HELLO belongs")
         channel = SinkChannel(control, frame, self._incarnation)
-        for other, inside in list(self._by_control.items()):
+        for other, inside in list(self.connections.items()):
             if inside is not None and inside.source == channel.source:
                 self._forget(other, "its next incarnation has connected")
-        self._by_control[control] = channel
+        self.connections[control] = channel
         self.channels.append(channel)
         control.send(WELCOME, 0, orjson.dumps(self._describe()), (self._doorbell,))
         self._watch(control)
@@ -153,7 +154,7 @@ class ChannelAcceptor:
     def _forget(self, control: FrameSocket, reason: str) -> None:
         """Drop a source: its unread descriptors are discarded, its rings retired."""
         self._registry.unregister(control.fileno())
-        channel = self._by_control.pop(control)
+        channel = self.connections.pop(control)
         if channel is None:
             control.close()
             return

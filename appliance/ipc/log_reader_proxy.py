@@ -144,7 +144,7 @@ class LogReaderProxy:
         self._socket: socket.socket | None = None
         self._next_attempt_ns = 0
         self._next_token = 1
-        self._waiting: dict[int, tuple[int, OnAnswer]] = {}
+        self.waiting: dict[int, tuple[int, OnAnswer]] = {}
         self._reads: dict[int, tuple[int, OnAnswer]] = {}
         """READ requests, which have their own deadline."""
         self._late_reads: set[int] = set()
@@ -185,11 +185,11 @@ class LogReaderProxy:
             self._failures.add()
             return False
         self._unsent.append(pack_question(question))
-        if len(self._unsent) == 1 and not self._flush(sock):
+        if len(self._unsent) == 1 and not self.flush(sock):
             return False
         self._next_token = token + 1
         if extent is None:
-            self._waiting[token] = (now_ns + self._deadline_ns, on_answer)
+            self.waiting[token] = (now_ns + self._deadline_ns, on_answer)
         else:
             self._reads[token] = (now_ns + READ_DEADLINE_NS, on_answer)
         self._questions.add()
@@ -201,7 +201,7 @@ class LogReaderProxy:
         if sock is not None and len(self._unsent) < UNSENT_MAX:
             self._unsent.append(pack_question(Question(CHECK, 0, partition, 0, offset, 0, topic)))
             if len(self._unsent) == 1:
-                self._flush(sock)
+                self.flush(sock)
 
     def send_releases(self) -> None:
         """Report the released parts of the log-reader's memory; call it when `arena.released` is
@@ -215,9 +215,9 @@ class LogReaderProxy:
                 released = tuple(slots[start : start + OFFSETS_MAX])
                 self._unsent.append(pack_question(Question(RELEASE, 0, 0, 0, incarnation, 0, "", None, released)))
         if was_empty:
-            self._flush(sock)
+            self.flush(sock)
 
-    def _flush(self, sock: socket.socket) -> bool:
+    def flush(self, sock: socket.socket) -> bool:
         """Send queued requests, as many as the socket accepts. False if it hung up."""
         unsent = self._unsent
         try:
@@ -236,11 +236,11 @@ class LogReaderProxy:
         """End requests whose deadline has passed; returns how many. Tokens grow, so the oldest come
         first."""
         expired = 0
-        while self._waiting:
-            token, (deadline_ns, on_answer) = next(iter(self._waiting.items()))
+        while self.waiting:
+            token, (deadline_ns, on_answer) = next(iter(self.waiting.items()))
             if deadline_ns > now_ns:
                 break
-            del self._waiting[token]
+            del self.waiting[token]
             self._failures.add()
             expired += 1
             on_answer(None, -1)
@@ -258,7 +258,7 @@ class LogReaderProxy:
     def give_up(self) -> None:
         """End all requests because the disk hangs; further clients get the error of the disk's
         state."""
-        waiting, self._waiting = self._waiting, {}
+        waiting, self.waiting = self.waiting, {}
         reads, self._reads = self._reads, {}
         self._late_reads.update(reads)
         for _deadline_ns, on_answer in (*waiting.values(), *reads.values()):
@@ -283,7 +283,7 @@ class LogReaderProxy:
         sock = self._socket
         if sock is not None and events & select.EPOLLOUT:
             self._registry.modify(sock.fileno(), _INTEREST)
-            self._flush(sock)
+            self.flush(sock)
         while sock is not None and sock is self._socket:
             try:
                 message, ancillary, _flags, _address = sock.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
@@ -301,7 +301,7 @@ class LogReaderProxy:
                 for surplus in rights[1:]:  # CMSG_SPACE rounds up to space for two descriptors
                     os.close(surplus)
             answer = unpack_answer(message)
-            waiting = self._waiting.pop(answer.token, None)
+            waiting = self.waiting.pop(answer.token, None)
             if waiting is None and answer.kind == READ:
                 self._late_reads.discard(answer.token)
                 waiting = self._reads.pop(answer.token, None)
@@ -325,7 +325,7 @@ class LogReaderProxy:
                 self.arena.released += ((owed.value_a, slot) for slot in owed.released)
         self._unsent.clear()
         self._late_reads.clear()
-        waiting, self._waiting = self._waiting, {}
+        waiting, self.waiting = self.waiting, {}
         reads, self._reads = self._reads, {}
         for _deadline_ns, on_answer in (*waiting.values(), *reads.values()):
             self._failures.add()

@@ -91,11 +91,11 @@ class LogWriterProxies:
         self._proxies = list(self.by_disk.values())
         self._detached: list[DetachedChannel] = []
         self._make_proxy: Callable[[str], LogWriterProxy] = lambda disk: LogWriterProxy(disk, source, registry, counters, keep_ring_names)
-        self._on_completion = on_completion
-        self._on_lost = on_lost
+        self.on_completion = on_completion
+        self.on_lost = on_lost
         self._on_connected = on_connected
         self._on_gone = on_gone
-        self._on_isr_changes = on_isr_changes
+        self.on_isr_changes = on_isr_changes
         registry.register(source.doorbell.fileno(), select.EPOLLIN, source.doorbell.drain)
 
     def do_work(self, now_ns: int) -> int:
@@ -104,7 +104,7 @@ class LogWriterProxies:
         for proxy in self._proxies:
             if proxy.gone:
                 disk_was_serving = proxy.serving
-                proxy.take_gone(self._on_completion, self._on_lost)
+                proxy.take_gone(self.on_completion, self.on_lost)
                 work += 1
                 if disk_was_serving:
                     self._on_gone(proxy.disk)
@@ -116,8 +116,8 @@ class LogWriterProxies:
                 if proxy.isr_changes:
                     changes, proxy.isr_changes = proxy.isr_changes, []
                     work += 1
-                    self._on_isr_changes(proxy.disk, changes)
-                work += proxy.drain(self._on_completion)
+                    self.on_isr_changes(proxy.disk, changes)
+                work += proxy.drain(self.on_completion)
                 continue
             proxy.connect_if_due(now_ns)
         if self._detached:
@@ -131,7 +131,7 @@ class LogWriterProxies:
             self._detached.remove(detached)
             detached.close()
             for context in detached.outstanding:
-                self._on_lost(context)
+                self.on_lost(context)
         return len(gone)
 
     def add_disk(self, disk: str) -> None:
@@ -146,11 +146,11 @@ class LogWriterProxies:
         follows when that is gone and the memory is free.
         """
         proxy = self.by_disk[disk]
-        while proxy.drain(self._on_completion):
+        while proxy.drain(self.on_completion):
             pass
         if proxy.serving:
             self._on_gone(disk)
-        detached = proxy.detach(on_detached, self._on_lost)
+        detached = proxy.detach(on_detached, self.on_lost)
         if detached is not None:
             self._detached.append(detached)
 

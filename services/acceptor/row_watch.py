@@ -94,7 +94,7 @@ class RowWatch:
     def __init__(self) -> None:
         self._disks: dict[str, _WatchedDisk] = {}
         self._orphans: dict[int, None] = {}
-        self._moved: dict[int, dict[RowKey, None] | None] = {}
+        self.moved: dict[int, dict[RowKey, None] | None] = {}
         """ticket → its rows that changed; None: any may have"""
         self.due: dict[int, None] = {}
 
@@ -136,7 +136,7 @@ class RowWatch:
         """The table has a new incarnation: waiters of the old one are woken in each turn until they leave."""
         for watched in disk.rows.values():
             self._orphans.update(watched.tickets)
-            self._moved.update(dict.fromkeys(self._moved.keys() & watched.tickets.keys()))
+            self.moved.update(dict.fromkeys(self.moved.keys() & watched.tickets.keys()))
             self._wake(watched)
 
     def _wake(self, watched: _WatchedRow) -> None:
@@ -149,13 +149,13 @@ class RowWatch:
 
     def record_changes(self, ticket: int) -> None:
         """Record which rows of a waiter change, until it leaves."""
-        self._moved[ticket] = {}
+        self.moved[ticket] = {}
 
     def take_changes(self, ticket: int) -> dict[RowKey, None] | None:
         """Return the rows of a waiter that changed since the last call; None: unknown, any may have."""
-        moved = self._moved.get(ticket)
+        moved = self.moved.get(ticket)
         if moved is not None:
-            self._moved[ticket] = {}
+            self.moved[ticket] = {}
         return moved
 
     def collect(self) -> None:
@@ -166,7 +166,7 @@ class RowWatch:
                 continue
             for watched in disk.moved():
                 due.update(watched.tickets)
-                if self._moved:
+                if self.moved:
                     self._note_moved(disk, watched)
                 if watched.sleepers:
                     self._wake(watched)
@@ -177,8 +177,8 @@ class RowWatch:
 
     def _note_moved(self, disk: _WatchedDisk, watched: _WatchedRow) -> None:
         key = (disk.proxy.disk, watched.row)
-        for ticket in self._moved.keys() & watched.tickets.keys():
-            moved = self._moved[ticket]
+        for ticket in self.moved.keys() & watched.tickets.keys():
+            moved = self.moved[ticket]
             if moved is not None:
                 moved[key] = None
 
@@ -186,7 +186,7 @@ class RowWatch:
         """Remove a waiter."""
         self._orphans.pop(ticket, None)
         self.due.pop(ticket, None)
-        self._moved.pop(ticket, None)
+        self.moved.pop(ticket, None)
         for key in keys:
             watched = self._watched(key)
             if watched is not None:

@@ -47,12 +47,12 @@ class HostFigures:
         self._image = image
         self._clock = context.clock
         self._topic = box.text("host.figures.topic")
-        self._interval_seconds = box.integer("host.figures.interval.ms") / 1000
+        self.interval_seconds = box.integer("host.figures.interval.ms") / 1000
         self._address = (_reachable(box.listen), box.kafka_port)
         self._host = os.uname().nodename
-        self._waiting: deque[tuple[int, bytes]] = deque()
+        self.waiting: deque[tuple[int, bytes]] = deque()
         self._before: HostReading | None = None
-        self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self.connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._connected_to = self._address
         self._correlation_id = 0
         self._failures_in_a_row = 0
@@ -62,7 +62,7 @@ class HostFigures:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the task that publishes, unless the interval is 0."""
-        if self._interval_seconds:
+        if self.interval_seconds:
             self._task = loop.create_task(self._publish(), name="host-figures")
 
     def close(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -76,9 +76,9 @@ class HostFigures:
             while True:
                 self.look()
                 await self.send()
-                await asyncio.sleep(self._interval_seconds)
+                await asyncio.sleep(self.interval_seconds)
         finally:
-            self._hang_up()
+            self.hang_up()
 
     def look(self) -> None:
         """Take a reading; append the records of the interval since the last one."""
@@ -91,10 +91,10 @@ class HostFigures:
             wall_ms = self._clock.wall_ms()
             directories = self._log_directories()
             records = host_records(self._before, reading, directories, wall_ms, self._host, self._context.box.broker_id)
-            self._waiting.extend((wall_ms, record) for record in records)
+            self.waiting.extend((wall_ms, record) for record in records)
         self._before = reading
-        while len(self._waiting) > WAITING_MAX:
-            self._waiting.popleft()
+        while len(self.waiting) > WAITING_MAX:
+            self.waiting.popleft()
             self._dropped.add()
 
     def _log_directories(self) -> list[LogDirectorySpace]:
@@ -111,13 +111,13 @@ class HostFigures:
     async def send(self) -> None:
         """Send the waiting records. A failure is counted, logged if it lasts, and retried in the
         next interval."""
-        if not self._waiting:
+        if not self.waiting:
             return
         try:
             async with asyncio.timeout(TRY_SECONDS):
                 await self._write()
         except (OSError, EOFError, MillraceError) as problem:  # a time-out is an OSError
-            self._hang_up()
+            self.hang_up()
             self._fail(f"the machine's figures could not be written to topic {self._topic}: {str(problem) or 'no answer in time'}; they are kept")
         else:
             self._failures_in_a_row = 0
@@ -129,7 +129,7 @@ class HostFigures:
             self._context.log.warning(words, topic=self._topic)
 
     async def _write(self) -> None:
-        records = list(self._waiting)
+        records = list(self.waiting)
         code = await self._produce(records)
         if code in MISSING:
             request = host_topic.create_topic_request(self._next_id(), self._topic)
@@ -141,7 +141,7 @@ class HostFigures:
         if code != ErrorCode.NONE:
             raise NotWritten(error_name(code))
         for _ in records:
-            self._waiting.popleft()
+            self.waiting.popleft()
         self._records.add(len(records))
 
     async def _produce(self, records: list[tuple[int, bytes]]) -> int:
@@ -159,10 +159,10 @@ class HostFigures:
         return self._correlation_id
 
     async def _ask(self, address: tuple[str, int], request: bytes) -> bytes:
-        if self._connection is None or self._connection[0].at_eof() or self._connected_to != address:
-            self._hang_up()
-            self._connection, self._connected_to = await asyncio.open_connection(*address), address
-        reader, writer = self._connection
+        if self.connection is None or self.connection[0].at_eof() or self._connected_to != address:
+            self.hang_up()
+            self.connection, self._connected_to = await asyncio.open_connection(*address), address
+        reader, writer = self.connection
         writer.write(request)
         await writer.drain()
         (size_bytes,) = host_topic.FRAME_SIZE.unpack(await reader.readexactly(host_topic.FRAME_SIZE.size))
@@ -170,10 +170,10 @@ class HostFigures:
             raise NotWritten(f"the answer announces {size_bytes} bytes")
         return await reader.readexactly(size_bytes)
 
-    def _hang_up(self) -> None:
-        if self._connection is not None:
-            self._connection[1].transport.abort()
-            self._connection = None
+    def hang_up(self) -> None:
+        if self.connection is not None:
+            self.connection[1].transport.abort()
+            self.connection = None
 
 
 def _reachable(listen: str) -> str:

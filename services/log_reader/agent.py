@@ -125,7 +125,7 @@ class LogReaderAgent:
             context.box.integer("log.scrub.interval.ms"),
         )
         self._scrubber.maybe_start()
-        self._cold = ColdReading(context, self._disk.name, self._answer_later)
+        self.cold = ColdReading(context, self._disk.name, self._answer_later)
         self._next_sweep_ns = 0
         context.notifier.ready()
 
@@ -139,7 +139,7 @@ class LogReaderAgent:
         now_ns = self._clock.monotonic_ns()
         if now_ns >= self._next_sweep_ns:
             self._next_sweep_ns = now_ns + SWEEP_NS
-            self._cold.sweep(now_ns)
+            self.cold.sweep(now_ns)
             self._scrubber.maybe_start()
         return work
 
@@ -166,7 +166,7 @@ class LogReaderAgent:
     def close(self) -> None:
         """Stop the threads and close all sockets; unsent descriptors are closed too."""
         self._scrubber.close()
-        self._cold.close()
+        self.cold.close()
         self._listening.close()
         for asker in self._askers.values():
             asker.close()
@@ -229,10 +229,10 @@ class LogReaderAgent:
 
     def _take_cold(self, asker: _Asker, question: Question) -> None:
         if question.kind == RELEASE:
-            self._cold.on_release(asker, question)
+            self.cold.on_release(asker, question)
             return
         directory = f"{self._disk.path}/{TopicPartition(question.topic, question.partition)}"
-        self._cold.on_read(asker, question, segment_path(directory, question.value_a, LOG_SUFFIX))
+        self.cold.on_read(asker, question, segment_path(directory, question.value_a, LOG_SUFFIX))
 
     def _answer_later(self, asker: ColdAsker, answer: Answer) -> None:
         """Send the answer to a request of an earlier turn."""
@@ -248,7 +248,7 @@ class LogReaderAgent:
     def _forget(self, asker: _Asker) -> None:
         if asker.is_gone:
             return
-        self._cold.on_gone(asker)
+        self.cold.on_gone(asker)
         self._poller.unregister(asker.sock.fileno())
         del self._askers[asker.sock.fileno()]
         asker.close()
@@ -260,7 +260,7 @@ class LogReaderAgent:
             return Answer(question.kind, question.token, ErrorCode.INVALID_REQUEST), -1
         counter.add()
         try:
-            reading = self._reading(question)
+            reading = self.reading(question)
             return self._look(question, reading)  # an opened segment is sent and closed by the caller
         except OffsetOutOfRange:
             return Answer(question.kind, question.token, ErrorCode.OFFSET_OUT_OF_RANGE), -1
@@ -305,7 +305,7 @@ class LogReaderAgent:
             return Answer(kind, token, 0, -1, -1, -1), -1
         return Answer(kind, token, 0, *found), -1
 
-    def _reading(self, question: Question) -> LogReading:
+    def reading(self, question: Question) -> LogReading:
         """Return the look-ups of this very log: a topic that was created again under the same name
         has other segments, and counts its segment lists from the start.
         """

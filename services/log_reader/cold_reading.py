@@ -85,7 +85,7 @@ class ColdReading:
         self._lanes: FairQueue[_Request] = FairQueue()
         self._segments = ColdSegments(ways, self.pieces.forget_file)
         self._threads: ColdThreads[_Request] = ColdThreads(context.poller, self._on_done)
-        self._last_ns = 0
+        self.last_request_ns = 0
         counters = context.counters
         held = counters.gauge("log_reader.held_slots")
         self._holders = ColdHolders(context.poller, held, self.pieces.release, self._dispatch)
@@ -109,7 +109,7 @@ class ColdReading:
         if extent is None or extent.size_bytes <= 0 or not 0 <= question.value_b < extent.limit:
             self._send(asker, Answer(READ, question.token, ErrorCode.INVALID_REQUEST))
             return
-        self._last_ns = now_ns = self._clock.monotonic_ns()
+        self.last_request_ns = now_ns = self._clock.monotonic_ns()
         try:
             file = self._segments.open(path, extent.inode, bool(extent.flags & IS_ACTIVE))
         except OSError as error:
@@ -343,8 +343,8 @@ class ColdReading:
         unused for `IDLE_NS`. Called once a second.
         """
         self._segments.retire_deleted()
-        if self._last_ns and now_ns - self._last_ns > IDLE_NS and not self._threads.running and not self._lanes:
-            self._last_ns = 0
+        if self.last_request_ns and now_ns - self.last_request_ns > IDLE_NS and not self._threads.running and not self._lanes:
+            self.last_request_ns = 0
             self._segments.retire_all()
             for slot in self.pieces.give_up_unheld():
                 self.memory.give_back(slot)

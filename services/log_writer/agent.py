@@ -73,75 +73,75 @@ class LogWriterAgent:
     """One log-writer process."""
 
     def __init__(self, context: ServiceContext) -> None:
-        self._context = context
+        self.context = context
         self._clock = context.clock
         self._poller = context.poller
         counters = context.counters
         box = context.box
-        self._disk = box.disk(context.instance)
-        table_name = context.layout.shared_memory_name("table", self._disk.name, context.incarnation)
-        self._table = PartitionTableWriter.create(table_name, context.incarnation)
-        self._words = self._table.shared.words
-        self._doorbell = Doorbell(self._words, SLEEPING_WORD)
-        self._poller.register(self._doorbell.fileno(), select.EPOLLIN, self._doorbell.drain)
+        self.disk = box.disk(context.instance)
+        table_name = context.layout.shared_memory_name("table", self.disk.name, context.incarnation)
+        self.table = PartitionTableWriter.create(table_name, context.incarnation)
+        self._words = self.table.shared.words
+        self.doorbell = Doorbell(self._words, SLEEPING_WORD)
+        self._poller.register(self.doorbell.fileno(), select.EPOLLIN, self.doorbell.drain)
         try:
-            self._startup: LogWriterStartup | None = LogWriterStartup(context, self._disk, self._table)
+            self.startup: LogWriterStartup | None = LogWriterStartup(context, self.disk, self.table)
         except BaseException:
-            self._poller.unregister(self._doorbell.fileno())
-            self._doorbell.close()
-            self._table.close()  # no process has seen it; the next incarnation needs the older tables
+            self._poller.unregister(self.doorbell.fileno())
+            self.doorbell.close()
+            self.table.close()  # no process has seen it; the next incarnation needs the older tables
             raise
         self._late: LogWriterStartup | None = None
         """Opens logs that wait for free space; None if there are none."""
-        self._directory = self._startup.directory
-        self._partitions = self._startup.partitions
-        self._boot = self._startup.boot
-        self._replaces = self._startup.replaces
-        self._flush_rounds = FlushRounds(self._partitions, self._clock, counters, box)
-        self._batch_flushes = BatchFlushes(self._disk.path, self._partitions, self._clock, self._poller, counters, lambda: self._flush_rounds.synced_bytes)
+        self.directory = self.startup.directory
+        self.partitions = self.startup.partitions
+        self.boot = self.startup.boot
+        self._replaces = self.startup.replaces
+        self.flush_rounds = FlushRounds(self.partitions, self._clock, counters, box)
+        self.batch_flushes = BatchFlushes(self.disk.path, self.partitions, self._clock, self._poller, counters, lambda: self.flush_rounds.synced_bytes)
         self._held = HeldAcknowledgements()
-        self._completions = Completions(counters)
-        self._trouble = DiskTrouble(context, self._disk, self._table, self._flush_rounds.disk_is_full, self._let_go_of_disk)
-        self._cleaning = CleaningRounds(self._partitions, self._clock, counters, box, context.log, self._disk.name)
-        parts = AppendParts(self._partitions, self._completions, self._held, self._batch_flushes, self._trouble, self._clock, counters)
+        self.completions = Completions(counters)
+        self.trouble = DiskTrouble(context, self.disk, self.table, self.flush_rounds.disk_is_full, self.let_go_of_disk)
+        self.cleaning = CleaningRounds(self.partitions, self._clock, counters, box, context.log, self.disk.name)
+        parts = AppendParts(self.partitions, self.completions, self._held, self.batch_flushes, self.trouble, self._clock, counters)
         self._appends = LogWriterAppends(parts)
         incoming = IncomingMoves(
-            self._partitions,
+            self.partitions,
             self._clock,
             counters,
             box,
             context.layout,
-            self._disk.name,
+            self.disk.name,
             self._poller,
             context.log,
-            lambda work, code: self._completions.answer(work[0], work[1], code),
+            lambda work, code: self.completions.answer(work[0], work[1], code),
         )
         deadline_ms = box.integer("log.disk.deadline.ms")
-        outgoing = OutgoingMoves(self._partitions, self._clock, counters, deadline_ms, context.log, self._appends.on_given_away)
-        self._moves = PartitionMoves(incoming, outgoing)
-        self._deletions = AwaitedDeletions(self._partitions, self._completions, self._clock, counters)
-        self._retention = RetentionRounds(self._partitions, self._clock, counters, box, context.log, self._deletions.on_durable)
+        outgoing = OutgoingMoves(self.partitions, self._clock, counters, deadline_ms, context.log, self._appends.on_given_away)
+        self.moves = PartitionMoves(incoming, outgoing)
+        self._deletions = AwaitedDeletions(self.partitions, self.completions, self._clock, counters)
+        self.retention = RetentionRounds(self.partitions, self._clock, counters, box, context.log, self._deletions.on_durable)
         self._postponed = CommandQueue(
             parts,
-            LogWriterCommands(self._partitions, context.log),
-            self._moves,
-            self._retention,
+            LogWriterCommands(self.partitions, context.log),
+            self.moves,
+            self.retention,
             self._appends,
             self._carry_out,
         )
-        self._door = ChannelAcceptor(context.incarnation, self._doorbell.fileno(), self._poller, counters, self._describe, self._on_gone)
-        self._replicas = ReplicaAppends(parts, self._retention, self._cleaning, context.log)
+        self.door = ChannelAcceptor(context.incarnation, self.doorbell.fileno(), self._poller, counters, self.describe, self._on_gone)
+        self.replicas = ReplicaAppends(parts, self.retention, self.cleaning, context.log)
         self._progress = ReplicaProgress(
             parts,
-            lambda: self._door.is_connected(_CONTROLLER),
-            lambda changes: self._door.send(_CONTROLLER, ISR_CHANGES, orjson.dumps({"changes": changes})),
+            lambda: self.door.is_connected(_CONTROLLER),
+            lambda changes: self.door.send(_CONTROLLER, ISR_CHANGES, orjson.dumps({"changes": changes})),
             box.integer("replica.lag.time.max.ms") * 1_000_000,
         )
-        self._index_repairs = IndexRepairs(report_file(context.layout, self._disk.name), self._partitions, self._clock, counters, context.log)
-        self._batch_repairs = BatchRepairs(self._partitions, self._completions, counters, context.log, self._disk.name)
-        self._producer_upkeep = ProducerUpkeep(self._partitions, self._clock)
-        self._probe = DiskProbe(
-            self._disk.path, self._words, box.integer("log.disk.probe.interval.ms"), context.clock, context.counters.histogram("disk.probe_us")
+        self._index_repairs = IndexRepairs(report_file(context.layout, self.disk.name), self.partitions, self._clock, counters, context.log)
+        self._batch_repairs = BatchRepairs(self.partitions, self.completions, counters, context.log, self.disk.name)
+        self._producer_upkeep = ProducerUpkeep(self.partitions, self._clock)
+        self.probe = DiskProbe(
+            self.disk.path, self._words, box.integer("log.disk.probe.interval.ms"), context.clock, context.counters.histogram("disk.probe_us")
         )
         self._reopen_attempts = counters.counter(ATTEMPTS_LABEL)
         self._well_from_ns = self._clock.monotonic_ns() + WELL_NS
@@ -156,14 +156,14 @@ class LogWriterAgent:
 
     def do_work(self) -> int:
         self._words[TURNS_WORD] += 1
-        if self._startup is not None:
-            return self._recover(self._startup)
+        if self.startup is not None:
+            return self._recover(self.startup)
         if self._words[FENCE_WORD]:
             return self._end_fenced()
         work = 0
         started_ns = self._clock.monotonic_ns()
         postponed = self._postponed
-        for channel in self._door.channels:
+        for channel in self.door.channels:
             if channel in postponed.by_source:
                 continue
             entries = channel.descriptors.poll(DESCRIPTOR_BURST)
@@ -171,14 +171,14 @@ class LogWriterAgent:
                 work += len(entries)
                 self._take(channel, entries)
         if work:
-            self._completions.publish(self._door)
+            self.completions.publish(self.door)
         if postponed.by_source:
             work += postponed.carry_out()
-            self._completions.publish(self._door)
-        if self._batch_flushes.is_active:
+            self.completions.publish(self.door)
+        if self.batch_flushes.is_active:
             work += self._appends.flush_batches()
-            self._completions.publish(self._door)
-        if self._late is not None and not self._trouble.is_full and not self._trouble.offline:
+            self.completions.publish(self.door)
+        if self._late is not None and not self.trouble.is_full and not self.trouble.offline:
             work += self._open_late(self._late)
         now_ns = self._clock.monotonic_ns()
         if work:
@@ -186,15 +186,15 @@ class LogWriterAgent:
         if now_ns >= self._next_housekeeping_ns:
             self._next_housekeeping_ns = now_ns + HOUSEKEEPING_NS
             self._keep_house()
-        elif self._flush_rounds.goes_on or self._retention.goes_on or self._cleaning.goes_on or self._moves.goes_on or self._batch_repairs.is_under_way:
+        elif self.flush_rounds.goes_on or self.retention.goes_on or self.cleaning.goes_on or self.moves.goes_on or self._batch_repairs.is_under_way:
             self._keep_house()
         self._progress.turn(now_ns)
         if self._deletions.are_awaited:
             self._deletions.turn(now_ns)
-        if self._completions.by_channel or self._completions.rows_moved or self._retention.rows_moved:
-            self._completions.rows_moved = self._completions.rows_moved or self._retention.rows_moved
-            self._retention.rows_moved = False
-            self._completions.publish(self._door)
+        if self.completions.by_channel or self.completions.rows_moved or self.retention.rows_moved:
+            self.completions.rows_moved = self.completions.rows_moved or self.retention.rows_moved
+            self.retention.rows_moved = False
+            self.completions.publish(self.door)
         self._progress.report_isr_proposals()
         return work
 
@@ -204,18 +204,18 @@ class LogWriterAgent:
         Other processes have answered for the disk, so nothing is published any more; the next
         incarnation finds what was written. While the disk blocks a thread, the process cannot end: it
         refuses requests, so that sources do not wait as for a disk that is starting."""
-        for task in (self._probe.task, self._flush_rounds.task):
+        for task in (self.probe.task, self.flush_rounds.task):
             if task.has_ended:
                 task.take_failure()  # a thread that died before its work has left its word as it was
-        if not (self._words[PROBE_SINCE_WORD] or self._words[FLUSH_SINCE_WORD] or self._batch_flushes.is_under_way):
+        if not (self._words[PROBE_SINCE_WORD] or self._words[FLUSH_SINCE_WORD] or self.batch_flushes.is_under_way):
             self._fences.add()
-            raise StepsDown(f"disk {self._disk.name} kept it waiting for too long, and it was fenced")
+            raise StepsDown(f"disk {self.disk.name} kept it waiting for too long, and it was fenced")
         work = 0
-        for channel in self._door.channels:
+        for channel in self.door.channels:
             for entry in (*self._postponed.by_source.pop(channel, ()), *channel.descriptors.poll(DESCRIPTOR_BURST)):
-                self._completions.answer(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
+                self.completions.answer(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
                 work += 1
-        self._completions.publish(self._door)
+        self.completions.publish(self.door)
         return work
 
     def _recover(self, startup: LogWriterStartup) -> int:
@@ -223,85 +223,85 @@ class LogWriterAgent:
         try:
             if startup.recover_next():
                 return 1
-            self._batch_flushes.open()
+            self.batch_flushes.open()
             if startup.recovery_points_went_back:
-                self._flush_rounds.recovery_points_went_back()
-            self._moves.incoming.open(startup.moved_here)
+                self.flush_rounds.recovery_points_went_back()
+            self.moves.incoming.open(startup.moved_here)
         except StorageFailed as failure:
-            self._trouble.go_offline(failure)
-        self._startup = None
-        if self._trouble.offline:
-            self._table.set_disk_state(DISK_OFFLINE)
+            self.trouble.go_offline(failure)
+        self.startup = None
+        if self.trouble.offline:
+            self.table.set_disk_state(DISK_OFFLINE)
         else:
-            self._table.set_disk_state(DISK_ONLINE)
-            self._context.notifier.status(self._fences.words())
-            self._context.log.info(startup.summary(), disk=self._disk.name)
+            self.table.set_disk_state(DISK_ONLINE)
+            self.context.notifier.status(self._fences.words())
+            self.context.log.info(startup.summary(), disk=self.disk.name)
             if startup.waits_for_space:
                 self._late = startup
-                self._trouble.on_failure(DiskFull(startup.waits_for_space))
-        self._door.open(self._context.layout.log_writer_socket(self._disk.name))
-        self._context.notifier.ready()
+                self.trouble.on_failure(DiskFull(startup.waits_for_space))
+        self.door.open(self.context.layout.log_writer_socket(self.disk.name))
+        self.context.notifier.ready()
         return 1
 
     def may_park(self) -> bool:
-        if self._startup is not None:
+        if self.startup is not None:
             return False
-        self._doorbell.prepare_to_sleep()
-        if self._postponed.by_source or self._door.has_descriptors():
-            self._doorbell.wake()
+        self.doorbell.prepare_to_sleep()
+        if self._postponed.by_source or self.door.has_descriptors():
+            self.doorbell.wake()
             return False
         return True
 
     def unpark(self) -> None:
-        self._doorbell.wake()
+        self.doorbell.wake()
 
     def park_ms(self) -> int:
-        has_slices = self._flush_rounds.is_between_slices or self._retention.is_under_way or self._cleaning.has_swaps or self._batch_repairs.is_under_way
-        return self._batch_flushes.park_ms(SLICE_PARK_MS if has_slices else PARK_MS_MAX)
+        has_slices = self.flush_rounds.is_between_slices or self.retention.is_under_way or self.cleaning.has_swaps or self._batch_repairs.is_under_way
+        return self.batch_flushes.park_ms(SLICE_PARK_MS if has_slices else PARK_MS_MAX)
 
     def begin_stop(self) -> None:
-        self._door.shut()
+        self.door.shut()
 
     def stopped(self) -> bool:
-        return not self._postponed.by_source and not self._held and not self._door.has_descriptors()
+        return not self._postponed.by_source and not self._held and not self.door.has_descriptors()
 
     def close(self) -> None:
         """The clean end: flush, checkpoints, the clean marker; a table that is unlinked says that nothing was left open."""
-        self._door.close()
-        if self._trouble.offline or self._words[FENCE_WORD]:
+        self.door.close()
+        if self.trouble.offline or self._words[FENCE_WORD]:
             return  # nothing of the disk is touched again, nor waited for
-        self._retention.close()
-        self._moves.incoming.close()
+        self.retention.close()
+        self.moves.incoming.close()
         self._index_repairs.close()
         self._batch_repairs.close()
-        self._probe.task.join(5)
+        self.probe.task.join(5)
         try:
-            self._cleaning.close()
-            self._flush_rounds.close()
-            self._batch_flushes.close()
-            if self._startup is not None:
+            self.cleaning.close()
+            self.flush_rounds.close()
+            self.batch_flushes.close()
+            if self.startup is not None:
                 return
             if self._late is not None:
-                self._context.log.warning(f"disk {self._disk.name} is full: logs that were never opened wait for the next start", disk=self._disk.name)
-            close_logs(self._directory, [replica.log for replica in self._partitions.by_row.values()])
-            self._flush_rounds.close_directory()
+                self.context.log.warning(f"disk {self.disk.name} is full: logs that were never opened wait for the next start", disk=self.disk.name)
+            close_logs(self.directory, [replica.log for replica in self.partitions.by_row.values()])
+            self.flush_rounds.close_directory()
         except StorageFailed as failure:
-            words = f"disk {self._disk.name} ({self._disk.path}) could not be closed cleanly, the next start recovers it: {failure}"
-            self._context.log.error(words, disk=self._disk.name)
+            words = f"disk {self.disk.name} ({self.disk.path}) could not be closed cleanly, the next start recovers it: {failure}"
+            self.context.log.error(words, disk=self.disk.name)
             if not isinstance(failure, DiskFull | OutOfDescriptors):
-                self._table.set_suspect()
+                self.table.set_suspect()
             return
-        self._table.close()
+        self.table.close()
 
     def status_line(self) -> str:
-        if self._startup is not None:
-            return self._startup.progress()
-        if self._trouble.offline:
-            return f"offline: {self._trouble.offline}"
-        if self._trouble.is_full:
-            return f"full: {len(self._partitions)} partitions are read only"
-        trouble = "; ".join(filter(None, (self._retention.trouble, self._cleaning.trouble)))
-        return f"{len(self._partitions)} partitions, {self._bytes.value >> 20} MiB appended" + (f"; {trouble}" if trouble else "")
+        if self.startup is not None:
+            return self.startup.progress()
+        if self.trouble.offline:
+            return f"offline: {self.trouble.offline}"
+        if self.trouble.is_full:
+            return f"full: {len(self.partitions)} partitions are read only"
+        trouble = "; ".join(filter(None, (self.retention.trouble, self.cleaning.trouble)))
+        return f"{len(self.partitions)} partitions, {self._bytes.value >> 20} MiB appended" + (f"; {trouble}" if trouble else "")
 
     # -- descriptors
 
@@ -329,9 +329,9 @@ class LogWriterAgent:
         elif kind == _PROGRESS:
             self._progress.take(channel, entry)
         elif kind == _REPLICA_APPEND:
-            self._replicas.append(channel, entry)
+            self.replicas.append(channel, entry)
         elif kind == _TRUNCATE:
-            self._replicas.truncate(channel, entry)
+            self.replicas.truncate(channel, entry)
         elif kind == _REPAIR:
             self._batch_repairs.take(channel, entry)
         else:
@@ -340,83 +340,83 @@ class LogWriterAgent:
 
     # -- sources
 
-    def _describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """What WELCOME says: the table, and for the controller what this disk holds."""
         return {
-            "table": self._table.shared.name,
-            "incarnation": self._context.incarnation,
-            "boot": self._boot,
+            "table": self.table.shared.name,
+            "incarnation": self.context.incarnation,
+            "boot": self.boot,
             "boot_id": boot_id().hex(),
-            "directory_id": self._directory.identity.directory_id,
+            "directory_id": self.directory.identity.directory_id,
             "replaces": self._replaces,
-            "needs_epoch_bump": any(replica.needs_epoch_bump for replica in self._partitions.by_row.values()),
-            "partitions": [replica.describe() for replica in self._partitions.by_row.values()],
-            "futures": self._moves.incoming.describe(),
-            "frozen": self._moves.outgoing.describe(),
-            "offline": self._trouble.offline,
-            "free_bytes": self._context.counters.counter("disk.free_bytes").value,
-            "free_rows": self._table.free_rows,
+            "needs_epoch_bump": any(replica.needs_epoch_bump for replica in self.partitions.by_row.values()),
+            "partitions": [replica.describe() for replica in self.partitions.by_row.values()],
+            "futures": self.moves.incoming.describe(),
+            "frozen": self.moves.outgoing.describe(),
+            "offline": self.trouble.offline,
+            "free_bytes": self.context.counters.counter("disk.free_bytes").value,
+            "free_rows": self.table.free_rows,
         }
 
     def _on_gone(self, channel: SinkChannel, reason: str) -> None:
         self._dropped.add(len(self._postponed.by_source.pop(channel, ())))
-        self._completions.forget(channel)
+        self.completions.forget(channel)
         self._held.drop_source(channel)
-        self._retention.forget(lambda deletion: deletion.channel is channel)
+        self.retention.forget(lambda deletion: deletion.channel is channel)
         self._deletions.forget(channel)
-        self._moves.incoming.forget(lambda context: context[0] is channel)
+        self.moves.incoming.forget(lambda context: context[0] is channel)
         self._batch_repairs.forget(channel)
-        self._context.log.info(f"{channel.source} is gone ({reason})", disk=self._disk.name, peer=channel.source)
+        self.context.log.info(f"{channel.source} is gone ({reason})", disk=self.disk.name, peer=channel.source)
 
     # -- the disk
 
-    def _let_go_of_disk(self) -> None:
-        for replica in self._partitions.by_row.values():
+    def let_go_of_disk(self) -> None:
+        for replica in self.partitions.by_row.values():
             replica.withdraw(ROLE_OFFLINE)
             replica.log.abandon()  # an open file would keep the file system from being unmounted
-        self._retention.fail()
+        self.retention.fail()
         self._deletions.fail()
-        self._moves.incoming.fail()
+        self.moves.incoming.fail()
         self._batch_repairs.fail()
-        self._completions.refused.add(self._held.fail_all(ErrorCode.KAFKA_STORAGE_ERROR, self._completions.by_channel))
-        self._batch_flushes.give_up()
-        self._directory.abandon()
+        self.completions.refused.add(self._held.fail_all(ErrorCode.KAFKA_STORAGE_ERROR, self.completions.by_channel))
+        self.batch_flushes.give_up()
+        self.directory.abandon()
 
     def _keep_house(self) -> None:
         now_ns = self._clock.monotonic_ns()
-        if self._trouble.returning is not None:
-            self._trouble.returning.turn(now_ns)
+        if self.trouble.returning is not None:
+            self.trouble.returning.turn(now_ns)
             return
         try:
             if self._reopen_attempts.value and now_ns > self._well_from_ns:
                 self._reopen_attempts.set(0)
             self._fences.maybe_forget(now_ns)
-            self._probe.turn(now_ns, self._bytes.value)
+            self.probe.turn(now_ns, self._bytes.value)
             self._words[APPEND_SINCE_WORD] = now_ns
-            self._flush_rounds.turn()
-            self._retention.turn()
-            self._cleaning.turn()
-            self._moves.turn(now_ns)
+            self.flush_rounds.turn()
+            self.retention.turn()
+            self.cleaning.turn()
+            self.moves.turn(now_ns)
             self._batch_repairs.turn()
             self._words[APPEND_SINCE_WORD] = 0
-            if self._flush_rounds.take_found_space():
+            if self.flush_rounds.take_found_space():
                 self._on_space()
             self._index_repairs.turn()
             self._producer_upkeep.turn(now_ns)
         except StorageFailed as failure:
             self._words[APPEND_SINCE_WORD] = 0
-            self._trouble.on_failure(failure)
+            self.trouble.on_failure(failure)
 
     def _on_space(self) -> None:
         """Accept writes again after the disk was full, and open the logs that waited for space."""
-        self._trouble.on_space()
+        self.trouble.on_space()
         if self._postponed.needs_resync and self._late is None:
             self._invite_controller()
 
     def _invite_controller(self) -> None:
         """Make the controller connect again: it repeats the commands that were refused."""
         self._postponed.needs_resync = False
-        self._door.disconnect(_CONTROLLER)
+        self.door.disconnect(_CONTROLLER)
 
     def _open_late(self, late: LogWriterStartup) -> int:
         """One log a turn of those that recovery found no space for."""
@@ -424,9 +424,9 @@ class LogWriterAgent:
             if late.open_late():
                 return 1
         except StorageFailed as failure:
-            self._trouble.on_failure(failure)
+            self.trouble.on_failure(failure)
             return 1
         self._late = None
-        self._context.log.info(late.summary(), disk=self._disk.name)
+        self.context.log.info(late.summary(), disk=self.disk.name)
         self._invite_controller()
         return 1

@@ -50,25 +50,25 @@ class OfflineLogWriter:
 
     def __init__(self, context: ServiceContext, failure: StorageFailed | ConfigurationProblems, first_look_ns: int | None = None) -> None:
         """`first_look_ns`: after so long the disk is looked at; by default that depends on how often it came and went."""
-        self._context = context
+        self.context = context
         self._clock = context.clock
-        self._disk = context.box.disk(context.instance)
+        self.disk = context.box.disk(context.instance)
         self._reason = str(failure)
-        table_name = context.layout.shared_memory_name("table", self._disk.name, context.incarnation)
-        self._table = PartitionTableWriter.create(table_name, context.incarnation)
-        self._doorbell = Doorbell(self._table.shared.words, SLEEPING_WORD)
-        context.poller.register(self._doorbell.fileno(), select.EPOLLIN, self._doorbell.drain)
+        table_name = context.layout.shared_memory_name("table", self.disk.name, context.incarnation)
+        self.table = PartitionTableWriter.create(table_name, context.incarnation)
+        self.doorbell = Doorbell(self.table.shared.words, SLEEPING_WORD)
+        context.poller.register(self.doorbell.fileno(), select.EPOLLIN, self.doorbell.drain)
         self._is_suspect = not isinstance(failure, DiskFull | ConfigurationProblems | DiskDoesNotAnswer)
         if self._is_suspect:
-            self._table.set_suspect()
-            PreviousTables(context.layout, self._disk.name, table_name).forget()
-        self._table.set_disk_state(DISK_OFFLINE)
-        context.log.error(f"disk {self._disk.name} ({self._disk.path}) stays offline: {failure}", disk=self._disk.name)
-        self._return = DiskReturn(context, self._disk, self._clock.monotonic_ns(), first_look_ns)
+            self.table.set_suspect()
+            PreviousTables(context.layout, self.disk.name, table_name).forget()
+        self.table.set_disk_state(DISK_OFFLINE)
+        context.log.error(f"disk {self.disk.name} ({self.disk.path}) stays offline: {failure}", disk=self.disk.name)
+        self.disk_return = DiskReturn(context, self.disk, self._clock.monotonic_ns(), first_look_ns)
         self._fences = DiskFences(context.counters, self._clock.monotonic_ns())
-        self._door = ChannelAcceptor(context.incarnation, self._doorbell.fileno(), context.poller, context.counters, self._describe, self._on_gone)
+        self.door = ChannelAcceptor(context.incarnation, self.doorbell.fileno(), context.poller, context.counters, self.describe, self._on_gone)
         self._refused = context.counters.counter("log_writer.refused")
-        self._door.open(context.layout.log_writer_socket(self._disk.name))
+        self.door.open(context.layout.log_writer_socket(self.disk.name))
         context.notifier.ready()
         context.notifier.status(self.status_line())
         context.counters.set_state("offline")
@@ -76,62 +76,62 @@ class OfflineLogWriter:
     # -- duty cycle
 
     def do_work(self) -> int:
-        self._table.shared.words[TURNS_WORD] += 1
+        self.table.shared.words[TURNS_WORD] += 1
         work = 0
-        for channel in self._door.channels:
+        for channel in self.door.channels:
             entries = channel.descriptors.poll(DESCRIPTOR_BURST)
             if entries:
                 work += len(entries)
                 channel.completions.offer_all([_refusal(entry) for entry in entries])
                 channel.ring()
         self._refused.add(work)
-        reason = self._return.reason
+        reason = self.disk_return.reason
         try:
-            self._return.turn(self._clock.monotonic_ns())
-            if self._return.reason != reason:
-                self._context.notifier.status(self.status_line())
+            self.disk_return.turn(self._clock.monotonic_ns())
+            if self.disk_return.reason != reason:
+                self.context.notifier.status(self.status_line())
         except StepsDown:
             self._fences.on_waited()
             raise
         return work
 
     def may_park(self) -> bool:
-        self._doorbell.prepare_to_sleep()
-        if self._door.has_descriptors():
-            self._doorbell.wake()
+        self.doorbell.prepare_to_sleep()
+        if self.door.has_descriptors():
+            self.doorbell.wake()
             return False
         return True
 
     def unpark(self) -> None:
-        self._doorbell.wake()
+        self.doorbell.wake()
 
     def park_ms(self) -> int:
         return PARK_MS_MAX
 
     def begin_stop(self) -> None:
-        self._door.shut()
+        self.door.shut()
 
     def stopped(self) -> bool:
-        return not self._door.has_descriptors()
+        return not self.door.has_descriptors()
 
     def close(self) -> None:
         """Keep the table of a suspect disk: its mark makes the next incarnation drop the page cache."""
-        self._door.close()
+        self.door.close()
         if not self._is_suspect:
-            self._table.close()
+            self.table.close()
 
     def status_line(self) -> str:
-        return f"offline: {self._return.reason or self._reason}"
+        return f"offline: {self.disk_return.reason or self._reason}"
 
     # -- sources
 
-    def _describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return {
-            "table": self._table.shared.name,
-            "incarnation": self._context.incarnation,
+            "table": self.table.shared.name,
+            "incarnation": self.context.incarnation,
             "boot": "offline",
             "boot_id": boot_id().hex(),
-            "directory_id": read_known_disk(self._context.box.state_directory, self._disk.path).directory_id,
+            "directory_id": read_known_disk(self.context.box.state_directory, self.disk.path).directory_id,
             "needs_epoch_bump": False,
             "partitions": [],
             "offline": self._reason,
@@ -140,7 +140,7 @@ class OfflineLogWriter:
         }
 
     def _on_gone(self, channel: SinkChannel, reason: str) -> None:
-        self._context.log.info(f"{channel.source} is gone ({reason})", disk=self._disk.name, peer=channel.source)
+        self.context.log.info(f"{channel.source} is gone ({reason})", disk=self.disk.name, peer=channel.source)
 
 
 def _refusal(entry: tuple[Any, ...]) -> tuple[int, ...]:

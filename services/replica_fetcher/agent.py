@@ -27,19 +27,19 @@ class ReplicaFetcherAgent:
         self._context = context
         self._clock = context.clock
         self.image = MetadataImage.empty()
-        self._image_follower = ImageFollower(context.layout, self, context.log)
-        self._controller = ControllerLink(context.layout, context.poller, context.clock, self._image_follower.on_changed)
-        self._following: ReplicaFollowing | None = None
+        self.image_follower = ImageFollower(context.layout, self, context.log)
+        self._controller = ControllerLink(context.layout, context.poller, context.clock, self.image_follower.on_changed)
+        self.following: ReplicaFollowing | None = None
         self._ready = False
 
     def set_image(self, image: MetadataImage) -> None:
         self.image = image
-        if self._following is None and self._has_neighbours(image):
+        if self.following is None and self._has_neighbours(image):
             from services.replica_fetcher.replica_following import ReplicaFollowing  # 3 MB that a single box does not need
 
-            self._following = ReplicaFollowing(self._context)
-        if self._following is not None:
-            self._following.set_image(image)
+            self.following = ReplicaFollowing(self._context)
+        if self.following is not None:
+            self.following.set_image(image)
         if not self._ready:
             self._ready = True
             self._context.notifier.ready()
@@ -54,19 +54,19 @@ class ReplicaFetcherAgent:
     def do_work(self) -> int:
         now_ns = self._clock.monotonic_ns()
         work = self._controller.do_work(now_ns)
-        if self._image_follower.is_stale and self._image_follower.load() is not None:
+        if self.image_follower.is_stale and self.image_follower.load() is not None:
             work += 1
-        return work + self._following.do_work(now_ns) if self._following is not None else work
+        return work + self.following.do_work(now_ns) if self.following is not None else work
 
     def may_park(self) -> bool:
-        return not self._image_follower.is_stale and (self._following is None or self._following.may_park())
+        return not self.image_follower.is_stale and (self.following is None or self.following.may_park())
 
     def unpark(self) -> None:
-        if self._following is not None:
-            self._following.unpark()
+        if self.following is not None:
+            self.following.unpark()
 
     def park_ms(self) -> int:
-        return PARK_MS_MAX if self._following is None else self._following.park_ms()
+        return PARK_MS_MAX if self.following is None else self.following.park_ms()
 
     def begin_stop(self) -> None:
         pass
@@ -76,11 +76,11 @@ class ReplicaFetcherAgent:
 
     def close(self) -> None:
         self._controller.close()
-        if self._following is not None:
-            self._following.close()
+        if self.following is not None:
+            self.following.close()
 
     def status_line(self) -> str:
-        following = self._following
+        following = self.following
         if following is None:
             return "no other box"
         return f"follows {following.followed_count} partitions of {following.leader_count} boxes"

@@ -68,7 +68,7 @@ class LeaderFetcher:
         self.leader_id = leader_id
         self.partitions: dict[Key, FollowedPartition] = {}
         self.session = ReplicaSession()
-        self._own_id, self._settings, self._arena, self._registry, self._clock, self._counters, self._log = resources
+        self.own_id, self._settings, self._arena, self._registry, self._clock, self._counters, self._log = resources
         self._own_epoch = -1
         self._throttle = throttle
         self._is_throttled = False
@@ -77,7 +77,7 @@ class LeaderFetcher:
         """The throttled partitions as of the last turn."""
         self._judge = AnswerJudge(leader_id, self._counters, self._log)
         self._broker: BrokerImage | None = None
-        self._connection: PeerConnection | None = None
+        self.connection: PeerConnection | None = None
         self._due: set[Key] = set()
         """Partitions to advance in the next turn."""
         self._touched: set[Key] = set()
@@ -88,7 +88,7 @@ class LeaderFetcher:
         """Partitions whose last response was not applied. The leader reports a high watermark once per session, so they are
         removed from the session and named again."""
         self._alarms: list[tuple[int, Key]] = []
-        self._under_way = 0
+        self.under_way = 0
         """Fetches in flight: one, or two if a new partition did not wait for the parked one."""
         self._overtaken: set[Key] = set()
         """Partitions that the second of two fetches names again: the first response is outdated for them."""
@@ -112,17 +112,17 @@ class LeaderFetcher:
         """Set the leader's registration (None: not registered) and our broker epoch; a new registration of either box starts a new session."""
         if own_epoch != self._own_epoch or (leader is not None and self._broker is not None and leader.epoch != self._broker.epoch):
             self._own_epoch = own_epoch
-            if self._connection is not None:
-                self._connection.disconnect("a box has a new registration")
+            if self.connection is not None:
+                self.connection.disconnect("a box has a new registration")
             self._restart_session()
         self._broker = leader
         if leader is None:
             self._disconnect()
-        elif self._connection is None:
+        elif self.connection is None:
             address = Address(leader.host, leader.port)
-            self._connection = PeerConnection(address, f"broker-{self._own_id}-fetcher", self._registry, self._clock, self._arena.size_bytes)
+            self.connection = PeerConnection(address, f"broker-{self.own_id}-fetcher", self._registry, self._clock, self._arena.size_bytes)
         else:
-            self._connection.set_address(Address(leader.host, leader.port))
+            self.connection.set_address(Address(leader.host, leader.port))
 
     def follow(self, followed: FollowedPartition, now_ns: int) -> None:
         self.partitions[followed.key] = followed
@@ -145,7 +145,7 @@ class LeaderFetcher:
         """Note that `key` changed. Every event that makes a partition fetchable calls this, so that no turn has to scan all partitions for one."""
         self._touched.add(key)
         followed = self.partitions.get(key)
-        if followed is not None and key not in self.session.asked and self._is_fetchable(followed):
+        if followed is not None and key not in self.session.asked and self.is_fetchable(followed):
             self._newcomers.add(key)
 
     # --- a turn
@@ -161,7 +161,7 @@ class LeaderFetcher:
             work += len(due)
             for key in due:
                 self._advance(key, now_ns)
-        connection = self._connection
+        connection = self.connection
         if connection is not None:
             work += connection.do_work(now_ns)  # first, so that a fetch that timed out has ended before the next one is sent
             if self._may_fetch(connection, now_ns):
@@ -190,7 +190,7 @@ class LeaderFetcher:
             times.append(self._alarms[0][0])
         if self._is_throttled:
             times.append(self._throttle.opens_ns)
-        if self._under_way == 1 and self._has_newcomer():
+        if self.under_way == 1 and self._has_newcomer():
             times.append(self._fetched_ns + HASTEN_AFTER_NS)
         return min((time_ns for time_ns in times if time_ns > self._turn_ns), default=0)
 
@@ -256,7 +256,7 @@ class LeaderFetcher:
 
     # --- fetching
 
-    def _is_fetchable(self, followed: FollowedPartition) -> bool:
+    def is_fetchable(self, followed: FollowedPartition) -> bool:
         if self._is_throttled and followed.key in self._throttle.replicas:
             return False
         proxy = followed.place.proxy
@@ -268,18 +268,18 @@ class LeaderFetcher:
         """Decide whether to send the next fetch now, or a second one behind a parked one (a new partition must not wait until the leader has records
         for the others). Neither is sent before the last response is checked and appended: partitions with an append in progress would leave the
         session and be named again."""
-        if self._parts or self._slot is not None or now_ns < self._resumes_ns or (self._under_way and not self._may_hasten(connection, now_ns)):
+        if self._parts or self._slot is not None or now_ns < self._resumes_ns or (self.under_way and not self._may_hasten(connection, now_ns)):
             return False
         for disk in self._slow.leave_out(now_ns):
             self.on_disk_changed(disk)
         if self._slow.is_waiting:
             return False
-        return self._has_newcomer() if self._under_way else any(self._is_fetchable(followed) for followed in self.partitions.values())
+        return self._has_newcomer() if self.under_way else any(self.is_fetchable(followed) for followed in self.partitions.values())
 
     def _may_hasten(self, connection: PeerConnection, now_ns: int) -> bool:
         """Decide about a second fetch. While the connection is not ready, the first one is not encoded yet and will name the new partitions.
         A session without partitions ends, and the leader answers at once."""
-        if self._under_way > 1 or now_ns < self._fetched_ns + HASTEN_AFTER_NS or not connection.is_ready or connection.hears_answer:
+        if self.under_way > 1 or now_ns < self._fetched_ns + HASTEN_AFTER_NS or not connection.is_ready or connection.hears_answer:
             return False
         return bool(self.session.asked) and self._has_newcomer()
 
@@ -289,13 +289,13 @@ class LeaderFetcher:
         while newcomers and not session.is_new:
             key = next(iter(newcomers))
             followed = self.partitions.get(key)
-            if key not in session.asked and followed is not None and self._is_fetchable(followed):
+            if key not in session.asked and followed is not None and self.is_fetchable(followed):
                 return True
             newcomers.discard(key)
         return False
 
     def _fetch(self, connection: PeerConnection, now_ns: int) -> None:
-        self._under_way += 1
+        self.under_way += 1
         self._fetched_ns = now_ns
         timeout_ms = self._settings.socket_timeout_ms
         connection.request(ApiKey.FETCH, VERSION_MIN, VERSION_MAX, self._encode_fetch, self._on_answer, timeout_ms, self._take_memory)
@@ -315,7 +315,7 @@ class LeaderFetcher:
         self._newcomers.clear()
         for key in removed:
             self._touch(key)
-        if self._under_way > 1:
+        if self.under_way > 1:
             self._counters.hastened.add()
             self._overtaken.update((part.topic_id, part.partition) for parts in (named, forgotten) for part in parts)
         is_settling = now_ns < self._settles_ns or len(session.asked) < len(self.partitions)
@@ -326,12 +326,12 @@ class LeaderFetcher:
         place = session.session_id, session.epoch
         session.on_sent()
         return encode_replica_fetch(
-            ReplicaFetch(self._own_id, self._own_epoch, wait_ms, settings.bytes_min, settings.answer_bytes_max, *place, named, forgotten)
+            ReplicaFetch(self.own_id, self._own_epoch, wait_ms, settings.bytes_min, settings.answer_bytes_max, *place, named, forgotten)
         )
 
     def _wanted(self, key: Key) -> FetchPartition | None:
         followed = self.partitions.get(key)
-        if followed is None or key in self._unapplied or not self._is_fetchable(followed):
+        if followed is None or key in self._unapplied or not self.is_fetchable(followed):
             return None
         most = self._settings.partition_bytes_max
         return followed.wanted(self._throttle.piece_bytes(most) if key in self._throttle.replicas else most)
@@ -346,9 +346,9 @@ class LeaderFetcher:
         return self._arena.memory[position : position + size_bytes]
 
     def _on_answer(self, answer: PeerAnswer | None) -> None:
-        self._under_way -= 1
+        self.under_way -= 1
         overtaken, self._overtaken = self._overtaken, set()
-        is_over, self._is_over = self._is_over, self._is_over and self._under_way > 0
+        is_over, self._is_over = self._is_over, self._is_over and self.under_way > 0
         slot = self._slot
         if answer is None or slot is None or is_over:
             self._counters.lost_fetches.add()
@@ -445,21 +445,21 @@ class LeaderFetcher:
 
     def _give_up_later_one(self) -> None:
         """Drop a second fetch in flight: its session has ended."""
-        if self._under_way and self._connection is not None:
-            self._is_over = self._connection.is_ready  # else it was not sent yet
-            self._connection.disconnect("its fetch session is over")
+        if self.under_way and self.connection is not None:
+            self._is_over = self.connection.is_ready  # else it was not sent yet
+            self.connection.disconnect("its fetch session is over")
 
     # --- offsets of the leader
 
     def _ask_offset(self, followed: FollowedPartition) -> None:
-        connection, rules = self._connection, followed.rules
+        connection, rules = self.connection, followed.rules
         turn = rules.begin()
         if connection is None:
             self._on_offset(followed, turn, None)
             return
         timestamp = LATEST_TIMESTAMP if rules.need == Need.LATEST else EARLIEST_TIMESTAMP
         wanted = ListOffsetsPartition(followed.place.partition, rules.leader_epoch, timestamp)
-        question = ListOffsetsRequest(self._own_id, 0, (ListOffsetsTopic(followed.place.topic, (wanted,)),))
+        question = ListOffsetsRequest(self.own_id, 0, (ListOffsetsTopic(followed.place.topic, (wanted,)),))
         connection.ask(
             offset_apis.LIST_OFFSETS_REQUEST,
             offset_apis.LIST_OFFSETS_RESPONSE,
@@ -509,10 +509,10 @@ class LeaderFetcher:
     # --- ends
 
     def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
+        connection, self.connection = self.connection, None
         if connection is not None:
             connection.close()
-            self._under_way = 0
+            self.under_way = 0
             self._is_over = False
             self._overtaken.clear()
             self._drop_slot()

@@ -133,14 +133,14 @@ class ReplicaFollowing:
         self._clock = context.clock
         box, counters = context.box, context.counters
         self._broker_id = box.broker_id
-        self._source = Source(context.layout, context.process_name, context.incarnation, box.replica_arena_bytes, box.integer("channel.ring.entries"))
+        self.source = Source(context.layout, context.process_name, context.incarnation, box.replica_arena_bytes, box.integer("channel.ring.entries"))
         disks = [disk.name for disk in box.disks]
         self._proxies = LogWriterProxies(
-            self._source, disks, context.poller, counters, self._on_completion, self._on_lost, self._on_disk_news, self._on_disk_news
+            self.source, disks, context.poller, counters, self._on_completion, self._on_lost, self._on_disk_news, self._on_disk_news
         )
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), self._on_hung, self._on_disk_news, self._on_disk_news)
         self._box_disks = BoxDisks(context.layout, box)
-        arena = self._source.arena
+        arena = self.source.arena
         self._counters = ReplicaCounters(counters)
         self._resources = FetcherResources(
             box.broker_id, replica_settings(box, arena.size_bytes), arena, context.poller, self._clock, self._counters, context.log
@@ -220,14 +220,14 @@ class ReplicaFollowing:
     # --- waiting
 
     def may_park(self) -> bool:
-        self._source.doorbell.prepare_to_sleep()
+        self.source.doorbell.prepare_to_sleep()
         if self._proxies.has_completions():
-            self._source.doorbell.wake()
+            self.source.doorbell.wake()
             return False
         return True
 
     def unpark(self) -> None:
-        self._source.doorbell.wake()
+        self.source.doorbell.wake()
 
     def park_ms(self) -> int:
         now_ns = self._clock.monotonic_ns()
@@ -276,4 +276,4 @@ class ReplicaFollowing:
         for fetcher in self._fetchers.values():
             fetcher.close()
         self._proxies.close()
-        self._source.close()
+        self.source.close()

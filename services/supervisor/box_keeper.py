@@ -107,7 +107,7 @@ class BoxKeeper:
         self._poller = Poller()
         self._counters = Counters.create_or_adopt(self.layout, NAME, clock.monotonic_ns(), clock.wall_ms())
         self._started_wall_ms = clock.wall_ms()
-        self._status = StatusServer(self.layout.supervisor_socket, self._poller, self.describe, self._on_disk_order)
+        self._status = StatusServer(self.layout.supervisor_socket, self._poller, self.describe, self.on_disk_order)
         self._readers: dict[str, CounterReader] = {}
         self._watchdog_kills = WatchdogKills(self.box.integer("watchdog.timeout.ms"))
         self._disk_changes = DiskChanges(self.layout, clock, prepared.given, self._look_at_log_writer)
@@ -130,7 +130,7 @@ class BoxKeeper:
                 self.turn()
                 self._poller.poll(TURN_MS if self._all_served else TURN_MS_WHILE_STARTING)
         finally:
-            self._close()
+            self.close()
         return 0
 
     def turn(self) -> None:
@@ -192,7 +192,7 @@ class BoxKeeper:
             return described | {"since": None, "restarts": 0}
         return described | {"since": snapshot.started_wall_ms, "restarts": _restarts(snapshot)}
 
-    def _on_disk_order(self, order: dict[str, str]) -> dict[str, str]:
+    def on_disk_order(self, order: dict[str, str]) -> dict[str, str]:
         """Apply a disk order. The command starts and stops the units afterwards, which requires
         root."""
         try:
@@ -220,7 +220,7 @@ class BoxKeeper:
         except BlockingIOError:
             pass
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Remove the runtime files if the whole box has stopped; keep them while other processes
         run."""
         notify("STOPPING=1\nSTATUS=")

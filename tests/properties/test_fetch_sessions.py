@@ -219,7 +219,7 @@ class FetchSessionMachine(RuleBasedStateMachine):
         self.sessions.close(model.session_id if model else 10_000)
 
     def _held(self) -> dict[int, Any]:
-        return self.sessions._sessions
+        return self.sessions.by_id
 
     @invariant()
     def the_counts_match(self) -> None:
@@ -228,8 +228,8 @@ class FetchSessionMachine(RuleBasedStateMachine):
         assert len(held) <= SLOTS
         assert self.sessions.partition_count == sum(model.counted for model in self.models) <= PARTITIONS_MAX
         ranks = sorted(session.ranked_for_all for session in held.values() if session.ranked_for_all)
-        assert self.sessions._evictable_by_all == ranks
-        assert self.sessions._evictable_by_privileged == sorted(session.ranked_for_privileged for session in held.values() if session.ranked_for_privileged)
+        assert self.sessions.evictable_by_all == ranks
+        assert self.sessions.evictable_by_privileged == sorted(session.ranked_for_privileged for session in held.values() if session.ranked_for_privileged)
         assert len(self.closed) == self.created - len(held)
         assert len({id(partition) for partition in self.released}) == len(self.released), "a partition leaves once"
         assert all(partition.session.closed or partition.session.partitions.get(partition.key) is not partition for partition in self.released)

@@ -152,7 +152,7 @@ class Interleaving:
     def epochs_wrap(self) -> None:
         """Two thousand million fetches later."""
         session = self.world.lane.session
-        kept = self.world.side.fetches._sessions._sessions.get(session.session_id)
+        kept = self.world.side.fetches.sessions.by_id.get(session.session_id)
         if self.world.is_quiet and kept is not None and not session.is_new:
             session.epoch = kept.expected_epoch = EPOCH_MAX
 

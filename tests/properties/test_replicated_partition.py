@@ -102,8 +102,8 @@ class Cluster:
             assert broker.follow(self.leader_id, self.leader_epoch, self.isr, self.replicas) == 0
 
     def trim(self, _nothing: int) -> None:
-        assert self.leader.writer.agent._retention.delete_records(self.leader.hosted, self.leader.row.high_watermark, None) == 0
-        self.leader.writer.agent._retention.forget(lambda context: context is None)
+        assert self.leader.writer.agent.retention.delete_records(self.leader.hosted, self.leader.row.high_watermark, None) == 0
+        self.leader.writer.agent.retention.forget(lambda context: context is None)
 
     def check(self) -> None:
         row = self.leader.row

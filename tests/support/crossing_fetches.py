@@ -335,7 +335,7 @@ class CrossingFetches:
         session_id = self.lane.session.session_id
         if session_id:
             self.ended_sessions.add(session_id)
-            self.side.fetches._sessions.close(session_id)
+            self.side.fetches.sessions.close(session_id)
 
     # --- what has to be so
 
@@ -355,13 +355,13 @@ class CrossingFetches:
     def check_session(self) -> None:
         """When no request is on its way, the leader's session has what the follower believes that it has."""
         session, stream = self.lane.session, self.stream
-        connection = self.lane._connection
+        connection = self.lane.connection
         assert connection is not None
-        if session.is_new or stream is None or stream.to_leader or connection._given_up or session.session_id in self.ended_sessions:
+        if session.is_new or stream is None or stream.to_leader or connection.given_up or session.session_id in self.ended_sessions:
             return
         if stream.connection.read_paused or stream.connection.pending:
             return
-        kept = self.side.fetches._sessions._sessions.get(session.session_id)
+        kept = self.side.fetches.sessions.by_id.get(session.session_id)
         believed: dict[Any, FetchPartition] = dict(session.asked)
         if not believed:
             assert kept is None or not kept.partitions
@@ -372,7 +372,7 @@ class CrossingFetches:
     @property
     def is_quiet(self) -> bool:
         """Nothing is fetched at this moment."""
-        return not self.lane._under_way
+        return not self.lane.under_way
 
     def is_even(self) -> bool:
         for partition in self.followed:

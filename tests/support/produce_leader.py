@@ -26,8 +26,8 @@ class ProduceLeader:
         self.peer = ScriptedPeer(turn)
         self._questions = ScriptedPeer(turn)
         """The connection by which what was stored is asked for."""
-        self._questions._listening.close()
-        self._questions._listening = self.peer._listening
+        self._questions.listening.close()
+        self._questions.listening = self.peer.listening
         self.logs: dict[int, list[Record]] = {}
         self.error = ErrorCode.NONE
         """For every batch, until it is taken back."""
@@ -41,11 +41,11 @@ class ProduceLeader:
         self._producers: dict[int, ProducerState] = {}
 
     def work(self) -> None:
-        if self.peer._listening.fileno() < 0:
+        if self.peer.listening.fileno() < 0:
             return  # it is away
-        self._questions._listening = self.peer._listening
+        self._questions.listening = self.peer.listening
         for peer in (self.peer, self._questions):
-            if peer.sock is None and not peer._poll_accept():
+            if peer.sock is None and not peer.poll_accept():
                 continue
             while (request := peer.poll_request()) is not None:
                 if self.postponed is not None and request.api_key != ApiKey.PRODUCE:

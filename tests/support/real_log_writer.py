@@ -62,7 +62,7 @@ class RealLogWriter:
         self.completions: list[Completion] = []
 
     def recover(self) -> None:
-        while self.agent._startup is not None:
+        while self.agent.startup is not None:
             self.agent.do_work()
 
     @property
@@ -78,7 +78,7 @@ class RealLogWriter:
     def disk_state(self) -> int:
         from appliance.shm.partition_table import DISK_STATE_WORD
 
-        return int(self.agent._table.shared.words[DISK_STATE_WORD])
+        return int(self.agent.table.shared.words[DISK_STATE_WORD])
 
     def source(self, name: str) -> LogWriterProxies:
         """Connected when this returns."""
@@ -110,7 +110,7 @@ class RealLogWriter:
         for _ in range(count):
             self.clock.advance_ms(1001)
             self.turn()
-            self.agent._flush_rounds.task.join()
+            self.agent.flush_rounds.task.join()
             self.turn()
 
     def create(self, proxies: LogWriterProxies, partition: int) -> None:
@@ -122,7 +122,7 @@ class RealLogWriter:
         assert proxies.offer_command(self.disk, DescriptorKind.BECOME_LEADER, asked, ("lead", partition))
 
     def produce(self, proxies: LogWriterProxies, partition: int, batch: bytes) -> None:
-        hosted = self.agent._partitions.find(TOPIC_ID, partition)
+        hosted = self.agent.partitions.find(TOPIC_ID, partition)
         assert hosted is not None
         arena = proxies.source.arena
         position = arena.allocate(len(batch))
@@ -151,9 +151,9 @@ class RealLogWriter:
     def die(self) -> None:
         """As `kill -9` leaves it: the table stays, nothing is flushed."""
         self._let_go()
-        for hosted in self.agent._partitions.by_row.values():
+        for hosted in self.agent.partitions.by_row.values():
             hosted.log.abandon()
-        self.agent._directory.abandon()
+        self.agent.directory.abandon()
 
     def stop(self) -> None:
         """The clean end."""
@@ -161,21 +161,24 @@ class RealLogWriter:
         self.agent.close()
         self._let_go()
 
+    def close_log(self) -> None:
+        os.close(self._said)
+        os.close(self._writing)
+
     def _let_go(self) -> None:
-        for rounds in (self.agent._flush_rounds, self.agent._batch_flushes):
+        for rounds in (self.agent.flush_rounds, self.agent.batch_flushes):
             with suppress(StorageFailed):
                 rounds.close()
-        self.agent._moves.incoming.close()  # a mover dies with its log-writer
-        self.agent._door.close()
+        self.agent.moves.incoming.close()  # a mover dies with its log-writer
+        self.agent.door.close()
         for proxies in self.sources.values():
             proxies.close()
             proxies.source.close()
         self.sources.clear()
         self.poller.close()
-        self.agent._doorbell.close()
+        self.agent.doorbell.close()
         _ = self.said
-        os.close(self._said)
-        os.close(self._writing)
+        self.close_log()
         if os.path.exists(socket := self.layout.log_writer_socket(self.disk)):
             os.unlink(socket)
 

@@ -71,7 +71,7 @@ class SteppedReplica:
         self.writer = RealLogWriter(self._layout, self._path, self._life, self._settings, broker_id=self.broker_id)
         self.writer.recover()
         self.controller = self.writer.source("controller")
-        self.controller._on_isr_changes = lambda _disk, wishes: self.wishes.extend(wishes)
+        self.controller.on_isr_changes = lambda _disk, wishes: self.wishes.extend(wishes)
         self.acceptor = self.writer.source("acceptor@0")
         self.fetcher = self.writer.source("replica-fetcher")
 
@@ -83,13 +83,13 @@ class SteppedReplica:
 
     @property
     def hosted(self) -> Replica:
-        found = self.writer.agent._partitions.find(TOPIC_ID, 0)
+        found = self.writer.agent.partitions.find(TOPIC_ID, 0)
         assert found is not None
         return found
 
     @property
     def row(self) -> Row:
-        return PartitionTableReader(self.writer.agent._table.shared).read(self.hosted.row)
+        return PartitionTableReader(self.writer.agent.table.shared).read(self.hosted.row)
 
     @property
     def log_end(self) -> int:
@@ -128,7 +128,7 @@ class SteppedReplica:
     def command(self, kind: DescriptorKind, **more: Any) -> int:
         asked = {"topic": "t", "partition": 0, "topic_id": str(TOPIC_ID), "config": self.config, **more}
         assert self.controller.offer_command(self.writer.disk, kind, orjson.loads(orjson.dumps(asked)), (kind.name, 0))
-        return self._answer(self.controller)[0].error_code
+        return self.answer(self.controller)[0].error_code
 
     def create(self) -> None:
         assert self.command(DescriptorKind.CREATE) == 0
@@ -149,7 +149,7 @@ class SteppedReplica:
         place = hosted.row, hosted.row_generation, hosted.leader_epoch, hosted.config_generation
         entry = (DescriptorKind.TRANSACTION_MARKER, flags, 0, *place, 0, 0, 0, producer_id, 1, producer_epoch, 0)
         assert self.acceptor.by_disk[self.writer.disk].offer(entry, 0, ("mark", 0))
-        assert self._answer(self.acceptor)[-1].error_code == 0
+        assert self.answer(self.acceptor)[-1].error_code == 0
 
     def produce(self, content: bytes, acks_all: bool = False, flags: int = 0, leader_epoch: int | None = None) -> None:
         """`produced` has its completion."""
@@ -169,7 +169,7 @@ class SteppedReplica:
 
     def append(self, content: bytes, leaders: ReplicaAppend, leader_epoch: int | None = None) -> Completion:
         self.offer_append(content, leaders, leader_epoch)
-        return self._answer(self.fetcher)[0]
+        return self.answer(self.fetcher)[0]
 
     def offer_append(self, content: bytes, leaders: ReplicaAppend, leader_epoch: int | None = None) -> None:
         hosted, arena = self.hosted, self.fetcher.source.arena
@@ -183,7 +183,7 @@ class SteppedReplica:
         hosted = self.hosted
         entry = truncate_descriptor(hosted.row, hosted.row_generation, hosted.leader_epoch, TruncateOrder(kind, LeaderEpoch(leader_epoch), Offset(offset)))
         assert self.fetcher.by_disk[self.writer.disk].offer(entry, 0, ("truncate", 0))
-        return next(each for each in self._answer(self.fetcher) if each.kind == DescriptorKind.TRUNCATE)
+        return next(each for each in self.answer(self.fetcher) if each.kind == DescriptorKind.TRUNCATE)
 
     def progress(self, replica: int, offset: int, log_start_offset: int = 0, broker_epoch: int | None = None) -> None:
         hosted = self.hosted
@@ -207,7 +207,7 @@ class SteppedReplica:
         deadline_ns = self.writer.clock.monotonic_ns() + timeout_ms * 1_000_000
         entry = (DescriptorKind.DELETE_RECORDS, 0, 0, *place, 0, 0, 0, offset, 0, 0, deadline_ns)
         assert self.acceptor.by_disk[self.writer.disk].offer(entry, 0, ("delete", 0))
-        eventually(lambda: self.writer.turn() >= 0 and not self.writer.agent._retention.is_under_way, "the leader's part")
+        eventually(lambda: self.writer.turn() >= 0 and not self.writer.agent.retention.is_under_way, "the leader's part")
         self.turn(1)
 
     @property
@@ -215,7 +215,7 @@ class SteppedReplica:
         """(error code, low watermark) of each answer."""
         return [(each.error_code, each.log_start_offset) for each in self.writer.completions if each.kind == DescriptorKind.DELETE_RECORDS]
 
-    def _answer(self, proxies: LogWriterProxies) -> list[Completion]:
+    def answer(self, proxies: LogWriterProxies) -> list[Completion]:
         before = len(self.writer.completions)
         proxy = proxies.by_disk[self.writer.disk]
         eventually(lambda: self.writer.turn() >= 0 and not proxy.outstanding, "the answer")

@@ -47,25 +47,25 @@ class ScriptedPeer:
 
     def __init__(self, turn: Callable[[], object]) -> None:
         self._turn = turn
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self._listening.setblocking(False)
-        self.address = Address("127.0.0.1", self._listening.getsockname()[1])
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.listening.setblocking(False)
+        self.address = Address("127.0.0.1", self.listening.getsockname()[1])
         self.sock: socket.socket | None = None
         self.answers_versions = True
-        self._received = b""
+        self.received = b""
         self.accepted = 0
 
     def accept(self) -> None:
         """Take the next connection; it must come."""
-        until(self._poll_accept, self._turn, "no peer connected")
+        until(self.poll_accept, self._turn, "no peer connected")
 
-    def _poll_accept(self) -> bool:
+    def poll_accept(self) -> bool:
         try:
-            self.sock, _ = self._listening.accept()
+            self.sock, _ = self.listening.accept()
         except BlockingIOError:
             return False
         self.sock.setblocking(False)
-        self._received = b""
+        self.received = b""
         self.accepted += 1
         return True
 
@@ -89,10 +89,10 @@ class ScriptedPeer:
         if self.sock is None:
             return None
         while True:
-            if len(self._received) >= 4:
-                (size,) = struct.unpack_from(">i", self._received)
-                if len(self._received) >= 4 + size:
-                    frame, self._received = self._received[4 : 4 + size], self._received[4 + size :]
+            if len(self.received) >= 4:
+                (size,) = struct.unpack_from(">i", self.received)
+                if len(self.received) >= 4 + size:
+                    frame, self.received = self.received[4 : 4 + size], self.received[4 + size :]
                     header = parse_request_header(frame, 0, size)
                     request = PeerRequest(header.api_key, header.api_version, header.correlation_id, header.client_id, frame[header.body_position :])
                     if request.api_key != ApiKey.API_VERSIONS or not self.answers_versions:
@@ -108,7 +108,7 @@ class ScriptedPeer:
             if not received:
                 self.hang_up()
                 return None
-            self._received += received
+            self.received += received
 
     def send(self, data: bytes) -> None:
         """All of it, while the other side goes on reading."""
@@ -134,12 +134,12 @@ class ScriptedPeer:
     def die(self) -> None:
         """The port is gone too."""
         self.hang_up()
-        self._listening.close()
+        self.listening.close()
 
     def come_back(self) -> None:
         """Listen again on the same port."""
-        self._listening = socket.create_server(self.address)
-        self._listening.setblocking(False)
+        self.listening = socket.create_server(self.address)
+        self.listening.setblocking(False)
 
 
 def answer_frame(request: PeerRequest, body: bytes) -> bytes:

@@ -128,7 +128,7 @@ class SteppedFollower:
             brokers[LEADER_ID] = self.leader_box
         topic = TopicImage("t", TOPIC_ID, partitions, {})
         write_image(self.layout.image_file, MetadataImage(self._generation, "cluster", BROKER_ID, brokers, {"t": topic}))
-        self.agent._image_follower.on_changed(self._generation)
+        self.agent.image_follower.on_changed(self._generation)
 
     def leader_moves(self, address: Address, epoch: int) -> None:
         self.leader_box = BrokerImage(LEADER_ID, *address, None, epoch)
@@ -137,7 +137,7 @@ class SteppedFollower:
     # --- what is there
 
     def row(self, partition: int) -> Row:
-        hosted = self.writer.agent._partitions.find(TOPIC_ID, partition)
+        hosted = self.writer.agent.partitions.find(TOPIC_ID, partition)
         table = self.controller.by_disk[DISK].table
         assert hosted is not None and table is not None
         return table.read(hosted.row)
@@ -163,8 +163,8 @@ class SteppedFollower:
             return ""
 
     def arena_is_free(self) -> bool:
-        following = self.agent._following
-        return following is None or not following._source.arena.slots_in_use()
+        following = self.agent.following
+        return following is None or not following.source.arena.slots_in_use()
 
     # --- ends
 
@@ -179,7 +179,7 @@ class SteppedFollower:
         """Killed, and started again; it receives the order to follow, as from the controller."""
         self.writer.die()
         self.writer.counters.close()
-        self.writer = RealLogWriter(self.layout, self.path, self.writer.agent._context.incarnation + 1)
+        self.writer = RealLogWriter(self.layout, self.path, self.writer.agent.context.incarnation + 1)
         self.writer.recover()
         self.controller = self.writer.source("controller")
         for partition, leader_epoch in enumerate(self.epochs):

@@ -61,15 +61,15 @@ class SteppedLogWriter:
 
     def die(self) -> None:
         """As `kill -9` leaves it: sockets hang up, names stay, no ring is retired."""
-        for control, channel in self.door._by_control.items():
+        for control, channel in self.door.connections.items():
             control.close()
             if channel is not None:
                 channel.rings.retire = lambda: None  # type: ignore[method-assign]
                 channel.close()
-        self.door._by_control.clear()
+        self.door.connections.clear()
         self.door.channels.clear()
-        if self.door._listening is not None:
-            self.door._listening.close()
+        if self.door.listening is not None:
+            self.door.listening.close()
         self.poller.close()
         self.bell.close()
         self.counters.close()

@@ -37,7 +37,7 @@ def publish(box: RunningBox) -> dict[str, int]:
         for _ in range(INTERVALS):
             figures.look()
             await figures.send()
-        figures._hang_up()
+        figures.hang_up()
 
     with scratch_layout() as scratch:
         counters = Counters.create_or_adopt(scratch, "console", 1)

@@ -178,15 +178,15 @@ class FetchSessions:
         self._on_close = on_close
         self._partitions_max = partitions_max
         self._session_partitions_max = session_partitions_max
-        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
+        self.by_id: OrderedDict[int, FetchSession] = OrderedDict()
         """the least recently used first"""
-        self._evictable_by_all: list[Rank] = []
-        self._evictable_by_privileged: list[Rank] = []
+        self.evictable_by_all: list[Rank] = []
+        self.evictable_by_privileged: list[Rank] = []
         self.partition_count = 0
         self.evictions = 0
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self.by_id)
 
     def continued(
         self,
@@ -202,7 +202,7 @@ class FetchSessions:
 
         A session that became empty is `closed`: the request is answered as without one.
         """
-        session = self._sessions.get(session_id)
+        session = self.by_id.get(session_id)
         if session is None:
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         if session_epoch != session.expected_epoch:
@@ -244,12 +244,12 @@ class FetchSessions:
             pass
         if self.partition_count + size > self._partitions_max:
             return None
-        if len(self._sessions) >= self._slots and not self._evict_for(is_privileged, size, now_ms):
+        if len(self.by_id) >= self._slots and not self._evict_for(is_privileged, size, now_ms):
             return None
         session_id = self._new_id()
-        while session_id <= NO_SESSION or session_id in self._sessions:
+        while session_id <= NO_SESSION or session_id in self.by_id:
             session_id = self._new_id()
-        session = self._sessions[session_id] = FetchSession(session_id, is_privileged, uses_topic_ids, isolation_level, now_ms)
+        session = self.by_id[session_id] = FetchSession(session_id, is_privileged, uses_topic_ids, isolation_level, now_ms)
         for partition, result in zip(wanted, results, strict=True):
             cached = session.want(partition)
             cached.high_watermark = -1 if result.error_code else result.high_watermark
@@ -258,11 +258,11 @@ class FetchSessions:
         return session
 
     def of_followers(self) -> list[FetchSession]:
-        return [session for session in self._sessions.values() if session.is_privileged]
+        return [session for session in self.by_id.values() if session.is_privileged]
 
     def close(self, session_id: int) -> None:
         """End a session, if it exists."""
-        session = self._sessions.pop(session_id, None)
+        session = self.by_id.pop(session_id, None)
         if session is None:
             return
         self._rank(session, None, None)
@@ -283,7 +283,7 @@ class FetchSessions:
     def _touch(self, session: FetchSession, now_ms: int) -> None:
         """Note a use. Rank it for eviction, here only, as Kafka does: by age, size and privilege."""
         session.last_used_ms = now_ms
-        self._sessions.move_to_end(session.session_id)
+        self.by_id.move_to_end(session.session_id)
         size = len(session.partitions)
         self.partition_count += size - session.size
         session.size = size
@@ -293,15 +293,15 @@ class FetchSessions:
 
     def _rank(self, session: FetchSession, for_all: Rank | None, for_privileged: Rank | None) -> None:
         if session.ranked_for_all != for_all:
-            _replace(self._evictable_by_all, session.ranked_for_all, for_all)
+            _replace(self.evictable_by_all, session.ranked_for_all, for_all)
             session.ranked_for_all = for_all
         if session.ranked_for_privileged != for_privileged:
-            _replace(self._evictable_by_privileged, session.ranked_for_privileged, for_privileged)
+            _replace(self.evictable_by_privileged, session.ranked_for_privileged, for_privileged)
             session.ranked_for_privileged = for_privileged
 
     def _evict_stale(self, now_ms: int) -> bool:
         """End the least recently used session, if it was unused for `EVICTION_MS`."""
-        for session_id, session in self._sessions.items():
+        for session_id, session in self.by_id.items():
             if now_ms - session.last_used_ms <= EVICTION_MS:
                 return False
             self.evictions += 1
@@ -313,7 +313,7 @@ class FetchSessions:
         """End a session that ranks below the new one."""
         if self._evict_stale(now_ms):
             return True
-        evictable = self._evictable_by_privileged if is_privileged else self._evictable_by_all
+        evictable = self.evictable_by_privileged if is_privileged else self.evictable_by_all
         if not evictable or (is_privileged, size, NO_SESSION) < evictable[0]:
             return False
         self.evictions += 1

@@ -42,7 +42,7 @@ class FollowerReads:
     """Of one acceptor. `wake(session)`: a read for its parked fetch is done."""
 
     def __init__(self, cold_reads: ColdReads, clock: Clock, wake: Callable[[FetchSession], None]) -> None:
-        self._cold_reads = cold_reads
+        self.cold_reads = cold_reads
         self._clock = clock
         self._wake = wake
         self._kept: dict[tuple[int, str], _KeptRead] = {}
@@ -90,7 +90,7 @@ class FollowerReads:
             kept.done_ns = self._clock.monotonic_ns()
             self._wake(session)
 
-        if self._cold_reads.ask(kept.read, file, position, most, limit, True, is_active, then):
+        if self.cold_reads.ask(kept.read, file, position, most, limit, True, is_active, then):
             return None
         del self._kept[key]
         return kept.read.error

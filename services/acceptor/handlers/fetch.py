@@ -111,7 +111,7 @@ class FetchHandler:
         """`prefers_racks`: consumers are sent to a replica in their rack (`replica.selector.class`)."""
         self._view = view
         self._delayed = delayed
-        self._sessions = FetchSessions(session_slots, new_session_id, delayed.rows.remove_sleeper, self._on_session_closed)
+        self.sessions = FetchSessions(session_slots, new_session_id, delayed.rows.remove_sleeper, self._on_session_closed)
         self._clock = clock
         self._fetch_max_bytes = fetch_max_bytes
         self._gate = gate
@@ -123,9 +123,9 @@ class FetchHandler:
         self._to_evaluate: deque[tuple[PendingFetch, bool]] = deque()
         self._message_sets = DownConversion(view, counters)
         self._prefers_racks = prefers_racks
-        self._follower_reads = FollowerReads(cold_reads, clock, self._wake_session)
+        self.follower_reads = FollowerReads(cold_reads, clock, self._wake_session)
         self._followers = FollowerFetches(counters)
-        self._reading = PartitionReading(
+        self.reading = PartitionReading(
             view,
             readers,
             self.files,
@@ -134,7 +134,7 @@ class FetchHandler:
             self._message_sets,
             self._targets_max,
             self._followers,
-            self._follower_reads,
+            self.follower_reads,
             lease,
             prefers_racks,
             clock,
@@ -246,7 +246,7 @@ class FetchHandler:
         total = 0
         failed = urgent = False
         watched: list[LocalReplica] = []
-        reads, reading = pending.reads, self._reading
+        reads, reading = pending.reads, self.reading
         for index, wanted in enumerate(request.partitions):
             read = reads.get(index)
             if read is None:
@@ -342,10 +342,10 @@ class FetchHandler:
         """Find the session that a request names. False: the request was answered with an error."""
         request = pending.request
         if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
-            self._sessions.close(request.session_id)
+            self.sessions.close(request.session_id)
             self._count_sessions()
             return True
-        found = self._sessions.continued(
+        found = self.sessions.continued(
             request.session_id,
             request.session_epoch,
             request.partitions,
@@ -399,7 +399,7 @@ class FetchHandler:
         reports_high_watermark = self._prefers_racks and request.replica_id >= 0
         news: list[tuple[SessionPartition, FetchPartitionResult]] = []
         awake: list[tuple[SessionPartition, LocalReplica]] = []
-        reads, reading = pending.reads, self._reading
+        reads, reading = pending.reads, self.reading
         for partition in session.awake_in_order():
             wanted = partition.wanted
             read = reads.get(partition)
@@ -453,7 +453,7 @@ class FetchHandler:
     def _create_session(self, pending: PendingFetch, results: list[FetchPartitionResult]) -> int:
         request = pending.request
         by_id = pending.version >= TOPIC_IDS_SINCE
-        session = self._sessions.maybe_create(request.partitions, results, request.replica_id >= 0, by_id, request.isolation_level, self._clock.monotonic_ms())
+        session = self.sessions.maybe_create(request.partitions, results, request.replica_id >= 0, by_id, request.isolation_level, self._clock.monotonic_ms())
         self._count_sessions()
         if session is None:
             return NO_SESSION
@@ -467,7 +467,7 @@ class FetchHandler:
         with each fetch.
         """
         self._followers.set_image(self._view.image, self._view.broker_id)
-        for session in self._sessions.of_followers():
+        for session in self.sessions.of_followers():
             for partition in session.partitions.values():
                 if partition not in session.awake and not self._is_in_sync(session.replica_id, partition.wanted):
                     session.awake[partition] = None
@@ -488,7 +488,7 @@ class FetchHandler:
         self._on_reply(reply.connection)
 
     def _on_session_closed(self, session: FetchSession) -> None:
-        self._follower_reads.forget(session)
+        self.follower_reads.forget(session)
         self._wake_session(session)
 
     def _wake_session(self, session: FetchSession) -> None:
@@ -497,10 +497,10 @@ class FetchHandler:
 
     def sweep(self, now_ns: int) -> None:
         """Once a second."""
-        self._follower_reads.sweep(now_ns)
+        self.follower_reads.sweep(now_ns)
 
     def _count_sessions(self) -> None:
-        sessions = self._sessions
+        sessions = self.sessions
         self._sessions_open.set(len(sessions))
         self._session_partitions.set(sessions.partition_count)
         self._session_evictions.set(sessions.evictions)

@@ -43,10 +43,10 @@ class BatchFlushes:
         self._wanted: dict[Replica, None] = {}
         self._due: dict[Replica, int] = {}
         self._next_due_ns = _NEVER
-        self._under_way: Round | None = None
-        self._is_done = False
+        self.under_way: Round | None = None
+        self.is_done = False
         self._is_given_up = False
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: BackgroundThread | None = None
         self._bell = -1
@@ -81,17 +81,17 @@ class BatchFlushes:
 
     def park_ms(self, most_ms: int) -> int:
         """How long the loop may wait; the end of a round wakes it."""
-        if self._next_due_ns == _NEVER or self._under_way is not None:
+        if self._next_due_ns == _NEVER or self.under_way is not None:
             return most_ms
         return max(0, min(most_ms, (self._next_due_ns - self._clock.monotonic_ns()) // 1_000_000 + 1))
 
     def take_finished(self) -> Round:
         """Return the round that was synced. Raises StorageFailed once if the sync failed."""
-        if not self._is_done:
+        if not self.is_done:
             return []
-        finished, self._under_way = self._under_way or [], None
-        self._is_done = False
-        failure, self._failure = self._failure, None
+        finished, self.under_way = self.under_way or [], None
+        self.is_done = False
+        failure, self.failure = self.failure, None
         if failure is not None:
             raise failure
         self._rounds.add()
@@ -100,7 +100,7 @@ class BatchFlushes:
 
     def start_round(self) -> list[Replica]:
         """If none is under way: sync what is wanted or due. Returns partitions that wanted it and have nothing to sync. Raises StorageFailed."""
-        if self._under_way is not None:
+        if self.under_way is not None:
             return []
         if self._due:
             self._take_due()
@@ -141,7 +141,7 @@ class BatchFlushes:
         others = self._appended.value - self._known_synced - self._bytes_wanted
         takes_all = is_for_file_system(files, others) or files > self._partitions.descriptors.for_flush_round
         duplicates = None if takes_all else self._duplicate(flushes)
-        self._under_way = starting
+        self.under_way = starting
         if duplicates is None:
             self._known_synced = self._appended.value
             self._file_system_rounds.add()
@@ -175,7 +175,7 @@ class BatchFlushes:
             os.eventfd_read(self._bell)
         except BlockingIOError:
             pass
-        if self._is_given_up and self._is_done:
+        if self._is_given_up and self.is_done:
             self.close()
 
     def _run(self) -> None:
@@ -183,12 +183,12 @@ class BatchFlushes:
             try:
                 work()
             except OSError as error:
-                self._failure = file_io.storage_failure(f"flush {self._path}", error)
+                self.failure = file_io.storage_failure(f"flush {self._path}", error)
                 if isinstance(error, file_io.SyncFailed):  # at once: no later sync reports it, and we may die before the next turn
                     self._partitions.table.set_suspect()
             except Exception as failure:  # handed to the loop, which knows what it means
-                self._failure = failure
-            self._is_done = True
+                self.failure = failure
+            self.is_done = True
             os.eventfd_write(self._bell, 1)
 
     def _sync_file_system(self) -> None:
@@ -201,13 +201,13 @@ class BatchFlushes:
         self._due.clear()
         self._next_due_ns = _NEVER
         self.is_active = False
-        if self._under_way is None or self._is_done:
+        if self.under_way is None or self.is_done:
             self.close()
 
     @property
     def is_under_way(self) -> bool:
         """Whether the thread syncs."""
-        return self._under_way is not None and not self._is_done
+        return self.under_way is not None and not self.is_done
 
     def close(self) -> None:
         """Wait for a round that is under way. Raises StorageFailed, unless the directory is offline, if
@@ -222,7 +222,7 @@ class BatchFlushes:
         if self._directory_fd >= 0:
             file_io.close_all((self._directory_fd,))
             self._directory_fd = -1
-        failure, self._failure = self._failure, None
+        failure, self.failure = self.failure, None
         if self._is_given_up:
             return
         if failure is not None:

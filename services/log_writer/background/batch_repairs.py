@@ -39,7 +39,7 @@ class BatchRepairs:
         self._completions = completions
         self._log = log
         self._disk = disk
-        self._repair: _Repair | None = None
+        self._repair: Repair | None = None
         self._batches = counters.counter("log_writer.batches_repaired")
 
     @property
@@ -64,7 +64,7 @@ class BatchRepairs:
             self._completions.answer(channel, entry, ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return
         place = SegmentPlace(order.segment_base_offset, order.segment_position, *end)
-        self._repair = _Repair(channel, entry, replica, place, order.source_id, bytes(content))
+        self._repair = Repair(channel, entry, replica, place, order.source_id, bytes(content))
 
     def turn(self) -> None:
         """Go on with what is under way. Raises `StorageFailed` for a disk that does not take it; what cannot be read stays as it is."""
@@ -83,7 +83,7 @@ class BatchRepairs:
             check(repair.plan.writes[-1].last_offset < repair.replica.high_watermark, f"a repair of {repair.replica.topic_partition} above its high watermark")
             repair.write()
 
-    def _end(self, repair: _Repair, code: ErrorCode) -> None:
+    def _end(self, repair: Repair, code: ErrorCode) -> None:
         self._repair = None
         repair.close()
         name = repair.replica.topic_partition
@@ -120,7 +120,7 @@ class BatchRepairs:
             repair.close(10)
 
 
-class _Repair:
+class Repair:
     """What was asked, and how far it is."""
 
     def __init__(self, channel: SinkChannel, entry: Entry, replica: Replica, place: SegmentPlace, source_id: int, copy: bytes) -> None:
@@ -139,7 +139,7 @@ class _Repair:
         self._fd = -1
         self._is_over = False
         self._path = segment_path(replica.log.directory, place.base_offset, LOG_SUFFIX)
-        self._task = self._start("read", self._compare)
+        self._task = self._start("read", self.compare)
 
     def _log_versions(self) -> tuple[int, int]:
         log = self.replica.log
@@ -154,7 +154,7 @@ class _Repair:
     def first_offset(self) -> Offset:
         return self.plan.writes[0].base_offset if self.plan.writes else NO_OFFSET
 
-    def _compare(self) -> None:
+    def compare(self) -> None:
         self._fd = file_io.open_path(self._path, file_io.READ_WRITE)
         place = self.place
         own = file_io.pread_wanted(self._fd, place.position, min(len(self._copy), place.end_position - place.position))

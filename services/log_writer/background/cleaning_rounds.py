@@ -95,7 +95,7 @@ class CleaningRounds:
         self._uncleanable: dict[LogKey, str] = {}
         self._kills: dict[LogKey, int] = {}
         self._chosen: tuple[Replica, CleaningPlan] | None = None
-        self._run: _Run | None = None
+        self.run: _Run | None = None
         self._is_cut = False
         """Whether the log of the run has lost some of the segments that it was given."""
         self._ending: RunReport | None = None
@@ -121,14 +121,14 @@ class CleaningRounds:
             return False
         if self.task.has_ended:
             return True
-        if self._run is not None:
-            return bool(self._run.groups) or self._ending is not None or self._clock.monotonic_ns() >= self._next_poll_ns
+        if self.run is not None:
+            return bool(self.run.groups) or self._ending is not None or self._clock.monotonic_ns() >= self._next_poll_ns
         return self._chosen is not None or (self._is_enabled and self._clock.monotonic_ns() >= self._next_look_ns)
 
     @property
     def has_swaps(self) -> bool:
         """Whether compacted segments wait to be swapped in, one a turn."""
-        return self._run is not None and bool(self._run.groups)
+        return self.run is not None and bool(self.run.groups)
 
     @property
     def trouble(self) -> str:
@@ -141,7 +141,7 @@ class CleaningRounds:
         self._first_dirty[key] = min(self._first_dirty_of(replica), replica.log.log_end_offset)
         if self._chosen is not None and self._chosen[0] is replica:
             self._chosen = None
-        if self._run is not None and self._run.replica is replica and replica.log.log_end_offset < self._run.end_offset:
+        if self.run is not None and self.run.replica is replica and replica.log.log_end_offset < self.run.end_offset:
             self._is_cut = True
 
     def turn(self) -> None:
@@ -152,8 +152,8 @@ class CleaningRounds:
             self.task.finish()
             return
         now_ns = self._clock.monotonic_ns()
-        if self._run is not None:
-            self._go_on(self._run, now_ns)
+        if self.run is not None:
+            self._go_on(self.run, now_ns)
         elif self._chosen is not None:
             chosen, self._chosen = self._chosen, None
             self._start(*chosen)
@@ -161,11 +161,11 @@ class CleaningRounds:
             self._run_in_thread(lambda: self._departing.remove_some(now_ns, DELETE_SLICE_BYTES))
         elif self._is_enabled and now_ns >= self._next_look_ns:
             self._next_look_ns = now_ns + self._backoff_ns
-            self._look()
+            self.look()
 
     # -- which log
 
-    def _look(self) -> None:
+    def look(self) -> None:
         candidates = [
             (replica, self._candidate(replica))
             for replica in self._partitions.by_row.values()
@@ -244,7 +244,7 @@ class CleaningRounds:
         self._runs.add()
         self._running.set(1)
         self._leaves_some = False
-        self._run = _Run(replica, process, deque(), bases[0], plan.segments[-1].end_offset)
+        self.run = _Run(replica, process, deque(), bases[0], plan.segments[-1].end_offset)
 
     def _go_on(self, run: _Run, now_ns: int) -> None:
         if not self._is_here(run.replica) or run.replica.is_moving or run.replica.log.failed is not None or self._is_cut:
@@ -323,7 +323,7 @@ class CleaningRounds:
     def _end(self, run: _Run) -> None:
         """The process is gone; what was swapped in becomes durable, what was not is removed, and the old files go when their delay is over."""
         run.process.close()
-        self._run = self._ending = None
+        self.run = self._ending = None
         self._is_cut = False
         self._running.set(0)
         if not self._is_here(run.replica):
@@ -381,9 +381,9 @@ class CleaningRounds:
 
     def close(self) -> None:
         """End a run that is under way, wait for the thread. What was swapped in stays; the rest is swept at the next start. Raises StorageFailed."""
-        if self._run is not None:
-            self._run.process.close()
-            self._run = None
+        if self.run is not None:
+            self.run.process.close()
+            self.run = None
         failure = self.task.take_failure() if self.task.join(10) and self.task.has_ended else None
         if failure is not None and not isinstance(failure, DiskFull | OutOfDescriptors):
             raise failure

@@ -128,8 +128,8 @@ class DiskReturn:
         self._log = context.log
         self._deadline_ms = context.box.integer("log.disk.deadline.ms")
         self._attempts = context.counters.counter(ATTEMPTS_LABEL)
-        self._wait_ns = min(BACKOFF_NS_MAX, BACKOFF_NS_FIRST << min(self._attempts.value, 16))
-        self._next_ns = now_ns + (self._wait_ns if first_look_ns is None else first_look_ns)
+        self.wait_ns = min(BACKOFF_NS_MAX, BACKOFF_NS_FIRST << min(self._attempts.value, 16))
+        self._next_ns = now_ns + (self.wait_ns if first_look_ns is None else first_look_ns)
         self.task = BackgroundTask("disk-return", f"look at {disk.path}")
         self.reason = ""
         """Why it is not back, as the last look found; empty before the first."""
@@ -144,8 +144,8 @@ class DiskReturn:
             except OutOfThreads as failure:
                 self._on_problem(str(failure))
         if now_ns >= self._next_ns:
-            self._wait_ns = min(BACKOFF_NS_MAX, self._wait_ns * 2)
-            self._next_ns = now_ns + self._wait_ns
+            self.wait_ns = min(BACKOFF_NS_MAX, self.wait_ns * 2)
+            self._next_ns = now_ns + self.wait_ns
             self.task.start(self._find_problem, self._on_problem)
 
     def _on_problem(self, problem: str) -> None:

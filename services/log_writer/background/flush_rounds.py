@@ -116,7 +116,7 @@ class FlushRounds:
             self._recovery_points_moved = False
             self._run(self._save_recovery_points)
         elif unflushed and (now_ns - self._last_round_ns > self._interval_ns or unflushed > self._bytes_max):
-            self._start_round(now_ns)
+            self.start_round(now_ns)
         elif self._is_full:
             if now_ns - self._last_space_ns > SPACE_NS:
                 self._last_space_ns = now_ns
@@ -159,7 +159,7 @@ class FlushRounds:
         self._total_bytes.set(space.total_bytes)
         return space
 
-    def _start_round(self, now_ns: int) -> None:
+    def start_round(self, now_ns: int) -> None:
         self._last_round_ns = self._started_ns = now_ns
         self._appended_at_last_round = self._appended.value
         self._to_flush = list(self._partitions.by_row.values())

@@ -109,8 +109,8 @@ class RetentionRounds:
         self._reserve_logs: list[tuple[Replica, LogFacts]] = []
         self._reserve_waits: list[Replica] | None = None
         self._planned: deque[_Planned] = deque()
-        self._removals: list[_Removal] = []
-        self._waiting: list[tuple[Any, Replica]] = []
+        self.removals: list[_Removal] = []
+        self.waiting: list[tuple[Any, Replica]] = []
         self._writing: _Writing | None = None
         """What the thread has of these two lists; the lists themselves are the loop's alone."""
         self._departing = DepartingFiles()
@@ -143,15 +143,15 @@ class RetentionRounds:
             return False
         if self.task.has_ended:
             return True
-        is_busy = self._planned or self._removals or self._to_examine or self._reserve_waits is not None
-        if not is_busy and not self._departing and not self._waiting and not self._missing_bytes:
+        is_busy = self._planned or self.removals or self._to_examine or self._reserve_waits is not None
+        if not is_busy and not self._departing and not self.waiting and not self._missing_bytes:
             return False
         now_ns = self._clock.monotonic_ns()
         if now_ns < self._retry_ns:
             return False
         if is_busy or self._departing.is_due(now_ns) or (self._missing_bytes and now_ns >= self._next_space_ns):
             return True
-        return bool(self._waiting) and now_ns >= self._waiting_from_ns
+        return bool(self.waiting) and now_ns >= self._waiting_from_ns
 
     @property
     def is_under_way(self) -> bool:
@@ -173,14 +173,14 @@ class RetentionRounds:
         if not 0 <= offset <= replica.high_watermark:
             return ErrorCode.OFFSET_OUT_OF_RANGE
         self._delete_records.add()
-        self._advance(replica, max(offset, replica.log.log_start_offset), ("log_start_offset",), replica.log.config.file_delete_delay_ms)
-        self._waiting.append((context, replica))
+        self.advance_start(replica, max(offset, replica.log.log_start_offset), ("log_start_offset",), replica.log.config.file_delete_delay_ms)
+        self.waiting.append((context, replica))
         return ErrorCode.NONE
 
     def follow_start(self, replica: Replica, offset: Offset) -> None:
         """A follower's log begins where its leader's does, as far as its high watermark lets it. Raises StorageFailed."""
         if offset > replica.log.log_start_offset:
-            self._advance(replica, offset, ("log_start_offset",), replica.log.config.file_delete_delay_ms)
+            self.advance_start(replica, offset, ("log_start_offset",), replica.log.config.file_delete_delay_ms)
 
     def turn(self) -> None:
         """Once a second, and when `goes_on`. Raises StorageFailed when the disk fails; DiskFull and OutOfDescriptors for what is tried again."""
@@ -198,7 +198,7 @@ class RetentionRounds:
             return
         if self._planned:
             self._apply_some(now_ns)
-        elif self._removals or (self._waiting and now_ns >= self._waiting_from_ns):
+        elif self.removals or (self.waiting and now_ns >= self._waiting_from_ns):
             self._write_down()
         elif self._reserve_waits is not None:
             self._collect_for_reserve(self._reserve_waits)
@@ -357,19 +357,21 @@ class RetentionRounds:
                     log.roll()
                 else:  # batches were appended since the plan
                     end_offset = log.active_base_offset
-            self._advance(replica, max(log.log_start_offset, min(end_offset, replica.high_watermark)), tuple(name for name, _, _ in plan.reasons), delay_ms)
+            self.advance_start(
+                replica, max(log.log_start_offset, min(end_offset, replica.high_watermark)), tuple(name for name, _, _ in plan.reasons), delay_ms
+            )
             for name, segments, size_bytes in plan.reasons:
                 self._segments[name].add(segments)
                 self._bytes[name].add(size_bytes)
 
-    def _advance(self, replica: Replica, offset: Offset, reasons: tuple[str, ...], delay_ms: int) -> None:
+    def advance_start(self, replica: Replica, offset: Offset, reasons: tuple[str, ...], delay_ms: int) -> None:
         before = replica.log.log_start_offset
         if offset == before:
             return
         removed = replica.advance_log_start_offset(offset)
         self.rows_moved = True
         if removed is not None:
-            self._removals.append(_Removal(replica, removed, delay_ms))
+            self.removals.append(_Removal(replica, removed, delay_ms))
             self._log.info(
                 f"{replica.topic_partition} begins at offset {offset} (was {before}): {len(removed.base_offsets)} segments, {removed.size_bytes} bytes, "
                 f"go by {', '.join(reasons)}",
@@ -379,8 +381,8 @@ class RetentionRounds:
 
     def _write_down(self) -> None:
         """Checkpoint, then renames, in the thread; afterwards answers, leader epochs, and the wait for the files' end."""
-        removals, self._removals = self._removals, []
-        waiting, self._waiting = self._waiting, []
+        removals, self.removals = self.removals, []
+        waiting, self.waiting = self.waiting, []
         begun = list(removals)
         writing = self._writing = _Writing(removals, waiting)
 
@@ -419,9 +421,9 @@ class RetentionRounds:
         for removal, paths in writing.renamed:
             self._departing.add(paths, now_ns + removal.delay_ms * 1_000_000, partial(self._is_here, removal.replica))
         self._departing_files.set(len(self._departing))
-        self._removals = writing.removals + self._removals
+        self.removals = writing.removals + self.removals
         if writing.starts is None:
-            self._waiting = writing.waiting + self._waiting
+            self.waiting = writing.waiting + self.waiting
 
     def _remove_some(self, now_ns: int) -> None:
         self._departing.remove_some(now_ns, DELETE_SLICE_BYTES)
@@ -429,12 +431,12 @@ class RetentionRounds:
 
     def forget(self, is_context: Callable[[Any], bool]) -> None:
         """Drop the answers for a source that is gone."""
-        for waiting in (self._waiting, self._writing.waiting if self._writing is not None else []):
+        for waiting in (self.waiting, self._writing.waiting if self._writing is not None else []):
             waiting[:] = [(context, replica) for context, replica in waiting if not is_context(context)]
 
     def fail(self) -> None:
         """Answer all waiting DeleteRecords with an error: the disk is offline."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         if self._writing is not None:
             waiting, self._writing.waiting = self._writing.waiting + waiting, []
         for context, replica in waiting:
@@ -445,7 +447,7 @@ class RetentionRounds:
         if not self.task.join(10):
             return
         self._take_back_unwritten()
-        for removal in self._removals:
+        for removal in self.removals:
             removal.segments.close()
 
     def _is_here(self, replica: Replica) -> bool:

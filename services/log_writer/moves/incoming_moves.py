@@ -114,19 +114,19 @@ class IncomingMoves:
         self._poller = poller
         self._log = log
         self._on_finished = on_finished
-        self._futures = FutureDirectories(directory)
+        self.futures = FutureDirectories(directory)
         self._deadline_ms = box.integer("log.disk.deadline.ms")
         self._bytes_per_second = box.integer(THROTTLE_SETTING)
         self._reserve = box.integer("log.disk.reserve.bytes"), box.integer("log.disk.reserve.percent")
         self._queue: list[Incoming] = []
         """In the order of their turns; the one that has its turn is among them."""
-        self._run: tuple[Incoming, MoverProcess] | None = None
+        self.run: tuple[Incoming, MoverProcess] | None = None
         self._dying: list[MoverProcess] = []
         self._has_news = False
         self._report_path = moves_file(layout, disk)
         self._report_due = False
         self._next_report_ns = 0
-        self._unsettled: list[Replica] = []
+        self.unsettled: list[Replica] = []
         self._settle_ns = 0
         self.task = BackgroundTask("settle-moves", f"settle moved logs in {directory.path}")
         self._settled: list[Replica] = []
@@ -139,8 +139,8 @@ class IncomingMoves:
 
     def open(self, promoted: list[Replica]) -> None:
         """At the end of the start: describe the copies that are here. `promoted` still have the record of their move in them. Raises StorageFailed."""
-        self._futures.load()
-        self._unsettled += promoted
+        self.futures.load()
+        self.unsettled += promoted
         self._report_due = True
 
     # -- commands
@@ -156,11 +156,11 @@ class IncomingMoves:
         incoming = self._find((topic_id, topic_partition.partition))
         if incoming is None:
             record = MoveRecord(topic_partition.topic, topic_partition.partition, command["source_disk"], command.get("source_directory_id", ""), _UNKNOWN)
-            former = self._futures.find(topic_id, topic_partition.partition)
+            former = self.futures.find(topic_id, topic_partition.partition)
             if former is not None and former.complete is None and former.record.source_directory_id != record.source_directory_id:
-                self._futures.remove(former)  # of another directory, where it has not lain for some time
+                self.futures.remove(former)  # of another directory, where it has not lain for some time
             try:
-                future = self._futures.make(topic_id, record)
+                future = self.futures.make(topic_id, record)
             except DiskFull as failure:
                 self._log.warning(f"{topic_partition} cannot begin to move to disk {self._disk}: {failure}", **topic_partition._asdict(), disk=self._disk)
                 return ErrorCode.KAFKA_STORAGE_ERROR
@@ -171,8 +171,8 @@ class IncomingMoves:
             incoming.source_path = command["source_path"]
             if incoming.bytes_per_second != bytes_per_second:
                 incoming.bytes_per_second = bytes_per_second
-                if self._run is not None and self._run[0] is incoming:
-                    self._run[1].order(MoveCommand(THROTTLE, bytes_per_second=bytes_per_second))
+                if self.run is not None and self.run[0] is incoming:
+                    self.run[1].order(MoveCommand(THROTTLE, bytes_per_second=bytes_per_second))
         self._report_due = self._has_news = True
         return ErrorCode.NONE
 
@@ -186,10 +186,10 @@ class IncomingMoves:
         self._answer(incoming, ErrorCode.REQUEST_TIMED_OUT)
         incoming.finish = _Finish(context, wanted, self._clock.monotonic_ns() + (deadline_ms or self._deadline_ms) * 1_000_000)
         incoming.not_before_ns = 0
-        if self._run is not None and self._run[0] is incoming:
-            if not self._run[1].order(MoveCommand(FINISH, wanted)):
+        if self.run is not None and self.run[0] is incoming:
+            if not self.run[1].order(MoveCommand(FINISH, wanted)):
                 self._stop_run()
-        elif self._run is not None and self._run[0].finish is None:
+        elif self.run is not None and self.run[0].finish is None:
             self._stop_run()  # that one can wait, here a partition is frozen
         self._has_news = True
         return None
@@ -198,9 +198,9 @@ class IncomingMoves:
         """Let the complete copy be the partition, with a row and without a role. Durable when this returns; again is success. Raises StorageFailed."""
         if self._partitions.find(topic_id, topic_partition.partition) is not None:
             return ErrorCode.NONE
-        future = self._futures.find(topic_id, topic_partition.partition)
+        future = self.futures.find(topic_id, topic_partition.partition)
         # One that has its name already, and could not be opened then: there was no descriptor for it.
-        renamed = self._futures.find_promoted(topic_partition, topic_id) if future is None else None
+        renamed = self.futures.find_promoted(topic_partition, topic_id) if future is None else None
         found = future or renamed
         if found is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -212,7 +212,7 @@ class IncomingMoves:
             return ErrorCode.POLICY_VIOLATION
         self._drop((topic_id, topic_partition.partition))
         if future is not None:
-            self._futures.promote(future)
+            self.futures.promote(future)
         self._host(found, found.complete, config)
         return ErrorCode.NONE
 
@@ -226,7 +226,7 @@ class IncomingMoves:
             words = f"the copy of {name} ends at offset {replica.log.log_end_offset}, it was complete at {complete.log_end_offset}"
             self._log.critical(words, **name._asdict(), disk=self._disk)
         replica.log.producers.remember_earlier(future.record.recent_batches)
-        self._unsettled.append(replica)
+        self.unsettled.append(replica)
         self._settle_ns = 0
         self._promoted.add()
         self._log.info(
@@ -237,16 +237,16 @@ class IncomingMoves:
         """Stop the mover, give up the copy; its files go in slices. Raises StorageFailed."""
         key = topic_id, topic_partition.partition
         self._drop(key)
-        future = self._futures.find(*key)
+        future = self.futures.find(*key)
         if future is not None:
-            self._futures.remove(future)
+            self.futures.remove(future)
             self._log.info(f"the copy of {topic_partition} on disk {self._disk} is given up", **topic_partition._asdict(), disk=self._disk)
 
     def describe(self) -> list[list[Any]]:
         """What WELCOME says: copies, and where those end that are complete."""
         return [
             [future.topic_partition.topic, future.topic_partition.partition, str(future.topic_id), future.complete and future.complete.log_end_offset]
-            for future in self._futures.futures.values()
+            for future in self.futures.futures.values()
         ]
 
     def forget(self, is_context: Callable[[Any], bool]) -> None:
@@ -270,16 +270,16 @@ class IncomingMoves:
         now_ns = self._clock.monotonic_ns()
         self._has_news = False
         self._dying = [process for process in self._dying if not process.is_gone()]
-        if self._run is not None:
-            self._hear(*self._run)
+        if self.run is not None:
+            self._hear(*self.run)
         for incoming in self._queue:
             if incoming.finish is not None and now_ns >= incoming.finish.deadline_ns:
                 self._give_up_finish(incoming)
-        if self._run is None and not self._dying:
+        if self.run is None and not self._dying:
             self._start_next(now_ns)
         if self._report_due and now_ns >= self._next_report_ns:
             self._report(now_ns)
-        self._settle(now_ns)
+        self.settle(now_ns)
 
     def _hear(self, incoming: Incoming, process: MoverProcess) -> None:
         for said in process.poll():
@@ -288,7 +288,7 @@ class IncomingMoves:
                 self._on_failed(incoming, said.reason)
                 return
             if said.kind == COMPLETE or incoming.state == disk_reports.COMPLETE:
-                incoming.future = self._futures.look_again(incoming.future)
+                incoming.future = self.futures.look_again(incoming.future)
             incoming.said, incoming.reason = said, ""
             if said.log_end_offset > incoming.furthest:
                 incoming.furthest, incoming.failures = said.log_end_offset, 0
@@ -309,7 +309,7 @@ class IncomingMoves:
         self._failures.add()
         name = incoming.future.topic_partition
         self._log.warning(f"{name} could not be copied to disk {self._disk}: {reason}; it is tried again", **name._asdict(), disk=self._disk)
-        incoming.future = self._futures.look_again(incoming.future)
+        incoming.future = self.futures.look_again(incoming.future)
         incoming.state, incoming.reason = disk_reports.FAILED, reason
         incoming.not_before_ns = self._clock.monotonic_ns() + min(RETRY_NS_MAX, RETRY_NS_FIRST << min(incoming.failures, 16))
         incoming.failures += 1
@@ -321,8 +321,8 @@ class IncomingMoves:
     def _give_up_finish(self, incoming: Incoming) -> None:
         """The mover goes on as before; should it be complete already, it takes that back when the source leads again."""
         self._answer(incoming, ErrorCode.REQUEST_TIMED_OUT)
-        if self._run is not None and self._run[0] is incoming:
-            self._run[1].order(MoveCommand(FINISH))
+        if self.run is not None and self.run[0] is incoming:
+            self.run[1].order(MoveCommand(FINISH))
 
     def _start_next(self, now_ns: int) -> None:
         ready = [incoming for incoming in self._queue if now_ns >= incoming.not_before_ns]
@@ -352,7 +352,7 @@ class IncomingMoves:
             name = future.topic_partition
             self._log.error(f"{name} could not be copied to disk {self._disk}: {incoming.reason}; it is tried again", **name._asdict(), disk=self._disk)
         else:
-            self._run = incoming, process
+            self.run = incoming, process
             self._copying.set(1)
             if incoming.state != disk_reports.COMPLETE:
                 incoming.state, incoming.reason = disk_reports.COPYING, ""
@@ -368,7 +368,7 @@ class IncomingMoves:
         incoming = self._find(key)
         if incoming is None:
             return
-        if self._run is not None and self._run[0] is incoming:
+        if self.run is not None and self.run[0] is incoming:
             self._stop_run()
         self._queue.remove(incoming)
         self._answer(incoming, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -376,10 +376,10 @@ class IncomingMoves:
         self._next_report_ns = 0
 
     def _stop_run(self) -> None:
-        if self._run is None:
+        if self.run is None:
             return
-        incoming, process = self._run
-        self._run = None
+        incoming, process = self.run
+        self.run = None
         self._copying.set(0)
         process.kill()
         if not process.is_gone():
@@ -403,7 +403,7 @@ class IncomingMoves:
 
     # -- after a promotion
 
-    def _settle(self, now_ns: int) -> None:
+    def settle(self, now_ns: int) -> None:
         """Checkpoints, then the records of promoted logs go, in a thread."""
         if self.task.is_running:
             return
@@ -413,16 +413,16 @@ class IncomingMoves:
             missing, self._missing = self._missing, []
             if isinstance(failure, DiskFull | OutOfDescriptors):
                 self._settle_ns = now_ns + SETTLE_RETRY_NS
-                self._unsettled += settled
+                self.unsettled += settled
             if failure is not None and not isinstance(failure, DiskFull):
                 raise failure
             lost = next((replica for replica in missing if self._is_here(replica)), None)
             if lost is not None:
                 raise StorageFailed(f"could not settle moved log {lost.topic_partition}: {lost.log.directory} is not there")
-        if not self._unsettled or now_ns < self._settle_ns:
+        if not self.unsettled or now_ns < self._settle_ns:
             return
-        settling = self._settled = [replica for replica in self._unsettled if self._is_here(replica)]
-        self._unsettled = []
+        settling = self._settled = [replica for replica in self.unsettled if self._is_here(replica)]
+        self.unsettled = []
 
         def settle() -> None:
             self._partitions.save_checkpoints()

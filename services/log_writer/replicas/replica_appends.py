@@ -61,7 +61,7 @@ class ReplicaAppends:
         self._words[APPEND_SINCE_WORD] = self._clock.monotonic_ns()
         try:
             if length:
-                code, batches = self._batches(replica, content)
+                code, batches = self.read_batches(replica, content)
                 if not code:
                     self._partitions.settle_truncation(replica)
                     first_offset, _ = replica.log.append_as_follower(batches)
@@ -83,7 +83,7 @@ class ReplicaAppends:
                 return
         self._tell(channel, entry, replica, code, first_offset)
 
-    def _batches(self, replica: Replica, memory: memoryview) -> tuple[ErrorCode, list[memoryview]]:
+    def read_batches(self, replica: Replica, memory: memoryview) -> tuple[ErrorCode, list[memoryview]]:
         """The batches in `memory`, if they continue the log."""
         batches: list[memoryview] = []
         position, next_offset, leader_epoch = 0, replica.log.log_end_offset, replica.log.leader_epochs.latest

@@ -121,7 +121,7 @@ def test_a_source_that_died_before_its_hello_was_read_leaves_nothing(layout: Box
     dead.close()
     for _ in range(3):
         writer.turn()
-    assert writer.door.channels == [] and writer.door._by_control == {} and open_descriptors() <= before
+    assert writer.door.channels == [] and writer.door.connections == {} and open_descriptors() <= before
 
 
 def test_a_shut_acceptor_refuses_new_connections_and_serves_open_channels(layout: BoxLayout, writer: SteppedLogWriter) -> None:
@@ -165,7 +165,7 @@ def test_many_sources_are_served_side_by_side(layout: BoxLayout, writer: Stepped
     for other in others:
         other.close()
     writer.turn()
-    assert len(writer.door._by_control) == 1
+    assert len(writer.door.connections) == 1
     source.close()
 
 

@@ -128,13 +128,13 @@ def test_descriptors_are_taken_in_order_and_completions_bring_the_callers_object
 
 def test_a_burst_rings_a_sleeping_log_writer_once(source: SteppedSource, writer: SteppedLogWriter) -> None:
     connect(source, writer)
-    assert source.proxy.channel is not None and source.proxy.channel._button is not None
+    assert source.proxy.channel is not None and source.proxy.channel.button is not None
     writer.bell.prepare_to_sleep()
     for context in "abc":
         source.offer(context)
     source.proxies.flush()
     source.proxies.flush()
-    assert source.proxy.channel._button.rings == 1
+    assert source.proxy.channel.button.rings == 1
 
 
 def test_completions_never_overflow_because_no_more_is_outstanding_than_fits(source: SteppedSource, writer: SteppedLogWriter) -> None:
@@ -172,7 +172,7 @@ def test_queued_descriptors_are_sent_in_order_and_charged_once(source: SteppedSo
 
 def test_a_callback_may_offer_again_at_once(source: SteppedSource, writer: SteppedLogWriter) -> None:
     connect(source, writer)
-    source.proxies._on_completion = lambda context, entry: source.told.append(source.offer(context + 1))
+    source.proxies.on_completion = lambda context, entry: source.told.append(source.offer(context + 1))
     for number in range(RING):
         source.offer(number)
     for _ in range(3):
@@ -351,7 +351,7 @@ def test_the_next_incarnation_of_a_source_removes_what_the_last_one_left(keep: b
 def commands(layout: BoxLayout) -> Iterator[tuple[SteppedSource, list[tuple[Any, Completion]]]]:
     made = SteppedSource(layout)
     ended: list[tuple[Any, Completion]] = []
-    made.proxies._on_completion, made.proxies._on_lost = command_callbacks(lambda context, completion: ended.append((context, completion)))
+    made.proxies.on_completion, made.proxies.on_lost = command_callbacks(lambda context, completion: ended.append((context, completion)))
     yield made, ended
     made.close()
 

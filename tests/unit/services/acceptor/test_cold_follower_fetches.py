@@ -49,9 +49,9 @@ class PlayedDisks:
         self.side = side
         self.cold = cold
         self.asked: list[tuple[ColdRead, OpenSegment, int, int, bool, Callable[[], None]]] = []
-        reading = cast(Any, side.fetches._reading)
+        reading = cast(Any, side.fetches.reading)
         reading.residency = self
-        side.fetches._follower_reads._cold_reads = cast(Any, self)
+        side.fetches.follower_reads.cold_reads = cast(Any, self)
 
     def is_resident(self, file: OpenSegment, _position: int, _size_bytes: int) -> bool:
         return file.origin.partition not in self.cold
@@ -120,7 +120,7 @@ def test_a_follower_that_goes_on_elsewhere_or_never_comes_back_keeps_no_memory(m
     assert [each[2] for each in disks.asked] == [0, side.batch_bytes]
     disks.bring()  # the first, which no fetch needs any more
     disks.bring()
-    reads = side.fetches._follower_reads
+    reads = side.fetches.follower_reads
     side.fetches.sweep(side.clock.monotonic_ns())
     assert len(reads) == 1
     side.clock.advance_ms(2_001)

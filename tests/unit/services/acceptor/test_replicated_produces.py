@@ -66,7 +66,7 @@ class OneLedPartition:
         self.placement = LocalReplica("t", bytes(TOPIC_ID), 0, cast(Any, proxy), RowAddress(self.reader, self.row, generation), 1 << 20)
         self.placement.replicas = (1, 2, 3)
         self.view = MetadataCache(1, cast(Any, SimpleNamespace(by_disk={})), 1 << 20)
-        self.view._by_name["t", 0] = self.placement
+        self.view.by_name["t", 0] = self.placement
         self.lead(1)
         self.delayed = DelayedRequests()
         self.produces = ProduceHandler(self.view, self.arena, self.delayed, self.clock, self.counters, 1 << 20, lambda _: None, verifier, lease)

@@ -127,7 +127,7 @@ def test_a_log_reader_that_dies_between_two_questions_of_one_fetch_leaves_it_wit
         side.fetch(client, [Asked(partition, side.offset) for partition in range(8)], (0, 0))
         session = (side.fetched(client)[0], 1)
     asked = 0
-    flush = side.reader._flush
+    flush = side.reader.flush
 
     def dies(sock: socket.socket) -> bool:
         nonlocal asked
@@ -137,7 +137,7 @@ def test_a_log_reader_that_dies_between_two_questions_of_one_fetch_leaves_it_wit
         side.reader.hang_up()  # what a failing send does
         return False
 
-    monkeypatch.setattr(side.reader, "_flush", dies)
+    monkeypatch.setattr(side.reader, "flush", dies)
     side.fetch(client, [Asked(partition) for partition in range(8)], session)
     if dies_at > 8:  # in the second round, which opens segments
         for question in side.take_questions():
@@ -220,7 +220,7 @@ def test_a_parked_fetch_of_many_partitions_leaves_nothing_behind(make: Make) -> 
     side.delayed.rows.collect()
     client.closed = True
     assert side.delayed.forget_closed() == 1
-    assert not len(side.delayed) and not len(side.delayed.rows) and not side.delayed.rows._moved and not side.delayed.rows.due
+    assert not len(side.delayed) and not len(side.delayed.rows) and not side.delayed.rows.moved and not side.delayed.rows.due
 
 
 def test_a_fetch_of_more_partitions_than_there_can_be_open_segments_gets_to_all_of_them_and_no_false_error(make: Make) -> None:
@@ -272,7 +272,7 @@ def test_one_request_has_a_bounded_number_of_questions_under_way_and_is_answered
     side = make(count)
     client = side.fetch(side.connect(), [Asked(partition) for partition in range(count)])
     lister = side.ask_offsets(side.connect(), [range(count)])
-    assert len(side.reader._waiting) <= 2 * QUESTIONS_AHEAD_MAX < UNSENT_MAX
+    assert len(side.reader.waiting) <= 2 * QUESTIONS_AHEAD_MAX < UNSENT_MAX
     innocent = side.ask_offsets(side.connect(), [[0]])
     side.serve()
     assert side.offsets(innocent) == [(0, 0)]
@@ -292,7 +292,7 @@ def test_every_copy_of_a_partition_that_is_listed_twice_is_refused(make: Make) -
 def test_a_topic_that_is_named_thousands_of_times_asks_nothing(make: Make) -> None:
     side = make(1)
     client = side.ask_offsets(side.connect(), [[0]] * 5_000)
-    assert {code for _, code in side.offsets(client)} == {ErrorCode.INVALID_REQUEST} and not side.reader._waiting
+    assert {code for _, code in side.offsets(client)} == {ErrorCode.INVALID_REQUEST} and not side.reader.waiting
 
 
 def test_a_log_reader_that_dies_while_offsets_are_asked_for_leaves_one_whole_answer(make: Make) -> None:

@@ -60,7 +60,7 @@ class Console:
                 do()
                 self.figures.look()
                 await self.figures.send()
-            self.figures._hang_up()
+            self.figures.hang_up()
 
         asyncio.run(run())
 
@@ -163,7 +163,7 @@ def test_a_broker_that_hangs_up_or_is_gone_is_a_failure_and_no_more(broker: Fake
 @pytest.mark.slow
 def test_the_task_begins_with_the_loop_and_ends_with_it(broker: FakeKafkaBroker, console: Console) -> None:
     broker.answers[messages.PRODUCE] = take(broker)
-    console.figures._interval_seconds = 0.01
+    console.figures.interval_seconds = 0.01
     loop = asyncio.new_event_loop()
     console.figures.start(loop)
 
@@ -174,11 +174,11 @@ def test_the_task_begins_with_the_loop_and_ends_with_it(broker: FakeKafkaBroker,
     loop.run_until_complete(asyncio.wait_for(two_batches(), 10))
     console.figures.close(loop)
     loop.close()
-    assert console.figures._connection is None and console.count("failures") == 0
+    assert console.figures.connection is None and console.count("failures") == 0
 
 
 def test_an_interval_of_zero_means_never(console: Console) -> None:
-    console.figures._interval_seconds = 0
+    console.figures.interval_seconds = 0
     loop = asyncio.new_event_loop()
     console.figures.start(loop)
     assert not asyncio.all_tasks(loop)
@@ -189,10 +189,10 @@ def test_an_interval_of_zero_means_never(console: Console) -> None:
 def test_no_more_than_so_many_records_wait(broker: FakeKafkaBroker, console: Console) -> None:
     broker.stop()
     console.turns(nothing)
-    an_interval = len(console.figures._waiting)
-    console.figures._waiting.extend([(1, b"{}")] * WAITING_MAX)
+    an_interval = len(console.figures.waiting)
+    console.figures.waiting.extend([(1, b"{}")] * WAITING_MAX)
     console.figures.look()
-    assert len(console.figures._waiting) == WAITING_MAX and console.count("dropped") >= an_interval
+    assert len(console.figures.waiting) == WAITING_MAX and console.count("dropped") >= an_interval
 
 
 def test_figures_go_to_the_box_that_leads_their_topic_and_orders_to_the_controllers(console: Console, broker: FakeKafkaBroker) -> None:

@@ -181,11 +181,11 @@ class SteppedIngest:
 
     def _kill_log_writer(self, process: _Process) -> None:
         agent = process.agent
-        agent._door._listening.close()
+        agent.door.listening.close()
         # Also unaccepted connections: the kernel closes every socket of a dead process.
-        for control in agent._door._by_control:
+        for control in agent.door.connections:
             control.close()
-        agent._directory.abandon()  # nothing, where the disk was offline
+        agent.directory.abandon()  # nothing, where the disk was offline
         process.context.poller.close()
         self._kept.append(process)
 

@@ -40,7 +40,7 @@ def lines(start: int, count: int) -> bytes:
 
 
 def take_offline(box: SteppedIngest, disk: str) -> None:
-    box.other_log_writers[disk].agent._trouble.go_offline(StorageFailed(f"{disk} answers with EIO"))
+    box.other_log_writers[disk].agent.trouble.go_offline(StorageFailed(f"{disk} answers with EIO"))
 
 
 def bring_back(box: SteppedIngest, disk: str) -> None:
@@ -129,7 +129,7 @@ def test_a_disk_that_comes_back_takes_its_lines_again(box: SteppedIngest) -> Non
 def test_when_every_disk_is_dead_senders_are_slowed_and_memory_is_bounded(box: SteppedIngest) -> None:
     assert box.log_writer is not None
     take_offline(box, "d1")
-    box.log_writer.agent._trouble.go_offline(StorageFailed("d0 answers with EIO"))
+    box.log_writer.agent.trouble.go_offline(StorageFailed("d0 answers with EIO"))
     relay = box.connect()
     relay.setblocking(False)
     text = lines(0, 20_000)

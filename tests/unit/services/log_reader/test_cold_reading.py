@@ -260,7 +260,7 @@ def test_what_a_dead_acceptor_held_is_free(stand: Stand) -> None:
         os.kill(child, 9)
         os.waitpid(child, 0)
     stand.step_until(lambda: stand.count("held_slots") == 0)
-    assert stand.agent._cold.pieces.available == 4
+    assert stand.agent.cold.pieces.available == 4
 
 
 def test_an_answer_that_comes_too_late_is_given_back(stand: Stand) -> None:
@@ -294,8 +294,8 @@ def test_another_file_under_the_same_name_is_not_taken_for_it(stand: Stand) -> N
     content = write_segment(stand.path, 3, 1, 100)
     assert stand.get(proxy, 0, 1000, 0, limit=len(content)).bytes == content[:1000]
     assert stand.get(proxy, 0, 1000, 0, inode=old).bytes == held.bytes, "it is open, so it is the one that the asker knows"
-    stand.agent._cold._last_ns = 1
-    stand.agent._cold.sweep(10**18)
+    stand.agent.cold.last_request_ns = 1
+    stand.agent.cold.sweep(10**18)
     assert stand.get(proxy, 0, 1000, 0, inode=old).error == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
@@ -311,7 +311,7 @@ def test_memory_and_files_are_released_when_cold_reads_end(stand: Stand) -> None
     held, other = stand.get(proxy, 0, 1000, 0), stand.get(proxy, PIECE_BYTES, 1000, 0)
     other.let_go()
     stand.step_until(lambda: stand.count("held_slots") == 1)
-    cold = stand.agent._cold
+    cold = stand.agent.cold
     assert cold.memory.allocated_slots == 2
     cold.sweep(stand.clock.monotonic_ns() + cold_reading.IDLE_NS + 1)
     assert cold.memory.allocated_slots == 1 and held.bytes == stand.content[:1000]
@@ -340,7 +340,7 @@ def test_a_look_up_in_a_topic_that_was_created_anew_goes_by_its_own_segments(sta
         (directory / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}\n")
         for base in bases:
             write_segment(Path(segment_path(str(directory), base, LOG_SUFFIX)), 2, 2, 100)
-        return stand.agent._reading(Question(LOOKUP, 1, 0, 7, 0, 0, "logs")).segments()
+        return stand.agent.reading(Question(LOOKUP, 1, 0, 7, 0, 0, "logs")).segments()
 
     assert create("AAAAAAAAAAAAAAAAAAAAAQ", [0, 500, 1000]) == [0, 500, 1000]
     directory.rename(directory.with_name("logs-0.x-delete"))

@@ -62,7 +62,7 @@ def offer(replica: SteppedReplica, content: bytes, order: RepairOrder) -> None:
 
 def repair(replica: SteppedReplica, content: bytes, order: RepairOrder) -> Completion:
     offer(replica, content, order)
-    return next(each for each in replica._answer(replica.fetcher) if each.kind == DescriptorKind.REPAIR)
+    return next(each for each in replica.answer(replica.fetcher) if each.kind == DescriptorKind.REPAIR)
 
 
 def counted(replica: SteppedReplica) -> int:
@@ -91,7 +91,7 @@ def test_the_active_segment_is_repaired_below_the_high_watermark_while_it_grows(
     zero(path, size, size)
     one.produce(batch())
     offer(one, good, RepairOrder(10, 0, 2))
-    assert [each.record_count for each in one._answer(one.fetcher) if each.kind == DescriptorKind.REPAIR] == [RepairVerdict.REPAIR]
+    assert [each.record_count for each in one.answer(one.fetcher) if each.kind == DescriptorKind.REPAIR] == [RepairVerdict.REPAIR]
     assert path.read_bytes()[: len(good)] == good and one.log_end == 14
     assert len(path.read_bytes()) == 4 * size
     zero(path, 2 * size, size)  # offset 12 is in no follower's word yet
@@ -117,15 +117,15 @@ def test_a_segment_that_changes_meanwhile_is_not_written(pair: list[SteppedRepli
     good = path.read_bytes()
     zero(path, size, size)
     before = path.read_bytes()
-    compare = batch_repairs._Repair._compare
+    compare = batch_repairs.Repair.compare
 
-    def compact_after(self: batch_repairs._Repair) -> None:
+    def compact_after(self: batch_repairs.Repair) -> None:
         compare(self)
         self.replica.log.replacements += 1
 
-    monkeypatch.setattr(batch_repairs._Repair, "_compare", compact_after)
+    monkeypatch.setattr(batch_repairs.Repair, "compare", compact_after)
     offer(one, good, RepairOrder(5, 0, 1))
-    assert [each.error_code for each in one._answer(one.fetcher)] == [ErrorCode.REQUEST_TIMED_OUT]
+    assert [each.error_code for each in one.answer(one.fetcher)] == [ErrorCode.REQUEST_TIMED_OUT]
     assert path.read_bytes() == before
 
 
@@ -161,7 +161,7 @@ def test_a_disk_that_fails_in_the_middle_answers_so(pair: list[SteppedReplica], 
     monkeypatch.setattr(file_io, call, fails)
     assert repair(one, good, RepairOrder(5, 0, 1)).error_code == ErrorCode.KAFKA_STORAGE_ERROR
     one.turn()
-    assert bool(one.writer.agent._trouble.offline) == (call in ("pwritev", "fdatasync"))
+    assert bool(one.writer.agent.trouble.offline) == (call in ("pwritev", "fdatasync"))
     assert "could not be repaired" in one.writer.said and counted(one) == 0
 
 
@@ -199,5 +199,5 @@ def test_a_repair_waits_for_a_thread_where_none_can_be_started(pair: list[Steppe
         for _ in range(5):
             one.writer.turn()
     assert len(refusals) > 2 and len(one.writer.completions) == offered
-    done = next(each for each in one._answer(one.fetcher) if each.kind == DescriptorKind.REPAIR)
+    done = next(each for each in one.answer(one.fetcher) if each.kind == DescriptorKind.REPAIR)
     assert (done.error_code, done.record_count) == (0, RepairVerdict.REPAIR) and path.read_bytes() == good

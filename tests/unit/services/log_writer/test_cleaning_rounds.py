@@ -12,7 +12,7 @@ import pytest
 
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicPartition
-from appliance.shm.partition_table import DISK_ONLINE
+from appliance.shm.partition_table import DISK_ONLINE, PartitionTableReader, Row
 from appliance.storage import checkpoints
 from appliance.storage.cleaner import run_cleaning
 from appliance.storage.cleaning_plan import CleaningJob, RunReport
@@ -48,7 +48,7 @@ class CompactedPartition:
         return self.append(batches)
 
     def configure(self, **config: str) -> None:
-        self.writer.agent._partitions.configure(self.hosted, CONFIG | {name.replace("_", "."): value for name, value in config.items()})
+        self.writer.agent.partitions.configure(self.hosted, CONFIG | {name.replace("_", "."): value for name, value in config.items()})
 
     def append(self, batches: int) -> CompactedPartition:
         source = self.writer.sources.get("acceptor@0") or self.writer.source("acceptor@0")
@@ -59,9 +59,13 @@ class CompactedPartition:
 
     @property
     def hosted(self) -> Replica:
-        hosted = self.writer.agent._partitions.find(TOPIC_ID, 0)
+        hosted = self.writer.agent.partitions.find(TOPIC_ID, 0)
         assert hosted is not None
         return hosted
+
+    @property
+    def row(self) -> Row:
+        return PartitionTableReader(self.writer.agent.table.shared).read(self.hosted.row)
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
         """Seconds go by until it is so: runs are real processes."""
@@ -81,7 +85,7 @@ class CompactedPartition:
         runs = self.count("runs")
         for _ in range(8):
             self.writer.seconds(1)
-            self.writer.agent._cleaning.task.join()
+            self.writer.agent.cleaning.task.join()
         assert self.count("runs") == runs
 
 
@@ -92,7 +96,8 @@ def test_a_dirty_log_is_compacted_its_row_is_updated_and_the_next_incarnation_co
     life.rest()
     pairs = stored_pairs(life.path)
     assert {key: value[:2] for _, key, value in pairs if value} == {b"k0": b"39", b"k1": b"37", b"k2": b"38"} and len(pairs) < 10
-    assert life.hosted.log.segment_list_generation > before and life.hosted._published_segments == life.hosted.log.segment_list_generation
+    generation = life.hosted.log.segment_list_generation
+    assert generation > before and life.row.segment_list_generation == 1 + (life.hosted.row_generation << 24) + generation
     assert not [name for name in os.listdir(life.path) if name.endswith((".cleaned", ".swap"))]
     life.until(lambda: not [name for name in os.listdir(life.path) if name.endswith(".deleted")], "old files are removed")
     clean_to = checkpoints.read_offsets(str(tmp_path / "d0" / checkpoints.CLEANED))
@@ -111,11 +116,11 @@ def test_segments_that_wait_to_be_swapped_in_do_not_wait_for_a_sleeping_loop(lay
     def waits() -> bool:
         life.writer.clock.advance_ms(100)
         life.writer.turn()
-        return life.writer.agent._cleaning.has_swaps
+        return life.writer.agent.cleaning.has_swaps
 
     eventually(waits, "a compacted segment waits", 20)
     assert life.writer.agent.park_ms() <= SLICE_PARK_MS
-    life.until(lambda: life.count("running") == 0 and not life.writer.agent._cleaning.has_swaps, "the run is over")
+    life.until(lambda: life.count("running") == 0 and not life.writer.agent.cleaning.has_swaps, "the run is over")
     # Retention and flushes are slices too, and look at the partition on their own rounds: the loop sleeps once they are done.
     life.until(lambda: life.writer.agent.park_ms() > SLICE_PARK_MS, "nothing is left to do but to sleep")
     life.writer.stop()
@@ -140,7 +145,7 @@ def test_a_log_that_cannot_be_compacted_is_skipped_reported_and_affects_no_other
 def test_a_run_that_is_killed_is_tried_again_and_not_for_ever(layout: BoxLayout, tmp_path: Path) -> None:
     life = CompactedPartition(layout, tmp_path).fill()
     for killed in range(3):
-        run = life.until(lambda: life.writer.agent._cleaning._run, "a run is under way")
+        run = life.until(lambda: life.writer.agent.cleaning.run, "a run is under way")
         os.kill(run.process.pid, signal.SIGKILL)
         life.until(lambda: life.count("failures") == killed + 1, "its death is noticed")  # noqa: B023
         assert not [name for name in os.listdir(life.path) if name.endswith(".swap")]
@@ -151,7 +156,7 @@ def test_a_run_that_is_killed_is_tried_again_and_not_for_ever(layout: BoxLayout,
 
 def test_a_stop_ends_the_run_that_is_under_way(layout: BoxLayout, tmp_path: Path) -> None:
     life = CompactedPartition(layout, tmp_path).fill()
-    pid = life.until(lambda: life.writer.agent._cleaning._run, "a run is under way").process.pid
+    pid = life.until(lambda: life.writer.agent.cleaning.run, "a run is under way").process.pid
     life.writer.stop()
     assert not Path(f"/proc/{pid}").exists()
     life = CompactedPartition(layout, tmp_path, 2)
@@ -182,7 +187,7 @@ class PausedRun:
 def _delete_first_segment(life: CompactedPartition) -> None:
     """As retention does, to the end."""
     bases = life.hosted.log.segment_base_offsets
-    life.writer.agent._retention._advance(life.hosted, bases[1], ("time",), 0)
+    life.writer.agent.retention.advance_start(life.hosted, bases[1], ("time",), 0)
     life.until(lambda: not (life.path / f"{bases[0]:020d}.log").exists(), "its files are gone")
 
 
@@ -199,7 +204,7 @@ def test_a_run_whose_segments_retention_takes_away_is_tried_again(layout: BoxLay
     with monkeypatch.context() as patch:
         patch.setattr(cleaning_rounds, "CleaningProcess", PausedRun)
         life = CompactedPartition(layout, tmp_path).fill(cleanup_policy="compact,delete")
-        run: PausedRun = life.until(lambda: life.writer.agent._cleaning._run, "a run is under way").process
+        run: PausedRun = life.until(lambda: life.writer.agent.cleaning.run, "a run is under way").process
         _delete_first_segment(life)
         run.work()
         life.until(lambda: "retention was faster" in life.writer.said, "its failure is heard")
@@ -214,10 +219,10 @@ def test_what_a_run_could_not_put_in_place_is_compacted_by_the_next(layout: BoxL
         patch.setattr(cleaning_rounds, "CleaningProcess", PausedRun)
         life = CompactedPartition(layout, tmp_path).fill(cleanup_policy="compact,delete", segment_bytes="1000")
         life.configure(cleanup_policy="compact,delete", segment_bytes="4000")
-        run: PausedRun = life.until(lambda: life.writer.agent._cleaning._run, "a run is under way").process
+        run: PausedRun = life.until(lambda: life.writer.agent.cleaning.run, "a run is under way").process
         run.work()
         _delete_first_segment(life)
-        life.until(lambda: life.count("running") == 0 or life.writer.agent._cleaning._run.process is not run, "the run is over")
+        life.until(lambda: life.count("running") == 0 or life.writer.agent.cleaning.run.process is not run, "the run is over")
     life.until(lambda: all(len(values) == 1 for values in _values(life).values()), "no key is there twice")
     life.writer.stop()
 
@@ -227,16 +232,16 @@ def test_a_log_that_is_cut_under_a_run_and_grows_again_keeps_what_it_holds_now(l
     with monkeypatch.context() as patch:
         patch.setattr(cleaning_rounds, "CleaningProcess", PausedRun)
         life = CompactedPartition(layout, tmp_path).fill()
-        run: PausedRun = life.until(lambda: life.writer.agent._cleaning._run, "a run is under way").process
+        run: PausedRun = life.until(lambda: life.writer.agent.cleaning.run, "a run is under way").process
         run.work()
         bases = life.hosted.log.segment_base_offsets
         life.hosted.log.truncate_to(bases[1])
-        life.writer.agent._cleaning.on_truncated(life.hosted)
+        life.writer.agent.cleaning.on_truncated(life.hosted)
         assert life.hosted.on_truncated(), "in this test the cut is below the high watermark"
         life.hosted.log.append_as_leader([memoryview(bytearray(keyed((b"new", b"%d" % number + b"w" * 300)))) for number in range(40)], 0, 1)
         assert life.hosted.log.segment_base_offsets[:3] == bases[:3]
         life.hosted.publish_append(0)
-        life.until(lambda: life.count("running") == 0 or life.writer.agent._cleaning._run.process is not run, "the run is over")
+        life.until(lambda: life.count("running") == 0 or life.writer.agent.cleaning.run.process is not run, "the run is over")
         assert life.count("swapped_segments") == 0
     life.append(3)  # through the ring, so that it is flushed
     life.until(lambda: life.count("swapped_segments") and life.count("running") == 0, "the log is compacted")
@@ -247,8 +252,8 @@ def test_a_log_that_is_cut_under_a_run_and_grows_again_keeps_what_it_holds_now(l
 
 def test_a_topic_that_is_deleted_while_it_is_compacted_affects_no_other(layout: BoxLayout, tmp_path: Path) -> None:
     life = CompactedPartition(layout, tmp_path).fill()
-    life.until(lambda: life.writer.agent._cleaning._run, "a run is under way")
-    life.writer.agent._partitions.delete(TopicPartition("t", 0), TOPIC_ID)
+    life.until(lambda: life.writer.agent.cleaning.run, "a run is under way")
+    life.writer.agent.partitions.delete(TopicPartition("t", 0), TOPIC_ID)
     life.until(lambda: life.count("running") == 0, "the run is ended")
     life.writer.seconds(3)
     assert life.writer.disk_state == DISK_ONLINE and life.count("uncleanable_logs") == 0

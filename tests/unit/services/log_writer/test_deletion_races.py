@@ -79,7 +79,7 @@ class LedPartition:
         self.create()
 
     def create(self, topic_id: TopicId = TOPIC_ID) -> Replica:
-        hosted = self.writer.agent._partitions.create(NAME, topic_id, CONFIG)
+        hosted = self.writer.agent.partitions.create(NAME, topic_id, CONFIG)
         lead(hosted, 0, (BROKER_ID,), (BROKER_ID,), 0)
         return hosted
 
@@ -93,17 +93,17 @@ class LedPartition:
         self.writer.counters.counter("log_writer.bytes").add(batches)
 
     def hosted(self, topic_id: TopicId = TOPIC_ID) -> Replica:
-        hosted = self.writer.agent._partitions.find(topic_id, 0)
+        hosted = self.writer.agent.partitions.find(topic_id, 0)
         assert hosted is not None
         return hosted
 
     def delete(self, topic_id: TopicId = TOPIC_ID) -> None:
-        self.writer.agent._partitions.delete(NAME, topic_id)
+        self.writer.agent.partitions.delete(NAME, topic_id)
 
     def remove(self) -> None:
         """What was deleted is gone from the disk."""
-        while self.writer.agent._directory.is_deleting:
-            self.writer.agent._directory.delete_some(1 << 30)
+        while self.writer.agent.directory.is_deleting:
+            self.writer.agent.directory.delete_some(1 << 30)
 
     def delete_records(self, offset: int) -> None:
         hosted = self.hosted()
@@ -121,7 +121,7 @@ class LedPartition:
         for _ in range(seconds):
             self.pass_time()
             for _ in range(8):
-                for rounds in (self.writer.agent._retention, self.writer.agent._flush_rounds, self.writer.agent._moves.incoming):
+                for rounds in (self.writer.agent.retention, self.writer.agent.flush_rounds, self.writer.agent.moves.incoming):
                     rounds.task.join()
                 if self.writer.disk_state == DISK_OFFLINE:
                     return
@@ -237,8 +237,8 @@ def test_a_deletion_of_records_whose_checkpoint_is_being_written_is_answered_if_
     led.delete_records(4)
     led.pass_time()
     gate.reach()
-    led.writer.agent._let_go_of_disk()
-    led.writer.agent._completions.publish(led.writer.agent._door)
+    led.writer.agent.let_go_of_disk()
+    led.writer.agent.completions.publish(led.writer.agent.door)
     led.writer.look()
     assert led.writer.answers == [("acceptor@0", ("delete", 4), ErrorCode.KAFKA_STORAGE_ERROR)]
     gate.open()
@@ -247,7 +247,7 @@ def test_a_deletion_of_records_whose_checkpoint_is_being_written_is_answered_if_
 
 def test_what_a_thread_could_not_write_down_is_taken_back_by_the_loop_alone(led: LedPartition, monkeypatch: pytest.MonkeyPatch) -> None:
     led.append(9)
-    rounds = led.writer.agent._retention
+    rounds = led.writer.agent.retention
     full = OSError(errno.ENOSPC, "no space left on device")
     whole = file_io.rename
 
@@ -260,9 +260,9 @@ def test_what_a_thread_could_not_write_down_is_taken_back_by_the_loop_alone(led:
         patch.setattr(file_io, "rename", rename)
         led.delete_records(4)
         led.pass_time()
-        lists = rounds._removals, rounds._waiting
+        lists = rounds.removals, rounds.waiting
         rounds.task.join()
-        assert (rounds._removals, rounds._waiting) == ([], []) and rounds._removals is lists[0] and rounds._waiting is lists[1]
+        assert (rounds.removals, rounds.waiting) == ([], []) and rounds.removals is lists[0] and rounds.waiting is lists[1]
         led.writer.turn()
     led.rest(4)
     assert [code for _, _, code in led.writer.answers] == [ErrorCode.NONE] and not (led.path / "00000000000000000000.log").exists()
@@ -303,10 +303,10 @@ def _unsettled(led: LedPartition, *partitions: int) -> list[Replica]:
     """Logs that came from another disk, whose records of the move are still there."""
     made = []
     for partition in partitions:
-        hosted = led.writer.agent._partitions.create(TopicPartition("moved", partition), TOPIC_ID, {})
+        hosted = led.writer.agent.partitions.create(TopicPartition("moved", partition), TOPIC_ID, {})
         Path(hosted.log.directory, MOVE_RECORD).write_text("record")
         made.append(hosted)
-    led.writer.agent._moves.incoming._unsettled += made
+    led.writer.agent.moves.incoming.unsettled += made
     return made
 
 
@@ -316,7 +316,7 @@ def test_a_moved_log_that_is_deleted_leaves_no_other_unsettled(led: LedPartition
     gate = Gate(monkeypatch, "rename", lambda _, target, **__: target.endswith("checkpoint"))
     led.pass_time()
     gate.reach()
-    led.writer.agent._partitions.delete(one.topic_partition, TOPIC_ID)
+    led.writer.agent.partitions.delete(one.topic_partition, TOPIC_ID)
     gate.open()
     led.rest()
     assert not Path(two.log.directory, MOVE_RECORD).exists() and led.is_well()
@@ -329,7 +329,7 @@ def test_a_moved_log_is_not_settled_in_the_name_of_a_former_one(led: LedPartitio
     gate = Gate(monkeypatch, "rename", lambda _, target, **__: target.endswith("checkpoint"))
     led.pass_time()
     gate.reach()
-    led.writer.agent._partitions.delete(one.topic_partition, TOPIC_ID)
+    led.writer.agent.partitions.delete(one.topic_partition, TOPIC_ID)
     os.mkdir(one.log.directory)
     record = Path(one.log.directory, MOVE_RECORD)
     record.write_text("of the new one")
@@ -364,7 +364,7 @@ class Rebuild:
         writer = led.writer
         self.said_reader, writing = os.pipe()
         log = Logger("log-writer", descriptor=writing)
-        self.repairs = IndexRepairs(report, writer.agent._partitions, writer.clock, writer.counters, log)
+        self.repairs = IndexRepairs(report, writer.agent.partitions, writer.clock, writer.counters, log)
 
     def finish(self) -> int:
         self.repairs.task.join()
@@ -411,7 +411,7 @@ def test_half_an_index_is_not_put_in_place_whatever_ended_its_rebuild(led: LedPa
 def test_a_file_that_retention_misses_is_reported_if_its_partition_was_not_deleted(led: LedPartition, monkeypatch: pytest.MonkeyPatch) -> None:
     led.append(5)
     agent = led.writer.agent
-    agent._partitions.configure(led.hosted(), CONFIG | {"retention.ms": "3600000"})
+    agent.partitions.configure(led.hosted(), CONFIG | {"retention.ms": "3600000"})
     index = led.path / "00000000000000000000.timeindex"
     index.unlink()
     gate = Gate(monkeypatch, "open_file", lambda path, *_: path.endswith(".timeindex"))
@@ -426,7 +426,7 @@ def test_a_file_that_retention_misses_is_reported_if_its_partition_was_not_delet
     led.rest()
     assert led.is_well(), "it was deleted"
     hosted = led.create(NEXT_ID)
-    agent._partitions.configure(hosted, CONFIG | {"retention.ms": "3600000"})
+    agent.partitions.configure(hosted, CONFIG | {"retention.ms": "3600000"})
     led.append(5, NEXT_ID)
     index.unlink()
     led.rest(3)

@@ -82,16 +82,16 @@ def _leader(layout: BoxLayout, path: Path, config: dict[str, str], partitions: i
     eventually(lambda: bool(writer.turn() or 1) and len(writer.answers) == 2 * partitions, "every partition is led")
     assert {code for _, _, code in writer.answers} == {0}
     writer.answers.clear()
-    for hosted in writer.agent._partitions.by_row.values():
-        writer.agent._partitions.configure(hosted, config)
+    for hosted in writer.agent.partitions.by_row.values():
+        writer.agent.partitions.configure(hosted, config)
         hosted.apply_config(0)
     return writer, writer.source("acceptor@0")
 
 
 def _row(writer: RealLogWriter, partition: int = 0) -> Row:
-    hosted = writer.agent._partitions.find(TOPIC_ID, partition)
+    hosted = writer.agent.partitions.find(TOPIC_ID, partition)
     assert hosted is not None
-    return PartitionTableReader(writer.agent._table.shared).read(hosted.row)
+    return PartitionTableReader(writer.agent.table.shared).read(hosted.row)
 
 
 def _until_answered(writer: RealLogWriter, count: int) -> list[int]:
@@ -146,9 +146,9 @@ def test_many_partitions_are_synced_by_one_call(layout: BoxLayout, tmp_path: Pat
 def test_other_topics_bytes_are_not_waited_for(layout: BoxLayout, tmp_path: Path, platter: Platter, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, acceptor = _leader(layout, tmp_path, ACK, partitions=3)
     monkeypatch.setattr(log_durability, "FILE_SYSTEM_OTHER_BYTES_MAX", 1000)
-    bulk = writer.agent._partitions.find(TOPIC_ID, 2)
+    bulk = writer.agent.partitions.find(TOPIC_ID, 2)
     assert bulk is not None
-    writer.agent._partitions.configure(bulk, {})
+    writer.agent.partitions.configure(bulk, {})
     bulk.apply_config(0)
     for _ in range(10):
         writer.produce(acceptor, 2, _batch(20))
@@ -192,8 +192,8 @@ def test_a_disk_that_fails_during_a_round_is_let_go_of_when_the_round_ends(
     platter.waits(1)
     if ends_first:
         platter.let_go()
-        eventually(lambda: writer.agent._batch_flushes._is_done, "the round is over, and its result is unread")
-    writer.agent._trouble.on_failure(StorageFailed("could not read something else"))
+        eventually(lambda: writer.agent.batch_flushes.is_done, "the round is over, and its result is unread")
+    writer.agent.trouble.on_failure(StorageFailed("could not read something else"))
     assert writer.disk_state == DISK_OFFLINE
     platter.let_go()
     eventually(lambda: writer.turn() >= 0 and not _open_below(tmp_path / "d0"), "nothing keeps the disk from being unmounted")
@@ -205,9 +205,9 @@ def test_a_partition_that_is_deleted_meanwhile_ends_its_producers_waiting(layout
     writer.produce(acceptor, 0, _batch())
     writer.turn()
     platter.waits(1)
-    hosted = writer.agent._partitions.find(TOPIC_ID, 0)
+    hosted = writer.agent.partitions.find(TOPIC_ID, 0)
     assert hosted is not None
-    writer.agent._partitions.delete(hosted.topic_partition, TOPIC_ID)
+    writer.agent.partitions.delete(hosted.topic_partition, TOPIC_ID)
     platter.let_go()
     assert _until_answered(writer, 1) == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
     writer.stop()
@@ -236,7 +236,7 @@ def test_a_killed_log_writer_syncs_what_it_finds_before_anyone_sees_it(layout: B
     writer.die()
     second = RealLogWriter(layout, tmp_path / "d0", 2)
     second.recover()
-    hosted = second.agent._partitions.find(TOPIC_ID, 0)
+    hosted = second.agent.partitions.find(TOPIC_ID, 0)
     assert hosted is not None and hosted.log.log_end_offset == 1 and hosted.log.durable_offset == 0
     assert _row(second).high_watermark == 0
     asked = {"topic": "t", "partition": 0, "topic_id": str(TOPIC_ID), "leader_epoch": 0, "isr": [1], "replicas": [1], "config": ACK}
@@ -268,16 +268,16 @@ def test_a_change_of_the_flush_policy_reverts_nothing_and_delays_no_request(layo
     writer, acceptor = _leader(layout, tmp_path, {})
     writer.produce(acceptor, 0, _batch())
     assert _until_answered(writer, 1) == [0]
-    hosted = writer.agent._partitions.find(TOPIC_ID, 0)
+    hosted = writer.agent.partitions.find(TOPIC_ID, 0)
     assert hosted is not None
     position = _row(writer).active_position
-    writer.agent._partitions.configure(hosted, ACK)
+    writer.agent.partitions.configure(hosted, ACK)
     hosted.apply_config(0)
     writer.produce(acceptor, 0, _batch())
     writer.turn()
     platter.waits(1)
     assert (_row(writer).high_watermark, _row(writer).watermark_position, _row(writer).log_end_offset) == (1, position, 2)
-    writer.agent._partitions.configure(hosted, {})
+    writer.agent.partitions.configure(hosted, {})
     hosted.apply_config(0)
     assert _row(writer).high_watermark == 2
     platter.let_go()
@@ -287,7 +287,7 @@ def test_a_change_of_the_flush_policy_reverts_nothing_and_delays_no_request(layo
 
 def test_an_interval_in_records_or_time_syncs_beside_the_acknowledgements(layout: BoxLayout, tmp_path: Path, platter: Platter) -> None:
     writer, acceptor = _leader(layout, tmp_path, {"flush.messages": "10", "flush.ms": "5000"})
-    hosted = writer.agent._partitions.find(TOPIC_ID, 0)
+    hosted = writer.agent.partitions.find(TOPIC_ID, 0)
     assert hosted is not None
     writer.produce(acceptor, 0, _batch(9))
     assert _until_answered(writer, 1) == [0]
@@ -332,11 +332,11 @@ def test_without_threads_a_log_writer_serves_on_and_catches_up_when_there_are_so
         assert background_thread.REFUSALS.count >= refused + 10
         assert writer.codes("produce") == [] and writer.disk_state == DISK_ONLINE
     assert "could not flush" in writer.said and "could not start thread" in writer.said and "disk d0 is served on" in writer.said
-    assert writer.agent._words[FLUSH_SINCE_WORD] == writer.agent._words[PROBE_SINCE_WORD] == 0, "the disk keeps no thread waiting"
+    assert writer.agent.table.shared.words[FLUSH_SINCE_WORD] == writer.agent.table.shared.words[PROBE_SINCE_WORD] == 0, "the disk keeps no thread waiting"
     assert _until_answered(writer, 1) == [0]
     writer.clock.advance_ms(120_000)
     writer.seconds(3)
-    hosted = next(iter(writer.agent._partitions.by_row.values()))
+    hosted = next(iter(writer.agent.partitions.by_row.values()))
     eventually(lambda: writer.turn() >= 0 and hosted.log.recovery_point == 1, "the flush round's thread ends")
     assert writer.disk_state == DISK_ONLINE
     writer.stop()

@@ -164,12 +164,12 @@ def test_logs_beyond_the_rows_are_left_alone_and_the_others_served(layout: BoxLa
     with monkeypatch.context() as fewer:
         fewer.setattr(partition_table, "ROWS", 3)
         second = _started(layout, tmp_path, incarnation=2)
-        assert len(second.agent._partitions) == 3
+        assert len(second.agent.partitions) == 3
         assert "opened 3 of 5 logs" in second.said and "2 logs of" in second.said
         second.stop()
     assert not (tmp_path / "d0" / ".kafka_cleanshutdown").exists(), "what was never recovered is not clean"
     third = _started(layout, tmp_path, incarnation=3)
-    assert len(third.agent._partitions) == 5
+    assert len(third.agent.partitions) == 5
     third.stop()
 
 
@@ -193,7 +193,7 @@ def test_a_partition_beyond_the_descriptors_is_refused_and_the_disk_goes_on(layo
         assert "the limit of" in writer.said
         writer.die()
         second = _started(layout, tmp_path, incarnation=2)
-        assert second.disk_state == DISK_ONLINE and len(second.agent._partitions) >= 1
+        assert second.disk_state == DISK_ONLINE and len(second.agent.partitions) >= 1
         second.die()
 
 
@@ -203,14 +203,14 @@ def test_a_log_that_needs_space_to_be_opened_waits_for_it_and_the_others_are_ser
     monkeypatch.setattr(file_io, "open_file", _failing(whole_open, errno.ENOSPC, lambda path, flags, *_: "/t-1/" in path and flags & os.O_CREAT))
     monkeypatch.setattr(file_io, "pwritev", _failing(whole_write, errno.ENOSPC, lambda *_: True))
     second = _started(layout, tmp_path, incarnation=2)
-    assert second.disk_state == DISK_FULL and len(second.agent._partitions) == 2
+    assert second.disk_state == DISK_FULL and len(second.agent.partitions) == 2
     assert "opened 2 of 3 logs" in second.said and "1 wait for space" in second.said
     second.seconds(6)
     assert second.disk_state == DISK_FULL
     monkeypatch.setattr(file_io, "open_file", whole_open)
     monkeypatch.setattr(file_io, "pwritev", whole_write)
     second.seconds(6)
-    assert second.disk_state == DISK_ONLINE and len(second.agent._partitions) == 3
+    assert second.disk_state == DISK_ONLINE and len(second.agent.partitions) == 3
     second.stop()
     assert (tmp_path / "d0" / ".kafka_cleanshutdown").exists()
 
@@ -226,22 +226,22 @@ def test_a_log_writer_that_keeps_dying_at_start_leaves_one_table_and_what_it_kne
         RealLogWriter(layout, tmp_path / "d0", incarnation).die()  # before its first log
         assert len(_tables(layout)) <= 2
     last = RealLogWriter(layout, tmp_path / "d0", 9)
-    assert last.agent._boot == "same"
+    assert last.agent.boot == "same"
     last.recover()
-    assert _tables(layout) == ["9"] and len(last.agent._partitions) == 2
+    assert _tables(layout) == ["9"] and len(last.agent.partitions) == 2
     last.stop()
 
 
 def test_a_death_during_recovery_does_not_make_an_unclean_boot_look_clean(layout: BoxLayout, tmp_path: Path) -> None:
     first = _started(layout, tmp_path, partitions=2)
     first.die()
-    first.agent._table.close()  # as a reboot does
+    first.agent.table.close()  # as a reboot does
     second = RealLogWriter(layout, tmp_path / "d0", 2)
-    assert second.agent._boot == "unclean"
+    assert second.agent.boot == "unclean"
     second.agent.do_work()
     second.die()
     third = _started(layout, tmp_path, incarnation=3)
-    assert third.agent._boot == "unclean" and all(hosted.needs_epoch_bump for hosted in third.agent._partitions.by_row.values())
+    assert third.agent.boot == "unclean" and all(hosted.needs_epoch_bump for hosted in third.agent.partitions.by_row.values())
     third.stop()
 
 
@@ -251,10 +251,10 @@ def test_a_death_before_any_leadership_passes_the_unclean_boot_on(layout: BoxLay
         first.produce(first.sources["controller"], partition, _batch())
     first.turn()
     first.die()
-    first.agent._table.close()  # as a reboot does
+    first.agent.table.close()  # as a reboot does
     _started(layout, tmp_path, incarnation=2).die()
     third = _started(layout, tmp_path, incarnation=3)
-    assert third.agent._boot == "same" and all(hosted.needs_epoch_bump for hosted in third.agent._partitions.by_row.values())
+    assert third.agent.boot == "same" and all(hosted.needs_epoch_bump for hosted in third.agent.partitions.by_row.values())
     third.stop()
 
 

@@ -58,11 +58,11 @@ def _leading(layout: BoxLayout, path: Path, partitions: int = 1) -> RealLogWrite
 
 
 def _words(writer: RealLogWriter) -> memoryview:
-    return writer.agent._words
+    return writer.agent.table.shared.words
 
 
 def _offset(writer: RealLogWriter) -> int:
-    return next(iter(writer.agent._partitions.by_row.values())).log.log_end_offset
+    return next(iter(writer.agent.partitions.by_row.values())).log.log_end_offset
 
 
 def test_a_fenced_log_writer_publishes_nothing_and_its_next_incarnation_finds_what_it_wrote(
@@ -79,7 +79,7 @@ def test_a_fenced_log_writer_publishes_nothing_and_its_next_incarnation_finds_wh
 
     monkeypatch.setattr(file_io, "pwritev", hangs)
     writer.produce(writer.sources["controller"], 0, _batch())
-    sequences = writer.agent._table.shared.memory[512:520].tobytes()
+    sequences = writer.agent.table.shared.memory[512:520].tobytes()
     writer.turn()
     assert since[0] > 0 and writer.codes("produce") == [ErrorCode.KAFKA_STORAGE_ERROR]
     words[PROBE_SINCE_WORD] = 1  # a thread that the disk still holds keeps the process
@@ -89,11 +89,11 @@ def test_a_fenced_log_writer_publishes_nothing_and_its_next_incarnation_finds_wh
     words[PROBE_SINCE_WORD] = 0
     with pytest.raises(StepsDown, match="fenced"):
         writer.turn()
-    assert writer.agent._table.shared.memory[512:520].tobytes() == sequences, "the row did not move"
+    assert writer.agent.table.shared.memory[512:520].tobytes() == sequences, "the row did not move"
     monkeypatch.undo()
     writer.die()
     following = _started(layout, tmp_path, 2)
-    assert following.agent._boot == SAME_BOOT and _offset(following) == 1
+    assert following.agent.boot == SAME_BOOT and _offset(following) == 1
     following.stop()
 
 
@@ -114,8 +114,8 @@ def test_a_failed_probe_takes_the_disk_offline_and_the_next_incarnation_trusts_o
     writer.turn()
     _probe(writer)
     assert writer.disk_state == DISK_OFFLINE and _words(writer)[SUSPECT_WORD]
-    assert writer.agent._trouble.returning is not None
-    writer.agent._trouble.returning.task.join()
+    assert writer.agent.trouble.returning is not None
+    writer.agent.trouble.returning.task.join()
     held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
     assert not [name for name in held if name.startswith(f"{tmp_path}/d0/")], "nothing of the disk stays open"
     with pytest.raises(StepsDown, match="answers again"):
@@ -124,8 +124,8 @@ def test_a_failed_probe_takes_the_disk_offline_and_the_next_incarnation_trusts_o
             _look_for_return(writer)
     writer.die()
     following = _started(layout, tmp_path, 2)
-    assert following.agent._boot == UNCLEAN_BOOT
-    assert all(hosted.needs_epoch_bump for hosted in following.agent._partitions.by_row.values())
+    assert following.agent.boot == UNCLEAN_BOOT
+    assert all(hosted.needs_epoch_bump for hosted in following.agent.partitions.by_row.values())
     following.stop()
 
 
@@ -134,14 +134,14 @@ def _probe(writer: RealLogWriter) -> None:
     for _ in range(3):
         writer.clock.advance_ms(1001)
         writer.turn()
-        writer.agent._probe.task.join()
+        writer.agent.probe.task.join()
 
 
 def _look_for_return(writer: RealLogWriter) -> None:
     writer.clock.advance_ms(1001)
     writer.turn()
-    assert writer.agent._trouble.returning is not None
-    writer.agent._trouble.returning.task.join()
+    assert writer.agent.trouble.returning is not None
+    writer.agent.trouble.returning.task.join()
 
 
 def test_a_directory_that_cannot_be_opened_is_an_offline_disk_and_no_crash(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,15 +160,14 @@ def test_a_directory_that_cannot_be_opened_is_an_offline_disk_and_no_crash(layou
         for _ in range(20):
             writer.clock.advance_ms(1001)
             agent.do_work()
-            agent._return.task.join()
+            agent.disk_return.task.join()
     agent.close()
     for source in writer.sources.values():
         source.close()
         source.source.close()
-    agent._doorbell.close()
+    agent.doorbell.close()
     writer.poller.close()
-    os.close(writer._said)
-    os.close(writer._writing)
+    writer.close_log()
 
 
 def _started_offline(layout: BoxLayout, path: Path, incarnation: int, monkeypatch: pytest.MonkeyPatch) -> tuple[RealLogWriter, OfflineLogWriter]:
@@ -185,8 +184,8 @@ def _seconds_until_it_steps_down(writer: RealLogWriter, agent: OfflineLogWriter)
             agent.do_work()
         except StepsDown:
             return seconds
-        if agent._return.task.is_running or agent._return.task.has_ended:
-            agent._return.task.join(0.05)
+        if agent.disk_return.task.is_running or agent.disk_return.task.has_ended:
+            agent.disk_return.task.join(0.05)
         else:
             writer.clock.advance_ms(1000)
     raise AssertionError("it never stepped down")
@@ -194,10 +193,9 @@ def _seconds_until_it_steps_down(writer: RealLogWriter, agent: OfflineLogWriter)
 
 def _end(writer: RealLogWriter, agent: OfflineLogWriter) -> None:
     agent.close()
-    agent._doorbell.close()
+    agent.doorbell.close()
     writer.poller.close()
-    os.close(writer._said)
-    os.close(writer._writing)
+    writer.close_log()
 
 
 def test_a_disk_that_does_not_answer_at_the_start_is_offline_until_it_does_and_its_state_is_trusted(
@@ -212,14 +210,14 @@ def test_a_disk_that_does_not_answer_at_the_start_is_offline_until_it_does_and_i
     monkeypatch.setattr(file_io, "fdatasync", lambda _fd: answers.wait(20))
     with monkeypatch.context() as patch:
         writer, agent = _started_offline(layout, tmp_path, 2, patch)
-    assert "does not answer within 0.05 s" in agent.status_line() and not agent._table.shared.words[SUSPECT_WORD]
+    assert "does not answer within 0.05 s" in agent.status_line() and not agent.table.shared.words[SUSPECT_WORD]
     agent.do_work()
-    assert agent._return.task.is_running, "it waits for the disk from the first turn on"
+    assert agent.disk_return.task.is_running, "it waits for the disk from the first turn on"
     answers.set()
     assert _seconds_until_it_steps_down(writer, agent) <= 2
     _end(writer, agent)
     following = _started(layout, tmp_path, 3)
-    assert (following.agent._boot, _offset(following)) == (SAME_BOOT, 1), "nothing has failed"
+    assert (following.agent.boot, _offset(following)) == (SAME_BOOT, 1), "nothing has failed"
     following.stop()
 
 
@@ -232,7 +230,7 @@ def test_a_disk_that_is_fenced_again_and_again_is_looked_at_after_longer_and_lon
             continue
         with monkeypatch.context() as patch:
             writer, agent = _started_offline(layout, tmp_path, incarnation, patch)
-        assert f"fenced {fences.count} times" in agent.status_line() and not agent._table.shared.words[SUSPECT_WORD]
+        assert f"fenced {fences.count} times" in agent.status_line() and not agent.table.shared.words[SUSPECT_WORD]
         waited.append(_seconds_until_it_steps_down(writer, agent))
         _end(writer, agent)
         assert not fences.wait_ns(), "the next incarnation serves"
@@ -251,9 +249,9 @@ def test_a_disk_that_takes_a_write_too_slowly_is_not_back(layout: BoxLayout, tmp
         patch.setattr(file_io, "fdatasync", lambda _fd: writer.clock.advance_ms(4_100))
         for _ in range(8):
             agent.do_work()
-            agent._return.task.join()  # before time goes by: it reads the same clock
+            agent.disk_return.task.join()  # before time goes by: it reads the same clock
             writer.clock.advance_ms(500)
-    assert agent._return.reason == "too slow: 4 KiB took 4.1 s"
+    assert agent.disk_return.reason == "too slow: 4 KiB took 4.1 s"
     _end(writer, agent)
 
 
@@ -273,7 +271,7 @@ def test_an_empty_directory_where_a_known_one_was_is_a_swapped_disk_until_it_is_
     assert os.listdir(path) == []
     give_up(state, path)
     writer = _started(layout, tmp_path, 3)
-    assert writer.agent._describe()["replaces"] == (known.directory_id,)
+    assert writer.agent.describe()["replaces"] == (known.directory_id,)
     assert read_known_disk(state, path).directory_id not in ("", known.directory_id)
     writer.stop()
 
@@ -307,10 +305,10 @@ def test_an_idle_disk_is_probed_ten_times_less_often(tmp_path: Path, monkeypatch
 
 def test_attempts_to_reopen_a_disk_back_off_over_the_incarnations_of_a_log_writer(layout: BoxLayout, tmp_path: Path) -> None:
     writer = _started(layout, tmp_path, 1)
-    context, disk = writer.agent._context, writer.agent._disk
+    context, disk = writer.agent.context, writer.agent.disk
     waits = []
     for _ in range(8):
-        waits.append(DiskReturn(context, disk, 0)._wait_ns // 1_000_000_000)
+        waits.append(DiskReturn(context, disk, 0).wait_ns // 1_000_000_000)
         context.counters.counter("disk.reopen_attempts").add()
     assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
     writer.stop()
@@ -341,8 +339,8 @@ def _next_start_distrusts_the_page_cache(layout: BoxLayout, path: Path, monkeypa
         monkeypatch.setattr(file_io, name, os.fstat)
     assert not (path / "d0" / CLEAN_SHUTDOWN_MARKER).exists()
     following = _started(layout, path, 2)
-    assert following.agent._boot == UNCLEAN_BOOT
-    assert all(hosted.needs_epoch_bump for hosted in following.agent._partitions.by_row.values())
+    assert following.agent.boot == UNCLEAN_BOOT
+    assert all(hosted.needs_epoch_bump for hosted in following.agent.partitions.by_row.values())
     following.stop()
 
 
@@ -352,8 +350,8 @@ def test_a_failed_sync_is_known_to_the_next_incarnation_even_if_its_result_was_n
     layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thread: str, is_killed: bool
 ) -> None:
     writer = _leading(layout, tmp_path)
-    (hosted,) = writer.agent._partitions.by_row.values()
-    writer.agent._partitions.configure(hosted, {"flush.ms": "1"})
+    (hosted,) = writer.agent.partitions.by_row.values()
+    writer.agent.partitions.configure(hosted, {"flush.ms": "1"})
     hosted.apply_config(0)
     for name in ("fdatasync", "syncfs"):
         monkeypatch.setattr(file_io, name, _refusing_in(thread))
@@ -361,9 +359,9 @@ def test_a_failed_sync_is_known_to_the_next_incarnation_even_if_its_result_was_n
     writer.turn()
     writer.clock.advance_ms(120_000)
     writer.turn()
-    rounds, flushes = writer.agent._flush_rounds, writer.agent._batch_flushes
-    assert flushes._under_way is not None if thread == "batch-flush" else rounds.task.is_running or rounds.task.has_ended
-    eventually(lambda: rounds.task.has_ended if thread == "flush-round" else flushes._failure, "the disk has refused")
+    rounds, flushes = writer.agent.flush_rounds, writer.agent.batch_flushes
+    assert flushes.under_way is not None if thread == "batch-flush" else rounds.task.is_running or rounds.task.has_ended
+    eventually(lambda: rounds.task.has_ended if thread == "flush-round" else flushes.failure, "the disk has refused")
     if is_killed:
         writer.die()
     else:
@@ -400,10 +398,10 @@ def test_a_disk_that_was_fenced_and_then_answers_with_an_error_is_doubted(layout
     writer.turn()
     _words(writer)[FENCE_WORD] = 1
     writer.turn()
-    assert writer.agent._flush_rounds.task.is_running
+    assert writer.agent.flush_rounds.task.is_running
     answers.set()
-    writer.agent._flush_rounds.task.join()
-    writer.agent._probe.task.join()
+    writer.agent.flush_rounds.task.join()
+    writer.agent.probe.task.join()
     with pytest.raises(StepsDown, match="fenced"):
         for _ in range(100):
             writer.turn()
@@ -416,17 +414,17 @@ def test_after_the_end_of_a_box_whose_disk_had_failed_what_was_not_synced_is_rea
 ) -> None:
     """A box that ends leaves no table that could tell; the machine may still be up."""
     writer = _leading(layout, tmp_path)
-    (hosted,) = writer.agent._partitions.by_row.values()
+    (hosted,) = writer.agent.partitions.by_row.values()
     for _ in range(3):
         writer.produce(writer.sources["controller"], 0, _batch())
         writer.turn()
         hosted.log.roll()
-    writer.agent._directory.checkpoints.save(checkpoints.RECOVERY_POINTS, lambda: {hosted.topic_partition: 2})
+    writer.agent.directory.checkpoints.save(checkpoints.RECOVERY_POINTS, lambda: {hosted.topic_partition: 2})
     writer.die()
     unlink_all(layout)
     forgotten: list[str] = []
     monkeypatch.setattr(file_io, "forget_pages", forgotten.append)
     following = _started(layout, tmp_path, 2)
-    assert following.agent._boot == UNCLEAN_BOOT
+    assert following.agent.boot == UNCLEAN_BOOT
     assert [os.path.basename(path) for path in forgotten] == [f"{base:020d}.log" for base in (2, 3)]
     following.stop()

@@ -39,7 +39,7 @@ class Source:
     def __init__(self, writer: RealLogWriter, name: str = "acceptor@0") -> None:
         self.writer = writer
         self.proxies: LogWriterProxies = writer.source(name)
-        self.proxies._on_completion = lambda context, entry: self.completions.append(Completion._make(entry))
+        self.proxies.on_completion = lambda context, entry: self.completions.append(Completion._make(entry))
         self.completions: list[Completion] = []
         self.arena = self.proxies.source.arena
 
@@ -142,7 +142,7 @@ def test_markers_are_fenced_by_epochs_and_not_by_configs(writer: RealLogWriter) 
     source.mark(8, 0, False, coordinator_epoch=-1)
     codes = [0, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED, ErrorCode.NOT_LEADER_OR_FOLLOWER, 0]
     assert sorted(each.error_code for each in source.take()) == sorted(codes)
-    hosted = writer.agent._partitions.find(TOPIC_ID, 0)
+    hosted = writer.agent.partitions.find(TOPIC_ID, 0)
     assert hosted is not None
     known = dict(hosted.log.producers.snapshot())
     assert (known[7].producer_epoch, known[7].coordinator_epoch, known[8].coordinator_epoch) == (3, 5, -1)
@@ -198,7 +198,7 @@ def test_silent_producers_are_forgotten_in_a_sweep_every_ten_minutes(writer: Rea
     source.produce(transactional_batch(7, 0, 0, b"a", is_transactional=False, timestamp_ms=now_ms))
     source.produce(transactional_batch(8, 0, 0, b"a", is_transactional=False, timestamp_ms=now_ms + PRODUCER_EXPIRATION_MS))
     assert [each.error_code for each in source.take()] == [0, 0]
-    hosted = writer.agent._partitions.find(TOPIC_ID, 0)
+    hosted = writer.agent.partitions.find(TOPIC_ID, 0)
     assert hosted is not None
     writer.clock.advance_ms(SWEEP_NS // 1_000_000)
     source.take()

@@ -146,7 +146,7 @@ class Pair:
         return self.target_says(DescriptorKind.MOVE_PROMOTE, config=CONFIG).error_code
 
     def hosted(self, writer: RealLogWriter) -> Replica:
-        hosted = writer.agent._partitions.find(TOPIC_ID, 0)
+        hosted = writer.agent.partitions.find(TOPIC_ID, 0)
         assert hosted is not None
         return hosted
 
@@ -158,13 +158,13 @@ class Pair:
 
     @property
     def mover(self) -> int:
-        run = self.target.agent._moves.incoming._run
+        run = self.target.agent.moves.incoming.run
         assert run is not None
         return run[1].pid
 
     def settle(self) -> None:
         def look() -> bool:
-            self.target.agent._moves.incoming.task.join()
+            self.target.agent.moves.incoming.task.join()
             self.target.seconds(1)
             return not (self.path / "d1" / "t-0" / MOVE_RECORD).exists()
 
@@ -193,7 +193,7 @@ def test_a_partition_is_moved_while_it_is_written_and_leads_on_under_its_epoch(p
     assert pair.finish(frozen).error_code == 0
     pair.reach(COMPLETE)
     assert pair.commit(frozen) == 0
-    assert pair.source.agent._partitions.find(TOPIC_ID, 0) is None
+    assert pair.source.agent.partitions.find(TOPIC_ID, 0) is None
     assert all(name.endswith("-delete") for name in pair.directories("d0"))
     assert pair.promote() == 0
     hosted = pair.hosted(pair.target)
@@ -241,10 +241,10 @@ def test_a_complete_copy_goes_on_when_the_source_leads_again(pair: Pair) -> None
     pair.start(5)
     assert pair.finish(pair.freeze()).error_code == 0
     pair.reach(COMPLETE)
-    assert pair.target.agent._describe()["futures"] == [["t", 0, str(TOPIC_ID), 5]]
+    assert pair.target.agent.describe()["futures"] == [["t", 0, str(TOPIC_ID), 5]]
     assert pair.source_says(DescriptorKind.MOVE_CANCEL).error_code == 0
     pair.append(3)
-    pair.until(lambda: pair.target.agent._describe()["futures"] == [["t", 0, str(TOPIC_ID), None]], "the statement is taken back")
+    pair.until(lambda: pair.target.agent.describe()["futures"] == [["t", 0, str(TOPIC_ID), None]], "the statement is taken back")
     pair.reach(CAUGHT_UP)
     assert pair.promote() == ErrorCode.INVALID_REQUEST
     frozen = pair.freeze()
@@ -255,7 +255,7 @@ def test_a_promotion_that_found_no_descriptor_is_carried_out_when_there_is_one(p
     pair.start(5)
     frozen = pair.freeze()
     assert pair.finish(frozen).error_code == 0 and pair.commit(frozen) == 0
-    partitions = pair.target.agent._partitions
+    partitions = pair.target.agent.partitions
     descriptors, partitions.descriptors = partitions.descriptors, cast(DescriptorBudget, SimpleNamespace(limit=0, for_logs=0, for_flush_round=64))
     assert pair.promote() == ErrorCode.KAFKA_STORAGE_ERROR
     assert pair.promote() == ErrorCode.KAFKA_STORAGE_ERROR
@@ -274,7 +274,7 @@ def test_a_complete_copy_is_left_alone_after_the_commit_whatever_is_begun(pair: 
     pair.target.die()
     pair.target = pair.started("d1")
     assert pair.begin() == 0
-    pair.until(lambda: pair.target.agent._moves.incoming._run, "its mover runs")
+    pair.until(lambda: pair.target.agent.moves.incoming.run, "its mover runs")
     pair.reach(COMPLETE)
     assert pair.promote() == 0 and pair.lead("d1") == 0
 
@@ -286,7 +286,7 @@ def test_a_source_that_dies_frozen_leads_again_and_gives_nothing_away(pair: Pair
     pair.source.die()
     pair.source = pair.started("d0")
     assert pair.commit(frozen) == ErrorCode.FENCED_LEADER_EPOCH
-    assert pair.source.agent._describe()["frozen"] == []
+    assert pair.source.agent.describe()["frozen"] == []
     assert pair.lead("d0", moving_to="d1") == 0 and pair.hosted(pair.source).is_moving
     pair.acceptor = pair.source.source("acceptor@0")
     assert pair.append(4) == [0] * 4
@@ -299,8 +299,8 @@ def test_a_source_that_dies_frozen_leads_again_and_gives_nothing_away(pair: Pair
 def test_a_frozen_partition_is_reported_and_freezing_it_again_returns_the_same(pair: Pair) -> None:
     pair.append(3)
     assert pair.freeze()[1:] == pair.freeze()._replace(token=pair.source.completions[-2].token)[1:]
-    assert pair.source.agent._describe()["frozen"] == [["t", 0, str(TOPIC_ID)]]
-    assert pair.lead("d0") == 0 and pair.source.agent._describe()["frozen"] == []
+    assert pair.source.agent.describe()["frozen"] == [["t", 0, str(TOPIC_ID)]]
+    assert pair.lead("d0") == 0 and pair.source.agent.describe()["frozen"] == []
     assert pair.append() == [0]
 
 
@@ -343,7 +343,7 @@ def test_a_target_that_dies_finds_its_copy_and_reports_it_again(pair: Pair) -> N
     pair.start(20)
     pair.target.die()
     pair.target = pair.started("d1")
-    assert pair.target.agent._describe()["futures"] == [["t", 0, str(TOPIC_ID), None]]
+    assert pair.target.agent.describe()["futures"] == [["t", 0, str(TOPIC_ID), None]]
     assert pair.promote() == ErrorCode.INVALID_REQUEST
     assert pair.begin() == 0
     pair.reach(CAUGHT_UP)
@@ -351,7 +351,7 @@ def test_a_target_that_dies_finds_its_copy_and_reports_it_again(pair: Pair) -> N
     assert pair.finish(frozen).error_code == 0
     pair.target.die()
     pair.target = pair.started("d1")
-    assert pair.target.agent._describe()["futures"] == [["t", 0, str(TOPIC_ID), 20]]
+    assert pair.target.agent.describe()["futures"] == [["t", 0, str(TOPIC_ID), 20]]
     assert pair.commit(frozen) == 0 and pair.promote() == 0
 
 
@@ -362,7 +362,7 @@ def test_a_target_that_dies_after_the_promotion_believes_the_record_until_the_ch
     frozen = pair.freeze()
     assert frozen.log_start_offset == 9
     assert pair.finish(frozen).error_code == 0 and pair.commit(frozen) == 0
-    pair.target.agent._moves.incoming._settle = lambda now_ns: None  # type: ignore[method-assign]
+    pair.target.agent.moves.incoming.settle = lambda now_ns: None  # type: ignore[method-assign]
     assert pair.promote() == 0
     pair.target.die()
     assert (pair.path / "d1" / "t-0" / MOVE_RECORD).exists()
@@ -382,7 +382,7 @@ def test_a_cancelled_copy_goes_and_the_source_is_as_before(pair: Pair) -> None:
     assert not pair.hosted(pair.source).is_moving
     pair.until(lambda: not os.path.exists(f"/proc/{mover}"), "the mover is gone")
     pair.until(lambda: pair.target.seconds(3) or not pair.directories("d1"), "the copy is removed")  # type: ignore[func-returns-value]
-    assert pair.target.agent._describe()["futures"] == [] and pair.append() == [0]
+    assert pair.target.agent.describe()["futures"] == [] and pair.append() == [0]
     assert pair.target_says(DescriptorKind.MOVE_CANCEL).error_code == 0, "twice is once"
     assert pair.promote() == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert pair.begin() == 0
@@ -411,7 +411,7 @@ def test_a_finish_that_does_not_come_in_time_is_said_and_the_copy_goes_on(pair: 
 
 def test_a_source_that_is_away_is_waited_for_and_said(pair: Pair) -> None:
     pair.append(10)
-    pair.source.agent._table.set_suspect()
+    pair.source.agent.table.set_suspect()
     pair.source.die()
     pair.source_is_away = True
     assert pair.begin() == 0
@@ -429,7 +429,7 @@ def test_a_copy_of_another_directory_is_not_gone_on_with(pair: Pair) -> None:
     assert pair.begin(source_directory_id="y") == 0
     pair.reach(CAUGHT_UP)
     assert len([name for name in pair.directories("d1") if name.endswith("-future")]) == 1
-    future = pair.target.agent._moves.incoming._futures.find(TOPIC_ID, 0)
+    future = pair.target.agent.moves.incoming.futures.find(TOPIC_ID, 0)
     assert future is not None and future.record.source_directory_id == "y"
     frozen = pair.freeze()
     assert pair.finish(frozen).error_code == 0 and pair.commit(frozen) == 0 and pair.promote() == 0
@@ -470,8 +470,8 @@ def test_copies_have_their_turns_one_after_the_other(pair: Pair) -> None:
 
 def test_a_log_that_is_moved_is_not_compacted(pair: Pair) -> None:
     pair.append(5)
-    cleaning = pair.source.agent._cleaning
-    pair.source.agent._partitions.configure(
+    cleaning = pair.source.agent.cleaning
+    pair.source.agent.partitions.configure(
         pair.hosted(pair.source), {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.bytes": "2000"}
     )
     pair.append(20)
@@ -484,7 +484,7 @@ def test_a_log_that_is_moved_is_not_compacted(pair: Pair) -> None:
 
 def looks(cleaning: CleaningRounds) -> bool:
     """Whether the cleaner finds a log worth a look."""
-    cleaning._look()
+    cleaning.look()
     if not (cleaning.task.is_running or cleaning.task.has_ended):
         return False
     cleaning.task.join()

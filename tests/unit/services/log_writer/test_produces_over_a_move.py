@@ -62,7 +62,7 @@ class LateAcceptor:
             return self.proxies.connected(DISK)
 
         eventually(is_connected, "the acceptor is let in")
-        hosted = writer.agent._partitions.find(TOPIC_ID, 0)
+        hosted = writer.agent.partitions.find(TOPIC_ID, 0)
         proxy = self.proxies.by_disk[DISK]
         assert hosted is not None and proxy.table is not None
         self._placed = LocalReplica("t", bytes(TOPIC_ID), 0, proxy, RowAddress(proxy.table, hosted.row, hosted.row_generation), 1 << 20)
@@ -153,11 +153,11 @@ def test_a_batch_that_comes_after_the_freeze_is_refused(world: World) -> None:
 def test_a_produce_that_waits_for_a_flush_during_the_hand_over_is_acknowledged_because_the_copy_is_durable(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hosted = world.writer.agent._partitions.find(TOPIC_ID, 0)
+    hosted = world.writer.agent.partitions.find(TOPIC_ID, 0)
     assert hosted is not None
-    world.writer.agent._partitions.configure(hosted, {"flush.messages": "1"})
+    world.writer.agent.partitions.configure(hosted, {"flush.messages": "1"})
     hosted.apply_config(0)
-    monkeypatch.setattr(world.writer.agent._batch_flushes, "start_round", list)  # the disk takes its time
+    monkeypatch.setattr(world.writer.agent.batch_flushes, "start_round", list)  # the disk takes its time
     world.acceptor.produce(_batch(13))
     world.writer.turn()
     world.says(DescriptorKind.MOVE_FREEZE)

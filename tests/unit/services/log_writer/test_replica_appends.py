@@ -36,7 +36,7 @@ class SlowThread:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, thread: str) -> None:
         self.begun = 0
         self._thread = thread
-        self._may_go = threading.Semaphore(0)
+        self.may_go = threading.Semaphore(0)
         for name in ("fsync", "fdatasync", "syncfs"):
             monkeypatch.setattr(file_io, name, self._sync)
 
@@ -44,10 +44,10 @@ class SlowThread:
         os.fstat(fd)
         if threading.current_thread().name == self._thread:
             self.begun += 1
-            assert self._may_go.acquire(timeout=20)
+            assert self.may_go.acquire(timeout=20)
 
     def let_go(self) -> None:
-        self._may_go.release(1000)
+        self.may_go.release(1000)
 
 
 def _sent(records: int, offset: int, leader_epoch: int, value: bytes = b"value") -> bytes:
@@ -72,9 +72,9 @@ def test_a_flush_that_was_under_way_when_the_log_was_cut_says_nothing_of_what_ca
         assert (("append", 0), ErrorCode.NOT_LEADER_OR_FOLLOWER) in [each[1:] for each in one.writer.answers[before:]], "what was cut is not acknowledged"
         one.offer_append(_sent(3, 0, 2, b"other"), ReplicaAppend(0, 0))
         one.turn()
-        flushes = one.writer.agent._batch_flushes
+        flushes = one.writer.agent.batch_flushes
         begun = slow.begun
-        slow._may_go.release(begun)
+        slow.may_go.release(begun)
         _turns_until(one, lambda: slow.begun > begun, "the next sync is under way")
         assert (one.hosted.log.durable_offset, one.log_end) == (0, 3)
         slow.let_go()
@@ -86,9 +86,9 @@ def test_a_recovery_point_does_not_pass_what_was_cut_while_its_round_went_on(tmp
     with replicas(tmp_path, 1) as (one,):
         assert one.follow(2, 1, [1, 2], [1, 2]) == 0
         assert one.append(_sent(5, 0, 1), ReplicaAppend(2, 0)).error_code == 0
-        rounds = one.writer.agent._flush_rounds
+        rounds = one.writer.agent.flush_rounds
         slow = SlowThread(monkeypatch, "flush-round")
-        rounds._start_round(one.writer.clock.monotonic_ns())
+        rounds.start_round(one.writer.clock.monotonic_ns())
         eventually(lambda: slow.begun, "the round is under way")
         assert one.follow(2, 2, [1, 2], [1, 2]) == 0
         assert one.truncate(Truncation.TO_OFFSET, 0).log_end_offset == 0
@@ -106,7 +106,7 @@ def test_before_a_log_that_was_cut_grows_again_no_checkpoint_says_more_of_it(tmp
         assert one.follow(2, 1, [1, 2], [1, 2]) == 0
         assert one.append(_sent(5, 0, 1), ReplicaAppend(0, 0)).error_code == 0
         one.writer.seconds(70)
-        directory = one.writer.agent._directory
+        directory = one.writer.agent.directory
         name = TopicPartition("t", 0)
         assert checkpoints.read_offsets(f"{directory.path}/{checkpoints.RECOVERY_POINTS}") == {name: 5}
         whole = checkpoints.write_offsets
@@ -117,11 +117,11 @@ def test_before_a_log_that_was_cut_grows_again_no_checkpoint_says_more_of_it(tmp
         monkeypatch.setattr(checkpoints, "write_offsets", full)
         assert one.truncate(Truncation.TO_OFFSET, 0).error_code == ErrorCode.KAFKA_STORAGE_ERROR
         assert one.hosted.needs_checkpoints and one.log_end == 0
-        one.writer.agent._trouble.on_space()
+        one.writer.agent.trouble.on_space()
         assert one.append(_sent(1, 0, 1), ReplicaAppend(0, 0)).error_code == ErrorCode.KAFKA_STORAGE_ERROR
         assert one.log_end == 0, "nothing is appended before it is written down"
         monkeypatch.setattr(checkpoints, "write_offsets", whole)
-        one.writer.agent._trouble.on_space()
+        one.writer.agent.trouble.on_space()
         assert one.append(_sent(1, 0, 1), ReplicaAppend(0, 0)).error_code == 0
         assert checkpoints.read_offsets(f"{directory.path}/{checkpoints.RECOVERY_POINTS}") == {name: 0}
 
@@ -130,7 +130,7 @@ def test_a_full_disk_takes_no_batches_and_hears_how_far_the_leader_is(tmp_path: 
     with replicas(tmp_path, 1) as (one,):
         assert one.follow(2, 1, [1, 2], [1, 2]) == 0
         assert one.append(_sent(2, 0, 1) + _sent(2, 2, 1), ReplicaAppend(0, 0)).error_code == 0
-        one.writer.agent._trouble.on_failure(file_io.storage_failure("test", OSError(errno.ENOSPC, "full")))
+        one.writer.agent.trouble.on_failure(file_io.storage_failure("test", OSError(errno.ENOSPC, "full")))
         assert one.writer.disk_state == DISK_FULL
         assert one.append(_sent(1, 4, 1), ReplicaAppend(2, 0)).error_code == ErrorCode.KAFKA_STORAGE_ERROR
         assert one.append(b"", ReplicaAppend(2, 0)).error_code == 0
@@ -143,14 +143,14 @@ def test_a_fenced_follower_publishes_nothing(tmp_path: Path) -> None:
         assert one.follow(2, 1, [1, 2], [1, 2]) == 0
         entry = one.hosted.row, one.hosted.row_generation
         one.offer_append(_sent(2, 0, 1), ReplicaAppend(2, 0))
-        replicas_ = one.writer.agent._replicas
-        take = replicas_._batches
+        replicas_ = one.writer.agent.replicas
+        take = replicas_.read_batches
 
         def fenced(*arguments: Any) -> Any:
-            one.writer.agent._words[FENCE_WORD] = 1
+            one.writer.agent.table.shared.words[FENCE_WORD] = 1
             return take(*arguments)
 
-        replicas_._batches = fenced  # type: ignore[method-assign]
+        replicas_.read_batches = fenced  # type: ignore[method-assign]
         one.writer.turn()
         assert (one.row.log_end_offset, one.row.high_watermark, one.row.row_generation) == (0, 0, entry[1])
         assert one.writer.answers[-1][1:] == (("append", 0), ErrorCode.KAFKA_STORAGE_ERROR)
@@ -244,12 +244,12 @@ def test_the_next_incarnation_counts_every_replica_until_the_first_order_of_the_
 def test_a_follower_is_not_asked_for_an_epoch_bump_any_more(tmp_path: Path) -> None:
     with replicas(tmp_path, 2) as (one, _two):
         one.hosted.needs_epoch_bump = True
-        assert one.writer.agent._describe()["needs_epoch_bump"]
+        assert one.writer.agent.describe()["needs_epoch_bump"]
         assert one.lead(0, [1, 2], [1, 2]) == 0
         one.hosted.needs_epoch_bump = True
         assert one.lead(0, [1, 2], [1, 2]) == ErrorCode.FENCED_LEADER_EPOCH
         assert one.follow(2, 1, [1, 2], [1, 2]) == 0
-        assert not one.writer.agent._describe()["needs_epoch_bump"]
+        assert not one.writer.agent.describe()["needs_epoch_bump"]
 
 
 def test_delete_records_and_descriptions_are_the_leaders(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class RetainedPartition:
         return self
 
     def configure(self, **config: str) -> None:
-        self.writer.agent._partitions.configure(self.hosted, SEGMENT | {name.replace("_", "."): value for name, value in config.items()})
+        self.writer.agent.partitions.configure(self.hosted, SEGMENT | {name.replace("_", "."): value for name, value in config.items()})
 
     def append(self) -> None:
         builder = BatchBuilder()
@@ -65,7 +65,7 @@ class RetainedPartition:
 
     @property
     def hosted(self) -> Replica:
-        hosted = self.writer.agent._partitions.find(TOPIC_ID, 0)
+        hosted = self.writer.agent.partitions.find(TOPIC_ID, 0)
         assert hosted is not None
         return hosted
 
@@ -87,8 +87,8 @@ class RetainedPartition:
             self.writer.clock.advance_ms(1001)
             while self.writer.disk_state != DISK_OFFLINE:
                 self.writer.turn()
-                self.writer.agent._retention.task.join()
-                if not self.writer.agent._retention.goes_on:
+                self.writer.agent.retention.task.join()
+                if not self.writer.agent.retention.goes_on:
                     break
 
     def delete_records(self, offset: int) -> None:
@@ -193,7 +193,7 @@ def test_a_topic_of_a_former_topics_name_keeps_its_records_when_its_log_writer_i
     if is_known_from_before:
         life.writer.die()
         life = RetainedPartition(layout, tmp_path, 2)
-    life.writer.agent._partitions.delete(TopicPartition("t", 0), TOPIC_ID)
+    life.writer.agent.partitions.delete(TopicPartition("t", 0), TOPIC_ID)
     life.fill(batches=3)
     assert life.range == (0, 3)
     life.writer.die()
@@ -227,7 +227,7 @@ def test_a_topic_that_is_made_anew_while_the_old_ones_files_go_keeps_its_own(lay
     life = RetainedPartition(layout, tmp_path).fill()
     removed = life.hosted.advance_log_start_offset(4)
     assert removed is not None
-    partitions = life.writer.agent._partitions
+    partitions = life.writer.agent.partitions
     partitions.delete(TopicPartition("t", 0), TOPIC_ID)
     partitions.create(TopicPartition("t", 0), TOPIC_ID, {})
     before = life.files
@@ -275,7 +275,7 @@ def test_a_full_disk_on_which_no_checkpoint_can_be_written_gets_space_all_the_sa
 
     whole = file_io.pwritev
     monkeypatch.setattr(file_io, "pwritev", full)
-    life.writer.agent._trouble.on_failure(file_io.storage_failure("test", OSError(errno.ENOSPC, "full")))
+    life.writer.agent.trouble.on_failure(file_io.storage_failure("test", OSError(errno.ENOSPC, "full")))
     life.delete_records(3)
     life.rest(4)
     assert life.range == (6, 10) and life.logs == [6, 8] and life.writer.disk_state == DISK_FULL and not any("deleted" in name for name in life.files)

@@ -205,11 +205,11 @@ def test_a_session_begins_without_a_long_wait(world: CrossingFetches) -> None:
 def test_partitions_that_are_not_ready_are_not_looked_at_turn_by_turn(world: CrossingFetches, monkeypatch: pytest.MonkeyPatch) -> None:
     parked(world, 0)
     looks = []
-    is_fetchable = world.lane._is_fetchable
+    is_fetchable = world.lane.is_fetchable
     for partition in range(1, 5):
         world.follow(partition)
     world.turn()
-    monkeypatch.setattr(world.lane, "_is_fetchable", lambda followed: looks.append(followed.key) or is_fetchable(followed))
+    monkeypatch.setattr(world.lane, "is_fetchable", lambda followed: looks.append(followed.key) or is_fetchable(followed))
     for _ in range(20):
         world.clock.advance_ms(1)
         world.turn()
@@ -261,4 +261,4 @@ def test_no_second_fetch_follows_one_that_leaves_the_session_empty(world: Crossi
     world.turn()
     assert world.stream is not None and len(world.stream.to_leader) <= 1
     world.until_even()
-    assert len(world.streams) == 1 and world.followed[0].rules.need == Need.FETCH and world.lane._own_id == OWN_ID
+    assert len(world.streams) == 1 and world.followed[0].rules.need == Need.FETCH and world.lane.own_id == OWN_ID

@@ -538,9 +538,9 @@ def test_an_answer_waits_at_the_leader_while_the_arena_is_full(box: SteppedFollo
     led = box.follow(0)
     led.append()
     serve_until(box, 0, 1)
-    following = box.agent._following
+    following = box.agent.following
     assert following is not None
-    arena = following._source.arena
+    arena = following.source.arena
     slots = [arena.allocate(1 << 20) for _ in range(4)]
     led.append()
     request, fetch = box.leader.next_fetch()
@@ -592,7 +592,7 @@ def test_a_slow_append_costs_its_own_partition_its_place_in_the_session_and_no_o
 def test_a_log_that_could_not_be_written_is_tried_again_after_a_while(box: SteppedFollower) -> None:
     led = box.follow(0)
     led.append()
-    trouble = box.writer.agent._trouble
+    trouble = box.writer.agent.trouble
     trouble.is_full = True
     box.leader.serve()
     box.until(lambda: box.counted("errors") == 1)

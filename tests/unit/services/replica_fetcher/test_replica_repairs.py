@@ -38,7 +38,7 @@ class Damaged:
         self.file = box.path / "t-0" / "00000000000000000000.log"
         self.line = ScriptedPeer.__new__(ScriptedPeer)
         self.line.__dict__ |= box.leader.peer.__dict__
-        self.line.sock, self.line._received = None, b""
+        self.line.sock, self.line.received = None, b""
         """Its own connection to the same port."""
 
     def damage(self, number: int, at: int = 40) -> None:
@@ -154,7 +154,7 @@ def test_a_log_writer_that_dies_over_it_costs_nothing(damaged: Damaged) -> None:
     damaged.box.writer_is_held = False
     damaged.box.restart_log_writer()
     damaged.box.turns(10)
-    damaged.box.writer.agent._partitions.find(TOPIC_ID, 0).update_high_watermark(BATCHES, False)  # type: ignore[union-attr]
+    damaged.box.writer.agent.partitions.find(TOPIC_ID, 0).update_high_watermark(BATCHES, False)  # type: ignore[union-attr]
     if not damaged.is_whole():
         damaged.box.clock.advance_ms(30_000)
         damaged.serve()

@@ -167,7 +167,7 @@ def test_an_isr_proposal_waits_for_the_controller_and_is_sent_to_its_next_incarn
         one.turn()
         assert one.wishes == []
         one.controller = one.writer.source("controller")
-        one.controller._on_isr_changes = lambda _disk, wishes: one.wishes.extend(wishes)
+        one.controller.on_isr_changes = lambda _disk, wishes: one.wishes.extend(wishes)
         one.turn()
         assert [wish["isr"] for wish in one.wishes] == [[1, 2]]
 
@@ -292,8 +292,8 @@ def test_a_follower_whose_leader_has_nothing_older_begins_anew(tmp_path: Path) -
         assert two.append(first, ReplicaAppend(2, 0)).error_code == 0
         for _ in range(6):
             _appended(one, batch(2, b"z" * 60))
-        assert one.writer.agent._retention.delete_records(one.hosted, one.log_end, None) == 0
-        one.writer.agent._retention.forget(lambda context: context is None)
+        assert one.writer.agent.retention.delete_records(one.hosted, one.log_end, None) == 0
+        one.writer.agent.retention.forget(lambda context: context is None)
         assert fetch(two, one) == "truncated"
         row = two.row
         assert (row.log_start_offset, row.high_watermark, row.log_end_offset) == (one.log_end,) * 3

@@ -152,7 +152,7 @@ def test_it_knows_its_processes_by_their_counters(box: UnitBox) -> None:
     assert kept is not None and kept.values['supervisor.restarts{process="log-writer@d0"}'] == 2
     living.end()
     assert described(keeper)["acceptor@0"][:2] == (None, "down")
-    keeper._close()
+    keeper.close()
     assert not os.path.exists(box.layout.runtime_directory), "no process runs: nothing is left"
 
 
@@ -173,36 +173,36 @@ def test_a_process_that_died_because_it_did_not_turn_is_counted_for_the_alarm(bo
         clock.advance_ms(1_000)
     living.end()
     assert (counted(), counted()) == (1, 1)
-    keeper._close()
+    keeper.close()
 
 
 def test_running_processes_keep_their_box_when_the_supervisor_ends(box: UnitBox) -> None:
     keeper, living = box.keeper(), Living(box.layout, "acceptor@0")
-    keeper._close()
+    keeper.close()
     assert os.path.exists(box.layout.box_file) and read_counters(box.layout, "acceptor@0") is not None
     adopted = adopt_box(box.options, box.layout)
     assert adopted is not None
     keeper = box.keeper(adopted)
     Path(box.layout.stopping_file).touch()
-    keeper._close()
+    keeper.close()
     assert not os.path.exists(box.layout.runtime_directory), "the whole box stops: one that cannot end is left behind, and nothing for it"
     living.end()
 
 
 def test_disks_come_and_go_and_are_replaced_by_order(box: UnitBox) -> None:
     keeper = box.keeper()
-    assert keeper._on_disk_order({"verb": "add", "path": f"{box.directory}/d2"}) == {"disk": "d2", "path": f"{box.directory}/d2"}
+    assert keeper.on_disk_order({"verb": "add", "path": f"{box.directory}/d2"}) == {"disk": "d2", "path": f"{box.directory}/d2"}
     assert [disk.name for disk in load_box(box.layout).disks] == ["d0", "d1", "d2"]
-    assert keeper._on_disk_order({"verb": "remove", "name": "d0"})["disk"] == "d0"
+    assert keeper.on_disk_order({"verb": "remove", "name": "d0"})["disk"] == "d0"
     write_known_disk(str(box.state), KnownDisk(f"{box.directory}/d1", "old"))
     living = Living(box.layout, "log-writer@d1")
     Path(box.layout.log_writer_socket("d1")).touch()
-    assert "only a disk that is offline or hangs" in keeper._on_disk_order({"verb": "replace", "name": "d1"})["error"]
+    assert "only a disk that is offline or hangs" in keeper.on_disk_order({"verb": "replace", "name": "d1"})["error"]
     living.end()
-    assert keeper._on_disk_order({"verb": "replace", "name": "d1"})["disk"] == "d1", "its log-writer is down, as that of a disk that is not mounted"
+    assert keeper.on_disk_order({"verb": "replace", "name": "d1"})["disk"] == "d1", "its log-writer is down, as that of a disk that is not mounted"
     assert load_box(box.layout).disks[0] == Disk("d1", f"{box.directory}/d1", 1) and not os.path.exists(box.layout.log_writer_socket("d1"))
     assert read_known_disk(str(box.state), f"{box.directory}/d1").replaces == ("old",)
-    keeper._close()
+    keeper.close()
 
 
 def test_after_a_start_that_failed_the_next_waits_unless_the_settings_were_changed(tmp_path: Path) -> None:
