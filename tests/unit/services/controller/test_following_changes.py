@@ -45,7 +45,8 @@ def test_a_growing_topic_is_followed(three: SteppedCluster) -> None:
     box = three.controller()
     answers: list[object] = []
     assert box.agent is not None
-    box.agent._administration.partitions.grow(TopicGrowth("t", 3, ((3, 1), (1, 2))), False, answers.append)
+    partitions = box.agent._administration.partitions
+    partitions.grow(TopicGrowth("t", 3, ((3, 1), (1, 2))), False, partitions.placed_replicas(), answers.append)
     three.until(lambda: answers, "grown")
     three.until_quiet()
     assert [three.state("t", partition)[:4] for partition in (1, 2)] == [(3, 0, 1, (3, 1)), (1, 0, 1, (1, 2))]

@@ -74,7 +74,8 @@ def test_unwritten_growth_and_reassignment_are_dropped_and_their_clients_get_an_
     three.create("moved", (2, 3))
     told: list[Result] = []
     administration = three.boxes[1].agent._administration  # type: ignore[union-attr]
-    administration.partitions.grow(TopicGrowth("grown", 3), False, told.append)
+    partitions = administration.partitions
+    partitions.grow(TopicGrowth("grown", 3), False, partitions.placed_replicas(), told.append)
     administration.reassignments.order("moved", {0: (3, 1)}, lambda _partition, result: told.append(result))
     _is_controller_again(three, _is_frozen(three))
     three.pass_ms(700)

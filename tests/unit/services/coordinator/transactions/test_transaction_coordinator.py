@@ -469,8 +469,8 @@ def test_a_further_transactional_id_is_refused_and_those_in_the_log_are_served()
     producers = CoordinatedProducers(TransactionSettings(max_transactional_ids=2))
     refused: list[int] = []
     producers.coordinator.ids.on_refused = lambda: refused.append(1)
-    assert [producers.init(name).error_code for name in ("a", "b", "c", "a")] == [0, 0, ErrorCode.POLICY_VIOLATION, 0]
-    assert refused == [1] and producers.init(None).error_code == 0
+    assert [producers.init(name)[0] for name in ("a", "b", "c", "a")] == [0, 0, ErrorCode.POLICY_VIOLATION, 0]
+    assert refused == [1] and producers.init(None)[0] == 0
     producers.settings = TransactionSettings(max_transactional_ids=1)
     producers.start()
-    assert [producers.init(name).error_code for name in ("a", "b", "c")] == [0, 0, ErrorCode.POLICY_VIOLATION]
+    assert [producers.init(name)[0] for name in ("a", "b", "c")] == [0, 0, ErrorCode.POLICY_VIOLATION]
