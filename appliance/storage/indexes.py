@@ -12,6 +12,7 @@ Entries ascend strictly in offset, and in the time index also in timestamp.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from struct import Struct
 from typing import NamedTuple
 
@@ -62,25 +63,11 @@ class OffsetIndex:
 
     def count_below(self, offset: Offset) -> int:
         """Return the number of entries with an offset below `offset`."""
-        low, high = 0, self.count()
-        while low < high:
-            middle = (low + high) // 2
-            if self.entry(middle).offset < offset:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect_left(range(self.count()), offset, key=lambda number: self.entry(number).offset)
 
     def count_at_or_before(self, position: Position) -> int:
         """Return the number of entries that point at or before `position`."""
-        low, high = 0, self.count()
-        while low < high:
-            middle = (low + high) // 2
-            if self.entry(middle).position <= position:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect_right(range(self.count()), position, key=lambda number: self.entry(number).position)
 
 
 class TimeIndex:
@@ -108,22 +95,9 @@ class TimeIndex:
         """Return the last entry at or below `timestamp` (ms): no record up to its offset is
         younger. Without one, (-1, base offset).
         """
-        low, high = 0, self.count()
-        while low < high:
-            middle = (low + high) // 2
-            if self.entry(middle).timestamp <= timestamp:
-                low = middle + 1
-            else:
-                high = middle
-        return self.entry(low - 1) if low else TimeEntry(-1, self._base_offset)
+        count = bisect_right(range(self.count()), timestamp, key=lambda number: self.entry(number).timestamp)
+        return self.entry(count - 1) if count else TimeEntry(-1, self._base_offset)
 
     def count_below(self, offset: Offset) -> int:
         """Return the number of entries with an offset below `offset`."""
-        low, high = 0, self.count()
-        while low < high:
-            middle = (low + high) // 2
-            if self.entry(middle).offset < offset:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect_left(range(self.count()), offset, key=lambda number: self.entry(number).offset)
