@@ -1,9 +1,9 @@
 """Plan an append: offsets, stamps, rolls and index entries. Touches no file.
 
-The loop in `plan_append` is the hottest of the log-writer, hence its local variables. It stamps base
-offset and leader epoch into the batches in the source's arena: no process reads them before they
-are complete, and a copy would cost as much as the write. A plan that is not carried out leaves its
-stamps, which the next attempt overwrites.
+The loop in `plan_append` is the hottest of the log-writer, hence its local variables. It stamps
+base offset and leader epoch into the batches in the source's arena: no process reads them before
+they are complete, and a copy would cost as much as the write. A plan that is not carried out leaves
+its stamps, which the next attempt overwrites.
 
 The rules are Kafka's (`LogSegment.append`, `LogSegment.shouldRoll`). An index entry is due before a
 batch if more than index.interval.bytes were written since the last entry. A roll is due before a
@@ -53,13 +53,16 @@ class RefusedBatch(NamedTuple):
 
 
 AppendResult = tuple[Offset, Offset, int] | RefusedBatch | NeedsVerification
-"""(base offset, last offset, log append time in ms or -1) of an appended batch or of the original of a duplicate; or a refusal, or what must come first."""
+"""(base offset, last offset, log append time in ms or -1) of an appended batch or of the original
+of a duplicate; or a refusal, or what must come first."""
 
 _NO_OFFERS: Mapping[int, Offer] = {}
 
 
 class SegmentPart:
-    """What an append writes into one segment: bytes, index entries, and the segment's tail afterwards."""
+    """What an append writes into one segment: bytes, index entries, and the segment's tail
+    afterwards.
+    """
 
     __slots__ = ("buffers", "index_entries", "index_position", "position", "size_bytes", "starts_segment", "tail", "time_entries", "time_position")
 
@@ -94,7 +97,9 @@ class SegmentPart:
 
 
 class AppendPlan:
-    """Parts in order of offset; the first continues the active segment, each further one begins a new segment."""
+    """Parts in order of offset; the first continues the active segment, each further one begins a
+    new segment.
+    """
 
     __slots__ = ("first_offset", "first_producer_offset", "next_offset", "parts", "results")
 
@@ -227,7 +232,9 @@ def _admit(
     offer: Offer,
     now_ms: int,
 ) -> DuplicateBatch | NeedsVerification | ErrorCode | None:
-    """What producer state says to a batch of a transaction, or of a leader: None lets it pass (and remembers it in the staging)."""
+    """What producer state says to a batch of a transaction, or of a leader: None lets it pass (and
+    remembers it in the staging).
+    """
     producer_epoch, base_sequence = _SEQUENCE.unpack_from(batch, PRODUCER_EPOCH_AT)
     last_offset = base_offset + last_offset_delta
     marker = read_end_transaction_marker(batch) if attributes & CONTROL_FLAG else None

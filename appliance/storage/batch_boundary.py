@@ -16,7 +16,9 @@ from appliance.storage.segment_scan import SegmentScan
 
 
 class BatchBoundary(NamedTuple):
-    """Every batch before `position` of the segment ends at or below `offset`, every one behind it begins at or above."""
+    """Every batch before `position` of the segment ends at or below `offset`, every one behind it
+    begins at or above.
+    """
 
     offset: Offset
     base_offset: Offset
@@ -50,10 +52,11 @@ ENDS_MAX = 1024
 class BatchEnds:
     """The ends of appended batches above the high watermark, ascending in offset.
 
-    With them it moves without reading the disk. One entry for each append, because a follower usually
-    fetches what one append has published. Owned by one partition of a log-writer. Weak spot: bounded;
-    what lies between two entries (a fetch that ended inside an append, an entry that was dropped) is
-    looked up in the files."""
+    With them it moves without reading the disk. One entry for each append, because a follower
+    usually fetches what one append has published. Owned by one partition of a log-writer. Weak
+    spot: bounded; what lies between two entries (a fetch that ended inside an append, an entry that
+    was dropped) is looked up in the files.
+    """
 
     __slots__ = ("_ends",)
 

@@ -1,9 +1,9 @@
 """Plan the repair of damaged batches with another replica's bytes.
 
 Pure. Below the high watermark replicas are equal byte for byte, apart from compaction. So a repair
-needs proof that the two copies are aligned: they agree on a whole batch before the difference (or it
-is the segment's first) and on one behind it (or the segment, or its committed part, ends there). In
-between, only batches that are damaged here may differ. The caller has checked that the other
+needs proof that the two copies are aligned: they agree on a whole batch before the difference (or
+it is the segment's first) and on one behind it (or the segment, or its committed part, ends there).
+In between, only batches that are damaged here may differ. The caller has checked that the other
 replica's batches are intact and in order. Weak spot: no checksum covers a leader epoch; a wrong one
 is corrected if its batch is compared, but it is not searched for.
 """
@@ -89,7 +89,9 @@ def plan_repair(copy: memoryview, own: bytes, place: SegmentPlace) -> RepairPlan
 
 
 def _is_damaged(own: bytes, position: int, batch: memoryview) -> bool:
-    """Whether our bytes where `batch` belongs are no intact batch, or this one under a wrong offset or leader epoch."""
+    """Whether our bytes where `batch` belongs are no intact batch, or this one under a wrong offset
+    or leader epoch.
+    """
     if len(own) - position < RECORDS_AT or stored_batch_problem(own, position, len(own)) is not None:
         return True
     return own[position + MAGIC_AT : position + len(batch)] == batch[MAGIC_AT:]

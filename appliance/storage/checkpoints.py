@@ -1,4 +1,5 @@
-"""Kafka's small text checkpoints: version, count, one entry a line; and the writer of a disk's four.
+"""Kafka's small text checkpoints: version, count, one entry a line; and the writer of a disk's
+four.
 
 A checkpoint is never newer than what it describes: data first, then the checkpoint. Weak spot: the
 whole file is written each time (10,000 partitions: about 300 KB).

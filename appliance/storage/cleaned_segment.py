@@ -1,10 +1,10 @@
 """Write one compacted segment as `.cleaned` files, and decide which transactions stay in it.
 
-Owned by a cleaning run. Index entries follow the append's rule, so a rebuild of the segment gives the
-same bytes. Of aborted transactions only those are written that still have a marker. Everything is
-synced before `finish` returns, so renaming the files needs no sync except that of the directory.
-Written pages are dropped from the page cache, so that a run does not evict what consumers read. Weak
-spot: one write buffer of 1 MiB, and one segment at a time.
+Owned by a cleaning run. Index entries follow the append's rule, so a rebuild of the segment gives
+the same bytes. Of aborted transactions only those are written that still have a marker. Everything
+is synced before `finish` returns, so renaming the files needs no sync except that of the directory.
+Written pages are dropped from the page cache, so that a run does not evict what consumers read.
+Weak spot: one write buffer of 1 MiB, and one segment at a time.
 """
 
 from __future__ import annotations
@@ -153,8 +153,9 @@ class CleanedTransactions:
 
     The run passes batches in the order of the log. The rules are Kafka's
     (`CleanedTransactionMetadata`): records of an aborted transaction are removed. A marker, and the
-    index entry of an aborted one, may be removed once a whole pass found no batch of its transaction.
-    Weak spot: the entries of all aborted transactions of the log are in memory."""
+    index entry of an aborted one, may be removed once a whole pass found no batch of its
+    transaction. Weak spot: the entries of all aborted transactions of the log are in memory.
+    """
 
     def __init__(self, aborted: Iterable[AbortedTxn]) -> None:
         self._coming = sorted(aborted, key=lambda entry: entry.first_offset, reverse=True)
@@ -163,7 +164,8 @@ class CleanedTransactions:
         self._committed: set[ProducerId] = set()
         """Producer ids of which a batch was met whose transaction was not aborted."""
         self.kept_entries: list[AbortedTxn] = []
-        """Entries whose markers stay. The writer of the current segment takes them for its index."""
+        """Entries whose markers stay. The writer of the current segment takes them for its index.
+        """
 
     def _advance(self, offset: Offset) -> None:
         while self._coming and self._coming[-1].first_offset <= offset:
@@ -212,7 +214,9 @@ class CleanedTransactions:
 
 
 def _marker_kind(header: BatchHeader, batch: bytes) -> int | None:
-    """Type of the control record; None for a batch that compaction has emptied, -1 for a key that says nothing."""
+    """Type of the control record; None for a batch that compaction has emptied, -1 for a key that
+    says nothing.
+    """
     if not header.records_count:
         return None
     key = slice_records(open_records(header, batch, _MARKER_BYTES_MAX), header.records_count)[0].key or b""

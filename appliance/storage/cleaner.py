@@ -1,15 +1,15 @@
 """A cleaning run over one log: map the keys of its dirty part, then rewrite the segments below.
 
 Runs in its own process (`services/log_writer/cleaner/__main__.py`), or in a test's. It reads sealed
-segments, writes `.cleaned` files, nothing else, and reports each segment that is finished. The rules
-are Kafka's (`Cleaner.doClean`). A record stays if it is above the mapped range, or if it is the newest
-of its key and either has a value or its batch's delete horizon is in the future. Records without a
-key, and records of aborted transactions, are removed. The last batch of a live producer stays as a
-header. A transaction's marker stays as long as any record of it does, then until its horizon. A full
-map ends the range: the next run continues there.
+segments, writes `.cleaned` files, nothing else, and reports each segment that is finished. The
+rules are Kafka's (`Cleaner.doClean`). A record stays if it is above the mapped range, or if it is
+the newest of its key and either has a value or its batch's delete horizon is in the future. Records
+without a key, and records of aborted transactions, are removed. The last batch of a live producer
+stays as a header. A transaction's marker stays as long as any record of it does, then until its
+horizon. A full map ends the range: the next run continues there.
 
-Weak spots: opening records costs about 4 µs each, so a run handles 100,000 to 200,000 a second; every
-run rewrites the clean part too, as Kafka's does.
+Weak spots: opening records costs about 4 µs each, so a run handles 100,000 to 200,000 a second;
+every run rewrites the clean part too, as Kafka's does.
 """
 
 from __future__ import annotations
@@ -210,7 +210,10 @@ class CleaningRun:
     # -- files
 
     def _batches(self, base: Offset, lets_go: bool) -> Iterator[tuple[BatchHeader, bytes]]:
-        """Every batch of a sealed segment, verified. Raises `Uncleanable`. With `lets_go` pages are given up behind: the file is about to go."""
+        """Every batch of a sealed segment, verified.
+
+        Raises `Uncleanable`. With `lets_go` pages are given up behind: the file is about to go.
+        """
         fd = file_io.open_path(segment_path(self._job.directory, base, LOG_SUFFIX), file_io.READ_ONLY)
         try:
             size_bytes = file_io.size_of(fd)
@@ -229,7 +232,9 @@ class CleaningRun:
         return SegmentFigures(base, end, *sizes)
 
     def _read_transaction_indexes(self) -> list[AbortedTxn]:
-        """Of the whole log: the marker of an aborted transaction, and so its entry, may lie segments behind its records."""
+        """Of the whole log: the marker of an aborted transaction, and so its entry, may lie
+        segments behind its records.
+        """
         entries: list[AbortedTxn] = []
         for name in file_io.listdir(self._job.directory):
             base_offset = offset_of_name(name, TRANSACTION_INDEX_SUFFIX)
@@ -263,11 +268,12 @@ class OffsetMap:
 
     Keys are kept as 16-byte BLAKE2b digests in one bytearray with open addressing (24 bytes a slot,
     as in Kafka's map; Kafka uses MD5, with which a producer could make two keys collide and so have
-    another producer's record removed). An offset is stored plus one, so that an empty slot is zeros.
-    Entries are never removed. A full map refuses the next key: the run then cleans up to the offset
-    that fitted, and the next run continues there. Weak spot: pages of the bytearray are touched at
-    random, so a map uses its whole size once it holds a few ten thousand keys; `slots_for` makes it
-    no larger than the range needs."""
+    another producer's record removed). An offset is stored plus one, so that an empty slot is
+    zeros. Entries are never removed. A full map refuses the next key: the run then cleans up to the
+    offset that fitted, and the next run continues there. Weak spot: pages of the bytearray are
+    touched at random, so a map uses its whole size once it holds a few ten thousand keys;
+    `slots_for` makes it no larger than the range needs.
+    """
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -278,7 +284,10 @@ class OffsetMap:
         """Everything up to this offset (from where the run began) is in the map."""
 
     def put(self, key: bytes, offset: Offset) -> bool:
-        """Store the offset of `key`; offsets ascend. Return False, and store nothing, if the map is full."""
+        """Store the offset of `key`; offsets ascend.
+
+        Return False, and store nothing, if the map is full.
+        """
         digest = blake2b(key, digest_size=DIGEST_BYTES).digest()
         memory = self._memory
         slot = _unpack_hash(digest)[0] % self._slots

@@ -1,10 +1,10 @@
 """Decide what is compacted: which log of a disk, which offsets of it, which segments become one.
 
-Touches no file. Used by the log-writer (which log is due) and by the cleaning run (groups). The rules
-are Kafka's (`LogCleanerManager`, `Cleaner.groupSegmentsBySize`): never the active segment, nothing at
-or above the last stable offset, nothing younger than min.compaction.lag.ms. The log with the largest
-share of uncompacted bytes comes first, if that is above min.cleanable.dirty.ratio, or if it holds
-anything older than max.compaction.lag.ms.
+Touches no file. Used by the log-writer (which log is due) and by the cleaning run (groups). The
+rules are Kafka's (`LogCleanerManager`, `Cleaner.groupSegmentsBySize`): never the active segment,
+nothing at or above the last stable offset, nothing younger than min.compaction.lag.ms. The log with
+the largest share of uncompacted bytes comes first, if that is above min.cleanable.dirty.ratio, or
+if it holds anything older than max.compaction.lag.ms.
 
 One rule is ours: nothing above the recovery point in the checkpoint, because a start after a power
 cut takes a hole in what it scans for the end of the log. Weak spot: a log without appends keeps its
@@ -13,8 +13,8 @@ dirty.
 
 `CleaningJob` and `RunReport` are the messages between log-writer and run, as lines of JSON. A run
 reports each segment as soon as its files are whole and synced, and the log-writer swaps it in while
-the run continues: so a run never needs more space than its largest segment. Weak spot: a log with tens
-of thousands of live producers makes a job of a few MB.
+the run continues: so a run never needs more space than its largest segment. Weak spot: a log with
+tens of thousands of live producers makes a job of a few MB.
 """
 
 from __future__ import annotations

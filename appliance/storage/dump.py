@@ -1,8 +1,9 @@
 """A file of a log as text, for `millrace log dump FILE` and for the repair of a damaged log.
 
-Reads only. Lines of a segment are produced as it is read, so a large one needs no memory; small files
-are read whole. Damage is shown as a line, because it is what the reader of the dump looks for. Weak
-spot: nothing is shown behind the first broken batch, because the start of the next one is unknown.
+Reads only. Lines of a segment are produced as it is read, so a large one needs no memory; small
+files are read whole. Damage is shown as a line, because it is what the reader of the dump looks
+for. Weak spot: nothing is shown behind the first broken batch, because the start of the next one is
+unknown.
 """
 
 from __future__ import annotations

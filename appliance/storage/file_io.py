@@ -1,9 +1,9 @@
 """The only module that makes system calls on files of a log directory.
 
-All calls go through the names in `CALLS`, looked up in this module each time, so that a test can make
-the n-th one fail. Files are never mapped: a page fault on a hung disk would freeze the process. Weak
-spot: every call here can block as long as the disk does; only log-writer and log-reader may use it on
-a log directory.
+All calls go through the names in `CALLS`, looked up in this module each time, so that a test can
+make the n-th one fail. Files are never mapped: a page fault on a hung disk would freeze the
+process. Weak spot: every call here can block as long as the disk does; only log-writer and
+log-reader may use it on a log directory.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ advise = os.posix_fadvise
 
 
 def syncfs(fd: int) -> None:
-    """Call syncfs(2), which Python does not offer; the interpreter lock is released meanwhile. ctypes
-    is imported at the first use."""
+    """Call syncfs(2), which Python does not offer; the interpreter lock is released meanwhile.
+    ctypes is imported at the first use.
+    """
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).syncfs(fd):
@@ -94,8 +95,11 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 class SyncFailed(OSError):
-    """A sync of log data failed. The kernel may have marked the pages as clean, so a second sync would
-    succeed without having written them: it is never retried."""
+    """A sync of log data failed.
+
+    The kernel may have marked the pages as clean, so a second sync would succeed without having
+    written them: it is never retried.
+    """
 
 
 def storage_failure(action: str, error: OSError) -> StorageFailed:
@@ -160,8 +164,11 @@ def open_directory(path: str) -> int:
 
 
 def close_all(descriptors: Iterable[int]) -> None:
-    """Close every one. A failing close is ignored: Linux has released the descriptor all the same, and
-    the next sync reports what was not written."""
+    """Close every one.
+
+    A failing close is ignored: Linux has released the descriptor all the same, and the next sync
+    reports what was not written.
+    """
     for fd in descriptors:
         try:
             close(fd)
@@ -383,8 +390,10 @@ def space(path: str) -> Space:
 
 
 def lock_exclusively(fd: int) -> bool:
-    """Lock a file; return False if another process holds it. Takes both kinds of lock, because Kafka
-    takes the POSIX kind."""
+    """Lock a file; return False if another process holds it.
+
+    Takes both kinds of lock, because Kafka takes the POSIX kind.
+    """
     try:
         _fcntl.flock(fd, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
         _fcntl.lockf(fd, _fcntl.LOCK_EX | _fcntl.LOCK_NB)

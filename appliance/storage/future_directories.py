@@ -1,8 +1,8 @@
 """The `-future` directories of one disk: copies of logs that are being moved to it.
 
 Owned by the log-writer of the disk. A directory is named `TOPIC-PARTITION.TOPICID-future`: Kafka's
-form, with the topic id in hex as the unique part, so that a restart finds it by name. Directories of
-that form with other content are not ours and stay. No log is opened here: a start only reads the
+form, with the topic id in hex as the unique part, so that a restart finds it by name. Directories
+of that form with other content are not ours and stay. No log is opened here: a start only reads the
 records of the copies, and the mover opens them. Weak spot: a promotion renames and syncs in the
 log-writer's duty cycle (some ms).
 """

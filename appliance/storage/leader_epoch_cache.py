@@ -1,16 +1,17 @@
 """The start offset of each leader epoch, and where a follower truncates a log that diverges.
 
-Owned by its log. An assignment is written to `leader-epoch-checkpoint` at once, and synced by the next
-flush round before the recovery point passes it. That suffices: after a power cut everything above the
-recovery point is scanned, and the batches contain their epochs. A sync for each would make a box that
-becomes leader of 500 partitions wait for seconds. Source: Kafka's LeaderEpochFileCache.
+Owned by its log. An assignment is written to `leader-epoch-checkpoint` at once, and synced by the
+next flush round before the recovery point passes it. That suffices: after a power cut everything
+above the recovery point is scanned, and the batches contain their epochs. A sync for each would
+make a box that becomes leader of 500 partitions wait for seconds. Source: Kafka's
+LeaderEpochFileCache.
 
-A follower truncates by leader epoch, never by high watermark: it learns the high watermark one fetch
-late, and after a leader change two logs can differ below it (KIP-101). The functions for that are
-pure; the acceptor decides with them whether a fetch diverges. Several rounds may be needed: each
-removes at least one epoch that the leader does not have, until the last common one ends at the same
-offset in both (KIP-279, KIP-595's fetch). Weak spot: a log without known epochs cannot diverge, so a
-log that holds records must hold an epoch for them.
+A follower truncates by leader epoch, never by high watermark: it learns the high watermark one
+fetch late, and after a leader change two logs can differ below it (KIP-101). The functions for that
+are pure; the acceptor decides with them whether a fetch diverges. Several rounds may be needed:
+each removes at least one epoch that the leader does not have, until the last common one ends at the
+same offset in both (KIP-279, KIP-595's fetch). Weak spot: a log without known epochs cannot
+diverge, so a log that holds records must hold an epoch for them.
 """
 
 from __future__ import annotations
@@ -156,7 +157,8 @@ def _ascends(one: EpochStart, other: EpochStart) -> bool:
 
 
 EndOffsetFor = Callable[[LeaderEpoch, Offset], tuple[LeaderEpoch, Offset]]
-"""(leader epoch, log end offset) → (largest known epoch ≤ it, where that ends), (-1, -1) when nothing can be said: `LeaderEpochCache.end_offset_for`."""
+"""(leader epoch, log end offset) → (largest known epoch ≤ it, where that ends), (-1, -1) when
+nothing can be said: `LeaderEpochCache.end_offset_for`."""
 
 UNDEFINED = -1
 

@@ -1,10 +1,10 @@
 """One partition's log: append, roll, truncate, flush, close.
 
-Owned by the log-writer of its disk, one thread. A log's memory says exactly what its files hold. Plans
-are made on copies (`append_plan`), files are written, and only then the copy becomes the state. If a
-file call fails, the files are cut back to the old state; if that fails too, the log refuses
-everything until it is opened, and thereby recovered, again. Weak spot: an append that rolls is undone
-as a whole, so on a disk that fills up in the middle the part that would have fit is lost.
+Owned by the log-writer of its disk, one thread. A log's memory says exactly what its files hold.
+Plans are made on copies (`append_plan`), files are written, and only then the copy becomes the
+state. If a file call fails, the files are cut back to the old state; if that fails too, the log
+refuses everything until it is opened, and thereby recovered, again. Weak spot: an append that rolls
+is undone as a whole, so on a disk that fills up in the middle the part that would have fit is lost.
 
 README.md has the order of steps of every action, and what a crash in the middle leaves.
 """
@@ -57,7 +57,8 @@ class Log:
         """Counts truncations. A flush or cleaning run that began before one says nothing about the
         records that took the place of the removed ones."""
         self.replacements = 0
-        """Counts swaps of compacted segments: afterwards another file has the name of the segment."""
+        """Counts swaps of compacted segments: afterwards another file has the name of the segment.
+        """
         self.recovered_cut_bytes = loaded.cut_bytes
         """Bytes that recovery removed; for the log message."""
         self.failed: str | None = None
@@ -115,8 +116,10 @@ class Log:
 
     @property
     def highest_descriptor(self) -> int:
-        """The largest descriptor of the active segment. Near the process's limit no more logs can be
-        opened."""
+        """The largest descriptor of the active segment.
+
+        Near the process's limit no more logs can be opened.
+        """
         return max(self._segments.active.files)
 
     @property
@@ -157,8 +160,9 @@ class Log:
     def last_stable_offset(self, high_watermark: Offset) -> Offset:
         """Return the end of what a read_committed consumer may read.
 
-        It is not below the log start offset, even if an open transaction began there: a consumer that
-        starts at the end would get an offset that the log no longer has."""
+        It is not below the log start offset, even if an open transaction began there: a consumer
+        that starts at the end would get an offset that the log no longer has.
+        """
         return max(self.log_start_offset, self.producers.last_stable_offset(high_watermark)) if self.producers.is_undecided else high_watermark
 
     @property
@@ -214,8 +218,9 @@ class Log:
     ) -> list[AppendResult]:
         """Append checked batches, each a writable view of one whole batch.
 
-        `offers`: by index in `batches`, the guards of transactional ones. Returns one result per batch,
-        in order. Raises `DiskFull` or `StorageFailed`: then the log has nothing of this call.
+        `offers`: by index in `batches`, the guards of transactional ones. Returns one result per
+        batch, in order. Raises `DiskFull` or `StorageFailed`: then the log has nothing of this
+        call.
         """
         if self.failed:
             raise StorageFailed(self.failed)
@@ -230,11 +235,11 @@ class Log:
         return plan.results
 
     def append_as_follower(self, batches: Sequence[memoryview]) -> tuple[Offset, Offset]:
-        """Append a leader's batches unchanged. Their offsets must continue this log; compaction leaves
-        gaps between them.
+        """Append a leader's batches unchanged. Their offsets must continue this log; compaction
+        leaves gaps between them.
 
-        Returns (first offset, last offset), or (-1, -1) for no batch. Raises `ValueError` for batches
-        that do not fit, otherwise like `append_as_leader`.
+        Returns (first offset, last offset), or (-1, -1) for no batch. Raises `ValueError` for
+        batches that do not fit, otherwise like `append_as_leader`.
         """
         self._require_sound()
         producers = self.producers.stage()
@@ -304,8 +309,8 @@ class Log:
     def _undo(self, created: list[Offset], opened: list[OpenSegment], has_aborted: bool) -> None:
         """Remove new segments, newest first, then what was written behind the old end.
 
-        Newest first, so that a crash in between leaves a log without a hole. If a call fails, memory
-        and files disagree, and the log refuses everything until it is recovered.
+        Newest first, so that a crash in between leaves a log without a hole. If a call fails,
+        memory and files disagree, and the log refuses everything until it is recovered.
         """
         try:
             for segment in opened:
@@ -334,17 +339,20 @@ class Log:
             return
 
     def roll(self) -> None:
-        """Seal the active segment and start an empty one at the log end, unless the active one is empty.
-        Raises like `append_as_leader`."""
+        """Seal the active segment and start an empty one at the log end, unless the active one is
+        empty. Raises like `append_as_leader`.
+        """
         self._require_sound()
         if self.active_position:
             self._carry_out(plan_roll(self._segments.tail, self.log_end_offset, self._clock.wall_ms()), self.producers.stage())
 
     def begin_segment(self, base_offset: Offset) -> None:
-        """Seal the active segment and start an empty one at `base_offset`, at or behind the log end.
+        """Seal the active segment and start an empty one at `base_offset`, at or behind the log
+        end.
 
-        A copy has the segments of its source, and compaction leaves gaps between them. An empty active
-        segment is moved there instead. Raises like `append_as_leader`."""
+        A copy has the segments of its source, and compaction leaves gaps between them. An empty
+        active segment is moved there instead. Raises like `append_as_leader`.
+        """
         self._require_sound()
         if base_offset < self.log_end_offset:
             raise ValueError(f"a segment of {self.topic_partition} cannot begin at {base_offset}, the log ends at {self.log_end_offset}")
@@ -358,8 +366,10 @@ class Log:
                 self.log_start_offset = max(self.log_start_offset, base_offset)
 
     def snapshot_producers(self) -> None:
-        """Write a snapshot at the log end, if the log has had producers. Raises `StorageFailed`, and
-        nothing has changed."""
+        """Write a snapshot at the log end, if the log has had producers.
+
+        Raises `StorageFailed`, and nothing has changed.
+        """
         self._require_sound()
         try:
             if self._snapshots.latest not in (None, self.log_end_offset):
@@ -368,9 +378,10 @@ class Log:
             raise file_io.storage_failure(f"write the producers of log {self.topic_partition}", error) from error
 
     def take_over(self, epochs: Iterable[tuple[LeaderEpoch, Offset]], producers: ProducerState | None) -> None:
-        """Give a copy that ends where its source does the source's leader epochs and producers: they may
-        come from batches that retention has removed. `producers` None: keep what the batches say.
-        Raises `StorageFailed`."""
+        """Give a copy that ends where its source does the source's leader epochs and producers:
+        they may come from batches that retention has removed. `producers` None: keep what the
+        batches say. Raises `StorageFailed`.
+        """
         self._require_sound()
         try:
             self.leader_epochs.take_over(epochs)
@@ -405,7 +416,9 @@ class Log:
         return removed
 
     def forget_removed(self, written_offset: Offset) -> None:
-        """The checkpoint has this log start offset: removed segments below it need no flush any more."""
+        """The checkpoint has this log start offset: removed segments below it need no flush any
+        more.
+        """
         self._segments.forget_taken_out(written_offset)
 
     def truncate_epochs_from_start(self) -> None:
@@ -416,8 +429,8 @@ class Log:
             raise file_io.storage_failure(f"write the leader epochs of log {self.topic_partition}", error) from error
 
     def truncate_to(self, offset: Offset) -> int:
-        """Remove everything from `offset` on, with the whole batch that holds it, and the leader epochs
-        that start there; return the new log end offset (≤ `offset`).
+        """Remove everything from `offset` on, with the whole batch that holds it, and the leader
+        epochs that start there; return the new log end offset (≤ `offset`).
 
         After a failure the log refuses everything until it is opened again.
         """
@@ -433,21 +446,26 @@ class Log:
         return self.log_end_offset
 
     def truncate_fully_and_start_at(self, offset: Offset) -> None:
-        """Remove everything and continue at `offset`: the leader's log starts behind this one's end."""
+        """Remove everything and continue at `offset`: the leader's log starts behind this one's
+        end.
+        """
         self._require_sound()
         self._or_fail(f"restart log {self.topic_partition} at offset {offset}", lambda: self._start_at(offset))
 
     def can_replace(self, bases: list[Offset]) -> bool:
-        """Whether these are adjacent sealed segments, all flushed. Since a cleaning run started, retention
-        or a truncation may have removed some."""
+        """Whether these are adjacent sealed segments, all flushed.
+
+        Since a cleaning run started, retention or a truncation may have removed some.
+        """
         return self._segments.can_replace(bases)
 
     def replace_segments(self, bases: list[Offset], size_bytes: int) -> list[str]:
-        """Replace these segments, for which `can_replace` holds, with the `.cleaned` files of `bases[0]`,
-        which are whole and synced and have `size_bytes` of log.
+        """Replace these segments, for which `can_replace` holds, with the `.cleaned` files of
+        `bases[0]`, which are whole and synced and have `size_bytes` of log.
 
-        Returns the paths to unlink later, after a sync of the directory. Raises `DiskFull` (nothing has
-        changed) or `StorageFailed`."""
+        Returns the paths to unlink later, after a sync of the directory. Raises `DiskFull` (nothing
+        has changed) or `StorageFailed`.
+        """
         self._require_sound()
         try:
             leftovers = apply_swap(self.directory, bases)
@@ -505,10 +523,11 @@ class Log:
             raise StorageFailed(self.failed) from error
 
     def flush_files(self, files_max: int = 1 << 30) -> FlushRound | None:
-        """Return what must be synced so that everything appended up to now is durable; None if it is.
+        """Return what must be synced so that everything appended up to now is durable; None if it
+        is.
 
-        One round at a time. Of a log with more open segments than `files_max` descriptors it has the
-        oldest (at least one segment).
+        One round at a time. Of a log with more open segments than `files_max` descriptors it has
+        the oldest (at least one segment).
         """
         self._require_sound()
         try:
@@ -521,7 +540,10 @@ class Log:
         self._durability.take_back(flush)
 
     def advance_recovery_point(self, offset: Offset) -> None:
-        """Everything below `offset` is durable. Descriptors of sealed segments below it are closed."""
+        """Everything below `offset` is durable.
+
+        Descriptors of sealed segments below it are closed.
+        """
         self._durability.advance_recovery_point(offset, self.log_end_offset)
 
     def plan_batch_flush(self) -> BatchFlush | None:
@@ -530,7 +552,9 @@ class Log:
         return self._durability.plan_batch_flush(self.end)
 
     def on_batches_flushed(self, flush: BatchFlush) -> None:
-        """The files of `flush`, or the whole file system, are synced, and nothing was truncated since."""
+        """The files of `flush`, or the whole file system, are synced, and nothing was truncated
+        since.
+        """
         self._durability.on_batches_flushed(flush, self.log_end_offset)
 
     def flush_batches(self) -> None:
@@ -567,8 +591,10 @@ class Log:
             self.abandon()
 
     def write_last_entries(self) -> None:
-        """Write what `close` writes: final time index entry, producer snapshot. A second call writes
-        nothing."""
+        """Write what `close` writes: final time index entry, producer snapshot.
+
+        A second call writes nothing.
+        """
         self._require_sound()
         try:
             if seal(self._segments.active, self._segments.tail):
@@ -579,12 +605,15 @@ class Log:
             raise file_io.storage_failure(f"close log {self.topic_partition}", error) from error
 
     def on_file_system_synced(self) -> None:
-        """The whole file system was synced after the last write of this log: no flush round has anything left to do."""
+        """The whole file system was synced after the last write of this log: no flush round has
+        anything left to do.
+        """
         self._durability.on_file_system_synced(self.log_end_offset)
 
     def abandon(self) -> None:
-        """Close the descriptors and write nothing: the end of a log that failed, or whose directory is
-        offline."""
+        """Close the descriptors and write nothing: the end of a log that failed, or whose directory
+        is offline.
+        """
         self.failed = self.failed or f"log {self.topic_partition} is closed"
         self._segments.close()
 

@@ -13,7 +13,9 @@ from appliance.records.crc32c import crc32c
 
 
 class LogConfig(NamedTuple):
-    """Fields are Kafka's names with '_' for '.', and ours begin with `millrace_`; times in ms, -1 means never or no limit where Kafka says so."""
+    """Fields are Kafka's names with '_' for '.', and ours begin with `millrace_`; times in ms, -1
+    means never or no limit where Kafka says so.
+    """
 
     segment_bytes: int = 1_073_741_824
     segment_ms: int = 604_800_000

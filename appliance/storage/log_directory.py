@@ -40,7 +40,10 @@ from appliance.storage.segment_files import LOG_SUFFIX, PARTITION_METADATA, offs
 
 
 class LogDirectory:
-    """Make one with `open`. Every method that touches the disk raises `StorageFailed` or `DiskFull`."""
+    """Make one with `open`.
+
+    Every method that touches the disk raises `StorageFailed` or `DiskFull`.
+    """
 
     def __init__(self, path: str, clock: Clock, lock_fd: int, identity: MetaProperties) -> None:
         self.path = path
@@ -179,8 +182,11 @@ class LogDirectory:
             raise file_io.storage_failure(f"look for log {topic_partition} in {self.path}", error) from error
 
     def undo_creation(self, topic_partition: TopicPartition) -> None:
-        """Remove the directory of a partition that was created just now and holds no record. A failure
-        leaves an empty log, which does no harm: the creation is repeated, or the topic deleted."""
+        """Remove the directory of a partition that was created just now and holds no record.
+
+        A failure leaves an empty log, which does no harm: the creation is repeated, or the topic
+        deleted.
+        """
         path = self._path_of(topic_partition)
         try:
             for name in file_io.listdir(path):
@@ -242,9 +248,11 @@ class LogDirectory:
         return freed
 
     def _delete_slice(self, directory: str, budget_bytes: int) -> int:
-        """One step in the first directory that leaves: shorten or remove one file, or remove the directory.
+        """One step in the first directory that leaves: shorten or remove one file, or remove the
+        directory.
 
-        A task that was planned before the deletion may still rename, remove or write files in it: the next step lists it again.
+        A task that was planned before the deletion may still rename, remove or write files in it:
+        the next step lists it again.
         """
         try:
             names = file_io.listdir(directory)
@@ -346,7 +354,8 @@ def _lock(path: str) -> int:
 
 
 TOGETHER_MIN = 8
-"""Fewer logs sync for themselves: `syncfs` writes out what other programs have on the same file system, too."""
+"""Fewer logs sync for themselves: `syncfs` writes out what other programs have on the same file
+system, too."""
 
 
 def close_logs(directory: LogDirectory, logs: Collection[Log], together_min: int = TOGETHER_MIN) -> None:

@@ -2,11 +2,11 @@
 
 Owned by its log. There are two ends. Below `durable_offset` every batch survives, which takes bytes
 and names of segments alone (`BatchFlush`). Below `recovery_point` everything that is derived from
-batches is durable too: indexes, leader epochs, producer snapshots, transaction indexes (`FlushRound`);
-a restart scans from there. The recovery point never passes anything unsynced. Each part knows its own
-unsynced files; a round takes all of them, and returns them if it could not begin to sync. The two ends
-move forward after a sync, and back when the log is truncated. Weak spot: one round at a time; the
-later one of two would miss the files that the earlier one took.
+batches is durable too: indexes, leader epochs, producer snapshots, transaction indexes
+(`FlushRound`); a restart scans from there. The recovery point never passes anything unsynced. Each
+part knows its own unsynced files; a round takes all of them, and returns them if it could not begin
+to sync. The two ends move forward after a sync, and back when the log is truncated. Weak spot: one
+round at a time; the later one of two would miss the files that the earlier one took.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from appliance.storage.transaction_index import TransactionIndexes
 
 
 class LogDurability:
-    """`recovery_point` ≤ `durable_offset` ≤ log end, all exclusive. Callers pass the log end offset."""
+    """`recovery_point` ≤ `durable_offset` ≤ log end, all exclusive.
+
+    Callers pass the log end offset.
+    """
 
     __slots__ = ("_durable_name", "_leader_epochs", "_segments", "_snapshots", "_transactions", "durable_offset", "recovery_point")
 
@@ -45,7 +48,9 @@ class LogDurability:
     # -- everything
 
     def distrust_small_files(self, log_end_offset: Offset) -> None:
-        """Let the first flush round sync small files that an earlier incarnation may not have synced."""
+        """Let the first flush round sync small files that an earlier incarnation may not have
+        synced.
+        """
         self._leader_epochs.is_synced = False
         self._snapshots.distrust_from(self.recovery_point)
         above = [segment.base_offset for _, segment in self._segments.opened(log_end_offset)]
@@ -94,7 +99,10 @@ class LogDurability:
         self._transactions.put_back_unsynced(paths)
 
     def advance_recovery_point(self, offset: Offset, log_end_offset: Offset) -> None:
-        """Everything below `offset` is durable. Descriptors of sealed segments below it are closed."""
+        """Everything below `offset` is durable.
+
+        Descriptors of sealed segments below it are closed.
+        """
         self.recovery_point = max(self.recovery_point, min(offset, log_end_offset))
         self.durable_offset = max(self.durable_offset, self.recovery_point)
         self._segments.close_flushed(self.recovery_point)
@@ -183,7 +191,8 @@ class FlushRound(NamedTuple):
 FILE_SYSTEM_FILES_MIN = 2
 """From so many files on one `syncfs` is cheaper than a sync for each."""
 FILE_SYSTEM_OTHER_BYTES_MAX = 16 << 20
-"""`syncfs` writes out what others appended, too: with more than this it would make acknowledgements wait for them."""
+"""`syncfs` writes out what others appended, too: with more than this it would make acknowledgements
+wait for them."""
 
 
 class BatchFlush(NamedTuple):
@@ -199,10 +208,12 @@ class BatchFlush(NamedTuple):
 
     end_offset: Offset
     base_offset: Offset
-    """Base offset of the segment that is active now; `position` is its valid end, where `end_offset` begins."""
+    """Base offset of the segment that is active now; `position` is its valid end, where
+    `end_offset` begins."""
     position: Position
     files: tuple[int, ...]
-    """The log's own descriptors, which it may close: to be duplicated before they go to a thread."""
+    """The log's own descriptors, which it may close: to be duplicated before they go to a thread.
+    """
     directory: str
     """The partition directory, if a segment's name in it is not durable yet; else empty."""
 

@@ -1,14 +1,14 @@
 """Open a partition directory: its segments, which of them to scan, and the log's state from that.
 
-`Log.open` uses it; `recovery` works on a single segment. What is read is proportional to what is not
-known: a log that was closed cleanly costs the last few KiB, one of the same boot what is behind the
-position in its row, others what is above the recovery point. An interrupted swap of compacted
+`Log.open` uses it; `recovery` works on a single segment. What is read is proportional to what is
+not known: a log that was closed cleanly costs the last few KiB, one of the same boot what is behind
+the position in its row, others what is above the recovery point. An interrupted swap of compacted
 segments is finished first (`segment_swap.py`).
 
 A hole between two scanned segments ends the log: a power cut lost the end of one and kept the next.
-What is behind the hole is deleted, because a log must be a prefix of what was appended: a follower or
-consumer that read past the hole would miss records without noticing. Compacted topics have holes by
-design; there only a bad batch ends the log.
+What is behind the hole is deleted, because a log must be a prefix of what was appended: a follower
+or consumer that read past the hole would miss records without noticing. Compacted topics have holes
+by design; there only a bad batch ends the log.
 """
 
 from __future__ import annotations
@@ -115,9 +115,11 @@ class LogLoader:
         self._scanned_epochs: list[tuple[LeaderEpoch, Offset]] = []
         self._first_producer_offset = NO_OFFSET
         self._scanned_markers_from = NO_OFFSET
-        """Where transaction indexes may not be believed: above the recovery point, if a scan of whole segments met the end of a transaction."""
+        """Where transaction indexes may not be believed: above the recovery point, if a scan of
+        whole segments met the end of a transaction."""
         self._hole_at = NO_OFFSET
-        """Where a compacted log has a gap above the recovery point: no compaction made it. Snapshots behind it tell of producers whose batches are gone."""
+        """Where a compacted log has a gap above the recovery point: no compaction made it.
+        Snapshots behind it tell of producers whose batches are gone."""
         self._cut_bytes = 0
 
     def load(self) -> LoadedLog:
@@ -155,8 +157,10 @@ class LogLoader:
         return kept
 
     def _finish_removal(self, names: list[str]) -> list[str]:
-        """Remove segments that lie wholly below the log start offset, oldest first: a removal was interrupted. A power cut may have left a hole among
-        them, so this comes before anything is scanned. The names that remain."""
+        """Remove segments that lie wholly below the log start offset, oldest first: a removal was
+        interrupted. A power cut may have left a hole among them, so this comes before anything is
+        scanned. The names that remain.
+        """
         gone = [base for base, end in pairwise(self._bases) if end <= self._log_start_offset]
         if not gone:
             return names
@@ -171,8 +175,9 @@ class LogLoader:
         return [*kept, snapshot] if snapshot not in names and file_io.exists(f"{self._directory}/{snapshot}") else kept
 
     def _keep_producers(self, names: list[str], gone: list[Offset], first: Offset) -> None:
-        """What these segments say of producers stands in the snapshot of the one behind them, as a rule: not if it was begun above the log start offset
-        and its snapshot not synced."""
+        """What these segments say of producers stands in the snapshot of the one behind them, as a
+        rule: not if it was begun above the log start offset and its snapshot not synced.
+        """
         snapshots = ProducerSnapshots(self._directory, names)
         state = ProducerState()
         if snapshots.load_older(state, first) == first:
@@ -181,7 +186,9 @@ class LogLoader:
             snapshots.overwrite(first, producers_at(self._directory, gone, first, snapshots, is_indexed=False))
 
     def _complete_indexes(self, names: list[str]) -> None:
-        """Rebuild the indexes of a sealed segment that lost one; its log is not cut, whatever is in it."""
+        """Rebuild the indexes of a sealed segment that lost one; its log is not cut, whatever is in
+        it.
+        """
         present = set(names)
         for base in self._bases[:-1]:
             if f"{base:020d}{INDEX_SUFFIX}" not in present or f"{base:020d}{TIME_INDEX_SUFFIX}" not in present:
@@ -206,12 +213,16 @@ class LogLoader:
         return self._recover_above(recovery.recovery_point)
 
     def _recover_above(self, recovery_point: Offset) -> tuple[OpenSegment, RecoveredSegment]:
-        """From the segment that holds the recovery point; one that ends right there was perhaps sealed after it was synced."""
+        """From the segment that holds the recovery point; one that ends right there was perhaps
+        sealed after it was synced.
+        """
         below = [number for number, base in enumerate(self._bases) if base < recovery_point]
         return self._recover_from(below[-1] if below else 0, None, recovery_point)
 
     def _recover_from(self, first: int, known: SameBoot | None, recovery_point: Offset = FIRST_OFFSET) -> tuple[OpenSegment, RecoveredSegment]:
-        """Recover the segments from number `first` on; the one that ends the log is returned open, later ones are deleted."""
+        """Recover the segments from number `first` on; the one that ends the log is returned open,
+        later ones are deleted.
+        """
         for number in range(first, len(self._bases)):
             segment = OpenSegment.open(self._directory, self._bases[number])
             try:
@@ -243,7 +254,9 @@ class LogLoader:
         return recovered
 
     def _scan_segment(self, segment: OpenSegment, known: SameBoot | None, recovery_point: Offset) -> RecoveredSegment:
-        """No more than is not known: what lies behind `known`, or above the recovery point where the files agree; else the whole segment."""
+        """No more than is not known: what lies behind `known`, or above the recovery point where
+        the files agree; else the whole segment.
+        """
         recovery = SegmentRecovery(segment, self._config.index_interval_bytes, self._now_ms, read=self._read)
         if known is not None:
             return recovery.resume(known)
@@ -264,7 +277,9 @@ class LogLoader:
         return recovered.next_offset < next_base_offset and "compact" not in self._config.cleanup_policy
 
     def _delete_behind(self, number: int) -> None:
-        """Newest first, so that a crash in between leaves a prefix; synced, so that a power cut brings none of them back."""
+        """Newest first, so that a crash in between leaves a prefix; synced, so that a power cut
+        brings none of them back.
+        """
         while len(self._bases) > number + 1:
             base = self._bases.pop()
             self._cut_bytes += file_io.stat(segment_path(self._directory, base, LOG_SUFFIX)).st_size
@@ -272,7 +287,9 @@ class LogLoader:
         file_io.fsync_directory(self._directory)
 
     def _start_over(self, names: list[str], active: OpenSegment, end_offset: Offset) -> tuple[OpenSegment, RecoveredSegment]:
-        """All that is left lies below the log start offset: begin an empty log there, which still knows its producers."""
+        """All that is left lies below the log start offset: begin an empty log there, which still
+        knows its producers.
+        """
         active.close()
         producers, snapshots = self._load_producers(names, end_offset)
         if len(producers):
@@ -308,8 +325,10 @@ class LogLoader:
         )
 
     def _open_unflushed(self, recovery_point: Offset) -> list[tuple[Offset, OpenSegment]]:
-        """Return sealed segments that an earlier incarnation may not have synced. One that ends at the
-        recovery point counts too: it may have been sealed after its last sync."""
+        """Return sealed segments that an earlier incarnation may not have synced.
+
+        One that ends at the recovery point counts too: it may have been sealed after its last sync.
+        """
         unflushed: list[tuple[Offset, OpenSegment]] = []
         synced_end = recovery_point if isinstance(self._recovery, Clean) else recovery_point - 1
         try:
@@ -426,8 +445,9 @@ def producers_at(directory: str, bases: list[Offset], base_offset: Offset, snaps
 def _replay_producers(
     directory: str, bases: list[Offset], state: ProducerState, from_offset: Offset, snapshots: ProducerSnapshots | None, is_indexed: bool = True
 ) -> list[AbortedTxn]:
-    """Add the batches from `from_offset` on to `state`; return the aborted transactions that ended there.
-    Segments without a snapshot get one in `snapshots`."""
+    """Add the batches from `from_offset` on to `state`; return the aborted transactions that ended
+    there. Segments without a snapshot get one in `snapshots`.
+    """
     aborted: list[AbortedTxn] = []
     for number, base in enumerate(bases):
         if number + 1 < len(bases) and bases[number + 1] <= from_offset:

@@ -62,7 +62,8 @@ FLUSH_BYTES = 64 << 20
 """Copied before it is synced and written down: what a power cut costs the copy."""
 FLUSH_SEGMENTS = 32
 MARGIN_BYTES = 8 << 20
-"""Left free besides the reserve of the disk, so that the copy does not make retention delete for it."""
+"""Left free besides the reserve of the disk, so that the copy does not make retention delete for
+it."""
 RECENT_PRODUCERS_MAX = 1000
 """Producers whose last five batches are copied: those that wrote last; some 200 KB at most."""
 _DELETE_SLICE_BYTES = 32 << 20
@@ -121,8 +122,11 @@ class LogMove:
     # -- in line with the source
 
     def align(self, state: SourceState) -> None:
-        """Remove from the copy what the source does not have. Due first, and after each restart of the
-        source's log-writer: it may have lost or truncated what was copied."""
+        """Remove from the copy what the source does not have.
+
+        Due first, and after each restart of the source's log-writer: it may have lost or truncated
+        what was copied.
+        """
         if self._incarnation == state.incarnation:
             return
         if self._log is None:
@@ -182,12 +186,13 @@ class LogMove:
     # -- copying
 
     def copy_some(self, state: SourceState, is_current: Callable[[], bool] = lambda: True) -> int:
-        """Copy the next piece; return its bytes, 0 if the copy ends where the source does. Call `align`
-        first.
+        """Copy the next piece; return its bytes, 0 if the copy ends where the source does. Call
+        `align` first.
 
         `is_current`: whether `state` is of the newest incarnation of the source's log-writer. It is
         called after the piece was read: a new incarnation may truncate the log and append other
-        batches, but its table exists before it does so."""
+        batches, but its table exists before it does so.
+        """
         log = self.log
         while True:
             piece = self.source.read(state)
@@ -274,8 +279,9 @@ class LogMove:
     # -- the end
 
     def complete(self, state: SourceState, wanted: Complete, is_current: Callable[[], bool] = lambda: True) -> None:
-        """Complete a copy that ends at `wanted`: take over the state that batches do not contain, make
-        everything durable, then write the record. `is_current` as in `copy_some`."""
+        """Complete a copy that ends at `wanted`: take over the state that batches do not contain,
+        make everything durable, then write the record. `is_current` as in `copy_some`.
+        """
         log = self.log
         if log.log_end_offset != wanted.log_end_offset:
             raise SourceChanged(f"the copy ends at {log.log_end_offset}, not at {wanted.log_end_offset}")

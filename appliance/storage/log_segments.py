@@ -1,8 +1,8 @@
 """The segments of one open log: sealed ones by size, the active one with its tail, unflushed ones.
 
-Owned by its log, which decides; this class keeps the list and the descriptors. A sealed segment stays
-open until it is flushed. A failed file call leaves the list as it was, except in `delete_behind`,
-after which the whole log fails. Raises `OSError`.
+Owned by its log, which decides; this class keeps the list and the descriptors. A sealed segment
+stays open until it is flushed. A failed file call leaves the list as it was, except in
+`delete_behind`, after which the whole log fails. Raises `OSError`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class LogSegments:
         self.generation = 1
         """Goes up whenever a segment comes or goes."""
         self.names_are_synced = False
-        """Whether the name of every segment is durable; set by the code that syncs the directory."""
+        """Whether the name of every segment is durable; set by the code that syncs the directory.
+        """
 
     @property
     def base_offsets(self) -> list[Offset]:

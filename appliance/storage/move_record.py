@@ -1,13 +1,14 @@
 """`move.json`, the state of a copy of a log; and the messages between log-writer and mover.
 
-The mover writes the file while it copies; the log-writer of the target disk reads it. It lies in the
-`-future` directory and stays in it through the rename that makes it a partition, so `complete` stands
-in for the checkpoints of the directory until those say the same. Weak spot: the format is ours; Kafka
-would find it in a partition directory only for the moment between promotion and settling.
+The mover writes the file while it copies; the log-writer of the target disk reads it. It lies in
+the `-future` directory and stays in it through the rename that makes it a partition, so `complete`
+stands in for the checkpoints of the directory until those say the same. Weak spot: the format is
+ours; Kafka would find it in a partition directory only for the moment between promotion and
+settling.
 
-The messages are one job, then orders and reports: packets of JSON on a socket pair. A packet that does
-not fit the socket's buffer is not sent: the next progress report replaces a lost one, an order is
-repeated. Weak spot: a job must fit into one packet, some 200 KB.
+The messages are one job, then orders and reports: packets of JSON on a socket pair. A packet that
+does not fit the socket's buffer is not sent: the next progress report replaces a lost one, an order
+is repeated. Weak spot: a job must fit into one packet, some 200 KB.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class MoveRecord(NamedTuple):
     recovery_point: Offset = FIRST_OFFSET
     complete: Complete | None = None
     recent_batches: Sequence[RecentBatches] = ()
-    """With `complete`: what the producer snapshot does not tell. A client that lost its connection over the move may send its last five batches again."""
+    """With `complete`: what the producer snapshot does not tell. A client that lost its connection
+    over the move may send its last five batches again."""
 
     @property
     def topic_partition(self) -> TopicPartition:

@@ -1,9 +1,9 @@
 """The log that is being moved, as its mover reads it: whole batches, up to the owner's log end.
 
-The files belong to the log-writer of another disk, which appends and removes meanwhile. So each batch
-is checked, and if a file changed, the position is looked up again (`SourceChanged`). Reads bypass the
-page cache. Compaction is held back while a log is moved. One thread. Weak spot: a batch is held in
-memory as a whole, however large it is.
+The files belong to the log-writer of another disk, which appends and removes meanwhile. So each
+batch is checked, and if a file changed, the position is looked up again (`SourceChanged`). Reads
+bypass the page cache. Compaction is held back while a log is moved. One thread. Weak spot: a batch
+is held in memory as a whole, however large it is.
 """
 
 from __future__ import annotations

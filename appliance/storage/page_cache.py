@@ -1,8 +1,8 @@
 """Ask what the page cache holds of an open file, without touching the file's bytes.
 
 Two ways, and neither waits for a disk. `Cachestat` (Linux >= 6.5) is one call: 0.7 µs for large
-folios, up to 11 µs for 1 MiB; it counts pages that are still being read. `FileMap` asks mincore, for
-which the file is mapped and never touched, because a page fault on a hung disk would freeze the
+folios, up to 11 µs for 1 MiB; it counts pages that are still being read. `FileMap` asks mincore,
+for which the file is mapped and never touched, because a page fault on a hung disk would freeze the
 process: 2 µs for 4 KiB, up to 19 µs for 1 MiB; it counts only complete pages. For one thread.
 
 Weak spots: resident pages may be evicted a moment later. Of files that the process neither owns nor

@@ -1,8 +1,8 @@
 """Names of partition directories, and directories held by a descriptor.
 
 A directory is named `TOPIC-PARTITION`, or `TOPIC-PARTITION.UUID-SUFFIX` outside of service. It is
-renamed before anything in it is touched: a rename is atomic, so a crash leaves either a partition or a
-directory that is not served.
+renamed before anything in it is touched: a rename is atomic, so a crash leaves either a partition
+or a directory that is not served.
 """
 
 from __future__ import annotations

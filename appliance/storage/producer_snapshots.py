@@ -1,11 +1,11 @@
 """The `.snapshot` files of a partition: find them, write the next, load the newest.
 
-Owned by its log. One rule keeps starts quick: *no snapshot file means that no batch with a producer id
-was ever written*. So an empty snapshot precedes the first such batch. Later ones follow every
-`SNAPSHOT_INTERVAL_BYTES`, at each roll and at close, and a start replays batch headers from the newest
-one only. The snapshot of a roll is of the offset where the new segment begins, and stays as long as
-that segment: when older segments are removed, it alone holds what they said of producers. The flush
-round syncs the files before the recovery point passes them.
+Owned by its log. One rule keeps starts quick: *no snapshot file means that no batch with a producer
+id was ever written*. So an empty snapshot precedes the first such batch. Later ones follow every
+`SNAPSHOT_INTERVAL_BYTES`, at each roll and at close, and a start replays batch headers from the
+newest one only. The snapshot of a roll is of the offset where the new segment begins, and stays as
+long as that segment: when older segments are removed, it alone holds what they said of producers.
+The flush round syncs the files before the recovery point passes them.
 
 Weak spots: each file is written whole, so tens of thousands of live producers on one partition make
 rolls slow; a file that a flush round is about to sync counts as synced.
@@ -106,9 +106,10 @@ class ProducerSnapshots:
         return None
 
     def remove_rejected(self) -> None:
-        """Delete the snapshots that `load` rejected, once a better one exists: without any snapshot a
-        start assumes that there are no producers. Durably: after a power cut none may be back when the
-        log has grown past it."""
+        """Delete the snapshots that `load` rejected, once a better one exists: without any snapshot
+        a start assumes that there are no producers. Durably: after a power cut none may be back
+        when the log has grown past it.
+        """
         rejected, self._rejected = [offset for offset in self._rejected if offset not in self._offsets], []
         if not rejected:
             return

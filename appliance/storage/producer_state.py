@@ -6,8 +6,8 @@ state includes open transactions with their first offsets, and so the last stabl
 `verification` decides whether a transaction may begin. Weak spot: each abort searches all open
 transactions.
 
-Snapshot (`OFFSET.snapshot`, the state of everything below OFFSET): int16 version 1, uint32 CRC-32C of
-what follows, int32 count, then entries of producer_id int64, producer_epoch int16, last_sequence
+Snapshot (`OFFSET.snapshot`, the state of everything below OFFSET): int16 version 1, uint32 CRC-32C
+of what follows, int32 count, then entries of producer_id int64, producer_epoch int16, last_sequence
 int32, last_offset int64, offset_delta int32, timestamp int64, coordinator_epoch int32,
 current_txn_first_offset int64. Source: Kafka's ProducerStateManager and ProducerAppendInfo, KIP-98,
 KIP-360.
@@ -59,7 +59,8 @@ class BatchMetadata(NamedTuple):
 
 
 RecentBatches = tuple[ProducerId, int, list[list[Any]]]
-"""Producer id, producer epoch, remembered batches with the fields of `BatchMetadata`, newest last."""
+"""Producer id, producer epoch, remembered batches with the fields of `BatchMetadata`, newest last.
+"""
 
 
 class DuplicateBatch(NamedTuple):
@@ -93,7 +94,8 @@ class ProducerState:
         self._open: dict[ProducerId, Offset] = {}
         """Producer id → first offset of its open transaction, in the order of these offsets."""
         self._ended: list[tuple[Offset, Offset]] = []
-        """(first offset, offset of its marker) of transactions that ended, until the high watermark has passed their markers."""
+        """(first offset, offset of its marker) of transactions that ended, until the high watermark
+        has passed their markers."""
         self.is_undecided = False
         """Whether `last_stable_offset` may lie below the high watermark."""
 

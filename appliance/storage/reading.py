@@ -2,10 +2,10 @@
 
 Owned by the log-reader, and used by commands; never writes. The caller passes the limit of what is
 readable (the high watermark in the table's row), because this process cannot see how far the
-log-writer is. Compaction replaces segments meanwhile: a log and its indexes are opened in the order in
-which they belong together (`segment_swap.py`), else the look-up starts again. Weak spots: an index may
-lag behind the log by one entry, which costs a few header reads; a look-up by time opens batches and
-may decompress them.
+log-writer is. Compaction replaces segments meanwhile: a log and its indexes are opened in the order
+in which they belong together (`segment_swap.py`), else the look-up starts again. Weak spots: an
+index may lag behind the log by one entry, which costs a few header reads; a look-up by time opens
+batches and may decompress them.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ from appliance.storage.segment_scan import SegmentScan
 from appliance.storage.transaction_index import TRANSACTION_ENTRY, AbortedTxn, aborted_between
 
 ATTEMPTS = 20
-"""Times a look-up begins anew because segments were replaced meanwhile; a swap takes well under a millisecond."""
+"""Times a look-up begins anew because segments were replaced meanwhile; a swap takes well under a
+millisecond."""
 
 READS_AHEAD = 8
-"""How many later reads a look-up finds the beginnings of. Each costs a search in the index and some header reads, a third of a look-up of its own."""
+"""How many later reads a look-up finds the beginnings of. Each costs a search in the index and some
+header reads, a third of a look-up of its own."""
 
 _LARGEST_OFFSET = Offset(2**63 - 1)
 
@@ -88,7 +90,8 @@ class Located(NamedTuple):
     """Bytes of the segment file at the moment of the look-up; the readable part may end before."""
     base_offset: Offset
     segment_file: int = 0
-    """Which file `position` is in (its inode number): compaction puts another one under the same name."""
+    """Which file `position` is in (its inode number): compaction puts another one under the same
+    name."""
     ahead: tuple[ReadAhead, ...] = ()
     """in the same segment"""
 
@@ -248,7 +251,10 @@ class LogReading:
         return self._bases[behind] if behind < len(self._bases) else _LARGEST_OFFSET
 
     def _transaction_index(self, base_offset: Offset) -> bytes:
-        """Whole entries of a `.txnindex`; empty where there is none. Which sealed segments have one does not change unless they are replaced."""
+        """Whole entries of a `.txnindex`; empty where there is none.
+
+        Which sealed segments have one does not change unless they are replaced.
+        """
         is_sealed = base_offset != self._bases[-1]
         if is_sealed and base_offset not in self._transaction_indexes:
             return b""
@@ -269,7 +275,9 @@ class LogReading:
         return self._leader_epochs().epoch_at(offset)
 
     def _leader_epochs(self) -> LeaderEpochCache:
-        """As they are now: the checkpoint is replaced whole, and before its log-writer publishes the epoch in the row."""
+        """As they are now: the checkpoint is replaced whole, and before its log-writer publishes
+        the epoch in the row.
+        """
         epochs = LeaderEpochCache(self._directory)
         with self._storage("read the leader epochs of"):
             if not epochs.load():
@@ -338,7 +346,9 @@ class LogReading:
             return _first_record_at(log_fd, position, header, timestamp)
 
     def _sealed_maximum(self, number: int, limit_offset: Offset) -> int:
-        """A sealed segment's largest timestamp; for the last one, or one that reaches over the limit, the largest there is."""
+        """A sealed segment's largest timestamp; for the last one, or one that reaches over the
+        limit, the largest there is.
+        """
         if number + 1 == len(self._bases) or self._bases[number + 1] > limit_offset:
             return 2**63 - 1
         with self._descriptors(self._bases[number], LOG_SUFFIX, TIME_INDEX_SUFFIX) as (_, time_fd):
@@ -356,7 +366,9 @@ class LogReading:
 
     @contextmanager
     def _descriptors(self, base_offset: Offset, *suffixes: str) -> Iterator[list[int]]:
-        """Files of one segment that belong together: the log first, then indexes, and then the log must still be the same. Raises `_Replaced`."""
+        """Files of one segment that belong together: the log first, then indexes, and then the log
+        must still be the same. Raises `_Replaced`.
+        """
         opened: list[int] = []
         try:
             for suffix in suffixes:
@@ -382,8 +394,9 @@ class LogReading:
 
 
 def _position_of_maximum(time_fd: int, index_fd: int, base: Offset, limit_offset: Offset) -> Position:
-    """No batch before this position of a segment has a larger timestamp than the one there, or an equal one: where the time index's last
-    entry below the limit points, at best."""
+    """No batch before this position of a segment has a larger timestamp than the one there, or an
+    equal one: where the time index's last entry below the limit points, at best.
+    """
     time_index = TimeIndex(time_fd, base)
     number = time_index.count_below(limit_offset)
     if not number:
@@ -392,7 +405,9 @@ def _position_of_maximum(time_fd: int, index_fd: int, base: Offset, limit_offset
 
 
 def _youngest_batch(log_fd: int, start: Position, limit_offset: Offset) -> tuple[tuple[Position, BatchHeader] | None, int]:
-    """Position and header of the first batch with records that has the largest timestamp from `start` on; and the largest of any batch."""
+    """Position and header of the first batch with records that has the largest timestamp from
+    `start` on; and the largest of any batch.
+    """
     found: tuple[Position, BatchHeader] | None = None
     largest = -1
     for position, header in SegmentScan(log_fd, start, file_io.size_of(log_fd), verify=False):
@@ -426,7 +441,9 @@ def _reads_ahead(log_fd: int, index: OffsetIndex, first: ReadAhead, size_bytes: 
 
 
 def _first_record_at(log_fd: int, position: Position, header: BatchHeader, timestamp: int) -> RecordFound | None:
-    """The first record of a batch that is at or after `timestamp`; maxTimestamp is the producer's word, so there may be none."""
+    """The first record of a batch that is at or after `timestamp`; maxTimestamp is the producer's
+    word, so there may be none.
+    """
     batch = file_io.pread_all(log_fd, position, header.size_bytes)
     for record in iterate_records(batch, opened_batch_limit(len(batch))):
         if record.timestamp >= timestamp:

@@ -2,14 +2,14 @@
 
 A log uses it when it opens and when it truncates; the log decides which segments, this module does
 one. `resume` relies on the index up to a position and scans from there; `rebuild` reads the whole
-segment. Both apply the append's own index rule, so that a recovered index equals, byte for byte, the
-one that appends would have left. Weak spot: `resume` verifies checksums only from the last index
-entry on; the scrubber checks what is before.
+segment. Both apply the append's own index rule, so that a recovered index equals, byte for byte,
+the one that appends would have left. Weak spot: `resume` verifies checksums only from the last
+index entry on; the scrubber checks what is before.
 
 The indexes of a closed segment that the scrubber rejected are rebuilt beside the old ones
-(`rebuild_beside`, in a thread) and renamed over them (`put_in_place`, in the duty cycle, which knows
-whether the segment is still there); look-ups open an index by name each time. A crash leaves `.tmp`
-files, which the next start removes. A damaged log gives no good index, so its index stays.
+(`rebuild_beside`, in a thread) and renamed over them (`put_in_place`, in the duty cycle, which
+knows whether the segment is still there); look-ups open an index by name each time. A crash leaves
+`.tmp` files, which the next start removes. A damaged log gives no good index, so its index stays.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ class Clean(NamedTuple):
 
 
 class SameBoot(NamedTuple):
-    """Our process died, the page cache is whole: everything up to `active_position` of segment `active_base_offset` (where
-    `end_offset` comes next) is known; what lies behind is scanned. `recovery_point` is used when the file does not agree."""
+    """Our process died, the page cache is whole: everything up to `active_position` of segment
+    `active_base_offset` (where `end_offset` comes next) is known; what lies behind is scanned.
+    `recovery_point` is used when the file does not agree.
+    """
 
     end_offset: Offset
     active_base_offset: Offset
@@ -41,7 +43,9 @@ class SameBoot(NamedTuple):
 
 
 class Unclean(NamedTuple):
-    """The machine went down: what lies above `recovery_point` is scanned, and where the indexes below do not agree, the whole segment."""
+    """The machine went down: what lies above `recovery_point` is scanned, and where the indexes
+    below do not agree, the whole segment.
+    """
 
     recovery_point: Offset
 
@@ -62,7 +66,8 @@ class RecoveredSegment(NamedTuple):
     cut_bytes: int
     problem: str | None
     leader_epochs: list[tuple[LeaderEpoch, Offset]]
-    """(leader epoch, base offset) where a batch carries a larger epoch than those before it in the scan."""
+    """(leader epoch, base offset) where a batch carries a larger epoch than those before it in the
+    scan."""
     first_producer_offset: Offset
     has_markers: bool
     """Whether the scan met the end of a transaction."""
@@ -101,10 +106,11 @@ class SegmentRecovery:
         return self._finish(size_bytes)
 
     def resume(self, known: SameBoot | None) -> RecoveredSegment:
-        """Scan from the last index entry (of those at or before `known.active_position`). Raises `Disagreement`.
+        """Scan from the last index entry (of those at or before `known.active_position`). Raises
+        `Disagreement`.
 
-        Without `known` the whole file must be intact from there on; with it, whole batches behind its position are kept and
-        the first bad one cuts.
+        Without `known` the whole file must be intact from there on; with it, whole batches behind
+        its position are kept and the first bad one cuts.
         """
         size_bytes = file_io.size_of(self._segment.log_fd)
         if known is not None and size_bytes < known.active_position:
@@ -118,8 +124,10 @@ class SegmentRecovery:
         return self._finish(size_bytes)
 
     def resume_above(self, recovery_point: Offset) -> RecoveredSegment:
-        """After a power cut: what lies below `recovery_point` was synced, indexes too; scan from the last index entry below it, cut at the first bad
-        batch. Raises `Disagreement` where that is not what the files say."""
+        """After a power cut: what lies below `recovery_point` was synced, indexes too; scan from
+        the last index entry below it, cut at the first bad batch. Raises `Disagreement` where that
+        is not what the files say.
+        """
         size_bytes = file_io.size_of(self._segment.log_fd)
         index = OffsetIndex(self._segment.index_fd, self._segment.base_offset)
         number = index.count_below(recovery_point) - 1
@@ -133,8 +141,9 @@ class SegmentRecovery:
         return self._finish(size_bytes)
 
     def _check_that_entries_ascend(self) -> None:
-        """Of both indexes, as far as they are kept: a search that met torn entries may have gone past some (those of a GiB take 0.1 s). Raises
-        `Disagreement`."""
+        """Of both indexes, as far as they are kept: a search that met torn entries may have gone
+        past some (those of a GiB take 0.1 s). Raises `Disagreement`.
+        """
         kept = ((self._segment.index_fd, OFFSET_ENTRY, self._tail.index_count), (self._segment.time_index_fd, TIME_ENTRY, self._tail.time_index_count))
         for descriptor, entry, count in kept:
             first, second = -1, -1
@@ -144,7 +153,9 @@ class SegmentRecovery:
                 first, second = one, other
 
     def _check_last_time_entry(self, index: OffsetIndex) -> None:
-        """The last entry that is kept must be behind the one before it, and its batch must say the same. Raises `Disagreement`."""
+        """The last entry that is kept must be behind the one before it, and its batch must say the
+        same. Raises `Disagreement`.
+        """
         count, base_offset = self._tail.time_index_count, self._segment.base_offset
         if not count:
             return
@@ -164,7 +175,9 @@ class SegmentRecovery:
         raise Disagreement(f"the time index names offset {last.offset} for {last.timestamp}, its batch does not")
 
     def _trust_indexes(self, limit_position: Position, limit_offset: Offset | None) -> Position:
-        """Keep the index entries before `limit_position` and take their state over; the position to scan from."""
+        """Keep the index entries before `limit_position` and take their state over; the position to
+        scan from.
+        """
         segment, tail = self._segment, self._tail
         if file_io.size_of(segment.index_fd) % OFFSET_ENTRY.size or file_io.size_of(segment.time_index_fd) % TIME_ENTRY.size:
             raise Disagreement("an index ends inside an entry")
@@ -268,7 +281,9 @@ def _extend(fd: int, count: int, entries: bytearray, entry_bytes: int) -> int:
 
 
 def seal(segment: OpenSegment, tail: SegmentTail) -> bool:
-    """Write the final time index entry of a segment that is appended to no more (or whose log closes). True if one was due."""
+    """Write the final time index entry of a segment that is appended to no more (or whose log
+    closes). True if one was due.
+    """
     entry = tail.final_time_entry()
     if entry:
         file_io.write_all(segment.time_index_fd, (entry,), tail.time_index_count * TIME_ENTRY.size, len(entry))
@@ -281,7 +296,10 @@ TEMPORARY = ".tmp"
 
 
 def rebuild_beside(directory: str, base_offset: Offset, index_interval_bytes: int, now_ms: int) -> str | None:
-    """Write `N.index.tmp` and `N.timeindex.tmp`, synced. None when they are ready, else why there is no rebuilding. Raises OSError."""
+    """Write `N.index.tmp` and `N.timeindex.tmp`, synced.
+
+    None when they are ready, else why there is no rebuilding. Raises OSError.
+    """
     segment = OpenSegment.beside(directory, base_offset, TEMPORARY)
     try:
         recovered = SegmentRecovery(segment, index_interval_bytes, now_ms, cut=False).rebuild()

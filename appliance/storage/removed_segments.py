@@ -1,12 +1,13 @@
 """Files of segments that left a log: renamed to `.deleted`, later removed in slices.
 
 `Log.advance_log_start_offset` makes them in the log-writer's duty cycle; `rename` and
-`DepartingFiles.remove_some` run in a thread. A crash leaves files under either name; when the log is
-opened, everything below the log start offset and every `.deleted` is removed. The directory is held by
-a descriptor, because a topic of the same name may be created between two steps, and its first segment
-has the same file names. Files are shortened from their end, slice by slice, before they are unlinked:
-freeing a gigabyte at once stalls a disk, and space is freed even if a reader has the file open. Weak
-spot: a reader that sends from such a file for longer than the delay loses its connection.
+`DepartingFiles.remove_some` run in a thread. A crash leaves files under either name; when the log
+is opened, everything below the log start offset and every `.deleted` is removed. The directory is
+held by a descriptor, because a topic of the same name may be created between two steps, and its
+first segment has the same file names. Files are shortened from their end, slice by slice, before
+they are unlinked: freeing a gigabyte at once stalls a disk, and space is freed even if a reader has
+the file open. Weak spot: a reader that sends from such a file for longer than the delay loses its
+connection.
 """
 
 from __future__ import annotations
@@ -122,8 +123,10 @@ class DepartingFiles:
 
 
 def _shorten(path: str, budget_bytes: int) -> tuple[int, bool]:
-    """Take up to `budget_bytes` off the end of a file; (bytes freed, whether that was all and its name is gone). The cut is at a multiple of
-    the budget: a page that is on its way to a socket is never cleared in its middle."""
+    """Take up to `budget_bytes` off the end of a file; (bytes freed, whether that was all and its
+    name is gone). The cut is at a multiple of the budget: a page that is on its way to a socket is
+    never cleared in its middle.
+    """
     try:
         fd = file_io.open_path(path, file_io.READ_WRITE)
     except FileNotFoundError:

@@ -1,13 +1,13 @@
 """Which of the oldest segments of a log are deleted: by time, size, start offset and free space.
 
-Policies are pure: they decide over facts about segments and touch no file. The log-writer collects the
-facts and carries the plans out (`services/log_writer/background/retention_rounds.py`); `SegmentTimes`
-reads timestamps in its thread. The first three policies are Kafka's (`UnifiedLog.deletableSegments`):
-segments go oldest first, up to the first one that stays; nothing above the high watermark goes; the
-active segment goes only when all go, and then a new one is rolled first. A new policy is a class with
-a name and a `count`; `TOPIC_POLICIES` lists those that apply to every log. Weak spot: time is what
-producers say (the largest timestamp of a segment), so one record stamped far in the future keeps its
-segment.
+Policies are pure: they decide over facts about segments and touch no file. The log-writer collects
+the facts and carries the plans out (`services/log_writer/background/retention_rounds.py`);
+`SegmentTimes` reads timestamps in its thread. The first three policies are Kafka's
+(`UnifiedLog.deletableSegments`): segments go oldest first, up to the first one that stays; nothing
+above the high watermark goes; the active segment goes only when all go, and then a new one is
+rolled first. A new policy is a class with a name and a `count`; `TOPIC_POLICIES` lists those that
+apply to every log. Weak spot: time is what producers say (the largest timestamp of a segment), so
+one record stamped far in the future keeps its segment.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class LogFacts(NamedTuple):
 
 
 LargestTimestamp = Callable[[SegmentFacts], int]
-"""The largest timestamp (ms) in a segment; where its records have none, when its file was last written."""
+"""The largest timestamp (ms) in a segment; where its records have none, when its file was last
+written."""
 
 
 class RetentionPolicy(Protocol):
@@ -63,7 +64,9 @@ class RetentionPolicy(Protocol):
 
 
 def _leading(log: LogFacts, goes: Callable[[SegmentFacts], bool]) -> int:
-    """How many segments go, from the oldest on, within the high watermark; an empty active segment never does."""
+    """How many segments go, from the oldest on, within the high watermark; an empty active segment
+    never does.
+    """
     count = 0
     for segment in log.segments:
         if segment.end_offset > log.high_watermark or (segment.is_active and not segment.size_bytes) or not goes(segment):
@@ -124,8 +127,10 @@ TIMELESS_POLICIES: tuple[RetentionPolicy, ...] = tuple(policy for policy in TOPI
 
 
 class RetentionPlan(NamedTuple):
-    """Delete the first `gone` segments, which end at `end_offset`. `reasons`: (policy, segments, bytes)
-    in the order of the policies."""
+    """Delete the first `gone` segments, which end at `end_offset`.
+
+    `reasons`: (policy, segments, bytes) in the order of the policies.
+    """
 
     gone: int
     end_offset: Offset
@@ -159,9 +164,9 @@ class FreeSpaceReserve:
     """Deletes the oldest segments of all partitions while a disk has less than the reserve free,
     regardless of the topics' retention.
 
-    It never deletes an active segment, one of a topic that is only compacted, or one that is younger
-    than its topic's `millrace.retention.protected.ms`; callers leave internal topics out. The reserve
-    is `reserve_bytes`, or `percent` of the disk if that is less; 0 disables it.
+    It never deletes an active segment, one of a topic that is only compacted, or one that is
+    younger than its topic's `millrace.retention.protected.ms`; callers leave internal topics out.
+    The reserve is `reserve_bytes`, or `percent` of the disk if that is less; 0 disables it.
     """
 
     name = "free_space_reserve"
@@ -181,7 +186,8 @@ class FreeSpaceReserve:
     def plan(
         self, logs: Sequence[LogFacts], missing_bytes: int, largest_timestamp: Callable[[int, SegmentFacts], int], now_ms: int
     ) -> tuple[dict[int, RetentionPlan], dict[int, int]]:
-        """Return plans by the log's index in `logs`, and the largest timestamp of what each deletes.
+        """Return plans by the log's index in `logs`, and the largest timestamp of what each
+        deletes.
 
         `largest_timestamp(index, segment)` is called for the oldest segments only. `now_ms` is wall
         time; 0 protects all segments of topics with a protection.
@@ -218,11 +224,13 @@ YOUNGEST = 2**63 - 1
 
 
 class SegmentTimes:
-    """The largest timestamps of one log's segments, by Kafka's rule (`LogSegment.largestTimestamp`).
+    """The largest timestamps of one log's segments, by Kafka's rule
+    (`LogSegment.largestTimestamp`).
 
-    For a sealed segment it is the last entry of the time index, for the active one the known maximum;
-    if records have no timestamps, the time of the file's last write. Each question reads twelve
-    bytes."""
+    For a sealed segment it is the last entry of the time index, for the active one the known
+    maximum; if records have no timestamps, the time of the file's last write. Each question reads
+    twelve bytes.
+    """
 
     def __init__(self, directory: str, active_max_timestamp: int) -> None:
         self._directory = directory

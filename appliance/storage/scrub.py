@@ -2,10 +2,10 @@
 
 The log-reader's scrubber uses it, a piece at a time. It only reads, past the page cache, so that it
 does not evict what consumers read. Damage in the log is reported batch by batch: the scan continues
-behind a batch whose length is plausible. An index is judged by what look-ups need of it, not byte by
-byte: Kafka's followers and cleaners write other entries than our appends, which are as good. Weak
-spot: behind a broken length the batches of the segment cannot be found, and the rest is reported as
-one piece.
+behind a batch whose length is plausible. An index is judged by what look-ups need of it, not byte
+by byte: Kafka's followers and cleaners write other entries than our appends, which are as good.
+Weak spot: behind a broken length the batches of the segment cannot be found, and the rest is
+reported as one piece.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ REBUILDABLE = (INDEX, TIME_INDEX)
 DAMAGES_MAX = 100
 """Of one segment: more say nothing new."""
 SPARSE_BYTES = 4 << 20
-"""An index whose entries lie farther apart than this, with batches between, has lost some: look-ups would read all of that."""
+"""An index whose entries lie farther apart than this, with batches between, has lost some: look-ups
+would read all of that."""
 
 
 class Damage(NamedTuple):
@@ -62,7 +63,8 @@ class SegmentScrub:
         self._next_offset = base_offset
         self._largest_timestamp = -1
         self._before = [(base_offset, FILE_START)] * 2
-        """(offset, position) of the last two batches that were passed; the segment's own where it begins."""
+        """(offset, position) of the last two batches that were passed; the segment's own where it
+        begins."""
 
     def __iter__(self) -> Iterator[int]:
         offset_entries = _OffsetEntries(self.index_bytes(INDEX_SUFFIX), self._base_offset)
@@ -110,7 +112,9 @@ class SegmentScrub:
             position += header.size_bytes
 
     def _is_passable(self, header: BatchHeader, left_bytes: int) -> bool:
-        """Whether length and offsets of a batch with a wrong checksum can be believed (neither is covered by it)."""
+        """Whether length and offsets of a batch with a wrong checksum can be believed (neither is
+        covered by it).
+        """
         return (
             RECORDS_AT <= header.batch_length + LOG_OVERHEAD <= left_bytes
             and header.magic == MAGIC
@@ -152,7 +156,9 @@ class SegmentScrub:
 
 
 class _OffsetEntries:
-    """Follows the batches along an offset index: each entry must name a batch's start and no offset before that batch."""
+    """Follows the batches along an offset index: each entry must name a batch's start and no offset
+    before that batch.
+    """
 
     def __init__(self, content: bytes | None, base_offset: Offset) -> None:
         self._problem = "it is missing" if content is None else ""
@@ -190,7 +196,9 @@ class _OffsetEntries:
 
 
 class _TimeEntries:
-    """Follows the batches along a time index: each entry's timestamp is the largest up to its offset, and the last one the segment's."""
+    """Follows the batches along a time index: each entry's timestamp is the largest up to its
+    offset, and the last one the segment's.
+    """
 
     def __init__(self, content: bytes | None, base_offset: Offset) -> None:
         self._problem = "it is missing" if content is None else ""
@@ -230,10 +238,11 @@ class PlaceScrub:
     """Check the batches around one offset at once, in a segment that may still grow.
 
     For damage that a reader found. After `look`, `damages` has the result and `span` the bytes
-    [from, to) that were read; `end_offset` is beyond everything if the segment grows. The scan begins
-    at an intact batch before the offset, which the index leads to, and ends with the batch that holds
-    the offset: what is behind it may just be written. Weak spot: if the index is wrong eight times,
-    the whole segment up to the offset is read. Raises OSError."""
+    [from, to) that were read; `end_offset` is beyond everything if the segment grows. The scan
+    begins at an intact batch before the offset, which the index leads to, and ends with the batch
+    that holds the offset: what is behind it may just be written. Weak spot: if the index is wrong
+    eight times, the whole segment up to the offset is read. Raises OSError.
+    """
 
     def __init__(self, directory: str, base_offset: Offset, end_offset: Offset, offset: Offset, ways: tuple[str, ...]) -> None:
         self.damages: list[Damage] = []
@@ -267,7 +276,9 @@ class PlaceScrub:
         self.span = (place[1], max([end, *(damage.position + 1 for damage in self.damages)]))
 
     def _sound_place(self, pieces: ColdFileReader, size_bytes: int) -> tuple[Offset, Position]:
-        """(offset, position) of the last batch before the offset that the index names and that is intact; the segment's beginning, if none of a few is."""
+        """(offset, position) of the last batch before the offset that the index names and that is
+        intact; the segment's beginning, if none of a few is.
+        """
         content = self._scrub.index_bytes(INDEX_SUFFIX) or b""
         whole = len(content) // OFFSET_ENTRY.size * OFFSET_ENTRY.size
         named = [(self._base_offset + relative, position) for relative, position in OFFSET_ENTRY.iter_unpack(content[:whole])]

@@ -39,7 +39,8 @@ class SegmentTail:
         self.size_bytes = FILE_START
         """Also the position of the next batch."""
         self.first_timestamp = -1
-        """maxTimestamp of the first batch: time-based rolls count from it (Kafka's rule), from `created_ms` when it is negative."""
+        """maxTimestamp of the first batch: time-based rolls count from it (Kafka's rule), from
+        `created_ms` when it is negative."""
         self.max_timestamp = -1
         self.max_timestamp_offset = base_offset
         """The last offset of the batch that holds `max_timestamp`."""

@@ -1,7 +1,7 @@
 """Names of the files in a partition directory.
 
-The number in front, 20 digits, is the base offset of the segment; for a snapshot it is the end offset
-of the batches that it covers.
+The number in front, 20 digits, is the base offset of the segment; for a snapshot it is the end
+offset of the batches that it covers.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ TIME_INDEX_SUFFIX = ".timeindex"
 TRANSACTION_INDEX_SUFFIX = ".txnindex"
 SNAPSHOT_SUFFIX = ".snapshot"
 SEGMENT_SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
-"""In the order of removal: an index without a log is swept up at the next start, a log without an index is a rebuild."""
+"""In the order of removal: an index without a log is swept up at the next start, a log without an
+index is a rebuild."""
 
 CLEANED_SUFFIX = ".cleaned"
 SWAP_SUFFIX = ".swap"
-"""Behind a whole name: being written by a cleaning run; whole and on its way in (see `segment_swap.py`)."""
+"""Behind a whole name: being written by a cleaning run; whole and on its way in (see
+`segment_swap.py`)."""
 
 DELETED_SUFFIX = ".deleted"
 """Behind the name of a file that belongs to no log any more and waits for its removal."""

@@ -1,7 +1,7 @@
 """Read a segment file batch by batch, in large pieces, up to the first damaged batch.
 
-Used by recovery, look-ups and dumps; the caller owns the descriptor. Weak spot: a batch larger than a
-piece is read twice.
+Used by recovery, look-ups and dumps; the caller owns the descriptor. Weak spot: a batch larger than
+a piece is read twice.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ assert isinstance(BATCH_HEADER, Struct)
 
 
 class SegmentScan:
-    """Iterate to get (position, header) of each batch in [position, end). Afterwards `valid_end` is where the intact part ends
-    and `problem` why it ends before `end` (None if it does not)."""
+    """Iterate to get (position, header) of each batch in [position, end).
+
+    Afterwards `valid_end` is where the intact part ends and `problem` why it ends before `end`
+    (None if it does not).
+    """
 
     def __init__(self, fd: int, position: Position, end: int, verify: bool = True, read: Callable[[int, Position, int], bytes] = file_io.pread_all) -> None:
         """`read`(descriptor, position, size in bytes) returns a piece; the scrubber passes one that
@@ -69,7 +72,9 @@ class SegmentScan:
 
 
 class SegmentBatches:
-    """Iterate to get (header, bytes) of each batch of a whole segment, checked; `valid_end` and `problem` as with `SegmentScan`."""
+    """Iterate to get (header, bytes) of each batch of a whole segment, checked; `valid_end` and
+    `problem` as with `SegmentScan`.
+    """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         self._fd = fd

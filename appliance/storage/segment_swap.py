@@ -75,8 +75,11 @@ def plan_swap(directory: str, bases: list[Offset], exists: Callable[[str], bool]
 
 
 def apply_swap(directory: str, bases: list[Offset]) -> list[str]:
-    """Carry a swap out; the `.deleted` paths that are to be unlinked when there is time. An OSError from the first steps leaves things as they were;
-    from a later one, a swap that the next load finishes (`SwapBroken`)."""
+    """Carry a swap out; the `.deleted` paths that are to be unlinked when there is time.
+
+    An OSError from the first steps leaves things as they were; from a later one, a swap that the
+    next load finishes (`SwapBroken`).
+    """
     offered, replaced = plan_swap(directory, bases, file_io.exists)
     done: list[SwapStep] = []
     try:
@@ -113,7 +116,9 @@ class SwapRepair(NamedTuple):
 
 
 def plan_repair(names: Iterable[str], end_offset: Callable[[str], Offset]) -> SwapRepair:
-    """`names`: of a partition directory; `end_offset` of a `.log.swap` is asked for by name (the offset behind its last batch)."""
+    """`names`: of a partition directory; `end_offset` of a `.log.swap` is asked for by name (the
+    offset behind its last batch).
+    """
     names = list(names)
     cleaned = [offset for name in names if name.endswith(CLEANED_SUFFIX) and (offset := _leading_offset(name)) is not None]
     lowest_cleaned = min(cleaned, default=None)

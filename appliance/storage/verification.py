@@ -1,18 +1,19 @@
 """Guards for producers that a log has sent to their coordinator before a transaction begins.
 
-The first batch of a transaction is not appended at once. It gets a guard, and returns with it when the
-transaction coordinator has confirmed that the partition belongs to the transaction. A guard is a number
-that one incarnation of a log-writer issues once. It is valid for one producer id and epoch until a
-batch has used it or the transaction has ended, so a late answer to a question about an older
-transaction opens nothing. Guards are in memory only: after a restart batches are verified again. Owned
-by its log. Source: KIP-890, Kafka's `VerificationStateEntry`.
+The first batch of a transaction is not appended at once. It gets a guard, and returns with it when
+the transaction coordinator has confirmed that the partition belongs to the transaction. A guard is
+a number that one incarnation of a log-writer issues once. It is valid for one producer id and epoch
+until a batch has used it or the transaction has ended, so a late answer to a question about an
+older transaction opens nothing. Guards are in memory only: after a restart batches are verified
+again. Owned by its log. Source: KIP-890, Kafka's `VerificationStateEntry`.
 
-A batch with an invalid guard is refused, unless its producer leaves it to the broker to add partitions
-(Produce 12): then it gets a new guard, and the coordinator is asked once more. Such a producer begins a
-transaction while the markers of the previous one are on their way under the same producer epoch, so a
-marker often arrives between guard and answer. A batch of an aborted transaction has an older epoch,
-which the coordinator refuses. In the first protocol the epoch stays, and only the guard distinguishes
-the transactions. Weak spot: with verification switched off the log relies on its clients.
+A batch with an invalid guard is refused, unless its producer leaves it to the broker to add
+partitions (Produce 12): then it gets a new guard, and the coordinator is asked once more. Such a
+producer begins a transaction while the markers of the previous one are on their way under the same
+producer epoch, so a marker often arrives between guard and answer. A batch of an aborted
+transaction has an older epoch, which the coordinator refuses. In the first protocol the epoch
+stays, and only the guard distinguishes the transactions. Weak spot: with verification switched off
+the log relies on its clients.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Offer(NamedTuple):
     is_coordinator: bool = False
     """From a coordinator, into its own topic: it is asked nothing, and counts no sequences."""
     is_verified: bool = False
-    """It has asked another coordinator before, and the guard it got then must still be good, unless the transaction is open."""
+    """It has asked another coordinator before, and the guard it got then must still be good, unless
+    the transaction is open."""
     raises_epoch: bool = False
     """Of a marker: its producer epoch is larger than that of its transaction's batches."""
 
