@@ -1,12 +1,12 @@
 """The log-writer: owns every file of a log directory, its partition table and high watermarks.
 
-It opens the directory, recovers one log a turn, and only then listens. A turn takes a bounded number of
-descriptors: produces, grouped by partition with one write each (`log_writer_appends`), batches from the
-replica-fetcher (`replica_appends`) and positions of followers (`replica_progress`); then rows, then one
-burst of completions for each source. Commands come after that, for a few milliseconds a turn
-(`command_queue`). If its directory fails, the table says so and every request is refused; if the disk is
-full, writes are refused until there is free space (`disk_trouble`). No asyncio, no numpy, no client
-socket.
+It opens the directory, recovers one log a turn, and only then listens. A turn takes a bounded
+number of descriptors: produces, grouped by partition with one write each (`log_writer_appends`),
+batches from the replica-fetcher (`replica_appends`) and positions of followers
+(`replica_progress`); then rows, then one burst of completions for each source. Commands come after
+that, for a few milliseconds a turn (`command_queue`). If its directory fails, the table says so and
+every request is refused; if the disk is full, writes are refused until there is free space
+(`disk_trouble`). No asyncio, no numpy, no client socket.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ DESCRIPTOR_BURST = 256
 """Descriptors taken from one source in one turn."""
 HOUSEKEEPING_NS = 1_000_000_000
 SLICE_PARK_MS = 5
-"""The longest wait between the slices of a flush round, of a removal, and between the swaps of a cleaning run."""
+"""The longest wait between the slices of a flush round, of a removal, and between the swaps of a
+cleaning run."""
 _CONTROLLER = "controller"
 _PROGRESS = int(DescriptorKind.PROGRESS)
 _REPLICA_APPEND = int(DescriptorKind.REPLICA_APPEND)
@@ -202,8 +203,9 @@ class LogWriterAgent:
         """Exit after the disk was fenced because it blocked this process for too long.
 
         Other processes have answered for the disk, so nothing is published any more; the next
-        incarnation finds what was written. While the disk blocks a thread, the process cannot end: it
-        refuses requests, so that sources do not wait as for a disk that is starting."""
+        incarnation finds what was written. While the disk blocks a thread, the process cannot end:
+        it refuses requests, so that sources do not wait as for a disk that is starting.
+        """
         for task in (self.probe.task, self.flush_rounds.task):
             if task.has_ended:
                 task.take_failure()  # a thread that died before its work has left its word as it was
@@ -266,7 +268,9 @@ class LogWriterAgent:
         return not self._postponed.by_source and not self._held and not self.door.has_descriptors()
 
     def close(self) -> None:
-        """The clean end: flush, checkpoints, the clean marker; a table that is unlinked says that nothing was left open."""
+        """The clean end: flush, checkpoints, the clean marker; a table that is unlinked says that
+        nothing was left open.
+        """
         self.door.close()
         if self.trouble.offline or self._words[FENCE_WORD]:
             return  # nothing of the disk is touched again, nor waited for
@@ -306,7 +310,9 @@ class LogWriterAgent:
     # -- descriptors
 
     def _take(self, channel: SinkChannel, entries: list[tuple[Any, ...]]) -> None:
-        """Produces are grouped by row and appended together; what follows a command waits behind it."""
+        """Produces are grouped by row and appended together; what follows a command waits behind
+        it.
+        """
         by_row: dict[int, list[Work]] = {}
         others = []
         for number, entry in enumerate(entries):

@@ -1,13 +1,13 @@
 """What a log-writer does after the appends of a turn: commands, moves, truncations, DeleteRecords.
 
-From the first such entry on, everything that a source offered waits here in order, and the source is not
-polled before it is done: an append behind a command must see its effect. A few milliseconds a turn are
-spent on it, because creating a thousand partitions must not make producers wait.
+From the first such entry on, everything that a source offered waits here in order, and the source
+is not polled before it is done: an append behind a command must see its effect. A few milliseconds
+a turn are spent on it, because creating a thousand partitions must not make producers wait.
 
-The controller's commands (create, lead, follow, ISR, delete, configure, live brokers) are idempotent. A
-command is JSON in the controller's arena; the answer is an error code. Weak spots: an entry that was
-started is finished, even beyond that time; CREATE and DELETE change directories and fsync them (some ms
-on a healthy disk).
+The controller's commands (create, lead, follow, ISR, delete, configure, live brokers) are
+idempotent. A command is JSON in the controller's arena; the answer is an error code. Weak spots: an
+entry that was started is finished, even beyond that time; CREATE and DELETE change directories and
+fsync them (some ms on a healthy disk).
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ Entry = tuple[Any, ...]
 
 
 class CommandQueue:
-    """`carry_out_other(channel, entry)` does what waits here only for its order: appends and the like, True if it was one of them."""
+    """`carry_out_other(channel, entry)` does what waits here only for its order: appends and the
+    like, True if it was one of them.
+    """
 
     def __init__(
         self,
@@ -54,7 +56,8 @@ class CommandQueue:
     ) -> None:
         self.by_source: dict[SinkChannel, deque[Entry]] = {}
         self.needs_resync = False
-        """The controller was refused something for want of space: it asks again when it is let in anew."""
+        """The controller was refused something for want of space: it asks again when it is let in
+        anew."""
         self._partitions, self._completions, _, _, self._trouble, self._clock, _ = parts
         self._words = parts.partitions.table.shared.words
         self._commands = commands
@@ -108,8 +111,10 @@ class CommandQueue:
         self._completions.answer(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR if self._words[FENCE_WORD] else code)
 
     def _move(self, channel: SinkChannel, entry: Entry) -> None:
-        """Carry out a command about a move between disks. The answer to a freeze has the log's end, its
-        high watermark as base offset, and its start."""
+        """Carry out a command about a move between disks.
+
+        The answer to a freeze has the log's end, its high watermark as base offset, and its start.
+        """
         if self._trouble.offline:
             self._completions.answer(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
             return
@@ -133,7 +138,10 @@ class CommandQueue:
         self._completions.add(channel, completion)
 
     def _delete_records(self, channel: SinkChannel, entry: Entry) -> None:
-        """Let a log begin at the offset in `value_a`; `AwaitedDeletions` answers. A full disk does it too, as soon as it can write that down."""
+        """Let a log begin at the offset in `value_a`; `AwaitedDeletions` answers.
+
+        A full disk does it too, as soon as it can write that down.
+        """
         replica = self._partitions.by_row.get(entry[ROW])
         offline, is_full = self._trouble.offline, self._trouble.is_full
         code = 0 if is_full and replica is not None and not offline else self._appends.refusal(replica, entry)
@@ -151,8 +159,9 @@ class CommandQueue:
             self._completions.answer(channel, entry, code)
 
     def _describe_producers(self, channel: SinkChannel, entry: Entry) -> None:
-        """Write the producers of a partition into the source's slot, as many as fit; the completion has
-        their number."""
+        """Write the producers of a partition into the source's slot, as many as fit; the completion
+        has their number.
+        """
         replica = self._partitions.by_row.get(entry[ROW])
         if replica is None or entry[ROW_GENERATION] != replica.row_generation or replica.role != ROLE_LEADER:
             code = ErrorCode.KAFKA_STORAGE_ERROR if self._trouble.offline else ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -214,7 +223,9 @@ class LogWriterCommands:
         return ErrorCode.NONE
 
     def _become_follower(self, command: dict[str, Any]) -> int:
-        """The replica-fetcher sees the row and finds out by leader epochs what of the log the leader has, too; so a log after an unclean boot may follow."""
+        """The replica-fetcher sees the row and finds out by leader epochs what of the log the
+        leader has, too; so a log after an unclean boot may follow.
+        """
         topic_partition, topic_id = _identity(command)
         replica = self._partitions.find(topic_id, topic_partition.partition)
         if replica is None:
@@ -264,9 +275,11 @@ class LogWriterCommands:
 def lead(
     replica: Replica, leader_epoch: LeaderEpoch, isr: tuple[int, ...], replicas: tuple[int, ...], config_generation: int, partition_epoch: int = -1
 ) -> None:
-    """Lead under `leader_epoch` from the log end on; the epoch is in the log's own cache before anyone can produce under it.
+    """Lead under `leader_epoch` from the log end on; the epoch is in the log's own cache before
+    anyone can produce under it.
 
-    Where acknowledgements wait for flushes, what the log holds is flushed before anyone sees it."""
+    Where acknowledgements wait for flushes, what the log holds is flushed before anyone sees it.
+    """
     if replica.log.config.acknowledges_after_flush:
         replica.log.flush_batches()
     if leader_epoch > replica.log.leader_epochs.latest:

@@ -1,7 +1,7 @@
 """Completions of a log-writer: those of one turn, and those that wait for a flush.
 
-They are sent after the rows are stored, in one burst for each source: a source that receives one may read
-the row. Sources that watch rows are woken even if the turn completed nothing for them.
+They are sent after the rows are stored, in one burst for each source: a source that receives one
+may read the row. Sources that watch rows are woken even if the turn completed nothing for them.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ class Completions:
         self.by_channel.pop(channel, None)
 
     def publish(self, door: ChannelAcceptor) -> None:
-        """Send the completions, then ring sources that received one or that watch rows. The rows are
-        stored already."""
+        """Send the completions, then ring sources that received one or that watch rows.
+
+        The rows are stored already.
+        """
         completions, self.by_channel = self.by_channel, {}
         for channel, entries in completions.items():
             channel.completions.offer_all(entries)
@@ -69,14 +71,15 @@ _REPLICA_APPEND = int(DescriptorKind.REPLICA_APPEND)
 class HeldAcknowledgements:
     """Completions that wait until what they acknowledge survives a power cut.
 
-    By partition, then by source, in the order of their appends. A completion is held from the append
-    on and released when its log is durable up to its end offset: one sync serves every batch that was
-    appended before it began. The answer to a duplicate is held like any other, because the first
-    answer may not be durable yet. A follower's append is held, too: the next fetch offset of its
-    replica-fetcher shows the leader that everything before is durable here. Each held completion is
-    answered: if it can no longer be promised, with an error that clients retry. If the log-writer
-    dies, its sources answer (`ipc/proxies.py`). Weak spot: a held completion keeps its arena slot, so
-    a disk that syncs slowly fills its sources' budgets."""
+    By partition, then by source, in the order of their appends. A completion is held from the
+    append on and released when its log is durable up to its end offset: one sync serves every batch
+    that was appended before it began. The answer to a duplicate is held like any other, because the
+    first answer may not be durable yet. A follower's append is held, too: the next fetch offset of
+    its replica-fetcher shows the leader that everything before is durable here. Each held
+    completion is answered: if it can no longer be promised, with an error that clients retry. If
+    the log-writer dies, its sources answer (`ipc/proxies.py`). Weak spot: a held completion keeps
+    its arena slot, so a disk that syncs slowly fills its sources' budgets.
+    """
 
     def __init__(self) -> None:
         self._held: dict[Replica, CompletionsBySource] = {}
@@ -90,7 +93,10 @@ class HeldAcknowledgements:
         return self._held.setdefault(replica, {})
 
     def release(self, replica: Replica, durable_offset: Offset, released: CompletionsBySource) -> None:
-        """Move what is durable to `released`. Where the partition is not led any more as it was, nothing is promised."""
+        """Move what is durable to `released`.
+
+        Where the partition is not led any more as it was, nothing is promised.
+        """
         waiting = self._held.pop(replica, {})
         for channel, completions in waiting.items():
             kept = []
@@ -106,7 +112,9 @@ class HeldAcknowledgements:
                 self._held.setdefault(replica, {})[channel] = kept
 
     def fail(self, replica: Replica, code: ErrorCode, released: CompletionsBySource) -> int:
-        """The partition is gone or its disk failed: every completion becomes this error; how many there were."""
+        """The partition is gone or its disk failed: every completion becomes this error; how many
+        there were.
+        """
         count = 0
         for channel, completions in self._held.pop(replica, {}).items():
             count += len(completions)

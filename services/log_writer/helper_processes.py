@@ -1,9 +1,9 @@
 """The helpers of a log-writer as processes: one cleaning run, and one mover.
 
 The log-writer's side of `services/log_writer/cleaner/__main__.py` and
-`services/log_writer/mover/__main__.py`. posix_spawn, not fork: nothing of the log-writer is copied, and
-its threads do not matter. A child binds itself to this process and dies with it. Weak spot: a child whose
-disk hangs cannot be killed before the disk answers; it is left to the kernel then.
+`services/log_writer/mover/__main__.py`. posix_spawn, not fork: nothing of the log-writer is copied,
+and its threads do not matter. A child binds itself to this process and dies with it. Weak spot: a
+child whose disk hangs cannot be killed before the disk answers; it is left to the kernel then.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ class CleaningProcess:
                 os.close(job_file)
 
     def poll(self) -> list[RunReport]:
-        """What it said since the last look. `status` is set before its last words are read, so that none is missed."""
+        """What it said since the last look.
+
+        `status` is set before its last words are read, so that none is missed.
+        """
         if self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:

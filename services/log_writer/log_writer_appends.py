@@ -1,9 +1,10 @@
 """Produces and transaction markers of one log-writer: one plan and one write for each partition.
 
 Role, row generation, leader epoch and config generation must be those that the source saw. If
-acknowledgements wait for flushes, an answer is held until the round that covers it is over. With several
-replicas the acceptor answers acks=all when the high watermark in the row has passed the batch. Weak
-spot: a turn waits for its own disk whenever the kernel makes a write to the page cache wait.
+acknowledgements wait for flushes, an answer is held until the round that covers it is over. With
+several replicas the acceptor answers acks=all when the high watermark in the row has passed the
+batch. Weak spot: a turn waits for its own disk whenever the kernel makes a write to the page cache
+wait.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ Work = tuple[SinkChannel, tuple[Any, ...]]
 
 
 class AppendParts(NamedTuple):
-    """What the appends of leaders and of followers share with the commands and the followers' progress."""
+    """What the appends of leaders and of followers share with the commands and the followers'
+    progress.
+    """
 
     partitions: Replicas
     completions: Completions
@@ -98,7 +101,9 @@ class LogWriterAppends:
                 self._append(replica, group)
 
     def _follows_on(self, replica: Replica, channel: SinkChannel, entry: tuple[Any, ...]) -> bool:
-        """Whether a batch behind one that its connection was refused may be taken: that one has reached the log by another leader. Else it is answered."""
+        """Whether a batch behind one that its connection was refused may be taken: that one has
+        reached the log by another leader. Else it is answered.
+        """
         if not entry[FLAGS] & BEHIND_REFUSED_FLAG or replica.log.producers.follows_on(*_SEQUENCE.unpack_from(channel.memory, entry[POSITION] + PRODUCER_ID_AT)):
             return True
         self._completions.answer(channel, entry, ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -193,7 +198,9 @@ class LogWriterAppends:
         self._completions.answer(channel, entry, 0, guard=replica.log.begin_verification(entry[VALUE_A], producer_epoch, self._clock.wall_ms()))
 
     def refusal(self, replica: Replica | None, entry: tuple[Any, ...]) -> int:
-        """Role, row generation, leader epoch and config generation (which markers are not checked against) as the source saw them must still hold."""
+        """Role, row generation, leader epoch and config generation (which markers are not checked
+        against) as the source saw them must still hold.
+        """
         if replica is not None and entry[KIND] == _MARKER:
             entry = (*entry[:CONFIG_GENERATION], replica.config_generation)
         if replica is None or not replica.is_led_under(entry[ROW_GENERATION], entry[LEADER_EPOCH], entry[CONFIG_GENERATION]) or replica.role != ROLE_LEADER:
@@ -209,7 +216,9 @@ class LogWriterAppends:
     # -- where acknowledgements wait for flushes
 
     def flush_batches(self) -> int:
-        """Rounds for topics with a flush policy: what one has made durable becomes visible and is acknowledged, and the next one starts."""
+        """Rounds for topics with a flush policy: what one has made durable becomes visible and is
+        acknowledged, and the next one starts.
+        """
         flushes = self._batch_flushes
         work = 0
         try:

@@ -68,12 +68,14 @@ class LogWriterStartup:
         self._progress = RecoveryProgress(self._shares(), table, context.clock, context.notifier.status)
         self._cut_bytes = 0
         self.recovery_points_went_back = False
-        """Whether a log now ends below what the checkpoint promises of it: that must be written down anew."""
+        """Whether a log now ends below what the checkpoint promises of it: that must be written
+        down anew."""
         self._led_at_once = 0
         self._is_registered = lease_holds(context.layout, context.clock.boottime_ns())
         """Whether this box's registration in the cluster surely stands."""
         self.moved_here: list[Replica] = []
-        """Logs that still have the record of their move in them: the checkpoints do not speak for them yet."""
+        """Logs that still have the record of their move in them: the checkpoints do not speak for
+        them yet."""
         self._is_synced = False
         """Whether the file system was synced since we started."""
         self._short_of_space: list[tuple[TopicPartition, TopicId]] = []
@@ -85,7 +87,9 @@ class LogWriterStartup:
             context.log.notice(words, disk=disk.name)
 
     def _remember(self, state_directory: str) -> tuple[str, ...]:
-        """Which directory this is, for the case that it is not there one day; returns the ids of those that it stands for."""
+        """Which directory this is, for the case that it is not there one day; returns the ids of
+        those that it stands for.
+        """
         known = read_known_disk(state_directory, self._disk.path)
         directory_id = self.directory.identity.directory_id
         if known.directory_id != directory_id:
@@ -103,7 +107,11 @@ class LogWriterStartup:
             return MetadataImage.empty()
 
     def _known_partitions(self) -> list[tuple[TopicPartition, TopicId]]:
-        """What to open. A directory whose topic id cannot be read is not served and not touched: whose records it holds is not known."""
+        """What to open.
+
+        A directory whose topic id cannot be read is not served and not touched: whose records it
+        holds is not known.
+        """
         known = []
         for name, found in self.directory.partition_directories().items():
             if found.topic_id is not None:
@@ -123,8 +131,11 @@ class LogWriterStartup:
         return {name: share_of(f"{self._disk.path}/{name}", points.get(name, FIRST_OFFSET), first_bytes_max) for name, _ in self._waiting}
 
     def recover_next(self) -> bool:
-        """Open one more log. Return False if all are open that can be; then, if none waits for space, the
-        tables of earlier incarnations are removed."""
+        """Open one more log.
+
+        Return False if all are open that can be; then, if none waits for space, the tables of
+        earlier incarnations are removed.
+        """
         if not self._waiting:
             self._checkpoints.unserved.update(self._left, (name for name, _ in self._short_of_space))
             if not self._short_of_space:
@@ -169,7 +180,10 @@ class LogWriterStartup:
         return self._space_problem if self._short_of_space else ""
 
     def open_late(self) -> int:
-        """Try one of those that wait for space; how many still wait. Raises DiskFull while there is none."""
+        """Try one of those that wait for space; how many still wait.
+
+        Raises DiskFull while there is none.
+        """
         name, topic_id = self._short_of_space[-1]
         replica = self.partitions.find(topic_id, name.partition)
         if name not in self._checkpoints.unserved:
@@ -210,7 +224,9 @@ class LogWriterStartup:
         return replica
 
     def _take_move_record(self, name: TopicPartition) -> bool:
-        """Whether a log came from another disk, and its record may say more than the checkpoints: then they say it too, from here on."""
+        """Whether a log came from another disk, and its record may say more than the checkpoints:
+        then they say it too, from here on.
+        """
         path = f"{self._disk.path}/{name}"
         try:
             record = read_move(path)
@@ -233,9 +249,11 @@ class LogWriterStartup:
         return Unclean(recovery_point)
 
     def _serve_again(self, replica: Replica) -> None:
-        """Lead or follow under the leader epoch of the last incarnation, if the image has the same one:
-        produce, fetch and replication do not wait for the controller. A partition with other replicas is
-        led only while this box's lease lasts: until then no other replica can have been elected."""
+        """Lead or follow under the leader epoch of the last incarnation, if the image has the same
+        one: produce, fetch and replication do not wait for the controller. A partition with other
+        replicas is led only while this box's lease lasts: until then no other replica can have been
+        elected.
+        """
         row = self._previous.rows.get((replica.topic_id, replica.topic_partition.partition))
         topic = self._image.topics_by_id.get(replica.topic_id)
         if row is not None and row.leader_epoch < 0 <= replica.log.leader_epochs.latest:
@@ -260,8 +278,11 @@ class LogWriterStartup:
             replica.follow(row.leader_epoch, should_be.isr, should_be.replicas, row.config_generation)
 
     def _make_durable(self, replica: Replica) -> None:
-        """Sync what was perhaps neither acknowledged nor synced when the last incarnation ended. Nothing
-        is appended before this one serves, so one sync of the file system suffices for all logs."""
+        """Sync what was perhaps neither acknowledged nor synced when the last incarnation ended.
+
+        Nothing is appended before this one serves, so one sync of the file system suffices for all
+        logs.
+        """
         flush = replica.log.plan_batch_flush()
         if flush is None:
             return
@@ -289,5 +310,7 @@ class LogWriterStartup:
 
 
 def _is_moving(topic: TopicImage, partition: int) -> bool:
-    """Whether the image says that the partition is being moved away: then its log is not compacted, from the first turn on."""
+    """Whether the image says that the partition is being moved away: then its log is not compacted,
+    from the first turn on.
+    """
     return partition < len(topic.partitions) and topic.partitions[partition].moving_to is not None

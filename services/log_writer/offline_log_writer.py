@@ -1,9 +1,10 @@
 """The log-writer of a directory that cannot be opened: it answers only KAFKA_STORAGE_ERROR.
 
-It holds no file of the disk, so that the disk can be unmounted, checked and replaced. So the failure of
-one disk stays with that disk: the process is there, the box is ready, the others serve. When the disk
-answers, it exits, and the next incarnation opens the directory. Weak spot: if the disk failed, the rows
-of the last incarnation are not used, and its logs are recovered as after a power cut.
+It holds no file of the disk, so that the disk can be unmounted, checked and replaced. So the
+failure of one disk stays with that disk: the process is there, the box is ready, the others serve.
+When the disk answers, it exits, and the next incarnation opens the directory. Weak spot: if the
+disk failed, the rows of the last incarnation are not used, and its logs are recovered as after a
+power cut.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class OfflineLogWriter:
     """One incarnation without a disk."""
 
     def __init__(self, context: ServiceContext, failure: StorageFailed | ConfigurationProblems, first_look_ns: int | None = None) -> None:
-        """`first_look_ns`: after so long the disk is looked at; by default that depends on how often it came and went."""
+        """`first_look_ns`: after so long the disk is looked at; by default that depends on how
+        often it came and went.
+        """
         self.context = context
         self._clock = context.clock
         self.disk = context.box.disk(context.instance)
@@ -115,7 +118,9 @@ class OfflineLogWriter:
         return not self.door.has_descriptors()
 
     def close(self) -> None:
-        """Keep the table of a suspect disk: its mark makes the next incarnation drop the page cache."""
+        """Keep the table of a suspect disk: its mark makes the next incarnation drop the page
+        cache.
+        """
         self.door.close()
         if not self._is_suspect:
             self.table.close()

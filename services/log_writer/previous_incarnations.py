@@ -1,11 +1,11 @@
 """The partition tables that earlier incarnations of a log-writer left in shared memory.
 
-A table that exists means that its log-writer was killed (a clean end unlinks it) and that the page cache
-is complete: recovery starts from its rows. A torn row counts as absent. An incarnation that died while it
-recovered leaves a partial table: its rows add to those of the newest complete one, and it says nothing
-about how the machine came up. Everything older than a complete table, and tables without a row, are
-unlinked at once, so that a log-writer that keeps dying leaves at most one table for each incarnation that
-recovered something.
+A table that exists means that its log-writer was killed (a clean end unlinks it) and that the page
+cache is complete: recovery starts from its rows. A torn row counts as absent. An incarnation that
+died while it recovered leaves a partial table: its rows add to those of the newest complete one,
+and it says nothing about how the machine came up. Everything older than a complete table, and
+tables without a row, are unlinked at once, so that a log-writer that keeps dying leaves at most one
+table for each incarnation that recovered something.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class PreviousTables:
         lives = {name: name[len(prefix) :] for name in list_names(prefix) if name != own_table and "." not in name[len(prefix) :]}
         self._names: list[str] = []
         self.is_same_boot = False
-        """Whether an incarnation of this boot had opened every log: only then is known what clients saw."""
+        """Whether an incarnation of this boot had opened every log: only then is known what clients
+        saw."""
         self.is_suspect = False
-        """Whether the disk failed under one of them. Then its rows, older rows and the page cache are not
-        used: they may have what never reached the disk."""
+        """Whether the disk failed under one of them. Then its rows, older rows and the page cache
+        are not used: they may have what never reached the disk."""
         for name in sorted(lives, key=lambda name: int(lives[name], 16), reverse=True):
             if self.is_same_boot or self.is_suspect or not self._read(name):
                 unlink(name)

@@ -1,10 +1,10 @@
 """The progress of a starting log-writer in bytes, and how long the rest takes.
 
-After an unclean boot a log's share is what is above its recovery point, estimated from the sizes of its
-files before any is opened; otherwise next to nothing is read. Each share includes the cost of opening a
-log. Published in the table (RECOVERY_DONE, RECOVERY_TOTAL), sent to the supervisor a few times a second,
-shown by `millrace status`. Weak spot: it is an estimate. A log whose indexes do not match is read whole,
-which is noticed only then; its share never counts for more than it was given.
+After an unclean boot a log's share is what is above its recovery point, estimated from the sizes of
+its files before any is opened; otherwise next to nothing is read. Each share includes the cost of
+opening a log. Published in the table (RECOVERY_DONE, RECOVERY_TOTAL), sent to the supervisor a few
+times a second, shown by `millrace status`. Weak spot: it is an estimate. A log whose indexes do not
+match is read whole, which is noticed only then; its share never counts for more than it was given.
 """
 
 from __future__ import annotations
@@ -81,8 +81,11 @@ class RecoveryProgress:
 
 
 def share_of(directory: str, recovery_point: Offset, first_bytes_max: int) -> int:
-    """What recovering this log after an unclean boot will read, about. Of the segment that holds the recovery point at most `first_bytes_max`: rounds
-    begin before more is unflushed."""
+    """What recovering this log after an unclean boot will read, about.
+
+    Of the segment that holds the recovery point at most `first_bytes_max`: rounds begin before more
+    is unflushed.
+    """
     try:
         bases = sorted(base for name in file_io.listdir(directory) if (base := offset_of_name(name, LOG_SUFFIX)) is not None)
         first = max((base for base in bases if base <= recovery_point), default=0)

@@ -1,11 +1,12 @@
-"""The replica-fetcher: fetches every partition that this box follows from its leader on another box.
+"""The replica-fetcher: fetches every partition that this box follows from its leader on another
+box.
 
-One process per box. The metadata image names the leaders, the log-writers' partition tables name the
-followed partitions. Batches arrive by Fetch from the leaders' acceptors, are received into the arena,
-checked there, and offered to the log-writers unchanged. The process owns nothing on a disk: after a
-crash, its next incarnation asks the log-writers for their log end offsets and continues. On a box
-without other boxes it has no arena and no rings. Weak spot: one process for all disks, so a catch-up
-of many partitions is bounded by one core.
+One process per box. The metadata image names the leaders, the log-writers' partition tables name
+the followed partitions. Batches arrive by Fetch from the leaders' acceptors, are received into the
+arena, checked there, and offered to the log-writers unchanged. The process owns nothing on a disk:
+after a crash, its next incarnation asks the log-writers for their log end offsets and continues. On
+a box without other boxes it has no arena and no rings. Weak spot: one process for all disks, so a
+catch-up of many partitions is bounded by one core.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """The state machine of one followed partition: what it needs next, and what a response means.
 
-Pure: time is an argument (monotonic nanoseconds). The order is always: get log end offset and leader
-epoch from the own log-writer (TELL), fetch from there, append the records, fetch again. If the logs
-diverge, truncate by leader epoch (KIP-101, KIP-595); if the leader has nothing at our offset, ask it
-for its log start and end. One step is in progress at a time, because the leader takes the fetch
-offset as proof that everything below it is stored: it advances the high watermark by it. So a fetch
-must never name an offset that the log-writer has not confirmed. Owned by the replica-fetcher.
-Weak spot: a response that contradicts itself (a log start offset above the log end) is believed.
+Pure: time is an argument (monotonic nanoseconds). The order is always: get log end offset and
+leader epoch from the own log-writer (TELL), fetch from there, append the records, fetch again. If
+the logs diverge, truncate by leader epoch (KIP-101, KIP-595); if the leader has nothing at our
+offset, ask it for its log start and end. One step is in progress at a time, because the leader
+takes the fetch offset as proof that everything below it is stored: it advances the high watermark
+by it. So a fetch must never name an offset that the log-writer has not confirmed. Owned by the
+replica-fetcher. Weak spot: a response that contradicts itself (a log start offset above the log
+end) is believed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from appliance.ipc.descriptors import TruncateOrder, Truncation
 
 UNKNOWN = -1
 BACKOFF_FIRST_NS = 20_000_000
-"""Short, because most errors come from a leader or log-writer that has not received the new image yet."""
+"""Short, because most errors come from a leader or log-writer that has not received the new image
+yet."""
 BACKOFF_LONG = 16
 """Failures after which the wait is the longest."""
 
@@ -34,7 +36,8 @@ class Need(IntEnum):
     FETCH = 2
     """A fetch from the leader, at `log_end_offset` with `last_fetched_epoch`."""
     APPEND = 3
-    """An append by the own log-writer: the fetched records, or only `high_watermark` and `leader_log_start_offset`."""
+    """An append by the own log-writer: the fetched records, or only `high_watermark` and
+    `leader_log_start_offset`."""
     TRUNCATE = 4
     """A truncation by the own log-writer, as `truncation` says."""
     LATEST = 5
@@ -47,7 +50,9 @@ TELL_ONLY = TruncateOrder(Truncation.TELL, NO_LEADER_EPOCH, NO_OFFSET)
 
 
 class FollowerFetch:
-    """Offsets are those of the own log, as its log-writer last reported, unless the name says otherwise."""
+    """Offsets are those of the own log, as its log-writer last reported, unless the name says
+    otherwise.
+    """
 
     __slots__ = (
         "_backoff_max_ns",
@@ -83,10 +88,12 @@ class FollowerFetch:
         """The leader's."""
         self.leader_log_start_offset = NO_OFFSET
         self.damaged_offset = NO_OFFSET
-        """The offset of a damaged batch that the leader sent. The next fetch names it, so that the leader checks its log."""
+        """The offset of a damaged batch that the leader sent. The next fetch names it, so that the
+        leader checks its log."""
         self.need = Need.NOTHING
         self.is_waiting = False
-        """True while `need` is in progress. Not used for FETCH: its response is matched by the fetch offset."""
+        """True while `need` is in progress. Not used for FETCH: its response is matched by the
+        fetch offset."""
         self.turn = 0
         """The number of the last step; completions name it, so that late ones are recognised."""
         self.retry_ns = 0
@@ -110,7 +117,9 @@ class FollowerFetch:
         return True
 
     def restart(self, now_ns: int) -> None:
-        """Restart under the same leader epoch: the log-writer has a new incarnation, or the log another row."""
+        """Restart under the same leader epoch: the log-writer has a new incarnation, or the log
+        another row.
+        """
         self.need, self.is_waiting = Need.TELL, False
         self.turn += 1
         self.truncation = TELL_ONLY
@@ -125,7 +134,10 @@ class FollowerFetch:
         return self.need == Need.FETCH and now_ns >= self.retry_ns
 
     def begin(self) -> int:
-        """Start the needed step (not FETCH) and return its number. If a request to the leader is lost, the caller reports NETWORK_EXCEPTION."""
+        """Start the needed step (not FETCH) and return its number.
+
+        If a request to the leader is lost, the caller reports NETWORK_EXCEPTION.
+        """
         self.is_waiting = True
         self.turn += 1
         return self.turn
@@ -144,8 +156,9 @@ class FollowerFetch:
         diverging_epoch: LeaderEpoch = NO_LEADER_EPOCH,
         diverging_end_offset: Offset = NO_OFFSET,
     ) -> bool:
-        """Apply the response to a fetch under `asked_epoch` at `asked_offset`; return False if it is outdated. If the need is APPEND afterwards,
-        the caller appends the records."""
+        """Apply the response to a fetch under `asked_epoch` at `asked_offset`; return False if it
+        is outdated. If the need is APPEND afterwards, the caller appends the records.
+        """
         if self.need != Need.FETCH or asked_epoch != self.leader_epoch or asked_offset != self.log_end_offset:
             return False
         if error == ErrorCode.NONE:
@@ -206,7 +219,9 @@ class FollowerFetch:
     # --- completions of the own log-writer
 
     def on_log(self, turn: int, error: int, log_start_offset: Offset, log_end_offset: Offset, last_epoch: LeaderEpoch, now_ns: int) -> bool:
-        """Apply the completion of a TELL, an append or a truncation; return False if it is outdated."""
+        """Apply the completion of a TELL, an append or a truncation; return False if it is
+        outdated.
+        """
         if not self._takes(turn) or self.need not in (Need.TELL, Need.APPEND, Need.TRUNCATE):
             return False
         if error == ErrorCode.KAFKA_STORAGE_ERROR:  # the disk is full or offline, or the log moves to another disk

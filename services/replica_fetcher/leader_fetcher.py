@@ -1,11 +1,11 @@
 """Fetches from one leader box: one connection, one fetch session, one fetch after the other.
 
-A turn checks a bounded part of the last response, advances the partitions for which something changed,
-then fetches again. The next fetch waits for the appends of the last response, so that it names their
-new offsets; it does not wait for a slow disk (`slow_disks.py`). If a partition becomes fetchable while
-a fetch is parked at the leader, a second fetch of the session is sent at once and ends the first one
-(`_may_fetch`). Owned by the replica-fetcher. Weak spot: a leader that gives no session gets full
-fetches, and new partitions wait for the one in flight.
+A turn checks a bounded part of the last response, advances the partitions for which something
+changed, then fetches again. The next fetch waits for the appends of the last response, so that it
+names their new offsets; it does not wait for a slow disk (`slow_disks.py`). If a partition becomes
+fetchable while a fetch is parked at the leader, a second fetch of the session is sent at once and
+ends the first one (`_may_fetch`). Owned by the replica-fetcher. Weak spot: a leader that gives no
+session gets full fetches, and new partitions wait for the one in flight.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from services.replica_fetcher.slow_disks import SlowDisks
 BYTES_A_TURN = 2 << 20
 """Records that one turn checks, at most."""
 SHORT_WAIT_MS = 50
-"""How long a fetch without a session may be parked at the leader while partitions wait for the next one."""
+"""How long a fetch without a session may be parked at the leader while partitions wait for the next
+one."""
 SETTLING_NS = 2_000_000_000
 """After a partition was added, more may follow: so long, fetches without a session are short."""
 REFUSED_PAUSE_MS = 20
@@ -83,15 +84,17 @@ class LeaderFetcher:
         self._touched: set[Key] = set()
         """Partitions that the next fetch may have to name, or to forget."""
         self._newcomers: set[Key] = set()
-        """Partitions that could be fetched when they changed last, and that the session did not have."""
+        """Partitions that could be fetched when they changed last, and that the session did not
+        have."""
         self._unapplied: set[Key] = set()
-        """Partitions whose last response was not applied. The leader reports a high watermark once per session, so they are
-        removed from the session and named again."""
+        """Partitions whose last response was not applied. The leader reports a high watermark once
+        per session, so they are removed from the session and named again."""
         self._alarms: list[tuple[int, Key]] = []
         self.under_way = 0
         """Fetches in flight: one, or two if a new partition did not wait for the parked one."""
         self._overtaken: set[Key] = set()
-        """Partitions that the second of two fetches names again: the first response is outdated for them."""
+        """Partitions that the second of two fetches names again: the first response is outdated for
+        them."""
         self._is_over = False
         """True if the session of the fetches in flight has ended: their responses are ignored."""
         self._turn_ns = 0
@@ -109,7 +112,9 @@ class LeaderFetcher:
     # --- changes of the image
 
     def set_brokers(self, leader: BrokerImage | None, own_epoch: int) -> None:
-        """Set the leader's registration (None: not registered) and our broker epoch; a new registration of either box starts a new session."""
+        """Set the leader's registration (None: not registered) and our broker epoch; a new
+        registration of either box starts a new session.
+        """
         if own_epoch != self._own_epoch or (leader is not None and self._broker is not None and leader.epoch != self._broker.epoch):
             self._own_epoch = own_epoch
             if self.connection is not None:
@@ -142,7 +147,11 @@ class LeaderFetcher:
                 self._touch(key)
 
     def _touch(self, key: Key) -> None:
-        """Note that `key` changed. Every event that makes a partition fetchable calls this, so that no turn has to scan all partitions for one."""
+        """Note that `key` changed.
+
+        Every event that makes a partition fetchable calls this, so that no turn has to scan all
+        partitions for one.
+        """
         self._touched.add(key)
         followed = self.partitions.get(key)
         if followed is not None and key not in self.session.asked and self.is_fetchable(followed):
@@ -184,7 +193,10 @@ class LeaderFetcher:
             self._touch(key)
 
     def wake_ns(self) -> int:
-        """Return when the next turn is due without an event; 0: never. What a turn could not do when it was due waits for an event."""
+        """Return when the next turn is due without an event; 0: never.
+
+        What a turn could not do when it was due waits for an event.
+        """
         times = [self._resumes_ns, self._slow.patience_ends_ns()]
         if self._alarms:
             times.append(self._alarms[0][0])
@@ -244,7 +256,9 @@ class LeaderFetcher:
         self._due.add(followed.key)
 
     def retry_stopped(self, now_ns: int) -> None:
-        """Restart partitions that stopped because their log could not be written or the leader has a larger epoch; called every second."""
+        """Restart partitions that stopped because their log could not be written or the leader has
+        a larger epoch; called every second.
+        """
         for key, followed in self.partitions.items():
             if followed.rules.need == Need.NOTHING:
                 followed.rules.restart(now_ns)
@@ -265,9 +279,11 @@ class LeaderFetcher:
         return followed.rules.may_fetch(self._clock.monotonic_ns()) and not self._slow.is_left_out(proxy.disk)
 
     def _may_fetch(self, connection: PeerConnection, now_ns: int) -> bool:
-        """Decide whether to send the next fetch now, or a second one behind a parked one (a new partition must not wait until the leader has records
-        for the others). Neither is sent before the last response is checked and appended: partitions with an append in progress would leave the
-        session and be named again."""
+        """Decide whether to send the next fetch now, or a second one behind a parked one (a new
+        partition must not wait until the leader has records for the others). Neither is sent before
+        the last response is checked and appended: partitions with an append in progress would leave
+        the session and be named again.
+        """
         if self._parts or self._slot is not None or now_ns < self._resumes_ns or (self.under_way and not self._may_hasten(connection, now_ns)):
             return False
         for disk in self._slow.leave_out(now_ns):
@@ -277,8 +293,11 @@ class LeaderFetcher:
         return self._has_newcomer() if self.under_way else any(self.is_fetchable(followed) for followed in self.partitions.values())
 
     def _may_hasten(self, connection: PeerConnection, now_ns: int) -> bool:
-        """Decide about a second fetch. While the connection is not ready, the first one is not encoded yet and will name the new partitions.
-        A session without partitions ends, and the leader answers at once."""
+        """Decide about a second fetch.
+
+        While the connection is not ready, the first one is not encoded yet and will name the new
+        partitions. A session without partitions ends, and the leader answers at once.
+        """
         if self.under_way > 1 or now_ns < self._fetched_ns + HASTEN_AFTER_NS or not connection.is_ready or connection.hears_answer:
             return False
         return bool(self.session.asked) and self._has_newcomer()
@@ -383,7 +402,10 @@ class LeaderFetcher:
             self._drop_slot()
 
     def _on_refusal(self, error: int) -> None:
-        """Start a new session. After an evicted session the next fetch is sent at once, after any other error it waits."""
+        """Start a new session.
+
+        After an evicted session the next fetch is sent at once, after any other error it waits.
+        """
         self._counters.on_error(error)
         self._drop_slot()
         self._restart_session()
@@ -422,8 +444,11 @@ class LeaderFetcher:
         return judged
 
     def _on_unfitting(self, followed: FollowedPartition, asked: FetchPartition, part: FetchedPartition) -> None:
-        """The response is outdated for the partition. The next fetch returns its records again, but the leader repeats log start offset and
-        high watermark only if they change: so the partition has to leave the session and be named again."""
+        """The response is outdated for the partition.
+
+        The next fetch returns its records again, but the leader repeats log start offset and high
+        watermark only if they change: so the partition has to leave the session and be named again.
+        """
         rules = followed.rules
         if part.error_code or asked.current_leader_epoch != rules.leader_epoch:
             return

@@ -1,4 +1,5 @@
-"""Check a leader's response for one partition: apply it to the state machine, keep valid batches for the log-writer, count and log errors.
+"""Check a leader's response for one partition: apply it to the state machine, keep valid batches
+for the log-writer, count and log errors.
 
 Owned by a `LeaderFetcher`. Weak spot: of an error only the code is known.
 """
@@ -26,7 +27,9 @@ OFFSET_MAX = 2**63 - 1
 
 
 class GoodBatches(NamedTuple):
-    """`memory[position:end]` can be appended, empty if nothing can; `problem` says why not all, `problem_offset` where."""
+    """`memory[position:end]` can be appended, empty if nothing can; `problem` says why not all,
+    `problem_offset` where.
+    """
 
     position: int
     end: int
@@ -37,9 +40,12 @@ class GoodBatches(NamedTuple):
 
 
 def find_good_batches(memory: memoryview, position: int, limit: int, fetch_offset: Offset, leader_epoch: LeaderEpoch) -> GoodBatches:
-    """Find the whole, valid batches in `memory[position:limit]`, fetched at `fetch_offset` under `leader_epoch`.
+    """Find the whole, valid batches in `memory[position:limit]`, fetched at `fetch_offset` under
+    `leader_epoch`.
 
-    A response ends where the byte limit fell, so its last batch may be incomplete, and the first may begin before `fetch_offset`."""
+    A response ends where the byte limit fell, so its last batch may be incomplete, and the first
+    may begin before `fetch_offset`.
+    """
     unpack, unpack_delta = _OFFSET_LENGTH_EPOCH.unpack_from, _LAST_OFFSET_DELTA.unpack_from
     start, next_offset, count = position, fetch_offset, 0
     problem = ""
@@ -83,7 +89,10 @@ class AnswerJudge:
     def judge(
         self, followed: FollowedPartition, asked: FetchPartition, fetched: FetchedPartition, memory: memoryview, answer: ReceivedAnswer, now_ns: int
     ) -> bool:
-        """Apply the response; return False if it is outdated. The need of the partition's rules says what comes next."""
+        """Apply the response; return False if it is outdated.
+
+        The need of the partition's rules says what comes next.
+        """
         rules = followed.rules
         if rules.need != Need.FETCH or asked.current_leader_epoch != rules.leader_epoch or asked.fetch_offset != rules.log_end_offset:
             return False  # the partition restarted while the fetch was in flight

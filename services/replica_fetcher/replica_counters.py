@@ -25,7 +25,10 @@ class ReplicaSettings(NamedTuple):
 
 
 def replica_settings(box: Box, arena_bytes: int) -> ReplicaSettings:
-    """Read the settings. A response takes at most a quarter of the arena, so that one leader's does not block all others."""
+    """Read the settings.
+
+    A response takes at most a quarter of the arena, so that one leader's does not block all others.
+    """
     return ReplicaSettings(
         box.integer("replica.fetch.max.bytes"),
         min(box.integer("replica.fetch.response.max.bytes"), arena_bytes // 4),

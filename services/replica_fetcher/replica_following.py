@@ -1,8 +1,10 @@
-"""All followed partitions of this box: the log-writers that append them, a `LeaderFetcher` per leader, and the arena between them.
+"""All followed partitions of this box: the log-writers that append them, a `LeaderFetcher` per
+leader, and the arena between them.
 
-Which partitions these are: rows of the log-writers' tables with the follower role whose leader epoch
-the image has, too. Owned by the replica-fetcher, which creates it when the cluster has other boxes.
-Weak spot: all fetchers share one arena; responses that a hung disk holds leave less for the others.
+Which partitions these are: rows of the log-writers' tables with the follower role whose leader
+epoch the image has, too. Owned by the replica-fetcher, which creates it when the cluster has other
+boxes. Weak spot: all fetchers share one arena; responses that a hung disk holds leave less for the
+others.
 """
 
 from __future__ import annotations
@@ -57,7 +59,10 @@ class ReplicaRows:
         self._is_image_new = True
 
     def look(self, now_ns: int) -> dict[Key, FollowedRow] | None:
-        """Return all rows to follow, or None if nothing may have changed since the last call. An unchanged row is the same object."""
+        """Return all rows to follow, or None if nothing may have changed since the last call.
+
+        An unchanged row is the same object.
+        """
         changed = [(disk, proxy.table) for disk, proxy in self._proxies.by_disk.items() if self._has_changed(disk, proxy.table)]
         if not (changed or self._is_image_new or self._tables.keys() - self._proxies.by_disk.keys()) or now_ns < self._scanned_ns + SCAN_PAUSE_NS:
             return None
@@ -122,7 +127,8 @@ SETTLING_NS = 10_000_000_000
 """Rows that are behind for longer wait for something else, for example a disk."""
 RETRY_NS = 1_000_000_000
 LOOK_PAUSE_NS_MAX = 20_000_000
-"""The longest pause between two scans of the rows; it is three times as long as the last scan took, so that a burst leaves time for fetches."""
+"""The longest pause between two scans of the rows; it is three times as long as the last scan took,
+so that a burst leaves time for fetches."""
 
 
 class ReplicaFollowing:
@@ -250,7 +256,9 @@ class ReplicaFollowing:
         order.end(None)
 
     def _on_detached(self, order: LogOrder | RepairCopy) -> None:
-        """The log-writer of a detached disk may still read the memory of this order, so it is not freed."""
+        """The log-writer of a detached disk may still read the memory of this order, so it is not
+        freed.
+        """
         order.end(None)
 
     def _on_disk_news(self, disk: str) -> None:

@@ -1,8 +1,8 @@
 """One followed partition: its row, its state machine (`rules`), and its orders to the log-writer.
 
-Owned by the `LeaderFetcher` of its leader. A new row, row generation or leader epoch is a new object;
-responses and completions for an old one find it closed, and only free their memory. Weak spot: an order
-that a hung disk never completes keeps its part of the arena.
+Owned by the `LeaderFetcher` of its leader. A new row, row generation or leader epoch is a new
+object; responses and completions for an old one find it closed, and only free their memory. Weak
+spot: an order that a hung disk never completes keeps its part of the arena.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class ReceivedAnswer:
 
 
 class FollowedRow:
-    """Where a partition is on this box, and its leader; `identity` distinguishes one `FollowedPartition` from the next."""
+    """Where a partition is on this box, and its leader; `identity` distinguishes one
+    `FollowedPartition` from the next.
+    """
 
     __slots__ = ("identity", "leader_epoch", "leader_id", "partition", "proxy", "row", "row_generation", "topic")
 
@@ -130,7 +132,10 @@ class FollowedPartition:
         self.answer, self.records_position, self.records_bytes = answer, answer.position + position, size_bytes
 
     def offer_order(self, now_ns: int) -> LogOrder | None:
-        """Send the needed order to the log-writer. None: it is not running, which `rules` has learned."""
+        """Send the needed order to the log-writer.
+
+        None: it is not running, which `rules` has learned.
+        """
         rules, place = self.rules, self.place
         need = rules.need
         answer, self.answer = self.answer, None

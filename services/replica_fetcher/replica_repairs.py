@@ -1,12 +1,14 @@
-"""Repair damaged batches that this box's scrubbers found: fetch them from an in-sync replica and give them to the log-writer.
+"""Repair damaged batches that this box's scrubbers found: fetch them from an in-sync replica and
+give them to the log-writer.
 
-One damage at a time, with a pause between two requests. The leader is asked first, as a consumer; if
-this box leads, a follower in sync, which serves everything below its high watermark. The response is
-checked here batch by batch; the log-writer decides whether it fits. If no copy fits, the damage is
-logged once and left until the scrubber finds it again. If no box could be asked, the repair is
-retried. Other damages of a segment with wrong offsets wait for the scrubber, which checks a repaired
-segment again: they may have the same cause. Owned by the replica-fetcher. Weak spots: damage larger
-than a response stays; the active segment is not scrubbed, so its damage is found after it is closed.
+One damage at a time, with a pause between two requests. The leader is asked first, as a consumer;
+if this box leads, a follower in sync, which serves everything below its high watermark. The
+response is checked here batch by batch; the log-writer decides whether it fits. If no copy fits,
+the damage is logged once and left until the scrubber finds it again. If no box could be asked, the
+repair is retried. Other damages of a segment with wrong offsets wait for the scrubber, which checks
+a repaired segment again: they may have the same cause. Owned by the replica-fetcher. Weak spots:
+damage larger than a response stays; the active segment is not scrubbed, so its damage is found
+after it is closed.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class Repair:
         self.piece_bytes = PIECE_BYTES
         self.empty_answers = 0
         self.is_final = False
-        """True if every box that could have a healthy copy has answered; else another attempt may succeed."""
+        """True if every box that could have a healthy copy has answered; else another attempt may
+        succeed."""
         self.is_reported = False
         self.reasons: list[str] = []
 

@@ -1,8 +1,9 @@
-"""The follower's side of a fetch session (KIP-227): what the last fetches named, so that the next one names only what changed.
+"""The follower's side of a fetch session (KIP-227): what the last fetches named, so that the next
+one names only what changed.
 
 In an established session a second fetch may be sent before the first one is answered; the leader
-answers both in order. Owned by one `LeaderFetcher`. Pure. Weak spot: it assumes that the leader keeps
-the session; an error or a lost connection starts a new one.
+answers both in order. Owned by one `LeaderFetcher`. Pure. Weak spot: it assumes that the leader
+keeps the session; an error or a lost connection starts a new one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _by_topic = attrgetter("topic_id")
 
 
 class ReplicaSession:
-    """`asked`: every partition of the session, as the last fetch named it; `epoch`: the session epoch of the next fetch."""
+    """`asked`: every partition of the session, as the last fetch named it; `epoch`: the session
+    epoch of the next fetch.
+    """
 
     def __init__(self) -> None:
         self.session_id = 0
@@ -41,7 +44,9 @@ class ReplicaSession:
         return self.session_id == 0
 
     def plan(self, keys: Iterable[Key], wanted_of: Callable[[Key], FetchPartition | None]) -> tuple[list[FetchPartition], list[ForgottenPartition]]:
-        """Return what the next fetch names and what it forgets, of `keys`; a partition for which `wanted_of` returns None is not fetched now."""
+        """Return what the next fetch names and what it forgets, of `keys`; a partition for which
+        `wanted_of` returns None is not fetched now.
+        """
         asked = self.asked
         named: list[FetchPartition] = []
         forgotten: list[ForgottenPartition] = []
@@ -64,7 +69,10 @@ class ReplicaSession:
         self.epoch = 1 if self.epoch >= EPOCH_MAX else self.epoch + 1
 
     def on_answer(self, session_id: int) -> None:
-        """Apply a response without error. Session id 0: the leader's cache is full, and every fetch is a full one."""
+        """Apply a response without error.
+
+        Session id 0: the leader's cache is full, and every fetch is a full one.
+        """
         if session_id and (self.is_new or session_id == self.session_id):
             self.session_id = session_id
         else:

@@ -1,13 +1,13 @@
 """Decide which disks a `LeaderFetcher` waits for before its next fetch, and which it leaves out.
 
 Appends usually take a millisecond, and the next fetch should name the offsets after them. If a disk
-needs longer than `PATIENCE_NS` (plus the usual cost of its appends), the next fetches do not wait for
-it for a while: only its partitions with an append in progress are missing in them. If a disk completes
-nothing for `STUCK_NS`, or is slow and holds much of the arena, the fetches leave out all its partitions
-until its appends are done, because records fetched for it would take the arena from other disks. A
-response stays in the arena as a whole until the last append from it is done. So a slow disk delays only
-its own partitions. Pure. Weak spots: leaving a disk out, and taking it back, names each of its
-partitions; a disk that is fast again but never idle is still not waited for.
+needs longer than `PATIENCE_NS` (plus the usual cost of its appends), the next fetches do not wait
+for it for a while: only its partitions with an append in progress are missing in them. If a disk
+completes nothing for `STUCK_NS`, or is slow and holds much of the arena, the fetches leave out all
+its partitions until its appends are done, because records fetched for it would take the arena from
+other disks. A response stays in the arena as a whole until the last append from it is done. So a
+slow disk delays only its own partitions. Pure. Weak spots: leaving a disk out, and taking it back,
+names each of its partitions; a disk that is fast again but never idle is still not waited for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Protocol
 
 PATIENCE_NS = 20_000_000
 APPEND_NS = 200_000
-"""The time that each append adds: a response may cause hundreds of them, which on a busy machine take longer than the patience."""
+"""The time that each append adds: a response may cause hundreds of them, which on a busy machine
+take longer than the patience."""
 DISTRUST_NS = 5_000_000_000
 STUCK_NS = 250_000_000
 
@@ -50,7 +51,10 @@ class _Appends:
 
 
 class SlowDisks:
-    """The disks of one leader's partitions. `held_bytes_max`: how much of the arena a disk that is not waited for may hold."""
+    """The disks of one leader's partitions.
+
+    `held_bytes_max`: how much of the arena a disk that is not waited for may hold.
+    """
 
     def __init__(self, held_bytes_max: int) -> None:
         self._held_bytes_max = held_bytes_max

@@ -1,11 +1,12 @@
-"""Run one piece of disk work at a time in a thread, so that the log-writer's duty cycle never waits for the disk.
+"""Run one piece of disk work at a time in a thread, so that the log-writer's duty cycle never waits
+for the disk.
 
 All background work of the log-writer follows the same rules. The thread changes nothing that the
 duty cycle reads; `finish` brings the result back. OSError becomes DiskFull, OutOfDescriptors or
 StorageFailed. A thread that could not be started, or that died before its work, is OutOfThreads:
 nothing was done, and the work can be repeated. Any other exception is raised in the duty cycle as
-it is. Only `BatchFlushes` has a thread of its own, which stays: a start costs 0.1 ms, and a producer
-waits for each of its rounds.
+it is. Only `BatchFlushes` has a thread of its own, which stays: a start costs 0.1 ms, and a
+producer waits for each of its rounds.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ class BackgroundTask:
     """`start`, then in each turn: wait while `is_running`; if `has_ended`, `finish`."""
 
     def __init__(self, name: str, action: str, on_end: Callable[[], None] | None = None, on_sync_failed: Callable[[], None] | None = None) -> None:
-        """`action` completes "could not …". The thread calls `on_end` when it ends, and `finish` calls
-        it once more. The thread calls `on_sync_failed` at once when a sync fails: no later sync
-        reports that failure again, and this process may end before its next turn."""
+        """`action` completes "could not …".
+
+        The thread calls `on_end` when it ends, and `finish` calls it once more. The thread calls
+        `on_sync_failed` at once when a sync fails: no later sync reports that failure again, and
+        this process may end before its next turn.
+        """
         self._name = name
         self._action = action
         self._on_end = on_end

@@ -1,11 +1,11 @@
 """Flush rounds for topics with `flush.messages`, `flush.ms`, or acknowledgement after the flush.
 
-A round takes every partition that is due, syncs their batches in a thread beside the duty cycle, and
-wakes it at the end. Batches that are appended meanwhile belong to the next round. There is one round at
-a time and no queue: the more is appended, the more each sync covers. Recovery points stay; `FlushRounds`
-moves them, which also syncs indexes and lets no producer wait. Only `_run` runs in the thread. A failed
-sync is raised once and never retried. Weak spot: a hung disk keeps the thread and all acknowledgements
-that wait for it.
+A round takes every partition that is due, syncs their batches in a thread beside the duty cycle,
+and wakes it at the end. Batches that are appended meanwhile belong to the next round. There is one
+round at a time and no queue: the more is appended, the more each sync covers. Recovery points stay;
+`FlushRounds` moves them, which also syncs indexes and lets no producer wait. Only `_run` runs in
+the thread. A failed sync is raised once and never retried. Weak spot: a hung disk keeps the thread
+and all acknowledgements that wait for it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,20 @@ from services.log_writer.replicas.replicas_of_disk import Replicas
 
 _NEVER = 1 << 63
 Round = list[tuple[Replica, BatchFlush, int]]
-"""With how often the log had been cut when it began: what stands where it was cut is not what was synced."""
+"""With how often the log had been cut when it began: what stands where it was cut is not what was
+synced."""
 
 
 class BatchFlushes:
-    """At most one round under way. `is_active` is the loop's cheap question whether there is anything to do here."""
+    """At most one round under way.
+
+    `is_active` is the loop's cheap question whether there is anything to do here.
+    """
 
     def __init__(self, path: str, partitions: Replicas, clock: Clock, poller: Poller, counters: Counters, synced_bytes: Callable[[], int]) -> None:
-        """`synced_bytes`: the value of `log_writer.bytes` up to which the box's own rounds have synced everything."""
+        """`synced_bytes`: the value of `log_writer.bytes` up to which the box's own rounds have
+        synced everything.
+        """
         self._path = path
         self._partitions = partitions
         self._clock = clock
@@ -55,7 +61,8 @@ class BatchFlushes:
         self._appended = counters.counter("log_writer.bytes")
         self._synced_bytes = synced_bytes
         self._known_synced = self._appended.value
-        """What of `_appended` was synced: the rest, apart from what is wanted, is what `syncfs` would write out besides."""
+        """What of `_appended` was synced: the rest, apart from what is wanted, is what `syncfs`
+        would write out besides."""
         self._bytes_wanted = 0
         self._rounds = counters.counter("flush.batch_rounds")
         self._round_us = counters.histogram("flush.batch_round_us")
@@ -66,7 +73,9 @@ class BatchFlushes:
         self._directory_fd = file_io.open_directory(self._path)
 
     def want(self, replica: Replica, size_bytes: int) -> None:
-        """After an append of `size_bytes` to a partition with a flush policy: now, or when its time has come."""
+        """After an append of `size_bytes` to a partition with a flush policy: now, or when its time
+        has come.
+        """
         self.is_active = True
         self._bytes_wanted += size_bytes
         if replica.flush_policy == FLUSH_BEFORE_ACKNOWLEDGEMENT:
@@ -99,7 +108,10 @@ class BatchFlushes:
         return finished
 
     def start_round(self) -> list[Replica]:
-        """If none is under way: sync what is wanted or due. Returns partitions that wanted it and have nothing to sync. Raises StorageFailed."""
+        """If none is under way: sync what is wanted or due.
+
+        Returns partitions that wanted it and have nothing to sync. Raises StorageFailed.
+        """
         if self.under_way is not None:
             return []
         if self._due:
@@ -161,7 +173,10 @@ class BatchFlushes:
         self._thread = thread
 
     def _duplicate(self, flushes: Sequence[BatchFlush]) -> DuplicatedFiles | None:
-        """None: there is no descriptor left, and `syncfs` needs none. Whatever else fails is no matter of descriptors: these partitions are here."""
+        """None: there is no descriptor left, and `syncfs` needs none.
+
+        Whatever else fails is no matter of descriptors: these partitions are here.
+        """
         try:
             return DuplicatedFiles(flushes)
         except OSError as error:
@@ -195,7 +210,9 @@ class BatchFlushes:
         file_io.sync_file_system(self._directory_fd)
 
     def give_up(self) -> None:
-        """The directory goes offline: nothing is wanted any more; a round that is under way ends when the disk lets it, and its files are closed then."""
+        """The directory goes offline: nothing is wanted any more; a round that is under way ends
+        when the disk lets it, and its files are closed then.
+        """
         self._is_given_up = True
         self._wanted.clear()
         self._due.clear()
@@ -210,8 +227,11 @@ class BatchFlushes:
         return self.under_way is not None and not self.is_done
 
     def close(self) -> None:
-        """Wait for a round that is under way. Raises StorageFailed, unless the directory is offline, if
-        it failed or does not end: no later sync would report its failure."""
+        """Wait for a round that is under way.
+
+        Raises StorageFailed, unless the directory is offline, if it failed or does not end: no
+        later sync would report its failure.
+        """
         thread, self._thread = self._thread, None
         if thread is not None:
             self._work.put(None)

@@ -1,10 +1,11 @@
 """Repair damaged batches of one disk's logs in place, with the bytes of another replica (REPAIR).
 
-The replica-fetcher sends the bytes. One repair at a time: a thread reads and compares; the duty cycle
-writes, because it knows whether the segment is still the same; the thread syncs. Only whole batches are
-written, which are damaged here and below the high watermark. A crash in the middle leaves a damaged
-batch, which the scrubber finds again. Indexes are not touched: the scrubber checks the segment again and
-has them rebuilt if they are wrong. Weak spot: a file that the disk refuses to read is not written to.
+The replica-fetcher sends the bytes. One repair at a time: a thread reads and compares; the duty
+cycle writes, because it knows whether the segment is still the same; the thread syncs. Only whole
+batches are written, which are damaged here and below the high watermark. A crash in the middle
+leaves a damaged batch, which the scrubber finds again. Indexes are not touched: the scrubber checks
+the segment again and has them rebuilt if they are wrong. Weak spot: a file that the disk refuses to
+read is not written to.
 """
 
 from __future__ import annotations
@@ -47,7 +48,11 @@ class BatchRepairs:
         return self._repair is not None
 
     def take(self, channel: SinkChannel, entry: Entry) -> None:
-        """REPAIR. Refused with REQUEST_TIMED_OUT if it is to be tried later, with NOT_LEADER_OR_FOLLOWER if nothing is committed in such a segment."""
+        """REPAIR.
+
+        Refused with REQUEST_TIMED_OUT if it is to be tried later, with NOT_LEADER_OR_FOLLOWER if
+        nothing is committed in such a segment.
+        """
         replica = self._partitions.by_row.get(entry[ROW])
         content = channel.slice(entry[POSITION], entry[LENGTH])
         check(len(content) > 0, f"{channel.source} sends a repair without bytes")
@@ -67,7 +72,10 @@ class BatchRepairs:
         self._repair = Repair(channel, entry, replica, place, order.source_id, bytes(content))
 
     def turn(self) -> None:
-        """Go on with what is under way. Raises `StorageFailed` for a disk that does not take it; what cannot be read stays as it is."""
+        """Go on with what is under way.
+
+        Raises `StorageFailed` for a disk that does not take it; what cannot be read stays as it is.
+        """
         repair = self._repair
         if repair is None or not repair.has_finished_step():
             return
@@ -214,7 +222,9 @@ class Repair:
 
 
 def _committed_end(replica: Replica, base_offset: Offset) -> tuple[Offset, int] | None:
-    """(offset, position) up to which a segment of its log is committed; None if nothing of it is, or there is none."""
+    """(offset, position) up to which a segment of its log is committed; None if nothing of it is,
+    or there is none.
+    """
     sizes = dict(replica.log.segment_sizes)
     if replica.role not in (ROLE_LEADER, ROLE_FOLLOWER) or base_offset not in sizes or replica.high_watermark <= base_offset:
         return None

@@ -1,17 +1,18 @@
 """Compaction in the log-writer: choose a log, run a cleaning process, swap in what it has finished.
 
-The duty cycle collects the facts of compacted logs, starts a run, reads its reports, and swaps in one
-finished segment a turn (some ten renames). A thread does what waits for the disk: timestamps of
+The duty cycle collects the facts of compacted logs, starts a run, reads its reports, and swaps in
+one finished segment a turn (some ten renames). A thread does what waits for the disk: timestamps of
 segments, syncs, the checkpoint and the removal of old files.
 
-For each segment: the run has written and synced `.cleaned` files → renames (`storage/segment_swap.py`) →
-row. Why renames in the duty cycle: no append or truncation may come between them. After the last one:
-directory synced → `cleaner-offset-checkpoint` → old files are removed in slices after
-file.delete.delay.ms. The sync comes before the checkpoint, because a power cut that undid a swap would
-bring back records that the checkpoint calls clean.
+For each segment: the run has written and synced `.cleaned` files → renames
+(`storage/segment_swap.py`) → row. Why renames in the duty cycle: no append or truncation may come
+between them. After the last one: directory synced → `cleaner-offset-checkpoint` → old files are
+removed in slices after file.delete.delay.ms. The sync comes before the checkpoint, because a power
+cut that undid a swap would bring back records that the checkpoint calls clean.
 
-A log whose run fails is left alone until this process starts again, and is counted; a run that found no
-space, or was killed, is repeated. Weak spot: one run for a disk, however many logs are dirty.
+A log whose run fails is left alone until this process starts again, and is counted; a run that
+found no space, or was killed, is repeated. Weak spot: one run for a disk, however many logs are
+dirty.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ class CleaningRounds:
         """Whether the log of the run has lost some of the segments that it was given."""
         self._ending: RunReport | None = None
         self._leaves_some = False
-        """Whether the run has segments behind it that are as they were: what is clean ends before them, or a key that was deleted could come back there."""
+        """Whether the run has segments behind it that are as they were: what is clean ends before
+        them, or a key that was deleted could come back there."""
         self._replaced: list[str] = []
         self._departing = DepartingFiles()
         self.task = BackgroundTask("cleaning", f"compact logs in {directory.path}")
@@ -136,7 +138,9 @@ class CleaningRounds:
         return f"{len(self._uncleanable)} logs cannot be compacted" if self._uncleanable else ""
 
     def on_truncated(self, replica: Replica) -> None:
-        """A log was cut: what lies behind its end will be other records, under the same names perhaps."""
+        """A log was cut: what lies behind its end will be other records, under the same names
+        perhaps.
+        """
         key = _key(replica)
         self._first_dirty[key] = min(self._first_dirty_of(replica), replica.log.log_end_offset)
         if self._chosen is not None and self._chosen[0] is replica:
@@ -145,7 +149,10 @@ class CleaningRounds:
             self._is_cut = True
 
     def turn(self) -> None:
-        """Once a second, and when `goes_on`. Raises StorageFailed when the disk fails, DiskFull for what is tried again."""
+        """Once a second, and when `goes_on`.
+
+        Raises StorageFailed when the disk fails, DiskFull for what is tried again.
+        """
         if self.task.is_running:
             return
         if self.task.has_ended:
@@ -206,7 +213,9 @@ class CleaningRounds:
         return CleaningCandidate(segments, self._first_dirty_of(replica), uncleanable, log.config)
 
     def _first_dirty_of(self, replica: Replica) -> Offset:
-        """Of this log, not of one that had its name before; an offset that the log does not reach was some other log's."""
+        """Of this log, not of one that had its name before; an offset that the log does not reach
+        was some other log's.
+        """
         key = _key(replica)
         if key not in self._first_dirty:
             self._first_dirty[key] = self._directory.checkpoints.lines[CLEANED].get(replica.topic_partition, FIRST_OFFSET)
@@ -283,7 +292,9 @@ class CleaningRounds:
         self._swap_time.record(self._clock.monotonic_ns() - started_ns)
 
     def _on_killed(self, run: _Run) -> None:
-        """Handle a run that ended without its last report: it was killed, perhaps for want of memory."""
+        """Handle a run that ended without its last report: it was killed, perhaps for want of
+        memory.
+        """
         self._failures.add()
         key = _key(run.replica)
         self._kills[key] = self._kills.get(key, 0) + 1
@@ -321,7 +332,9 @@ class CleaningRounds:
         self._log.error(words, **replica.topic_partition._asdict(), disk=self._disk)
 
     def _end(self, run: _Run) -> None:
-        """The process is gone; what was swapped in becomes durable, what was not is removed, and the old files go when their delay is over."""
+        """The process is gone; what was swapped in becomes durable, what was not is removed, and
+        the old files go when their delay is over.
+        """
         run.process.close()
         self.run = self._ending = None
         self._is_cut = False
@@ -359,7 +372,9 @@ class CleaningRounds:
         self._run_in_thread(settle, take)
 
     def _offsets(self) -> dict[TopicPartition, Offset]:
-        """Return the first dirty offset of each log that has one, for the checkpoint; for any thread."""
+        """Return the first dirty offset of each log that has one, for the checkpoint; for any
+        thread.
+        """
         saved, offsets = self._directory.checkpoints.lines[CLEANED], {}
         for replica in list(self._partitions.by_row.values()):
             offset = self._first_dirty.get(_key(replica), saved.get(replica.topic_partition, FIRST_OFFSET))
@@ -380,7 +395,10 @@ class CleaningRounds:
         self.task.start(unless_deleted, then)
 
     def close(self) -> None:
-        """End a run that is under way, wait for the thread. What was swapped in stays; the rest is swept at the next start. Raises StorageFailed."""
+        """End a run that is under way, wait for the thread.
+
+        What was swapped in stays; the rest is swept at the next start. Raises StorageFailed.
+        """
         if self.run is not None:
             self.run.process.close()
             self.run = None

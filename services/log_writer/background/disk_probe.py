@@ -1,10 +1,10 @@
 """Probe the disk: write 4 KiB in place and fdatasync; the table says since when that waits.
 
-The cost: one write of 4 KiB and one flush of the drive's cache a second while the disk is written to
-(about 10 ms of a SATA disk's time), every ten seconds otherwise; a thread of 60 µs each. The file is
-created once, so a probe changes no metadata and works on a full disk. A probe that fails takes the
-directory offline: a failed sync is never retried. Weak spots: a disk that loses only some sectors, or
-answers from a cache that lies, passes; an idle disk never sleeps.
+The cost: one write of 4 KiB and one flush of the drive's cache a second while the disk is written
+to (about 10 ms of a SATA disk's time), every ten seconds otherwise; a thread of 60 µs each. The
+file is created once, so a probe changes no metadata and works on a full disk. A probe that fails
+takes the directory offline: a failed sync is never retried. Weak spots: a disk that loses only some
+sectors, or answers from a cache that lies, passes; an idle disk never sleeps.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class DiskProbe:
         self._appended = -1
 
     def turn(self, now_ns: int, appended: int) -> None:
-        """Once a second or more often; `appended` counts up while the disk is written to. Raises StorageFailed when the disk refused the last probe."""
+        """Once a second or more often; `appended` counts up while the disk is written to.
+
+        Raises StorageFailed when the disk refused the last probe.
+        """
         if self.task.is_running:
             return
         if self.task.has_ended:

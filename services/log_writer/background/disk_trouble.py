@@ -1,15 +1,15 @@
 """How a log-writer reacts to a disk that fails, is full or too slow, and how it comes back.
 
-Every failed write to the disk ends in `DiskTrouble`. A disk that fails takes its directory offline for
-the rest of this incarnation. A full disk refuses writes until there is free space. For want of
+Every failed write to the disk ends in `DiskTrouble`. A disk that fails takes its directory offline
+for the rest of this incarnation. A full disk refuses writes until there is free space. For want of
 descriptors nothing stops.
 
-`DiskReturn` then checks in a thread, with back-off (1 s, 2 s, 4 s, … up to 30 s, over all incarnations),
-whether the directory is the same and a write and a sync succeed. If so, the log-writer exits, and its
-next incarnation opens the directory as after a power cut: what failed to sync is neither retried nor
-believed. Before a directory is opened at all, `check_answers` touches it in a thread: a disk that hangs
-at the start is offline, and its log-writer can report that. Weak spot: a disk that accepts writes and
-loses them comes and goes.
+`DiskReturn` then checks in a thread, with back-off (1 s, 2 s, 4 s, … up to 30 s, over all
+incarnations), whether the directory is the same and a write and a sync succeed. If so, the
+log-writer exits, and its next incarnation opens the directory as after a power cut: what failed to
+sync is neither retried nor believed. Before a directory is opened at all, `check_answers` touches
+it in a thread: a disk that hangs at the start is offline, and its log-writer can report that. Weak
+spot: a disk that accepts writes and loses them comes and goes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ DESCRIPTORS_TOLD_NS = 10_000_000_000
 
 
 class DiskTrouble:
-    """`on_full()` and `on_offline()` are called once each time; after `on_offline` nothing of the disk
-    is touched."""
+    """`on_full()` and `on_offline()` are called once each time; after `on_offline` nothing of the
+    disk is touched.
+    """
 
     def __init__(self, context: ServiceContext, disk: Disk, table: PartitionTableWriter, on_full: Callable[[], None], on_offline: Callable[[], None]) -> None:
         self.offline = ""
@@ -72,8 +73,10 @@ class DiskTrouble:
         self.go_offline(failure)
 
     def go_offline(self, failure: StorageFailed) -> None:
-        """Stop serving every partition of a disk that failed, and close every file. The next incarnation
-        reads it again."""
+        """Stop serving every partition of a disk that failed, and close every file.
+
+        The next incarnation reads it again.
+        """
         disk, context = self._disk, self._context
         self.offline = str(failure)
         context.log.error(f"disk {disk.name} ({disk.path}) goes offline: {failure}", disk=disk.name)
@@ -113,14 +116,22 @@ def check_not_swapped(state: str, path: str) -> None:
 
 
 class DiskDoesNotAnswer(StorageFailed):
-    """It hangs, or is too slow to be served: nothing has failed, and nothing that it holds is doubted."""
+    """It hangs, or is too slow to be served: nothing has failed, and nothing that it holds is
+    doubted.
+    """
 
 
 class DiskReturn:
-    """One offline disk. It must take a write and a sync within the deadline of an operation, or it would be fenced again at once."""
+    """One offline disk.
+
+    It must take a write and a sync within the deadline of an operation, or it would be fenced again
+    at once.
+    """
 
     def __init__(self, context: ServiceContext, disk: Disk, now_ns: int, first_look_ns: int | None = None) -> None:
-        """`first_look_ns`: after so long it is looked at for the first time, instead of the back-off of its attempts."""
+        """`first_look_ns`: after so long it is looked at for the first time, instead of the
+        back-off of its attempts.
+        """
         self._state = context.box.state_directory
         self._disk = disk.name
         self._path = disk.path
@@ -172,7 +183,9 @@ class DiskReturn:
 
 
 def check_answers(state: str, path: str, deadline_ms: int) -> None:
-    """Raises DiskDoesNotAnswer when touching the log directory takes longer than that; what else may be wrong with it is for others to find."""
+    """Raises DiskDoesNotAnswer when touching the log directory takes longer than that; what else
+    may be wrong with it is for others to find.
+    """
     task = BackgroundTask("disk-touch", f"look at {path}")
     task.start(partial(_touch, state, path))
     if not task.join(deadline_ms / 1000):
@@ -207,12 +220,13 @@ FORGOTTEN_NS = 600_000_000_000
 class DiskFences:
     """How often a disk was fenced recently, and how long it waits before it is served again.
 
-    A disk that is a little too slow opens its logs, is fenced under load, releases its log-writer, is
-    opened again, and is fenced again; its clients go back and forth with it. So it is served again at
-    once after the first fence, and after 2 s, 4 s, … up to 2 minutes after the next ones, if it then
-    accepts a write in time. Ten minutes of service without a fence reset the count. It is kept in
-    counters, which outlive their process. Weak spot: after a repair of the disk the back-off still
-    runs, unless the operator calls `millrace disk replace`."""
+    A disk that is a little too slow opens its logs, is fenced under load, releases its log-writer,
+    is opened again, and is fenced again; its clients go back and forth with it. So it is served
+    again at once after the first fence, and after 2 s, 4 s, … up to 2 minutes after the next ones,
+    if it then accepts a write in time. Ten minutes of service without a fence reset the count. It
+    is kept in counters, which outlive their process. Weak spot: after a repair of the disk the
+    back-off still runs, unless the operator calls `millrace disk replace`.
+    """
 
     def __init__(self, counters: Counters, now_ns: int) -> None:
         self._fences = counters.counter(FENCES_LABEL)

@@ -1,12 +1,12 @@
 """Flush rounds: sync what was appended, beside the duty cycle, and advance recovery points.
 
-A round goes through all logs in slices, so that it never holds more than a few descriptors: it collects
-the logs of a slice that have unflushed bytes, syncs them in a thread (fdatasync releases the interpreter
-lock) and advances their recovery points; after the last slice the checkpoint is written. Rounds start
-by time or by unflushed bytes, so that a restart after a power cut scans little. DiskFull and
-OutOfDescriptors are retried, a failed sync never. On a full disk no checkpoint is written before there
-is free space. Weak spot: a hung disk keeps the thread; then the round does not end and no recovery point
-moves, which is correct.
+A round goes through all logs in slices, so that it never holds more than a few descriptors: it
+collects the logs of a slice that have unflushed bytes, syncs them in a thread (fdatasync releases
+the interpreter lock) and advances their recovery points; after the last slice the checkpoint is
+written. Rounds start by time or by unflushed bytes, so that a restart after a power cut scans
+little. DiskFull and OutOfDescriptors are retried, a failed sync never. On a full disk no checkpoint
+is written before there is free space. Weak spot: a hung disk keeps the thread; then the round does
+not end and no recovery point moves, which is correct.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ SPACE_NS = 2_000_000_000
 DELETE_SLICE_BYTES = 256 << 20
 SLICE_LOGS = 64
 RESERVE_BYTES_MAX = 64 << 20
-"""So much, or a twentieth of a smaller disk, must be free before a full disk takes writes again: it should not be full at once."""
+"""So much, or a twentieth of a smaller disk, must be free before a full disk takes writes again: it
+should not be full at once."""
 
 
 _Part = tuple[Replica, FlushRound, int]
-"""Of a round; with how often the log had been cut when it began: what stands where it was cut is not what was synced."""
+"""Of a round; with how often the log had been cut when it began: what stands where it was cut is
+not what was synced."""
 
 
 class FlushRounds:
@@ -49,7 +51,8 @@ class FlushRounds:
         self._appended = counters.counter("log_writer.bytes")
         self._appended_at_last_round = self._appended.value
         self.synced_bytes = self._appended.value
-        """`log_writer.bytes` as it was when the last finished round began: what was appended before is durable."""
+        """`log_writer.bytes` as it was when the last finished round began: what was appended before
+        is durable."""
         self._rounds = counters.counter("flush.rounds")
         self._round_time = counters.counter("flush.round_us")
         self._free_bytes = counters.counter("disk.free_bytes")
@@ -81,21 +84,26 @@ class FlushRounds:
         self._found_space = False
 
     def recovery_points_went_back(self) -> None:
-        """A log was cut below what the checkpoint says: before it grows past that again, the checkpoint must say less."""
+        """A log was cut below what the checkpoint says: before it grows past that again, the
+        checkpoint must say less.
+        """
         self._recovery_points_moved = True
 
     def take_found_space(self) -> bool:
-        """Return once whether a full disk has free space again: checkpoints could be written, and more
-        than the reserve is free."""
+        """Return once whether a full disk has free space again: checkpoints could be written, and
+        more than the reserve is free.
+        """
         if not self._found_space:
             return False
         self._is_full = self._found_space = False
         return True
 
     def turn(self) -> None:
-        """Once a second, and when `goes_on`: finish a slice, take the next, start a round if it is due, publish free space.
+        """Once a second, and when `goes_on`: finish a slice, take the next, start a round if it is
+        due, publish free space.
 
-        Raises StorageFailed after a failed sync, DiskFull and OutOfDescriptors for what will be tried again.
+        Raises StorageFailed after a failed sync, DiskFull and OutOfDescriptors for what will be
+        tried again.
         """
         now_ns = self._clock.monotonic_ns()
         if self.task.is_running:
@@ -134,8 +142,11 @@ class FlushRounds:
         self._directory.delete_some(DELETE_SLICE_BYTES)
 
     def _look_for_space(self) -> None:
-        """In the thread: free what was deleted. If there is free space, the checkpoints show whether
-        files can be written; with a quota they may still fail."""
+        """In the thread: free what was deleted.
+
+        If there is free space, the checkpoints show whether files can be written; with a quota they
+        may still fail.
+        """
         self._tidy()
         space = self._publish_space()
         if space.free_bytes > min(RESERVE_BYTES_MAX, space.total_bytes // 20):
@@ -166,7 +177,10 @@ class FlushRounds:
         self._next_slice(now_ns)
 
     def _next_slice(self, now_ns: int) -> bool:
-        """Sync the next logs that have something to sync. False: there are none, the round is over."""
+        """Sync the next logs that have something to sync.
+
+        False: there are none, the round is over.
+        """
         files_left = self._partitions.descriptors.for_flush_round
         try:
             while self._to_flush and files_left > 0 and len(self._under_way) < SLICE_LOGS:
@@ -226,13 +240,18 @@ class FlushRounds:
         self._words[FLUSH_SINCE_WORD] = 0
 
     def close_directory(self) -> None:
-        """At a clean stop, after every log was closed (and thereby flushed): checkpoints and the clean marker."""
+        """At a clean stop, after every log was closed (and thereby flushed): checkpoints and the
+        clean marker.
+        """
         self._partitions.save_checkpoints()
         self._directory.close_clean()
 
     def close(self) -> None:
-        """Wait for a round that is under way. Raises StorageFailed if it failed or does not end: what it
-        was to sync may not be durable, and no later sync would report that."""
+        """Wait for a round that is under way.
+
+        Raises StorageFailed if it failed or does not end: what it was to sync may not be durable,
+        and no later sync would report that.
+        """
         if not self.task.join(10):
             raise StorageFailed(f"a flush of {self._directory.path} does not end")
         if not self.task.has_ended:

@@ -1,7 +1,7 @@
 """Rebuild indexes that the scrubber found wrong, one segment at a time, in a thread.
 
-`turn`, once a second, checks whether the scrubber's report has changed, starts the next rebuild, and
-puts a finished one in place if its segment is still there. Each finding is tried once in an
+`turn`, once a second, checks whether the scrubber's report has changed, starts the next rebuild,
+and puts a finished one in place if its segment is still there. Each finding is tried once in an
 incarnation. Weak spot: a rebuild reads its whole segment at the disk's speed, beside appends.
 """
 
@@ -52,8 +52,10 @@ class IndexRepairs:
         self._rebuilt = counters.counter("log_writer.indexes_rebuilt")
 
     def turn(self) -> None:
-        """Read the report, finish a rebuild that is ready, start the next. Raises nothing: an index is a
-        hint, and the log works without it."""
+        """Read the report, finish a rebuild that is ready, start the next.
+
+        Raises nothing: an index is a hint, and the log works without it.
+        """
         if self.task.is_running:
             return
         if self.task.has_ended:

@@ -54,7 +54,9 @@ TOLD_NS = 600_000_000_000
 
 
 class _Planned(NamedTuple):
-    """A plan and what it was made for; it is dropped if the log has other configs by the time it is applied."""
+    """A plan and what it was made for; it is dropped if the log has other configs by the time it is
+    applied.
+    """
 
     replica: Replica
     facts: LogFacts
@@ -71,7 +73,10 @@ class _Removal(NamedTuple):
 
 
 class _Writing:
-    """A checkpoint and renames that a thread is busy with. The thread takes from `removals` and adds to `renamed`; `waiting` is the loop's."""
+    """A checkpoint and renames that a thread is busy with.
+
+    The thread takes from `removals` and adds to `renamed`; `waiting` is the loop's.
+    """
 
     def __init__(self, removals: list[_Removal], waiting: list[tuple[Any, Replica]]) -> None:
         self.removals = removals
@@ -118,8 +123,8 @@ class RetentionRounds:
         self.task = BackgroundTask("retention", f"delete old segments in {directory.path}")
         self._retry_ns = 0
         self._waiting_from_ns = 0
-        """When DeleteRecords that wait for a checkpoint are tried again on a full disk; what frees space
-        comes first."""
+        """When DeleteRecords that wait for a checkpoint are tried again on a full disk; what frees
+        space comes first."""
         self._clock_told_ns = self._reserve_told_ns = self._missing_told_ns = -TOLD_NS
         self._rounds = counters.counter("retention.rounds")
         self._held_by_clock = counters.counter("retention.rounds_without_time")
@@ -127,8 +132,8 @@ class RetentionRounds:
         self._departing_files = counters.gauge("retention.departing_files")
         self._missing = counters.gauge("retention.reserve_missing_bytes")
         self._shortened: dict[TopicPartition, int] = {}
-        """Logs of which the reserve took records before their time, and until when (wall ms) they are
-        shorter than they should be. Forgotten with the process."""
+        """Logs of which the reserve took records before their time, and until when (wall ms) they
+        are shorter than they should be. Forgotten with the process."""
         self._shortened_partitions = counters.gauge("retention.shortened_partitions")
         self._without_checkpoint = counters.counter("retention.removals_without_checkpoint")
         self._delete_records = counters.counter("retention.delete_records")
@@ -138,7 +143,9 @@ class RetentionRounds:
 
     @property
     def goes_on(self) -> bool:
-        """Whether something is under way whose next step can be taken now: `turn` then, not in a second."""
+        """Whether something is under way whose next step can be taken now: `turn` then, not in a
+        second.
+        """
         if self.task.is_running:
             return False
         if self.task.has_ended:
@@ -166,7 +173,10 @@ class RetentionRounds:
         return f"{self._missing_bytes >> 20} MiB of the free-space reserve are missing" if self._missing_bytes else ""
 
     def delete_records(self, replica: Replica, offset: Offset, context: Any) -> int:
-        """Let the log begin at `offset` (-1: at the high watermark). NONE: `on_durable` answers later; any other code is the answer now."""
+        """Let the log begin at `offset` (-1: at the high watermark).
+
+        NONE: `on_durable` answers later; any other code is the answer now.
+        """
         if not replica.log.config.deletes:
             return ErrorCode.POLICY_VIOLATION
         offset = replica.high_watermark if offset == -1 else offset
@@ -178,12 +188,19 @@ class RetentionRounds:
         return ErrorCode.NONE
 
     def follow_start(self, replica: Replica, offset: Offset) -> None:
-        """A follower's log begins where its leader's does, as far as its high watermark lets it. Raises StorageFailed."""
+        """A follower's log begins where its leader's does, as far as its high watermark lets it.
+
+        Raises StorageFailed.
+        """
         if offset > replica.log.log_start_offset:
             self.advance_start(replica, offset, ("log_start_offset",), replica.log.config.file_delete_delay_ms)
 
     def turn(self) -> None:
-        """Once a second, and when `goes_on`. Raises StorageFailed when the disk fails; DiskFull and OutOfDescriptors for what is tried again."""
+        """Once a second, and when `goes_on`.
+
+        Raises StorageFailed when the disk fails; DiskFull and OutOfDescriptors for what is tried
+        again.
+        """
         if self.task.is_running:
             return
         if self.task.has_ended:
@@ -262,7 +279,9 @@ class RetentionRounds:
         self.task.start(examine, take)
 
     def _tell_missing(self, replica: Replica, path: str) -> None:
-        """A file of a log that was neither deleted nor compacted meanwhile: retention cannot tell how old its segments are."""
+        """A file of a log that was neither deleted nor compacted meanwhile: retention cannot tell
+        how old its segments are.
+        """
         now_ns = self._clock.monotonic_ns()
         if now_ns - self._missing_told_ns >= TOLD_NS:
             self._missing_told_ns = now_ns
@@ -315,8 +334,9 @@ class RetentionRounds:
         self.task.start(plan, take)
 
     def _note_shortened(self, replica: Replica, facts: LogFacts, timestamp: int) -> None:
-        """The log is shorter than its `retention.ms` asks until that time has passed since the youngest
-        record that goes. A log that keeps its records for ever is reported for a day."""
+        """The log is shorter than its `retention.ms` asks until that time has passed since the
+        youngest record that goes. A log that keeps its records for ever is reported for a day.
+        """
         retention_ms = facts.config.retention_ms
         until_ms = timestamp + retention_ms if retention_ms >= 0 else self._clock.wall_ms() + DAY_MS
         self._shortened[replica.topic_partition] = max(until_ms, self._shortened.get(replica.topic_partition, 0))
@@ -380,7 +400,9 @@ class RetentionRounds:
             )
 
     def _write_down(self) -> None:
-        """Checkpoint, then renames, in the thread; afterwards answers, leader epochs, and the wait for the files' end."""
+        """Checkpoint, then renames, in the thread; afterwards answers, leader epochs, and the wait
+        for the files' end.
+        """
         removals, self.removals = self.removals, []
         waiting, self.waiting = self.waiting, []
         begun = list(removals)
@@ -413,7 +435,9 @@ class RetentionRounds:
         self.task.start(write, after)
 
     def _take_back_unwritten(self) -> None:
-        """The thread has ended, however: what it did not get to waits for the next one, before what came meanwhile."""
+        """The thread has ended, however: what it did not get to waits for the next one, before what
+        came meanwhile.
+        """
         writing, self._writing = self._writing, None
         if writing is None:
             return

@@ -1,6 +1,8 @@
-"""log-cleaner: one cleaning run over one log, started by a log-writer when compaction is due; it ends with its run, or with its log-writer.
+"""log-cleaner: one cleaning run over one log, started by a log-writer when compaction is due; it
+ends with its run, or with its log-writer.
 
-The job is read from standard input (a file in memory), reports go to standard output, line by line. The log's directory is an open descriptor.
+The job is read from standard input (a file in memory), reports go to standard output, line by line.
+The log's directory is an open descriptor.
 """
 
 from __future__ import annotations

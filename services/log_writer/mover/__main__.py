@@ -1,4 +1,5 @@
-"""log-mover: copies one log from another disk, started by the log-writer of the disk it goes to; it ends with its copy, or with its log-writer.
+"""log-mover: copies one log from another disk, started by the log-writer of the disk it goes to; it
+ends with its copy, or with its log-writer.
 
 Standard input is one end of a socket pair; the first packet on it is the job.
 """

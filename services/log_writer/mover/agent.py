@@ -1,11 +1,12 @@
 """The mover: copies one log from another disk of the box to a `-future` directory of its own disk.
 
 A child of the target disk's log-writer (`services/log_writer/mover/__main__.py`), so that neither
-log-writer waits for the other disk. It follows the source, throttled, until FINISH names the offset at
-which the source ends; then it completes the copy and reports that. If the source leads again after all,
-it removes the completion and continues; otherwise a complete copy is not touched. A failure is reported
-with its reason, and ends it: the log-writer starts another mover later, which continues. Weak spot: a
-copy that is caught up occupies the disk's only mover until it is handed over.
+log-writer waits for the other disk. It follows the source, throttled, until FINISH names the offset
+at which the source ends; then it completes the copy and reports that. If the source leads again
+after all, it removes the completion and continues; otherwise a complete copy is not touched. A
+failure is reported with its reason, and ends it: the log-writer starts another mover later, which
+continues. Weak spot: a copy that is caught up occupies the disk's only mover until it is handed
+over.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ CAUGHT_UP_BYTES = 1 << 20
 """A copy that lacks no more than this is caught up: the rest takes no time."""
 TELL_NS = 250_000_000
 FLUSH_NS = 1_000_000_000
-"""A copy that is caught up is synced so often, so that little is left to sync when it is completed."""
+"""A copy that is caught up is synced so often, so that little is left to sync when it is completed.
+"""
 IDLE_MS = 50
 CHANGES_MAX = 40
 """Times in a row that the source is not what it was said to be, before that counts as damage."""
@@ -139,8 +141,11 @@ class LogMover:
         return copied
 
     def _complete(self, finish: Complete) -> bool:
-        """Complete the copy if it and the source both end at `finish`. The source's incarnation is read
-        again: it must be the frozen one, and the one that the copy is aligned with."""
+        """Complete the copy if it and the source both end at `finish`.
+
+        The source's incarnation is read again: it must be the frozen one, and the one that the copy
+        is aligned with.
+        """
         state = self._rows.look(anew=True)
         if state is None or state.is_led or state.log_end_offset != finish.log_end_offset:
             return False

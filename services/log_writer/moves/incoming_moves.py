@@ -1,10 +1,10 @@
 """Partitions that are being moved to this disk: their copies, the mover, and the promotion.
 
-The target's part of a move. The log-writer of the target never touches the source's disk and waits for
-nothing: the mover copies (`services/log_writer/mover/agent.py`), and a killed mover is left to the
-kernel. A copy that fails goes to the end of the queue and is tried again later; what was copied is kept.
-FINISH is answered when the mover has recorded that the copy is complete, or at its deadline. Weak spot: a
-copy that is caught up occupies the only mover until it is handed over.
+The target's part of a move. The log-writer of the target never touches the source's disk and waits
+for nothing: the mover copies (`services/log_writer/mover/agent.py`), and a killed mover is left to
+the kernel. A copy that fails goes to the end of the queue and is tried again later; what was copied
+is kept. FINISH is answered when the mover has recorded that the copy is complete, or at its
+deadline. Weak spot: a copy that is caught up occupies the only mover until it is handed over.
 """
 
 from __future__ import annotations
@@ -138,7 +138,10 @@ class IncomingMoves:
         self._copying = counters.gauge("moves.copying")
 
     def open(self, promoted: list[Replica]) -> None:
-        """At the end of the start: describe the copies that are here. `promoted` still have the record of their move in them. Raises StorageFailed."""
+        """At the end of the start: describe the copies that are here.
+
+        `promoted` still have the record of their move in them. Raises StorageFailed.
+        """
         self.futures.load()
         self.unsettled += promoted
         self._report_due = True
@@ -146,7 +149,11 @@ class IncomingMoves:
     # -- commands
 
     def begin(self, topic_partition: TopicPartition, topic_id: TopicId, command: dict[str, Any]) -> int:
-        """Make or find the copy, and queue it. Again: the throttle may be another one. Raises StorageFailed, but want of space is an answer."""
+        """Make or find the copy, and queue it.
+
+        Again: the throttle may be another one. Raises StorageFailed, but want of space is an
+        answer.
+        """
         throttle = command.get("throttle")
         bytes_per_second = self._bytes_per_second if throttle is None or throttle <= 0 else min(self._bytes_per_second, int(throttle))
         if self._partitions.find(topic_id, topic_partition.partition) is not None or self._directory.holds(topic_partition):
@@ -195,7 +202,10 @@ class IncomingMoves:
         return None
 
     def promote(self, topic_partition: TopicPartition, topic_id: TopicId, config: dict[str, str]) -> int:
-        """Let the complete copy be the partition, with a row and without a role. Durable when this returns; again is success. Raises StorageFailed."""
+        """Let the complete copy be the partition, with a row and without a role.
+
+        Durable when this returns; again is success. Raises StorageFailed.
+        """
         if self._partitions.find(topic_id, topic_partition.partition) is not None:
             return ErrorCode.NONE
         future = self.futures.find(topic_id, topic_partition.partition)
@@ -319,7 +329,9 @@ class IncomingMoves:
         self._answer(incoming, ErrorCode.KAFKA_STORAGE_ERROR)
 
     def _give_up_finish(self, incoming: Incoming) -> None:
-        """The mover goes on as before; should it be complete already, it takes that back when the source leads again."""
+        """The mover goes on as before; should it be complete already, it takes that back when the
+        source leads again.
+        """
         self._answer(incoming, ErrorCode.REQUEST_TIMED_OUT)
         if self.run is not None and self.run[0] is incoming:
             self.run[1].order(MoveCommand(FINISH))
@@ -440,7 +452,9 @@ class IncomingMoves:
     # -- ends
 
     def fail(self) -> None:
-        """Answer all waiting FINISH orders with an error: the disk is offline, and not touched any more."""
+        """Answer all waiting FINISH orders with an error: the disk is offline, and not touched any
+        more.
+        """
         self._stop_run()
         for incoming in self._queue:
             incoming.state, incoming.reason = disk_reports.FAILED, f"disk {self._disk} is offline"

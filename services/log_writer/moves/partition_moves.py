@@ -1,8 +1,8 @@
 """Moves of partitions between the disks of a box: the controller's commands, and the source's part.
 
-A command is JSON in the controller's arena, like others. All are idempotent, and answered at once except
-MOVE_FINISH. A disk is the source of some moves and the target of others (`incoming_moves`); the two sides
-share nothing.
+A command is JSON in the controller's arena, like others. All are idempotent, and answered at once
+except MOVE_FINISH. A disk is the source of some moves and the target of others (`incoming_moves`);
+the two sides share nothing.
 """
 
 from __future__ import annotations
@@ -91,11 +91,12 @@ class MoveAnswer(NamedTuple):
 class OutgoingMoves:
     """Partitions that are being moved away from this disk: marked, frozen, removed.
 
-    A mark keeps the log from being compacted while it is copied. A freeze is in memory only, and for a
-    limited time (`deadline_ms`): an incarnation that is not frozen, or was frozen at another end, does
-    not commit, so batches that were appended behind the copy stay here. The commit is a rename: the
-    one commit point of a move. `on_given_away` is called after it, for acknowledgements that waited
-    for this disk."""
+    A mark keeps the log from being compacted while it is copied. A freeze is in memory only, and
+    for a limited time (`deadline_ms`): an incarnation that is not frozen, or was frozen at another
+    end, does not commit, so batches that were appended behind the copy stay here. The commit is a
+    rename: the one commit point of a move. `on_given_away` is called after it, for acknowledgements
+    that waited for this disk.
+    """
 
     def __init__(
         self,
@@ -122,8 +123,10 @@ class OutgoingMoves:
         return MoveAnswer()
 
     def freeze(self, topic_partition: TopicPartition, topic_id: TopicId) -> MoveAnswer:
-        """Stop leading or following: the log end stays until a commit or a cancel. Repeating it returns
-        the same answer."""
+        """Stop leading or following: the log end stays until a commit or a cancel.
+
+        Repeating it returns the same answer.
+        """
         replica = self._partitions.find(topic_id, topic_partition.partition)
         if replica is None:
             return self._absent(topic_partition, topic_id)
@@ -139,7 +142,10 @@ class OutgoingMoves:
         return MoveAnswer(ErrorCode.NONE, replica.log.log_end_offset, replica.high_watermark, replica.log.log_start_offset)
 
     def commit(self, topic_partition: TopicPartition, topic_id: TopicId, log_end_offset: Offset) -> MoveAnswer:
-        """Give the log away, if it is frozen and ends there. Durable when this returns. Raises `StorageFailed`; `DiskFull`: nothing has happened."""
+        """Give the log away, if it is frozen and ends there.
+
+        Durable when this returns. Raises `StorageFailed`; `DiskFull`: nothing has happened.
+        """
         replica = self._partitions.find(topic_id, topic_partition.partition)
         if replica is None:
             return self._absent(topic_partition, topic_id)
@@ -153,7 +159,10 @@ class OutgoingMoves:
         return MoveAnswer()
 
     def cancel(self, topic_partition: TopicPartition, topic_id: TopicId, keeps_mark: bool) -> None:
-        """Lead again. `keeps_mark`: only the hand-over is over; a copy may hold some of the log, and goes on."""
+        """Lead again.
+
+        `keeps_mark`: only the hand-over is over; a copy may hold some of the log, and goes on.
+        """
         replica = self._partitions.find(topic_id, topic_partition.partition)
         if replica is not None:
             replica.is_moving = replica.is_moving and keeps_mark

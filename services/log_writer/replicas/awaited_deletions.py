@@ -1,10 +1,10 @@
 """DeleteRecords that the leader has carried out, and that wait for the followers (KIP-107).
 
-A follower's fetch has its log start offset (PROGRESS). A deletion is answered when the low watermark, the
-smallest of these over all replicas on live boxes, has reached the requested offset, or with
-REQUEST_TIMED_OUT at its deadline. The controller sends the live boxes (LIVE_BROKERS); until then all
-count as live. Weak spot: a follower reports its new start before it is durable; after a power cut in
-between it has the records again until its first fetch.
+A follower's fetch has its log start offset (PROGRESS). A deletion is answered when the low
+watermark, the smallest of these over all replicas on live boxes, has reached the requested offset,
+or with REQUEST_TIMED_OUT at its deadline. The controller sends the live boxes (LIVE_BROKERS); until
+then all count as live. Weak spot: a follower reports its new start before it is durable; after a
+power cut in between it has the records again until its first fetch.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A partition of a log-writer: its log, its role, and its row in the table.
 
-The high watermark of a sole replica is its log end; if acknowledgements wait for flushes, it is what is
-durable. With several replicas `ReplicationState` decides the leader's, and a follower takes its leader's
-up to its own log end. Below the log end its position in the files is kept with it, always a boundary
-between two batches. The log computes the last stable offset from its transactions. Changes are published
-by `publish` (the whole row) or `publish_append` (the hot path).
+The high watermark of a sole replica is its log end; if acknowledgements wait for flushes, it is
+what is durable. With several replicas `ReplicationState` decides the leader's, and a follower takes
+its leader's up to its own log end. Below the log end its position in the files is kept with it,
+always a boundary between two batches. The log computes the last stable offset from its
+transactions. Changes are published by `publish` (the whole row) or `publish_append` (the hot path).
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ NO_FLUSH_POLICY, FLUSH_BY_INTERVAL, FLUSH_BEFORE_ACKNOWLEDGEMENT = range(3)
 
 
 class ReplicationTerms(NamedTuple):
-    """Under which the replicas of a box's partitions are in sync. `lag_ns`: replica.lag.time.max.ms."""
+    """Under which the replicas of a box's partitions are in sync.
+
+    `lag_ns`: replica.lag.time.max.ms.
+    """
 
     broker_id: int
     lag_ns: int
@@ -84,20 +87,23 @@ class Replica:
         self.role = ROLE_NONE
         self.leader_epoch = NO_LEADER_EPOCH
         self.led_since = NO_LEADER_EPOCH
-        """The leader epoch under which it began to lead; while it leads on, a larger one changes nothing that is in the log or on its way there."""
+        """The leader epoch under which it began to lead; while it leads on, a larger one changes
+        nothing that is in the log or on its way there."""
         self.isr: tuple[int, ...] = ()
         self.replicas: tuple[int, ...] = ()
         self.progress: ReplicationState | None = None
         """Of the followers, while this box leads and there are some."""
         self.needs_checkpoints = False
-        """It was cut, and checkpoints may say more of it than it holds: nothing is appended before they do not."""
+        """It was cut, and checkpoints may say more of it than it holds: nothing is appended before
+        they do not."""
         self.min_insync_replicas = 1
         self.config_generation = 0
         self.needs_epoch_bump = False
         self.is_moving = False
         """Its log is being copied to another disk: compaction would change what was copied."""
         self.is_frozen = False
-        """It led, or followed, and is being handed over: nothing is appended, and it may do so again."""
+        """It led, or followed, and is being handed over: nothing is appended, and it may do so
+        again."""
         self._frozen_role = ROLE_NONE
         self.flush_policy = NO_FLUSH_POLICY
         self.watermark_base_offset = log.active_base_offset
@@ -117,7 +123,10 @@ class Replica:
     # -- roles
 
     def lead(self, leader_epoch: LeaderEpoch, isr: tuple[int, ...], replicas: tuple[int, ...], config_generation: int, partition_epoch: int = -1) -> None:
-        """Lead under `leader_epoch` from the log end on; publishes. Under the same one again: the replicas may be others. Raises StorageFailed."""
+        """Lead under `leader_epoch` from the log end on; publishes.
+
+        Under the same one again: the replicas may be others. Raises StorageFailed.
+        """
         self._apply_epoch(leader_epoch)
         if self.role != ROLE_LEADER:
             self.led_since = leader_epoch
@@ -162,14 +171,18 @@ class Replica:
         self.leader_epoch = leader_epoch
 
     def apply_config(self, config_generation: int) -> None:
-        """The log has new configs: produces that were checked under the old ones are refused from now on; publishes."""
+        """The log has new configs: produces that were checked under the old ones are refused from
+        now on; publishes.
+        """
         self.config_generation = config_generation
         self.min_insync_replicas = min(self.log.config.min_insync_replicas, max(1, len(self.replicas)))
         self._apply_flush_policy()
         self.publish()
 
     def _apply_flush_policy(self) -> None:
-        """What consumers saw stays visible; from now on the high watermark waits for flushes, or does so no more."""
+        """What consumers saw stays visible; from now on the high watermark waits for flushes, or
+        does so no more.
+        """
         config = self.log.config
         self.flush_policy = (
             FLUSH_BEFORE_ACKNOWLEDGEMENT if config.acknowledges_after_flush else FLUSH_BY_INTERVAL if config.flushes_by_interval else NO_FLUSH_POLICY
@@ -201,8 +214,9 @@ class Replica:
             self.table.store_progress(self.row, log.log_end_offset, self.high_watermark, log.active_position)
 
     def on_durable(self, offset: Offset, base_offset: Offset, position: Position) -> None:
-        """Batches below `offset`, which is at `position` of segment `base_offset`, survive a power cut:
-        consumers may see them if the ISR has them too. Publishes."""
+        """Batches below `offset`, which is at `position` of segment `base_offset`, survive a power
+        cut: consumers may see them if the ISR has them too. Publishes.
+        """
         if self.flush_policy != FLUSH_BEFORE_ACKNOWLEDGEMENT or self.role == ROLE_FOLLOWER:
             return
         check(offset <= self.log.log_end_offset, f"{self.topic_partition} is durable beyond its log")
@@ -214,15 +228,19 @@ class Replica:
             self.publish()
 
     def apply_progress(self) -> bool:
-        """The followers have got further, or time has: whether the high watermark has moved; publishes then. Raises StorageFailed."""
+        """The followers have got further, or time has: whether the high watermark has moved;
+        publishes then. Raises StorageFailed.
+        """
         if self.progress is None or not self._reach(self.progress.high_watermark):
             return False
         self.publish()
         return True
 
     def apply_isr(self, isr: tuple[int, ...], partition_epoch: int, number: int = NO_PROPOSAL) -> None:
-        """Apply the ISR that is committed under this leader epoch. `number`: of the proposal that it
-        answers. Publishes. Raises StorageFailed."""
+        """Apply the ISR that is committed under this leader epoch.
+
+        `number`: of the proposal that it answers. Publishes. Raises StorageFailed.
+        """
         if self.progress is not None:
             self.progress.on_isr(isr, partition_epoch, self.terms.clock.monotonic_ns(), number)
             self.isr = self.progress.isr
@@ -230,7 +248,10 @@ class Replica:
             self.publish()
 
     def update_high_watermark(self, leaders_high_watermark: Offset, has_appended: bool) -> bool:
-        """As a follower, after what the leader sent was appended. Whether anything has moved; publishes then. Raises StorageFailed."""
+        """As a follower, after what the leader sent was appended.
+
+        Whether anything has moved; publishes then. Raises StorageFailed.
+        """
         if has_appended:
             self._ends.add(self.log.end)
         has_moved = self._reach(min(leaders_high_watermark, self.log.log_end_offset)) or has_appended
@@ -239,7 +260,10 @@ class Replica:
         return has_moved
 
     def on_truncated(self) -> bool:
-        """As a follower, after its log was cut; publishes. Whether what consumers may have seen is gone."""
+        """As a follower, after its log was cut; publishes.
+
+        Whether what consumers may have seen is gone.
+        """
         log, before = self.log, self.high_watermark
         self._ends.clear()
         self.high_watermark = max(log.log_start_offset, min(before, log.log_end_offset))
@@ -249,7 +273,9 @@ class Replica:
         return self.high_watermark < before
 
     def _reach(self, offset: Offset) -> bool:
-        """Let the high watermark be at `offset`, or at the beginning of the batch that it is in; never back."""
+        """Let the high watermark be at `offset`, or at the beginning of the batch that it is in;
+        never back.
+        """
         if offset <= self.high_watermark:
             return False
         log = self.log
@@ -265,7 +291,10 @@ class Replica:
         return True
 
     def advance_log_start_offset(self, offset: Offset) -> RemovedSegments | None:
-        """Raise the log start offset; publishes. Returns what `Log.advance_log_start_offset` does."""
+        """Raise the log start offset; publishes.
+
+        Returns what `Log.advance_log_start_offset` does.
+        """
         check(offset <= self.high_watermark, f"the log start offset of {self.topic_partition} would go over its high watermark")
         removed = self.log.advance_log_start_offset(offset)
         self.publish()
@@ -294,15 +323,21 @@ class Replica:
         self.withdraw(ROLE_NONE)
 
     def thaw(self) -> None:
-        """The hand-over is over: lead or follow again as before, unless something else has come between; publishes."""
+        """The hand-over is over: lead or follow again as before, unless something else has come
+        between; publishes.
+        """
         if self.is_frozen:
             self.is_frozen = False
             if self.role == ROLE_NONE:
                 self.withdraw(self._frozen_role)
 
     def is_led_under(self, row_generation: int, leader_epoch: LeaderEpoch, config_generation: int) -> bool:
-        """Whether a descriptor means this partition as it is now. An older epoch of the same, unbroken leadership is as good: were a batch refused for it,
-        the next one would overtake it and be refused for its sequence, and librdkafka sends both again as if they were new, under another producer epoch."""
+        """Whether a descriptor means this partition as it is now.
+
+        An older epoch of the same, unbroken leadership is as good: were a batch refused for it, the
+        next one would overtake it and be refused for its sequence, and librdkafka sends both again
+        as if they were new, under another producer epoch.
+        """
         return row_generation == self.row_generation and self.led_since <= leader_epoch <= self.leader_epoch and config_generation == self.config_generation
 
     def describe(self) -> list[Any]:
@@ -316,8 +351,11 @@ class Replica:
             self.high_watermark = self.log.log_end_offset
 
     def _row(self) -> Row:
-        """Return the row. The segment-list generation includes incarnation and row generation, so that a
-        log-reader never uses another log's list for this one."""
+        """Return the row.
+
+        The segment-list generation includes incarnation and row generation, so that a log-reader
+        never uses another log's list for this one.
+        """
         log = self.log
         watermark_base_offset, watermark_position = log.active_base_offset, log.active_position
         if self._knows_watermark and self.high_watermark != log.log_end_offset:

@@ -1,12 +1,13 @@
 """Appends and truncations of followed partitions: the leader's batches, from the replica-fetcher.
 
-A batch is accepted only if it is whole, its checksum is right and it continues the log; a call that is
-refused leaves nothing. The high watermark is the leader's, up to the own log end; the log start offset is
-raised to the leader's, never above the high watermark. A log is truncated where the leader epochs of the
-two diverge, which is below the high watermark only if a replica was elected that did not have everything.
-Before a truncated log grows again, no checkpoint exceeds it. With acknowledgement after the flush an
-append is answered when it is durable, because the leader counts on it. Weak spot: checksums are computed
-in the duty cycle, 0.1 ms a MiB, although the replica-fetcher has checked them.
+A batch is accepted only if it is whole, its checksum is right and it continues the log; a call that
+is refused leaves nothing. The high watermark is the leader's, up to the own log end; the log start
+offset is raised to the leader's, never above the high watermark. A log is truncated where the
+leader epochs of the two diverge, which is below the high watermark only if a replica was elected
+that did not have everything. Before a truncated log grows again, no checkpoint exceeds it. With
+acknowledgement after the flush an append is answered when it is durable, because the leader counts
+on it. Weak spot: checksums are computed in the duty cycle, 0.1 ms a MiB, although the
+replica-fetcher has checked them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Positions of followers, from their fetches, and the ISR changes that leaders propose.
 
-An acceptor reports each fetch of a follower (PROGRESS); `ReplicationState` decides. The high watermark
-goes into the row; proposals go to the box's controller over the socket of its channel, which answers with
-the command ISR. Without a controller, proposals wait. Weak spot: all led partitions are checked in one
-turn a second (more often if followers may lag for less than eight seconds), some µs each.
+An acceptor reports each fetch of a follower (PROGRESS); `ReplicationState` decides. The high
+watermark goes into the row; proposals go to the box's controller over the socket of its channel,
+which answers with the command ISR. Without a controller, proposals wait. Weak spot: all led
+partitions are checked in one turn a second (more often if followers may lag for less than eight
+seconds), some µs each.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from services.log_writer.replicas.replica import Replica
 
 TICK_NS = 1_000_000_000
 TICKS_IN_LAG = 8
-"""Ticks within the allowed lag. With fewer, `ReplicationState.tick` assumes that the process slept and
-does not know which followers lagged."""
+"""Ticks within the allowed lag. With fewer, `ReplicationState.tick` assumes that the process slept
+and does not know which followers lagged."""
 PROPOSALS_MAX = 500
 """In one frame."""
 
 
 class ReplicaProgress:
-    """`may_send()`: whether the controller is connected; `send(proposals)`: to it. A lost one is repeated."""
+    """`may_send()`: whether the controller is connected; `send(proposals)`: to it.
+
+    A lost one is repeated.
+    """
 
     def __init__(self, parts: AppendParts, may_send: Callable[[], bool], send: Callable[[list[dict[str, Any]]], object], lag_ns: int) -> None:
         """`lag_ns`: replica.lag.time.max.ms."""
@@ -42,7 +46,10 @@ class ReplicaProgress:
         self._proposals = counters.counter("log_writer.isr_wishes")
 
     def take(self, channel: SinkChannel, entry: tuple[Any, ...]) -> None:
-        """Handle PROGRESS. It is dropped if row generation or leader epoch differ, or for an unknown replica."""
+        """Handle PROGRESS.
+
+        It is dropped if row generation or leader epoch differ, or for an unknown replica.
+        """
         self._completions.answer(channel, entry, 0)
         replica = self._partitions.by_row.get(entry[ROW])
         progress = None if replica is None else replica.progress

@@ -1,7 +1,7 @@
 """All partitions of one disk in its log-writer: opened by recovery, created and deleted by command.
 
-Configs arrive complete from the controller: the topic's own values before the box's. Rows of the table
-and entries here are added and removed together.
+Configs arrive complete from the controller: the topic's own values before the box's. Rows of the
+table and entries here are added and removed together.
 """
 
 from __future__ import annotations
@@ -70,8 +70,11 @@ class Replicas:
         high_watermark: Offset,
         on_scanned: Callable[[int], None] = lambda _: None,
     ) -> Replica:
-        """Open (and recover) the log of a partition whose directory exists, and give it a row. Raises StorageFailed; TableFull and
-        OutOfDescriptors when this disk has as many open logs as it can."""
+        """Open (and recover) the log of a partition whose directory exists, and give it a row.
+
+        Raises StorageFailed; TableFull and OutOfDescriptors when this disk has as many open logs as
+        it can.
+        """
         if not self.table.free_rows:
             raise TableFull(f"{self.directory.path} serves {ROWS} partitions already; add a disk or delete topics")
         path = f"{self.directory.path}/{topic_partition}"
@@ -90,8 +93,11 @@ class Replicas:
         return replica
 
     def create(self, topic_partition: TopicPartition, topic_id: TopicId, config: Mapping[str, str]) -> Replica:
-        """Make directory and log of a new partition; the same topic id again changes nothing. Raises RequestRefused for another id, and when
-        there is no row or no descriptor for it; of what is refused nothing stays."""
+        """Make directory and log of a new partition; the same topic id again changes nothing.
+
+        Raises RequestRefused for another id, and when there is no row or no descriptor for it; of
+        what is refused nothing stays.
+        """
         existing = self.find(topic_id, topic_partition.partition)
         if existing is not None:
             return existing
@@ -113,7 +119,9 @@ class Replicas:
             raise
 
     def _open_found(self, topic_partition: TopicPartition, topic_id: TopicId, config: Mapping[str, str]) -> Replica:
-        """Recover a log whose directory an earlier incarnation created, or that this one left unserved."""
+        """Recover a log whose directory an earlier incarnation created, or that this one left
+        unserved.
+        """
         checkpoints = self.directory.checkpoints
         if topic_partition not in checkpoints.unserved:
             return self.open(topic_partition, topic_id, config, Unclean(FIRST_OFFSET), FIRST_OFFSET, FIRST_OFFSET)
@@ -126,8 +134,9 @@ class Replicas:
         return replica
 
     def delete(self, topic_partition: TopicPartition, topic_id: TopicId) -> None:
-        """Remove a partition: first its row, so that no request is sent to it, then its directory is
-        renamed and later removed. Idempotent."""
+        """Remove a partition: first its row, so that no request is sent to it, then its directory
+        is renamed and later removed. Idempotent.
+        """
         replica = self._by_identity.pop((topic_id, topic_partition.partition), None)
         if replica is not None:
             replica.withdraw(ROLE_NONE)
@@ -139,7 +148,10 @@ class Replicas:
         self.directory.mark_deleted(topic_partition)
 
     def give_away(self, replica: Replica) -> None:
-        """Take a partition out whose log lies on another disk from now on: its directory first. Raises `DiskFull`, and nothing has happened."""
+        """Take a partition out whose log lies on another disk from now on: its directory first.
+
+        Raises `DiskFull`, and nothing has happened.
+        """
         self.directory.mark_deleted(replica.topic_partition)
         del self._by_identity[replica.topic_id, replica.topic_partition.partition]
         replica.withdraw(ROLE_NONE)
@@ -152,7 +164,10 @@ class Replicas:
         return any(replica.topic_partition == topic_partition and replica.topic_id != topic_id for replica in self.by_row.values())
 
     def settle_truncation(self, replica: Replica) -> None:
-        """Before a log that was cut grows again: no checkpoint says more of it than it holds. Raises StorageFailed."""
+        """Before a log that was cut grows again: no checkpoint says more of it than it holds.
+
+        Raises StorageFailed.
+        """
         if replica.needs_checkpoints:
             self.directory.checkpoints.cap(replica.topic_partition, replica.log.log_end_offset)
             replica.needs_checkpoints = False
@@ -190,9 +205,10 @@ PARTITIONS_A_TURN = 200
 class ProducerUpkeep:
     """Lets every log of a disk forget silent producers (`producer.id.expiration.ms`).
 
-    `turn` is called about every second. A sweep starts every ten minutes, as in Kafka, and handles a
-    bounded number of partitions a turn. Weak spot: a partition with tens of thousands of producers is
-    handled in one go (about 10 ms for each ten thousand)."""
+    `turn` is called about every second. A sweep starts every ten minutes, as in Kafka, and handles
+    a bounded number of partitions a turn. Weak spot: a partition with tens of thousands of
+    producers is handled in one go (about 10 ms for each ten thousand).
+    """
 
     def __init__(self, partitions: Replicas, clock: Clock) -> None:
         self._partitions = partitions
@@ -219,10 +235,11 @@ _UNLIMITED = 1 << 30
 class DescriptorBudget:
     """How many descriptors of the process belong to logs, and how many are reserved.
 
-    An open log has three. Flush rounds duplicate those of a slice of logs, checkpoints need one, each
-    source two; so logs stop short of the process's limit. The kernel assigns the lowest free number,
-    so a log whose descriptors are above the line is one too many. Weak spot: segments that roll
-    faster than they are flushed stay open and use the reserve."""
+    An open log has three. Flush rounds duplicate those of a slice of logs, checkpoints need one,
+    each source two; so logs stop short of the process's limit. The kernel assigns the lowest free
+    number, so a log whose descriptors are above the line is one too many. Weak spot: segments that
+    roll faster than they are flushed stay open and use the reserve.
+    """
 
     @property
     def limit(self) -> int:

@@ -1,19 +1,20 @@
 """The replicas of a led partition: its high watermark, and the ISR that its leader proposes.
 
-One object for each partition that this box leads and that has several replicas. The log-writer passes
-everything to it (appends, followers' fetches, committed ISRs, time) and carries out its decisions. Pure:
-times are arguments, monotonic nanoseconds of one box.
+One object for each partition that this box leads and that has several replicas. The log-writer
+passes everything to it (appends, followers' fetches, committed ISRs, time) and carries out its
+decisions. Pure: times are arguments, monotonic nanoseconds of one box.
 
-The maximal ISR (the committed one and the proposal) counts until ZooKeeper has answered, so acks=all is
-safe whatever becomes of the proposal. A leader that has not heard from its controller (partition epoch
-`UNKNOWN`: a new incarnation of the log-writer) knows neither the committed ISR nor the last proposal of
-the dead one, so every assigned replica counts. A replica that leaves the ISR must show its position again
-by a later fetch: its disk may be gone. Sources: KIP-497 (maximal ISR), KIP-903 (broker epochs of
-returning replicas), KIP-966 (the high watermark does not move below `min.insync.replicas`).
+The maximal ISR (the committed one and the proposal) counts until ZooKeeper has answered, so
+acks=all is safe whatever becomes of the proposal. A leader that has not heard from its controller
+(partition epoch `UNKNOWN`: a new incarnation of the log-writer) knows neither the committed ISR nor
+the last proposal of the dead one, so every assigned replica counts. A replica that leaves the ISR
+must show its position again by a later fetch: its disk may be gone. Sources: KIP-497 (maximal ISR),
+KIP-903 (broker epochs of returning replicas), KIP-966 (the high watermark does not move below
+`min.insync.replicas`).
 
-Weak spots: a fetch that was unread on an old connection while its follower lost its disk and came back
-under the same broker epoch counts until that follower's next fetch; a follower outside the ISR counts as
-live for `OUTSIDER_WAIT_NS` after its last fetch.
+Weak spots: a fetch that was unread on an old connection while its follower lost its disk and came
+back under the same broker epoch counts until that follower's next fetch; a follower outside the ISR
+counts as live for `OUTSIDER_WAIT_NS` after its last fetch.
 """
 
 from __future__ import annotations
@@ -34,16 +35,19 @@ PROPOSAL_REPEAT_NS = 5_000_000_000
 ISR_PROPOSAL_PAUSE_NS = 500_000_000
 """Between a refused proposal and the next one."""
 OUTSIDER_WAIT_NS = 250_000_000
-"""How long after its last fetch the high watermark waits for a replica that keeps up and is not in the
-ISR yet. A live one fetches many times in that while under load; without the wait it would never get in,
-always behind by what was appended since its last fetch. A replica whose box stops cleanly has left the
-ISR and fetches until the end: acks=all waits this long for it (with 1 s it took 1.3 s over a stop)."""
+"""How long after its last fetch the high watermark waits for a replica that keeps up and is not in
+the ISR yet. A live one fetches many times in that while under load; without the wait it would never
+get in, always behind by what was appended since its last fetch. A replica whose box stops cleanly
+has left the ISR and fetches until the end: acks=all waits this long for it (with 1 s it took 1.3 s
+over a stop)."""
 
 
 class IsrProposal(NamedTuple):
     """The ISR that the controller is to write if the partition's state still has `partition_epoch`.
-    `broker_epochs`: for each replica to be added, the broker epoch under which it fetched. `number` comes
-    back with the answer; a repeated proposal has a new one."""
+
+    `broker_epochs`: for each replica to be added, the broker epoch under which it fetched. `number`
+    comes back with the answer; a repeated proposal has a new one.
+    """
 
     number: int
     leader_epoch: LeaderEpoch
@@ -53,7 +57,10 @@ class IsrProposal(NamedTuple):
 
 
 class FollowerProgress:
-    """One follower as its leader knows it. Offsets are -1 until it has fetched under this leader epoch."""
+    """One follower as its leader knows it.
+
+    Offsets are -1 until it has fetched under this leader epoch.
+    """
 
     __slots__ = (
         "broker_epoch",
@@ -83,11 +90,14 @@ class FollowerProgress:
         """The last time at which it is known to have had everything that the leader had."""
         self.fetched_ns = NEVER
         self.leader_end_at_fetch = NO_OFFSET
-        """The leader's log end offset at its last fetch: at a later one that begins there, it has caught up with what was then."""
+        """The leader's log end offset at its last fetch: at a later one that begins there, it has
+        caught up with what was then."""
 
 
 class ReplicationState:
-    """Methods that return a bool: whether the high watermark moved or a proposal is due (`take_proposal`)."""
+    """Methods that return a bool: whether the high watermark moved or a proposal is due
+    (`take_proposal`).
+    """
 
     __slots__ = (
         "_checked_ns",
@@ -128,11 +138,12 @@ class ReplicationState:
         self.log_end_offset = FIRST_OFFSET
         self.log_start_offset = FIRST_OFFSET
         self.durable_offset: Offset | None = None
-        """What of the leader's own log counts, where acknowledgements wait for flushes; None: all of it."""
+        """What of the leader's own log counts, where acknowledgements wait for flushes; None: all
+        of it."""
         self.high_watermark = FIRST_OFFSET
         self.dropped = 0
-        """Fetches that were dropped: of an unknown replica, of an old broker epoch, or from before the
-        replica left the ISR."""
+        """Fetches that were dropped: of an unknown replica, of an old broker epoch, or from before
+        the replica left the ISR."""
         self._epoch_start_offset = FIRST_OFFSET
         self._followers: tuple[FollowerProgress, ...] = ()
         self._counted: tuple[FollowerProgress, ...] = ()
@@ -158,7 +169,11 @@ class ReplicationState:
         high_watermark: Offset,
         now_ns: int,
     ) -> bool:
-        """Lead under `leader_epoch`. Again under the same one: only replicas and ISR are taken over. `partition_epoch` `UNKNOWN`: `isr` is hearsay."""
+        """Lead under `leader_epoch`.
+
+        Again under the same one: only replicas and ISR are taken over. `partition_epoch` `UNKNOWN`:
+        `isr` is hearsay.
+        """
         if leader_epoch == self.leader_epoch:
             self.replicas = tuple(replicas)
             self._count()
@@ -179,10 +194,13 @@ class ReplicationState:
         return self._advance(now_ns)
 
     def on_isr(self, isr: Iterable[int], partition_epoch: int, now_ns: int, number: int = NO_PROPOSAL) -> bool:
-        """Apply the committed ISR under the current leader epoch. `number`: of the proposal that it answers.
+        """Apply the committed ISR under the current leader epoch. `number`: of the proposal that it
+        answers.
 
-        With the same partition epoch it ends a proposal only if it answers the last copy that was sent. A
-        larger partition epoch always ends it, since a proposal is written for one partition epoch."""
+        With the same partition epoch it ends a proposal only if it answers the last copy that was
+        sent. A larger partition epoch always ends it, since a proposal is written for one partition
+        epoch.
+        """
         if partition_epoch < self.partition_epoch:
             return False
         if partition_epoch == self.partition_epoch:
@@ -216,7 +234,10 @@ class ReplicationState:
     # --- what the log says
 
     def on_append(self, log_end_offset: Offset, now_ns: int) -> bool:
-        """The leader's log ends there now. A follower that had everything has been caught up until now."""
+        """The leader's log ends there now.
+
+        A follower that had everything has been caught up until now.
+        """
         before = self.log_end_offset
         self.log_end_offset = log_end_offset
         for follower in self._followers:
@@ -225,14 +246,19 @@ class ReplicationState:
         return not self._counted and self._advance(now_ns)
 
     def on_durable(self, durable_offset: Offset | None, now_ns: int) -> bool:
-        """Where acknowledgements wait for flushes: what of the leader's log survives a power cut. None: they do not wait any more."""
+        """Where acknowledgements wait for flushes: what of the leader's log survives a power cut.
+
+        None: they do not wait any more.
+        """
         self.durable_offset = durable_offset
         return self._advance(now_ns)
 
     # --- what followers say
 
     def on_progress(self, replica_id: int, fetch_offset: Offset, received_ns: int, broker_epoch: int = 0, log_start_offset: Offset = FIRST_OFFSET) -> bool:
-        """A follower's fetch, which the acceptor has found to agree with our log (leader epochs, range): it has everything below `fetch_offset`."""
+        """A follower's fetch, which the acceptor has found to agree with our log (leader epochs,
+        range): it has everything below `fetch_offset`.
+        """
         follower = self._follower(replica_id)
         if follower is None or not 0 <= fetch_offset <= self.log_end_offset:
             self.dropped += 1
@@ -266,8 +292,10 @@ class ReplicationState:
     # --- time
 
     def tick(self, now_ns: int) -> bool:
-        """Find followers that lag, and repeat an unanswered proposal. Call it at least every `lag_ns` / 8,
-        after all fetches that have arrived."""
+        """Find followers that lag, and repeat an unanswered proposal.
+
+        Call it at least every `lag_ns` / 8, after all fetches that have arrived.
+        """
         slept_ns, self._ticked_ns = now_ns - self._ticked_ns, now_ns
         if self._proposal is not None and now_ns - self._sent_ns >= PROPOSAL_REPEAT_NS:
             self._is_due = True
@@ -287,7 +315,9 @@ class ReplicationState:
             self._propose(tuple(replica for replica in self.isr if replica not in lagging))
 
     def _maybe_expand(self, follower: FollowerProgress, now_ns: int) -> bool:
-        """Propose to add a follower that has everything committed, and everything of this leader epoch's start."""
+        """Propose to add a follower that has everything committed, and everything of this leader
+        epoch's start.
+        """
         if self._proposal is not None or self.partition_epoch == UNKNOWN or now_ns < self._pause_until_ns or follower.replica_id not in self.replicas:
             return False
         if follower.log_end_offset < max(self.high_watermark, self._epoch_start_offset):
@@ -318,7 +348,8 @@ class ReplicationState:
         """Return the offset below which no replica on a live box has records (KIP-107).
 
         `live_brokers` None: not known yet, so all count. The caller sets the leader's own
-        `log_start_offset`; a follower that has not fetched under this leader epoch counts with 0."""
+        `log_start_offset`; a follower that has not fetched under this leader epoch counts with 0.
+        """
         awaited = (each for each in self._followers if live_brokers is None or each.replica_id in live_brokers)
         return min((self.log_start_offset, *(follower.log_start_offset for follower in awaited)))
 
