@@ -97,7 +97,7 @@ def partition_problem(wanted: PartitionImage, row: Row | None, broker_id: int) -
 ANSWERS_SECONDS = 0.6
 """How long supervisor, systemd and kernel may take together; what does not come is left out, or taken from shared memory."""
 SUPERVISOR_SECONDS = 0.3
-MEASURE_SECONDS = 0.5
+MEASURE_SECONDS = 0.3
 """Time between the readings that rates come from."""
 
 

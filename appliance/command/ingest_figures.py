@@ -18,7 +18,6 @@ from appliance.command.finding import FoundBox
 from appliance.senders.accounting import Ledger, labels_of, listeners_of, read_ledger
 from appliance.senders.listener import Listener
 from appliance.senders.sender_accounts import OTHERS, SenderFigures, add_figures, read_senders, senders_file
-from appliance.senders.sender_tables import tables_of
 from appliance.shm.counters import read_counters
 
 INGEST = "ingest@"
@@ -103,6 +102,8 @@ def gather(found: FoundBox, silent_ms: int | None, now_ms: int) -> IngestFigures
     values = add_values(snapshot.values for name in names if (snapshot := read_counters(found.layout, name)) is not None)
     limit_ms = box.integer("ingest.sender.silent.ms") if silent_ms is None else silent_ms
     senders = look_at_senders(found.layout, names, limit_ms, now_ms)
+    from appliance.senders.sender_tables import tables_of  # the status of a box needs it not
+
     listeners = describe_listeners(tables_of(box).listeners, box, values)
     return IngestFigures(listeners, read_ledger(values), _sum(values, "ingest.connections", None), senders.all, senders.silent, _closed(values), now_ms)
 

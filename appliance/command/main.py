@@ -75,7 +75,11 @@ def print_status_document(arguments: list[str]) -> bool:
     if len(rest) != 2 * len(chosen) or not chosen.keys() <= {"--data", "--config"}:
         return False
     import json
+    import os
+    from contextlib import suppress
 
+    with suppress(OSError):  # only root may: 0.2 s of CPU time, which would take seconds behind a load of 24
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
     from appliance.command.box_status import measure
     from appliance.command.finding import find_running_box
 
