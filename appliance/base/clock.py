@@ -1,4 +1,5 @@
-"""Time as an argument (STYLE.md, habit 13): the only module that asks the operating system for the time.
+"""Time as an argument (STYLE.md, habit 13): the only module that asks the operating system for the
+time.
 
 Whether wall clock and monotonic clock have advanced equally since the process started.
 

@@ -1,9 +1,9 @@
 """Kafka's error codes, and the exceptions for the four kinds of failure (STYLE.md, habit 11).
 
-`RequestRefused`     an impossible request: becomes an error code in the reply.
-`ProtocolViolation`  the peer broke the protocol: its connection is closed and counted.
-`StorageFailed`      a disk failed: its log directory goes offline. `DiskFull` and `OutOfDescriptors` can heal.
-`InvariantViolation` (appliance.base.invariants) a defect of Millrace: the process ends.
+`RequestRefused` an impossible request: becomes an error code in the reply. `ProtocolViolation` the
+peer broke the protocol: its connection is closed and counted. `StorageFailed` a disk failed: its
+log directory goes offline. `DiskFull` and `OutOfDescriptors` can heal. `InvariantViolation`
+(appliance.base.invariants) a defect of Millrace: the process ends.
 """
 
 from __future__ import annotations
@@ -152,7 +152,10 @@ class OutOfDescriptors(StorageFailed):
 
 
 class OutOfThreads(OutOfDescriptors):
-    """No thread could be started for work on a disk. The work is retried; the disk is not affected."""
+    """No thread could be started for work on a disk.
+
+    The work is retried; the disk is not affected.
+    """
 
 
 class StepsDown(MillraceError):

@@ -1,6 +1,7 @@
 """The settings of ingest as rows: what syslog lines become, and limits for all senders.
 
-Options of single listeners are keys of the tables `[[ingest.listener]]` (`appliance/senders/sender_tables.py`).
+Options of single listeners are keys of the tables `[[ingest.listener]]`
+(`appliance/senders/sender_tables.py`).
 """
 
 from __future__ import annotations

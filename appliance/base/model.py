@@ -1,7 +1,8 @@
 """The identifiers and kinds of number that all other packages use.
 
-Values only. Weak: the kinds of number exist only for mypy, and it accepts a comparison, or a sum, of two
-kinds; values that come from a ring, a struct or a document have no kind until a signature gives them one.
+Values only. Weak: the kinds of number exist only for mypy, and it accepts a comparison, or a sum,
+of two kinds; values that come from a ring, a struct or a document have no kind until a signature
+gives them one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple, NewType, overload
 if TYPE_CHECKING:
 
     class Offset(int):
-        """Position of a record in its partition (inclusive, unless the name has `end` or `watermark`).
+        """Position of a record in its partition (inclusive, unless the name has `end` or
+        `watermark`).
 
         Like each kind of number here, a plain int at run time. mypy sees the arithmetic: an offset
         moved by a count is an offset, and the distance of two offsets is a count.

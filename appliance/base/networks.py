@@ -28,7 +28,10 @@ def packed_address(text: str) -> bytes:
 
 
 def read_networks(text: str) -> tuple[Network, ...]:
-    """Return the networks of a list such as `10.1.0.0/16, fd00::/8, 192.0.2.7`. Raises ValueError."""
+    """Return the networks of a list such as `10.1.0.0/16, fd00::/8, 192.0.2.7`.
+
+    Raises ValueError.
+    """
     networks = []
     for part in map(str.strip, text.split(",")):
         network = parse_network(part)
@@ -57,7 +60,9 @@ def split_networks(text: str) -> list[str]:
 
 
 def is_network(text: str) -> bool:
-    """Whether systemd can filter by `text`: an address, or a network such as 10.0.0.0/24, without a scope."""
+    """Whether systemd can filter by `text`: an address, or a network such as 10.0.0.0/24, without a
+    scope.
+    """
     return "%" not in text and parse_network(text) is not None
 
 

@@ -1,4 +1,7 @@
-"""One setting of a broker, and the units of its bounds. The rows themselves are in `setting_rows`."""
+"""One setting of a broker, and the units of its bounds.
+
+The rows themselves are in `setting_rows`.
+"""
 
 from __future__ import annotations
 

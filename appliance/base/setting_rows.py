@@ -1,7 +1,9 @@
-"""Every setting of a broker as a row: name, default, bounds, unit, meaning, and what a larger value costs (STYLE.md, habit 12).
+"""Every setting of a broker as a row: name, default, bounds, unit, meaning, and what a larger value
+costs (STYLE.md, habit 12).
 
-The reference page is made from these rows, and `appliance.base.settings` refuses what is outside their bounds. Names are Kafka's own
-wherever Kafka has the setting. Weak spot: bounds are per row; relations between rows are checked in `settings.relation_problems`.
+The reference page is made from these rows, and `appliance.base.settings` refuses what is outside
+their bounds. Names are Kafka's own wherever Kafka has the setting. Weak spot: bounds are per row;
+relations between rows are checked in `settings.relation_problems`.
 """
 
 from __future__ import annotations

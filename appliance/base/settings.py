@@ -22,14 +22,18 @@ from appliance.base.zookeeper_member import ZooKeeperMember, parse_member
 
 BOX_TABLE = "box"
 SENDER_TABLES = ("listener", "route", "default", "dead-letter")
-"""Names below `ingest` that are tables of senders (`appliance/senders/sender_tables.py`), not settings."""
+"""Names below `ingest` that are tables of senders (`appliance/senders/sender_tables.py`), not
+settings."""
 OLD_TABLE_SETTING = "ingest.table.file"
-"""Release 0.1 had the tables of senders in a file of its own, which this named (`appliance/senders/old_table.py`)."""
+"""Release 0.1 had the tables of senders in a file of its own, which this named
+(`appliance/senders/old_table.py`)."""
 TOML_HINT = 'write names in quotes where one continues another, as in "max.connections" = 100'
 
 
 class SenderSocket(NamedTuple):
-    """A listening socket for senders: its name in LISTEN_FDNAMES, its address ("": that of the box), and the table that asks for it (FILE: TABLE)."""
+    """A listening socket for senders: its name in LISTEN_FDNAMES, its address ("": that of the
+    box), and the table that asks for it (FILE: TABLE).
+    """
 
     name: str
     is_datagram: bool
@@ -256,7 +260,9 @@ def _nearest(name: str) -> str:
 
 
 class SettingsFile(NamedTuple):
-    """A settings file: options of the box (table `[box]`), settings by their dotted names, problems, and the tables of senders."""
+    """A settings file: options of the box (table `[box]`), settings by their dotted names,
+    problems, and the tables of senders.
+    """
 
     box: dict[str, object]
     settings: dict[str, object]

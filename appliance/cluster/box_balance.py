@@ -29,7 +29,10 @@ PARTITION_BYTES = 1 << 20
 
 
 class BoxCapacity(NamedTuple):
-    """A live box, all its disks together. `promised_bytes`: still to arrive from moves under way."""
+    """A live box, all its disks together.
+
+    `promised_bytes`: still to arrive from moves under way.
+    """
 
     broker_id: int
     rack: str | None

@@ -26,7 +26,10 @@ from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS
 
 
 class BrokerConfig(NamedTuple):
-    """One config of this broker. `default` None: it has none. Those of type password are sensitive."""
+    """One config of this broker.
+
+    `default` None: it has none. Those of type password are sensitive.
+    """
 
     name: str
     type: str

@@ -23,7 +23,10 @@ from appliance.shm.lease import LeaseReader
 
 
 class LeaseGate:
-    """The gate of one process. `reads_ms`: how long consumers are served after the end of the lease."""
+    """The gate of one process.
+
+    `reads_ms`: how long consumers are served after the end of the lease.
+    """
 
     def __init__(self, reader: LeaseReader, clock: Clock, counters: Counters, reads_ms: int = 0) -> None:
         self._reader = reader

@@ -45,7 +45,9 @@ class Bound(NamedTuple):
 
 
 class KnownAborted(NamedTuple):
-    """All aborted transactions with records in [first_offset, end_offset), as long as these two are what the table says."""
+    """All aborted transactions with records in [first_offset, end_offset), as long as these two are
+    what the table says.
+    """
 
     segment_list_generation: int
     aborted_end_offset: Offset
@@ -59,11 +61,14 @@ CURSORS_MAX = 64
 EPOCH_ENDS_MAX = 16
 _HALF = (1 << 32) - 1
 Cursor = tuple[Offset, Position, int, int]
-"""(segment base offset, position, size of the batch there or 0, inode number of the file or 0): the last two as in `Found`."""
+"""(segment base offset, position, size of the batch there or 0, inode number of the file or 0): the
+last two as in `Found`."""
 
 
 class RowAddress(NamedTuple):
-    """A row of a partition table; the generation shows whether the row is still the same partition's."""
+    """A row of a partition table; the generation shows whether the row is still the same
+    partition's.
+    """
 
     table: PartitionTableReader
     row: int

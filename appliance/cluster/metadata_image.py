@@ -7,9 +7,9 @@ be; the rows of the partition tables contain what is (`ARCHITECTURE.md`, "Life o
 image never contains a row. Weak: it is written and read whole, and the reader computes the
 difference. So one change costs in proportion to all topics (2 ms per 1,000 partitions).
 
-The generation grows with every change of content and continues over restarts of the controller. Topics
-appear when all their partitions have states, and disappear before their directories do. `config` of a
-topic is its effective configuration as far as it differs from Kafka's defaults.
+The generation grows with every change of content and continues over restarts of the controller.
+Topics appear when all their partitions have states, and disappear before their directories do.
+`config` of a topic is its effective configuration as far as it differs from Kafka's defaults.
 
 File: header `>4sHHQII` (magic, format version, 0, generation, payload bytes, CRC-32C of generation
 and payload), then JSON.

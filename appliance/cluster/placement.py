@@ -169,7 +169,9 @@ class PlacedReplicas:
 
 
 class BoundReached(RequestRefused):
-    """A bound of the cluster refuses what clients create by name; `bound` is the label of the counter."""
+    """A bound of the cluster refuses what clients create by name; `bound` is the label of the
+    counter.
+    """
 
     def __init__(self, bound: str, reason: str) -> None:
         super().__init__(ErrorCode.POLICY_VIOLATION, reason)
@@ -184,7 +186,10 @@ class BrokerPool(NamedTuple):
     closed: Collection[int] = ()
 
     def open(self, replicas: int) -> list[int]:
-        """Return the brokers that may get new replicas. Raises RequestRefused if they are fewer than `replicas`."""
+        """Return the brokers that may get new replicas.
+
+        Raises RequestRefused if they are fewer than `replicas`.
+        """
         brokers = sorted(set(self.live) - set(self.closed))
         if replicas > len(brokers):
             emptied = sorted(set(self.live) & set(self.closed))

@@ -195,7 +195,10 @@ def _parse_endpoint(path: str, text: str) -> tuple[str, str, int]:
 
 
 class TopicAssignment(NamedTuple):
-    """`/brokers/topics/T`, written as version 3. `topic_id` is None only in documents of versions 1 and 2."""
+    """`/brokers/topics/T`, written as version 3.
+
+    `topic_id` is None only in documents of versions 1 and 2.
+    """
 
     topic_id: TopicId | None
     partitions: dict[int, tuple[int, ...]]

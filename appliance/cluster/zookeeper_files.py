@@ -1,15 +1,18 @@
-"""The data directory of the embedded ZooKeeper: syncs it, and decides how a server may start from what a power cut left there.
+"""The data directory of the embedded ZooKeeper: syncs it, and decides how a server may start from
+what a power cut left there.
 
-ZooKeeper syncs each transaction, but not the snapshot that it writes when it starts. After a power cut the snapshot
-may be an empty file beside a transaction log that is whole, and ZooKeeper refuses to start. `sync_data` closes that
-gap: it runs before a server starts, and again before it counts as ready. `trusts_empty_snapshot` covers a power cut
-before that. Without a usable snapshot a server starts with `zookeeper.snapshot.trust.empty` if its log provably holds
-every transaction since the first one: then replaying the log yields the whole tree, and a snapshot adds nothing to it.
+ZooKeeper syncs each transaction, but not the snapshot that it writes when it starts. After a power
+cut the snapshot may be an empty file beside a transaction log that is whole, and ZooKeeper refuses
+to start. `sync_data` closes that gap: it runs before a server starts, and again before it counts as
+ready. `trusts_empty_snapshot` covers a power cut before that. Without a usable snapshot a server
+starts with `zookeeper.snapshot.trust.empty` if its log provably holds every transaction since the
+first one: then replaying the log yields the whole tree, and a snapshot adds nothing to it.
 
-Used by the zookeeper process before it becomes the server, and by its watchers. Weak spots: the proof accepts one epoch
-only, because between two epochs a member may have received transactions as a snapshot, and its log does not show that.
-Such a snapshot is synced by ZooKeeper itself, and its name is durable with the log's next sync where the file system's
-journal keeps its order (ext4, XFS); the proof relies on that for an ensemble that began with the tree of a single box.
+Used by the zookeeper process before it becomes the server, and by its watchers. Weak spots: the
+proof accepts one epoch only, because between two epochs a member may have received transactions as
+a snapshot, and its log does not show that. Such a snapshot is synced by ZooKeeper itself, and its
+name is durable with the log's next sync where the file system's journal keeps its order (ext4,
+XFS); the proof relies on that for an ensemble that began with the tree of a single box.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from appliance.base.errors import ConfigurationProblems
 from appliance.storage import file_io
 
 TRUST_FILE = "trust-empty-snapshot"
-"""In STATE/zookeeper. An operator creates it to start from the log alone where that is not proven; removed once there is a snapshot."""
+"""In STATE/zookeeper. An operator creates it to start from the log alone where that is not proven;
+removed once there is a snapshot."""
 RUNBOOK_STEP = 'docs/troubleshooting.md, "ZooKeeper has no snapshot"'
 
 _LOG_HEADER = struct.Struct(">4sIQ")  # magic, version, database id
@@ -44,7 +48,10 @@ def data_directory(state: str) -> str:
 
 
 def sync_data(state: str) -> None:
-    """Sync every file of the server and the directories that name them, up to the state directory. Raises OSError."""
+    """Sync every file of the server and the directories that name them, up to the state directory.
+
+    Raises OSError.
+    """
     data = data_directory(state)
     version = f"{data}/version-2"
     paths = [version, data, os.path.dirname(data), os.path.abspath(state)]
@@ -62,7 +69,10 @@ def sync_data(state: str) -> None:
 
 
 def trusts_empty_snapshot(state: str) -> bool:
-    """Whether a server starts from its transaction log alone. Raises ConfigurationProblems if it would have to and that is not proven."""
+    """Whether a server starts from its transaction log alone.
+
+    Raises ConfigurationProblems if it would have to and that is not proven.
+    """
     version = f"{data_directory(state)}/version-2"
     trust_file = f"{os.path.abspath(state)}/zookeeper/{TRUST_FILE}"
     snapshots, logs = _named(version, "snapshot."), _named(version, "log.")
@@ -102,7 +112,9 @@ def _is_whole_snapshot(path: str) -> bool:
 
 
 def _log_gap(logs: dict[int, str]) -> str | None:
-    """Why the log files do not prove that they hold every transaction since the first; None if they do."""
+    """Why the log files do not prove that they hold every transaction since the first; None if they
+    do.
+    """
     expected = 0
     for named, path in logs.items():
         if not expected and named not in _FIRST_ZXIDS:
@@ -121,13 +133,17 @@ def _log_gap(logs: dict[int, str]) -> str | None:
 
 
 def _state_before(logs: dict[int, str], snapshots: dict[int, str]) -> str | None:
-    """The snapshot that shows a state older than the log: of a member that received it from its leader. None if there is none."""
+    """The snapshot that shows a state older than the log: of a member that received it from its
+    leader. None if there is none.
+    """
     path = next((path for zxid, path in snapshots.items() if 0 < zxid < min(logs)), None)
     return None if path is None else f"{path} held a state from before the log"
 
 
 def _zxids(path: str) -> Iterator[int]:
-    """The zxid of each transaction of a log file, up to a torn or missing end, where ZooKeeper stops too. Raises ValueError for other damage."""
+    """The zxid of each transaction of a log file, up to a torn or missing end, where ZooKeeper
+    stops too. Raises ValueError for other damage.
+    """
     with open(path, "rb") as file:
         header = file.read(_LOG_HEADER.size)
         if not header:

@@ -82,7 +82,8 @@ class BoxDisks:
 
 CHECK_NS = 100_000_000
 NO_TURN_CHECKS_MIN = 30
-"""A parked log-writer makes a turn every 100 ms (`PARK_MS_MAX`), so a shorter deadline does not apply to turns."""
+"""A parked log-writer makes a turn every 100 ms (`PARK_MS_MAX`), so a shorter deadline does not
+apply to turns."""
 
 
 class DiskHealth:
@@ -141,7 +142,9 @@ class DiskHealth:
         return changes
 
     def _is_stopped(self, disk: str, table: PartitionTableReader) -> bool:
-        """Whether the log-writer has made no turn, and recovered nothing within one, for too many checks."""
+        """Whether the log-writer has made no turn, and recovered nothing within one, for too many
+        checks.
+        """
         progress = table.words[TURNS_WORD] + table.words[RECOVERY_DONE_WORD]
         before, checks = self._turns.get(disk, (-1, 0))
         checks = checks + 1 if progress == before else 0

@@ -34,14 +34,16 @@ COMMIT_LEGACY_OFFSETS = 7
 FETCH_LEGACY_OFFSETS = 8
 """coordinator → controller: JSON {"group": …, "partitions": [[topic, partition], …]}."""
 COORDINATOR_ANSWER = 9
-"""controller → coordinator: JSON {"error": Kafka error code}, and without an error {"first": id, "last": id}, {"errors": [[topic, partition, code], …]} or
-{"offsets": [[topic, partition, offset], …]}."""
+"""controller → coordinator: JSON {"error": Kafka error code}, and without an error {"first": id,
+"last": id}, {"errors": [[topic, partition, code], …]} or {"offsets": [[topic, partition, offset],
+…]}."""
 
 GENERATION = Struct("<Q")
 
 
 KAFKA_REQUEST = 1
-"""acceptor → controller or coordinator: int16 api key, int16 api version, int16 lengths of client id and client host, both, request body."""
+"""acceptor → controller or coordinator: int16 api key, int16 api version, int16 lengths of client
+id and client host, both, request body."""
 KAFKA_RESPONSE = 2
 """The response body, without size and header. Empty: the request could not be answered; close the
 connection."""

@@ -2,9 +2,9 @@
 meanwhile.
 
 While the process is down, requests wait here, each with its deadline, and are sent to its next
-incarnation. A request that `incarnations_max` incarnations had when they died is not sent again: it may be
-what kills the controller, and the coordinator would execute it twice. Weak: waiting requests are on
-the heap, at most `WAITING_BYTES_MAX`; further ones are refused.
+incarnation. A request that `incarnations_max` incarnations had when they died is not sent again: it
+may be what kills the controller, and the coordinator would execute it twice. Weak: waiting requests
+are on the heap, at most `WAITING_BYTES_MAX`; further ones are refused.
 
 The connection to the controller, for acceptors, ingests and the coordinator: forwarded requests,
 and notifications of a new metadata image.

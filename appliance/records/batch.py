@@ -104,7 +104,9 @@ class BatchHeader(NamedTuple):
 
 
 def read_batch_header(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """The header at `position`; nothing is checked beyond its 61 bytes being there (struct.error otherwise)."""
+    """The header at `position`; nothing is checked beyond its 61 bytes being there (struct.error
+    otherwise).
+    """
     return BatchHeader._make(_unpack_header(buffer, position))
 
 
@@ -114,7 +116,10 @@ def batch_crc(buffer: Buffer, position: int, size_bytes: int) -> int:
 
 
 def batch_problem(buffer: Buffer, position: int, limit: int, max_message_bytes: int) -> tuple[ErrorCode, str] | None:
-    """Why a producer's batch at buffer[position:limit] must be refused, or None. It must be exactly one batch."""
+    """Why a producer's batch at buffer[position:limit] must be refused, or None.
+
+    It must be exactly one batch.
+    """
     size_bytes = limit - position
     if size_bytes < RECORDS_AT:
         return _short_problem(buffer, position, limit)
@@ -181,7 +186,10 @@ def _content_problem(attributes: int, last_offset_delta: int, records_count: int
 
 
 def stored_batch_problem(buffer: Buffer, position: int, limit: int) -> str | None:
-    """Why buffer[position:limit] does not begin with a whole, intact batch of a log, or None. `limit` may lie behind the batch."""
+    """Why buffer[position:limit] does not begin with a whole, intact batch of a log, or None.
+
+    `limit` may lie behind the batch.
+    """
     available = limit - position
     if available < RECORDS_AT:
         return f"{available} bytes are too few for a record batch"
@@ -205,8 +213,11 @@ def stamp_batch(buffer: bytearray | memoryview, position: int, base_offset: Offs
 
 
 def stamp_log_append_time(buffer: bytearray | memoryview, position: int, size_bytes: int, timestamp_ms: int) -> None:
-    """Set the timestamp type LogAppendTime and maxTimestamp in place, and the CRC anew. Records stay as they are: readers
-    take the batch's maxTimestamp for every record of such a batch."""
+    """Set the timestamp type LogAppendTime and maxTimestamp in place, and the CRC anew.
+
+    Records stay as they are: readers take the batch's maxTimestamp for every record of such a
+    batch.
+    """
     (attributes,) = _ATTRIBUTES.unpack_from(buffer, position + ATTRIBUTES_AT)
     _ATTRIBUTES.pack_into(buffer, position + ATTRIBUTES_AT, attributes | LOG_APPEND_TIME_FLAG)
     _TIMESTAMP.pack_into(buffer, position + MAX_TIMESTAMP_AT, timestamp_ms)
@@ -222,7 +233,10 @@ def stamp_producer(buffer: bytearray | memoryview, producer_id: ProducerId, prod
 
 
 def as_produced(buffer: bytearray | memoryview) -> None:
-    """Take off what a log stamped on the one batch in `buffer`: it may be offered again, anywhere. The CRC is wrong after that; `stamp_producer` sets it."""
+    """Take off what a log stamped on the one batch in `buffer`: it may be offered again, anywhere.
+
+    The CRC is wrong after that; `stamp_producer` sets it.
+    """
     (batch_length,) = _LENGTH.unpack_from(buffer, BATCH_LENGTH_AT)
     _OFFSET_LENGTH_EPOCH.pack_into(buffer, 0, 0, batch_length, -1)
     (attributes,) = _ATTRIBUTES.unpack_from(buffer, ATTRIBUTES_AT)
@@ -236,10 +250,11 @@ _LAST_OFFSET_DELTA = Struct(">i")
 class WholeBatches(NamedTuple):
     """Where the last whole batch of a run of batches in memory ends, and the offset that follows.
 
-    The log-reader uses it on what it read for an acceptor, so that the next read starts exactly at a
-    batch. `size_bytes` 0: the first batch, of `first_batch_bytes` (0: its head is incomplete), is not
-    whole. Weak spot: one Python step of 0.2 µs for each batch; a MiB of batches with one tiny record
-    each takes 3 ms."""
+    The log-reader uses it on what it read for an acceptor, so that the next read starts exactly at
+    a batch. `size_bytes` 0: the first batch, of `first_batch_bytes` (0: its head is incomplete), is
+    not whole. Weak spot: one Python step of 0.2 µs for each batch; a MiB of batches with one tiny
+    record each takes 3 ms.
+    """
 
     size_bytes: int
     next_offset: Offset

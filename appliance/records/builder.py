@@ -17,7 +17,8 @@ from appliance.records.record import NULL_LENGTH, TABLE, TABLE_END, encode_varin
 
 NO_HEADERS = encode_varint(0)
 RECORD_OVERHEAD_BYTES_MAX = 36
-"""Attributes 1, timestamp delta 10, offset delta 5, lengths of record, key and value 5 each, rounded up."""
+"""Attributes 1, timestamp delta 10, offset delta 5, lengths of record, key and value 5 each,
+rounded up."""
 _ATTRIBUTES = b"\x00"
 
 
@@ -52,7 +53,10 @@ class BatchBuilder:
         """What the batch would occupy uncompressed, header included."""
 
     def append(self, timestamp_ms: int, key: bytes | None, value: bytes | None, headers: bytes | Iterable[tuple[str, bytes | None]] = NO_HEADERS) -> None:
-        """Add a record. `headers` is a sequence of (name, value) or what `encode_headers` made of one."""
+        """Add a record.
+
+        `headers` is a sequence of (name, value) or what `encode_headers` made of one.
+        """
         count = self.count
         if not count:
             self._base_timestamp = timestamp_ms
@@ -82,8 +86,11 @@ class BatchBuilder:
     def append_run(
         self, timestamps_ms: Sequence[int], values: Sequence[bytes], keys: Sequence[bytes | None], headers: bytes, first: int, size_bytes_max: int
     ) -> int:
-        """Add records that have their headers in common, beginning with number `first`, which is added in any case, as long as the next one is sure to leave
-        the batch within `size_bytes_max`. Returns the number of the first that was not added. The same as `append` for each, in one loop."""
+        """Add records that have their headers in common, beginning with number `first`, which is
+        added in any case, as long as the next one is sure to leave the batch within
+        `size_bytes_max`. Returns the number of the first that was not added. The same as `append`
+        for each, in one loop.
+        """
         count, size_bytes, latest = self.count, self.size_bytes, self._max_timestamp
         base = self._base_timestamp if count else timestamps_ms[first]
         extend = self._pieces.extend
@@ -120,8 +127,9 @@ class BatchBuilder:
     def build(self, producer_id: int = -1, producer_epoch: int = -1) -> bytes:
         """Return the batch, and empty the builder. At least one record must have been appended.
 
-        With a producer id the batch is transactional, in the form in which a coordinator writes its own
-        records: base sequence 0, which no log checks."""
+        With a producer id the batch is transactional, in the form in which a coordinator writes its
+        own records: base sequence 0, which no log checks.
+        """
         if not self.count:
             raise ValueError("a batch without records cannot be built")
         body = b"".join(self._pieces)

@@ -35,7 +35,9 @@ class CorruptBatch(MillraceError):
 
 
 class OpenedTooLarge(CorruptBatch):
-    """A compressed stream that holds more than its reader was ready to open: a bomb, or an honest batch that is too large."""
+    """A compressed stream that holds more than its reader was ready to open: a bomb, or an honest
+    batch that is too large.
+    """
 
 
 class Codec(IntEnum):
@@ -67,8 +69,9 @@ _GZIP_PIECE_BYTES_MAX = 64 * 1024
 
 OPENED_BATCH_BYTES_MIN = 16 * 1024 * 1024
 OPENED_BATCH_FACTOR = 32
-"""What a server opens of a stranger's batch. Log lines shrink to a fifth or a twentieth, so an honest batch is far below; a bomb (zstd: 8 KB that
-become 256 MiB) is refused before it costs more than the larger of the two."""
+"""What a server opens of a stranger's batch. Log lines shrink to a fifth or a twentieth, so an
+honest batch is far below; a bomb (zstd: 8 KB that become 256 MiB) is refused before it costs more
+than the larger of the two."""
 
 _SMALLEST_GUESS_BYTES = 64 * 1024
 _BUFFER_TOO_SMALL = "failed to write whole buffer"
@@ -82,7 +85,9 @@ def opened_batch_limit(stored_bytes: int) -> int:
 
 
 def compress(codec: Codec, data: Buffer) -> bytes:
-    """`data` as one stream of `codec`, at the default level of Kafka's clients (lz4: fast, zstd: 3)."""
+    """`data` as one stream of `codec`, at the default level of Kafka's clients (lz4: fast, zstd:
+    3).
+    """
     if codec is Codec.NONE:
         return bytes(data)
     return _COMPRESSORS[codec](data)
@@ -222,7 +227,9 @@ def _decompress_zstd(data: Buffer, limit_bytes: int, guess_bytes: int) -> Buffer
 
 
 def _decompress_growing(name: str, decompress_into: Callable[[Buffer, bytearray], int], data: Buffer, limit_bytes: int, guess_bytes: int) -> Buffer:
-    """Decompress into a buffer of guessed size, four times as large at each further try, never larger than the limit."""
+    """Decompress into a buffer of guessed size, four times as large at each further try, never
+    larger than the limit.
+    """
     error = _cramjam().DecompressionError
     size_bytes = min(limit_bytes, guess_bytes or max(_SMALLEST_GUESS_BYTES, 4 * len(data)))
     while True:
@@ -265,7 +272,9 @@ _PRIME_1, _PRIME_2, _PRIME_3, _PRIME_4, _PRIME_5 = 2654435761, 2246822519, 32664
 
 
 def xxhash32_short(data: bytes) -> int:
-    """xxHash32 with seed 0 of fewer than 16 bytes: a frame's header has at most 14 to hash, or 18 where the old mistake adds the magic."""
+    """xxHash32 with seed 0 of fewer than 16 bytes: a frame's header has at most 14 to hash, or 18
+    where the old mistake adds the magic.
+    """
     if len(data) >= _SHORT_INPUT_END:
         raise ValueError(f"{len(data)} bytes are no short input")
     value = _PRIME_5 + len(data)
@@ -311,5 +320,8 @@ def with_right_header_checksum(frame: bytes) -> bytes:
 
 
 def with_old_header_checksum(frame: bytes) -> bytes:
-    """The frame as readers of magic 0 expect it. It has no content size: those readers would not take one."""
+    """The frame as readers of magic 0 expect it.
+
+    It has no content size: those readers would not take one.
+    """
     return _with_checksum_over(frame, 0)

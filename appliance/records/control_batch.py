@@ -31,7 +31,9 @@ class EndTransactionMarker(NamedTuple):
 
 
 def read_end_transaction_marker(batch: Buffer) -> EndTransactionMarker | None:
-    """The marker in a control batch; None for one that compaction emptied, for other kinds, and for one that cannot be read."""
+    """The marker in a control batch; None for one that compaction emptied, for other kinds, and for
+    one that cannot be read.
+    """
     try:
         record = next(iterate_records(batch, _RECORD_BYTES_MAX), None)
     except CorruptBatch:

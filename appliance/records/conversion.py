@@ -2,8 +2,8 @@
 
 Pure. The acceptor calls it (`services/acceptor/fetch/message_sets.py`), only for clients older than
 Kafka 0.11. Each record costs 3 to 4 µs of Python, so both directions are bounded: up by
-`RECORDS_MAX` messages in a set and by the limit on decompressed size; down by the caller's bytes and
-`DOWN_RECORDS_MAX` records, after which the consumer asks for the next offset.
+`RECORDS_MAX` messages in a set and by the limit on decompressed size; down by the caller's bytes
+and `DOWN_RECORDS_MAX` records, after which the consumer asks for the next offset.
 
 Weak spots: a large batch that is read in several parts is opened again for each, and skipping its
 first records costs 2 µs each (0.2 s for the last part of the largest that is accepted). Old clients
@@ -31,10 +31,13 @@ _TIMESTAMP_MAX = 2**63 - 1
 
 
 def convert_up(buffer: Buffer, position: int, limit: int, max_message_bytes: int, uses_log_append_time: bool) -> bytes:
-    """The message set in buffer[position:limit] as one batch of magic 2, in its codec; b'' where nothing whole was sent.
+    """The message set in buffer[position:limit] as one batch of magic 2, in its codec; b'' where
+    nothing whole was sent.
 
-    `uses_log_append_time`: of the topic; the log-writer stamps, here it decides only what a producer may claim. Raises `RequestRefused`. The batch
-    may be larger than `max_message_bytes`: that is for the caller's check of batches."""
+    `uses_log_append_time`: of the topic; the log-writer stamps, here it decides only what a
+    producer may claim. Raises `RequestRefused`. The batch may be larger than `max_message_bytes`:
+    that is for the caller's check of batches.
+    """
     if limit - position > SHRINKS_AT_MOST * max_message_bytes:
         raise RequestRefused(ErrorCode.MESSAGE_TOO_LARGE, f"a message set of {limit - position} bytes becomes a batch of more than {max_message_bytes} bytes")
     codec, messages, says_append_time = read_message_set(buffer, position, limit, max_message_bytes)
@@ -52,10 +55,13 @@ def convert_up(buffer: Buffer, position: int, limit: int, max_message_bytes: int
 
 
 def convert_down(stored: Buffer, magic: int, fetch_offset: int, bytes_max: int, records_max: int = DOWN_RECORDS_MAX) -> bytes:
-    """The batches of a log in `stored` as message sets of `magic`, from `fetch_offset` on; a batch that is cut off at the end is passed over.
+    """The batches of a log in `stored` as message sets of `magic`, from `fetch_offset` on; a batch
+    that is cut off at the end is passed over.
 
-    Stops behind the record with which the sets have `bytes_max` bytes before compression, or `records_max` records; at least one record is
-    converted if there is one. Raises `RequestRefused` when the first batch that counts cannot be converted, stops before a later one."""
+    Stops behind the record with which the sets have `bytes_max` bytes before compression, or
+    `records_max` records; at least one record is converted if there is one. Raises `RequestRefused`
+    when the first batch that counts cannot be converted, stops before a later one.
+    """
     view = memoryview(stored)
     sets: list[bytes] = []
     room, left = bytes_max, records_max
@@ -83,8 +89,11 @@ def convert_down(stored: Buffer, magic: int, fetch_offset: int, bytes_max: int, 
 
 
 def _convert_batch(batch: memoryview, magic: int, fetch_offset: int, room: int, left: int) -> tuple[bytes, int, int]:
-    """(set, its size before compression, records in it) of one batch. Kafka keeps records before the fetch offset in compressed batches; readers
-    skip them, so they are left out here in both cases."""
+    """(set, its size before compression, records in it) of one batch.
+
+    Kafka keeps records before the fetch offset in compressed batches; readers skip them, so they
+    are left out here in both cases.
+    """
     problem = stored_batch_problem(batch, 0, len(batch))
     if problem is not None:
         raise RequestRefused(ErrorCode.CORRUPT_MESSAGE, problem)

@@ -1,9 +1,10 @@
 """Keys of records: their partition (Kafka's murmur2), and whether every record of a batch has one.
 
 A key has the same partition whether syslog or a Java producer sent it: the hash is that of
-org.apache.kafka.common.utils.Utils.murmur2. Pure Python, 1-3 µs a key, so callers cache. A compacted
-topic requires keys; the acceptor checks that for such topics only, because the batch has to be opened,
-up to `opened_batch_limit`. Weak spot: about 2 µs a record, and the opened records are not kept.
+org.apache.kafka.common.utils.Utils.murmur2. Pure Python, 1-3 µs a key, so callers cache. A
+compacted topic requires keys; the acceptor checks that for such topics only, because the batch has
+to be opened, up to `opened_batch_limit`. Weak spot: about 2 µs a record, and the opened records are
+not kept.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ A client may send millions."""
 
 
 class KeylessProblem(NamedTuple):
-    """Why a compacted topic refuses a batch, and which of its records are to blame (numbers in the batch, at most NAMED_MAX)."""
+    """Why a compacted topic refuses a batch, and which of its records are to blame (numbers in the
+    batch, at most NAMED_MAX).
+    """
 
     code: ErrorCode
     reason: str

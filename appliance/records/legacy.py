@@ -72,8 +72,11 @@ class LegacyMessage(NamedTuple):
 
 
 def read_entries(buffer: Buffer, position: int, limit: int, entry_bytes_max: int, tolerates_tail: bool) -> Iterator[LegacyMessage]:
-    """The entries of buffer[position:limit] as they lie there, wrappers unopened. `tolerates_tail`: a last entry that is cut off is passed over,
-    as Kafka does with what a producer sends. Raises `RequestRefused`; what was yielded before is right all the same."""
+    """The entries of buffer[position:limit] as they lie there, wrappers unopened.
+
+    `tolerates_tail`: a last entry that is cut off is passed over, as Kafka does with what a
+    producer sends. Raises `RequestRefused`; what was yielded before is right all the same.
+    """
     view = memoryview(buffer)
     while limit - position >= LOG_OVERHEAD:
         offset, size = _OFFSET_AND_SIZE.unpack_from(view, position)
@@ -118,7 +121,10 @@ def _read_bytes(view: memoryview, position: int, limit: int) -> tuple[bytes | No
 
 
 def open_wrapper(wrapper: LegacyMessage) -> Iterator[LegacyMessage]:
-    """The messages in a compressed set, with absolute offsets and the timestamps that count. Raises `RequestRefused`."""
+    """The messages in a compressed set, with absolute offsets and the timestamps that count.
+
+    Raises `RequestRefused`.
+    """
     codec = wrapper.attributes & CODEC_MASK
     if codec == Codec.ZSTD:
         raise RequestRefused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd does not exist in message sets")
@@ -142,7 +148,10 @@ def open_wrapper(wrapper: LegacyMessage) -> Iterator[LegacyMessage]:
 
 
 def _first_offset(wrapper: LegacyMessage, last_inner_offset: int) -> int:
-    """What relative offsets count from; 0 where they are absolute. Old librdkafka produces wrappers with offset 0."""
+    """What relative offsets count from; 0 where they are absolute.
+
+    Old librdkafka produces wrappers with offset 0.
+    """
     if not wrapper.magic or not wrapper.offset:
         return 0
     if wrapper.offset < last_inner_offset:
@@ -169,8 +178,10 @@ def _decompress(codec: Codec, magic: int, stream: bytes) -> Buffer:
 
 
 def read_message_set(buffer: Buffer, position: int, limit: int, entry_bytes_max: int) -> tuple[Codec, list[LegacyMessage], bool]:
-    """(codec, messages, whether the timestamp type is LogAppendTime) of what a producer sent, compressed or not. Offsets are its own and mean
-    little. No messages: nothing whole was sent. Raises `RequestRefused`."""
+    """(codec, messages, whether the timestamp type is LogAppendTime) of what a producer sent,
+    compressed or not. Offsets are its own and mean little. No messages: nothing whole was sent.
+    Raises `RequestRefused`.
+    """
     messages = list(_bounded(read_entries(buffer, position, limit, entry_bytes_max, tolerates_tail=True)))
     if not messages:
         return Codec.NONE, messages, False
@@ -204,9 +215,11 @@ def build_message(offset: int, magic: int, attributes: int, timestamp: int, key:
 
 
 def build_message_set(magic: int, codec: Codec, uses_log_append_time: bool, records: Sequence[tuple[int, int, bytes | None, bytes | None]]) -> bytes:
-    """A set of `records` (offset, timestamp, key, value), which may not be empty, in the order of their offsets; one wrapper if there is a codec.
+    """A set of `records` (offset, timestamp, key, value), which may not be empty, in the order of
+    their offsets; one wrapper if there is a codec.
 
-    With LogAppendTime all timestamps are the same."""
+    With LogAppendTime all timestamps are the same.
+    """
     stamp_type = LOG_APPEND_TIME_FLAG if magic and uses_log_append_time else 0
     if codec is Codec.NONE:
         return b"".join([build_message(offset, magic, stamp_type, timestamp, key, value) for offset, timestamp, key, value in records])

@@ -2,8 +2,8 @@
 
 Used wherever batches are opened: look-ups by time, dumps, commands, tests; never between a produce
 and a fetch. Integers are zig-zag base-128 (Protocol Buffers' sint32 and sint64); small ones are
-encoded by a table, because lengths, deltas and counts are nearly always small. Weak spot: one Python
-object per record, about 2 µs each.
+encoded by a table, because lengths, deltas and counts are nearly always small. Weak spot: one
+Python object per record, about 2 µs each.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ class Record(NamedTuple):
 
 
 def iterate_records(batch: Buffer, limit_bytes: int) -> Iterator[Record]:
-    """The records of exactly one batch, oldest first; at most `limit_bytes` when decompressed. Raises `CorruptBatch`."""
+    """The records of exactly one batch, oldest first; at most `limit_bytes` when decompressed.
+
+    Raises `CorruptBatch`.
+    """
     problem = stored_batch_problem(batch, 0, len(batch))
     if problem is not None:
         raise CorruptBatch(problem)
@@ -42,7 +45,10 @@ def iterate_records(batch: Buffer, limit_bytes: int) -> Iterator[Record]:
 
 
 def read_records(header: BatchHeader, body: bytes) -> Iterator[Record]:
-    """The records of a batch that is opened: `body` is all that follows its header. Raises `CorruptBatch`."""
+    """The records of a batch that is opened: `body` is all that follows its header.
+
+    Raises `CorruptBatch`.
+    """
     position = 0
     for _ in range(header.records_count):
         record, position = _read_record(body, position, header)
@@ -127,7 +133,10 @@ def encode_varint(value: int) -> bytes:
 
 
 def decode_varint(buffer: Buffer, position: int) -> tuple[int, int]:
-    """(value, position behind it). Raises `CorruptBatch` when it does not end, or not within 10 bytes."""
+    """(value, position behind it).
+
+    Raises `CorruptBatch` when it does not end, or not within 10 bytes.
+    """
     try:
         byte = buffer[position]
         position += 1

@@ -1,10 +1,10 @@
 """Remove records from a stored batch: how a compacted log is rewritten.
 
 Pure functions over bytes, used by the cleaning run. Records that stay are copied unchanged: offset
-deltas are relative to the base offset, which never changes. Base offset, last offset delta, producer
-id, epoch and sequence are kept, so offsets and sequences keep their meaning. Setting the delete
-horizon moves the base timestamp and rewrites the deltas, so that absolute timestamps stay (Kafka's
-`DefaultRecordBatch`, KIP-534). Weak spot: one tuple per record, about 2 µs.
+deltas are relative to the base offset, which never changes. Base offset, last offset delta,
+producer id, epoch and sequence are kept, so offsets and sequences keep their meaning. Setting the
+delete horizon moves the base timestamp and rewrites the deltas, so that absolute timestamps stay
+(Kafka's `DefaultRecordBatch`, KIP-534). Weak spot: one tuple per record, about 2 µs.
 """
 
 from __future__ import annotations
@@ -68,12 +68,16 @@ def slice_records(body: bytes, count: int) -> list[RecordSlice]:
 
 
 def delete_horizon_of(header: BatchHeader) -> int | None:
-    """From when on the batch's tombstones (or its transaction marker) may go; None if that was not decided yet."""
+    """From when on the batch's tombstones (or its transaction marker) may go; None if that was not
+    decided yet.
+    """
     return header.base_timestamp if header.attributes & DELETE_HORIZON_FLAG else None
 
 
 def rebuild_batch(header: BatchHeader, body: bytes, kept: Sequence[RecordSlice], new_horizon_ms: int | None) -> bytes:
-    """The batch with the records `kept` (at least one); with `new_horizon_ms` it gets that delete horizon."""
+    """The batch with the records `kept` (at least one); with `new_horizon_ms` it gets that delete
+    horizon.
+    """
     attributes, base_timestamp = header.attributes, header.base_timestamp
     if new_horizon_ms is None:
         records = b"".join([body[each.start : each.end] for each in kept])

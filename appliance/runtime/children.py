@@ -157,7 +157,10 @@ class DetachedProcess(NamedTuple):
 
 
 class DetachedProcesses:
-    """Detached processes by pid. They are unreaped children, so no other process can get their pid."""
+    """Detached processes by pid.
+
+    They are unreaped children, so no other process can get their pid.
+    """
 
     def __init__(self) -> None:
         self._by_pid: dict[int, DetachedProcess] = {}

@@ -113,7 +113,10 @@ def _open_sender(sender: SenderSocket, family: int, address: str) -> socket.sock
 
 
 def _open_syslog(family: int, address: str, port: int) -> tuple[socket.socket, socket.socket]:
-    """Open one port number for both transports. With port 0, retry until a number is free for both."""
+    """Open one port number for both transports.
+
+    With port 0, retry until a number is free for both.
+    """
     for attempt in range(_FREE_PORT_TRIES if port == 0 else 1):
         tcp = _open_tcp(family, address, port, SYSLOG_BACKLOG)
         udp = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)

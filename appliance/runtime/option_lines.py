@@ -3,10 +3,10 @@ FILE`, before anything is installed.
 
 A line is NAME, a tab and a value: the options of `[box]` with their defaults; `data` per configured
 directory; `disk` per directory that the box has after its disk orders; `console_socket` of the box
-as a service; `zookeeper_member` per member of the ensemble; `broker_id` and `rack` if set; `problem` per error of the file. It needs the
-standard library alone, so that install.sh can use the system's Python. Of the machine it reads only
-names of directories and the kept disk orders. Weak: a value with a line feed would be two lines;
-install.sh refuses such directories.
+as a service; `zookeeper_member` per member of the ensemble; `broker_id` and `rack` if set;
+`problem` per error of the file. It needs the standard library alone, so that install.sh can use the
+system's Python. Of the machine it reads only names of directories and the kept disk orders. Weak: a
+value with a line feed would be two lines; install.sh refuses such directories.
 """
 
 from __future__ import annotations

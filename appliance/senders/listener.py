@@ -74,7 +74,10 @@ class KeyRule(NamedTuple):
 
 
 class Token(NamedTuple):
-    """A token of an HTTP listener. `topics`: as those of the listener, which count if it is empty."""
+    """A token of an HTTP listener.
+
+    `topics`: as those of the listener, which count if it is empty.
+    """
 
     value: str
     topics: tuple[str, ...] = ()
@@ -122,9 +125,8 @@ class Listener(NamedTuple):
     tokens: tuple[Token, ...] = ()
     """HTTP: a request must present one of these (bearer, Splunk, or the password of basic)."""
     topics: tuple[str, ...] = ()
-    """HTTP: topics, or patterns with `*`, that a request may name, and to which its items of `_bulk`
-    may go. Empty: a request may name the topics that the tables have for this listener.
-    """
+    """HTTP: topics, or patterns with `*`, that a request may name, and to which its items of
+    `_bulk` may go. Empty: a request may name the topics that the tables have for this listener."""
     allow_origin: tuple[str, ...] = ()
     """HTTP: origins (`https://app.example.com`, or `*`) whose web pages may send here."""
     host_names: frozenset[str] = frozenset(("localhost",))

@@ -220,7 +220,10 @@ CONDITION_NAMES = (*_CONDITION_KEYS, "label", "field")
 
 
 class TableReading(NamedTuple):
-    """What the tables mean. `places`: the table of each listener that has one, as problems name it."""
+    """What the tables mean.
+
+    `places`: the table of each listener that has one, as problems name it.
+    """
 
     listeners: tuple[Listener, ...]
     routes: RouteTable

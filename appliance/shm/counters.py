@@ -183,7 +183,10 @@ class Counters:
         return list(self._slots)
 
     def beat(self, now_ns: int) -> None:
-        """Store the heartbeat of the duty cycle, which the watchdog reads. `now_ns` is monotonic."""
+        """Store the heartbeat of the duty cycle, which the watchdog reads.
+
+        `now_ns` is monotonic.
+        """
         self._words[HEARTBEAT_WORD] = now_ns
 
     def set_state(self, state: str) -> None:

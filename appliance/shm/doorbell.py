@@ -27,7 +27,10 @@ class Doorbell:
         return self.descriptor
 
     def prepare_to_sleep(self) -> None:
-        """Set the sleeping flag and fence. The caller must check its rings again before it waits."""
+        """Set the sleeping flag and fence.
+
+        The caller must check its rings again before it waits.
+        """
         self._words[self._sleeping_index] = 1
         fence()
 

@@ -46,7 +46,10 @@ def fence() -> None:
 
 
 def signed(word: int) -> Any:
-    """Return a word as a signed number: offset -1 is stored as 2^64 - 1. What kind of number it is, the caller knows."""
+    """Return a word as a signed number: offset -1 is stored as 2^64 - 1.
+
+    What kind of number it is, the caller knows.
+    """
     return word - (1 << 64) if word >> 63 else word
 
 

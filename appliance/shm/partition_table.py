@@ -132,7 +132,10 @@ class TableFull(MillraceError):
 
 
 class TornRow(MillraceError):
-    """A row stayed torn through all retries: its writer died in it, or is rewriting it. Retriable."""
+    """A row stayed torn through all retries: its writer died in it, or is rewriting it.
+
+    Retriable.
+    """
 
 
 class Row(NamedTuple):
