@@ -69,7 +69,8 @@ class TopicTail:
         self._backoff = cluster.backoff(give_up_after_ms)
         self._leaders: dict[int, BrokerId] = {}
         self._next_offsets: dict[int, Offset] = {}
-        self._long_polls: dict[BrokerId, _LongPoll] = {}
+        self.long_polls: dict[BrokerId, _LongPoll] = {}
+        """The open long poll at each leader."""
         self._metadata_is_stale = False
         self._metadata_ms = 0
         self._look_at_leaders()
@@ -101,9 +102,9 @@ class TopicTail:
                 return got
 
     def close(self) -> None:
-        for long_poll in self._long_polls.values():
+        for long_poll in self.long_polls.values():
             long_poll.connection.close()
-        self._long_polls.clear()
+        self.long_polls.clear()
 
     # --- leaders of the partitions
 
@@ -136,9 +137,9 @@ class TopicTail:
     def _send_fetches(self) -> None:
         self._maybe_look_at_leaders()
         for leader in sorted(set(self._leaders.values()) - {NO_LEADER}):
-            long_poll = self._long_polls.get(leader)
+            long_poll = self.long_polls.get(leader)
             if long_poll is None:
-                long_poll = self._long_polls[leader] = _LongPoll(self._cluster.open_connection(leader))
+                long_poll = self.long_polls[leader] = _LongPoll(self._cluster.open_connection(leader))
             if not long_poll.asked:
                 self._send_fetch(leader, long_poll)
 
@@ -154,14 +155,14 @@ class TopicTail:
 
     def _wait(self, timeout_ms: int) -> list[BrokerId]:
         """Leaders whose answer has begun to arrive."""
-        waiting = {long_poll.connection: leader for leader, long_poll in self._long_polls.items() if long_poll.asked}
+        waiting = {long_poll.connection: leader for leader, long_poll in self.long_polls.items() if long_poll.asked}
         if not waiting:
             self._cluster.sleep(max(min(timeout_ms, LEADERLESS_LOOK_AGAIN_MS), 0) / 1000)
             return []
         return [waiting[connection] for connection in await_readable(waiting, timeout_ms)]
 
     def _receive(self, leader: BrokerId) -> list[PartitionRecords]:
-        long_poll = self._long_polls[leader]
+        long_poll = self.long_polls[leader]
         body: ClientFetchResponse = long_poll.connection.receive().body
         asked, long_poll.asked = long_poll.asked, {}
         if body.error_code != ErrorCode.NONE:
@@ -208,7 +209,7 @@ class TopicTail:
     def _drop_silent(self) -> None:
         """A long poll that is not answered long after its time: the broker hangs."""
         now_ms = self._cluster.clock.monotonic_ms()
-        for long_poll in self._long_polls.values():
+        for long_poll in self.long_polls.values():
             if long_poll.asked and now_ms - long_poll.sent_ms > self._fetch_wait_ms_max + SILENCE_MS_MAX:
                 long_poll.connection.close()
                 raise ReplyTimedOut(f"the broker at {long_poll.connection.address} does not answer")
@@ -219,7 +220,7 @@ class TopicTail:
             error = ConnectionLost(f"could not read topic {self.topic!r}: {error}")
         if not is_retriable(error) or (isinstance(error, RequestRefused) and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
             raise error
-        self._long_polls = {leader: long_poll for leader, long_poll in self._long_polls.items() if long_poll.connection.is_open}
+        self.long_polls = {leader: long_poll for leader, long_poll in self.long_polls.items() if long_poll.connection.is_open}
         self._metadata_is_stale = True
         self._pause(error)
 

@@ -63,7 +63,7 @@ class SteppedBox:
         clock: Clock | None = None,
     ) -> None:
         """`zookeeper`: a connect string, or a server in memory."""
-        self._zookeeper = zookeeper
+        self.zookeeper = zookeeper
         self.layout = make_layout()
         self.clock = clock or SystemClock()
         self.box = Box(
@@ -114,8 +114,8 @@ class SteppedBox:
         self._counters = Counters.create_or_adopt(self.layout, "controller", self._incarnation)
         log = Logger("controller", Severity.ERROR)
         context = ServiceContext(self.layout, self.box, self.clock, self._counters, self._poller, "controller", "", self._incarnation, self.notifier, log, {})
-        in_memory = isinstance(self._zookeeper, MemoryZooKeeper)
-        self.agent = ControllerAgent(context, self._zookeeper.session) if in_memory else ControllerAgent(context)  # type: ignore[union-attr,arg-type]
+        in_memory = isinstance(self.zookeeper, MemoryZooKeeper)
+        self.agent = ControllerAgent(context, self.zookeeper.session) if in_memory else ControllerAgent(context)  # type: ignore[union-attr,arg-type]
         self.client = None
         return self.agent
 

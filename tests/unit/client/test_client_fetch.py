@@ -118,7 +118,7 @@ def test_a_partition_is_read_at_its_new_leader(broker: FakeKafkaBroker, partitio
     broker.leaders = {0: 2}
     partition.turns = [None, ErrorCode.NOT_LEADER_OR_FOLLOWER]
     assert read(tail, 90) == list(range(10, 100))
-    assert 2 in tail._long_polls
+    assert 2 in tail.long_polls
 
 
 def test_deleted_offsets_are_passed_over_and_said(broker: FakeKafkaBroker, partition: OnePartition) -> None:

@@ -244,7 +244,7 @@ def test_a_box_that_was_part_of_a_cluster_is_part_of_no_other_and_makes_none_ane
     would have no owner.
     """
     box = three.kill(3)
-    other = box._zookeeper = MemoryZooKeeper(three.clock.wall_ms)
+    other = box.zookeeper = MemoryZooKeeper(three.clock.wall_ms)
     assert "this ZooKeeper is empty, and the box belongs to cluster" in refused(three, box)
     assert CLUSTER_ID not in other
     other.write(Create(CLUSTER_ID, encode_cluster_id("elsewhere")))
