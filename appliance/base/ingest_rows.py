@@ -109,6 +109,15 @@ INGEST_ROWS = (
         "ingest.listener.records.per.second", 0, "records/s", "most records that one listener takes from all senders; 0: no limit", "", 0, 1_000_000_000
     ),
     SettingRow(
+        "tls.handshakes.per.second",
+        20,
+        "handshakes/s",
+        "most TLS handshakes that one listener of an ingest begins with one address; further connections wait; 0: no limit",
+        "time of ingest for one sender",
+        0,
+        1_000_000,
+    ),
+    SettingRow(
         "ingest.sender.silent.ms",
         300 * SECOND,
         "ms",

@@ -139,6 +139,8 @@ class Listener(NamedTuple):
     bytes_per_second: int = 0
     records_per_second: int = 0
     """What all addresses may send together."""
+    tls_handshakes_per_second: int = 0
+    """What one address may begin (`tls.handshakes.per.second`); 0: no limit."""
     idle_ms_max: int = IDLE_MS_MAX
     """How long an incomplete frame, request or handshake may make no progress."""
 
@@ -177,6 +179,7 @@ def listener_defaults(box: Box) -> Listener:
         decompressed_bytes_max=box.integer("ingest.decompressed.bytes.max"),
         sender_bytes_per_second=box.integer("ingest.sender.bytes.per.second"),
         sender_records_per_second=box.integer("ingest.sender.records.per.second"),
+        tls_handshakes_per_second=box.integer("tls.handshakes.per.second"),
         bytes_per_second=box.integer("ingest.listener.bytes.per.second"),
         records_per_second=box.integer("ingest.listener.records.per.second"),
         host_names=box_names(box),
@@ -187,7 +190,7 @@ def built_in_listeners(box: Box) -> tuple[Listener, ...]:
     """Return the built-in listeners: syslog over TCP and UDP on one port, and HTTP."""
     defaults = listener_defaults(box)
     return (
-        defaults._replace(name=SYSLOG_TCP, port=box.syslog_port, proxy=ProxyMode.V1),
+        defaults._replace(name=SYSLOG_TCP, port=box.syslog_port),
         defaults._replace(name=SYSLOG_UDP, transport=ListenerTransport.UDP, port=box.syslog_port),
         defaults._replace(name=HTTP, protocol=Protocol.HTTP, port=box.ingest_port),
     )

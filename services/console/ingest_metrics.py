@@ -54,6 +54,7 @@ INGEST = (
     counter("ingest_kept_connections", "ingest.connections_kept", "Sender connections of another ingest that was away for too long."),
     counter("ingest_paused_connections", "ingest.connections_paused", "Times that a sender was slowed down."),
     counter("ingest_over_quota_connections", "ingest.connections_over_quota", "Times that a sender was slowed down by its quota."),
+    counter("ingest_throttled_tls_handshakes", "ingest.tls_handshakes_throttled", "TLS handshakes that waited: tls.handshakes.per.second."),
     counter("ingest_crowded_connections", "ingest.connections_crowded", "Times that a sender of a large frame waited, because all together were too much."),
     counter("ingest_accept_failures", "ingest.accept_failures", "Sender connections that the kernel refused to hand over."),
     gauge("ingest_unfinished_bytes", "ingest.unfinished_bytes", "Bytes of frames and requests that are not whole."),

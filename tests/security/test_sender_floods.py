@@ -106,7 +106,7 @@ def box(make: Callable[..., FloodedBox]) -> FloodedBox:
 def request(path: str, body: bytes, media_type: str = "application/x-ndjson", encoding: str = "gzip", more: str = "") -> bytes:
     if encoding == "gzip":
         body, more = gzip.compress(body, 9), f"Content-Encoding: gzip\r\n{more}"
-    return f"POST {path} HTTP/1.1\r\nHost: box\r\nContent-Type: {media_type}\r\n{more}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    return f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {media_type}\r\n{more}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def frames(*payloads: bytes) -> bytes:
@@ -125,7 +125,7 @@ def tiny_frames(count: int) -> bytes:
     client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
     client.initiate_connection()
     path = "/ingest/syslog"
-    client.send_headers(1, [(":method", "POST"), (":path", path), (":scheme", "http"), (":authority", "box"), ("content-type", "text/plain")])
+    client.send_headers(1, [(":method", "POST"), (":path", path), (":scheme", "http"), (":authority", "127.0.0.1"), ("content-type", "text/plain")])
     for number in range(count):
         client.send_data(1, b"x", end_stream=number == count - 1)
     return bytes(client.data_to_send())
@@ -271,3 +271,26 @@ def test_compressed_content_has_at_most_32_times_its_size_above_16_mib(make: Cal
     box.send(sender, request(path, b"MESSAGE=" + bytes(20 << 20), media_type))
     assert b"HTTP/1.1 413" in box.answer(sender, b"}")
     assert not box.ledger().stored
+
+
+# -- what a sender claims
+
+
+def test_a_stranger_with_the_key_of_a_request_does_not_make_it_a_duplicate(box: FloodedBox) -> None:
+    forged = request("/ingest/syslog", b'{"message":"rubbish"}', more="Idempotency-Key: 2026-11-23\r\n")
+    honest = request("/ingest/syslog", b'{"message":"evidence"}', more="Idempotency-Key: 2026-11-23\r\n")
+    for address, data, stored in ((FLOODER, forged, 1), (OTHER, honest, 1), (OTHER, honest, 0)):
+        sender = box.sender("http", address)
+        box.send(sender, data)
+        assert b'"stored":%d' % stored in box.answer(sender, b"}")
+    for address in (FLOODER, OTHER, OTHER):
+        sender = box.sender("forward", address)
+        box.send(sender, chunk([1, {"message": address}]))
+        box.answer(sender, b"bomb")
+    assert sorted(box.messages()) == sorted(["rubbish", "evidence", FLOODER, OTHER])
+
+
+def test_a_proxy_header_that_no_setting_asks_for_is_a_line_and_claims_nothing(box: FloodedBox) -> None:
+    box.send(box.sender("syslog"), b"PROXY TCP4 10.9.9.9 10.0.0.1 4000 514\r\n<13>a line\n")
+    box.run_until(lambda: box.ledger().stored == 2, "two lines")
+    assert not any(name == "proxied_source" for record in box.records() for name, _ in record.headers)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from services.ingest.protocols.session import MakeSession
 
 ACCEPT_BURST = 64
+SWEEPS_FOR_OTHERS = 5
+"""Seconds in which another ingest accepts what this one has no descriptor for."""
 FAIR_BURST = 4
 """If several ingests share the socket."""
 
@@ -98,6 +100,7 @@ class ListeningSocket:
         self.quotas = SenderQuotas(listener, context.clock)
         self._tls = self._tls_context()
         self._accepting = self._is_pausing = self._is_refusing = False
+        self._pausing_sweeps = 0
         self._accept_failures = counters.counter("ingest.accept_failures")
         self._logged: set[str] = set()
         sock.setblocking(False)
@@ -151,9 +154,10 @@ class ListeningSocket:
                 self._listen()
             self._on_acceptable(0)
             if was_pausing and self._is_pausing:
-                self._refuse_waiting()
+                self._maybe_refuse()
             elif not self._is_pausing:
                 self._is_refusing = False
+                self._pausing_sweeps = 0
         if self._tls is not None:
             self._tls.reload()
 
@@ -177,9 +181,17 @@ class ListeningSocket:
                 return
             self._connections.on_accepted(self, sock, peer[0], peer[1])
 
+    def _maybe_refuse(self) -> None:
+        """No descriptor was free for a second. If other ingests share the socket, they accept what
+        waits; what they leave for several seconds is refused."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        self._pausing_sweeps = self._pausing_sweeps + 1 if poll.poll(0) else 0
+        if self._pausing_sweeps and (not self._connections.is_one_of_several or self._pausing_sweeps >= SWEEPS_FOR_OTHERS):
+            self._refuse_waiting()
+
     def _refuse_waiting(self) -> None:
-        """No descriptor was free for a second: close the connections in the backlog, where they
-        would wait without end."""
+        """Close the connections in the backlog, where they would wait without end."""
         refused = self._connections.reserved_descriptor.refuse(self._socket, ACCEPT_BURST)
         self.count_closed("descriptor-limit", refused)
         if refused and not self._is_refusing:

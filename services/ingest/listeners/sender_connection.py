@@ -45,7 +45,7 @@ class ConnectionPhase(IntEnum):
 
     NEW = 0
     """Nothing was read: earlier connections of the sender may have to be read first
-    (`half_closed_connections`)."""
+    (`half_closed_connections`). With TLS: its handshake is not complete."""
     OPEN = 1
     ENDED = 2
     """The peer has ended its side, or this process stops: groups in flight are still answered."""

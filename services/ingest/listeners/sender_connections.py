@@ -31,6 +31,7 @@ from services.ingest.protocols.session import AnsweringSession, RepeatingSession
 from services.ingest.records.intake import Intake
 
 TURN_BYTES = 1 << 18
+HANDSHAKE_STEPS_A_TURN = 8
 TICKS_A_TURN = 256
 KEEPALIVE_SECONDS = 60
 FINISH_MS_MAX = 30_000
@@ -86,9 +87,11 @@ class SenderConnections:
         self._unfinished = UnfinishedFrames(box.integer("ingest.unfinished.bytes"), counters)
         self._ticks: Iterator[SenderConnection] = iter(())
         self._turn_bytes_left = TURN_BYTES
+        self._handshake_steps_left = HANDSHAKE_STEPS_A_TURN
         self._open = counters.gauge("ingest.connections")
         self._accepted = counters.counter("ingest.connections_accepted")
         self._pauses = counters.counter("ingest.connections_paused")
+        self._handshakes_throttled = counters.counter("ingest.tls_handshakes_throttled")
         self._over_quota = counters.counter("ingest.connections_over_quota")
 
     def __len__(self) -> int:
@@ -148,6 +151,8 @@ class SenderConnections:
             listening.count_closed(error.reason)
             self._drop(connection)
             return
+        if not connection.stream.is_established:
+            connection.phase = NEW
         connection.begin(listening.make_session)
         self._update(connection)
 
@@ -198,7 +203,22 @@ class SenderConnections:
                 connection.pauses |= PauseReason.ORDER
                 self._behind[connection] = None
                 return False
-            connection.phase = OPEN
+            if connection.stream.is_established:
+                connection.phase = OPEN
+            elif not self._may_shake_hands(connection):
+                return False
+        return True
+
+    def _may_shake_hands(self, connection: SenderConnection) -> bool:
+        """True if a step of the TLS handshake may run. Each costs up to 6 ms (RSA-4096), so a turn has
+        few, and an address begins few in a second."""
+        if self._handshake_steps_left <= 0:
+            return False  # its descriptor stays readable: in the next turn
+        if not connection.stream.has_started and (wait_ms := connection.bucket.begin_handshake()):
+            self._handshakes_throttled.add()
+            self._throttle(connection, wait_ms)
+            return False
+        self._handshake_steps_left -= 1
         return True
 
     def _is_first(self, connection: SenderConnection) -> bool:
@@ -307,6 +327,9 @@ class SenderConnections:
             return
         if not connection.pauses & PauseReason.QUOTA:
             self._over_quota.add()
+        self._throttle(connection, wait_ms)
+
+    def _throttle(self, connection: SenderConnection, wait_ms: int) -> None:
         connection.pauses |= PauseReason.QUOTA
         resume_ms = self._throttled[connection] = self._clock.monotonic_ms() + wait_ms
         self._resume_ms = min(self._resume_ms, resume_ms)
@@ -342,6 +365,7 @@ class SenderConnections:
         """Send answers, resume connections whose pause is over, tick some; and start a new share of
         bytes."""
         self._turn_bytes_left = TURN_BYTES
+        self._handshake_steps_left = HANDSHAKE_STEPS_A_TURN
         self._half_closed.begin_turn()
         for connection in [each for each in self._windowed if each.session is None or each.session.unacknowledged_bytes <= self._window_bytes]:
             del self._windowed[connection]

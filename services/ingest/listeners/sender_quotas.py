@@ -80,13 +80,22 @@ class SenderBucket:
     """The credit of one address. The reader subtracts what it has received from `bytes_left`; below
     zero it calls `wait_ms` before it reads again."""
 
-    __slots__ = ("_clock", "_own", "_shared", "bytes_left")
+    __slots__ = ("_clock", "_handshakes", "_own", "_shared", "bytes_left")
 
-    def __init__(self, own: Quota, shared: Quota, clock: Clock) -> None:
+    def __init__(self, own: Quota, shared: Quota, clock: Clock, handshakes_per_second: int = 0) -> None:
+        self._handshakes = Tokens(handshakes_per_second, clock.monotonic_ns())
         self._own = own
         self._shared = shared
         self._clock = clock
         self.bytes_left = 0
+
+    def begin_handshake(self) -> int:
+        """Count a TLS handshake that begins; or return how many milliseconds it must wait."""
+        now_ns = self._clock.monotonic_ns()
+        if self._handshakes.available(now_ns) < 1:
+            return max(1, self._handshakes.wait_ms(now_ns))
+        self._handshakes.take(1)
+        return 0
 
     def wait_ms(self, own_records: int, shared_records: int) -> int:
         """Draw new credit; return how long the sender must wait, 0 if it need not. The records are
@@ -128,7 +137,7 @@ class SenderQuotas:
             if len(self._buckets) >= ADDRESSES_MAX:
                 del self._buckets[next(iter(self._buckets))]
             own = Quota(self._listener.sender_bytes_per_second, self._listener.sender_records_per_second, self._clock.monotonic_ns())
-            bucket = self._buckets[key] = SenderBucket(own, self._shared, self._clock)
+            bucket = self._buckets[key] = SenderBucket(own, self._shared, self._clock, self._listener.tls_handshakes_per_second)
         return bucket
 
 

@@ -28,6 +28,10 @@ class SenderStream(Protocol):
         """True if a session may start."""
 
     @property
+    def has_started(self) -> bool:
+        """True if something was decoded."""
+
+    @property
     def principal(self) -> str:
         """The verified name of the peer; "" without one."""
 
@@ -52,7 +56,7 @@ class SenderStream(Protocol):
 class PlainStream:
     """Bytes without a transformation."""
 
-    is_established = True
+    has_started = is_established = True
     principal = ""
     broken = None
 

@@ -107,7 +107,7 @@ _HANDSHAKE_RECORD = 0x16
 class TlsStream:
     """The server's side of one connection."""
 
-    __slots__ = ("_client_names", "_incoming", "_outgoing", "_read", "_scratch", "_started", "_tls", "broken", "is_established", "principal")
+    __slots__ = ("_client_names", "_incoming", "_outgoing", "_read", "_scratch", "_tls", "broken", "has_started", "is_established", "principal")
 
     def __init__(self, context: ssl.SSLContext, client_names: tuple[str, ...]) -> None:
         self._incoming = ssl.MemoryBIO()
@@ -115,15 +115,15 @@ class TlsStream:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._read = self._tls.read
         self._client_names = client_names
-        self._started = False
+        self.has_started = False
         self.broken: StreamError | None = None
         self.is_established = False
         self.principal = ""
 
     def decode(self, received: bytes) -> bytes:
         incoming = self._incoming
-        if not self._started:
-            self._started = True
+        if not self.has_started:
+            self.has_started = True
             if received[0] != _HANDSHAKE_RECORD:
                 raise StreamError("tls-plaintext", "speaks plaintext where TLS is expected; nothing of it is taken")
         incoming.write(received)

@@ -142,7 +142,7 @@ def test_without_tables_there_are_the_built_in_listeners_and_the_topic_of_the_se
     reading = read_tables({}, "m.toml", make_box(settings={"ingest.syslog.topic": "lines", "ingest.syslog.key": "none"}))
     assert list(named(reading)) == [SYSLOG_TCP, SYSLOG_UDP, HTTP]
     assert reading.routes == reading.routes._replace(routes=(), default=Route((), ("lines",)), dead_letter="")
-    assert named(reading)[SYSLOG_TCP].key == KeyRule(KeyKind.NONE) and named(reading)[SYSLOG_TCP].proxy is ProxyMode.V1
+    assert named(reading)[SYSLOG_TCP].key == KeyRule(KeyKind.NONE) and named(reading)[SYSLOG_TCP].proxy is ProxyMode.NO
 
 
 LISTENER_MISTAKES = {

@@ -1,16 +1,16 @@
 """Fluent's forward protocol (v1) on one connection: a chunk is acknowledged when its records meet
 the listener's `acks`.
 
-A message with `chunk` is an ack group whose identity is the chunk's id, so a repeated chunk is not
-stored again, on any connection. Each chunk is answered `{"ack": chunk}` when it completes, in any
+A message with `chunk` is an ack group whose identity is the chunk's id and the sender (certificate
+or address), so a repeated chunk is not stored again, on any of its connections. Each chunk is answered `{"ack": chunk}` when it completes, in any
 order. A chunk that is refused for now is not answered and the connection closes, so that the sender
 repeats it. Messages without `chunk` share one ack group without an answer. `nil` is a heartbeat.
 Invalid msgpack or messages close the connection; entries that cannot be parsed are stored
 (`fluent_messages`).
 
 Weak: heartbeats over UDP are not answered (set `heartbeat_type transport` or `none`); the old JSON
-form is not supported; chunk ids count for the whole listener, so two senders with the same id (128
-random bits) would be taken for one.
+form is not supported; a chunk that is repeated from another address, without a certificate, is
+stored again.
 """
 
 from __future__ import annotations
@@ -164,7 +164,9 @@ class FluentSession:
             intake.close_group(unit)
 
     def _identity(self, chunk: Any) -> bytes:
-        return identity_of(b"fluent", self._connection.listener.name.encode(), pack(chunk))
+        connection = self._connection
+        sender = connection.principal.encode() or connection.source.host
+        return identity_of(b"fluent", connection.listener.name.encode(), sender, pack(chunk))
 
     def _on_ping(self, handshake: FluentHandshake, whole: bytes, ends: list[int]) -> tuple[bytes, list[int]]:
         """Judge the first message; what is left are messages."""

@@ -234,6 +234,7 @@ class Http2Session:
         path, query = split_target(target)
         request = Request(method, path, query, headers, self._listener, connection.source, connection.intake)
         request.principal = connection.principal.encode()
+        request.sender = request.principal or request.sender
         request.run, request.charge, request.quota_wait_ms = connection.run, connection.charge, connection.quota_wait_ms
         stream_id = event.stream_id
         assert stream_id is not None

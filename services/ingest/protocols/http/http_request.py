@@ -84,6 +84,7 @@ class Request:
         "query_string",
         "quota_wait_ms",
         "run",
+        "sender",
         "source",
         "topics",
         "unit",
@@ -103,6 +104,9 @@ class Request:
         """The user that presented the token, if its form has one (basic); otherwise empty."""
         self.topics = listener.topics
         """Those of the token, if it has its own."""
+        self.sender = source.host
+        """The name in the sender's certificate, otherwise its address: a token or user may be known
+        to several senders."""
         self.body = b""
         self.content_encoding = b""
         """The content encoding that the body had."""
@@ -148,11 +152,18 @@ class Request:
         return next((topic for topic in self.intake.topics_of(self.listener, record) if not may_use(topic)), "")
 
     def identity(self, *parts: bytes) -> bytes:
-        """Return an identity of 16 bytes for `parts`; it differs for another listener, user or
-        input.
+        """Return an identity of 16 bytes for `parts`; it differs for another listener, sender, user
+        or input.
         """
         digest = hashlib.blake2b(digest_size=IDENTITY_BYTES)
-        for part in (self.listener.name.encode(), self.principal, self.pattern.encode(), *(value.encode() for value in self.arguments.values()), *parts):
+        for part in (
+            self.listener.name.encode(),
+            self.sender,
+            self.principal,
+            self.pattern.encode(),
+            *(value.encode() for value in self.arguments.values()),
+            *parts,
+        ):
             digest.update(b"%d:" % len(part))
             digest.update(part)
         return digest.digest()

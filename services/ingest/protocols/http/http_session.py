@@ -134,6 +134,7 @@ class HttpSession:
         path, query = split_target(target)
         request = Request(method, path, query, headers, self._listener, connection.source, connection.intake)
         request.principal = connection.principal.encode()
+        request.sender = request.principal or request.sender
         request.run, request.charge, request.quota_wait_ms = connection.run, connection.charge, connection.quota_wait_ms
         exchange = self._current = Exchange(request, keep_alive, self._flush)
         self._exchanges.append(exchange)

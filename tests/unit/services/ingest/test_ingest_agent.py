@@ -131,7 +131,9 @@ def test_garbage_is_stored_and_marked_and_affects_no_other_sender(box: SteppedIn
     assert any("raw_base64" in document for document in garbage)
 
 
-def test_a_proxy_header_names_the_sender(box: SteppedIngest) -> None:
+def test_a_proxy_header_names_the_sender(make: Start) -> None:
+    box = make(senders={"listener": [{"name": "syslog-tcp", "proxy": "v1"}]})
+    box.start()
     box.connect().sendall(b"PROXY TCP4 192.0.2.7 198.51.100.1 40312 514\r\n" + line(0) + b"\n")
     box.run_until(lambda: box.ledger().stored == 1)
     (record,) = box.records()

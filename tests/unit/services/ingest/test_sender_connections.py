@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from appliance.senders.listener import Listener, ListenerTransport, Protocol, ProxyMode
+from services.ingest.listeners.listening_socket import SWEEPS_FOR_OTHERS
 from services.ingest.listeners.proxy_header import V2_START
 from services.ingest.listeners.sender_connection import UNSENT_BYTES_MAX
 from services.ingest.listeners.sender_limits import SMALL_BYTES
@@ -216,6 +217,26 @@ def test_without_free_descriptors_no_connection_is_accepted_and_nothing_spins(ro
     sender.sendall(b"<13>x\n")
     room.pass_time(1)
     room.run_until(lambda: room.intake.messages == [b"<13>x"])
+
+
+def test_what_another_ingest_could_accept_is_not_refused_for_some_seconds(tmp_path: Path) -> None:
+    room = SteppedRoom(tmp_path, ingests=2)
+    room.listen()
+    room.step()
+    held = resource.getrlimit(resource.RLIMIT_NOFILE)
+    sender = room.connect()
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, held[1]))
+    try:
+        room.run_until(lambda: room.counter("ingest.accept_failures") == 1)
+        room.pass_time(SWEEPS_FOR_OTHERS - 1)
+        assert not room.is_ended(sender) and not room.closed("descriptor-limit"), "the other ingest has that long"
+        room.pass_time(2)
+        assert room.is_ended(sender) and room.closed("descriptor-limit") == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, held)
+        room.close()
 
 
 def test_a_sender_for_which_no_descriptor_is_free_for_a_second_is_refused_and_counted(room: SteppedRoom) -> None:

@@ -10,6 +10,7 @@ import shutil
 import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from appliance.senders.listener import Listener, ListenerTransport, Protocol, ProxyMode
 from lab.certificates import Authority, Certificate
+from services.ingest.listeners.sender_connections import HANDSHAKE_STEPS_A_TURN
 from services.ingest.listeners.tls_stream import certificate_names, make_context, name_matches
 from tests.support.stepped_room import SteppedRoom
 
@@ -52,6 +54,15 @@ def client_context(files: Files, certificate: Certificate | None = None) -> ssl.
     if certificate is not None:
         context.load_cert_chain(certificate.certificate, certificate.private_key)
     return context
+
+
+def client_hello(files: Files) -> bytes:
+    """The first bytes of a client."""
+    outgoing = ssl.MemoryBIO()
+    tls = client_context(files).wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
+    with suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return outgoing.read()
 
 
 def handshake(room: SteppedRoom, sender: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
@@ -164,6 +175,41 @@ def test_what_is_no_tls_is_counted_and_said_once(room: SteppedRoom, files: Files
         room.run_until(lambda count=count: room.closed(reason) == count)  # type: ignore[misc]
     assert room.intake.messages == []
     assert capfd.readouterr().err.count("logged once, always counted") == 1
+
+
+def test_a_turn_has_few_steps_of_handshakes(room: SteppedRoom, files: Files) -> None:
+    listen(room, files.server)
+    senders = [room.connect() for _ in range(30)]
+    hello = client_hello(files)
+    for sender in senders:
+        sender.sendall(hello)
+    room.step()
+    most = before = 0
+    for _ in range(20):
+        room.step()
+        answered = sum(connection.stream.has_started for connection in room.room._connections.values())
+        most, before = max(most, answered - before), answered
+    assert most <= HANDSHAKE_STEPS_A_TURN and before == len(senders)
+
+
+def test_an_address_begins_few_handshakes_in_a_second(room: SteppedRoom, files: Files) -> None:
+    listen(room, files.server, tls_handshakes_per_second=2)
+    senders = [room.connect() for _ in range(10)]
+    for sender in senders:
+        sender.sendall(client_hello(files))
+
+    def begun() -> int:
+        return sum(connection.stream.has_started for connection in room.room._connections.values())
+
+    room.run_until(lambda: room.counter("ingest.tls_handshakes_throttled") >= 6)
+    assert begun() == 4, "two seconds' worth at once"
+    room.pass_time(1)
+    room.step(0)
+    assert 5 <= begun() <= 6
+    for _ in range(4):
+        room.pass_time(1)
+        room.step(0)
+    assert begun() == 10
 
 
 def test_a_handshake_that_does_not_go_on_has_a_deadline(room: SteppedRoom, files: Files) -> None:
