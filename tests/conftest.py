@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from appliance.base.layout import box_name
+from lab.real_zookeeper import RealZooKeeper
 from lab.running_box import RunningBox, start_box
 from lab.spark_classes import use_archive
 
@@ -120,8 +122,45 @@ def spark() -> Iterator[SparkSession]:
     end_spark()
 
 
+@pytest.fixture(scope="session")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealZooKeeper]:
+    """One real ZooKeeper for each process that runs tests. It is open to all."""
+    server = RealZooKeeper(tmp_path_factory.mktemp("zookeeper"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def _credentials(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What boxes on the shared ZooKeeper guard their trees with."""
+    file = tmp_path_factory.mktemp("credentials") / "digest"
+    file.touch(0o600)
+    file.write_text("tests:shared-zookeeper\n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def start_shared(request: pytest.FixtureRequest) -> Callable[..., RunningBox]:
+    """`start_box` on a tree of the box's own in the shared ZooKeeper: a server for each box is a third of the cost of its start.
+
+    Boxes of a module with the marker `own_zookeeper` run their own, as boxes with a `zookeeper` or `config` among their options do.
+    """
+    if request.node.get_closest_marker("own_zookeeper"):
+        return start_box
+    server: RealZooKeeper = request.getfixturevalue("zookeeper")
+    credentials: Path = request.getfixturevalue("_credentials")
+
+    def starter(directory: Path, **options: Any) -> RunningBox:
+        if not {"zookeeper", "zookeeper_members", "config"} & options.keys():
+            options["zookeeper"] = f"{server.connect}/{box_name(str(directory))}"
+            options["settings"] = {"zookeeper.digest.file": str(credentials), **(options.get("settings") or {})}
+        return start_box(directory, **options)
+
+    return starter
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., RunningBox]]:
+def start(tmp_path: Path, start_shared: Callable[..., RunningBox]) -> Iterator[Callable[..., RunningBox]]:
     """Starts boxes below `tmp_path`: `start(name="second", disks=1, acceptors=2, settings={…})`.
 
     What still runs after the test is stopped, and nothing may be left of any of them.
@@ -129,7 +168,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., RunningBox]]:
     started: list[RunningBox] = []
 
     def starter(name: str = "box", **options: object) -> RunningBox:
-        box = start_box(tmp_path / name, **options)  # type: ignore[arg-type]
+        box = start_shared(tmp_path / name, **options)
         started.append(box)
         return box
 
@@ -148,9 +187,9 @@ def box(start: Callable[..., RunningBox]) -> RunningBox:
 
 
 @pytest.fixture(scope="module")
-def shared_box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
+def shared_box(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., RunningBox]) -> Iterator[RunningBox]:
     """One box for all tests of a module that do not hurt it."""
-    box = start_box(tmp_path_factory.mktemp("shared") / "box")
+    box = start_shared(tmp_path_factory.mktemp("shared") / "box")
     yield box
     box.stop()
     assert box.leftovers() == []

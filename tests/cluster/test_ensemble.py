@@ -14,7 +14,7 @@ from kazoo.client import KazooClient
 from lab.real_zookeeper import RealZooKeeper
 from lab.running_box import RunningBox, run_and_wait, run_arguments
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]
+pytestmark = [pytest.mark.own_zookeeper, pytest.mark.system, pytest.mark.slow]
 
 
 def test_a_box_under_a_number_that_is_not_its_own_says_which_address_is_wrong(tmp_path: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from lab.running_box import RunningBox, start_box
+from lab.running_box import RunningBox
 from tests.judges import kafka_python
 from tests.judges.expectations import problems, read_expectations
 
@@ -20,10 +20,10 @@ WAITS = ("test_ssl_integration",)
 
 
 @pytest.fixture(scope="module")
-def judged_box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
+def judged_box(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., RunningBox]) -> Iterator[RunningBox]:
     if reason := kafka_python.missing():
         pytest.skip(reason)
-    box = start_box(tmp_path_factory.mktemp("judged") / "box", broker_id=0, settings=kafka_python.BOX_SETTINGS)
+    box = start_shared(tmp_path_factory.mktemp("judged") / "box", broker_id=0, settings=kafka_python.BOX_SETTINGS)
     yield box
     box.stop()
     assert box.leftovers() == []

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from appliance.base.layout import BoxLayout, box_name
 from appliance.shm.counters import PURPOSE, SIZE_BYTES, Counters, list_counters, read_counters
 from appliance.shm.mapping import SharedObject, SharedObjectAbsent, list_names
 from lab.other_users import STRANGER, VICTIM, as_user, needs_root, new_directory, run_python, shared_memory_of
-from lab.running_box import environment, start_box
+from lab.running_box import RunningBox, environment
 from lab.scratch_layout import scratch_layout
 
 PRE_MADE = """
@@ -52,12 +52,12 @@ def layout() -> Iterator[BoxLayout]:
 @needs_root
 @pytest.mark.system
 @pytest.mark.slow
-def test_a_box_adopts_no_counters_that_another_user_made(tmp_path: Path) -> None:
+def test_a_box_adopts_no_counters_that_another_user_made(tmp_path: Path, start_shared: Callable[..., RunningBox]) -> None:
     box = box_name(str(tmp_path / "box" / "state"))
     names = [f"/millrace.{box}.counters.{process}" for process in ("supervisor", "controller", "acceptor@0", "log-writer@d0")]
     run_python(STRANGER, PRE_MADE, *names)
     assert set(shared_memory_of(box).values()) == {STRANGER}
-    running = start_box(tmp_path / "box")
+    running = start_shared(tmp_path / "box")
     try:
         assert set(shared_memory_of(box).values()) == {os.geteuid()} and running.counters("acceptor@0").pid == running.pid("acceptor@0")
     finally:

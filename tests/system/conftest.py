@@ -1,4 +1,4 @@
-"""One real ZooKeeper for all files that step controllers; each test has a tree of its own in it."""
+"""Trees in the one real ZooKeeper for all files that step controllers; each test has its own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,6 @@ from kazoo.client import KazooClient
 from lab.real_zookeeper import RealZooKeeper
 
 _trees = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealZooKeeper]:
-    server = RealZooKeeper(tmp_path_factory.mktemp("zookeeper"))
-    yield server
-    server.stop()
 
 
 @pytest.fixture

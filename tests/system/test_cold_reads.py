@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from lab.running_box import RunningBox, eventually, start_box
+from lab.running_box import RunningBox, eventually
 from tests.support.cold_segments import make_cold, resident_bytes
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -89,9 +89,9 @@ def count(box: RunningBox, process: str, counter: str) -> int:
 
 
 @pytest.fixture(params=["cachestat", "mincore"], scope="module")
-def cold_box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
+def cold_box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., RunningBox]) -> Iterator[RunningBox]:
     settings = {"fetch.residency": request.param, "log.segment.bytes": 8 * MIB, "log.reader.arena.bytes": 8 * MIB, "log.scrub.bytes.per.second": 0}
-    box = start_box(tmp_path_factory.mktemp("cold") / "box", disks=1, settings=settings)
+    box = start_shared(tmp_path_factory.mktemp("cold") / "box", disks=1, settings=settings)
     yield box
     box.stop()
     assert box.leftovers() == []

@@ -13,7 +13,7 @@ import pytest
 
 from lab.running_box import RunningBox, environment, eventually
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]
+pytestmark = [pytest.mark.own_zookeeper, pytest.mark.system, pytest.mark.slow]
 
 COMMAND = [sys.executable, "-P", "-m", "appliance.command.main"]
 Begin = Callable[..., "subprocess.Popen[bytes]"]

@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, Producer
 
 from lab.running_box import RunningBox, environment, eventually
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]
+pytestmark = [pytest.mark.own_zookeeper, pytest.mark.system, pytest.mark.slow]
 
 COMMAND = [sys.executable, "-P", "-m", "appliance.command.main"]
 TOPIC = "watched"

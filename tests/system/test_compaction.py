@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from lab.running_box import RunningBox, eventually, processes_of, start_box
+from lab.running_box import RunningBox, eventually, processes_of
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -27,8 +27,8 @@ CONFIG = {"cleanup.policy": "compact", "segment.bytes": "262144", "min.cleanable
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
-    running = start_box(tmp_path_factory.mktemp("compaction"), disks=1, settings=SETTINGS)
+def box(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., RunningBox]) -> Iterator[RunningBox]:
+    running = start_shared(tmp_path_factory.mktemp("compaction"), disks=1, settings=SETTINGS)
     try:
         yield running
     finally:

@@ -16,7 +16,7 @@ from appliance.protocol.apis import ApiKey
 from appliance.protocol.consumer_group_apis import CLASSIC_MEMBER, CONSUMER_MEMBER, ConsumerGroupDescribeRequest, DescribedConsumerGroup
 from lab.foreign_clients import JavaMembers
 from lab.raw_client import RawClient
-from lab.running_box import RunningBox, eventually, start_box
+from lab.running_box import RunningBox, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -27,9 +27,9 @@ NEW = {"group_protocol": "consumer"}
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
+def box(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., RunningBox]) -> Iterator[RunningBox]:
     settings = {"group.consumer.heartbeat.interval.ms": 200, "group.initial.rebalance.delay.ms": 0}
-    box = start_box(tmp_path_factory.mktemp("consumer-groups"), settings=settings)
+    box = start_shared(tmp_path_factory.mktemp("consumer-groups"), settings=settings)
     yield box
     box.stop()
 

@@ -22,7 +22,7 @@ from lab.raw_transactions import transactional_batch
 from lab.running_box import RunningBox, eventually
 from lab.zookeeper_clients import auth_of, zookeeper_client
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]
+pytestmark = [pytest.mark.own_zookeeper, pytest.mark.system, pytest.mark.slow]
 
 TOPIC = "events"
 

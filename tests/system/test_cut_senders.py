@@ -11,14 +11,14 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import orjson
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from lab.running_box import Address, RunningBox, listener, start_box
+from lab.running_box import Address, RunningBox, listener
 from tests.support.numbered_frames import ENCODE, PROTOCOLS, answered, reset
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -93,10 +93,10 @@ def lines_there(box: RunningBox) -> Counter[str]:
 
 
 @pytest.fixture(params=[1, 2])
-def box(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningBox]:
+def box(request: pytest.FixtureRequest, tmp_path: Path, start_shared: Callable[..., RunningBox]) -> Iterator[RunningBox]:
     """With that many ingests."""
     senders = {"listener": [listener(name, protocol, topic="cut") for name, protocol in PROTOCOLS.items()]}
-    made = start_box(tmp_path / "box", disks=1, ingests=request.param, settings={"ingest.syslog.partitions": 2}, senders=senders)
+    made = start_shared(tmp_path / "box", disks=1, ingests=request.param, settings={"ingest.syslog.partitions": 2}, senders=senders)
     yield made
     assert made.stop() == 0, made.messages
     assert made.leftovers() == []

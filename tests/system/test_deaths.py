@@ -21,6 +21,8 @@ from lab.running_box import RunningBox, eventually
 from tests.conftest import DEEP
 
 PARTITIONS = 4
+pytestmark = pytest.mark.own_zookeeper
+
 SILENCE_SECONDS = {
     "log-writer": 2.0,
     "log-reader": 2.0,

@@ -15,7 +15,7 @@ from appliance.records.builder import BatchBuilder
 from appliance.records.crc32c import crc32c
 from lab.load import AckedProducer, StreamReader
 from lab.raw_client import RawClient
-from lab.running_box import RunningBox, eventually, start_box
+from lab.running_box import RunningBox, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -36,7 +36,9 @@ def _batch_that_claims_gzip() -> bytes:
     return bytes(batch)
 
 
-def test_a_disk_whose_name_collides_can_be_added_and_every_partition_stays_served(start: Callable[..., RunningBox]) -> None:
+def test_a_disk_whose_name_collides_can_be_added_and_every_partition_stays_served(
+    start: Callable[..., RunningBox], start_shared: Callable[..., RunningBox]
+) -> None:
     first = start()
     client = RawClient(first.kafka)
     client.create_topic("kept", 4)
@@ -44,7 +46,7 @@ def test_a_disk_whose_name_collides_can_be_added_and_every_partition_stays_serve
         assert client.produce("kept", partition, _batch(f"record {partition}")).error_code == 0
     client.close()
     first.stop()
-    second = start_box(first.directory, data=[first.directory / "other" / "d0", first.directory / "d0", first.directory / "d1"])
+    second = start_shared(first.directory, data=[first.directory / "other" / "d0", first.directory / "d0", first.directory / "d1"])
     try:
         client = RawClient(second.kafka)
         for partition in range(4):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -40,11 +41,10 @@ def _done(box: RunningBox, *arguments: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def keeper(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def keeper(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., RunningBox]) -> Any:
     """Answers first batches of transactions without asking a coordinator, so that one can be left that no coordinator knows."""
-    from lab.running_box import start_box
 
-    box = start_box(
+    box = start_shared(
         tmp_path_factory.mktemp("keeper") / "box", settings={"transaction.partition.verification.enable": False, "group.initial.rebalance.delay.ms": 0}
     )
     producer = Producer({"bootstrap.servers": box.bootstrap})

@@ -28,7 +28,7 @@ import pytest
 from lab.certificates import Authority
 from lab.hostile_clients import raise_descriptor_limit
 from lab.reconcile import Reconciliation, balances_of
-from lab.running_box import RunningBox, eventually, listener, proportional_kib, start_box
+from lab.running_box import RunningBox, eventually, listener, proportional_kib
 from lab.topic_documents import read_documents
 from services.ingest.protocols.http.grpc_call import EXPORT_PATH
 
@@ -48,7 +48,7 @@ ADDRESSES = 100
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
+def box(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., RunningBox]) -> Iterator[RunningBox]:
     raise_descriptor_limit()  # the box is our child and inherits it
     directory = tmp_path_factory.mktemp("hostile")
     server = Authority(directory).sign("localhost", "DNS:localhost")
@@ -71,7 +71,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
         "max.connections": CONNECTIONS + 1000,
         "max.connections.per.ip": CONNECTIONS // ADDRESSES + 100,
     }
-    box = start_box(directory / "box", settings=settings, senders={"listener": listeners})
+    box = start_shared(directory / "box", settings=settings, senders={"listener": listeners})
     yield box
     box.stop()
     assert box.leftovers() == []

@@ -7,7 +7,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from opentelemetry.sdk.resources import Resource
 from pylogbeat import PyLogBeatClient
 
 from lab.certificates import Authority, Certificate
-from lab.running_box import RunningBox, listener, start_box
+from lab.running_box import RunningBox, listener
 from lab.topic_documents import read_documents
 from tests.unit.services.ingest.test_journal_upload import entry
 
@@ -45,7 +45,7 @@ class Site(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., RunningBox]) -> Iterator[Site]:
     directory = tmp_path_factory.mktemp("http")
     authority = Authority(directory)
     server, client = authority.sign("localhost", "DNS:localhost", "IP:127.0.0.1"), authority.sign("app.example.com")
@@ -54,7 +54,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         listener(name, protocol, "tls", topic="tls", client_names="*.example.com", **files) for name, protocol in (("web", "http"), ("beats", "lumberjack"))
     ]
     senders = {"listener": [{"name": "http", "acks": "all"}, *secure], "route": ROUTES, "default": {"topic": "syslog"}}
-    box = start_box(directory / "box", settings={"ingest.syslog.partitions": 2}, senders=senders)
+    box = start_shared(directory / "box", settings={"ingest.syslog.partitions": 2}, senders=senders)
     yield Site(box, authority, client)
     box.stop()
     assert box.leftovers() == []

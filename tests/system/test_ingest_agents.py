@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from pylogbeat import PyLogBeatClient
 
 from lab import client_packages
 from lab.reconcile import Reconciliation
-from lab.running_box import RunningBox, listener, start_box
+from lab.running_box import RunningBox, listener
 from tests.unit.services.ingest.test_fluent_clients import send_with_npm
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -25,9 +25,9 @@ LISTENERS = [
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
+def box(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., RunningBox]) -> Iterator[RunningBox]:
     directory = tmp_path_factory.mktemp("agents")
-    box = start_box(directory / "box", senders={"listener": LISTENERS})
+    box = start_shared(directory / "box", senders={"listener": LISTENERS})
     yield box
     assert box.stop() == 0, box.messages
     assert box.leftovers() == []

@@ -16,7 +16,7 @@ import pytest
 
 from appliance.base.model import Offset, TopicPartition
 from appliance.client.admin import delete_records
-from lab.running_box import ROOT, RunningBox, eventually, start_box
+from lab.running_box import ROOT, RunningBox, eventually
 from loadtest.topics import cluster_of, count_records, make_topic
 from loadtest.users.conductor import Conductor
 from loadtest.users.crew import Phase
@@ -77,8 +77,8 @@ class UsersRun:
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
-    box = start_box(tmp_path_factory.mktemp("users") / "box", settings={"group.initial.rebalance.delay.ms": 0})
+def box(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., RunningBox]) -> Iterator[RunningBox]:
+    box = start_shared(tmp_path_factory.mktemp("users") / "box", settings={"group.initial.rebalance.delay.ms": 0})
     yield box
     assert box.stop() == 0
 

@@ -21,7 +21,7 @@ from lab import client_packages
 from lab.running_box import RunningBox, eventually
 from lab.zookeeper_clients import auth_of, zookeeper_session
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]
+pytestmark = [pytest.mark.own_zookeeper, pytest.mark.system, pytest.mark.slow]
 PARTITIONS = 4
 SETTINGS = """\
 group.id=oldest

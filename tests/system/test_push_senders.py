@@ -6,7 +6,7 @@ import json
 import logging
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from elasticsearch.helpers import bulk, streaming_bulk
 from pygelf import GelfHttpHandler, GelfTcpHandler, GelfUdpHandler
 
 from lab import client_packages
-from lab.running_box import RunningBox, eventually, listener, start_box
+from lab.running_box import RunningBox, eventually, listener
 from lab.topic_documents import read_documents
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -29,9 +29,9 @@ MESSAGES = 40
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
+def box(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., RunningBox]) -> Iterator[RunningBox]:
     directory = tmp_path_factory.mktemp("push")
-    box = start_box(directory / "box", settings={"ingest.syslog.partitions": 2}, senders=SENDERS)
+    box = start_shared(directory / "box", settings={"ingest.syslog.partitions": 2}, senders=SENDERS)
     yield box
     box.stop()
     assert box.leftovers() == []

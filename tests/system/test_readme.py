@@ -14,7 +14,7 @@ import pytest
 
 from lab.running_box import ROOT, RunningBox, environment
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]
+pytestmark = [pytest.mark.own_zookeeper, pytest.mark.system, pytest.mark.slow]
 
 MILLRACE = f"{shlex.quote(sys.executable)} -P -m appliance.command.main"
 OUTPUT_OF = {

@@ -12,7 +12,7 @@ import struct
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from confluent_kafka import Consumer, TopicPartition
 from relppy.client import RelpTCPClient, RelpTlsClient
 
 from lab.certificates import Authority, Certificate
-from lab.running_box import Address, RunningBox, eventually, listener, start_box
+from lab.running_box import Address, RunningBox, eventually, listener
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -41,7 +41,7 @@ class Site(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., RunningBox]) -> Iterator[Site]:
     directory = tmp_path_factory.mktemp("site")
     authority = Authority(directory)
     server, client = authority.sign("localhost", "DNS:localhost"), authority.sign("relay.example.com")
@@ -57,7 +57,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         listener("proxytls", "syslog", "tls", topic="proxytls", **proxied, **own),
         listener("odd", "syslog", topic="odd", key="app", time_zone="Asia/Tokyo", max_message_bytes=600),
     ]
-    box = start_box(directory / "box", settings={"ingest.syslog.partitions": 2}, senders={"listener": listeners})
+    box = start_shared(directory / "box", settings={"ingest.syslog.partitions": 2}, senders={"listener": listeners})
     yield Site(box, authority, server, client)
     box.stop()
     assert box.leftovers() == []

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from appliance.records.builder import BatchBuilder
 from lab.raw_client import RawClient
-from lab.running_box import RunningBox, eventually, start_box
+from lab.running_box import RunningBox, eventually
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of Python's own, raised while kafka-python reads its schemas
@@ -36,8 +36,8 @@ EARLIEST, LATEST = -2, -1
 
 
 @pytest.fixture(scope="module")
-def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
-    box = start_box(tmp_path_factory.mktemp("keeper") / "box", disks=1, settings=SETTINGS)
+def keeper(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., RunningBox]) -> Iterator[RunningBox]:
+    box = start_shared(tmp_path_factory.mktemp("keeper") / "box", disks=1, settings=SETTINGS)
     yield box
     box.stop()
     assert box.leftovers() == []

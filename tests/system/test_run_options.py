@@ -17,7 +17,7 @@ from lab.raw_client import RawClient
 from lab.real_zookeeper import RealZooKeeper
 from lab.running_box import COMMAND, RunningBox, environment, eventually, start_box
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]
+pytestmark = [pytest.mark.own_zookeeper, pytest.mark.system, pytest.mark.slow]
 
 Start = Callable[..., RunningBox]
 MILLRACE = COMMAND[:-1]

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,9 @@ TOPICS = ("lines", "errors", "all", "gone", "rest", "dead", "named")
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
+def box(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., RunningBox]) -> Iterator[RunningBox]:
     directory = tmp_path_factory.mktemp("table")
-    box = start_box(directory / "box", senders=SENDERS)
+    box = start_shared(directory / "box", senders=SENDERS)
     yield box
     assert box.stop() == 0, box.messages
     assert box.leftovers() == []

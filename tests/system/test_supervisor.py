@@ -12,7 +12,7 @@ import pytest
 
 from lab.running_box import RunningBox, eventually, proportional_kib, run_and_wait, run_arguments, start_box
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.own_zookeeper, pytest.mark.system]
 
 Start = Callable[..., RunningBox]
 

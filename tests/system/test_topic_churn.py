@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from confluent_kafka import KafkaException
@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from appliance.records.builder import BatchBuilder
 from lab.raw_client import RawClient
-from lab.running_box import RunningBox, eventually, start_box
+from lab.running_box import RunningBox, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -38,8 +38,8 @@ LIVES = ("log-writer@d0", "log-writer@d1", "log-reader@d0", "log-reader@d1", "ac
 
 
 @pytest.fixture
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
-    running = start_box(tmp_path_factory.mktemp("churn") / "box", disks=2, settings=SETTINGS)
+def box(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., RunningBox]) -> Iterator[RunningBox]:
+    running = start_shared(tmp_path_factory.mktemp("churn") / "box", disks=2, settings=SETTINGS)
     yield running
     running.stop()
     assert running.leftovers() == []
