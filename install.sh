@@ -399,7 +399,8 @@ run_tests() {
     step "fast and slow tests" tests "${several[@]}" -p tests.support.branch_coverage --branch-coverage "$VENV/log/coverage" -m "not system and not alone and not spark"
     join
     step "branch coverage" "$VENV/bin/python" -m tests.support.branch_coverage "$VENV/log/coverage"
-    step "system tests" tests "${several[@]}" --word mark.system -m "system and not alone and not spark"
+    # Boxes wait more than they compute.
+    step "system tests" tests -n "$((workers < 2 ? 2 : 4))" "${SIDE_BY_SIDE[@]}" --word mark.system -m "system and not alone and not spark"
     # Two processes, each with one JVM, whatever the machine has: a session costs seconds, and waits half of its time.
     step "tests of Spark" tests -n 2 "${SIDE_BY_SIDE[@]}" --word spark -m spark
     kill -STOP -- "-$fuzzers" 2>/dev/null || true

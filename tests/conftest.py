@@ -49,12 +49,13 @@ use_archive()
 
 
 LONGEST = (
-    *("test_matrix.py", "test_simulation.py", "test_broken_rules.py", "test_stream_command.py"),
+    *("test_spark_cluster.py", "test_simulation.py", "test_broken_rules.py", "test_stream_command.py", "test_matrix.py", "test_zookeeper.py"),
     *("test_installed_box.py", "test_disk_orders.py", "test_upgrades.py", "test_the_lab.py"),  # one group, see below; the third ends by uninstalling
-    *("test_supervisor.py", "test_controller.py", "test_disk_faults.py", "test_hostile_clients.py", "test_kafka_python_suite.py", "test_command.py"),
-    *("test_reassignment.py", "test_cluster_copies.py", "test_kafka_tools.py", "test_controller_moves.py", "test_hostile_senders.py", "test_disks.py"),
-    *("test_load.py", "test_spark_sink.py", "test_group_commands.py", "test_controller_admin.py", "test_fetch_sessions.py", "test_transactional_log.py"),
-    *("test_syslog_senders.py", "test_sink_commits.py", "test_partition_moves.py", "test_fuzz.py", "test_storage_torture.py"),
+    *("test_power_cuts.py", "test_load.py", "test_zookeeper_secret.py", "test_controller.py", "test_partition_moves.py", "test_supervisor.py"),
+    *("test_disk_faults.py", "test_second_protocol.py", "test_kafka_python_suite.py", "test_oldest_consumers.py", "test_hostile_clients.py"),
+    *("test_reassignment.py", "test_command.py", "test_cluster_copies.py", "test_kafka_tools.py", "test_controller_moves.py", "test_hostile_senders.py"),
+    *("test_spark_sink.py", "test_cut_senders.py", "test_killed_senders.py", "test_syslog_senders.py", "test_fetch_sessions.py", "test_deaths.py"),
+    *("test_sink_commits.py", "test_transactional_log.py", "test_controller_admin.py", "test_disks.py", "test_fuzz.py", "test_storage_torture.py"),
 )
 """Files that come first, so that those who work side by side (`-n`, a file at a time) end at about the same time."""
 
