@@ -22,6 +22,8 @@ from pathlib import Path
 from lab.running_box import ROOT
 
 FREEZE, THAW, SHUTDOWN = 0xC0045877, 0xC0045878, 0x8004587D
+FOLLOWING = ("--propagation", "slave")
+"""Options of `unshare` for a mount namespace that must not keep disks of other tests."""
 LOSE_UNSYNCED = 2
 """What a shutdown does with the journal: nothing, as a power cut."""
 
@@ -49,6 +51,10 @@ class LoopDisk:
 
     def __init__(self, place: Path, mib: int = 64, kind: str = "ext4", is_faulty: bool = False) -> None:
         place.mkdir(parents=True)
+        # A mount namespace of another test may hold a copy of what is mounted here, and a file system lives while anything has it mounted: after a power
+        # cut it would come back shut down. From a shared mount, an unmount reaches copies that are slaves (`FOLLOWING`).
+        _run("mount", "--bind", str(place), str(place))
+        _run("mount", "--make-shared", str(place))
         self.place = place
         self.kind = kind
         self.path = place / "mnt"
@@ -166,6 +172,7 @@ class LoopDisk:
         self.thaw()
         subprocess.run(["umount", "-l", str(self.path)], capture_output=True, check=False)
         self._unplug()
+        subprocess.run(["umount", "-l", str(self.place)], capture_output=True, check=False)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.loop_disks import FOLLOWING
 from lab.running_box import ROOT, environment
 
 VICTIM, STRANGER = 61_234, 61_235
@@ -39,7 +40,7 @@ def as_user(user: int) -> list[str]:
     script += [f"mkdir /mnt/{number}; mount --bind {place} /mnt/{number}" for number, place in enumerate(places)]
     script += [f"mount -t tmpfs -o mode=755 none {shlex.quote(str(closed))}"]
     script += [f"mkdir -p {place}; mount --bind /mnt/{number} {place}" for number, place in enumerate(places)]
-    return ["unshare", "--mount", "sh", "-c", "\n".join([*script, 'exec "$@"']), "sh", *becoming]
+    return ["unshare", "--mount", *FOLLOWING, "sh", "-c", "\n".join([*script, 'exec "$@"']), "sh", *becoming]
 
 
 _PLACES = (Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve(), Path(ROOT).resolve())

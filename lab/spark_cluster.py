@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from appliance.pipeline.spark_session import spark_java_home
+from lab.loop_disks import FOLLOWING
 from lab.running_box import ROOT
 from lab.spark_classes import SHORT_LIVED
 
@@ -120,7 +121,7 @@ def _blind_to_boxes() -> list[str]:
     """Root finds boxes below /run/millrace, so its processes get a mount namespace in which that is empty; others find them by XDG_RUNTIME_DIR."""
     if os.getuid() != 0:
         return []
-    return ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /run/millrace && exec "$@"', "sh"]
+    return ["unshare", "--mount", *FOLLOWING, "sh", "-c", 'mount -t tmpfs none /run/millrace && exec "$@"', "sh"]
 
 
 @contextmanager

@@ -48,7 +48,7 @@ log.close()
 def entries() -> list[dict[str, Any]]:
     if os.getuid() or not os.path.exists(JOURNALD) or shutil.which("unshare") is None:
         pytest.skip("needs root and systemd-journald")
-    unshare = "unshare --mount --propagation private --pid --mount-proc --fork --kill-child".split()
+    unshare = "unshare --mount --propagation slave --pid --mount-proc --fork --kill-child".split()
     command = [*unshare, "bash", "-c", SCRIPT, JOURNALD, sys.executable, SPEAKER]
     answer = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=True)
     found = [json.loads(line) for line in answer.stdout.splitlines()]

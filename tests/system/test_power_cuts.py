@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from appliance.base.zookeeper_access import new_secret, replace_secret
 from appliance.shm.mapping import list_names, unlink
 from appliance.storage import file_io
-from lab.loop_disks import LoopDisk, loop_disks, why_not
+from lab.loop_disks import FOLLOWING, LoopDisk, loop_disks, why_not
 from lab.real_zookeeper import free_port
 from lab.running_box import RunningBox, begin_box, eventually, start_box
 from lab.three_boxes import SMALL
@@ -62,6 +63,22 @@ def test_a_power_cut_during_a_clusters_first_seconds_leaves_a_cluster_that_start
             (version / "snapshot.0").write_bytes(b"")
     for box in start_all():
         assert box.stop() == 0
+
+
+def test_a_disk_is_off_after_a_power_cut_whatever_mount_namespaces_other_tests_have(disk: LoopDisk) -> None:
+    """It came back shut down while Spark's workers of another test ran."""
+    other = subprocess.Popen(["unshare", "--mount", *FOLLOWING, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdin is not None and other.stdout is not None
+    try:
+        other.stdin.write(b"it runs\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == b"it runs\n"
+        disk.shut_down()
+        disk.power_cycle()
+        (disk.path / "after").touch()
+    finally:
+        other.communicate()
+    assert other.returncode == 0
 
 
 class NumberingProducer:
