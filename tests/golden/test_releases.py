@@ -58,6 +58,8 @@ from tests.support.release_files import count_journal_records, describe_table, p
 from tests.support.release_writings import stored_counts
 from tests.support.stored_records import stored_batches_of, stored_records
 
+pytestmark = pytest.mark.own_zookeeper  # the stored directories have its files
+
 VERSIONS = sorted(path.name for path in RELEASES.iterdir())
 ENDS = ("stopped", "killed")
 UNDER_LOAD = {"load", "transactions-under-load", "named"}

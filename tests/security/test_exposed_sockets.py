@@ -20,7 +20,7 @@ from appliance.shm.mapping import list_names
 from lab.other_users import STRANGER, needs_root, new_directory, run_python
 from lab.running_box import ROOT, RunningBox, processes_of, start_box
 
-pytestmark = [pytest.mark.system, needs_root]
+pytestmark = [pytest.mark.own_zookeeper, pytest.mark.system, needs_root]
 
 TABLE = ROOT / "docs/security.md"
 LISTENING, UNCONNECTED_UDP, LISTENING_UNIX, DATAGRAMS = "0A", "07", "00010000", "0002"

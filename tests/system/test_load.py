@@ -39,7 +39,7 @@ from lab.running_box import RunningBox, environment, eventually
 from lab.spark_session import why_no_spark
 from tests.support.load_world import rows_of, table_of
 
-pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(why_no_spark()), reason=why_no_spark())]
+pytestmark = [pytest.mark.own_zookeeper, pytest.mark.system, pytest.mark.skipif(bool(why_no_spark()), reason=why_no_spark())]
 COMMAND = [sys.executable, "-P", "-c", "from appliance.command.main import main; main()", "load"]
 DEEP = bool(os.environ.get("MILLRACE_DEEP"))
 KILLS = 20 if DEEP else 1

@@ -18,7 +18,7 @@ from lab.spark_cluster import start_cluster
 from lab.spark_session import why_no_spark
 from tests.support.load_world import rows_of
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]
+pytestmark = [pytest.mark.own_zookeeper, pytest.mark.system, pytest.mark.slow]
 
 RECORDS = 5_000
 

@@ -22,7 +22,7 @@ from lab.running_box import RunningBox
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]
+pytestmark = [pytest.mark.own_zookeeper, pytest.mark.system, pytest.mark.slow]
 
 HEADERS = "array<struct<key:string,value:binary>>"
 

@@ -21,7 +21,7 @@ from lab.minute_records import MinuteRecords, counted, make_topic, rows_below
 from lab.running_box import ROOT, RunningBox, environment, eventually
 from lab.spark_session import why_no_spark
 
-pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(why_no_spark()), reason=why_no_spark())]
+pytestmark = [pytest.mark.own_zookeeper, pytest.mark.system, pytest.mark.skipif(bool(why_no_spark()), reason=why_no_spark())]
 
 MILLRACE = [sys.executable, "-P", "-c", "from appliance.command.main import main; main()"]
 SECONDS = 180.0

@@ -23,7 +23,7 @@ from lab.first_query import first_query
 from lab.minute_records import HOSTS, MinuteRecords, counted, make_topic, rows_below
 from lab.running_box import ROOT, RunningBox, eventually
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.own_zookeeper, pytest.mark.system]
 
 NOTEBOOK = ROOT / "appliance/pipeline/notebook.ipynb"
 
