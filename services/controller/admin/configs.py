@@ -39,7 +39,7 @@ from services.controller.admin.waiting_requests import ControllerRequest, Key, O
 from services.controller.decisions.cluster import Cluster, ControllerContext
 from services.controller.decisions.config_operations import alter_box_config, alter_topic_config
 from services.controller.zookeeper.config_changes import SET, ConfigChange, ConfigOperation, altered, refuse_bad_names_and_nulls, replaced
-from services.controller.zookeeper.operation import Operation, OperationOutcome
+from services.controller.zookeeper.operation import Operation
 
 
 class Entity(NamedTuple):
@@ -56,6 +56,9 @@ class Alteration(NamedTuple):
     validate_only: bool
     on_result: OnResult
     is_awaited: Callable[[], bool]
+
+    def answer(self, result: Result) -> None:
+        self.on_result(result)
 
 
 class ConfigAdministration:
@@ -76,11 +79,11 @@ class ConfigAdministration:
         alter = alter_box_config if entity.is_broker else alter_topic_config
         return alter(self._cluster, entity.name, alteration.change, alteration.validate_only)
 
-    def _on_altered(self, entity: Entity, alteration: Alteration, outcome: OperationOutcome) -> bool:
-        if outcome.failure is None and not alteration.validate_only:
+    def _on_altered(self, entity: Entity, alteration: Alteration, _none: None) -> bool:
+        if not alteration.validate_only:
             self._altered.add()
             self._log_configs(entity)
-        alteration.on_result(Result.of(outcome.failure))  # type: ignore[arg-type]  # the queue passes on no other failure
+        alteration.answer(Result(ErrorCode.NONE))
         return True
 
     def _log_configs(self, entity: Entity) -> None:

@@ -29,7 +29,7 @@ from services.controller.admin.waiting_requests import NOT_CONTROLLER, Controlle
 from services.controller.decisions.cluster import Cluster, ControllerContext
 from services.controller.decisions.elections import LedPartition, Refusals, hold_elections, plan_leadership_return
 from services.controller.decisions.reassignment import Reassignment
-from services.controller.zookeeper.operation import Operation, OperationOutcome
+from services.controller.zookeeper.operation import Operation
 
 FIRST_CHECK_MS = 5_000
 """Delay after a box has become controller, as in Kafka: boxes that start at the same time are
@@ -45,6 +45,10 @@ class ElectionOrder(NamedTuple):
     partitions: tuple[tuple[str, int], ...]
     is_unclean: bool
     on_result: OnElected
+
+    def answer(self, result: Result) -> None:
+        for partition in self.partitions:
+            self.on_result(partition, result)
 
 
 class LeadershipReturn(NamedTuple):
@@ -74,7 +78,7 @@ class ElectionAdministration:
 
     def forget_orders(self, result: Result) -> None:
         """Answer pending orders with `result`: another box is, or was, the controller."""
-        self._pending.forget(lambda order: [order.on_result(partition, result) for partition in order.partitions])
+        self._pending.forget(result)
 
     def reconsider(self) -> None:
         """Start what is due, and check the preferred leaders from time to time."""
@@ -109,8 +113,8 @@ class ElectionAdministration:
     def _hold(self, _key: str, order: ElectionOrder) -> Operation[Refusals]:
         return hold_elections(self._cluster, order.partitions, order.is_unclean)
 
-    def _on_held(self, _key: str, order: ElectionOrder, outcome: OperationOutcome) -> bool:
-        for (name, number), refused in outcome.value.items():
+    def _on_held(self, _key: str, order: ElectionOrder, refusals: Refusals) -> bool:
+        for (name, number), refused in refusals.items():
             if refused is None:
                 self._held.add()
                 if order.is_unclean:

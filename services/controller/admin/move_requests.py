@@ -26,7 +26,7 @@ from services.controller.admin.pending_orders import PendingOrders
 from services.controller.admin.waiting_requests import ControllerRequest, Key, OnResult, Result, WaitingRequest, WaitingRequests
 from services.controller.decisions.cluster import ControllerContext
 from services.controller.decisions.move_operations import mark_draining
-from services.controller.zookeeper.operation import Operation, OperationOutcome
+from services.controller.zookeeper.operation import Operation
 
 _DRAINING = "draining"
 
@@ -35,6 +35,9 @@ class _Mark(NamedTuple):
     directory_ids: tuple[str, ...]
     is_draining: bool
     on_result: OnResult
+
+    def answer(self, result: Result) -> None:
+        self.on_result(result)
 
 
 class DiskDraining:
@@ -70,11 +73,11 @@ class DiskDraining:
     def _write_mark(self, _key: str, mark: _Mark) -> Operation[None]:
         return mark_draining(self._cluster, mark.directory_ids, mark.is_draining)
 
-    def _on_marked(self, _key: str, mark: _Mark, _outcome: OperationOutcome) -> bool:
+    def _on_marked(self, _key: str, mark: _Mark, _none: None) -> bool:
         disks = sorted({disk for directory_id in mark.directory_ids if (disk := self._cluster.disk_of(directory_id)) is not None})
         for disk in disks:
             self._log.info(f"disk {disk} {'takes no new partitions' if mark.is_draining else 'takes new partitions again'}", disk=disk)
-        mark.on_result(Result(ErrorCode.NONE))
+        mark.answer(Result(ErrorCode.NONE))
         return True
 
 

@@ -27,7 +27,7 @@ from services.controller.admin.topic_administration import Bounds, placed_replic
 from services.controller.admin.waiting_requests import NOT_CONTROLLER, ControllerRequest, Key, OnResult, Result, WaitingRequest, WaitingRequests, truncated
 from services.controller.decisions.cluster import Cluster, ControllerContext
 from services.controller.decisions.topic_operations import WAITS_FOR_BOXES, Spaces, add_partitions, complete_topic
-from services.controller.zookeeper.operation import Operation, OperationOutcome
+from services.controller.zookeeper.operation import Operation
 from services.controller.zookeeper.topic_registry import TopicState
 
 
@@ -42,6 +42,9 @@ class Growth:
         self.wanted = wanted
         self.on_result = on_result
         self.added: dict[int, tuple[int, ...]] = {}
+
+    def answer(self, result: Result) -> None:
+        self.on_result(result)
 
 
 class PartitionAdministration:
@@ -85,7 +88,7 @@ class PartitionAdministration:
 
     def forget_orders(self, result: Result) -> None:
         """Answer pending growths with `result`: another box is, or was, the controller."""
-        self._pending.forget(lambda growth: growth.on_result(result))
+        self._pending.forget(result)
 
     def _plan(self, wanted: TopicGrowth) -> dict[int, tuple[int, ...]]:
         topic = self._topic(wanted.name)
@@ -117,15 +120,13 @@ class PartitionAdministration:
             self._log.info(f"added {len(growth.added)} partitions to topic {name}", topic=name)
         return code
 
-    def _on_grown(self, name: str, growth: Growth, outcome: OperationOutcome) -> bool:
-        if isinstance(outcome.failure, RequestRefused):
-            growth.on_result(Result.of(outcome.failure))
-        elif outcome.value == ErrorCode.NONE:
-            growth.on_result(Result(ErrorCode.NONE))
-        elif outcome.value != WAITS_FOR_BOXES and self._all_disks_are_there(name):
+    def _on_grown(self, name: str, growth: Growth, code: ErrorCode) -> bool:
+        if code == ErrorCode.NONE:
+            growth.answer(Result(ErrorCode.NONE))
+        elif code != WAITS_FOR_BOXES and self._all_disks_are_there(name):
             message = "no disk of this broker accepted the new partitions; retrying"
             self._log.warning(f"topic {name}: {message}", topic=name)
-            growth.on_result(Result(ErrorCode.KAFKA_STORAGE_ERROR, message))
+            growth.answer(Result(ErrorCode.KAFKA_STORAGE_ERROR, message))
         else:
             return False  # a disk is away, or `TopicAdministration` completes the topic when other boxes' time is over
         return True

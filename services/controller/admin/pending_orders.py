@@ -10,22 +10,32 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from appliance.base.errors import RequestRefused
+from services.controller.admin.waiting_requests import Result
 from services.controller.decisions.cluster import ControllerContext
 from services.controller.zookeeper.operation import Operation, OperationOutcome
 
+
+class PendingOrder(Protocol):
+    """What waits for its operation."""
+
+    def answer(self, result: Result) -> None:
+        """Answer all parts of the order with `result`: it was refused, or is forgotten."""
+
+
 K = TypeVar("K", bound=str | tuple[bool, str])
-O = TypeVar("O")  # noqa: E741
+O = TypeVar("O", bound=PendingOrder)  # noqa: E741
 
 
 class PendingOrders(Generic[K, O]):
     """`operation(key, order)` carries out an order under the name `run_name(key)`.
 
-    `on_end(key, order, outcome)` answers it; the outcome is a result or a `RequestRefused`. If it
-    returns False, the order stays and is tried again by `reconsider`. Orders wait until
-    `may_begin()`. An order that `is_awaited` denies is dropped before it starts.
+    `on_end(key, order, value)` answers it with what the operation returned. If it returns False, the
+    order stays and is tried again by `reconsider`. If the operation raises `RequestRefused`, the
+    order itself is answered. Orders wait until `may_begin()`. An order that `is_awaited` denies is
+    dropped before it starts.
     """
 
     def __init__(
@@ -33,7 +43,7 @@ class PendingOrders(Generic[K, O]):
         context: ControllerContext,
         run_name: Callable[[K], str],
         operation: Callable[[K, O], Operation[Any]],
-        on_end: Callable[[K, O, OperationOutcome], bool],
+        on_end: Callable[[K, O, Any], bool],
         may_begin: Callable[[], bool],
         is_awaited: Callable[[O], bool] = lambda _order: True,
     ) -> None:
@@ -41,7 +51,7 @@ class PendingOrders(Generic[K, O]):
         self._on_failure = context.on_failure
         self._run_name = run_name
         self._operation = operation
-        self._answer = on_end
+        self._complete = on_end
         self._may_begin = may_begin
         self._is_awaited = is_awaited
         self._orders: dict[K, deque[O]] = {}
@@ -59,11 +69,13 @@ class PendingOrders(Generic[K, O]):
         for key in sorted(self._orders, key=self._run_name):
             self.advance(key)
 
-    def forget(self, answer: Callable[[O], object]) -> None:
-        """Answer and drop the orders of all keys without a running operation: another box is, or was, the controller."""
+    def forget(self, result: Result) -> None:
+        """Drop the orders of all keys without a running operation, and answer them with `result`:
+        another box is, or was, the controller.
+        """
         for key in [key for key in self._orders if not self._runner.is_running(self._run_name(key))]:
             for order in self._orders.pop(key):
-                answer(order)
+                order.answer(result)
 
     def advance(self, key: K) -> None:
         """Start the first order of `key` unless an operation of that name runs."""
@@ -82,11 +94,15 @@ class PendingOrders(Generic[K, O]):
         self._advancing.discard(key)
 
     def _on_end(self, key: K, order: O, outcome: OperationOutcome) -> None:
-        if outcome.failure is not None and not isinstance(outcome.failure, RequestRefused):
+        refused = outcome.failure if isinstance(outcome.failure, RequestRefused) else None
+        if outcome.failure is not None and refused is None:
             self._on_failure(outcome.failure)
             return
         self._remove(key)
-        if self._answer(key, order, outcome):
+        if refused is not None:
+            order.answer(Result.of(refused))
+            self.advance(key)
+        elif self._complete(key, order, outcome.value):
             self.advance(key)
         else:
             self._orders.setdefault(key, deque()).appendleft(order)

@@ -42,6 +42,10 @@ class Order(NamedTuple):
     on_result: OnPartition
     is_quiet: bool = False
 
+    def answer(self, result: Result) -> None:
+        for partition in self.targets:
+            self.on_result(partition, result)
+
 
 class ReassignmentAdministration:
     """Orders by topic, one after another."""
@@ -70,7 +74,7 @@ class ReassignmentAdministration:
 
     def forget_orders(self, result: Result) -> None:
         """Answer pending orders with `result`: another box is, or was, the controller."""
-        self._pending.forget(lambda order: [order.on_result(partition, result) for partition in order.targets])
+        self._pending.forget(result)
 
     def reconsider(self) -> None:
         """Start pending orders, and complete reassignments whose targets are in sync."""
@@ -90,9 +94,9 @@ class ReassignmentAdministration:
     def _write_order(self, name: str, order: Order) -> Operation[dict[int, RequestRefused | None]]:
         return order_reassignments(self._cluster, name, order.targets)
 
-    def _on_ordered(self, name: str, order: Order, outcome: OperationOutcome) -> bool:
+    def _on_ordered(self, name: str, order: Order, results: dict[int, RequestRefused | None]) -> bool:
         topic = self._cluster.topics.get(name)
-        for partition, refused in outcome.value.items():
+        for partition, refused in results.items():
             if refused is None and topic is not None and partition in topic.replicas and not order.is_quiet:
                 replicas, target = topic.replicas[partition], order.targets[partition]
                 what = "cancelled" if target is None else f"ordered to {', '.join(map(str, target))}"
