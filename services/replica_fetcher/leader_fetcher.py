@@ -79,13 +79,15 @@ class LeaderFetcher:
         self._judge = AnswerJudge(leader_id, self._counters, self._log)
         self._broker: BrokerImage | None = None
         self.connection: PeerConnection | None = None
-        self._due: set[Key] = set()
+        self.due: set[Key] = set()
         """Partitions to advance in the next turn."""
         self._touched: set[Key] = set()
         """Partitions that the next fetch may have to name, or to forget."""
+        self.fetchable: set[Key] = set()
+        """Every partition that can be fetched, and some that no longer can, which
+        `_is_any_fetchable` removes. A back-off ends with an alarm, which adds its partition."""
         self._newcomers: set[Key] = set()
-        """Partitions that could be fetched when they changed last, and that the session did not
-        have."""
+        """The part of `fetchable` that the session did not have when it was added."""
         self._unapplied: set[Key] = set()
         """Partitions whose last response was not applied. The leader reports a high watermark once
         per session, so they are removed from the session and named again."""
@@ -131,7 +133,7 @@ class LeaderFetcher:
 
     def follow(self, followed: FollowedPartition, now_ns: int) -> None:
         self.partitions[followed.key] = followed
-        self._due.add(followed.key)
+        self.due.add(followed.key)
         self._settles_ns = now_ns + SETTLING_NS
 
     def unfollow(self, followed: FollowedPartition) -> None:
@@ -154,8 +156,10 @@ class LeaderFetcher:
         """
         self._touched.add(key)
         followed = self.partitions.get(key)
-        if followed is not None and key not in self.session.asked and self.is_fetchable(followed):
-            self._newcomers.add(key)
+        if followed is not None and self.is_fetchable(followed):
+            self.fetchable.add(key)
+            if key not in self.session.asked:
+                self._newcomers.add(key)
 
     # --- a turn
 
@@ -164,9 +168,9 @@ class LeaderFetcher:
         work = self._judge_parts(now_ns) if self._parts else 0
         self._apply_throttle(now_ns)
         while self._alarms and self._alarms[0][0] <= now_ns:
-            self._due.add(heapq.heappop(self._alarms)[1])
-        if self._due:
-            due, self._due = self._due, set()
+            self.due.add(heapq.heappop(self._alarms)[1])
+        if self.due:
+            due, self.due = self.due, set()
             work += len(due)
             for key in due:
                 self._advance(key, now_ns)
@@ -234,7 +238,7 @@ class LeaderFetcher:
             self._counters.appends.add()
         order = followed.offer_order(now_ns)
         if order is None:
-            self._due.add(followed.key)
+            self.due.add(followed.key)
         elif order.is_append:
             self._slow.on_offered(followed.disk, order.slot, now_ns)
 
@@ -253,7 +257,7 @@ class LeaderFetcher:
                 self._counters.on_error(completion.error_code)
             log_start_offset, log_end_offset = completion.log_start_offset, completion.log_end_offset
             followed.rules.on_log(order.turn, completion.error_code, log_start_offset, log_end_offset, completion.leader_epoch, now_ns)
-        self._due.add(followed.key)
+        self.due.add(followed.key)
 
     def retry_stopped(self, now_ns: int) -> None:
         """Restart partitions that stopped because their log could not be written or the leader has
@@ -262,7 +266,7 @@ class LeaderFetcher:
         for key, followed in self.partitions.items():
             if followed.rules.need == Need.NOTHING:
                 followed.rules.restart(now_ns)
-                self._due.add(key)
+                self.due.add(key)
 
     @property
     def stalled(self) -> int:
@@ -290,7 +294,19 @@ class LeaderFetcher:
             self.on_disk_changed(disk)
         if self._slow.is_waiting:
             return False
-        return self._has_newcomer() if self.under_way else any(self.is_fetchable(followed) for followed in self.partitions.values())
+        return self._has_newcomer() if self.under_way else self._is_any_fetchable()
+
+    def _is_any_fetchable(self) -> bool:
+        """Look at partitions until one can be fetched. Those that cannot are not looked at again
+        before they change."""
+        fetchable = self.fetchable
+        while fetchable:
+            key = next(iter(fetchable))
+            followed = self.partitions.get(key)
+            if followed is not None and self.is_fetchable(followed):
+                return True
+            fetchable.discard(key)
+        return False
 
     def _may_hasten(self, connection: PeerConnection, now_ns: int) -> bool:
         """Decide about a second fetch.
@@ -435,7 +451,7 @@ class LeaderFetcher:
             if followed is None:
                 continue
             if self._judge.judge(followed, asked, part, memory, slot, now_ns):
-                self._due.add(followed.key)
+                self.due.add(followed.key)
                 self._unapplied.discard(followed.key)
             else:
                 self._on_unfitting(followed, asked, part)
@@ -501,7 +517,7 @@ class LeaderFetcher:
             self._counters.on_error(error)
         if not followed.is_closed:
             followed.rules.on_offset(turn, error, offset, self._clock.monotonic_ns())
-            self._due.add(followed.key)
+            self.due.add(followed.key)
 
     # --- log lines
 

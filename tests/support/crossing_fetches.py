@@ -226,6 +226,7 @@ class CrossingFetches:
         self.turns += 1
         now_ns = self.clock.monotonic_ns()
         work = self.lane.do_work(now_ns)
+        self.check_fetchable()
         if not work:
             wake_ns = self.lane.wake_ns()
             assert not wake_ns or wake_ns > now_ns, "it would spin"
@@ -351,6 +352,12 @@ class CrossingFetches:
         offered, self.side.offered = self.side.offered, []
         for entry in offered:
             assert entry[10] <= self.logs[entry[3]].log_end_offset, f"partition {entry[3]}"
+
+    def check_fetchable(self) -> None:
+        """After a turn, no partition that can be fetched is missing in the set that later turns look at."""
+        lane = self.lane
+        found = {key for key, followed in lane.partitions.items() if LeaderFetcher.is_fetchable(lane, followed)}
+        assert found <= lane.fetchable | lane.due
 
     def check_session(self) -> None:
         """When no request is on its way, the leader's session has what the follower believes that it has."""

@@ -4,7 +4,7 @@ connections end: one thing at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, ValuesView
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ import pytest
 from appliance.base.layout import BoxLayout
 from appliance.cluster.metadata_image import BrokerImage
 from services.replica_fetcher.follower_fetch import Need
+from services.replica_fetcher.replica_partition import FollowedPartition
+from services.replica_fetcher.replica_session import Key
 from tests.support.crossing_fetches import ARENA_BYTES, LEADER_ID, OWN_ID, PARK_MS, RECORDS, WAIT_MS, CrossingFetches
 from tests.support.stepped_fetches import BROKER_EPOCH, TOPIC_ID
 
@@ -214,6 +216,47 @@ def test_partitions_that_are_not_ready_are_not_looked_at_turn_by_turn(world: Cro
         world.clock.advance_ms(1)
         world.turn()
     assert not looks
+    monkeypatch.undo()
+
+
+class _ScanCountingPartitions(dict[Key, FollowedPartition]):
+    """Counts how often all partitions were visited."""
+
+    scans = 0
+
+    def values(self) -> ValuesView[FollowedPartition]:
+        self.scans += 1
+        return super().values()
+
+
+def test_turns_without_a_fetchable_partition_do_not_scan_all_partitions(world: CrossingFetches) -> None:
+    for partition in range(4):
+        world.follow(partition)
+    world.lane.partitions = counted = _ScanCountingPartitions(world.lane.partitions)
+    for _ in range(20):  # the log-writers do not answer, so the log end offsets are unknown
+        world.clock.advance_ms(1)
+        world.turn()
+    assert counted.scans == 0
+    world.until_even()
+
+
+def test_a_partition_in_back_off_is_not_looked_at_before_its_time_and_fetched_then(world: CrossingFetches, monkeypatch: pytest.MonkeyPatch) -> None:
+    parked(world, 0)
+    world.side.assign((LEADER_ID,))
+    world.grow(0, 1)
+    step(world)
+    step(world)
+    world.turn()
+    assert world.followed[0].rules.failures == 1 and world.is_quiet, "the leader refused it"
+    looks = []
+    is_fetchable = world.lane.is_fetchable
+    monkeypatch.setattr(world.lane, "is_fetchable", lambda followed: looks.append(followed.key) or is_fetchable(followed))
+    for _ in range(10):
+        world.clock.advance_ms(1)
+        world.turn()
+    assert not looks
+    world.side.assign((LEADER_ID, OWN_ID))
+    assert world.until_even() < 30
     monkeypatch.undo()
 
 
