@@ -23,7 +23,6 @@ from appliance.command.topic_reassign import (
     NoWaitOption,
     PlanOption,
     ThrottleOption,
-    UnplacedPartitions,
     cancel_all,
     carry_out,
     lift_left_over,
@@ -33,6 +32,7 @@ from appliance.command.topic_reassign import (
 if TYPE_CHECKING:
     from appliance.client.boxes import BoxDescription
     from appliance.client.cluster import ClusterClient
+    from appliance.cluster.box_balance import BalancePlan
     from appliance.command.cluster_view import ClusterView
 
 BoxArgument = Annotated[int, argument("BOX", "The box, by its broker id (see `millrace box list`).")]
@@ -160,7 +160,7 @@ def _drain(cluster: ClusterClient, view: ClusterView, box: int, only_plan: bool,
     refuse_unplaced(made)
     if made.changes:
         reassigning.print_plan(made, throttle)
-    unplaced = UnplacedPartitions()
+    plans = DrainPlans(box, view, made)
     partitions = set(view.replicas_on(box))
     if under_way := [key for key in partitions if key in view.ongoing]:
         print(f"{plural(len(under_way), 'partition')} on the way already")
@@ -177,9 +177,8 @@ def _drain(cluster: ClusterClient, view: ClusterView, box: int, only_plan: bool,
         """What was on its way to the box, or is put there by name."""
         close_to_replicas(cluster, look, box, True)
         partitions.update(look.replicas_on(box))
-        more = plan_box_drain(look.held(), look.open_rooms(), {box})
-        if unplaced.stay(more):
-            refuse_unplaced(more)
+        more = plans.next(look)
+        refuse_unplaced(more)
         if more.changes:
             reassigning.order(cluster, more)
         return bool(look.replicas_on(box))
@@ -194,6 +193,41 @@ def _drain(cluster: ClusterClient, view: ClusterView, box: int, only_plan: bool,
         say(f"\nwhat is ordered goes on without this command; run it again to watch and to end it, or: millrace box drain {box} --cancel")
         raise typer.Exit(EXIT_FAILED) from None
     print(f"box {box} holds nothing any more; stop it, then take it out with: millrace box remove {box}")
+
+
+class DrainPlans:
+    """What a drain orders later: partitions that come to the box while it is drained.
+
+    Brokers learn of a finished reassignment later than the controller. Until then no reassignment is listed, and Metadata still names the
+    old replicas beside the new ones. Such a partition looks as if it had to leave the box once more: the order would give it one replica
+    too many, or no box would be left for it. So a partition counts again only if it looks so `LOOKS_MIN` times in a row.
+    """
+
+    LOOKS_MIN = 10
+    """At one look each half second: more than a busy broker needs to read a new image."""
+
+    def __init__(self, box: int, view: ClusterView, ordered: BalancePlan) -> None:
+        """`view`: the first look; `ordered`: the plan for it."""
+        self._box = box
+        self._ordered = {(change.topic, change.partition) for change in ordered.changes}
+        self._ordered.update(key for key, ongoing in view.ongoing.items() if box in ongoing.removing)
+        self._seen: dict[tuple[str, int], int] = {}
+        """Partition → looks in a row at which it had to leave the box."""
+
+    def next(self, look: ClusterView) -> BalancePlan:
+        """Return what to order now. `unplaced` are partitions that fit on no other box."""
+        from appliance.cluster.box_balance import BalancePlan, plan_box_drain
+
+        plan = plan_box_drain(look.held(), look.open_rooms(), {self._box})
+        keys = [(change.topic, change.partition) for change in plan.changes] + [(held.topic, held.partition) for held in plan.unplaced]
+        self._seen = {key: self._seen.get(key, 0) + 1 for key in keys}
+        lasting = {key for key, count in self._seen.items() if count >= self.LOOKS_MIN}
+        waiting = self._ordered - lasting
+        changes = [change for change in plan.changes if (change.topic, change.partition) not in waiting]
+        for change in changes:
+            self._ordered.add((change.topic, change.partition))
+            del self._seen[(change.topic, change.partition)]
+        return BalancePlan(tuple(changes), tuple(held for held in plan.unplaced if (held.topic, held.partition) in lasting))
 
 
 def _cancel(cluster: ClusterClient, view: ClusterView, coming_to: int | None = None, going_from: int | None = None) -> None:

@@ -204,25 +204,6 @@ def lift_left_over(cluster: ClusterClient, view: ClusterView, topics: Collection
         print("the throttle of an earlier reassignment is lifted")
 
 
-class UnplacedPartitions:
-    """Partitions that fit nowhere in several plans in a row.
-
-    Brokers learn of a finished reassignment later than the controller. Until then Metadata names old and new replicas together, and such a
-    partition seems to have no other place.
-    """
-
-    PLANS = 10
-    """At one plan each half second: more than a busy broker needs to read a new image."""
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[str, int], int] = {}
-
-    def stay(self, plan: BalancePlan) -> bool:
-        """Take the next plan; return whether one of its partitions was unplaced in the last `PLANS` plans."""
-        self._seen = {key: self._seen.get(key, 0) + 1 for key in ((held.topic, held.partition) for held in plan.unplaced)}
-        return any(count >= self.PLANS for count in self._seen.values())
-
-
 def refuse_unplaced(plan: BalancePlan) -> None:
     if plan.unplaced:
         names = ", ".join(str(held) for held in plan.unplaced[:5]) + (", …" if len(plan.unplaced) > 5 else "")

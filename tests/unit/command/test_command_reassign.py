@@ -11,11 +11,11 @@ from appliance.client.boxes import BoxContents, BoxDescription, DiskSize, Ongoin
 from appliance.client.cluster import PartitionMetadata
 from appliance.cluster.box_balance import BalancePlan, PlannedReassignment, ReplicatedPartition
 from appliance.command import topic
-from appliance.command.box import require_known, require_running
+from appliance.command.box import DrainPlans, require_known, require_running
 from appliance.command.cluster_view import ClusterView
 from appliance.command.failures import UsageProblem
 from appliance.command.reassigning import FOLLOWERS, LEADERS, ReassignmentBar, print_plan, refuse, throttled_replicas
-from appliance.command.topic_reassign import UnplacedPartitions, explicit_plan, parse_ids, refuse_unplaced, require_meaning, require_there, spread_plan
+from appliance.command.topic_reassign import explicit_plan, parse_ids, refuse_unplaced, require_meaning, require_there, spread_plan
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -144,9 +144,22 @@ def test_an_unclean_election_wants_names() -> None:
     assert len(str(refused.value).splitlines()) == 2
 
 
-def test_a_partition_counts_as_unplaced_only_if_many_plans_in_a_row_found_no_place() -> None:
-    plan = BalancePlan((), (ReplicatedPartition("slow", 0, (1, 2, 3), 10, (1, 2, 3)),))
-    unplaced = UnplacedPartitions()
-    assert not any(unplaced.stay(plan) for _ in range(UnplacedPartitions.PLANS - 1))
-    assert not unplaced.stay(BalancePlan(())), "Metadata names its new replicas now"
-    assert [unplaced.stay(plan) for _ in range(UnplacedPartitions.PLANS)] == [False] * (UnplacedPartitions.PLANS - 1) + [True]
+def test_a_drain_orders_what_it_has_ordered_again_only_if_many_looks_in_a_row_show_it_on_the_box() -> None:
+    """Metadata names old and new replicas of a finished reassignment for a moment: that is no reason to add a replica, or to give up."""
+    both = {("t", 0): partition(0, 1, 3), ("t", 1): partition(1, 2, 1, 3)}
+    late = view()._replace(partitions=both, closed=frozenset({3}))
+    first = view({("t", 0): Ongoing((1, 3), (1,), (3,))})
+    plans = DrainPlans(3, first, BalancePlan((PlannedReassignment("t", 1, (2, 3), (2, 1), MIB),)))
+    nothing = BalancePlan(())
+    assert [plans.next(late) for _ in range(DrainPlans.LOOKS_MIN - 1)] == [nothing] * (DrainPlans.LOOKS_MIN - 1)
+    assert plans.next(view()) == nothing, "Metadata names the new replicas now"
+    seen = [plans.next(late) for _ in range(DrainPlans.LOOKS_MIN)]
+    assert seen[:-1] == [nothing] * (DrainPlans.LOOKS_MIN - 1)
+    assert [change.replicas for change in seen[-1].changes] == [(1, 2)] and [str(held) for held in seen[-1].unplaced] == ["t-1"]
+
+
+def test_a_drain_orders_at_once_what_has_come_to_the_box_since_it_began() -> None:
+    came = view()._replace(partitions={("t", 0): partition(0, 3), ("t", 1): partition(1, 2, 1)}, closed=frozenset({3}))
+    plans = DrainPlans(3, view(), BalancePlan(()))
+    assert [change.replicas for change in plans.next(came).changes] == [(1,)]
+    assert plans.next(came).changes == ()
