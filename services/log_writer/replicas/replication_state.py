@@ -14,7 +14,7 @@ KIP-903 (broker epochs of returning replicas), KIP-966 (the high watermark does 
 
 Weak spots: a fetch that was unread on an old connection while its follower lost its disk and came
 back under the same broker epoch counts until that follower's next fetch; a follower outside the ISR
-counts as live for `OUTSIDER_WAIT_NS` after its last fetch.
+counts as live for `OUTSIDER_WAIT_NS`, or for two of its rounds, after its last fetch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ OUTSIDER_WAIT_NS = 250_000_000
 the ISR yet. A live one fetches many times in that while under load; without the wait it would never
 get in, always behind by what was appended since its last fetch. A replica whose box stops cleanly
 has left the ISR and fetches until the end: acks=all waits this long for it (with 1 s it took 1.3 s
-over a stop)."""
+over a stop). On an overloaded machine one round of fetch and append takes longer; then the wait is
+`OUTSIDER_ROUNDS` of its rounds, at most `OUTSIDER_WAIT_NS_MAX`."""
+OUTSIDER_ROUNDS = 2
+OUTSIDER_WAIT_NS_MAX = 5_000_000_000
 
 
 class IsrProposal(NamedTuple):
@@ -72,6 +75,7 @@ class FollowerProgress:
         "log_end_offset",
         "log_start_offset",
         "replica_id",
+        "round_ns",
     )
 
     def __init__(self, replica_id: int) -> None:
@@ -92,6 +96,16 @@ class FollowerProgress:
         self.leader_end_at_fetch = NO_OFFSET
         """The leader's log end offset at its last fetch: at a later one that begins there, it has
         caught up with what was then."""
+        self.round_ns = 0
+        """From a fetch that was behind, and so was answered at once, to the next one. Measured
+        outside the ISR."""
+
+    @property
+    def awaited_ns(self) -> int:
+        """How long the high watermark waits for it after its last fetch, while it is outside the
+        ISR.
+        """
+        return max(OUTSIDER_WAIT_NS, min(OUTSIDER_ROUNDS * self.round_ns, OUTSIDER_WAIT_NS_MAX))
 
 
 class ReplicationState:
@@ -269,6 +283,8 @@ class ReplicationState:
         if broker_epoch > follower.broker_epoch:
             follower.broker_epoch = broker_epoch
             follower.fetched_ns, follower.leader_end_at_fetch = NEVER, NO_OFFSET
+        if not follower.is_counted and NO_OFFSET < follower.log_end_offset < follower.leader_end_at_fetch:
+            follower.round_ns = received_ns - follower.fetched_ns
         if fetch_offset >= self.log_end_offset:
             follower.caught_up_ns = max(follower.caught_up_ns, received_ns)
         elif fetch_offset >= follower.leader_end_at_fetch != NO_OFFSET:
@@ -381,4 +397,6 @@ class ReplicationState:
         return True
 
     def _is_outsider_awaited(self, follower: FollowerProgress, now_ns: int) -> bool:
-        return follower.fetched_ns > follower.left_ns and now_ns - follower.fetched_ns <= OUTSIDER_WAIT_NS and now_ns - follower.caught_up_ns <= self._lag_ns
+        if follower.fetched_ns <= follower.left_ns or now_ns - follower.caught_up_ns > self._lag_ns:
+            return False
+        return now_ns - follower.fetched_ns <= follower.awaited_ns

@@ -294,6 +294,36 @@ def test_an_outsider_that_keeps_up_is_waited_for_and_one_that_went_silent_is_not
             assert led.proposal() is not None
 
 
+@pytest.mark.parametrize("round_seconds", [0.05, 0.3, 0.6, 2.0])
+def test_an_outsider_gets_in_while_records_come_in_however_long_its_rounds_take(round_seconds: float) -> None:
+    """On an overloaded machine; it has always what there was at its last fetch."""
+    led = Led(isr=(1,), min_insync=1, replicas=(1, 2))
+    offset = 0
+    for _ in range(5):
+        led.fetch(2, offset)
+        offset = led.progress.log_end_offset
+        for _ in range(10):
+            led.advance(round_seconds / 10)
+            led.append(led.progress.log_end_offset + 1)
+    assert led.proposal() is not None
+
+
+def test_an_outsider_is_not_awaited_longer_because_its_fetch_was_parked() -> None:
+    led = Led(isr=(1,), min_insync=1, replicas=(1, 2), high_watermark=100)
+    led.progress.on_isr((1,), PARTITION_EPOCH + 1, led.now)
+    led.fetch(2, 90)
+    led.advance(0.02)
+    led.fetch(2, 100)
+    proposal = led.proposal()
+    assert proposal is not None
+    led.progress.on_isr((1,), led.progress.partition_epoch, led.now, proposal.number)  # refused
+    led.advance(0.4)  # at the leader, which had nothing new
+    led.fetch(2, 100)
+    led.append(110)
+    led.advance(0.3)
+    assert led.high_watermark == 110
+
+
 def test_before_the_first_order_of_the_controller_every_replica_counts_and_nothing_is_proposed() -> None:
     progress = ReplicationState(1, LAG, 1)
     progress.on_become_leader(EPOCH, (1, 2), (1, 2, 3), UNKNOWN, 0, 100, 90, SECOND)
