@@ -110,7 +110,7 @@ INGEST_ROWS = (
     ),
     SettingRow(
         "tls.handshakes.per.second",
-        20,
+        50,
         "handshakes/s",
         "most TLS handshakes that one listener of an ingest begins with one address; further connections wait; 0: no limit",
         "time of ingest for one sender",

@@ -250,7 +250,7 @@ class SenderConnections:
         return True
 
     def _read(self, connection: SenderConnection) -> bool:
-        """Read one piece. False if there was none, or the connection ended or is paused now."""
+        """Read one piece. False if there was none, or the connection ended."""
         is_reset = False
         try:
             received = connection.socket.recv(RECEIVE_BYTES)
@@ -279,7 +279,8 @@ class SenderConnections:
             return False
         if left < 0:
             self._check_quota(connection)
-        return not self._maybe_pause(connection)
+        self._maybe_pause(connection)
+        return True
 
     def _on_end(self, connection: SenderConnection, is_reset: bool, is_by_us: bool = False) -> None:
         connection.is_broken = is_reset or is_by_us
@@ -291,10 +292,10 @@ class SenderConnections:
         if is_reset:
             self._drop(connection)
 
-    def _maybe_pause(self, connection: SenderConnection) -> bool:
+    def _maybe_pause(self, connection: SenderConnection) -> None:
         session = connection.session
         if session is None:
-            return False
+            return
         if session.unacknowledged_bytes > self._window_bytes:
             connection.pauses |= PauseReason.WINDOW
             self._windowed[connection] = None
@@ -303,7 +304,6 @@ class SenderConnections:
             self._blocked[connection] = self._intake.blocked_partition
             self._pauses.add()
         self._unfinished.check(connection)
-        return bool(connection.pauses) or connection.is_stopped
 
     def _on_step(self, connection: SenderConnection) -> None:
         """A step of its work was run, and others follow."""
@@ -483,7 +483,7 @@ class SenderConnections:
                 left = self._turn_bytes_left
                 goes_on = self._read(connection)
                 self._drained_bytes[connection] = taken_bytes = taken_bytes + left - self._turn_bytes_left
-                if not goes_on:
+                if not goes_on or connection.pauses or connection.is_stopped:
                     break
                 if self._turn_bytes_left <= 0:
                     return False
