@@ -27,6 +27,7 @@ from loadtest.benchmarks.produce_small_records import ProduceSmallRecords
 from loadtest.benchmarks.recovery import RecoveryTime
 from loadtest.benchmarks.relp import Relp
 from loadtest.benchmarks.replay_small import ReplaySmall
+from loadtest.benchmarks.sender_fairness import SenderFairness
 from loadtest.benchmarks.spark_load import SparkLoad
 from loadtest.benchmarks.spark_micro_batches import SparkMicroBatches
 from loadtest.benchmarks.spark_query import SparkQuery
@@ -46,8 +47,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     for benchmark in (
         ProduceLibrdkafka(), ProduceSmallRecords(), ReplaySmall(), Connections(), Latency(), Consume(), FetchLarge(), ColdBackfill(), TailStays(),
         SyslogTcp(), SyslogBesideRsyslog(), SyslogLatency(), SyslogTls(), Relp(), SyslogUdp(), ElasticsearchBulk(), LokiPush(), SplunkHec(),
-        OtlpHttp(), OtlpGrpc(), FluentForward(), TwoIngests(), Lumberjack(), Fairness(), Hostile(), Footprint(), FootprintSixDisks(), FlushAck(),
-        RecoveryTime(), DiskFaults(),
+        OtlpHttp(), OtlpGrpc(), FluentForward(), TwoIngests(), Lumberjack(), Fairness(), SenderFairness(), Hostile(), Footprint(), FootprintSixDisks(),
+        FlushAck(), RecoveryTime(), DiskFaults(),
         GrowthStored(), GrowthPartitions(), Coordination(), UnitRestarts(), FailOver(), ImageFollow(), SparkReadSegments(), SparkReadFetch(), SparkLoad(),
         SparkWrite(), SparkQuery(), SparkMicroBatches(),
     )
