@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from appliance.records.batch import ATTRIBUTES_AT, BATCH_HEADER, CODEC_MASK, DELETE_HORIZON_FLAG, LOG_OVERHEAD, RECORDS_AT, BatchHeader
+from appliance.base.model import FIRST_OFFSET, NO_LEADER_EPOCH, NO_PRODUCER_ID
+from appliance.records.batch import ATTRIBUTES_AT, BATCH_HEADER, CODEC_MASK, DELETE_HORIZON_FLAG, LOG_OVERHEAD, MAGIC, RECORDS_AT, BatchHeader
 from appliance.records.compression import Buffer, Codec, CorruptBatch, compress, decompress
 from appliance.records.crc32c import crc32c
 from appliance.records.record import decode_varint, encode_varint
@@ -105,6 +106,14 @@ def _with_timestamp_delta(body: bytes, record: RecordSlice, timestamp_delta: int
 def empty_batch(header: BatchHeader) -> bytes:
     """The header alone: it keeps a producer's last sequence, or its epoch, in the log."""
     return _assemble(header, header.attributes & ~(CODEC_MASK | DELETE_HORIZON_FLAG), NO_TIMESTAMP, header.max_timestamp, 0, b"")
+
+
+def gap_batch(offsets: int) -> bytes:
+    """A batch without records that takes `offsets` offsets (1 to 2^31): consumers go on behind it, as
+    behind a batch that compaction has emptied.
+    """
+    header = BatchHeader(FIRST_OFFSET, 0, NO_LEADER_EPOCH, MAGIC, 0, 0, offsets - 1, NO_TIMESTAMP, NO_TIMESTAMP, NO_PRODUCER_ID, -1, -1, 0)
+    return _assemble(header, 0, NO_TIMESTAMP, NO_TIMESTAMP, 0, b"")
 
 
 def _assemble(header: BatchHeader, attributes: int, base_timestamp: int, max_timestamp: int, count: int, records: bytes) -> bytes:

@@ -277,6 +277,28 @@ def replace_file(path: str, content: bytes, durable: bool = True) -> None:
         fsync_directory(os.path.dirname(path))
 
 
+_COPY_BYTES = 1 << 20
+
+
+def copy_file(fd: int, path: str) -> None:
+    """Copy the file `fd` to `path`, durably, by way of `NAME.tmp`. Raises OSError."""
+    temporary = path + ".tmp"
+    target = open_path(temporary, CREATE_EMPTY)
+    try:
+        position = 0
+        while piece := pread_wanted(fd, position, _COPY_BYTES):
+            write_all(target, (piece,), position, len(piece))
+            position += len(piece)
+        fsync(target)
+    except OSError:
+        _give_space_back(temporary)
+        raise
+    finally:
+        close(target)
+    rename(temporary, path)
+    fsync_directory(os.path.dirname(path))
+
+
 def _give_space_back(path: str) -> None:
     """Half a file would sit on the last blocks of a full disk."""
     try:

@@ -20,6 +20,7 @@ from appliance.base.errors import StorageFailed
 from appliance.base.invariants import InvariantViolation
 from appliance.base.model import FILE_START, FIRST_OFFSET, NO_LEADER_EPOCH, NO_OFFSET, LeaderEpoch, Offset, Position, ProducerId, TopicId, TopicPartition
 from appliance.records.batch import LEADER_EPOCH_AT, MAGIC_AT
+from appliance.records.retained_batch import gap_batch
 from appliance.storage import file_io
 from appliance.storage.append_plan import AppendPlan, AppendResult, SegmentPart, plan_append, plan_roll
 from appliance.storage.batch_boundary import BatchBoundary
@@ -37,6 +38,8 @@ from appliance.storage.transaction_index import TransactionIndexes
 from appliance.storage.verification import Offer, Verifications
 
 _FILES_AT_ONCE = 64
+_GAP_MAX = 1 << 30
+"""Offsets of one batch without records; its last offset must fit an index entry of its segment."""
 _NO_OFFERS: Mapping[int, Offer] = {}
 
 
@@ -233,6 +236,14 @@ class Log:
                 self.assign_leader_epoch(leader_epoch)
             self._carry_out(plan, producers)
         return plan.results
+
+    def leave_gap(self, until: Offset, leader_epoch: LeaderEpoch, now_ms: int) -> None:
+        """Fill the offsets from the log end to `until` with batches without records, so that they are
+        never given to other records. Raises like `append_as_leader`.
+        """
+        while self.log_end_offset < until:
+            batch = gap_batch(min(until - self.log_end_offset, _GAP_MAX))
+            self.append_as_leader([memoryview(bytearray(batch))], leader_epoch, now_ms)
 
     def append_as_follower(self, batches: Sequence[memoryview]) -> tuple[Offset, Offset]:
         """Append a leader's batches unchanged. Their offsets must continue this log; compaction

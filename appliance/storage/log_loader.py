@@ -44,6 +44,8 @@ from appliance.storage.segment_scan import SegmentScan
 from appliance.storage.segment_swap import finish_swaps
 from appliance.storage.transaction_index import AbortedTxn, end_of_aborted, first_doubtful, settle
 
+DAMAGED_SUFFIX = ".damaged"
+"""Of the copy of a segment that was cut although its box had stopped cleanly; an operator removes it."""
 _LEFTOVERS = (".deleted", ".cleaned", ".tmp")
 
 
@@ -65,15 +67,17 @@ class LoadedLog(NamedTuple):
     aborted_end_offset: Offset
 
 
-def open_recovered(directory: str, base_offset: Offset, config: LogConfig, now_ms: int) -> tuple[OpenSegment, RecoveredSegment]:
+def open_recovered(directory: str, base_offset: Offset, config: LogConfig, now_ms: int, keeps_damaged: bool = False) -> tuple[OpenSegment, RecoveredSegment]:
     """Open a segment whose end is believed to be intact; if index and log disagree, rebuild the
-    index. Raises OSError.
+    index. `keeps_damaged`: if that cuts the log, copy it aside first. Raises OSError.
     """
     segment = OpenSegment.open(directory, base_offset)
     try:
         try:
             return segment, SegmentRecovery(segment, config.index_interval_bytes, now_ms).resume(None)
         except Disagreement:
+            if keeps_damaged and SegmentRecovery(segment, config.index_interval_bytes, now_ms, cut=False).rebuild().cut_bytes:
+                file_io.copy_file(segment.log_fd, segment_path(directory, base_offset, LOG_SUFFIX) + DAMAGED_SUFFIX)
             return segment, SegmentRecovery(segment, config.index_interval_bytes, now_ms).rebuild()
     except OSError:
         segment.close()
@@ -202,7 +206,7 @@ class LogLoader:
     def _recover(self) -> tuple[OpenSegment, RecoveredSegment]:
         recovery = self._recovery
         if isinstance(recovery, Clean):
-            return open_recovered(self._directory, self._bases[-1], self._config, self._now_ms)
+            return open_recovered(self._directory, self._bases[-1], self._config, self._now_ms, keeps_damaged=True)
         if isinstance(recovery, SameBoot):
             if recovery.active_base_offset in self._bases:
                 try:

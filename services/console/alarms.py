@@ -176,6 +176,23 @@ ALARMS: tuple[Alarm, ...] = (
         act=("repaired: watch the disk. Not repaired: [MillraceDamageNotRepaired](#millracedamagenotrepaired). More than one: replace the disk."),
     ),
     Alarm(
+        "MillraceRecordsMissing",
+        CRITICAL,
+        AlarmCondition("millrace_log_writer_lost_offsets", ">", 0),
+        0,
+        "logs of disk {disk} ended before their recovery points at the start of the box",
+        "Their files were cut, emptied or removed while the box was stopped. Replicas on other boxes have the records; without one they are lost.",
+        check=(
+            "the journal (`MILLRACE_DISK=…`, priority crit) names topic, partition and offsets; "
+            "`ls /srv/DISK/*/*.damaged`; `dmesg -T`; find what changes files there."
+        ),
+        act=(
+            "restore the records from the files or a backup into another topic. The offsets are "
+            "not used again: consumers continue after them. Remove the copies (`*.damaged`) "
+            "afterwards; the alarm ends with the next start."
+        ),
+    ),
+    Alarm(
         "MillraceDamageNotRepaired",
         CRITICAL,
         AlarmCondition("millrace_replica_repairs_left_total", ">", 0, over_seconds=HOUR),

@@ -185,6 +185,7 @@ LOG_WRITER = (
     counter("log_writer_batches", "log_writer.batches", "Batches that partitions appended as leaders; no duplicates.", _DISK),
     counter("log_writer_appends", "log_writer.append_calls", "Writes that appended them.", _DISK),
     counter("log_writer_refused", "log_writer.refused", "Batches refused.", _DISK),
+    gauge("log_writer_lost_offsets", "log_writer.lost_offsets", "Offsets missing at the ends of logs, whose files were changed during a stop.", _DISK),
     counter("log_writer_storage_failures", "log_writer.storage_failures", "Errors of the disk, each of which took the directory offline.", _DISK),
     counter("log_writer_dropped_of_dead_sources", "log_writer.dropped_of_dead_sources", "Descriptors dropped because their sender had died.", _DISK),
     counter("log_writer_refused_sources", "log_writer.refused_sources", "Processes whose HELLO was refused.", _DISK),

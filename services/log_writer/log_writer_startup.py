@@ -67,6 +67,7 @@ class LogWriterStartup:
         self._started_ns = context.clock.monotonic_ns()
         self._progress = RecoveryProgress(self._shares(), table, context.clock, context.notifier.status)
         self._cut_bytes = 0
+        self._lost = context.counters.gauge("log_writer.lost_offsets")
         self.recovery_points_went_back = False
         """Whether a log now ends below what the checkpoint promises of it: that must be written
         down anew."""
@@ -162,10 +163,28 @@ class LogWriterStartup:
                 self._serve_again(replica)
             elif self.boot == UNCLEAN_BOOT:
                 replica.needs_epoch_bump = True
+            else:
+                self._check_end(replica)
         except (DiskFull, TableFull, OutOfDescriptors):
             self._progress.put_off(name)  # or left, which skips it
             raise
         self._progress.end()
+
+    def _check_end(self, replica: Replica) -> None:
+        """After a clean stop each log ends at its recovery point. If one ends below it, its files were changed while the box was stopped."""
+        name, log = replica.topic_partition, replica.log
+        until = self._checkpoints.lines[RECOVERY_POINTS].get(name, FIRST_OFFSET)
+        if log.log_end_offset >= until:
+            return
+        lost = until - log.log_end_offset
+        self._lost.set(self._lost.value + lost)
+        replica.lost_until, replica.needs_epoch_bump = until, True
+        words = (
+            f"log {name} of {self._disk.path} lacks {lost} offsets at its end, {log.log_end_offset} to {until - 1}: its files were changed while the box"
+            " was stopped. A replica on another box has them, or they are lost; they are not given to other records. What was cut off is in files"
+            " *.damaged of its directory"
+        )
+        self._context.log.critical(words, **name._asdict(), disk=self._disk.name)
 
     def _leave(self, names: list[TopicPartition], why: str) -> None:
         self._left += names

@@ -1,0 +1,132 @@
+"""A log whose files were cut, emptied or removed while its box was stopped: it is reported, and its offsets are never given to other records."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from appliance.base.layout import BoxLayout
+from appliance.base.model import Offset
+from appliance.ipc.descriptors import DescriptorKind
+from appliance.records.builder import BatchBuilder
+from appliance.storage.segment_scan import SegmentScan
+from tests.support.real_log_writer import BROKER_ID, DISK, TOPIC_ID, RealLogWriter
+
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
+
+RECORDS = 10
+SEGMENT = "00000000000000000000.log"
+
+
+def _batch(value: bytes = b"value") -> bytes:
+    builder = BatchBuilder()
+    builder.append(1_700_000_000_000, None, value)
+    return builder.build()
+
+
+def _started(layout: BoxLayout, path: Path, incarnation: int) -> RealLogWriter:
+    writer = RealLogWriter(layout, path / "d0", incarnation)
+    writer.recover()
+    return writer
+
+
+def _command(writer: RealLogWriter, kind: DescriptorKind, leader_epoch: int, **more: object) -> int:
+    controller = writer.sources.get("controller") or writer.source("controller")
+    asked = {"topic": "t", "partition": 0, "topic_id": str(TOPIC_ID), "leader_epoch": leader_epoch, "isr": [BROKER_ID], "replicas": [BROKER_ID], **more}
+    assert controller.offer_command(DISK, kind, asked, (kind.name, leader_epoch))
+    return _answer(writer)
+
+
+def _answer(writer: RealLogWriter) -> int:
+    seen = len(writer.answers)
+    for proxies in writer.sources.values():
+        proxies.flush()
+    while len(writer.answers) == seen:
+        writer.turn()
+    return writer.answers[-1][2]
+
+
+def _produce(writer: RealLogWriter, count: int) -> None:
+    acceptor = writer.sources.get("acceptor@0") or writer.source("acceptor@0")
+    for _ in range(count):
+        writer.produce(acceptor, 0, _batch())
+        assert _answer(writer) == 0
+
+
+def _written_and_stopped(layout: BoxLayout, path: Path) -> Path:
+    writer = _started(layout, path, 1)
+    writer.create(writer.source("controller"), 0)
+    _answer(writer)
+    assert _command(writer, DescriptorKind.BECOME_LEADER, 0) == 0
+    _produce(writer, RECORDS)
+    writer.stop()
+    return path / "d0" / "t-0" / SEGMENT
+
+
+def _cut(segment: Path) -> None:
+    os.truncate(segment, segment.stat().st_size * 7 // 10 + 1)
+
+
+def _zero(segment: Path) -> None:
+    size_bytes = segment.stat().st_size
+    with open(segment, "r+b") as file:
+        file.seek(size_bytes * 7 // 10 + 1)
+        file.write(bytes(size_bytes - file.tell()))
+
+
+def _empty(segment: Path) -> None:
+    os.truncate(segment, 0)
+
+
+def _remove(segment: Path) -> None:
+    for path in segment.parent.glob("0*"):
+        path.unlink()
+
+
+@pytest.mark.parametrize(("harm", "kept", "leaves_copy"), [(_cut, 7, True), (_zero, 7, True), (_empty, 0, False), (_remove, 0, False)])
+def test_offsets_of_a_log_that_was_changed_during_a_stop_are_not_given_again(
+    layout: BoxLayout, tmp_path: Path, harm: Callable[[Path], None], kept: int, leaves_copy: bool
+) -> None:
+    segment = _written_and_stopped(layout, tmp_path)
+    whole = segment.read_bytes()
+    harm(segment)
+    writer = _started(layout, tmp_path, 2)
+    assert f"log t-0 of {tmp_path}/d0 lacks {RECORDS - kept} offsets at its end, {kept} to {RECORDS - 1}" in writer.said
+    assert writer.counters.gauge("log_writer.lost_offsets").value == RECORDS - kept
+    assert writer.agent.describe()["needs_epoch_bump"], "in-sync replicas on other boxes lead first"
+    if kept:  # an empty log knows no epoch; the controller raises it in any case
+        assert _command(writer, DescriptorKind.BECOME_LEADER, 0) != 0, "consumers have seen these offsets under epoch 0"
+    assert _command(writer, DescriptorKind.BECOME_LEADER, 1) == 0
+    _produce(writer, 1)
+    writer.stop()
+    with open(segment, "rb") as file:
+        headers = [header for _, header in SegmentScan(file.fileno(), 0, segment.stat().st_size)]
+    assert [(header.base_offset, header.last_offset, header.records_count) for header in headers[kept:]] == [(kept, RECORDS - 1, 0), (RECORDS, RECORDS, 1)]
+    copies = list(segment.parent.glob("*.damaged"))
+    assert bool(copies) is leaves_copy
+    assert all(whole.startswith(copy.read_bytes().rstrip(b"\0")) for copy in copies), "what was there when the box started"
+    third = _started(layout, tmp_path, 3)
+    assert "lacks" not in third.said and third.agent.partitions.find(TOPIC_ID, 0).log.log_end_offset == RECORDS + 1  # type: ignore[union-attr]
+    third.stop()
+
+
+def test_a_changed_log_that_follows_fetches_what_it_lacks(layout: BoxLayout, tmp_path: Path) -> None:
+    segment = _written_and_stopped(layout, tmp_path)
+    _cut(segment)
+    writer = _started(layout, tmp_path, 2)
+    assert _command(writer, DescriptorKind.BECOME_FOLLOWER, 1, leader=2, replicas=[2, BROKER_ID]) == 0
+    replica = writer.agent.partitions.find(TOPIC_ID, 0)
+    assert replica is not None and replica.log.log_end_offset == 7 and replica.lost_until == Offset(0)
+    writer.stop()
+
+
+def test_a_log_of_a_clean_stop_is_opened_as_it_was(layout: BoxLayout, tmp_path: Path) -> None:
+    segment = _written_and_stopped(layout, tmp_path)
+    whole = segment.read_bytes()
+    writer = _started(layout, tmp_path, 2)
+    assert "lacks" not in writer.said and not writer.agent.describe()["needs_epoch_bump"]
+    writer.stop()
+    assert segment.read_bytes() == whole
