@@ -375,7 +375,7 @@ run_tests() {
         return
     fi
     # Fuzzers run in idle processor time (SCHED_IDLE), at most a minute for each target, and stop while the tests that check times run alone.
-    # 2,000 inputs for each target take about as long as everything else; --deep adds more.
+    # 2,000 inputs for each target end before the tests do; --deep runs more.
     # The same inputs each time: what chance finds is for a campaign of its own, and would fail a change that has nothing to do with it.
     # A process group of their own, to be stopped as one, but not a session (setsid): Linux gives each session the same share of the processors (autogroup),
     # however idle it is, so they would have up to half of them.
