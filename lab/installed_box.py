@@ -92,10 +92,13 @@ class InstalledBox:
                 return 0
 
     def metric(self, name: str) -> float:
-        """The sum of all lines of this name that the console tells."""
+        """The sum of all lines of this name in the console's metrics."""
+        return sum(self.metric_values(name))
+
+    def metric_values(self, name: str) -> list[float]:
         with self.box.inside(), urllib.request.urlopen(f"http://{self.host}:{HTTP.port}/metrics", timeout=5) as answer:
             lines = answer.read().decode().splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0].partition(" ")[0] == name)
+        return [float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0].partition(" ")[0] == name]
 
     def edit_settings(self, change: Callable[[str], str]) -> str:
         """As a person does, telling systemd afterwards; what stood there before."""

@@ -19,6 +19,8 @@ from appliance.base.trusted_files import open_directory, read_file
 
 RUNTIME_VARIABLE = "MILLRACE_RUNTIME"
 DATA_VARIABLE = "MILLRACE_DATA"
+BOOT_ID_VARIABLE = "MILLRACE_BOOT_ID"
+"""Set by the units, whose processes see no `/proc/sys`."""
 SYSTEM_ROOT = "/run/millrace"
 BOX_FILE = "box.json"
 BOX_FILE_BYTES_MAX = 16 << 20
@@ -163,4 +165,5 @@ class BoxLayout:
 def boot_id() -> bytes:
     """Return the kernel's id of this boot, 16 bytes. Shared memory and page cache of another boot
     do not exist any more."""
-    return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
+    given = os.environ.get(BOOT_ID_VARIABLE) or Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return bytes.fromhex(given.replace("-", ""))

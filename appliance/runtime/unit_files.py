@@ -21,6 +21,7 @@ from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import SYSTEM_ROOT, Disk
 from appliance.base.networks import is_network, split_networks
 from appliance.base.settings import Box, SenderSocket
+from appliance.base.zookeeper_access import secret_path
 from appliance.runtime.disk_orders import disk_processes
 from appliance.runtime.run_options import ResolvedOptions, SenderTable
 
@@ -37,6 +38,7 @@ JVM_OVERHEAD_MIB = 256
 """Largest memory of a JVM beside its heap, including the Python process that watches it."""
 _FITS_UNIT_NAME = re.compile(r"[A-Za-z0-9_.:][A-Za-z0-9_.:\-]*\Z")
 UNIT_NAME_BYTES_MAX = 255
+_WILDCARDS = ("0.0.0.0", "::")
 
 
 class UnitPlan(NamedTuple):
@@ -66,6 +68,7 @@ def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
     wanted = [f"Wants={unit}" for unit in units]
     disks = [f"-{disk.path}" for disk in box.disks]
     state = box.state_directory
+    hidden = f"InaccessiblePaths=-{state}/zookeeper -{secret_path(state)}"  # what exists when the unit starts
     drop_ins = {
         TARGET: _section("Unit", [*(f"Wants={unit}" for unit in [*SOCKET_UNITS, *map(sender_unit, box.sender_sockets)]), *wanted]),
         "millrace-kafka.socket": _listens("ListenStream", box.listen, box.kafka_port),
@@ -74,39 +77,70 @@ def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
         "millrace-syslog-udp.socket": _listens("ListenDatagram", box.listen, box.syslog_port),
         "millrace-ingest-http.socket": _listens("ListenStream", box.listen, box.ingest_port),
         "millrace-supervisor.service": _section("Unit", [f"RequiresMountsFor={state}", "ConditionPathExists=", *wanted])
-        + _section("Service", [f"Environment={SETTINGS_MARK_VARIABLE}={settings_mark(box)}", f"ReadWritePaths={' '.join([state, *disks])}"]),
-        "millrace-controller.service": _section("Service", [f"ReadWritePaths={state}"]),
+        + _section("Service", [f"Environment={SETTINGS_MARK_VARIABLE}={settings_mark(box)}", "ReadOnlyPaths=", *_writes(state, *disks)]),
+        "millrace-controller.service": _section("Service", [*_writes(state), *_zookeeper_addresses(box)]),
+        "millrace-console.service": _section("Service", [hidden, *_own_addresses(box, box.listen)]),
     }
+    network = [] if is_alone(box) else ["PrivateNetwork=no"]
+    for unit in ("millrace-acceptor@.service", "millrace-coordinator.service", "millrace-replica-fetcher.service"):
+        drop_ins[unit] = _section("Service", [hidden, *network])
     if box.embedded_zookeeper:
         memory = f"MemoryMax={box.integer('zookeeper.heap.mb') + JVM_OVERHEAD_MIB}M"
-        drop_ins["millrace-zookeeper.service"] = _section("Service", [memory, f"ReadWritePaths={state}", *_allowed_addresses(box)])
+        drop_ins["millrace-zookeeper.service"] = _section("Service", [memory, *_writes(state), *_zookeeper_addresses(box)])
     listens = [f"Sockets={' '.join(map(sender_unit, box.sender_sockets))}"] if box.sender_sockets else []
-    drop_ins["millrace-ingest@.service"] = _section("Service", [*listens, f"ReadWritePaths={state}"])
+    drop_ins["millrace-ingest@.service"] = _section("Service", [*listens, *_writes(state), hidden, *_own_addresses(box, box.advertise)])
     for disk in box.disks:
         bound = _section("Unit", _mount_lines(disk.path, mount_points[disk.path]))
-        drop_ins[unit_name(f"log-writer@{disk.name}")] = bound + _section("Service", [f"ReadWritePaths={disk.path} {state}"])
-        drop_ins[unit_name(f"log-reader@{disk.name}")] = bound
+        drop_ins[unit_name(f"log-writer@{disk.name}")] = bound + _section("Service", [*_writes(disk.path, state), hidden])
+        drop_ins[unit_name(f"log-reader@{disk.name}")] = bound + _section("Service", [hidden])
     for mount_point in sorted({mount_points[disk.path] for disk in box.disks} - {"/"}):
         processes = [process for disk in box.disks if mount_points[disk.path] == mount_point for process in disk_processes(disk.name)]
         drop_ins[f"{escaped_path(mount_point)}.mount"] = _section("Unit", [f"Wants={unit_name(process)}" for process in processes])
     files = {f"{unit}.d/{DROP_IN}": HEAD + text for unit, text in drop_ins.items()}
     runtime = f"{SYSTEM_ROOT}/{box.box}"
     files[COMMON_DROP_IN] = (
-        HEAD + _section("Unit", [f"ConditionPathExists={runtime}/box.json"]) + _section("Service", [f"Environment=MILLRACE_RUNTIME={runtime}"])
+        HEAD
+        + _section("Unit", [f"ConditionPathExists={runtime}/box.json"])
+        # while it is mounted read-only, a process cannot put another file in its place either. Weak:
+        # it could after the supervisor wrote a new one, or by moving the whole directory away
+        + _section("Service", [f"Environment=MILLRACE_RUNTIME={runtime}", f"ReadOnlyPaths=-{runtime}/box.json"])
     )
     files |= {sender_unit(sender): HEAD + _sender_unit_text(sender, box.listen) for sender in box.sender_sockets}
     return UnitPlan(files, [unit_name("supervisor"), *units])
 
 
-def _allowed_addresses(box: Box) -> list[str]:
-    """Return the addresses that may reach the ZooKeeper of this box. systemd accepts addresses
-    only: if a member has a host name, nothing is refused."""
+def is_alone(box: Box) -> bool:
+    """Return whether this box is a cluster of its own: no other box can reach its ZooKeeper."""
+    return box.embedded_zookeeper and not box.zookeeper_members
+
+
+def _writes(*paths: str) -> list[str]:
+    """Let a process write there, and execute nothing that it wrote."""
+    return [f"{setting}={' '.join(paths)}" for setting in ("ReadWritePaths", "NoExecPaths")]
+
+
+ANY_ADDRESS = ["IPAddressDeny=", "IPAddressAllow="]
+
+
+def _zookeeper_addresses(box: Box) -> list[str]:
+    """Return the addresses that may reach the ZooKeeper of this box, and that its controller may
+    connect to. systemd accepts addresses only: if a member has a host name, nothing is refused."""
+    if not box.embedded_zookeeper:
+        return ANY_ADDRESS
     if not box.zookeeper_members:
         return []
     hosts = [member.plain_host for member in box.ensemble]
     if not all(is_network(host) for host in hosts):
-        return ["IPAddressDeny=", "IPAddressAllow="]
+        return ANY_ADDRESS
     return [f"IPAddressAllow={' '.join([*hosts, *split_networks(box.text('zookeeper.allowed.addresses'))])}"]
+
+
+def _own_addresses(box: Box, own: str) -> list[str]:
+    """Return the addresses that a process may connect to which reaches the acceptors of its box at
+    `own`, and in a cluster any box. systemd accepts addresses only: a host name may be any."""
+    if own in (*_WILDCARDS, "localhost") and is_alone(box):
+        return []
+    return [f"IPAddressAllow={own}"] if is_alone(box) and is_network(own) else ANY_ADDRESS
 
 
 HEAD = "# Written by `millrace units apply` from the settings; put changes of your own into another file beside this one.\n"
@@ -170,7 +204,7 @@ def settings_mark(box: Box) -> str:
     """Return a checksum of the settings that the units contain."""
     told: list[object] = [box.listen, box.kafka_port, box.syslog_port, box.http_port, box.acceptors, box.ingests, box.embedded_zookeeper, box.state_directory]
     disks = sorted((disk.name, disk.path) for disk in box.disks)
-    told += [box.ingest_port, [sender[:4] for sender in box.sender_sockets]]
+    told += [box.advertise, box.ingest_port, [sender[:4] for sender in box.sender_sockets]]
     if box.zookeeper_members:
         told += [box.zookeeper_members, box.text("zookeeper.allowed.addresses")]
     return f"{zlib.crc32(json.dumps([told, disks, box.integer('zookeeper.heap.mb')]).encode()):08x}"

@@ -21,6 +21,7 @@ from lab.running_box import eventually, listener
 from lab.systemd_box import why_not
 from tests.faults.hurt_box import KAFKA_STORAGE_ERROR, batch
 from tests.systemd.load_on_box import load_on
+from tests.unit.runtime.test_unit_files import EXPOSURE_MAX, EXPOSURES, kind_of
 
 REASON = why_not() or why_not_installed()
 pytestmark = [
@@ -31,7 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:(read_text|open_text) is deprecated:DeprecationWarning"),
 ]
 
-EXPOSURE_MAX = 3.0
+WRITABLE = ["/run/millrace", "/var/lib/millrace", *DISKS, "/dev/shm", "/tmp", "/var/tmp"]
 TOLD_SECONDS = 5.0
 DEEP_ROUNDS = 5
 WAITED_SECONDS = 1.0
@@ -48,9 +49,41 @@ def test_every_unit_serves_says_how_it_is_and_runs_with_few_rights(installed: In
         assert (properties["User"], properties["NRestarts"], properties["Type"]) == ("millrace", "0", "notify"), unit
         assert properties["WatchdogUSec"] not in ("0", "infinity"), unit
         exposure = installed.box.output(f"systemd-analyze security --no-pager {unit} | sed -n 's/.*exposure level.*: \\([0-9.]*\\) .*/\\1/p'")
-        assert float(exposure) <= EXPOSURE_MAX, unit
+        assert float(exposure) <= EXPOSURES.get(kind_of(unit), EXPOSURE_MAX) / 10, unit
     states = {process["name"]: process["state"] for process in installed.status()["processes"]}
     assert len(states) == len(installed.services()) and set(states.values()) == {"serving"}
+
+
+def test_a_process_that_is_taken_over_executes_no_file_of_its_own_connects_nowhere_and_sees_no_secret(installed: InstalledBox) -> None:
+    """Root enters the namespaces of each process: what it cannot do there, user millrace cannot."""
+    installed.await_all_active()
+    host_network = installed.box.output("readlink /proc/1/ns/net")
+    secret = installed.box.output("ls /var/lib/millrace/zookeeper.secret")
+    box_file = installed.box.output("ls /run/millrace/*/box.json")
+    sees_network, sees_secret, writes_box = set(), set(), set()
+    for unit, pid in sorted(installed.pids().items(), key=lambda found: kind_of(found[0]) == "supervisor"):  # its new file is writable for all
+        enter = f"nsenter --target {pid} --mount --"
+        for place in WRITABLE:
+            planted = installed.box.run(f"{enter} sh -c 'test ! -w {place} && exit 126; cp /bin/true {place}/planted && {place}/planted'", check=False)
+            assert planted.returncode == 126, (unit, place, planted)
+        if installed.box.output(f"readlink /proc/{pid}/ns/net") == host_network:
+            sees_network.add(kind_of(unit))
+        if installed.box.output(f"{enter} stat -c %s {secret}") != "0":
+            sees_secret.add(kind_of(unit))
+        replace = f"test -w {box_file} && cp -p {box_file} {box_file}.other && mv {box_file}.other {box_file}"
+        if installed.box.run(f"{enter} sh -c '{replace}'", check=False).returncode == 0:
+            writes_box.add(kind_of(unit))
+    installed.box.run(f"rm -f {' '.join(f'{place}/planted' for place in WRITABLE)}")
+    assert sees_network == {"supervisor", "zookeeper", "controller", "console", "ingest"}
+    assert sees_secret == {"supervisor", "zookeeper", "controller"}
+    assert writes_box == {"supervisor"}
+
+
+def test_the_console_sees_the_memory_of_every_process(installed: InstalledBox) -> None:
+    """User namespaces of their own would hide them from it, and from the order of a stop."""
+    installed.await_all_active()
+    for name in ("millrace_process_resident_bytes", "millrace_process_pss_bytes"):
+        eventually(lambda name=name: len(installed.metric_values(name)) >= len(installed.services()), f"{name} of all processes", 20)
 
 
 def test_a_line_that_comes_by_syslog_is_read_by_a_kafka_client_from_the_page_cache(installed: InstalledBox) -> None:
