@@ -239,7 +239,10 @@ def test_a_throttle_lasts_for_those_that_are_on_their_way_and_no_longer(boxes: l
     assert "lifted" not in millrace(boxes, "topic", "reassign", "--cancel")
 
 
-# Beside other tests its last drain stood still for more than a minute in four of four runs; alone it passed in four of four. Open: find the cause.
+# Beside other tests its last drain stood still for more than a minute. Two possible causes are
+# mended: a replica that never joined the in-sync set on an overloaded machine, and a drain that
+# ordered a finished partition again. The stall was not seen again, with or without them: the cause
+# is not proven.
 @pytest.mark.alone
 def test_a_box_is_emptied_filled_and_taken_out_by_commands(boxes: list[RunningBox], admin: AdminClient) -> None:
     create(admin, "kept", [[1, 2], [2, 3], [3, 2]])
@@ -262,6 +265,7 @@ def test_a_box_is_emptied_filled_and_taken_out_by_commands(boxes: list[RunningBo
         admin.create_topics([NewTopic("latest", 6, 1)])["latest"].result(SECONDS)
         assert {box for _, replicas, _ in placed(admin, "latest").values() for box in replicas} == {1, 2, 3}, "and gets its share of what is new"
         assert "holds nothing any more" in millrace(boxes, "box", "drain", "3")
+        eventually(lambda: {len(each[1]) for topic in ("later", "latest") for each in placed(admin, topic).values()} == {1}, "no partition gained a replica")
         create(admin, "astray", [[1], [1]])
         assert "1 partition led by another box now" in millrace(boxes, "topic", "alter", "astray", "--replication-factor", "2")
         eventually(lambda: {leader for leader, _, _ in placed(admin, "astray").values()} == {1, 2}, "the boxes share the leading")
