@@ -137,8 +137,8 @@ def _several(read: Callable[[Any], Any]) -> Callable[[object], tuple[Any, ...] |
 
 
 class Key(NamedTuple):
-    """One key: the field that it sets, how its value is read, what is allowed, and which protocols
-    and transports use it (none named: all).
+    """One key: the field that it sets, how its value is read, what is allowed, which protocols and
+    transports use it (none named: all), and its meaning and default in `docs/senders.md`.
     """
 
     field: str
@@ -146,6 +146,11 @@ class Key(NamedTuple):
     allowed: str
     protocols: tuple[Protocol, ...] = ()
     transports: tuple[ListenerTransport, ...] = ()
+    meaning: str = ""
+    default: str = ""
+
+    def means(self, meaning: str, default: str = "") -> Key:
+        return self._replace(meaning=meaning, default=default)
 
 
 def _number_key(field: str, low: int, high: int, factor: int = 1) -> Key:
@@ -172,41 +177,59 @@ def _code_key(field: str, names: tuple[str, ...], codes: Mapping[str, int]) -> K
 _TEXT, _TEXTS, _FLAG = "a text in quotes", "a text in quotes, or several in [brackets]", "true or false"
 _TOPIC = "letters, digits, '.', '_' and '-', not beginning with __ (those topics belong to the box)"
 _PATTERNS = "a text, a number, true or false, or several in [brackets]; * matches any characters"
-_KEY = Key("key", _key, "host, app, tag, none, label.NAME or field.PATH")
-_KEY_REQUIRED = Key("is_key_required", _flag, _FLAG)
+_KEY = Key("key", _key, "host, app, tag, none, label.NAME or field.PATH").means("the record's key; without a host, the sender's address", "`ingest.syslog.key`")
+_KEY_REQUIRED = Key("is_key_required", _flag, _FLAG).means(
+    'a record without its key is a dead letter (not with `key = "none"`)', "false: it goes to any partition"
+)
 _STREAMS, _TLS, _SYSLOG = (ListenerTransport.TCP, ListenerTransport.TLS), (ListenerTransport.TLS,), (Protocol.SYSLOG, Protocol.RELP)
 _SOCKET_KEYS = {
-    "protocol": _choice_key("protocol", Protocol),
-    "transport": _choice_key("transport", ListenerTransport),
-    "port": _number_key("port", 0, 65535),
-    "address": Key("address", _address, "an address of this machine"),
+    "protocol": _choice_key("protocol", Protocol).means("see the next table"),
+    "transport": _choice_key("transport", ListenerTransport).means("see the next table"),
+    "port": _number_key("port", 0, 65535).means("0 takes any free port (not under systemd); `millrace ingest status` shows which"),
+    "address": Key("address", _address, "an address of this machine").means("address to listen on", "that of the box"),
 }
 LISTENER_KEYS: dict[str, Key] = {
-    "name": Key("name", _name, "at most 32 lower-case letters, digits, '.', '_' and '-'"),
+    "name": Key("name", _name, "at most 32 lower-case letters, digits, '.', '_' and '-'").means("name in metrics and messages"),
     **_SOCKET_KEYS,
-    "topic": Key("topic", _topic, _TOPIC),
+    "topic": Key("topic", _topic, _TOPIC).means("topic for records that match no route", "`[ingest.default]`"),
     "key": _KEY,
     "key-required": _KEY_REQUIRED,
-    "acks": Key("acks", _acks, '"all" (every in-sync replica has the record), 1 (the leader has it) or 0 (it was received)'),
-    "raw": Key("raw", _flag, _FLAG),
-    "time-zone": Key("time_zone", _text, _TEXT, (*_SYSLOG, Protocol.GELF)),
-    "max-message-bytes": _number_key("message_bytes_max", 480, 8 << 20)._replace(protocols=_SYSLOG),
-    "max-frame-bytes": _number_key("frame_bytes_max", 1024, 256 << 20)._replace(transports=_STREAMS),
-    "proxy": _choice_key("proxy", ProxyMode)._replace(transports=_STREAMS),
-    "proxy-from": Key("proxy_from", _several(_network), "networks as 10.1.0.0/16, or single addresses", (), _STREAMS),
-    "certificate": Key("certificate", _text, _TEXT, (), _TLS),
-    "private-key": Key("private_key", _text, _TEXT, (), _TLS),
-    "client-ca": Key("client_ca", _text, _TEXT, (), _TLS),
-    "client-names": Key("client_names", _several(_text), _TEXTS, (), _TLS),
-    "allow-origin": Key("allow_origin", _several(_origin), 'origins as https://app.example.com, or "*" for every site', (Protocol.HTTP,)),
-    "token": Key("tokens", _several(_token), 'a text in quotes or { value = "SECRET", topics = ["TOPIC"] }, or several in [brackets]', (Protocol.HTTP,)),
-    "topics": Key("topics", _several(_topic_pattern), "names of topics, in which * matches any characters", (Protocol.HTTP,)),
-    "shared-key": Key("shared_key", _text, _TEXT, (Protocol.FLUENT,)),
-    "sender-bytes-per-second": _number_key("sender_bytes_per_second", 0, 1 << 40),
-    "sender-records-per-second": _number_key("sender_records_per_second", 0, 1_000_000_000),
-    "bytes-per-second": _number_key("bytes_per_second", 0, 1 << 40),
-    "records-per-second": _number_key("records_per_second", 0, 1_000_000_000),
-    "idle-seconds": _number_key("idle_ms_max", 1, 86_400, 1000)._replace(transports=_STREAMS),
+    "acks": Key("acks", _acks, '"all" (every in-sync replica has the record), 1 (the leader has it) or 0 (it was received)').means(
+        "when a record is acknowledged", '`"all"`'
+    ),
+    "raw": Key("raw", _flag, _FLAG).means("the value is what the sender wrote, not the JSON document", "false"),
+    "time-zone": Key("time_zone", _text, _TEXT, (*_SYSLOG, Protocol.GELF)).means("zone of times that name none", "`ingest.syslog.time.zone`"),
+    "max-message-bytes": _number_key("message_bytes_max", 480, 8 << 20)
+    ._replace(protocols=_SYSLOG)
+    .means("a longer message is cut and marked", "`ingest.syslog.max.message.bytes`"),
+    "max-frame-bytes": _number_key("frame_bytes_max", 1024, 256 << 20)._replace(transports=_STREAMS).means("a larger frame or request is refused", "16777216"),
+    "proxy": _choice_key("proxy", ProxyMode)._replace(transports=_STREAMS).means("PROXY header that may come first; yes: v1, v2 or none", '`"no"`'),
+    "proxy-from": Key("proxy_from", _several(_network), "networks as 10.1.0.0/16, or single addresses", (), _STREAMS).means(
+        "networks whose PROXY headers set the sender's address", "none: headers are only recorded"
+    ),
+    "certificate": Key("certificate", _text, _TEXT, (), _TLS).means("PEM file; required for tls"),
+    "private-key": Key("private_key", _text, _TEXT, (), _TLS).means("PEM file; required for tls"),
+    "client-ca": Key("client_ca", _text, _TEXT, (), _TLS).means("senders must present a certificate of these authorities", "no certificate is requested"),
+    "client-names": Key("client_names", _several(_text), _TEXTS, (), _TLS).means(
+        "the certificate must contain one of these names; `*.example.com` matches one label", "any name"
+    ),
+    "allow-origin": Key("allow_origin", _several(_origin), 'origins as https://app.example.com, or "*" for every site', (Protocol.HTTP,)).means(
+        "web pages of these origins may send; preflights are answered", "none"
+    ),
+    "token": Key("tokens", _several(_token), 'a text in quotes or { value = "SECRET", topics = ["TOPIC"] }, or several in [brackets]', (Protocol.HTTP,)).means(
+        "requests must present one of these (bearer, Splunk, password of basic); one may have topics of its own", "none is requested"
+    ),
+    "topics": Key("topics", _several(_topic_pattern), "names of topics, in which * matches any characters", (Protocol.HTTP,)).means(
+        "topics that a request may name, and where items of `_bulk` may go", "those that the routes and `topic` have for this listener"
+    ),
+    "shared-key": Key("shared_key", _text, _TEXT, (Protocol.FLUENT,)).means("key of Fluent's forward protocol", "none is requested"),
+    "sender-bytes-per-second": _number_key("sender_bytes_per_second", 0, 1 << 40).means("quota of each address; 0: none", "`ingest.sender.*`"),
+    "sender-records-per-second": _number_key("sender_records_per_second", 0, 1_000_000_000).means("quota of each address; 0: none", "`ingest.sender.*`"),
+    "bytes-per-second": _number_key("bytes_per_second", 0, 1 << 40).means("quota of all addresses together; 0: none", "`ingest.listener.*`"),
+    "records-per-second": _number_key("records_per_second", 0, 1_000_000_000).means("quota of all addresses together; 0: none", "`ingest.listener.*`"),
+    "idle-seconds": _number_key("idle_ms_max", 1, 86_400, 1000)
+    ._replace(transports=_STREAMS)
+    .means("how long an unfinished frame, request or handshake may make no progress", "60"),
 }
 SECRET_KEYS = ("token", "shared-key")
 _TARGET_KEYS = {"topic": Key("topics", _several(_topic), _TOPIC), "key": _KEY, "key-required": _KEY_REQUIRED}
@@ -217,6 +240,15 @@ _CONDITION_KEYS = {
     **{name: Key(name, _several(_pattern), _PATTERNS) for name in ("app", "host", "tag", "listener")},
 }
 CONDITION_NAMES = (*_CONDITION_KEYS, "label", "field")
+
+
+def listener_table() -> str:
+    """Return the table of a listener's keys in `docs/senders.md`, as Markdown."""
+    rows = ["| key | allowed | meaning | default | used by |", "|---|---|---|---|---|"]
+    for name, key in LISTENER_KEYS.items():
+        users = ", ".join((*key.protocols, *key.transports)) or "all"
+        rows.append(f"| `{name}` | {key.allowed} | {key.meaning} | {key.default} | {users} |")
+    return "\n".join(rows) + "\n"
 
 
 class TableReading(NamedTuple):
@@ -456,3 +488,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
     found = difflib.get_close_matches(word, known, 1)
     return f"; did you mean {found[0]}?" if found else ""
+
+
+if __name__ == "__main__":
+    print(listener_table(), end="")

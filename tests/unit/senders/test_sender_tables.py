@@ -16,7 +16,7 @@ from appliance.runtime.run_options import RunOptions, SenderTable, resolve_optio
 from appliance.senders.conditions import RouteCondition, Subject
 from appliance.senders.listener import HTTP, SYSLOG_TCP, SYSLOG_UDP, KeyKind, KeyRule, Listener, ListenerTransport, Protocol, ProxyMode, Token
 from appliance.senders.router import Route
-from appliance.senders.sender_tables import CONDITION_NAMES, LISTENER_KEYS, TableReading, read_tables
+from appliance.senders.sender_tables import CONDITION_NAMES, LISTENER_KEYS, TableReading, listener_table, read_tables
 from appliance.senders.table_checks import certificate_problems, machine_problems, read_sender_table
 from lab.running_box import ROOT
 from tests.unit.base.test_settings import make_box
@@ -326,6 +326,13 @@ def test_the_page_names_every_key_protocol_and_condition() -> None:
     page = (ROOT / "docs/senders.md").read_text()
     named = {word for line in page.splitlines() if line.startswith("| `") for word in re.findall(r"`([a-z-]+)", line.split(" | ")[0])}
     assert {*LISTENER_KEYS, *Protocol, *CONDITION_NAMES} <= named
+
+
+def test_the_page_has_the_keys_of_listeners_as_they_are_read() -> None:
+    page = (ROOT / "docs/senders.md").read_text()
+    marked = page.split("<!-- keys -->\n")[1].split("<!-- /keys -->\n")[0]
+    assert marked == listener_table(), "write between the marks: .venv/bin/python -m appliance.senders.sender_tables"
+    assert all(key.meaning for key in LISTENER_KEYS.values())
 
 
 @pytest.mark.parametrize("page", ["docs/send.md", "docs/senders.md"])
