@@ -9,7 +9,22 @@
 
 A file is renamed to its place only after the manifest of its commit is published. Each has rows that no other file has.
 A metadata file is written aside, synced, and named by link(2), so it exists whole or not at all; every call goes through
-`file_io`. README.md lists the steps and what a crash after each leaves. Weak spots: after a crash between a manifest and its
+`file_io`. The steps, with what repairs a crash after each:
+
+    lock (flock)                     the kernel releases it; a second loader is refused while the first runs
+    sweep what a dead loader left    the next run sweeps on
+    plan N                           the next run loads the same offsets from the same positions
+    tasks write and sync files       the next run removes them
+    manifest N linked: committed     the next run renames its files to their places
+    rename, sync directories         the next run renames the others
+    Delta: a commit with N in it     the next run adds what is missing
+    remove staging and plan          the next run removes them
+
+Manifests are kept for ever. One task's files are used however often Spark ran it. Where the lock
+does not work (some NFS mounts) the link decides: a second loader renames the staging directory
+first, and the first one's manifest can no longer be published.
+
+Weak spots: after a crash between a manifest and its
 last rename, the remaining rows become visible with the next run; file systems without hard links are refused.
 """
 

@@ -15,6 +15,9 @@ one step. Its files are then renamed to names with the batch's number. A batch t
     tasks write staging/N-INCARNATION/* (synced) ▸ link commits/N.json ▸ rename every file ▸ remove staging
     killed before the link: the replay writes its own files, and the old ones are removed
     killed after the link: the next incarnation renames the remaining files, and the replay adds nothing
+    killed before the topic has the rows: the replay reads them from the files (`txnAppId`, `txnVersion`: what the topic has)
+    only the driver killed: the lock is a descriptor of driver and JVM, so the next run waits for the JVM's end
+    only the JVM killed: the driver starts another; after three in a row without a finished batch it gives up
 
 The ids of the cluster and its topics are compared if both sides know them; a directory that was started without them gets
 them from its next run.

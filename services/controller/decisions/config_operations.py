@@ -2,7 +2,9 @@
 
 Owned by the controller process of each box. As in Kafka, any box may change them: the write is
 conditional on the version that was read and on the topic's existence, and needs no controller. Each
-box learns of it by Kafka's notification and sends it to its own log-writers. Weak: configs of
+box learns of it by Kafka's notification and sends it to its own log-writers, with the new config
+generation (CONFIG). A log-writer refuses a batch that was offered under an older generation;
+acceptor and ingest check it and offer it again (`produce.offered_again`). Weak: configs of
 brokers that Kafka's tools write and this box does not know are kept and have no effect.
 """
 

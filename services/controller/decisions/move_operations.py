@@ -6,7 +6,21 @@ after it the target is. A restarted controller knows only the log-writers' repor
 (pure) chooses each step from those, never from what an earlier incarnation intended. Operations
 that write to ZooKeeper are dropped with all others when ZooKeeper is lost. A hand-over
 (`begin_copy`, `hand_over`, `promote`) needs only log-writers and continues without ZooKeeper,
-because its partition has no leader meanwhile. Both can be dropped after any step.
+because its partition has no leader meanwhile. Both can be dropped after any step; in brackets what
+the next controller does then. The steps on the disks are in `appliance/storage/log_move.py`.
+
+1. The order in the placement (finds it and continues); image with `moving_to`; answer.
+2. MOVE_MARK to the source, MOVE_BEGIN to the target (sends them again).
+3. MOVE_FREEZE to the source (lets the source lead again by MOVE_CANCEL, and restarts here).
+4. MOVE_FINISH to the target (the same; the target continues to copy).
+5. MOVE_COMMIT to the source, the commit point (asks the source, and promotes if the target has all
+   and the source has none).
+6. MOVE_PROMOTE and BECOME_LEADER, with the same leader epoch, to the target (sends them again).
+7. Placement with the new directory and without the order; image.
+
+If the target is no longer a disk of the box, the order ends. A cancelled order, or one whose topic
+is deleted, is removed first; then MOVE_CANCEL gives up the copy. If the source was given up
+(`disk replace`), a complete copy is promoted under a larger leader epoch.
 
 Weak: a source that is away delays its moves, because no other process can know whether the commit
 took place. The new location reaches ZooKeeper only while that is connected; a controller that

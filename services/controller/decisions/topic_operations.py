@@ -1,12 +1,43 @@
 """Create, complete, grow and delete topics, as controller of the cluster.
 
-Each operation can be dropped after any step, and the next controller completes it
-(`appliance/cluster/README.md` lists the steps and what each leaves behind). Writes go through the
-fence and notify the other boxes. Those create the directories of their own replicas
-(`hosting_operations`) and report them by their placements. The controller waits for the placements,
-up to a time that its caller decides. Owned by the controller process. Weak: a partition whose box
-was away at its creation starts without that box in the in-sync set, and without its directory until
-the box returns.
+Each operation can be dropped after any step; in brackets what the next controller does then. Tests
+kill the process before and after each step. Writes go through the fence and notify the other boxes.
+Those create and delete the directories of their own replicas (`hosting_operations`) and report them
+by their placements.
+
+Create a topic:
+
+1. Plan, nothing written (knows nothing; the client repeats the request).
+2. One transaction: config, topic, own placement, change (finds a topic without states and continues
+   here, with the same topic id).
+3. CREATE on each disk: directory, `partition.metadata`, fsync (sends it again: the same id again is
+   success). If a disk refuses it, the partition goes to another one.
+4. Read the placements of the live replicas, again at each change, up to a time that the caller
+   decides (reads them again).
+5. States of all partitions, at most 400 writes a transaction (creates the missing ones).
+6. BECOME_LEADER, BECOME_FOLLOWER from each box to its log-writers (sent again when a log-writer
+   connects); image; answer.
+
+Add partitions: one transaction with all of them and the placement; CREATE on each disk; states from
+the last partition down; roles, image, answer. Clients see the partitions that have a state, from 0
+on without a gap: a topic in creation is invisible, one that grows has its old partitions until the
+last transaction is done.
+
+Delete a topic:
+
+1. `/admin/delete_topics/T` and a change (finds the order and continues); image without the topic.
+2. DELETE on each disk (sends it again: an absent partition is success). Each other box removes its
+   placement, with a change.
+3. Placements of boxes that are away are marked `deleted` (marks them again). Such a box deletes its
+   part when it returns, and only what is marked.
+4. Nodes of the topic, then the placement, the order last, at most 400 a transaction (deletes what
+   is left).
+
+A disk that is away delays both. A partition that has a state but no directory is never created
+again: it is logged and counted in `controller.partitions_missing{disk=…}`, and other in-sync
+replicas lead it. Owned by the controller process. Weak: a partition whose box was away at its
+creation starts without that box in the in-sync set, and without its directory until the box
+returns.
 """
 
 from __future__ import annotations

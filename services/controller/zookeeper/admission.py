@@ -1,5 +1,12 @@
 """Decide what to do while the cluster refuses the registration of this box, and report why.
 
+A start is refused for a cluster id that the directories do not have (`ForeignCluster`), a broker id
+that another box has (`BrokerIdTaken`) or another session of this box (`RegistrationHeld`), and a
+directory in another box's record (`DirectoryTaken`, a copied disk). It is tried again every second,
+and at once when the blocking registration disappears. Under `millrace run` a first start that is
+refused for three session time-outs, at least 10 s, ends with the reason and exit code 2; under
+systemd, and once the box has served, it waits with the reason in the status line.
+
 Owned by the controller process. If another session holds the registration of this box, it is
 usually the session of the previous incarnation, which times out. A registration that stays longer
 belongs to a running box: this box or that one is a copy. A refused box retries for ever, because an
