@@ -235,7 +235,7 @@ def controlled_shutdown(cluster: Cluster, on_handed_over: Callable[[int], None],
     the other boxes get a pause for it, unless the shutdown would take too long. Measured with 667
     partitions on a saturated machine: without pauses all of them were without acks=all for 2 s,
     with pauses each for 0.3 to 0.6 s. The next registration removes the fence. If the box dies in
-between, the controller elects for the rest when the session has expired.
+    between, the controller elects for the rest when the session has expired.
     """
     yield from fence_box(cluster, True)
     concerned = led_or_in_sync(cluster)
