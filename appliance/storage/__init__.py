@@ -1,4 +1,4 @@
 """Logs on disk in Kafka's layout: knows files; no ring, no socket.
 
-The formats and the rules of every file action are in README.md.
+README.md has the formats, the docstrings of the modules the steps of every file action.
 """

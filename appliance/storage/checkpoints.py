@@ -3,6 +3,10 @@ four.
 
 A checkpoint is never newer than what it describes: data first, then the checkpoint. Weak spot: the
 whole file is written each time (10,000 partitions: about 300 KB).
+
+Steps of a checkpoint, `meta.properties` and the marker: `.tmp` → sync → rename → directory synced. The
+offsets are collected under the lock that the file is written under, so it never goes back. A crash
+leaves the old content, and perhaps a `.tmp`.
 """
 
 from __future__ import annotations

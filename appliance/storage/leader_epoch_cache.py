@@ -12,6 +12,11 @@ are pure; the acceptor decides with them whether a fetch diverges. Several round
 each removes at least one epoch that the leader does not have, until the last common one ends at the
 same offset in both (KIP-279, KIP-595's fetch). Weak spot: a log without known epochs cannot
 diverge, so a log that holds records must hold an epoch for them.
+
+Assign a leader epoch:
+
+* Steps: `.tmp` → rename (synced by the next flush round). Repair: open adds epochs from the scan
+  and removes those at or behind the log end; a torn file is rebuilt from all batch headers.
 """
 
 from __future__ import annotations

@@ -6,7 +6,45 @@ state. If a file call fails, the files are cut back to the old state; if that fa
 refuses everything until it is opened, and thereby recovered, again. Weak spot: an append that rolls
 is undone as a whole, so on a disk that fills up in the middle the part that would have fit is lost.
 
-README.md has the order of steps of every action, and what a crash in the middle leaves.
+The steps of each action, what a crash leaves, and what repairs it. *Killed* means that the process
+dies and the page cache stays (`SameBoot`). *Power cut* means that what was not synced may be old,
+new or torn (`Unclean`).
+
+Append:
+
+* Steps: leader epochs if new → batch bytes (one `pwritev`) → offset index → time index → memory. If
+  a file call fails: new segments closed and unlinked → log truncated → indexes truncated. If that
+  fails, too, the log refuses everything until it is opened again.
+* Crash: part of a batch, or whole batches that were never acknowledged, or bytes without index
+  entries; after a power cut any of these, in any order.
+* Repair: open scans behind the known position, or from the recovery point. Whole valid batches
+  stay; the first bad one and all behind it are truncated; index entries are added.
+* The first batch with a producer id: an empty snapshot first; the next open removes a superfluous
+  one.
+
+Roll (inside an append):
+
+* Steps: rest of the old segment's bytes and entries, with its final time index entry → new `.log`,
+  `.index`, `.timeindex` → their bytes.
+* Crash: an empty last segment, or only some of its files; the old segment without its final entry.
+* Repair: open creates missing indexes, and the empty segment is the active one. A scan that passes
+  from one segment to the next writes the final entry. A hole between two segments (power cut) ends
+  the log there; later segments are deleted, newest first.
+
+Truncate to an offset:
+
+* Steps: later segments unlinked, newest first, `.log` before its indexes → directory synced → log
+  truncated and synced → indexes truncated → epochs (also if nothing is truncated) → producers and
+  transaction indexes → by the owner, before anything is appended: no checkpoint has a line above
+  the new end (`CheckpointWriter.cap`). The result of a flush in flight is ignored
+  (`Log.truncations`).
+* After a crash open removes what is behind the end; the follower truncates again.
+
+Start over at an offset:
+
+* Steps: all segments unlinked → directory synced → new segment → epochs cleared → snapshots removed
+  → directory synced. After a crash open creates a segment at the log start offset; the follower
+  starts over again.
 """
 
 from __future__ import annotations

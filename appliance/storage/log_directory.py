@@ -4,6 +4,30 @@ Owned by the log-writer of its disk from `open` until it closes or dies; the loc
 process. Unknown names are listed in `unknown_names` and left alone: they may be an operator's data.
 Weak spot: the lock is of this machine only, so a directory on a network file system can be opened
 twice.
+
+Open and close:
+
+* Open after a clean stop: checkpoints read → marker unlinked → directory synced → logs opened.
+  Close: for each log: final time index entry → snapshot; then a flush round each or, from 8 logs
+  on, one `syncfs` for all; then per directory: three checkpoints → marker (synced).
+* Crash: no marker: the next start scans from the recovery points.
+
+Create a partition:
+
+* Steps: checkpoint lines of an earlier log of that name removed, durable → directory →
+  `partition.metadata.tmp` → sync → rename → partition directory synced → log directory synced. If a
+  step fails, what this call created is removed again.
+* Crash: a directory without `partition.metadata`, or an empty log. The command is repeated: the
+  same id is success, a missing id is written, another id is refused.
+
+Delete a partition, or set it aside:
+
+* Steps: rename to `-delete` → log directory synced → files shortened and unlinked in slices →
+  directory removed. Set aside: rename to `-stray` → log directory synced.
+* Crash: a `-delete` directory; `delete_some` continues.
+* Background tasks that were planned before the deletion hold the directory by a descriptor
+  (`PinnedDirectory`) or check whether the log still exists. So they neither fail nor touch a new
+  partition of that name. A missing file of a partition that was not deleted fails the disk.
 """
 
 from __future__ import annotations

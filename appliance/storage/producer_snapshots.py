@@ -9,6 +9,14 @@ The flush round syncs the files before the recovery point passes them.
 
 Weak spots: each file is written whole, so tens of thousands of live producers on one partition make
 rolls slow; a file that a flush round is about to sync counts as synced.
+
+Snapshot:
+
+* Steps: `.tmp` → rename → those older than the newest synced one unlinked (unless a segment begins
+  there).
+* Repair: open takes the newest good one at or below the log end. Newer and damaged ones are
+  deleted, durably, when a good one is there and synced. If all are lost: replay from the first
+  producer batch that the scan found.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Owned by its log; the file is created with its first entry. An entry goes into the segment that holds
 the abort marker, after the marker's bytes. What a crash left out is added when the log is opened, from
 the markers behind the newest producer snapshot; after a power cut everything above the recovery point
-is rebuilt, from a snapshot below that.
+is rebuilt, from a snapshot below that; without one, from all headers
+of the log.
 
     34 bytes an entry: int16 version 0, int64 producer id, int64 first offset, int64 last offset (of the marker), int64 last stable offset then
 

@@ -1,7 +1,8 @@
 """One partition on one log directory, handled as the agents of a log-writer handle it, and a memory of what must be in it.
 
-Every action does its steps in the order of `appliance/storage/README.md`; any file call in it may fail. Afterwards the partition is opened again in one of
-four ways (closed cleanly, process killed, power cut, or nothing at all and the process continues), and `verify` checks everything that its files can show.
+Every action does its steps in the order that the docstrings of `appliance/storage` state; any file call in it may fail. Afterwards the
+partition is opened again in one of four ways (closed cleanly, process killed, power cut, or nothing at all and the process continues), and
+`verify` checks everything that its files can show.
 """
 
 from __future__ import annotations
