@@ -41,7 +41,7 @@ GENERATED = {
 """Pages that a program writes or fills; their rows decide how long a line is."""
 COLUMNS_MAX = 100
 WRITTEN_BYTES_MAX = 350_000
-"""350,000 are the aim: lower this when documents have become shorter; never raise it."""
+"""Lower this when documents have become shorter; never raise it."""
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(rf"([\w./-]+\.(?:{'|'.join(ENDINGS)}))(?::\s*(.+))?")
