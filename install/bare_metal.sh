@@ -1,5 +1,18 @@
 # shellcheck shell=bash
 # `sudo ./install.sh`: look, ask once, install or upgrade, say what was done and how to undo it. Sourced by install.sh with its parts beside it.
+#
+# The steps, with what a crash in each leaves → what repairs it:
+#
+#   preflight                      nothing: it changes nothing
+#   Debian packages                what apt-get leaves → apt-get
+#   build the release              `releases/VERSION` without `.complete` → the next run builds it again
+#   verify the settings with it    nothing
+#   settings, units and similar    each file is replaced as a whole: the old release running, some files of the new
+#                                  one, used from its next start on → the next run of either release
+#   `current`, one link            the new release, not started → the next run starts what has not served
+#   restart, wait until all serve  the new release, running or not → the next run
+#   it does not serve              everything back, the old release started: either release → the next run, `--rollback`
+#   remove old releases            some of them → the next run
 
 # shellcheck source=install/options.sh
 . "$ROOT/install/options.sh"
