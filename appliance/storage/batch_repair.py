@@ -7,9 +7,9 @@ In between, only batches that are damaged here may differ. The caller has checke
 replica's batches are intact and in order. Weak spot: no checksum covers a leader epoch; a wrong one
 is corrected if its batch is compared, but it is not searched for.
 
-* Repair a damaged batch: read and compared (a thread) → written in place (the loop, if the segment
-  is the same and was not truncated) → file synced (the thread) → counted, logged. A crash leaves the
-  damaged batch, the whole one, or a mixture; the scrubber finds it again.
+Steps of a repair: read and compared (a thread) → written in place (the loop, if the segment is the
+same and was not truncated) → file synced (the thread) → counted, logged. A crash leaves the damaged
+batch, the whole one, or a mixture; the scrubber finds it again.
 """
 
 from __future__ import annotations
