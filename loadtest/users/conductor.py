@@ -107,7 +107,7 @@ class Conductor:
                 if self._all_are_quiet(totals) and self._reconciliation.balances:
                     return ""
             if not self._all_are_quiet(totals):
-                trouble = trouble or "processes were stopped, or died, before they had told all their counts"
+                trouble = trouble or "processes were stopped, or died, before they had reported all their counts"
             if not self._workers():
                 return trouble
             state = (totals, look)
