@@ -35,8 +35,8 @@ NO_PARSERS = {
     *(f"records/{name}.py" for name in ("acknowledger", "ingest_topics")),
     *(f"protocols/{name}.py" for name in ("session", "elasticsearch/elasticsearch_probes")),
     *(f"listeners/{name}.py" for name in ("half_closed_connections", "listening_socket", "sender_connection")),
-    *(f"listeners/{name}.py" for name in ("sender_connections", "sender_datagrams", "sender_limits", "sender_owners", "sender_stream")),
-    *(f"listeners/{name}.py" for name in ("tls_stream",)),
+    *(f"listeners/{name}.py" for name in ("sender_connections", "sender_datagrams", "sender_limits", "sender_owners", "sender_quotas", "sender_stream")),
+    *(f"listeners/{name}.py" for name in ("sliced_work", "tls_stream")),
     *(f"replay/{name}.py" for name in ("frame_streams", "stream_replay")),  # properties/test_ingest_stream_replay.py
     *(f"replay/{name}.py" for name in ("journalled_batches", "replay_journal", "replays")),
     *(f"appliance/senders/{name}.py" for name in ("accounting", "sender_accounts", "table_checks")),

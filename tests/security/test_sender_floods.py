@@ -164,6 +164,7 @@ FLOODS: dict[str, tuple[str, Callable[[], bytes], bytes, int]] = {
 }
 
 
+@pytest.mark.alone  # processor time of a turn is larger beside other tests, and while coverage is measured
 @pytest.mark.parametrize("name", FLOODS)
 def test_one_request_never_holds_ingest_for_long(box: FloodedBox, name: str) -> None:
     listener, make_flood, end, records = FLOODS[name]
