@@ -281,14 +281,14 @@ def describe_disks(disks: list[dict[str, Any]], reading: Reading) -> list[DiskSt
     return described
 
 
-class Answers(NamedTuple):
+class ProcessAnswers(NamedTuple):
     """The processes as their supervisor and systemd know them, and their memory as the kernel does."""
 
     processes: list[ProcessStatus]
     memories: dict[str, Memory]
 
 
-def ask(layout: BoxLayout, box: dict[str, Any], reading: Reading) -> Answers:
+def ask(layout: BoxLayout, box: dict[str, Any], reading: Reading) -> ProcessAnswers:
     """Ask, for ANSWERS_SECONDS at most: a process that hangs must not hold the status of the others."""
     deadline = time.monotonic() + ANSWERS_SECONDS
     supervised = ask_supervisor(layout)
@@ -298,10 +298,10 @@ def ask(layout: BoxLayout, box: dict[str, Any], reading: Reading) -> Answers:
 
         supervised = with_unit_states(box, supervised, deadline - time.monotonic())
     processes = describe_processes(supervised, reading.counters)
-    return Answers(processes, memory_of({process.name: process.pid for process in processes if process.pid}, max(0.0, deadline - time.monotonic())))
+    return ProcessAnswers(processes, memory_of({process.name: process.pid for process in processes if process.pid}, max(0.0, deadline - time.monotonic())))
 
 
-def gather(layout: BoxLayout, box: dict[str, Any], before: Reading, after: Reading, answers: Answers | None = None) -> BoxStatus:
+def gather(layout: BoxLayout, box: dict[str, Any], before: Reading, after: Reading, answers: ProcessAnswers | None = None) -> BoxStatus:
     """The status from two readings some time apart, and from `answers` between them."""
     processes, memories = answers or ask(layout, box, after)
     image = image_of(layout)

@@ -34,7 +34,7 @@ from services.coordinator.coordinated_groups import CoordinatedGroups, LegacyOff
 from services.coordinator.coordinated_transactions import CoordinatedTransactions
 from services.coordinator.coordinator_requests import CoordinatorRequests
 from services.coordinator.groups.group_records import offset_record
-from services.coordinator.groups.ports import Bound
+from services.coordinator.groups.ports import NameBound
 from services.coordinator.marker_appends import MarkerAppend, MarkerAppends
 from services.coordinator.marker_requests import MarkerRequests
 from services.coordinator.state.confirmations import LeadershipConfirmations
@@ -84,7 +84,7 @@ class CoordinatorAgent:
             self._producer_ids,
             self._groups.offsets_partition_of,
             self._now_ms,
-            lambda: self._groups.on_refused(Bound.TRANSACTIONAL_IDS),
+            lambda: self._groups.on_refused(NameBound.TRANSACTIONAL_IDS),
         )
         self._server = RequestServer(context.layout.coordinator_socket, self._poller, self._on_frame)
         verifies = box.flag("transaction.partition.verification.enable")

@@ -20,7 +20,7 @@ from appliance.ipc.request_frames import COMMIT_LEGACY_OFFSETS, FETCH_LEGACY_OFF
 from appliance.ipc.request_link import ControllerLink
 from appliance.shm.counters import Counters
 from services.coordinator.groups.group_coordinator import GroupCoordinator
-from services.coordinator.groups.ports import Bound, GroupSettings, KnownTopic, LegacyCommitted, LegacyFetched
+from services.coordinator.groups.ports import GroupSettings, KnownTopic, LegacyCommitted, LegacyFetched, NameBound
 from services.coordinator.state.state_topic import StateTopic
 
 OnVerified = Callable[[ErrorCode], None]
@@ -48,7 +48,7 @@ class CoordinatedGroups:
 
     def __init__(self, box: Box, topic: StateTopic, view: MetadataCache, legacy: LegacyOffsetRequests, now_ms: Callable[[], int], counters: Counters) -> None:
         self._box = box
-        self._refused = {bound: counters.counter(f'coordinator.refused{{bound="{bound.value}"}}') for bound in Bound}
+        self._refused = {bound: counters.counter(f'coordinator.refused{{bound="{bound.value}"}}') for bound in NameBound}
         self._topic = topic
         self._view = view
         self._legacy = legacy
@@ -64,7 +64,7 @@ class CoordinatedGroups:
         self._topic.serve(coordinator)
         return coordinator
 
-    def on_refused(self, bound: Bound) -> None:
+    def on_refused(self, bound: NameBound) -> None:
         """Count what a bound of this box has refused."""
         self._refused[bound].add()
 

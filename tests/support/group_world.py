@@ -48,7 +48,7 @@ from appliance.protocol.topic_partitions import TopicPartitions
 from appliance.protocol.transaction_apis import TxnOffsetCommitPartition, TxnOffsetCommitRequest, TxnOffsetCommitResponse, TxnOffsetCommitTopic
 from services.coordinator.groups.group_coordinator import GroupCoordinator
 from services.coordinator.groups.member import ClientIdentity
-from services.coordinator.groups.ports import Bound, GroupSettings, KnownTopic
+from services.coordinator.groups.ports import GroupSettings, KnownTopic, NameBound
 
 Response = TypeVar("Response")
 
@@ -182,7 +182,7 @@ class World:
         self.topics = KnownTopics()
         self.now_ms = START_MS
         self.ids_given = 0
-        self.refused: list[Bound] = []
+        self.refused: list[NameBound] = []
         self.coordinator = self.new_coordinator()
         for partition in range(self.settings.offsets_topic_num_partitions):
             self.load(partition)

@@ -38,7 +38,7 @@ from services.coordinator.groups.group_log import GroupLog, Replies
 from services.coordinator.groups.group_records import group_tombstone
 from services.coordinator.groups.group_views import ConsumerGroupViews
 from services.coordinator.groups.member import ClientIdentity, ReplyToJoin, ReplyToSync
-from services.coordinator.groups.ports import Bound, GroupSettings, Topics
+from services.coordinator.groups.ports import GroupSettings, NameBound, Topics
 from services.coordinator.groups.rebalances import Rebalances
 
 
@@ -62,7 +62,7 @@ class ConsumerGroups:
         self._replies = replies
         self._topics = topics
         self._new_member_id = new_member_id
-        self._regexes = TopicRegexes(topics, timers, settings.group_consumer_regex_max, self._regexes_in_use, lambda: directory.on_refused(Bound.REGEXES))
+        self._regexes = TopicRegexes(topics, timers, settings.group_consumer_regex_max, self._regexes_in_use, lambda: directory.on_refused(NameBound.REGEXES))
         self._surroundings = ConsumerSurroundings(settings, topics, self._regexes, timers, log, self._bid_farewell, directory.on_refused)
         self._views = ConsumerGroupViews(directory, topics)
         self._loads: dict[int, PartitionLoad] = {}

@@ -23,7 +23,7 @@ from services.coordinator.groups.group_log import GroupLog
 from services.coordinator.groups.group_membership import ExpiryRule, GroupType
 from services.coordinator.groups.group_records import SubscribedTopic
 from services.coordinator.groups.member import CONSUMER_PROTOCOL_TYPE
-from services.coordinator.groups.ports import Bound, GroupSettings, OnRefused, Topics
+from services.coordinator.groups.ports import GroupSettings, NameBound, OnRefused, Topics
 
 MEMBER_EPOCHS_SINCE: Final = 9
 """In OffsetCommit."""
@@ -195,7 +195,7 @@ class ConsumerMembership:
 
     def on_refused(self, code: ErrorCode) -> None:
         if code is ErrorCode.GROUP_MAX_SIZE_REACHED:
-            self._on_refused(Bound.MEMBERS)
+            self._on_refused(NameBound.MEMBERS)
 
     def on_committed(self, before: ConsumerGroup, now_ms: int) -> None:
         self.deadlines.on_committed(before, self.group, now_ms)

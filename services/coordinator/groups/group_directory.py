@@ -16,7 +16,7 @@ from appliance.cluster.state_log import partition_of
 from services.coordinator.groups.group import Group
 from services.coordinator.groups.group_membership import ClassicMembership, GroupMembership
 from services.coordinator.groups.offsets import GroupOffsets
-from services.coordinator.groups.ports import Bound, OnRefused
+from services.coordinator.groups.ports import NameBound, OnRefused
 
 
 class HostedGroup:
@@ -75,7 +75,7 @@ class GroupDirectory:
         partition = self.partition_for(group_id)
         if partition in self._active:
             if may_create and len(self._groups) >= self._groups_max:
-                self.on_refused(Bound.GROUPS)
+                self.on_refused(NameBound.GROUPS)
                 return ErrorCode.POLICY_VIOLATION
             return ErrorCode.NONE
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if partition in self._loading else ErrorCode.NOT_COORDINATOR

@@ -20,7 +20,7 @@ from services.coordinator.groups.group_log import GroupLog, Replies, group_error
 from services.coordinator.groups.group_membership import ClassicMembership
 from services.coordinator.groups.group_records import metadata_record
 from services.coordinator.groups.member import ClientIdentity, Member, ReplyToJoin, ReplyToSync
-from services.coordinator.groups.ports import Bound, GroupSettings
+from services.coordinator.groups.ports import GroupSettings, NameBound
 from services.coordinator.groups.rebalances import Rebalances, members_for_leader
 
 MEMBER_ID_REQUIRED_SINCE: Final = 4
@@ -102,7 +102,7 @@ class Joining:
             self._rebalances.drop_member(group, member, ErrorCode.GROUP_MAX_SIZE_REACHED, "")
 
     def _refuse_member(self, reply: ReplyToJoin) -> None:
-        self._directory.on_refused(Bound.MEMBERS)
+        self._directory.on_refused(NameBound.MEMBERS)
         self._refuse(reply, ErrorCode.GROUP_MAX_SIZE_REACHED)
 
     def _refuse(self, reply: ReplyToJoin, error: ErrorCode, member_id: str = "") -> None:

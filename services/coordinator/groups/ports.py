@@ -51,7 +51,7 @@ class LegacyOffsets(Protocol):
         """Those that are there; others are left out."""
 
 
-class Bound(Enum):
+class NameBound(Enum):
     """What clients create by name, and what the coordinator refuses beyond a bound; the value is the label of the counter."""
 
     GROUPS = "groups"
@@ -60,7 +60,7 @@ class Bound(Enum):
     TRANSACTIONAL_IDS = "transactional_ids"
 
 
-OnRefused = Callable[[Bound], None]
+OnRefused = Callable[[NameBound], None]
 
 
 # ---- settings, under Kafka's names and with its defaults

@@ -59,7 +59,7 @@ class Tokens:
         return -level * 1000 // self._rate + 1 if level < 0 else 0
 
 
-class Quota:
+class SenderQuota:
     """The tokens of one address, or of one listener."""
 
     __slots__ = ("_records_seen", "bytes", "records")
@@ -82,7 +82,7 @@ class SenderBucket:
 
     __slots__ = ("_clock", "_handshakes", "_own", "_shared", "bytes_left")
 
-    def __init__(self, own: Quota, shared: Quota, clock: Clock, handshakes_per_second: int = 0) -> None:
+    def __init__(self, own: SenderQuota, shared: SenderQuota, clock: Clock, handshakes_per_second: int = 0) -> None:
         self._handshakes = Tokens(handshakes_per_second, clock.monotonic_ns())
         self._own = own
         self._shared = shared
@@ -124,7 +124,7 @@ class SenderQuotas:
     def __init__(self, listener: Listener, clock: Clock) -> None:
         self._listener = listener
         self._clock = clock
-        self._shared = Quota(listener.bytes_per_second, listener.records_per_second, clock.monotonic_ns())
+        self._shared = SenderQuota(listener.bytes_per_second, listener.records_per_second, clock.monotonic_ns())
         self._buckets: dict[str | bytes, SenderBucket] = {}
 
     def __len__(self) -> int:
@@ -136,7 +136,7 @@ class SenderQuotas:
         if bucket is None:
             if len(self._buckets) >= ADDRESSES_MAX:
                 del self._buckets[next(iter(self._buckets))]
-            own = Quota(self._listener.sender_bytes_per_second, self._listener.sender_records_per_second, self._clock.monotonic_ns())
+            own = SenderQuota(self._listener.sender_bytes_per_second, self._listener.sender_records_per_second, self._clock.monotonic_ns())
             bucket = self._buckets[key] = SenderBucket(own, self._shared, self._clock, self._listener.tls_handshakes_per_second)
         return bucket
 

@@ -40,7 +40,7 @@ class BatchRepairs:
         self._completions = completions
         self._log = log
         self._disk = disk
-        self._repair: Repair | None = None
+        self._repair: BatchRepair | None = None
         self._batches = counters.counter("log_writer.batches_repaired")
 
     @property
@@ -69,7 +69,7 @@ class BatchRepairs:
             self._completions.answer(channel, entry, ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return
         place = SegmentPlace(order.segment_base_offset, order.segment_position, *end)
-        self._repair = Repair(channel, entry, replica, place, order.source_id, bytes(content))
+        self._repair = BatchRepair(channel, entry, replica, place, order.source_id, bytes(content))
 
     def turn(self) -> None:
         """Go on with what is under way.
@@ -91,7 +91,7 @@ class BatchRepairs:
             check(repair.plan.writes[-1].last_offset < repair.replica.high_watermark, f"a repair of {repair.replica.topic_partition} above its high watermark")
             repair.write()
 
-    def _end(self, repair: Repair, code: ErrorCode) -> None:
+    def _end(self, repair: BatchRepair, code: ErrorCode) -> None:
         self._repair = None
         repair.close()
         name = repair.replica.topic_partition
@@ -128,7 +128,7 @@ class BatchRepairs:
             repair.close(10)
 
 
-class Repair:
+class BatchRepair:
     """What was asked, and how far it is."""
 
     def __init__(self, channel: SinkChannel, entry: Entry, replica: Replica, place: SegmentPlace, source_id: int, copy: bytes) -> None:

@@ -117,13 +117,13 @@ def test_a_segment_that_changes_meanwhile_is_not_written(pair: list[SteppedRepli
     good = path.read_bytes()
     zero(path, size, size)
     before = path.read_bytes()
-    compare = batch_repairs.Repair.compare
+    compare = batch_repairs.BatchRepair.compare
 
-    def compact_after(self: batch_repairs.Repair) -> None:
+    def compact_after(self: batch_repairs.BatchRepair) -> None:
         compare(self)
         self.replica.log.replacements += 1
 
-    monkeypatch.setattr(batch_repairs.Repair, "compare", compact_after)
+    monkeypatch.setattr(batch_repairs.BatchRepair, "compare", compact_after)
     offer(one, good, RepairOrder(5, 0, 1))
     assert [each.error_code for each in one.answer(one.fetcher)] == [ErrorCode.REQUEST_TIMED_OUT]
     assert path.read_bytes() == before

@@ -8,7 +8,7 @@ import pytest
 
 from appliance.base.errors import ErrorCode
 from appliance.protocol.consumer_group_apis import LEAVE_FOR_A_WHILE
-from services.coordinator.groups.ports import Bound
+from services.coordinator.groups.ports import NameBound
 from tests.support.consumer_world import EVERYTHING, ConsumerWorld, NewReader
 
 SESSION_MS = 45_000
@@ -154,13 +154,13 @@ def test_a_group_is_full_for_new_members_only() -> None:
     assert world.told("a").error_code == 0
     assert world.told("b").error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
     assert world.told("a", 1).error_code == 0
-    assert world.refused == [Bound.MEMBERS]
+    assert world.refused == [NameBound.MEMBERS]
 
 
 def test_a_further_group_is_refused_and_a_member_of_a_group_that_exists_joins() -> None:
     world = ConsumerWorld(max_groups=1)
     assert world.told("a").error_code == 0
-    assert world.told("a", group="other").error_code == ErrorCode.POLICY_VIOLATION and world.refused == [Bound.GROUPS]
+    assert world.told("a", group="other").error_code == ErrorCode.POLICY_VIOLATION and world.refused == [NameBound.GROUPS]
     assert world.told("b").error_code == 0
 
 

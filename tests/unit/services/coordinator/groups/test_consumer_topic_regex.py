@@ -6,7 +6,7 @@ import pytest
 
 from appliance.base.errors import ErrorCode
 from services.coordinator.groups.consumer_topic_regex import SLICE_INTERVAL_MS, STEPS_A_SLICE, UnusableRegex, compile_regex
-from services.coordinator.groups.ports import Bound
+from services.coordinator.groups.ports import NameBound
 from tests.support.consumer_world import EVERYTHING, ConsumerWorld, NewReader
 from tests.support.group_world import GROUP
 
@@ -117,7 +117,7 @@ def test_more_expressions_than_the_bound_are_refused_and_counted_until_members_h
     b = NewReader(world, "b", (), subscribed_topic_regex="s.*")
     world.run(a, b)
     response = world.told("c", subscribed_topic_regex="c.*")
-    assert response.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION and world.refused == [Bound.REGEXES]
+    assert response.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION and world.refused == [NameBound.REGEXES]
     assert world.told("c", subscribed_topic_regex="s.*").error_code == ErrorCode.NONE, "members share an expression"
     a.leave()
     world.pass_ms(1_000)

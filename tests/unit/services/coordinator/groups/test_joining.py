@@ -7,7 +7,7 @@ import pytest
 from appliance.base.errors import ErrorCode
 from appliance.protocol.group_apis import JoinGroupProtocol
 from services.coordinator.groups.member import ClientIdentity
-from services.coordinator.groups.ports import Bound
+from services.coordinator.groups.ports import NameBound
 from services.coordinator.groups.rebalances import NEW_MEMBER_JOIN_TIMEOUT_MS
 from tests.support.group_world import RANGE, World
 
@@ -256,7 +256,7 @@ def test_a_further_group_is_refused_whatever_would_create_it_and_groups_that_exi
     for told in (world.commit({("syslog", 0): 1}, group="third"), world.txn_commit(7, {("syslog", 0): 1}, group="third")):
         world.settle()
         assert [each.error_code for topic in told.only.topics for each in topic.partitions] == [ErrorCode.POLICY_VIOLATION]
-    assert world.refused == [Bound.GROUPS] * 3
+    assert world.refused == [NameBound.GROUPS] * 3
     world.commit({("syslog", 0): 2}, group="second")
     world.settle()
     assert world.offsets("second") == {("syslog", 0): 2} and world.join(group="first").error is ErrorCode.MEMBER_ID_REQUIRED
@@ -276,6 +276,6 @@ def test_more_groups_than_the_bound_load_from_the_log() -> None:
 def test_ids_that_no_member_joins_with_count_against_the_size_of_the_group() -> None:
     world = World(group_max_size=2)
     assert [world.join().error for _ in range(3)] == [ErrorCode.MEMBER_ID_REQUIRED, ErrorCode.MEMBER_ID_REQUIRED, ErrorCode.GROUP_MAX_SIZE_REACHED]
-    assert world.refused == [Bound.MEMBERS]
+    assert world.refused == [NameBound.MEMBERS]
     world.pass_ms(10_000)
     assert world.join().error is ErrorCode.MEMBER_ID_REQUIRED
