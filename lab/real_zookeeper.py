@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from appliance.base.layout import Disk
@@ -18,10 +20,19 @@ ROOT = Path(__file__).parent.parent
 START_SECONDS = 20.0
 
 
+_PORTS = range(15_000, 32_000)
+"""Below the ports that the kernel gives to connections (`ip_local_port_range`), so that none of them takes a port before its server does."""
+_next_ports = itertools.count(os.getpid() * 97)
+
+
 def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
+    """A port that no process listens at; each call returns another one."""
+    for number in _next_ports:
+        port = _PORTS[number % len(_PORTS)]
+        with socket.socket() as listening, suppress(OSError):
+            listening.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("unreachable")
 
 
 class RealZooKeeper:

@@ -80,7 +80,7 @@ def rows(seconds: float, broken: bool) -> Result:
     writer.shared.unlink()
     words = control_words()
     index, _ = writer.add_row(uniform_row(0))
-    take = reader._unpack if broken else None
+    take = reader.unpack_row if broken else None
     position = reader_position(index)
 
     def write() -> None:

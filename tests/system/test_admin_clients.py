@@ -131,7 +131,7 @@ def test_the_running_ingest_uses_new_partitions(shared_box: RunningBox, admin: A
 def test_every_topic_config_is_described_with_source_and_synonyms(admin: AdminClient, python_admin: KafkaAdminClient) -> None:
     create(admin, "described", retention_ms="1000")
     configs = describe(admin, ResourceType.TOPIC, "described")
-    assert len(configs) == 36
+    assert len([name for name in configs if not name.startswith("millrace.")]) == 36
     retention, segment = configs["retention.ms"], configs["segment.bytes"]
     assert (retention.value, retention.source, retention.is_default, retention.is_read_only) == ("1000", 1, False, False)
     assert [(synonym.name, synonym.value, synonym.source) for synonym in retention.synonyms.values()][-1:] == [("log.retention.hours", "168", 5)]

@@ -23,6 +23,7 @@ from confluent_kafka import Consumer, TopicPartition
 from relppy.client import RelpTCPClient, RelpTlsClient
 
 from lab.certificates import Authority, Certificate
+from lab.real_zookeeper import free_port
 from lab.running_box import Address, RunningBox, eventually, listener
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -94,12 +95,6 @@ def stored(box: RunningBox, listener: str) -> int:
 
 def _has_stored(box: RunningBox, listener: str, count: int) -> bool:
     return stored(box, listener) >= count
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

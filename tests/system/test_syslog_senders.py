@@ -20,6 +20,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from appliance.senders.accounting import Ledger, read_ledger
+from lab.real_zookeeper import free_port
 from lab.running_box import RunningBox, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -80,12 +81,6 @@ def _need(command: str) -> str:
     path = shutil.which(command)
     assert path, f"{command} is not there; ./install.sh test unpacks it under .venv/peers"
     return path
-
-
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -151,7 +146,7 @@ def test_loggen_over_udp_and_every_line_is_stored_or_counted(shared_box: Running
 
 
 def test_rsyslog_in_both_framings_and_by_udp_and_through_its_restart(shared_box: RunningBox, stored: Stored, tmp_path: Path) -> None:
-    entrance, (host, port) = _free_port(), shared_box.syslog
+    entrance, (host, port) = free_port(), shared_box.syslog
     (tmp_path / "rsyslog.conf").write_text(f"""
 global(workDirectory="{tmp_path}")
 module(load="imudp")
@@ -173,7 +168,7 @@ ruleset(name="out") {{
 
 
 def test_syslog_ng_with_both_of_its_drivers(shared_box: RunningBox, stored: Stored, tmp_path: Path) -> None:
-    entrance, (host, port) = _free_port(), shared_box.syslog
+    entrance, (host, port) = free_port(), shared_box.syslog
     (tmp_path / "syslog-ng.conf").write_text(f"""@version: 3.38
 options {{ keep-hostname(yes); use-dns(no); stats-freq(0); }};
 source s_in {{ network(ip("127.0.0.1") port({entrance}) transport("udp")); }};
