@@ -10,9 +10,10 @@ on tmpfs, so it ends with the box.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 import orjson
 
@@ -23,12 +24,35 @@ OTHERS = "others"
 """The name of the account for all senders above the limit."""
 
 
+class RecordCount:
+    """Records received from one network in this incarnation, for quotas. It never decreases, so it is
+    kept apart from the accounts, which are folded."""
+
+    __slots__ = ("__weakref__", "records")
+
+    def __init__(self) -> None:
+        self.records = 0
+
+
+def network_of(address: str) -> str | bytes:
+    """Return what quotas are counted for: an IPv4 address, or the /64 of an IPv6 address, because one
+    host can use all of it."""
+    if ":" not in address or address.startswith("::ffff:"):
+        return address.removeprefix("::ffff:")
+    try:
+        return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8]
+    except OSError:
+        return address
+
+
 class SenderLedger:
     """One sender's account; its connections hold it and add to it. `reasons`: those of `counted`
-    and `refused` together.
+    and `refused` together. Accounts of one network share `network`.
     """
 
-    __slots__ = ("__weakref__", "_heir", "duplicate", "host", "last_seen_ms", "listeners", "malformed", "reasons", "received", "refused", "stored")
+    __slots__ = (
+        "__weakref__", "_heir", "duplicate", "host", "last_seen_ms", "listeners", "malformed", "network", "reasons", "received", "refused", "stored",
+    )  # fmt: skip
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -41,6 +65,7 @@ class SenderLedger:
         self.reasons: dict[str, int] = {}
         self.listeners: set[str] = set()
         self.last_seen_ms = 0
+        self.network = RecordCount()
         self._heir: SenderLedger | None = None
 
     def seen(self, now_ms: int) -> None:
@@ -119,6 +144,7 @@ class SenderAccounts:
     def __init__(self, figures: Iterable[SenderFigures] = (), senders_max: int = SENDERS_MAX) -> None:
         self._ledgers: dict[str, SenderLedger] = {}
         self._senders_max = senders_max
+        self._networks: WeakValueDictionary[str | bytes, RecordCount] = WeakValueDictionary()
         self.others = SenderLedger(OTHERS)
         self._folded: WeakSet[SenderLedger] = WeakSet()
         """Accounts without a place of their own that a connection still adds to."""
@@ -126,7 +152,7 @@ class SenderAccounts:
             if known.host == OTHERS:
                 self.others.absorb(known.ledger())
             elif len(self._ledgers) < senders_max:
-                self._ledgers[known.host] = known.ledger()
+                self._ledgers[known.host] = self._counted(known.ledger())
             else:
                 self.others.absorb(known.ledger())
 
@@ -139,7 +165,12 @@ class SenderAccounts:
         if ledger is None:
             if len(self._ledgers) >= self._senders_max:
                 self._fold_oldest()
-            ledger = self._ledgers[host] = SenderLedger(host)
+            ledger = self._ledgers[host] = self._counted(SenderLedger(host))
+        return ledger
+
+    def _counted(self, ledger: SenderLedger) -> SenderLedger:
+        """Let the account count for its network, also with those that were folded."""
+        ledger.network = self._networks.setdefault(network_of(ledger.host), ledger.network)
         return ledger
 
     def _fold_oldest(self) -> None:

@@ -84,7 +84,7 @@ class SenderConnection:
 
     __slots__ = (
         "_began", "_head", "_run", "_unsent", "address", "bucket", "close_reason", "deadline_ms", "descriptor",
-        "inquiry", "intake", "interest", "is_broken", "listener", "listening", "on_changed",
+        "has_handshake_token", "inquiry", "intake", "interest", "is_broken", "listener", "listening", "on_changed",
         "opened_ms", "pauses", "peer_address", "phase", "session", "socket", "source", "stream",
         "taken_ms", "unfinished_bytes", "unsent_bytes", "work", "work_address",
     )  # fmt: skip
@@ -122,6 +122,8 @@ class SenderConnection:
         self.inquiry = 0
         """Number of the inquiry to other ingests about earlier connections of its sender
         (`sender_owners`)."""
+        self.has_handshake_token = False
+        """Its TLS handshake has taken its token, and begins when its pause is over."""
         self.is_broken = False
         """Cut off by either side: it is unknown what the peer has read."""
         self.close_reason = ""

@@ -174,6 +174,8 @@ class SenderConnections:
         self._half_closed.remove(connection)
         self._unfinished.remove(connection)
         self._limits.release(connection.address)
+        if connection.has_handshake_token and not connection.stream.has_started:
+            connection.bucket.return_handshake()
         connection.socket.close()
         self._open.set(len(self._connections))
         if connection.session is not None:
@@ -214,10 +216,12 @@ class SenderConnections:
         few, and an address begins few in a second."""
         if self._handshake_steps_left <= 0:
             return False  # its descriptor stays readable: in the next turn
-        if not connection.stream.has_started and (wait_ms := connection.bucket.begin_handshake()):
-            self._handshakes_throttled.add()
-            self._throttle(connection, wait_ms)
-            return False
+        if not connection.has_handshake_token:
+            connection.has_handshake_token = True
+            if wait_ms := connection.bucket.reserve_handshake():
+                self._handshakes_throttled.add()
+                self._throttle(connection, wait_ms)
+                return False
         self._handshake_steps_left -= 1
         return True
 

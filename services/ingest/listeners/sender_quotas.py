@@ -3,7 +3,7 @@
 Owned by the connections and datagrams of one ingest. Bytes are those received, and what compressed
 content has beyond its compressed size. A sender's bucket draws small credits from its own tokens
 and from those that all senders of its listener share, so the usual receive costs a subtraction and
-a comparison. Records are counted by the sender's account and settled when a credit is drawn. A
+a comparison. Records are counted for the sender's network and settled when a credit is drawn. A
 level may go below zero by one receive or one request; it is repaid.
 
 The table of addresses is bounded: beyond `ADDRESSES_MAX` the oldest bucket goes, and its address
@@ -15,11 +15,11 @@ only the listener's quota bounds them.
 
 from __future__ import annotations
 
-import socket
 from typing import Final
 
 from appliance.base.clock import Clock
 from appliance.senders.listener import Listener
+from appliance.senders.sender_accounts import network_of
 
 BURST_SECONDS: Final = 2
 CREDIT_BYTES: Final = 65_536
@@ -44,7 +44,7 @@ class Tokens:
             earned = self._rate * (now_ns - self._filled_ns) // _NS
             if earned:
                 self._level = min(self._burst, self._level + earned)
-                self._filled_ns = now_ns
+                self._filled_ns += earned * _NS // self._rate  # the rest of a token is not lost
         else:
             self._filled_ns = now_ns
         return self._level
@@ -70,9 +70,10 @@ class SenderQuota:
         self._records_seen = -1
 
     def settle(self, records: int) -> None:
-        """Take the tokens of the records since the last call; `records`: all that were ever sent."""
-        if 0 <= self._records_seen < records:
-            self.records.take(records - self._records_seen)
+        """Take the tokens of the records since the last call; `records`: all that were ever sent. A
+        smaller number is a count that began again."""
+        if self._records_seen >= 0:
+            self.records.take(records - self._records_seen if records >= self._records_seen else records)
         self._records_seen = records
 
 
@@ -89,17 +90,21 @@ class SenderBucket:
         self._clock = clock
         self.bytes_left = 0
 
-    def begin_handshake(self) -> int:
-        """Count a TLS handshake that begins; or return how many milliseconds it must wait."""
+    def reserve_handshake(self) -> int:
+        """Take the token of a TLS handshake; return in how many milliseconds it is there. Each further
+        one comes after those that wait, so a connection waits once."""
         now_ns = self._clock.monotonic_ns()
-        if self._handshakes.available(now_ns) < 1:
-            return max(1, self._handshakes.wait_ms(now_ns))
+        self._handshakes.available(now_ns)
         self._handshakes.take(1)
-        return 0
+        return self._handshakes.wait_ms(now_ns)
+
+    def return_handshake(self) -> None:
+        """A connection ended before its handshake began."""
+        self._handshakes.take(-1)
 
     def wait_ms(self, own_records: int, shared_records: int) -> int:
         """Draw new credit; return how long the sender must wait, 0 if it need not. The records are
-        all that the address, and all that the senders of its listener have ever sent."""
+        all that its network, and all that the senders of its listener have ever sent."""
         now_ns = self._clock.monotonic_ns()
         own, shared = self._own, self._shared
         own.settle(own_records)
@@ -131,7 +136,7 @@ class SenderQuotas:
         return len(self._buckets)
 
     def bucket_of(self, address: str) -> SenderBucket:
-        key = _key_of(address)
+        key = network_of(address)
         bucket = self._buckets.get(key)
         if bucket is None:
             if len(self._buckets) >= ADDRESSES_MAX:
@@ -139,12 +144,3 @@ class SenderQuotas:
             own = SenderQuota(self._listener.sender_bytes_per_second, self._listener.sender_records_per_second, self._clock.monotonic_ns())
             bucket = self._buckets[key] = SenderBucket(own, self._shared, self._clock, self._listener.tls_handshakes_per_second)
         return bucket
-
-
-def _key_of(address: str) -> str | bytes:
-    if ":" not in address or address.startswith("::ffff:"):
-        return address.removeprefix("::ffff:")
-    try:
-        return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8]
-    except OSError:
-        return address

@@ -153,6 +153,7 @@ class IngestLedger:
         self.of(group.listener).received.add(count)
         account = self._sender(group)
         account.received += count
+        account.network.records += count
         account.seen(now_ms)
 
     def on_stored(self, group: AckGroup, count: int, copies: int) -> None:
@@ -178,8 +179,9 @@ class IngestLedger:
         self.of(group.listener).acknowledged.add(group.record_count - len(group.rejected))
 
     def records_of(self, listener: Listener, host: bytes) -> tuple[int, int]:
-        """Return the records that an address has sent, and those that a listener has received."""
-        return self._senders.of(host).received, self.of(listener).received.value
+        """Return the records that the network of an address has sent to this incarnation, and those
+        that a listener has received."""
+        return self._senders.of(host).network.records, self.of(listener).received.value
 
     def _sender(self, group: AckGroup) -> SenderLedger:
         account: SenderLedger | None = group.sender_ledger

@@ -91,8 +91,8 @@ class Intake(Protocol):
         """The sender knows that this identity is stored: from now on the same identity is new."""
 
     def records_of(self, listener: Listener, source: EventSource) -> tuple[int, int]:
-        """Return how many records the sender's address has sent, and how many all senders of the
-        listener, for their quotas."""
+        """Return how many records the sender's network (`network_of`) has sent, and how many all
+        senders of the listener, for their quotas."""
 
     def blocked_by(self, listener: Listener, topic: str = "") -> bool:
         """True if records would have to wait, so that a request-based protocol refuses them: HTTP

@@ -83,3 +83,14 @@ def test_a_foreign_file_contains_no_account(tmp_path: Path) -> None:
         assert read_senders(str(file)) == []
     file.write_text('[["a",1,1,0,0,0,{},["http"],9],["b"]]')
     assert [known.host for known in read_senders(str(file))] == ["a"]
+
+
+def test_the_addresses_of_a_network_are_counted_together_and_folding_goes_on_with_the_count() -> None:
+    accounts = SenderAccounts(senders_max=2)
+    one, two = accounts.of("2001:db8::1"), accounts.of("2001:db8::2")
+    one.network.records += 3
+    assert two.network.records == 3 and not accounts.of("2001:db8:0:1::1").network.records
+    accounts.of("192.0.2.1")
+    for folded in (one, two):
+        folded.network.records += 1
+    assert accounts.of("2001:db8::1").network.records == 5

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from appliance.base.clock import ManualClock
+from appliance.base.layout import BoxLayout
 from appliance.senders.listener import Listener, ListenerTransport, Protocol
+from appliance.senders.sender_accounts import SENDERS_MAX
+from appliance.shm.counters import Counters
+from lab.scratch_layout import make_layout, remove_layout
 from services.ingest.listeners import sender_quotas
 from services.ingest.listeners.sender_quotas import BURST_SECONDS, CREDIT_BYTES, SenderBucket, SenderQuotas
+from services.ingest.records.ack_group import AckGroup
+from services.ingest.records.event import EventSource
+from services.ingest.records.ingest_ledger import IngestLedger, SenderLedgers
 
 LISTENER = Listener("test", Protocol.SYSLOG, ListenerTransport.TCP, 0)
 
@@ -89,3 +99,66 @@ def test_the_table_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     for number in range(1_000):
         quotas.bucket_of(f"10.0.{number >> 8}.{number & 255}")
     assert len(quotas) == 100
+
+
+class CountedSenders:
+    """Senders whose records an ingest's ledger counts, on connections that stay open."""
+
+    def __init__(self, directory: Path, records_per_second: int) -> None:
+        self.listener = LISTENER._replace(sender_records_per_second=records_per_second)
+        self.clock = ManualClock()
+        self.layout = make_layout()
+        self.senders = SenderLedgers(BoxLayout(str(directory)), "ingest@0", self.clock)
+        self.ledger = IngestLedger([self.listener], self.senders, Counters.create_or_adopt(self.layout, "ingest@0", 1))
+        self.quotas = SenderQuotas(self.listener, self.clock)
+        self.groups: dict[str, AckGroup] = {}
+
+    def send(self, address: str, records: int) -> int:
+        """Return how many milliseconds the sender has to wait after these records."""
+        host = address.encode()
+        group = self.groups.setdefault(address, AckGroup(self.listener, EventSource(host, host, b"tcp")))
+        self.ledger.on_received(group, records, self.clock.wall_ms())
+        bucket = self.quotas.bucket_of(address)
+        bucket.bytes_left = -1
+        return bucket.wait_ms(*self.ledger.records_of(self.listener, host))
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> Iterator[CountedSenders]:
+    counted = CountedSenders(tmp_path, 1_000)
+    yield counted
+    remove_layout(counted.layout)
+
+
+def test_two_hosts_of_one_ipv6_network_are_charged_only_what_they_send(counted: CountedSenders) -> None:
+    fast, slow = "2001:db8::1", "2001:db8::2"
+    counted.send(fast, 0)
+    counted.send(slow, 0)
+    waits = []
+    for _ in range(300):
+        waits += [counted.send(fast, 100), counted.send(slow, 10)]
+        counted.clock.advance_ms(1_000)
+    assert not any([*waits, counted.send(fast, 0)])
+    assert counted.send(slow, 10_000) == pytest.approx(8_000, abs=200), "the quota is that of both"
+    assert counted.send(fast, 0) == pytest.approx(8_000, abs=200)
+
+
+def test_the_quota_of_an_open_connection_goes_on_when_its_account_is_folded(counted: CountedSenders) -> None:
+    sender = "192.0.2.1"
+    counted.send(sender, 0)
+    counted.clock.advance_ms(1)
+    for number in range(SENDERS_MAX):
+        counted.senders.of(b"10.0.%d.%d" % (number >> 8, number & 255))
+    assert not counted.send(sender, 1_000)
+    assert counted.send(sender, 11_000) == pytest.approx(10_000, abs=10)
+
+
+def test_handshakes_beyond_the_rate_wait_once_each_and_in_their_order() -> None:
+    traffic = Traffic(tls_handshakes_per_second=50)
+    bucket = traffic.quotas.bucket_of("a")
+    waits = [bucket.reserve_handshake() for _ in range(400)]
+    assert waits[:100] == [0] * 100
+    assert waits[100:] == [pytest.approx(20 * place, abs=1) for place in range(1, 301)]
+    traffic.clock.advance_ms(6_000)
+    bucket.return_handshake()
+    assert bucket.reserve_handshake() == 0 < bucket.reserve_handshake()

@@ -209,7 +209,7 @@ def test_an_address_begins_few_handshakes_in_a_second(room: SteppedRoom, files: 
     for _ in range(4):
         room.pass_time(1)
         room.step(0)
-    assert begun() == 10
+    assert begun() == 10 and room.counter("ingest.tls_handshakes_throttled") == 6, "each waits once"
 
 
 def test_a_handshake_that_does_not_go_on_has_a_deadline(room: SteppedRoom, files: Files) -> None:
