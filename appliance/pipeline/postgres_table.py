@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from ipaddress import ip_address
 from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -60,7 +61,12 @@ class TableAddress(NamedTuple):
 
 
 def _is_this_machine(host: str) -> bool:
-    return not host or host.startswith(("/", "@", "127.")) or host in ("localhost", "::1")
+    if not host or host == "localhost" or host.startswith(("/", "@")):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def table_address(database: str, topic: str) -> TableAddress:
@@ -74,8 +80,10 @@ def table_address(database: str, topic: str) -> TableAddress:
     if not table or len(table.encode()) > NAME_BYTES_MAX or table in (TABLES, POSITIONS, BAD_RECORDS):
         raise LoadProblem(f"no table can be called {table!r} (PostgreSQL's names have up to {NAME_BYTES_MAX} bytes); add ?table=NAME to --to")
     chosen = dict(options)
-    host = chosen.get("host") or parts.hostname or os.environ.get("PGHOST", "")
-    if "sslmode" not in chosen and "PGSSLMODE" not in os.environ and not all(map(_is_this_machine, host.split(","))):
+    hosts = chosen.get("host") or parts.hostname or os.environ.get("PGHOST", "")
+    addresses = chosen.get("hostaddr") or os.environ.get("PGHOSTADDR", "")
+    is_elsewhere = "service" in chosen or "PGSERVICE" in os.environ or not all(map(_is_this_machine, [*hosts.split(","), *addresses.split(",")]))
+    if "sslmode" not in chosen and "PGSSLMODE" not in os.environ and is_elsewhere:
         options.append(("sslmode", "verify-full"))
     query = urlencode([(name, value) for name, value in options if name != "table"])
     return TableAddress(urlunsplit(parts._replace(query=query)), table)

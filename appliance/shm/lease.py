@@ -54,9 +54,11 @@ class LeaseWriter:
         """Extend the lease to `until_ns`. A late answer never shortens it."""
         self._shared.words[_UNTIL_WORD] = max(until_ns, self._shared.words[_UNTIL_WORD])
 
-    def end(self) -> None:
-        """End the lease: the session has expired, or the box leaves the cluster."""
-        self._shared.words[_UNTIL_WORD] = 0
+    def end(self, now_ns: int) -> None:
+        """End the lease at `now_ns` (CLOCK_BOOTTIME), unless it ended before: the session has expired,
+        or the box leaves the cluster. The time counts for what is allowed for a while without one.
+        """
+        self._shared.words[_UNTIL_WORD] = min(now_ns, self._shared.words[_UNTIL_WORD])
 
     def close(self) -> None:
         """Unmap the object; the stored lease stays valid."""

@@ -54,13 +54,13 @@ from itertools import pairwise
 from typing import Any
 
 from appliance.base.clock import Clock
-from appliance.base.errors import StorageFailed
+from appliance.base.errors import RequestRefused, StorageFailed
 from appliance.base.invariants import InvariantViolation
 from appliance.base.model import FILE_START, FIRST_OFFSET, NO_LEADER_EPOCH, NO_OFFSET, LeaderEpoch, Offset, Position, ProducerId, TopicId, TopicPartition
 from appliance.records.batch import LEADER_EPOCH_AT, MAGIC_AT
 from appliance.records.retained_batch import gap_batch
 from appliance.storage import file_io
-from appliance.storage.append_plan import AppendPlan, AppendResult, SegmentPart, plan_append, plan_roll
+from appliance.storage.append_plan import AppendPlan, AppendResult, RefusedBatch, SegmentPart, plan_append, plan_roll
 from appliance.storage.batch_boundary import BatchBoundary
 from appliance.storage.log_config import LogConfig
 from appliance.storage.log_durability import BatchFlush, DuplicatedFiles, FlushRound, LogDurability
@@ -79,6 +79,17 @@ _FILES_AT_ONCE = 64
 _GAP_MAX = 1 << 30
 """Offsets of one batch without records; its last offset must fit an index entry of its segment."""
 _NO_OFFERS: Mapping[int, Offer] = {}
+
+
+LOST_OFFSETS = "lost-offsets"
+"""File of a partition: the offset up to which records are lost, as text."""
+
+
+def _read_lost(directory: str) -> Offset:
+    try:
+        return Offset(int(file_io.read_file(f"{directory}/{LOST_OFFSETS}")))
+    except (OSError, ValueError):
+        return FIRST_OFFSET
 
 
 class Log:
@@ -102,6 +113,9 @@ class Log:
         """
         self.recovered_cut_bytes = loaded.cut_bytes
         """Bytes that recovery removed; for the log message."""
+        self.lost_until = _read_lost(directory)
+        """Where the log ended before its files were changed while the box was stopped; 0 if nothing is lost. If it is led, it goes on from there; a follower
+        fetches the rest from its leader."""
         self.failed: str | None = None
         """Why the log refuses everything until it is opened again; None if it is sound."""
         self._clock = clock
@@ -275,13 +289,36 @@ class Log:
             self._carry_out(plan, producers)
         return plan.results
 
-    def leave_gap(self, until: Offset, leader_epoch: LeaderEpoch, now_ms: int) -> None:
-        """Fill the offsets from the log end to `until` with batches without records, so that they are
-        never given to other records. Raises like `append_as_leader`.
+    def remember_lost(self, until: Offset) -> None:
+        """Write down that the log ended at `until` before its files were changed: `lost_until`, also
+        after the next start. Raises `StorageFailed`, `DiskFull`.
         """
-        while self.log_end_offset < until:
-            batch = gap_batch(min(until - self.log_end_offset, _GAP_MAX))
-            self.append_as_leader([memoryview(bytearray(batch))], leader_epoch, now_ms)
+        try:
+            file_io.replace_file(f"{self.directory}/{LOST_OFFSETS}", b"%d\n" % until)
+        except OSError as error:
+            raise file_io.storage_failure(f"write down what log {self.topic_partition} lacks", error) from error
+        self.lost_until = until
+
+    def forget_lost(self) -> None:
+        """Forget `lost_until`. Raises `StorageFailed`."""
+        if self.lost_until:
+            try:
+                file_io.unlink_if_there(f"{self.directory}/{LOST_OFFSETS}")
+            except OSError as error:
+                raise file_io.storage_failure(f"remove {LOST_OFFSETS} of log {self.topic_partition}", error) from error
+            self.lost_until = FIRST_OFFSET
+
+    def leave_gap(self, leader_epoch: LeaderEpoch, now_ms: int) -> None:
+        """Fill the offsets from the log end to `lost_until` with batches without records, so that they
+        are never given to other records. Raises like `append_as_leader`, and RequestRefused where
+        segments are too small for a batch.
+        """
+        while self.log_end_offset < self.lost_until:
+            batch = gap_batch(min(self.lost_until - self.log_end_offset, _GAP_MAX))
+            (result,) = self.append_as_leader([memoryview(bytearray(batch))], leader_epoch, now_ms)
+            if isinstance(result, RefusedBatch):
+                raise RequestRefused(result.error_code, f"segment.bytes of {self.topic_partition} is too small for a batch; raise it")
+        self.forget_lost()
 
     def append_as_follower(self, batches: Sequence[memoryview]) -> tuple[Offset, Offset]:
         """Append a leader's batches unchanged. Their offsets must continue this log; compaction

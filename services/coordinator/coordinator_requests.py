@@ -131,7 +131,7 @@ class CoordinatorRequests:
             else:
                 on_confirmed(is_confirmed)
 
-        self._confirmations[topic].confirm(_ids_of(request, topic), on_topic)
+        self._confirmations[topic].confirm(_ids_of(request, topic), on_topic, has_lease=not self._may_be_replaced(topic))
 
     def _on_confirmed(self, client: RequestClient, frame: Frame, asked: KafkaRequest, api: CoordinatedApi, request: Any, is_confirmed: bool) -> None:
         if is_confirmed:

@@ -20,7 +20,7 @@ import orjson
 
 from appliance.base.errors import DiskFull, ErrorCode, RequestRefused, StorageFailed
 from appliance.base.logging import Logger
-from appliance.base.model import FIRST_OFFSET, LeaderEpoch, TopicId, TopicPartition
+from appliance.base.model import LeaderEpoch, TopicId, TopicPartition
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.descriptors import KIND, LENGTH, POSITION, ROW, ROW_GENERATION, TOKEN, VALUE_A, DescriptorKind, pack_producers
 from appliance.shm.partition_table import APPEND_SINCE_WORD, FENCE_WORD, ROLE_LEADER
@@ -237,7 +237,8 @@ class LogWriterCommands:
             return ErrorCode.FENCED_LEADER_EPOCH  # an epoch has one leader
         self._configure_hosted(replica, command)
         replica.needs_epoch_bump = False
-        replica.lost_until = FIRST_OFFSET
+        if command.get("leader", -1) >= 0:
+            replica.log.forget_lost()  # the leader has what it lacks
         replica.follow(leader_epoch, tuple(command["isr"]), tuple(command["replicas"]), int(command.get("config_generation", 0)))
         return ErrorCode.NONE
 
@@ -285,9 +286,8 @@ def lead(
         replica.log.flush_batches()
     if leader_epoch > replica.log.leader_epochs.latest:
         replica.log.assign_leader_epoch(leader_epoch)
-    if replica.lost_until:
-        replica.log.leave_gap(replica.lost_until, leader_epoch, replica.terms.clock.wall_ms())
-        replica.lost_until = FIRST_OFFSET
+    if replica.log.lost_until:
+        replica.log.leave_gap(leader_epoch, replica.terms.clock.wall_ms())
     replica.needs_epoch_bump = False
     replica.lead(leader_epoch, isr, replicas, config_generation, partition_epoch)
 

@@ -159,26 +159,30 @@ class LogWriterStartup:
             replica = self._open(name, topic_id)
             self._cut_bytes += replica.log.recovered_cut_bytes
             self.recovery_points_went_back |= replica.log.recovery_point < self._checkpoints.lines[RECOVERY_POINTS].get(name, FIRST_OFFSET)
+            self._check_end(replica)
             if self.boot == SAME_BOOT:
                 self._serve_again(replica)
             elif self.boot == UNCLEAN_BOOT:
                 replica.needs_epoch_bump = True
-            else:
-                self._check_end(replica)
         except (DiskFull, TableFull, OutOfDescriptors):
             self._progress.put_off(name)  # or left, which skips it
             raise
         self._progress.end()
 
     def _check_end(self, replica: Replica) -> None:
-        """After a clean stop each log ends at its recovery point. If one ends below it, its files were changed while the box was stopped."""
+        """After a clean stop each log ends at its recovery point. If one ends below it, its files were changed while the box was stopped, which is
+        known (`Log.lost_until`) until the log leads or follows.
+        """
         name, log = replica.topic_partition, replica.log
-        until = self._checkpoints.lines[RECOVERY_POINTS].get(name, FIRST_OFFSET)
+        recovery_point = self._checkpoints.lines[RECOVERY_POINTS].get(name, FIRST_OFFSET)
+        if self.boot == CLEAN_STOP and log.log_end_offset < recovery_point:
+            log.remember_lost(recovery_point)
+        until = log.lost_until
         if log.log_end_offset >= until:
             return
         lost = until - log.log_end_offset
         self._lost.set(self._lost.value + lost)
-        replica.lost_until, replica.needs_epoch_bump = until, True
+        replica.needs_epoch_bump = True
         words = (
             f"log {name} of {self._disk.path} lacks {lost} offsets at its end, {log.log_end_offset} to {until - 1}: its files were changed while the box"
             " was stopped. A replica on another box has them, or they are lost; they are not given to other records. What was cut off is in files"

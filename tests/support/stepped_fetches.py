@@ -152,6 +152,8 @@ class SteppedFetches:
         self._socks: list[socket.socket] = []
         self.epoch_ends: dict[int, tuple[int, int]] = {}
         """leader epoch → what the log-reader says of its end"""
+        self.epoch_error = 0
+        """Error code of the log-reader instead of them."""
         self.not_found = False
         """no record is so young"""
         self.aborted: list[tuple[int, int, int]] = []
@@ -373,6 +375,8 @@ class SteppedFetches:
             self.peer.sendmsg([pack_answer(answer)], rights)
             if descriptor >= 0:
                 os.close(descriptor)
+        elif kind == EPOCH_END and self.epoch_error:
+            self.peer.send(pack_answer(Answer(kind, token, self.epoch_error, 0, 0)))
         elif kind == EPOCH_END:
             self.peer.send(pack_answer(Answer(kind, token, 0, *self.epoch_ends.get(question.value_a, (3, 5)))))
         elif self.not_found:

@@ -162,7 +162,7 @@ class PartitionRead:
             if epoch_end is None:
                 return None
             if isinstance(epoch_end, ErrorCode):
-                return self._refuse(self._out_of_range())
+                return self._refuse(self._out_of_range() if epoch_end == ErrorCode.OFFSET_OUT_OF_RANGE else epoch_end)
             if fetch_offset >= row.log_start_offset and is_diverging(wanted.last_fetched_epoch, fetch_offset, *epoch_end):
                 return empty._replace(diverging_epoch=EpochEndOffset(*epoch_end))
         if not is_within:

@@ -153,7 +153,7 @@ class LeaseKeeper:
         if reply.value is not None and reply.value.owner == session_id:
             self._writer.extend(sent_ns + self._timeout_ns)
         else:
-            self._writer.end()  # the registration is gone, or another session's
+            self._writer.end(self._clock.boottime_ns())  # the registration is gone, or another session's
 
     def park_ms(self, most_ms: int) -> int:
         """Return how long no request is due, at most `most_ms`."""
@@ -164,7 +164,7 @@ class LeaseKeeper:
     def end(self) -> None:
         """End the lease: the session is over, or will be closed."""
         if self._writer is not None:
-            self._writer.end()
+            self._writer.end(self._clock.boottime_ns())
 
     def close(self) -> None:
         """Unmap the lease; it stays valid for the next incarnation of the controller."""

@@ -25,14 +25,21 @@ OnConfirmed = Callable[[bool], None]
 
 
 class _Request:
-    """A request that waits for `pending` partitions."""
+    """A request that waits for `pending` partitions. Without `needs_record` it waits only for its turn."""
 
-    __slots__ = ("is_confirmed", "on_confirmed", "pending")
+    __slots__ = ("is_confirmed", "needs_record", "on_confirmed", "pending")
 
-    def __init__(self, pending: int, on_confirmed: OnConfirmed) -> None:
+    def __init__(self, pending: int, needs_record: bool, on_confirmed: OnConfirmed) -> None:
         self.pending = pending
+        self.needs_record = needs_record
         self.is_confirmed = True
         self.on_confirmed = on_confirmed
+
+    def on_partition(self, is_confirmed: bool) -> None:
+        self.pending -= 1
+        self.is_confirmed = self.is_confirmed and (is_confirmed or not self.needs_record)
+        if not self.pending:
+            self.on_confirmed(self.is_confirmed)
 
 
 class ConfirmedLog(StateLog, Protocol):
@@ -56,19 +63,22 @@ class LeadershipConfirmations:
 
     @property
     def are_awaited(self) -> bool:
-        """Whether requests wait; later ones must not overtake them."""
+        """Whether requests wait; later ones of the same partitions must not overtake them."""
         return bool(self._rounds)
 
-    def confirm(self, ids: Iterable[str] | None, on_confirmed: OnConfirmed) -> None:
+    def confirm(self, ids: Iterable[str] | None, on_confirmed: OnConfirmed, has_lease: bool = False) -> None:
         """Call `on_confirmed(True)` when it is certain that this box leads the partitions of these
         groups or transactional ids (None: of all that it coordinates); False if it is not, in time.
 
         Partitions that it does not lead by its own rows need no confirmation: the coordinator's rules
-        refuse what concerns them.
+        refuse what concerns them. With a lease a request waits only behind the earlier ones of its
+        partitions, and appends no record, so that the waiting ends.
         """
         count, led = self._log.partition_count, set(self._log.led_partitions())
         partitions = led if ids is None else led & {partition_of(name, count) for name in ids if count}
-        request = _Request(len(partitions), on_confirmed)
+        if has_lease:
+            partitions &= self._rounds.keys()
+        request = _Request(len(partitions), not has_lease, on_confirmed)
         if not partitions:
             on_confirmed(True)
             return
@@ -84,10 +94,8 @@ class LeadershipConfirmations:
 
     def _end(self, partition: int, code: ErrorCode) -> None:
         requests, later = self._rounds.pop(partition), self._next.pop(partition, None)
-        if later:
+        if later and any(request.needs_record for request in later):
             self._begin(partition, later)
-        for request in requests:
-            request.pending -= 1
-            request.is_confirmed = request.is_confirmed and code == ErrorCode.NONE
-            if not request.pending:
-                request.on_confirmed(request.is_confirmed)
+            later = None
+        for request in (*requests, *(later or ())):
+            request.on_partition(code == ErrorCode.NONE)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from appliance.base.clock import Clock
 from appliance.base.invariants import check
-from appliance.base.model import FILE_START, FIRST_OFFSET, NO_LEADER_EPOCH, NO_OFFSET, LeaderEpoch, Offset, Position, TopicId, TopicPartition
+from appliance.base.model import FILE_START, NO_LEADER_EPOCH, NO_OFFSET, LeaderEpoch, Offset, Position, TopicId, TopicPartition
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, ROLE_NONE, PartitionTableWriter, Row
 from appliance.storage.batch_boundary import BatchEnds
 from appliance.storage.log import Log
@@ -53,7 +53,6 @@ class Replica:
         "leader_epoch",
         "led_since",
         "log",
-        "lost_until",
         "min_insync_replicas",
         "needs_checkpoints",
         "needs_epoch_bump",
@@ -100,9 +99,6 @@ class Replica:
         self.min_insync_replicas = 1
         self.config_generation = 0
         self.needs_epoch_bump = False
-        self.lost_until = FIRST_OFFSET
-        """Where the log ended before its files were changed while the box was stopped: if it leads, it
-        goes on from there. A follower fetches the rest from its leader."""
         self.is_moving = False
         """Its log is being copied to another disk: compaction would change what was copied."""
         self.is_frozen = False

@@ -93,7 +93,19 @@ def test_a_password_on_the_command_line_is_refused_and_not_repeated(text: str) -
     assert "secret" not in str(raised.value)
 
 
-@pytest.mark.parametrize("address", ["u@db.example/d", "u@192.0.2.7:5433/d", "u@/d?host=db.example", "u@[2001:db8::1]/d", "u@localhost,db.example/d"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "u@db.example/d",
+        "u@192.0.2.7:5433/d",
+        "u@/d?host=db.example",
+        "u@[2001:db8::1]/d",
+        "u@localhost,db.example/d",
+        "/d?hostaddr=192.0.2.7",
+        "u@/d?service=prod",
+        "u@127.evil.example/d",
+    ],
+)
 def test_a_database_on_another_machine_must_prove_its_name(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PGSSLMODE", raising=False)
     assert "sslmode=verify-full" in table_address(f"postgresql://{address}", "t").connection

@@ -253,6 +253,13 @@ def test_what_is_remembered_of_older_epochs_ends_with_the_leader_epoch(make: Mak
     assert ask(side, Followed(0, 30, 6, 4)).diverging_epoch == EpochEndOffset(4, 20)
 
 
+def test_an_error_of_the_log_reader_is_not_an_offset_out_of_range(make: Make) -> None:
+    side = make()
+    side.change_row(0, leader_epoch=5)
+    side.epoch_error = int(ErrorCode.KAFKA_STORAGE_ERROR)
+    assert ask(side, Followed(0, 30, 5, 4)).error_code == ErrorCode.KAFKA_STORAGE_ERROR, "the follower must not cut its log by the leader's end"
+
+
 @pytest.mark.parametrize(("offset", "last_fetched_epoch"), [(END + 1, -1), (3, -1), (3, 0), (0, 1)])
 def test_an_offset_outside_the_log_or_an_epoch_from_the_future_is_out_of_range(make: Make, offset: int, last_fetched_epoch: int) -> None:
     side = make()

@@ -112,8 +112,13 @@ def test_without_a_lease_consumers_of_shared_partitions_are_served_for_the_time_
         assert (consumed(), consumed(END + 1)) == (0, ErrorCode.OFFSET_OUT_OF_RANGE), "a sole replica needs no lease"
         again = LeaseWriter(layout, 2)
         assert again.until_ns == clock.boottime_ns() - 5_000_000_000
-        again.end()
-        assert again.until_ns == 0
+        side.assign((1, 2))
+        again.extend(clock.boottime_ns() + 1_000_000_000)
+        again.end(clock.boottime_ns())
+        assert again.until_ns == clock.boottime_ns() and gate.has_ended()
+        assert consumed() == 0, "the time of the setting counts from the end"
+        clock.advance_ms(5_000)
+        assert consumed() == ErrorCode.NOT_LEADER_OR_FOLLOWER
         again.close()
         gate.close()
         side.close()

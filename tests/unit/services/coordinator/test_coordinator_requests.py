@@ -256,6 +256,20 @@ def test_a_request_does_not_overtake_those_that_wait_when_the_lease_is_back(coun
     assert len(world.groups.calls) == 3 and not log.appends
 
 
+def test_the_waiting_ends_under_load_when_the_lease_is_back(counters: Counters) -> None:
+    world = World(counters)
+    world.cut_off_from = {"__consumer_offsets"}
+    log = world.logs["__consumer_offsets"]
+    world.send(ApiKey.HEARTBEAT, 4, HEARTBEAT)
+    world.cut_off_from = set()
+    for _ in range(5):
+        world.send(ApiKey.HEARTBEAT, 4, HEARTBEAT)
+    assert len(world.groups.calls) == 0 and len(log.appends) == 1
+    log.answer(ErrorCode.REQUEST_TIMED_OUT)
+    assert len(world.groups.calls) == 5, "only the first one needed the record"
+    assert not log.appends, "requests with a lease append none"
+
+
 def test_a_leader_that_was_replaced_refuses_what_it_cannot_confirm(counters: Counters) -> None:
     world = World(counters)
     world.cut_off_from = {"__consumer_offsets"}

@@ -119,7 +119,7 @@ def test_a_changed_log_that_follows_fetches_what_it_lacks(layout: BoxLayout, tmp
     writer = _started(layout, tmp_path, 2)
     assert _command(writer, DescriptorKind.BECOME_FOLLOWER, 1, leader=2, replicas=[2, BROKER_ID]) == 0
     replica = writer.agent.partitions.find(TOPIC_ID, 0)
-    assert replica is not None and replica.log.log_end_offset == 7 and replica.lost_until == Offset(0)
+    assert replica is not None and replica.log.log_end_offset == 7 and replica.log.lost_until == Offset(0)
     writer.stop()
 
 
@@ -130,3 +130,21 @@ def test_a_log_of_a_clean_stop_is_opened_as_it_was(layout: BoxLayout, tmp_path: 
     assert "lacks" not in writer.said and not writer.agent.describe()["needs_epoch_bump"]
     writer.stop()
     assert segment.read_bytes() == whole
+
+
+@pytest.mark.parametrize("ends_cleanly", [True, False])
+def test_what_a_log_lacks_is_known_until_it_leads_or_follows(layout: BoxLayout, tmp_path: Path, ends_cleanly: bool) -> None:
+    segment = _written_and_stopped(layout, tmp_path)
+    _cut(segment)
+    second = _started(layout, tmp_path, 2)
+    assert _command(second, DescriptorKind.BECOME_FOLLOWER, 1, leader=-1) == 0, "no leader has what it lacks"
+    if ends_cleanly:
+        second.stop()
+    else:
+        second.die()
+    third = _started(layout, tmp_path, 3)
+    assert f"lacks {RECORDS - 7} offsets" in third.said and third.agent.describe()["needs_epoch_bump"]
+    assert _command(third, DescriptorKind.BECOME_LEADER, 2) == 0
+    replica = third.agent.partitions.find(TOPIC_ID, 0)
+    assert replica is not None and replica.log.log_end_offset == RECORDS and not (segment.parent / "lost-offsets").exists()
+    third.stop()
