@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from appliance.records.builder import BatchBuilder
 from appliance.shm.mapping import list_names, unlink
@@ -102,6 +105,26 @@ def test_after_a_power_cut_torn_tails_are_cut_and_every_leader_epoch_goes_up(sta
     assert client.fetch("kept", 0, 20, leader_epoch=0).error_code == 74
     client.close()
     assert [header.partition_leader_epoch for header in stored_batches(second, "kept", 0)] == [0] * 20 + [1]
+
+
+def test_offsets_of_a_log_that_was_cut_during_a_stop_are_reported_and_not_given_again(start: Start) -> None:
+    first = start()
+    _fill(first, "cut", 40)
+    first.stop()
+    (segment,) = [path for disk in first.box.disks for path in Path(disk.path).glob("cut-0/*.log")]
+    os.truncate(segment, segment.stat().st_size // 2)
+    second = start()
+    assert "lacks 10 offsets at its end, 10 to 19" in second.messages
+    client = RawClient(second.kafka)
+    eventually(lambda: client.produce("cut", 0, _batch("more")).base_offset == 20, "the log goes on behind what was lost")
+    records = client.fetch("cut", 0, 0).records
+    assert b"cut 18" in records and b"cut 20" not in records and b"more" in records
+    client.close()
+    consumer = Consumer({"bootstrap.servers": second.bootstrap, "group.id": "reader", "auto.offset.reset": "earliest"})
+    consumer.assign([TopicPartition("cut", 0, 0)])
+    offsets = [message.offset() for message in consumer.consume(11, 20) if message.error() is None]
+    consumer.close()
+    assert offsets == [*range(10), 20], "a client goes on behind what was lost"
 
 
 def test_consumers_follow_a_log_that_rolls_many_segments_a_second(box: RunningBox) -> None:
