@@ -27,7 +27,8 @@ from services.ingest.listeners.sender_limits import SenderLimits, UnfinishedFram
 from services.ingest.listeners.sender_owners import REPEATING, AcceptedConnection, SenderOwners
 from services.ingest.listeners.sender_stream import StreamError
 from services.ingest.listeners.sliced_work import SlicedWork
-from services.ingest.protocols.session import AnsweringSession, RepeatingSession
+from services.ingest.protocols.session import AnsweringSession, RepeatingSession, Session
+from services.ingest.protocols.steps import Steps
 from services.ingest.records.intake import Intake
 
 TURN_BYTES = 1 << 18
@@ -53,6 +54,12 @@ class BlockingIntake(Intake, Protocol):
 
     blocked_partition: Partition | None
     """The blocked partition that a record reached since this was last set to None."""
+
+
+def _finish(session: Session) -> Steps:
+    """Tell a session that its sender has ended, after the work that waits before it."""
+    session.finished()
+    yield from ()
 
 
 class SenderConnections:
@@ -289,7 +296,10 @@ class SenderConnections:
     def _on_end(self, connection: SenderConnection, is_reset: bool, is_by_us: bool = False) -> None:
         connection.is_broken = is_reset or is_by_us
         if connection.session is not None:
-            connection.session.finished()
+            if connection.work:
+                connection.run(_finish(connection.session))  # what was received is taken first
+            else:
+                connection.session.finished()
         connection.phase = ENDED
         connection.deadline_ms = self._clock.monotonic_ms() + FINISH_MS_MAX
         self._changed[connection] = None
