@@ -68,6 +68,8 @@ class LocalLeaders:
         """True if another box may lead the partition without this one knowing it
         (`cluster/lease_gate.py`)."""
         self._uncommitted: dict[PartitionQueue, None] = {}
+        self._unleased: dict[PartitionQueue, None] = {}
+        """Queues with batches that were offered without a lease."""
 
     @property
     def waits_for_rows(self) -> bool:
@@ -99,6 +101,9 @@ class LocalLeaders:
     def _offer(self, queue: PartitionQueue, batch: ProducerBatch, placement: LocalReplica, words: tuple[int, ...]) -> bool:
         if self._may_be_replaced(placement):  # it would truncate what only it has, after the sender was answered
             batch.wants_all, batch.was_leased = True, False
+            self._unleased[queue] = None
+        elif not batch.was_leased:
+            batch.restore_acks()
         arena = self._arena
         if batch.slot < 0:
             slot = arena.allocate(batch.size_bytes)
@@ -152,11 +157,30 @@ class LocalLeaders:
         """Complete appended batches that the high watermark has passed; return the number of
         batches."""
         ended = 0
+        for queue in list(self._unleased):
+            self._check_lease(queue)
         for queue in list(self._uncommitted):
             ended += self._check_high_watermark(queue)
             if not any(batch.is_appended for batch in queue.in_flight):
                 self._uncommitted.pop(queue, None)
         return ended
+
+    def _check_lease(self, queue: PartitionQueue) -> None:
+        """If the lease holds again, complete the shares that need only the leader's append."""
+        for batch in [batch for batch in queue.in_flight if batch.is_appended and not batch.was_leased]:
+            uncommitted = batch.uncommitted
+            if not isinstance(uncommitted, _Uncommitted) or self._may_be_replaced(uncommitted.placement):
+                continue
+            placement, leader_epoch, _ = uncommitted
+            try:
+                is_led = placement.proxy.serving and placement.proxy.table is placement.table and placement.leads_on(leader_epoch, placement.read_words())
+            except TornRow:
+                continue
+            if is_led:
+                batch.restore_acks()
+                self._answers.on_appended(batch)
+        if all(batch.was_leased for batch in (*queue.in_flight, *queue.waiting)):
+            del self._unleased[queue]
 
     def _check_high_watermark(self, queue: PartitionQueue) -> int:
         ended = 0

@@ -59,6 +59,11 @@ class ProducerBatch:
         """The addresses of its records (`records/ack_group.py`)."""
         return [part for share in self.shares for part in share.parts]
 
+    def restore_acks(self) -> None:
+        """The leader has a lease: wait for as many replicas as the shares want."""
+        self.was_leased = True
+        self.wants_all = any(share.wants_all for share in self.shares)
+
     def bytes_in(self, arena: Arena) -> bytes:
         """Return its bytes from the arena or from `data`."""
         return self.data if self.slot < 0 else bytes(arena.memory[self.slot : self.slot + self.size_bytes])

@@ -109,6 +109,8 @@ class RemoteLeaders:
             if gathered and size_bytes + batch.size_bytes > REQUEST_BYTES_MAX:
                 continue
             self._copy_out(batch)
+            if not batch.was_leased:
+                batch.restore_acks()  # its leader's own lease counts now
             data = bytearray(batch.data)
             self._answers.on_offering(batch, queue.stamp(batch, data))
             batch.data = bytes(data)

@@ -258,7 +258,12 @@ class SteppedIngest:
         poller.close()
 
     def publish(
-        self, partitions: int, config: dict[str, str] | None = None, leaders: dict[int, int] | None = None, brokers: Mapping[int, Address] | None = None
+        self,
+        partitions: int,
+        config: dict[str, str] | None = None,
+        leaders: dict[int, int] | None = None,
+        brokers: Mapping[int, Address] | None = None,
+        replicas: tuple[int, ...] = (1,),
     ) -> None:
         """An image in which the topic has `partitions` partitions (0: it is gone), all led by this box but those in `leaders` (partition → broker), and the
         other boxes are `brokers`."""
@@ -266,7 +271,7 @@ class SteppedIngest:
         topics = {}
         if partitions:
             led = leaders or {}
-            images = tuple(PartitionImage(led.get(partition, 1), 0, (1,), (1,), self.disk_of(partition)) for partition in range(partitions))
+            images = tuple(PartitionImage(led.get(partition, 1), 0, replicas, replicas, self.disk_of(partition)) for partition in range(partitions))
             topics[TOPIC] = TopicImage(TOPIC, TOPIC_ID, images, config or {})
         alone = (PartitionImage(self.leader_of_others, 0, (1,), (1,), self.disk.name),)
         topics |= {name: TopicImage(name, topic_id, alone, {}) for name, topic_id in self.others.items()}

@@ -12,6 +12,7 @@ import pytest
 
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.senders.listener import Listener
+from appliance.shm.lease import LeaseWriter
 from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.event import EventSource
 from services.ingest.records.ingest_record import IngestRecord
@@ -95,6 +96,43 @@ def test_acks_all_waits_for_the_high_watermark_and_acks_1_does_not(box: SteppedI
     box.run_until(lambda: everyone.completed)
     assert (everyone.completed, sorted(filter(None, values(box)))) == ([AckOutcome.STORED], [b"0", b"1", b"all"])
     assert (box.ledger().balances, box.ledger().resent) == (True, 0)
+
+
+@pytest.fixture
+def lease(box: SteppedIngest) -> Iterator[LeaseWriter]:
+    writer = LeaseWriter(box.layout, 1)
+    box.agent._lease.look_for()
+    box.publish(1, replicas=(1, 2))
+    box.step()
+    yield writer
+    writer.close()
+
+
+def test_acks_1_waits_for_the_high_watermark_only_while_there_is_no_lease(box: SteppedIngest, lease: LeaseWriter) -> None:
+    follow_slowly(box)
+    leader_only, everyone = Sent(box, [b"1"], acks=1), Sent(box, [b"all"])
+    box.run_until(lambda: len(values(box)) == 2)
+    for _ in range(50):
+        box.step()
+    assert not leader_only.completed
+    lease.extend(1 << 62)
+    box.run_until(lambda: leader_only.completed)
+    for _ in range(50):
+        box.step()
+    assert not everyone.completed and box.ledger().resent == 0
+
+
+def test_a_batch_that_is_offered_again_under_a_lease_wants_what_its_senders_want(box: SteppedIngest, lease: LeaseWriter) -> None:
+    follow_slowly(box)
+    sent = Sent(box, [b"1"], acks=1)
+    box.run_until(lambda: len(values(box)) == 1)
+    box.command(0, DescriptorKind.BECOME_FOLLOWER, {"leader_epoch": 2, "leader": 2, "isr": [1, 2], "replicas": [1, 2], "config": {}})
+    for _ in range(50):
+        box.step()
+    lease.extend(1 << 62)
+    box.lead(0, leader_epoch=3, isr=(1, 2), replicas=(1, 2))
+    box.run_until(lambda: sent.completed)
+    assert (sent.completed, values(box), box.ledger().resent) == ([AckOutcome.STORED], [b"1"], 1)
 
 
 def test_what_was_not_committed_when_another_box_led_goes_again_under_its_sequence_and_is_there_once(box: SteppedIngest) -> None:
