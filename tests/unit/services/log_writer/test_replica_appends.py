@@ -166,7 +166,7 @@ def _image(leader: int, leader_epoch: int, replica: SteppedReplica, isr: tuple[i
 def _lease(replica: SteppedReplica, seconds: int) -> None:
     """Its box's registration stands for so long from now on; 0: it is over."""
     lease = LeaseWriter(replica.writer.layout, 1)
-    lease.end()
+    lease.end(0)
     if seconds:
         lease.extend(SystemClock().boottime_ns() + seconds * 1_000_000_000)
     lease.close()
