@@ -184,7 +184,8 @@ class SenderConnection:
         return bucket.wait_ms(*self.intake.records_of(self.listener, self.source)) if bucket.bytes_left < 0 else 0
 
     def charge(self, size_bytes: int) -> None:
-        self.bucket.bytes_left -= size_bytes
+        if size_bytes > 0:  # content may open to less, and costs at least what was received
+            self.bucket.bytes_left -= size_bytes
 
     def hold(self) -> None:
         self.pauses |= PauseReason.SESSION

@@ -184,7 +184,7 @@ class GelfDatagrams:
                 continue
             try:
                 text = open_gelf(message, min(self._listener.decompressed_bytes_max, max(OPENED_BYTES_MIN, OPENED_BATCH_FACTOR * len(message))))
-                opened_bytes += len(text) - len(message)
+                opened_bytes += max(0, len(text) - len(message))
             except NotCompressed:
                 self._intake.refuse(self._listener, source, RefusedReason.MALFORMED)
             except TooLarge:

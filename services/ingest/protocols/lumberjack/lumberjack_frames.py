@@ -121,7 +121,7 @@ class LumberjackSplitter:
         except NotCompressed:
             self.problem = "malformed"
             return
-        self.opened_bytes += len(opened) - len(compressed)
+        self.opened_bytes += max(0, len(opened) - len(compressed))
         if (yield from self._read(opened, found, True)) != len(opened) and not self.problem and len(found) <= FRAMES_MAX:
             self.problem = "malformed"
 

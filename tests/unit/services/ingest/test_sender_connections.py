@@ -5,6 +5,7 @@ connections end.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import resource
 import select
@@ -582,3 +583,17 @@ def test_a_dropped_connection_is_drained_a_turn_at_a_time_and_the_next_one_of_it
     second.sendall(RELP_HI)
     room.run_until(lambda: len(room.intake.messages) == 101)
     assert room.intake.messages[:-1] == [b"<13>%04d" % number for number in numbers] and room.intake.messages[-1] == b"<13>hi"
+
+
+def test_content_that_opens_to_less_costs_what_was_received(room: SteppedRoom) -> None:
+    room.listen(protocol=Protocol.HTTP)
+    body = gzip.compress(b"") * 2_000
+    sender = room.connect()
+    sender.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    room.run_until(lambda: select.select([sender], [], [], 0)[0])
+    (connection,) = room.room._connections.values()
+    before = connection.bucket.bytes_left
+    connection.charge(-1_000)
+    assert connection.bucket.bytes_left == before
+    connection.charge(10)
+    assert connection.bucket.bytes_left == before - 10
