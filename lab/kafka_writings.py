@@ -24,6 +24,10 @@ CONFIGS = {
     "transactions": {"segment_bytes": "1500", "index_interval_bytes": "100"},
     "compacted": {"cleanup_policy": "compact", "segment_bytes": "2000", "min_cleanable_dirty_ratio": "0.01", "delete_retention_ms": "100000000"},
 }
+"""What real Kafka 3.9 is asked for. Kafka 4 and a box take such small segments by an internal config only."""
+BOX_CONFIGS = {
+    topic: {"internal_segment_bytes" if name == "segment_bytes" else name: value for name, value in config.items()} for topic, config in CONFIGS.items()
+}
 PLAIN = [
     Sent(
         b"line %d " % number * 5,

@@ -142,7 +142,7 @@ DYNAMIC_BROKER_CONFIGS: Final = {
 }
 
 
-def dynamic_config_problem(config: Mapping[str, str]) -> str | None:
+def dynamic_config_problem(config: Mapping[str, str], _stored: Mapping[str, str]) -> str | None:
     """Return why a broker cannot have these configs, or None."""
     for name, value in sorted(config.items()):
         if name not in DYNAMIC_BROKER_CONFIGS:

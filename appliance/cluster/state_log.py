@@ -21,6 +21,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import ProducerId
 from appliance.base.settings import Box
 from appliance.cluster.placement import TopicCreation
+from appliance.cluster.topic_configs import segment_bytes_config
 
 OnAppended = Callable[[ErrorCode], None]
 """NONE if every in-sync replica has the records, else the error. Called once, never from within
@@ -95,16 +96,18 @@ def internal_topic(name: str, box: Box, live_brokers: int) -> TopicCreation | No
     """Return how to create `name`, or None if it is no internal topic."""
     if name == OFFSETS_TOPIC:
         replicas = min(box.integer("offsets.topic.replication.factor"), live_brokers)
-        configs = {"cleanup.policy": "compact", "compression.type": "producer", "segment.bytes": str(box.integer("offsets.topic.segment.bytes"))}
-        return TopicCreation(name, box.integer("offsets.topic.num.partitions"), max(1, replicas), (), tuple(configs.items()))
+        offsets_segments = segment_bytes_config(box.integer("offsets.topic.segment.bytes"))
+        offsets_configs = (("cleanup.policy", "compact"), ("compression.type", "producer"), offsets_segments)
+        return TopicCreation(name, box.integer("offsets.topic.num.partitions"), max(1, replicas), (), offsets_configs)
     if name == TRANSACTIONS_TOPIC:
         replicas = max(1, min(box.integer("transaction.state.log.replication.factor"), live_brokers))
         configs = {
             "cleanup.policy": "compact",
             "compression.type": "uncompressed",
             "min.insync.replicas": str(min(box.integer("transaction.state.log.min.isr"), replicas)),
-            "segment.bytes": str(box.integer("transaction.state.log.segment.bytes")),
             "unclean.leader.election.enable": "false",
         }
+        name_of_size, size_bytes = segment_bytes_config(box.integer("transaction.state.log.segment.bytes"))
+        configs[name_of_size] = size_bytes
         return TopicCreation(name, box.integer("transaction.state.log.num.partitions"), replicas, (), tuple(configs.items()))
     return None

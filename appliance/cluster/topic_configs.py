@@ -20,6 +20,10 @@ CONFIG_BYTES_MAX = 32_000
 """Names and values of one topic together: they are sent as strings of at most 32,767 bytes, in each
 command to a log-writer, and in a ZooKeeper node.
 """
+SEGMENT_BYTES_MIN = 1 << 20
+"""Kafka 4's smallest `segment.bytes` (KIP-1030); Kafka 3 took 14 bytes."""
+INTERNAL_SEGMENT_BYTES = "internal.segment.bytes"
+"""Kafka 4's internal config for tests: it takes the place of `segment.bytes` and can be smaller."""
 SHOWN_MAX = 200
 _BOOLEANS = ("true", "false")
 
@@ -32,6 +36,15 @@ class TopicConfigRow(NamedTuple):
     default: str
     valid: Callable[[str], str | None]
     broker_settings: tuple[str, ...] = ()
+    lowest_new: int | None = None
+    """The smallest value that can be set; smaller ones that are stored already stay valid."""
+
+    def new_value_problem(self, value: str) -> str | None:
+        """Return why `value` cannot be set, or None."""
+        problem = self.valid(value)
+        if problem is None and self.lowest_new is not None and int(value) < self.lowest_new:
+            return f"value must be at least {self.lowest_new}"
+        return problem
 
 
 def _boolean(value: str) -> str | None:
@@ -110,6 +123,7 @@ TOPIC_CONFIG_ROWS: dict[str, TopicConfigRow] = {
         TopicConfigRow("flush.ms", "long", _MAX, _LONG, ("log.flush.interval.ms",)),
         TopicConfigRow("follower.replication.throttled.replicas", "list", "", _throttled_replicas),
         TopicConfigRow("index.interval.bytes", "int", "4096", _INT, ("log.index.interval.bytes",)),
+        TopicConfigRow(INTERNAL_SEGMENT_BYTES, "int", "1073741824", _number(14, INT_MAX)),
         TopicConfigRow("leader.replication.throttled.replicas", "list", "", _throttled_replicas),
         TopicConfigRow("local.retention.bytes", "long", "-2", _number(-2, LONG_MAX), ("log.local.retention.bytes",)),
         TopicConfigRow("local.retention.ms", "long", "-2", _number(-2, LONG_MAX), ("log.local.retention.ms",)),
@@ -131,7 +145,7 @@ TOPIC_CONFIG_ROWS: dict[str, TopicConfigRow] = {
         TopicConfigRow("remote.storage.enable", "boolean", "false", _must_be_false),
         TopicConfigRow("retention.bytes", "long", "-1", _number(-LONG_MAX - 1, LONG_MAX), ("log.retention.bytes",)),
         TopicConfigRow("retention.ms", "long", _WEEK, _LONG_OR_NONE, ("log.retention.ms", "log.retention.minutes", "log.retention.hours")),
-        TopicConfigRow("segment.bytes", "int", "1073741824", _number(14, INT_MAX), ("log.segment.bytes",)),
+        TopicConfigRow("segment.bytes", "int", "1073741824", _number(14, INT_MAX), ("log.segment.bytes",), SEGMENT_BYTES_MIN),
         TopicConfigRow("segment.index.bytes", "int", "10485760", _number(4, INT_MAX), ("log.index.size.max.bytes",)),
         TopicConfigRow("segment.jitter.ms", "long", "0", _LONG, ("log.roll.jitter.ms", "log.roll.jitter.hours")),
         TopicConfigRow("segment.ms", "long", _WEEK, _LONG_FROM_ONE, ("log.roll.ms", "log.roll.hours")),
@@ -140,8 +154,16 @@ TOPIC_CONFIG_ROWS: dict[str, TopicConfigRow] = {
 }
 
 
-def topic_config_problem(config: Mapping[str, str | None]) -> str | None:
-    """Return why these configs cannot be set on a topic, or None; a null value is a problem, too."""
+def segment_bytes_config(size_bytes: int) -> tuple[str, str]:
+    """Return the config that gives a topic segments of `size_bytes`."""
+    return ("segment.bytes" if size_bytes >= SEGMENT_BYTES_MIN else INTERNAL_SEGMENT_BYTES), str(size_bytes)
+
+
+def topic_config_problem(config: Mapping[str, str | None], stored: Mapping[str, str] | None = None) -> str | None:
+    """Return why these configs cannot be set on a topic, or None; a null value is a problem, too.
+
+    A value that is `stored` stays, also if it could not be set any more.
+    """
     if sum(len(name.encode()) + len((value or "").encode()) for name, value in config.items()) > CONFIG_BYTES_MAX:
         return f"the configs of a topic may have at most {CONFIG_BYTES_MAX} bytes"
     nulls = sorted(name for name, value in config.items() if value is None)
@@ -151,7 +173,8 @@ def topic_config_problem(config: Mapping[str, str | None]) -> str | None:
         row = TOPIC_CONFIG_ROWS.get(name)
         if row is None:
             return f"Unknown topic config name: {name[:SHOWN_MAX]}"
-        problem = row.valid(str(value))
+        is_new = stored is None or stored.get(name) != value
+        problem = row.new_value_problem(str(value)) if is_new else row.valid(str(value))
         if problem is not None:
             return f"Invalid value {str(value)[:SHOWN_MAX]} for configuration {name}: {problem}"
     lag_min = int(config.get("min.compaction.lag.ms") or 0)

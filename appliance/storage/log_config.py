@@ -85,6 +85,8 @@ class LogConfig(NamedTuple):
             text = config.get(field.replace("_", "."))
             if text is not None:
                 changes[field] = int(text) if isinstance(current, int) else float(text) if isinstance(current, float) else str(text)
+        if (internal := config.get("internal.segment.bytes")) is not None:
+            changes["segment_bytes"] = int(internal)
         made = base._replace(**changes) if changes else base  # type: ignore[arg-type]
         if made.is_compacted and made.max_compaction_lag_ms < made.segment_ms:  # what is in the active segment cannot be compacted
             made = made._replace(segment_ms=made.max_compaction_lag_ms)

@@ -32,12 +32,12 @@ from confluent_kafka.admin import (
 
 from lab import client_packages
 from lab.foreign_clients import JsonClient
-from lab.kafka_writings import CONFIGS, write_topics
+from lab.kafka_writings import BOX_CONFIGS, write_topics
 from lab.raw_coordination import RawCoordination
 from lab.running_box import Address, RunningBox, eventually
 from tests.support.release_contents import SECONDS
 
-COMPACTED: Final = {**CONFIGS["compacted"], "delete_retention_ms": str(2**62)}
+COMPACTED: Final = {**BOX_CONFIGS["compacted"], "delete_retention_ms": str(2**62)}
 """Its tombstones stay, whenever the archive is opened."""
 ZOOKEEPER_OFFSETS: Final = {"oldest": ["spread", "mixed"]}
 OPEN_VALUES: Final = (b"open", b"copied up to 9")
@@ -91,10 +91,10 @@ class OpenClients:
 def write_at_rest(box: RunningBox, client: JsonClient) -> OpenClients:
     """One of everything. `client` is that of `kafka_writings.open_reader`."""
     opened = OpenClients()
-    write_topics(client, box.bootstrap, {**CONFIGS, "compacted": COMPACTED})
+    write_topics(client, box.bootstrap, {**BOX_CONFIGS, "compacted": COMPACTED})
     _write_spread(box.bootstrap)
     client.create("named")
-    client.create("trimmed", segment_bytes="1000")
+    client.create("trimmed", internal_segment_bytes="1000")
     _write_trimmed(box.bootstrap, client)
     _write_second_protocol(box.bootstrap)
     _write_groups(box, opened)
@@ -114,7 +114,7 @@ def is_compacted(box: RunningBox) -> bool:
 def _write_spread(bootstrap: str) -> None:
     """Partitions over both disks, added later; altered configs; a config of the broker."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic("spread", 3, 1, config={"segment.bytes": "4000", "retention.ms": "9000000000000"})])["spread"].result(SECONDS)
+    admin.create_topics([NewTopic("spread", 3, 1, config={"internal.segment.bytes": "4000", "retention.ms": "9000000000000"})])["spread"].result(SECONDS)
     _produce_spread(bootstrap, "before", 3)
     admin.create_partitions([NewPartitions("spread", 6)])["spread"].result(SECONDS)
     topic = ConfigResource(
@@ -305,7 +305,7 @@ class Load:
         self.acknowledged: dict[str, list[Any]] = {kind: [] for kind in self.LEAST}
         admin = AdminClient({"bootstrap.servers": box.bootstrap})
         topics = [
-            NewTopic("load", 4, 1, config={"segment.bytes": "8000"}),
+            NewTopic("load", 4, 1, config={"internal.segment.bytes": "8000"}),
             NewTopic("transactions-under-load", 2, 1),
         ]
         for created in admin.create_topics(topics).values():

@@ -209,7 +209,7 @@ def test_a_new_segment_size_holds_at_the_next_roll(shared_box: RunningBox, admin
     record = b"x" * 5000
     assert send(shared_box, "segments", *[record] * 8) == [None] * 8
     assert len(segments()) == 1
-    alter(admin, "segments", segment_bytes="12000")
+    alter(admin, "segments", internal_segment_bytes="12000")
     assert send(shared_box, "segments", *[record] * 4) == [None] * 4
     assert [path.name for path in segments()] == [f"{offset:020}.log" for offset in (0, 8, 10)]
 

@@ -23,7 +23,7 @@ SETTINGS = {
     "log.flush.offset.checkpoint.interval.ms": 100,
     "log.segment.delete.delay.ms": 0,
 }
-CONFIG = {"cleanup.policy": "compact", "segment.bytes": "262144", "min.cleanable.dirty.ratio": "0.1"}
+CONFIG = {"cleanup.policy": "compact", "internal.segment.bytes": "262144", "min.cleanable.dirty.ratio": "0.1"}
 
 
 @pytest.fixture(scope="module")

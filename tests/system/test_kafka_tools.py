@@ -81,7 +81,7 @@ def _box_goes_on(directory: Path, disk: Path, zookeeper: RealZooKeeper) -> tuple
         before = read_everything(client)
         for topic in CONFIGS:
             client.produce(topic, APPENDED)
-        client.create(OURS, segment_bytes="3000", index_interval_bytes="200")
+        client.create(OURS, internal_segment_bytes="3000", index_interval_bytes="200")
         for codec in CODECS:
             client.produce(OURS, MIXED, codec)
         for number in range(15):

@@ -73,7 +73,7 @@ def test_nothing_has_the_largest_time_in_an_empty_partition(client: SessionClien
 
 
 def test_the_old_form_lists_segments_by_their_age(shared_box: RunningBox, client: SessionClient) -> None:
-    client.create_topic("old", 1, segment_bytes="16384")
+    client.create_topic("old", 1, internal_segment_bytes="16384")
     for number in range(8):
         client.produce("old", 0, _batch(NOW_MS + number, size=7000))
     files = _segments(shared_box, "old")

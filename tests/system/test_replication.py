@@ -121,7 +121,7 @@ def test_a_box_that_was_away_gets_what_it_missed(boxes: list[RunningBox], copied
 def test_damage_on_either_box_is_repaired_from_the_other(boxes: list[RunningBox]) -> None:
     """One damaged batch, one broken length, and a row of zeroes; whichever box leads."""
     admin = AdminClient({"bootstrap.servers": str(boxes[0].kafka)})
-    admin.create_topics([NewTopic("scrubbed", 1, 2, config={"segment.bytes": "65536"})])["scrubbed"].result(10)
+    admin.create_topics([NewTopic("scrubbed", 1, 2, config={"internal.segment.bytes": "65536"})])["scrubbed"].result(10)
     producer = Producer({"bootstrap.servers": str(boxes[0].kafka), "acks": "all", "linger.ms": 5, "batch.size": 4000})
     for number in range(1_500):
         producer.produce("scrubbed", b"%0200d" % number, partition=0)

@@ -129,7 +129,7 @@ def test_offsets_of_a_log_that_was_cut_during_a_stop_are_reported_and_not_given_
 
 def test_consumers_follow_a_log_that_rolls_many_segments_a_second(box: RunningBox) -> None:
     client = RawClient(box.kafka)
-    client.create_topic("rolling", 2, segment_bytes="20000")
+    client.create_topic("rolling", 2, internal_segment_bytes="20000")
     client.close()
     producer = AckedProducer(box.bootstrap, "rolling", 2, records_a_second=20_000)
     tail, late = (StreamReader(box.bootstrap, "rolling", 2) for _ in range(2))

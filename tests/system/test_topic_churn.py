@@ -29,9 +29,9 @@ SETTINGS = {
     "log.scrub.interval.ms": 1000,
     "log.scrub.bytes.per.second": 64 << 20,
 }
-COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "16384", "min.cleanable.dirty.ratio": "0.01"}
-BOTH = {"cleanup.policy": "compact,delete", "segment.bytes": "16384", "retention.ms": "200", "min.cleanable.dirty.ratio": "0.01", "flush.ms": "100"}
-SHORT = {"segment.bytes": "16384", "retention.bytes": "20000", "retention.ms": "300", "flush.messages": "1"}
+COMPACTED = {"cleanup.policy": "compact", "internal.segment.bytes": "16384", "min.cleanable.dirty.ratio": "0.01"}
+BOTH = {"cleanup.policy": "compact,delete", "internal.segment.bytes": "16384", "retention.ms": "200", "min.cleanable.dirty.ratio": "0.01", "flush.ms": "100"}
+SHORT = {"internal.segment.bytes": "16384", "retention.bytes": "20000", "retention.ms": "300", "flush.messages": "1"}
 PARTITIONS = 6
 ROUNDS = 14
 LIVES = ("log-writer@d0", "log-writer@d1", "log-reader@d0", "log-reader@d1", "acceptor@0", "controller", "coordinator")

@@ -103,7 +103,7 @@ def test_both_paths_give_what_a_client_wrote_in_every_codec(shared_box: RunningB
 
 
 def test_a_log_of_many_segments_is_read_whole_in_windows_of_any_size(shared_box: RunningBox, cluster: ClusterClient) -> None:
-    create_topic(cluster, "many-segments", partitions=1, configs={"segment.bytes": "16384", "message.timestamp.type": "LogAppendTime"})
+    create_topic(cluster, "many-segments", partitions=1, configs={"internal.segment.bytes": "16384", "message.timestamp.type": "LogAppendTime"})
     values = [b"%05d" % number + b"x" * 200 for number in range(3000)]
     produce(shared_box, "many-segments", values, **{"batch.num.messages": 20})
     access = access_to(shared_box, "many-segments")
@@ -160,7 +160,7 @@ def test_read_committed_gives_committed_records_up_to_the_last_stable_offset(sha
 @pytest.mark.parametrize("path", PATHS)
 def test_deleted_offsets_are_named_and_passed_over_only_when_that_is_wanted(shared_box: RunningBox, cluster: ClusterClient, path: ReadPath) -> None:
     topic = f"trimmed-{path}"
-    create_topic(cluster, topic, partitions=1, configs={"segment.bytes": "16384"})
+    create_topic(cluster, topic, partitions=1, configs={"internal.segment.bytes": "16384"})
     produce(shared_box, topic, [b"%d" % number * 100 for number in range(1000)], **{"batch.num.messages": 10})
     access = access_to(shared_box, topic, path)
     assert delete_records(cluster, {TopicPartition(topic, 0): Offset(505)}) == {}

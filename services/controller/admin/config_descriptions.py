@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from appliance.cluster.broker_configs import DYNAMIC_BROKER_CONFIGS, BrokerConfig
-from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS, TopicConfigRow
+from appliance.cluster.topic_configs import INTERNAL_SEGMENT_BYTES, TOPIC_CONFIG_ROWS, TopicConfigRow
 from appliance.protocol.config_apis import CONFIG_TYPES, ConfigSource, ConfigSynonym, DescribedConfig
 
 _TEXTS: Final[dict[str, str]] = {
@@ -27,6 +27,7 @@ _TEXTS: Final[dict[str, str]] = {
     "flush.ms": "After how many milliseconds the log is synced to the disk.",
     "follower.replication.throttled.replicas": "Followers whose replication is throttled: partition:broker,… or * for all.",
     "index.interval.bytes": "How many bytes of the log lie between two index entries.",
+    INTERNAL_SEGMENT_BYTES: "For tests: takes the place of segment.bytes and can be smaller than its minimum.",
     "leader.replication.throttled.replicas": "Leaders whose replication is throttled: partition:broker,… or * for all.",
     "local.retention.bytes": "With tiered storage: how many bytes of a partition stay on this disk; -2 is retention.bytes.",
     "local.retention.ms": "With tiered storage: how long records stay on this disk; -2 is retention.ms.",
@@ -67,6 +68,7 @@ EFFECTIVE: Final = frozenset(
         "flush.messages",
         "flush.ms",
         "index.interval.bytes",
+        INTERNAL_SEGMENT_BYTES,
         "max.message.bytes",
         "message.downconversion.enable",
         "message.timestamp.type",
@@ -105,8 +107,11 @@ class BrokerSide(NamedTuple):
 
 
 def describe_topic(topic: Mapping[str, str], broker: BrokerSide, with_synonyms: bool, with_documentation: bool) -> list[DescribedConfig]:
-    """Return every topic config. `topic`: the configs that are set on it."""
-    return [_topic_config(row, topic, broker, with_synonyms, with_documentation) for row in TOPIC_CONFIG_ROWS.values()]
+    """Return every topic config, the internal one only where it is set. `topic`: the configs that
+    are set on it.
+    """
+    rows = [row for row in TOPIC_CONFIG_ROWS.values() if row.name != INTERNAL_SEGMENT_BYTES or row.name in topic]
+    return [_topic_config(row, topic, broker, with_synonyms, with_documentation) for row in rows]
 
 
 def _topic_config(row: TopicConfigRow, topic: Mapping[str, str], broker: BrokerSide, with_synonyms: bool, with_documentation: bool) -> DescribedConfig:

@@ -30,6 +30,9 @@ _OPERATIONS = {APPEND: "append", SUBTRACT: "subtract"}
 ConfigChange: TypeAlias = Callable[[Mapping[str, str]], dict[str, str]]
 """From the current configs to the new ones; raises `RequestRefused`."""
 
+ConfigProblem: TypeAlias = Callable[[Mapping[str, str], Mapping[str, str]], str | None]
+"""From the new configs and the current ones to the reason why the new ones are refused."""
+
 
 class ConfigOperation(NamedTuple):
     """One config and what to do with it, by IncrementalAlterConfigs' numbers."""
@@ -53,9 +56,7 @@ def refuse_bad_names_and_nulls(operations: Sequence[ConfigOperation]) -> None:
         raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Unknown operations type {unknown[0].operation} for {unknown[0].name}")
 
 
-def altered(
-    broker: Mapping[str, str], operations: Sequence[ConfigOperation], problem: Callable[[Mapping[str, str]], str | None] = topic_config_problem
-) -> ConfigChange:
+def altered(broker: Mapping[str, str], operations: Sequence[ConfigOperation], problem: ConfigProblem = topic_config_problem) -> ConfigChange:
     """Return a change that applies each operation; a list that is not set starts as the broker's."""
 
     def change(current: Mapping[str, str]) -> dict[str, str]:
@@ -67,14 +68,14 @@ def altered(
                 config[name] = value or ""
             else:
                 config[name] = _changed_list(broker, config, name, operation, value or "")
-        return _checked(config, problem)
+        return _checked(config, current, problem)
 
     return change
 
 
-def replaced(wanted: Mapping[str, str], problem: Callable[[Mapping[str, str]], str | None] = topic_config_problem) -> ConfigChange:
+def replaced(wanted: Mapping[str, str], problem: ConfigProblem = topic_config_problem) -> ConfigChange:
     """Return a change that sets exactly these configs."""
-    return lambda _current: _checked(dict(wanted), problem)
+    return lambda current: _checked(dict(wanted), current, problem)
 
 
 def _changed_list(broker: Mapping[str, str], config: Mapping[str, str], name: str, operation: int, value: str) -> str:
@@ -94,8 +95,8 @@ def _elements(text: str) -> list[str]:
     return [element.strip() for element in text.split(",") if element.strip()]
 
 
-def _checked(config: dict[str, str], problem_of: Callable[[Mapping[str, str]], str | None]) -> dict[str, str]:
-    problem = problem_of(config)
+def _checked(config: dict[str, str], current: Mapping[str, str], problem_of: ConfigProblem) -> dict[str, str]:
+    problem = problem_of(config, current)
     if problem is not None:
         raise RequestRefused(ErrorCode.INVALID_CONFIG, problem)
     return config

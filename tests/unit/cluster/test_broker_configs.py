@@ -41,5 +41,5 @@ def test_no_setting_is_also_listed_as_constant() -> None:
 def test_every_topic_config_is_explained_and_only_those_that_a_log_the_controller_or_an_acceptor_reads_have_an_effect() -> None:
     assert all(topic_config_documentation(name) for name in TOPIC_CONFIG_ROWS) and {row.type for row in TOPIC_CONFIG_ROWS.values()} <= CONFIG_TYPES.keys()
     known_to_logs = {field.replace("_", ".") for field in LogConfig._fields}
-    known_elsewhere = {"unclean.leader.election.enable", "message.downconversion.enable"}
+    known_elsewhere = {"unclean.leader.election.enable", "message.downconversion.enable", "internal.segment.bytes"}
     assert known_to_logs | known_elsewhere >= EFFECTIVE

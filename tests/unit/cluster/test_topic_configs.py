@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from appliance.base.errors import RequestRefused
 from appliance.base.setting_rows import SETTING_ROWS
-from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS, broker_config, effective_config, topic_config_problem
+from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS, broker_config, effective_config, segment_bytes_config, topic_config_problem
+from appliance.storage.log_config import LogConfig
+from services.controller.zookeeper.config_changes import SET, ConfigOperation, altered, replaced
 
 
-def test_there_are_kafkas_thirty_six_configs_and_their_defaults_are_valid() -> None:
-    assert len([name for name in TOPIC_CONFIG_ROWS if not name.startswith("millrace.")]) == 36
+def test_there_are_kafkas_thirty_six_configs_and_an_internal_one_and_their_defaults_are_valid() -> None:
+    assert len([name for name in TOPIC_CONFIG_ROWS if not name.startswith(("millrace.", "internal."))]) == 36
     assert topic_config_problem({row.name: row.default for row in TOPIC_CONFIG_ROWS.values()}) is None
 
 
@@ -20,7 +23,8 @@ def test_there_are_kafkas_thirty_six_configs_and_their_defaults_are_valid() -> N
         ("compression.type", ["zstd", "producer", "uncompressed"], ["none", "brotli"]),
         ("retention.ms", ["-1", "0", "9223372036854775807"], ["-2", "1.5", "soon", "9223372036854775808"]),
         ("retention.bytes", ["-1", "-7"], ["many"]),
-        ("segment.bytes", ["14", "2147483647"], ["13", "2147483648"]),
+        ("segment.bytes", ["1048576", "2147483647"], ["14", "1048575", "2147483648"]),
+        ("internal.segment.bytes", ["14", "2147483647"], ["13", "2147483648"]),
         ("min.insync.replicas", ["1", "3"], ["0"]),
         ("message.timestamp.type", ["CreateTime", "LogAppendTime"], ["createtime"]),
         ("min.cleanable.dirty.ratio", ["0", "0.5", "1"], ["1.1", "-0.1", "nan"]),
@@ -53,3 +57,25 @@ def test_settings_of_the_broker_hold_for_topics_that_do_not_say_otherwise() -> N
     broker = broker_config({"log.segment.bytes": 1_048_576, "min.insync.replicas": 2, "log.flush.interval.ms": -1})
     assert broker == {"segment.bytes": "1048576", "min.insync.replicas": "2"}
     assert effective_config(broker, {"segment.bytes": "100", "retention.ms": "5"}) == {"segment.bytes": "100", "min.insync.replicas": "2", "retention.ms": "5"}
+
+
+def test_a_small_segment_that_is_stored_already_stays_until_it_is_changed() -> None:
+    stored = {"segment.bytes": "16384"}
+    assert topic_config_problem({"segment.bytes": "16384", "retention.ms": "5"}, stored) is None
+    assert "at least 1048576" in (topic_config_problem({"segment.bytes": "16385"}, stored) or "")
+    assert "at least 1048576" in (topic_config_problem({"segment.bytes": "16384"}, {}) or "")
+    change = altered({}, [ConfigOperation("retention.ms", SET, "5")])
+    assert change(stored) == {"segment.bytes": "16384", "retention.ms": "5"}
+    with pytest.raises(RequestRefused, match="at least 1048576"):
+        altered({}, [ConfigOperation("segment.bytes", SET, "20000")])(stored)
+    with pytest.raises(RequestRefused, match="at least 1048576"):
+        replaced({"segment.bytes": "20000"})(stored)
+
+
+def test_a_box_still_gives_its_topics_the_small_segments_of_its_settings_file() -> None:
+    assert broker_config({"log.segment.bytes": 65_536}) == {"segment.bytes": "65536"}
+
+
+def test_the_internal_config_takes_the_place_of_the_segments_size() -> None:
+    assert segment_bytes_config(1 << 20) == ("segment.bytes", "1048576") and segment_bytes_config(1 << 19) == ("internal.segment.bytes", "524288")
+    assert LogConfig.from_topic_config({"segment.bytes": "1048576", "internal.segment.bytes": "500"}).segment_bytes == 500
