@@ -11,6 +11,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from appliance.base.model import ProducerId
+from appliance.security.principals import UNAUTHENTICATED, RequestOrigin
 
 IMAGE_CHANGED = 3
 """controller → each client, when it connects and at each change: u64 generation."""
@@ -43,7 +44,7 @@ GENERATION = Struct("<Q")
 
 KAFKA_REQUEST = 1
 """acceptor → controller or coordinator: int16 api key, int16 api version, int16 lengths of client
-id and client host, both, request body."""
+id, client host and origin (`RequestOrigin.pack`), these three, request body."""
 KAFKA_RESPONSE = 2
 """The response body, without size and header. Empty: the request could not be answered; close the
 connection."""
@@ -54,7 +55,7 @@ commit. Its marker is below the high watermark.
 The coordinator answers with KAFKA_RESPONSE of one byte, 0, when it has applied it.
 """
 
-_REQUEST = Struct("<hhhh")
+_REQUEST = Struct("<hhhhh")
 _ENDED = Struct("<iqB")
 _NAME_BYTES_MAX = 32767
 
@@ -75,22 +76,29 @@ class KafkaRequest(NamedTuple):
     client_id: str
     client_host: str
     body: bytes
+    origin: RequestOrigin = UNAUTHENTICATED
 
 
-def pack_kafka_request(api_key: int, api_version: int, client_id: str, client_host: str, body: bytes) -> bytes:
-    """The payload of KAFKA_REQUEST."""
+_UNAUTHENTICATED = UNAUTHENTICATED.pack()
+
+
+def pack_kafka_request(api_key: int, api_version: int, client_id: str, client_host: str, body: bytes, packed_origin: bytes = _UNAUTHENTICATED) -> bytes:
+    """The payload of KAFKA_REQUEST. `packed_origin`: of the connection that the request came from."""
     identity, host = client_id.encode()[:_NAME_BYTES_MAX], client_host.encode()[:_NAME_BYTES_MAX]
-    return _REQUEST.pack(api_key, api_version, len(identity), len(host)) + identity + host + body
+    return _REQUEST.pack(api_key, api_version, len(identity), len(host), len(packed_origin)) + identity + host + packed_origin + body
 
 
 def unpack_kafka_request(payload: bytes) -> KafkaRequest:
     """Inverse of `pack_kafka_request`. Raises `ValueError` for a client id that was cut within a
     character."""
-    api_key, api_version, identity_length, host_length = _REQUEST.unpack_from(payload)
+    api_key, api_version, identity_length, host_length, origin_length = _REQUEST.unpack_from(payload)
     host_position = _REQUEST.size + identity_length
-    body_position = host_position + host_length
-    identity, host = payload[_REQUEST.size : host_position].decode(), payload[host_position:body_position].decode()
-    return KafkaRequest(api_key, api_version, identity, host, payload[body_position:])
+    origin_position = host_position + host_length
+    body_position = origin_position + origin_length
+    identity, host = payload[_REQUEST.size : host_position].decode(), payload[host_position:origin_position].decode()
+    packed_origin = payload[origin_position:body_position]
+    origin = UNAUTHENTICATED if packed_origin == _UNAUTHENTICATED else RequestOrigin.unpack(packed_origin)
+    return KafkaRequest(api_key, api_version, identity, host, payload[body_position:], origin)
 
 
 def pack_ended_transaction(partition: int, producer_id: ProducerId, is_commit: bool) -> bytes:

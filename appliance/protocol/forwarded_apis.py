@@ -70,7 +70,8 @@ CONTROLLER_APIS: Final[dict[int, tuple[Message[Any], Message[Any]]]] = {
 
 def error_answer(payload: bytes, error_code: int, message: str | None = None) -> bytes | None:
     """The body of an error response to a forwarded request; None if it cannot be decoded."""
-    api_key, version, _client_id, _client_host, body = unpack_kafka_request(payload)
+    request = unpack_kafka_request(payload)
+    api_key, version, body = request.api_key, request.api_version, request.body
     api = COORDINATED_APIS.get(api_key) or CONTROLLER_APIS.get(api_key)
     if api is None:
         return None

@@ -12,6 +12,7 @@ from collections import deque
 from typing import Protocol, TypeAlias
 
 from appliance.protocol.apis import ApiKey
+from appliance.security.principals import UNAUTHENTICATED, Principal, RequestOrigin
 from services.acceptor.fetch.record_ranges import ArenaRange, FileRange
 from services.acceptor.produce.refused_sequences import RefusedSequences
 from services.acceptor.transport import NOT_RESIDENT, WOULD_BLOCK, ClientTransport
@@ -98,8 +99,10 @@ class Connection:
         "last_active_ns",
         "next_bytes",
         "next_key",
+        "origin",
         "outgoing",
         "outgoing_bytes",
+        "packed_origin",
         "pending",
         "read_paused",
         "refused_sequences",
@@ -111,9 +114,10 @@ class Connection:
         "wanted_bytes",
     )
 
-    def __init__(self, transport: ClientTransport, address: str, now_ns: int) -> None:
+    def __init__(self, transport: ClientTransport, address: str, now_ns: int, origin: RequestOrigin = UNAUTHENTICATED) -> None:
         self.transport = transport
         self.address = address
+        self.set_origin(origin)
         self.pending: bytes | bytearray = b""
         """input that is no whole request, or has to wait"""
         self.wanted_bytes = 0
@@ -150,6 +154,21 @@ class Connection:
         self.sent_file_bytes = 0
         self.waits_for_disk = False
         """a log-reader brings what has to be sent next"""
+
+    def set_origin(self, origin: RequestOrigin) -> None:
+        """Set principal, listener and flags; the authentication of a connection changes them."""
+        self.origin = origin
+        self.packed_origin = origin.pack()
+        """as requests to controller and coordinator carry it"""
+
+    @property
+    def principal(self) -> Principal:
+        return self.origin.principal
+
+    @property
+    def listener(self) -> str:
+        """Name of the listener that accepted it."""
+        return self.origin.listener
 
     @property
     def is_idle(self) -> bool:

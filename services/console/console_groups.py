@@ -28,6 +28,7 @@ from appliance.protocol import group_apis, group_offset_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.group_apis import ListedGroup, ListGroupsRequest
 from appliance.protocol.group_offset_apis import NO_OFFSET, OffsetFetchGroup, OffsetFetchGroupResult, OffsetFetchRequest
+from appliance.security.principals import OF_BOX
 from services.console.box_sample import BoxSample
 
 
@@ -104,6 +105,7 @@ GROUPS_A_ROUND = 500
 ANSWER_MS = 3_000
 _LIST_VERSION, _FETCH_VERSION = 5, 8
 _NAME = "millrace-console"
+_ORIGIN = OF_BOX.pack()
 
 
 class GroupQuestions:
@@ -141,7 +143,7 @@ class GroupQuestions:
             except ProtocolViolation:
                 return  # the coordinator restarts; the next round asks again
 
-        self._link.request(KAFKA_REQUEST, pack_kafka_request(api, version, _NAME, "localhost", body), ANSWER_MS, answered)
+        self._link.request(KAFKA_REQUEST, pack_kafka_request(api, version, _NAME, "localhost", body, _ORIGIN), ANSWER_MS, answered)
 
     def _on_list(self, payload: bytes | None) -> None:
         if not payload:

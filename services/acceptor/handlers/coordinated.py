@@ -37,6 +37,7 @@ from appliance.protocol.cluster_apis import GROUP_KEY, SHARE_KEY, TRANSACTION_KE
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.schema import response_frame
 from appliance.protocol.transaction_apis import AddPartitionsToTxnRequest
+from appliance.security.principals import OF_BOX
 from services.acceptor.closings import UNREADABLE
 from services.acceptor.connection import RUNS_AHEAD, Connection
 
@@ -82,7 +83,7 @@ class CoordinatedHandler:
         reply = connection.expect_reply(header.api_key in RUNS_AHEAD)
         flexible = SERVED_APIS[header.api_key].is_flexible(header.api_version)
         body = bytes(buffer[header.body_position : limit])
-        request = pack_kafka_request(header.api_key, header.api_version, header.client_id, connection.address, body)
+        request = pack_kafka_request(header.api_key, header.api_version, header.client_id, connection.address, body, connection.packed_origin)
 
         def on_response(payload: bytes | None) -> None:
             answer = payload
@@ -186,5 +187,5 @@ class TransactionQuestions:
         def on_response(payload: bytes | None) -> None:
             on_answer(codes(transaction_apis.ADD_PARTITIONS_TO_TXN_RESPONSE.decode(payload, 0, len(payload), VERSION) if payload else None, partitions))
 
-        request = pack_kafka_request(ApiKey.ADD_PARTITIONS_TO_TXN, VERSION, "", "", body)
+        request = pack_kafka_request(ApiKey.ADD_PARTITIONS_TO_TXN, VERSION, "", "", body, OF_BOX.pack())
         self._coordinator.request(KAFKA_REQUEST, request, TIMEOUT_MS, on_response, answer_timeout_ms=TIMEOUT_MS)

@@ -54,5 +54,5 @@ class ForwardedHandler:
             on_response(error_answer(payload, ErrorCode.UNKNOWN_SERVER_ERROR, LOST_MESSAGE))
 
         body = bytes(buffer[header.body_position : limit])
-        payload = pack_kafka_request(header.api_key, header.api_version, header.client_id, connection.address, body)
+        payload = pack_kafka_request(header.api_key, header.api_version, header.client_id, connection.address, body, connection.packed_origin)
         self._controller.request(KAFKA_REQUEST, payload, FORWARD_TIMEOUT_MS, on_response, on_lost)

@@ -104,11 +104,11 @@ class ControllerRequests:
             self._refused.add()
 
     def _on_kafka_request(self, client: RequestClient, frame: Frame) -> None:
-        api_key, version, _client_id, _client_host, body = unpack_kafka_request(frame.payload)
-        action = self._by_api.get(api_key)
+        asked = unpack_kafka_request(frame.payload)
+        action = self._by_api.get(asked.api_key)
         if action is None:
-            raise ProtocolViolation("unknown_api", f"the controller does not answer API {api_key}")
-        action(ControllerRequest(client, frame.token, version, body))
+            raise ProtocolViolation("unknown_api", f"the controller does not answer API {asked.api_key}")
+        action(ControllerRequest(client, frame.token, asked.api_version, asked.body, asked.origin, asked.client_host))
 
     def _on_move_orders(self, client: RequestClient, frame: Frame) -> None:
         try:

@@ -16,6 +16,7 @@ from appliance.base.model import TopicId
 from appliance.cluster.placement import TopicPlan
 from appliance.ipc.request_frames import KAFKA_RESPONSE
 from appliance.runtime.request_server import RequestClient
+from appliance.security.principals import UNAUTHENTICATED, RequestOrigin
 from services.controller.decisions.cluster import ControllerContext
 
 UNREACHED_MS = 5_000
@@ -54,6 +55,8 @@ class ControllerRequest(NamedTuple):
     token: int
     version: int
     body: bytes
+    origin: RequestOrigin = UNAUTHENTICATED
+    client_host: str = ""
 
 
 class WaitingRequest:

@@ -20,6 +20,7 @@ from appliance.ipc.request_frames import (
 )
 from appliance.ipc.request_link import ControllerLink
 from appliance.runtime.poller import Poller
+from appliance.security.principals import OF_BOX, UNAUTHENTICATED
 
 
 class LinkedController:
@@ -77,7 +78,8 @@ def linked(layout: BoxLayout) -> Iterator[LinkedController]:
 
 
 def test_a_kafka_request_comes_back_as_it_was_packed() -> None:
-    assert unpack_kafka_request(pack_kafka_request(19, 7, "clíent", "::1", b"body")) == (19, 7, "clíent", "::1", b"body")
+    assert unpack_kafka_request(pack_kafka_request(19, 7, "clíent", "::1", b"body")) == (19, 7, "clíent", "::1", b"body", UNAUTHENTICATED)
+    assert unpack_kafka_request(pack_kafka_request(19, 7, "", "", b"body", OF_BOX.pack())) == (19, 7, "", "", b"body", OF_BOX)
 
 
 def test_answers_find_their_request_in_any_order(linked: LinkedController) -> None:

@@ -1,0 +1,77 @@
+"""Principals, and the origin of a request: principal, listener and flags of its connection.
+
+Pure values. Kafka's words: a principal has a type, nearly always `User`, and a name. Its text is
+`User:alice`, as in `super.users` and in ACLs.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final, NamedTuple
+
+USER_TYPE: Final = "User"
+
+PRIVILEGED: Final = 1
+"""Flag of an origin: a process of this box, or an administrator on the local socket. A super user."""
+BY_TOKEN: Final = 2
+"""Flag of an origin: it authenticated with a delegation token."""
+
+_ORIGIN: Final = Struct("<BHHH")
+
+
+class Principal(NamedTuple):
+    """An authenticated identity."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}"
+
+    @classmethod
+    def from_text(cls, text: str) -> Principal:
+        """Return the principal with this text. Raises ValueError for a text without a type."""
+        kind, colon, name = text.partition(":")
+        if not kind or not colon or not name:
+            raise ValueError(f"{text!r} is no principal; it must look like User:NAME")
+        return cls(kind, name)
+
+
+ANONYMOUS: Final = Principal(USER_TYPE, "ANONYMOUS")
+"""The principal of a connection without authentication, as in Kafka."""
+BOX: Final = Principal(USER_TYPE, "millrace")
+"""The principal of requests that the processes of a box send each other."""
+
+
+class RequestOrigin(NamedTuple):
+    """Principal, listener name and flags of a connection."""
+
+    principal: Principal = ANONYMOUS
+    listener: str = "PLAINTEXT"
+    flags: int = 0
+
+    @property
+    def is_privileged(self) -> bool:
+        return bool(self.flags & PRIVILEGED)
+
+    def pack(self) -> bytes:
+        """uint8 flags, uint16 lengths of principal type, name and listener name, these three."""
+        kind, name, listener = self.principal.kind.encode(), self.principal.name.encode(), self.listener.encode()
+        return _ORIGIN.pack(self.flags, len(kind), len(name), len(listener)) + kind + name + listener
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> RequestOrigin:
+        """Inverse of `pack`. Raises struct.error or ValueError for other bytes."""
+        flags, *lengths = _ORIGIN.unpack_from(packed)
+        texts, position = [], _ORIGIN.size
+        for length in lengths:
+            texts.append(packed[position : position + length].decode())
+            position += length
+        if position != len(packed):
+            raise ValueError(f"an origin of {position} bytes in {len(packed)} bytes")
+        kind, name, listener = texts
+        return cls(Principal(kind, name), listener, flags)
+
+
+UNAUTHENTICATED: Final = RequestOrigin()
+OF_BOX: Final = RequestOrigin(BOX, "", PRIVILEGED)
