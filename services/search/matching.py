@@ -1,0 +1,159 @@
+"""Decide whether a record fulfils a query, exactly: the value is parsed as JSON.
+
+Pure. A value that is no JSON object is one text: fields are absent then. Booleans and fractions are
+not searched for words; `=` compares them as JSON writes them. Weak: one record takes 2 to 5 µs, so
+`services.search.prefilter` passes as few as it can.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import orjson
+
+from services.search.query import ANY_FIELD, And, Compare, Equals, Node, Not, Or, Regex, Text, compile_regex, fold
+
+BETWEEN_TEXTS = "\x00"
+"""Separates the texts of a record; no query contains it."""
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+_DEPTH_MAX = 100
+
+
+class Document:
+    """A record's value; what several conditions need is computed once."""
+
+    __slots__ = ("_folded", "_texts", "fields", "raw")
+
+    def __init__(self, value: bytes) -> None:
+        self.raw = value
+        self._folded: str | None = None
+        self._texts: list[str] | None = None
+        try:
+            parsed = orjson.loads(value) if value[:1] == b"{" else None
+        except orjson.JSONDecodeError:
+            parsed = None
+        self.fields: dict[str, Any] | None = parsed if isinstance(parsed, dict) else None
+
+    def texts(self) -> list[str]:
+        """Return all texts and whole numbers."""
+        if self._texts is None:
+            self._texts = [self.raw.decode("utf-8", "replace")] if self.fields is None else list(texts_of(self.fields))
+        return self._texts
+
+    def folded(self) -> str:
+        if self._folded is None:
+            self._folded = fold(BETWEEN_TEXTS.join(self.texts()))
+        return self._folded
+
+    def field(self, name: str) -> Any:
+        """Return the content of a field; None if it is absent. A whole name precedes a path."""
+        found: Any = self.fields
+        if found is None:
+            return None
+        if name in found:
+            return found[name]
+        head, dot, rest = name.partition(".")
+        while dot and isinstance(found, dict):
+            found = found.get(head)
+            if isinstance(found, dict) and rest in found:
+                return found[rest]
+            head, dot, rest = rest.partition(".")
+        return None
+
+
+def texts_of(content: Any, depth: int = 0) -> Iterator[str]:
+    """Yield the texts and whole numbers in parsed JSON, not the names."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, int) and not isinstance(content, bool):
+        yield str(content)
+    elif depth < _DEPTH_MAX and isinstance(content, dict | list):
+        for part in content.values() if isinstance(content, dict) else content:
+            yield from texts_of(part, depth + 1)
+
+
+Predicate = Callable[[Document], bool]
+
+
+def compile_node(node: Node) -> Predicate:
+    """Return the function that decides."""
+    match node:
+        case And(parts):
+            every = [compile_node(part) for part in parts]
+            return every[0] if len(every) == 1 else lambda document: all(part(document) for part in every)
+        case Or(parts):
+            some = [compile_node(part) for part in parts]
+            return lambda document: any(part(document) for part in some)
+        case Not(part):
+            inner = compile_node(part)
+            return lambda document: not inner(document)
+        case Text():
+            return _text(node)
+        case Regex(field, pattern):
+            search = compile_regex(pattern).search
+            if field == ANY_FIELD:
+                return lambda document: any(search(text) for text in document.texts())
+            return lambda document: any(search(text) for text in texts_of(document.field(field)))
+        case Equals():
+            return _equals(node)
+        case Compare():
+            return _compare(node)
+
+
+def word_pattern(pieces: tuple[str, ...]) -> str:
+    """Return the expression (of `re`) for a folded text; between two pieces there is no end of a
+    text."""
+    begins = r"(?<!\w)" if re.match(r"\w", pieces[0]) else ""
+    ends = r"(?!\w)" if re.search(r"\w\Z", pieces[-1]) else ""
+    return begins + rf"[^{BETWEEN_TEXTS}]*?".join(map(re.escape, pieces)) + ends
+
+
+def _text(node: Text) -> Predicate:
+    search = re.compile(word_pattern(node.pieces)).search
+    longest = max(node.pieces, key=len)
+    if node.field == ANY_FIELD:
+        return lambda document: longest in (folded := document.folded()) and search(folded) is not None
+    return lambda document: any(search(fold(text)) is not None for text in texts_of(document.field(node.field)))
+
+
+def _equals(node: Equals) -> Predicate:
+    field, number = node.field, node.number
+    if node.pieces == ("", ""):
+        return lambda document: document.field(field) is not None
+    match = re.compile(".*".join(map(re.escape, node.pieces)), re.DOTALL).fullmatch
+
+    def equals(content: Any) -> bool:
+        if isinstance(content, str):
+            return match(fold(content)) is not None
+        if isinstance(content, list):
+            return any(equals(part) for part in content)
+        if content is None or isinstance(content, dict):
+            return False
+        if isinstance(content, int) and not isinstance(content, bool) and number is not None:
+            return content == number
+        return match(orjson.dumps(content).decode()) is not None
+
+    return lambda document: equals(document.field(field))
+
+
+def _compare(node: Compare) -> Predicate:
+    field, value, is_so = node.field, node.value, _OPERATORS[node.operator]
+
+    def compares(content: Any) -> bool:
+        if isinstance(content, list):
+            return any(compares(part) for part in content)
+        if isinstance(content, bool):
+            return False
+        if isinstance(value, str):
+            return isinstance(content, str) and is_so(content, value)
+        if isinstance(content, str):
+            try:
+                content = float(content)
+            except ValueError:
+                return False
+        return isinstance(content, int | float) and is_so(content, value)
+
+    return lambda document: compares(document.field(field))

@@ -1,0 +1,292 @@
+"""The query language: what a text means, judged by a second, plainly written evaluation; and where its mistakes are."""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from services.search.matching import Document, compile_node
+from services.search.prefilter import Prefilter, literals_of
+from services.search.query import QueryProblem, parse_query
+
+RECORD = {
+    "time": "2026-11-21T01:54:57Z",
+    "host": "Web7",
+    "app": "sshd",
+    "proc_id": "4711",
+    "severity": 3,
+    "severity_name": "err",
+    "structured_data": {"meta": {"sequenceId": ["17", "18"]}},
+    "labels": {"app.kind": "edge"},
+    "fields": {"took": 12.5, "tries": 3, "ok": True},
+    "message": 'Connection timed out: peer 10.0.0.1:514 said "no" at /var/log/syslog',
+    "msg_id": None,
+}
+
+
+def fulfils(query: str, value: Any = RECORD) -> bool:
+    raw = value if isinstance(value, bytes) else orjson.dumps(value)
+    node = parse_query(query)
+    found = compile_node(node)(Document(raw))
+    if found:
+        assert may_match(node, raw), f"the prefilter leaves out {query}"
+    return found
+
+
+def may_match(node: Any, raw: bytes) -> bool:
+    literals = literals_of(node)
+    if literals is None:
+        return True
+    hits: list[int] = []
+
+    def on_hit(position: int) -> int:
+        hits.append(position)
+        return position + 1
+
+    Prefilter(literals).scan(memoryview(raw), 0, len(raw), on_hit)
+    return bool(hits)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "timed",
+        "TIMED",
+        "time*",
+        "*imed",
+        '"timed out"',
+        '"connection TIMED"',
+        "10.0.0.1",
+        "10.0.0.1:514",
+        "/var/log/syslog",
+        "/var/log",
+        r"/time[d]? \w+:/",
+        r'"said \"no\" at"',
+        "host=web7",
+        "host=w*7",
+        'host="WEB7"',
+        "severity<=err",
+        "severity=err",
+        "severity=error",
+        "severity>2",
+        "severity<7",
+        "severity_name=err",
+        "proc_id=4711",
+        "proc_id>4000",
+        "structured_data.meta.sequenceId=18",
+        "labels.app.kind=edge",
+        "fields.took>12",
+        "fields.tries=3",
+        "fields.ok=true",
+        "host=*",
+        "host!=web8",
+        "message:timed",
+        "message~/^Connection/",
+        "message~^Connection",
+        "message!~/refused/",
+        "-refused",
+        "-msg_id=*",
+        "not refused and timed",
+        "refused or timed",
+        "(refused or timed) host=web7 -debug",
+        "timed refused or edge",
+        "-(refused or panic)",
+        "--timed",
+        "time>2026-11-20",
+        "17",
+    ],
+)
+def test_the_record_fulfils(query: str) -> None:
+    assert fulfils(query)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "time",
+        "imed",
+        '"timed  out"',
+        "refused",
+        "/TIMED/",
+        "host=web",
+        "host!=web7",
+        "severity<err",
+        "severity>=warning",
+        "absent=*",
+        "absent!=1",
+        "absent!~/x/",
+        "-timed",
+        "timed -connection",
+        "refused timed",
+        "refused or panic",
+        "proc_id>5000",
+        "fields.ok=1",
+        "message:edge",
+        "msg_id=*",
+    ],
+)
+def test_the_record_does_not_fulfil(query: str) -> None:
+    assert not fulfils(query)
+
+
+def test_a_value_that_is_no_object_is_one_text() -> None:
+    assert fulfils("disk -host=*", b"disk d3 is warm")
+    assert fulfils("warm", b'["warm"]') and fulfils("warm", b"\xff warm \xff")
+    assert not fulfils("host=disk", b"disk")
+
+
+@pytest.mark.parametrize(
+    ("query", "column", "reason"),
+    [
+        ('host=web "time', 10, "does not end"),
+        ("(a or b", 1, "not closed"),
+        ("a ) b", 3, "no ( for this )"),
+        ("a or", 5, "missing"),
+        ("a and and b", 7, "missing before this word"),
+        ("message~/(/", 9, "no regular expression"),
+        ("severity<=bad", 11, "is no severity"),
+        ("host=", 6, "a value is missing"),
+        ("a <b", 3, "cannot begin with <"),
+        ('x ""', 3, "empty"),
+        ("a\x07", 2, "control character"),
+        ("(" * 60 + "a" + ")" * 60, 42, "levels"),
+        ("a " * 101, 201, "at most 100"),
+    ],
+)
+def test_a_mistake_names_its_column(query: str, column: int, reason: str) -> None:
+    with pytest.raises(QueryProblem) as found:
+        parse_query(query)
+    assert (found.value.column, reason in found.value.reason) == (column, True), found.value
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_query_or_a_problem_in_it(text: str) -> None:
+    try:
+        parse_query(text)
+    except QueryProblem as problem:
+        assert 1 <= problem.column <= len(text) + 1
+
+
+# ---- the reference: a tree of plain tuples, written as a query and evaluated in a second way
+
+WORDS = ["err", "Error", "timeout", "time", "out", "10.0.0.1", "a_b", "über", "K", "k", "\u212a", "3", "x<y", "C++", "-"]
+FIELDS = ["host", "severity", "message", "n"]
+SEPARATORS = [" ", ", ", "\n", "\t", "—", '"', "\\", "/", "_", ""]
+
+contents = st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(SEPARATORS)), max_size=4).map(lambda parts: "".join(map("".join, parts)))
+values = st.one_of(st.none(), st.integers(-5, 10), contents, st.lists(contents, max_size=2), st.dictionaries(st.sampled_from(FIELDS), contents, max_size=2))
+documents = st.dictionaries(st.sampled_from(FIELDS), values, max_size=4)
+
+leaves = st.one_of(
+    st.tuples(st.just("word"), st.sampled_from(WORDS)),
+    st.tuples(st.just("prefix"), st.sampled_from(["err", "time", "a_"])),
+    st.tuples(st.just("regex"), st.sampled_from(["err", "t[io]me", "(?i)ERR.r", "ab|3", "^out", "x.?y", "tim(e|x)?out", r"10\.0+", "C[+]{2}"])),
+    st.tuples(st.just("equals"), st.sampled_from(FIELDS), st.sampled_from(["3", "err", "timeout", "-2", "über"])),
+    st.tuples(st.just("compare"), st.sampled_from(FIELDS), st.sampled_from(["<", "<=", ">", ">="]), st.integers(-2, 8)),
+)
+trees = st.recursive(
+    leaves,
+    lambda parts: st.one_of(
+        st.tuples(st.just("not"), parts),
+        st.tuples(st.just("and"), st.lists(parts, min_size=2, max_size=3)),
+        st.tuples(st.just("or"), st.lists(parts, min_size=2, max_size=3)),
+    ),
+    max_leaves=6,
+)
+OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+
+
+def written(tree: Any) -> str:
+    match tree:
+        case ("word", word):
+            return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        case ("prefix", word):
+            return f"{word}*"
+        case ("regex", pattern):
+            return "/" + pattern.replace("/", "\\/") + "/"
+        case ("equals", field, value):
+            return f"{field}={value}"
+        case ("compare", field, sign, number):
+            return f"{field}{sign}{number}"
+        case ("not", part):
+            return f"-({written(part)})"
+        case (joint, parts):
+            return "(" + f" {joint} ".join(map(written, parts)) + ")"
+    raise AssertionError(tree)
+
+
+def leaves_of(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [text for each in value.values() for text in leaves_of(each)]
+    if isinstance(value, list):
+        return [text for each in value for text in leaves_of(each)]
+    return [] if value is None else [str(value)]
+
+
+def has_word(text: str, word: str, is_prefix: bool = False) -> bool:
+    """Character by character, without a regular expression."""
+    text, word = (each.replace("\u212a", "\ufffd").lower() for each in (text, word))
+
+    def is_word(character: str) -> bool:
+        return character.isalnum() or character == "_"
+
+    for at in range(len(text) - len(word) + 1):
+        if text[at : at + len(word)] != word:
+            continue
+        before, behind = text[at - 1 : at] if at else "", text[at + len(word) : at + len(word) + 1]
+        if before and is_word(before) and is_word(word[0]):
+            continue
+        if not is_prefix and behind and is_word(behind) and is_word(word[-1]):
+            continue
+        return True
+    return False
+
+
+def reference(tree: Any, document: dict[str, Any]) -> bool:
+    match tree:
+        case ("word", word):
+            return any(has_word(text, word) for text in leaves_of(document))
+        case ("prefix", word):
+            return any(has_word(text, word, True) for text in leaves_of(document))
+        case ("regex", pattern):
+            return any(re.search(pattern, text) for text in leaves_of(document))
+        case ("equals", field, value):
+            found = document.get(field)
+            value = "3" if field == "severity" and value == "err" else value
+            return any(isinstance(each, str | int) and str(each).lower() == value.lower() for each in (found if isinstance(found, list) else [found]))
+        case ("compare", field, sign, number):
+            found = document.get(field)
+            numbers = []
+            for each in found if isinstance(found, list) else [found]:
+                if isinstance(each, str | int):
+                    try:
+                        numbers.append(float(each))
+                    except ValueError:
+                        continue
+            return any(OPERATORS[sign](each, number) for each in numbers)
+        case ("not", part):
+            return not reference(part, document)
+        case ("and", parts):
+            return all(reference(part, document) for part in parts)
+        case ("or", parts):
+            return any(reference(part, document) for part in parts)
+    raise AssertionError(tree)
+
+
+@given(trees, documents, st.sampled_from([orjson.dumps, lambda document: json.dumps(document).encode()]))
+def test_a_query_means_what_the_reference_evaluation_says(tree: Any, document: dict[str, Any], encode: Any) -> None:
+    query = written(tree)
+    assume(len(query) < 1_500)
+    raw = encode(document)
+    node = parse_query(query)
+    found = compile_node(node)(Document(raw))
+    assert found == reference(tree, document), query
+    assert may_match(node, raw) or not found, f"the prefilter leaves out {query}"
