@@ -59,7 +59,7 @@ def class_path() -> str:
     return os.pathsep.join([*map(str, client_packages.kafka_jars()), *borrowed])
 
 
-def _java() -> str:
+def java() -> str:
     java = shutil.which("java")
     assert java is not None
     return java
@@ -97,7 +97,7 @@ class RealKafka:
         """Until it takes requests."""
         with open(self._messages, "ab") as file:
             self.process = subprocess.Popen(
-                [_java(), *JVM, "-cp", class_path(), "kafka.Kafka", str(self._properties)],
+                [java(), *JVM, "-cp", class_path(), "kafka.Kafka", str(self._properties)],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -132,7 +132,7 @@ class RealKafka:
 
 def dump_log_segments(files: Iterable[Path], *options: str) -> str:
     """What Kafka's DumpLogSegments says of files, standard error included; one JVM for all of them."""
-    command = [_java(), *JVM, "-cp", class_path(), "kafka.tools.DumpLogSegments", "--files", ",".join(map(str, files)), *options]
+    command = [java(), *JVM, "-cp", class_path(), "kafka.tools.DumpLogSegments", "--files", ",".join(map(str, files)), *options]
     ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stdout[-4000:]
     return ended.stdout

@@ -102,6 +102,11 @@ class BoxLayout:
         return f"{self.runtime_directory}/image"
 
     @property
+    def security_image_file(self) -> str:
+        """The access control lists, beside the metadata image."""
+        return f"{self.runtime_directory}/security-image"
+
+    @property
     def controller_socket(self) -> str:
         return f"{self.runtime_directory}/controller.sock"
 

@@ -112,7 +112,12 @@ def create_roots(broker_id: int) -> Operation[None]:
     """Create Kafka's root paths and ours where they are missing: one round trip, and one per
     missing path.
     """
-    paths = parents_first((*PERSISTENT_PATHS, placements_path(broker_id), CHANGES, CLUSTER))
+    yield from create_missing((*PERSISTENT_PATHS, placements_path(broker_id), CHANGES, CLUSTER))
+
+
+def create_missing(wanted: tuple[str, ...]) -> Operation[None]:
+    """Create the nodes that are missing, and their parents, empty."""
+    paths = parents_first(wanted)
     found: list[Any] = yield from all_of([GetChildren(path) for path in paths])
     for path, children in zip(paths, found, strict=True):
         if isinstance(children, NoNode):
