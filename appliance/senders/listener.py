@@ -125,8 +125,8 @@ class Listener(NamedTuple):
     tokens: tuple[Token, ...] = ()
     """HTTP: a request must present one of these (bearer, Splunk, or the password of basic)."""
     topics: tuple[str, ...] = ()
-    """HTTP: topics, or patterns with `*`, that a request may name, and to which its items of
-    `_bulk` may go. Empty: a request may name the topics that the tables have for this listener."""
+    """HTTP: topics, or patterns with `*`, that a request may name, and to which the routes may take
+    its records. Empty: a request may name the topics that the tables have for this listener."""
     allow_origin: tuple[str, ...] = ()
     """HTTP: origins (`https://app.example.com`, or `*`) whose web pages may send here."""
     host_names: frozenset[str] = frozenset(("localhost",))

@@ -220,7 +220,7 @@ LISTENER_KEYS: dict[str, Key] = {
         "requests must present one of these (bearer, Splunk, password of basic); one may have topics of its own", "none is requested"
     ),
     "topics": Key("topics", _several(_topic_pattern), "names of topics, in which * matches any characters", (Protocol.HTTP,)).means(
-        "topics that a request may name, and where items of `_bulk` may go", "those that the routes and `topic` have for this listener"
+        "topics that a request may name, and where the routes may take its records", "those that the routes and `topic` have for this listener"
     ),
     "shared-key": Key("shared_key", _text, _TEXT, (Protocol.FLUENT,)).means("key of Fluent's forward protocol", "none is requested"),
     "sender-bytes-per-second": _number_key("sender_bytes_per_second", 0, 1 << 40).means("quota of each address; 0: none", "`ingest.sender.*`"),

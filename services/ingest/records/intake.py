@@ -45,7 +45,7 @@ class RefusedReason(StrEnum):
     NO_INPUT = "no_input"
     """No input has this path, method or media type."""
     FORBIDDEN_TOPIC = "forbidden_topic"
-    """The sender names a topic, or its item goes to one, that its token or listener may not use."""
+    """The sender names a topic, or its record goes to one, that its token or listener may not use."""
     CROSS_SITE = "cross_site"
     """A web page of another site sent it, and `allow-origin` does not name the site."""
     UNKNOWN_HOST = "unknown_host"

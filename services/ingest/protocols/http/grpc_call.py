@@ -143,12 +143,12 @@ class GrpcCall:
             return
 
         def answer(unit: AckGroup) -> HttpResponse:
-            self._message = encode_success(*rejected(unit, reading))
+            self._message = encode_success(*rejected(request, unit, reading))
             return HttpResponse(0)
 
         self._unacknowledged_bytes = max(1, len(message))
         unit = request.open_unit(answer)
-        yield from take(request.intake, unit, reading)
+        yield from take(request, unit, reading)
 
     def abandon(self) -> None:
         """The body will never be complete."""

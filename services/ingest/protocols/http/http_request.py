@@ -23,7 +23,7 @@ from services.ingest.protocols.steps import Steps, run_to_end
 from services.ingest.records.ack_group import IDENTITY_BYTES, AckGroup, AckOutcome
 from services.ingest.records.event import EventSource
 from services.ingest.records.ingest_record import IngestRecord
-from services.ingest.records.intake import Intake
+from services.ingest.records.intake import Intake, RefusedReason
 
 JSON, TEXT = b"application/json", b"text/plain"
 IDEMPOTENCY_KEY_HEADER = b"idempotency-key"
@@ -67,12 +67,14 @@ class Request:
     __slots__ = (
         "_answer",
         "_query",
+        "_seen",
         "arguments",
         "body",
         "busy",
         "charge",
         "content_encoding",
         "cors_headers",
+        "forbidden",
         "headers",
         "intake",
         "is_answered",
@@ -104,6 +106,9 @@ class Request:
         """The user that presented the token, if its form has one (basic); otherwise empty."""
         self.topics = listener.topics
         """Those of the token, if it has its own."""
+        self.forbidden: list[tuple[int, str]] = []
+        """(number of the record in the request, topic) of records that `permitted` refused."""
+        self._seen = 0
         self.sender = source.host
         """The name in the sender's certificate, otherwise its address: a token or user may be known
         to several senders."""
@@ -150,6 +155,32 @@ class Request:
         """Return a topic that the record goes to and the sender may not use; "" if there is none."""
         may_use = _matcher(self.topics)
         return next((topic for topic in self.intake.topics_of(self.listener, record) if not may_use(topic)), "")
+
+    def permitted(self, records: Sequence[IngestRecord]) -> Sequence[IngestRecord]:
+        """Return the records whose topics by the routes the sender may use. The others are refused,
+        counted and noted in `forbidden`; the endpoint reports them in its answer."""
+        positions = self.permitted_positions(records)
+        return records if len(positions) == len(records) else [records[position] for position in positions]
+
+    def permitted_positions(self, records: Sequence[IngestRecord]) -> Sequence[int]:
+        """As `permitted`; return the positions of the records."""
+        if not self.topics or all(map(_matcher(self.topics), self.intake.topics_of(self.listener))):
+            return range(len(records))
+        positions: list[int] = []
+        for position, record in enumerate(records):
+            if topic := self.forbidden_topic(record):
+                self.forbidden.append((self._seen + position, topic))
+            else:
+                positions.append(position)
+        self._seen += len(records)
+        if refused := len(records) - len(positions):
+            self.intake.refuse(self.listener, self.source, RefusedReason.FORBIDDEN_TOPIC, refused)
+        return positions
+
+    @property
+    def forbidden_words(self) -> str:
+        """Return how many records `permitted` refused, and a topic of them."""
+        return f"{len(self.forbidden)} records may not be sent to topic {self.forbidden[0][1]} with these credentials, the others are stored"
 
     def identity(self, *parts: bytes) -> bytes:
         """Return an identity of 16 bytes for `parts`; it differs for another listener, sender, user

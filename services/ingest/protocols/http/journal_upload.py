@@ -122,12 +122,18 @@ class JournalUpload:
 
     def _take_entries(self, entries: list[Entry], have_cursors: bool, entry_bytes: int) -> None:
         request = self._request
+        records = [journal_record(entry, request.listener) for entry in entries]
+        positions = request.permitted_positions(records)
+        if not positions:
+            return
+        if len(positions) < len(records):
+            records, entries = [records[position] for position in positions], [entries[position] for position in positions]
         identities = [request.identity(entry[_CURSOR]) for entry in entries] if have_cursors else None  # type: ignore[arg-type]
         unit = AckGroup(request.listener, request.source, identities, self._on_completed)
         unit.context = entry_bytes * len(entries)
         self.unacknowledged_bytes += unit.context
         self._units += 1
-        request.intake.take(unit, [journal_record(entry, request.listener) for entry in entries])
+        request.intake.take(unit, records)
         request.intake.close_group(unit)
 
     def _on_completed(self, unit: AckGroup) -> None:
@@ -150,6 +156,8 @@ class JournalUpload:
             return
         if self._is_refused:
             request.answer(request.busy(request))
+        elif self._problem is None and request.forbidden:
+            request.answer(refusal(403, request.forbidden_words, request.path, "name the topic in topics = [...] of the listener or token"))
         else:
             request.answer(self._problem or HttpResponse(202, b"OK.\n", b"text/plain"))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import Any, Final
 
 from appliance.senders.listener import Listener
@@ -55,11 +56,11 @@ def push(request: Request) -> SlowResult:
     except TooLarge as problem:
         request.intake.refuse(request.listener, request.source, RefusedReason.TOO_LARGE)
         return _no(str(problem), 413)
-    unit = request.open_unit(_answer)
+    unit = request.open_unit(partial(_answer, request))
     for start in range(0, len(records), PUT_RECORDS):
         if start:
             yield
-        request.intake.take(unit, records[start : start + PUT_RECORDS])
+        request.intake.take(unit, request.permitted(records[start : start + PUT_RECORDS]))
     request.intake.close_group(unit)
     return WAITING
 
@@ -225,7 +226,9 @@ def _list(value: object, name: str) -> list[Any]:
     raise BadPush(f"`{name}` is a list")
 
 
-def _answer(unit: AckGroup) -> HttpResponse:
+def _answer(request: Request, unit: AckGroup) -> HttpResponse:
+    if request.forbidden:
+        return _no(request.forbidden_words, 403)
     if not unit.rejected:
         return HttpResponse(204)
     return _no(f"{len(unit.rejected)} of {unit.record_count} entries can never be stored, the others are; the first: {unit.rejected[0][1]}")

@@ -22,7 +22,7 @@ from services.ingest.protocols.otlp.otlp_record import SLICE_RECORDS, BadPayload
 from services.ingest.protocols.steps import Steps
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.ingest_record import ColumnarRecords
-from services.ingest.records.intake import Intake, Oddity, RefusedReason
+from services.ingest.records.intake import Oddity, RefusedReason
 
 PROTOBUF = b"application/x-protobuf"
 INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE = 3, 8, 14
@@ -49,13 +49,14 @@ def export_logs(request: Request) -> SlowResult:
         is_too_much = isinstance(problem, TooManyRecords)
         count(request, RefusedReason.TOO_LARGE if is_too_much else RefusedReason.MALFORMED)
         return _failure(request, 413 if is_too_much else 400, INVALID_ARGUMENT, str(problem))
-    unit = request.open_unit(lambda unit: HttpResponse(200, success(*rejected(unit, reading)), request.media_type))
-    yield from take(request.intake, unit, reading)
+    unit = request.open_unit(lambda unit: HttpResponse(200, success(*rejected(request, unit, reading)), request.media_type))
+    yield from take(request, unit, reading)
     return WAITING
 
 
-def take(intake: Intake, unit: AckGroup, reading: OtlpRequest) -> Steps:
+def take(request: Request, unit: AckGroup, reading: OtlpRequest) -> Steps:
     """Pass the records of a request to the intake."""
+    intake = request.intake
     if reading.too_large:
         intake.refuse(unit.listener, unit.source, RefusedReason.TOO_LARGE, reading.too_large)
     taken = 0
@@ -63,7 +64,7 @@ def take(intake: Intake, unit: AckGroup, reading: OtlpRequest) -> Steps:
         unparsed = 0 if isinstance(records, ColumnarRecords) else sum(record.fields is None for record in records)
         if unparsed:
             intake.note(unit.listener, unit.source, Oddity.UNPARSED, unparsed)
-        intake.take(unit, records)
+        intake.take(unit, request.permitted(records))
         taken += len(records)
         if taken >= SLICE_RECORDS:
             taken = 0
@@ -71,9 +72,11 @@ def take(intake: Intake, unit: AckGroup, reading: OtlpRequest) -> Steps:
     intake.close_group(unit)
 
 
-def rejected(unit: AckGroup, reading: OtlpRequest) -> tuple[int, str]:
+def rejected(request: Request, unit: AckGroup, reading: OtlpRequest) -> tuple[int, str]:
     """Return how many records can never be stored, and the reason of the first."""
-    number = len(unit.rejected) + reading.too_large
+    number = len(unit.rejected) + reading.too_large + len(request.forbidden)
+    if request.forbidden:
+        return number, request.forbidden_words
     return number, (unit.rejected[0][1] if unit.rejected else TOO_LARGE_WORDS) if number else ""
 
 

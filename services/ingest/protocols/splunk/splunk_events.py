@@ -39,6 +39,8 @@ TOKEN_REQUIRED: Final = Code(2, 401, "Token is required")
 INVALID_TOKEN: Final = Code(4, 403, "Invalid token")
 NO_DATA: Final = Code(5, 400, "No data")
 INVALID_FORMAT: Final = Code(6, 400, "Invalid data format")
+INCORRECT_INDEX: Final = Code(7, 400, "Incorrect index")
+"""The token may not write to the topic of an event."""
 SERVER_BUSY: Final = Code(9, 503, "Server is busy")
 CHANNEL_MISSING: Final = Code(10, 400, "Data channel is missing")
 INVALID_CHANNEL: Final = Code(11, 400, "Invalid data channel")

@@ -22,6 +22,7 @@ from services.ingest.protocols.splunk.splunk_acks import AckLedger, Channel, Tak
 from services.ingest.protocols.splunk.splunk_events import (
     CHANNEL_MISSING,
     HEALTHY,
+    INCORRECT_INDEX,
     INVALID_CHANNEL,
     INVALID_FORMAT,
     INVALID_TOKEN,
@@ -38,7 +39,7 @@ from services.ingest.protocols.splunk.splunk_events import (
 from services.ingest.protocols.steps import PUT_RECORDS, Steps
 from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.ingest_record import IngestRecord
-from services.ingest.records.intake import Intake, RefusedReason
+from services.ingest.records.intake import RefusedReason
 
 CHANNEL_HEADER: Final = b"x-splunk-request-channel"
 CHANNEL_BYTES_MAX: Final = 128
@@ -91,8 +92,8 @@ class Collector:
             return _answer(problem.code, problem.event_number)
         intake = request.intake
         if not channel_name:
-            unit = request.open_unit(_stored)
-            yield from _put(intake, unit, records)
+            unit = request.open_unit(partial(_stored, request))
+            yield from _put(request, unit, records)
             return WAITING
         channel = self._channel(request, channel_name)
         if channel is None or channel.is_full:
@@ -104,12 +105,14 @@ class Collector:
         unit = AckGroup(request.listener, request.source, [taken.identity], partial(_on_completed, channel, taken))
         unit.keeps_identity = channel.has_polled or key is not None
         try:
-            yield from _put(intake, unit, records)
+            yield from _put(request, unit, records)
         except GeneratorExit:
             intake.abandon(unit)
             raise
         if unit.outcome is AckOutcome.REFUSED:
             return busy(request)  # at once, if it is known at once; otherwise the number stays false
+        if request.forbidden:
+            return _answer(INCORRECT_INDEX, request.forbidden[0][0], taken.ack_id)
         return _answer(SUCCESS, ack_id=taken.ack_id)
 
     def _channel(self, request: Request, channel_name: bytes) -> Channel | None:
@@ -120,12 +123,12 @@ class Collector:
         return channel
 
 
-def _put(intake: Intake, unit: AckGroup, records: list[IngestRecord]) -> Steps:
+def _put(request: Request, unit: AckGroup, records: list[IngestRecord]) -> Steps:
     for start in range(0, len(records), PUT_RECORDS):
         if start:
             yield
-        intake.take(unit, records[start : start + PUT_RECORDS])
-    intake.close_group(unit)
+        request.intake.take(unit, request.permitted(records[start : start + PUT_RECORDS]))
+    request.intake.close_group(unit)
 
 
 def health(request: Request) -> HttpResponse:
@@ -163,7 +166,9 @@ def _on_completed(channel: Channel, taken: Taken, unit: AckGroup) -> None:
     channel.on_completed(taken, unit.outcome is not AckOutcome.REFUSED, unit.keeps_identity)
 
 
-def _stored(unit: AckGroup) -> HttpResponse:
+def _stored(request: Request, unit: AckGroup) -> HttpResponse:
+    if request.forbidden:
+        return _answer(INCORRECT_INDEX, request.forbidden[0][0])
     if not unit.rejected:
         return _answer(SUCCESS)
     number = unit.rejected[0][0]
