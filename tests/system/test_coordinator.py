@@ -53,7 +53,9 @@ def _zookeeper_of(box: RunningBox) -> str:
 
 
 def _open_transaction(client: RawCoordination, name: str, *values: bytes) -> Initialized:
-    producer = client.init_producer(name)
+    """A coordinator that was restarted answers COORDINATOR_LOAD_IN_PROGRESS until it has read its partition."""
+    loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    producer = eventually(lambda: (found := client.init_producer(name)).error_code != loading and found, "the coordinator has loaded its partition")
     assert producer.error_code == 0
     assert client.add_partition(name, producer, TOPIC) == 0
     assert client.produce_batch(TOPIC, 0, transactional_batch(producer.producer_id, producer.producer_epoch, 0, *values), name)[0] == 0
