@@ -5,9 +5,9 @@ box reads its settings at its start, and are read-only. Kafka's configs of featu
 exist here are left out; of the others, only what is true of this box is shown.
 
 *Dynamic* configs (KIP-226) are kept as in Kafka in `/config/brokers/N`, and for all brokers in
-`/config/brokers/<default>`; a broker's own value has priority. Of Kafka's, only the throttles of
-replication and of moves between disks exist here. One is ours: the brokers that get no new
-replicas.
+`/config/brokers/<default>`; a broker's own value has priority. Of Kafka's, the throttles of
+replication and of moves between disks, and the settings that topics fall back to, can be set. Two
+are ours: the brokers that get no new replicas, and the protected age of segments.
 
 Weak: a setting whose line in the settings file equals the default is shown as a default. A dynamic
 list is set as a whole, so of two concurrent changes one may be overwritten. A copy that is under
@@ -17,12 +17,14 @@ way keeps its throttle.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from appliance.base.config_numbers import parse_integer
 from appliance.base.setting_row import INT32_MAX, SettingRow, SettingValue
 from appliance.base.setting_rows import SETTING_ROWS
-from appliance.base.settings import Box
-from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS
+from appliance.base.settings import Box, default_settings, relation_problems, setting_problem
+from appliance.cluster.topic_configs import SEGMENT_BYTES_MIN, SHOWN_MAX, TOPIC_CONFIG_ROWS
 
 
 class BrokerConfig(NamedTuple):
@@ -136,23 +138,86 @@ _MEANINGS: Final = {
 _CLOSED_MEANING: Final = (
     "Ids of brokers that get no replicas unless they are named, because they are being emptied; set for all brokers, while they run only (millrace box drain)."
 )
+DYNAMIC_TOPIC_DEFAULTS: Final = (
+    "log.cleaner.delete.retention.ms",
+    "log.cleaner.max.compaction.lag.ms",
+    "log.cleaner.min.cleanable.ratio",
+    "log.cleaner.min.compaction.lag.ms",
+    "log.cleanup.policy",
+    "log.flush.interval.messages",
+    "log.flush.interval.ms",
+    "log.index.interval.bytes",
+    "log.index.size.max.bytes",
+    "log.message.timestamp.type",
+    "log.retention.bytes",
+    "log.retention.ms",
+    "log.retention.protected.ms",
+    "log.roll.jitter.ms",
+    "log.roll.ms",
+    "log.segment.bytes",
+    "log.segment.delete.delay.ms",
+    "message.max.bytes",
+    "min.insync.replicas",
+    "unclean.leader.election.enable",
+)
+"""Settings that topics fall back to and that Kafka 4 lets be altered while a broker runs
+(`DynamicLogConfig`, `LogCleaner`), and ours."""
+NOT_ZERO: Final = frozenset({"log.retention.ms", "log.roll.ms"})
+"""Of them, those whose 0 means unset in the settings file, and that Kafka lets be 1 or more, or
+-1."""
 DYNAMIC_BROKER_CONFIGS: Final = {
     **{name: BrokerConfig(name, "long", str(NO_LIMIT), str(NO_LIMIT), meaning) for name, meaning in _MEANINGS.items()},
     CLOSED: BrokerConfig(CLOSED, "list", "", "", _CLOSED_MEANING),
+    **{name: _from_setting(SETTING_ROWS[name], SETTING_ROWS[name].default) for name in DYNAMIC_TOPIC_DEFAULTS},
 }
 
 
-def dynamic_config_problem(config: Mapping[str, str], _stored: Mapping[str, str]) -> str | None:
-    """Return why a broker cannot have these configs, or None."""
-    for name, value in sorted(config.items()):
-        if name not in DYNAMIC_BROKER_CONFIGS:
-            return f"Cannot update these configs dynamically: {name}."
-        if name == CLOSED:
-            if not all(part.strip().isdigit() for part in value.split(",") if part.strip()):
-                return f"Invalid value {value} for configuration {name}: must be a list of broker ids."
-            continue
-        if not value.strip().isdigit() or int(value) > NO_LIMIT:
-            return f"Invalid value {value} for configuration {name}: must be a whole number of bytes per second, at least 0."
+def dynamic_settings(config: Mapping[str, str]) -> dict[str, SettingValue]:
+    """Return the settings among a broker's dynamic configs, as values; those that another tool
+    wrote and that are invalid are left out.
+    """
+    values = {name: _setting_value(SETTING_ROWS[name], config[name]) for name in DYNAMIC_TOPIC_DEFAULTS if name in config}
+    return {name: value for name, value in values.items() if value is not None and setting_problem(SETTING_ROWS[name], value) is None}
+
+
+def _setting_value(row: SettingRow, text: str) -> SettingValue | None:
+    if isinstance(row.default, bool):
+        return {"true": True, "false": False}.get(text.strip().lower())
+    if row.name == "log.cleanup.policy":
+        return ",".join(sorted({part.strip() for part in text.split(",")}))
+    return parse_integer(text) if isinstance(row.default, int) else text
+
+
+def dynamic_config_problem(
+    config: Mapping[str, str], stored: Mapping[str, str] = MappingProxyType({}), settings: Mapping[str, SettingValue] = MappingProxyType({})
+) -> str | None:
+    """Return why a broker cannot have these configs, or None. `settings` are those of its file."""
+    problem = next((found for name in sorted(config) if (found := _dynamic_problem(name, config[name], stored.get(name))) is not None), None)
+    if problem is not None:
+        return problem
+    # Intervals of flushes need a policy in the settings file only: as configs of topics they stand for themselves.
+    changed = {name: value for name, value in dynamic_settings(config).items() if not name.startswith("log.flush.")}
+    before = relation_problems({**default_settings(), **settings})
+    return next((found for found in relation_problems({**default_settings(), **settings, **changed}) if found not in before), None)
+
+
+def _dynamic_problem(name: str, value: str, stored: str | None) -> str | None:
+    """Return why this one config cannot have `value`, or None; `stored` is its present value."""
+    if name not in DYNAMIC_BROKER_CONFIGS:
+        return f"Cannot update these configs dynamically: {name}."
+    if name == CLOSED:
+        if not all(part.strip().isdigit() for part in value.split(",") if part.strip()):
+            return f"Invalid value {value} for configuration {name}: must be a list of broker ids."
+    elif name in DYNAMIC_TOPIC_DEFAULTS:
+        row = SETTING_ROWS[name]
+        number = _setting_value(row, value)
+        if number is None or setting_problem(row, number) is not None or (number == 0 and name in NOT_ZERO):
+            without_zero = ", not 0" if name in NOT_ZERO else ""
+            return f"Invalid value {value[:SHOWN_MAX]} for configuration {name}: allowed is {row.allowed}{without_zero}."
+        if name == "log.segment.bytes" and value != stored and int(number) < SEGMENT_BYTES_MIN:
+            return f"Invalid value {value} for configuration {name}: value must be at least {SEGMENT_BYTES_MIN}."
+    elif not value.strip().isdigit() or int(value) > NO_LIMIT:
+        return f"Invalid value {value} for configuration {name}: must be a whole number of bytes per second, at least 0."
     return None
 
 

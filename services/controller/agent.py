@@ -17,7 +17,6 @@ import os
 
 from appliance.base.model import TopicId
 from appliance.cluster.metadata_image import MetadataImage
-from appliance.cluster.topic_configs import broker_config
 from appliance.ipc.box_disks import BoxDisks
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from services.controller.admin.cluster_administration import ClusterAdministration
@@ -62,7 +61,7 @@ class ControllerAgent:
         self._is_ready = False
         self._stop_deadline_ms: int | None = None
         self._make_counters()
-        self.cluster = Cluster(box.broker_id, broker_config(box.settings), [disk.name for disk in box.disks])
+        self.cluster = Cluster(box.broker_id, box.settings, [disk.name for disk in box.disks])
         self._publisher = ImagePublisher(layout.image_file, self._make_image, self._on_published)
         # Callbacks use components that are created below; none is called before the first turn.
         self._disks = DiskCommands(

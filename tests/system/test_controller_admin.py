@@ -20,9 +20,11 @@ from appliance.protocol import config_apis, topic_apis
 from appliance.protocol.config_apis import (
     AlterConfigsRequest,
     AlteredResource,
+    ConfigSource,
     ConfigToAlter,
     ConfigToSet,
     DescribeConfigsRequest,
+    DescribedConfig,
     DescribedResource,
     IncrementalAlterConfigsRequest,
     ResourceToAlter,
@@ -349,7 +351,7 @@ def test_only_requested_keys_are_described_and_version_zero_knows_defaults(box: 
     for version in range(5):
         for keys in (None, ()):
             (everything,) = describe(box, ResourceToDescribe(TOPIC, "t", keys), version=version)
-            assert {config.name for config in everything.configs} == set(TOPIC_CONFIG_ROWS)
+            assert {config.name for config in everything.configs} == set(TOPIC_CONFIG_ROWS) - {"internal.segment.bytes"}
     twice = describe(box, ResourceToDescribe(TOPIC, "t"), ResourceToDescribe(TOPIC, "t"))
     assert [(described.error_code, described.configs) for described in twice] == [(ErrorCode.INVALID_REQUEST, ())] * 2
 
@@ -376,8 +378,74 @@ def test_resources_that_cannot_be_described_have_kafkas_error_codes(box: Stepped
     broker, everywhere = describe(box, ResourceToDescribe(BROKER, "1"), ResourceToDescribe(BROKER, ""))
     assert everywhere == DescribedResource(0, None, BROKER, "", ())
     segment = next(config for config in broker.configs if config.name == "log.segment.bytes")
-    assert (segment.value, segment.config_source, segment.read_only) == ("1000000", 4, True)
+    assert (segment.value, segment.config_source, segment.read_only) == ("1000000", 4, False)
     assert all(config.read_only != (config.name in DYNAMIC_BROKER_CONFIGS) and config.documentation for config in broker.configs)
+
+
+# --- configs of brokers, set while they run ---------------------------------------------------------------------------------
+
+
+def alter_broker(box: SteppedBox, name: str, *configs: ConfigToAlter) -> AlteredResource:
+    return alter(box, ResourceToAlter(BROKER, name, configs))[0]
+
+
+def described_of(box: SteppedBox, kind: int, name: str, config: str) -> DescribedConfig:
+    (described,) = describe(box, ResourceToDescribe(kind, name, (config,)))
+    return described.configs[0]
+
+
+def sent_configs(box: SteppedBox) -> list[dict[str, Any]]:
+    """The payloads of CONFIG at each log-writer."""
+    return [payload for writer in box.writers.values() for kind, payload in writer.commands if kind is DescriptorKind.CONFIG]
+
+
+def test_a_brokers_altered_defaults_reach_log_writers_and_image_and_are_described_with_their_sources(box: SteppedBox, tree: KazooClient) -> None:
+    before = box.image().topics["t"].config_generation
+    assert alter_broker(box, "", ConfigToAlter("log.retention.ms", SET, "9000"), ConfigToAlter("min.insync.replicas", SET, "2")).error_code == 0
+    assert alter_broker(box, "1", ConfigToAlter("log.retention.ms", SET, "8000"), ConfigToAlter("log.segment.bytes", SET, "2000000")).error_code == 0
+    assert document(tree, "/config/brokers/<default>")["config"] == {"log.retention.ms": "9000", "min.insync.replicas": "2"}
+    assert document(tree, "/config/brokers/1")["config"] == {"log.retention.ms": "8000", "log.segment.bytes": "2000000"}
+    topic = box.image().topics["t"]
+    assert topic.config == {"segment.bytes": "2000000", "segment.ms": "7000", "min.insync.replicas": "2", "retention.ms": "8000"}
+    assert topic.config_generation > before
+    last = sent_configs(box)[-1]
+    assert (last["config"], last["config_generation"]) == (topic.config, topic.config_generation)
+
+    retention = described_of(box, BROKER, "1", "log.retention.ms")
+    assert (retention.value, retention.config_source, retention.read_only) == ("8000", ConfigSource.DYNAMIC_BROKER, False)
+    assert [synonym[1:] for synonym in retention.synonyms] == [("8000", ConfigSource.DYNAMIC_BROKER), ("9000", ConfigSource.DYNAMIC_DEFAULT_BROKER)]
+    segment = described_of(box, BROKER, "1", "log.segment.bytes")
+    assert [synonym[1:] for synonym in segment.synonyms] == [("2000000", 2), ("1000000", 4), ("1073741824", 5)]
+    of_topic = described_of(box, TOPIC, "t", "min.insync.replicas")
+    assert (of_topic.value, of_topic.config_source) == ("2", ConfigSource.DYNAMIC_DEFAULT_BROKER)
+    assert described_of(box, BROKER, "", "min.insync.replicas").value == "2"
+
+    assert alter_broker(box, "1", ConfigToAlter("log.retention.ms", DELETE), ConfigToAlter("log.segment.bytes", DELETE)).error_code == 0
+    assert alter_broker(box, "", ConfigToAlter("log.cleanup.policy", APPEND, "compact"), ConfigToAlter("min.insync.replicas", DELETE)).error_code == 0
+    config = box.image().topics["t"].config
+    assert config == {"segment.bytes": "1000000", "segment.ms": "7000", "retention.ms": "9000", "cleanup.policy": "delete,compact"} or config == {
+        "segment.bytes": "1000000",
+        "segment.ms": "7000",
+        "retention.ms": "9000",
+        "cleanup.policy": "compact,delete",
+    }
+    assert sent_configs(box)[-1]["config"] == config
+
+
+def test_values_of_brokers_that_are_out_of_bounds_are_refused_and_change_nothing(box: SteppedBox, tree: KazooClient) -> None:
+    for name, value in [("log.segment.bytes", "65536"), ("message.max.bytes", str(1 << 30)), ("log.retention.ms", "0"), ("log.cleanup.policy", "no")]:
+        refused = alter_broker(box, "1", ConfigToAlter(name, SET, value))
+        assert refused.error_code == ErrorCode.INVALID_CONFIG and name in (refused.error_message or ""), name
+    assert alter_broker(box, "1", ConfigToAlter("max.connections", SET, "5")).error_code == ErrorCode.INVALID_REQUEST
+    assert not tree.exists("/config/brokers/1") and sent_configs(box) == []
+
+
+def test_a_config_of_all_brokers_that_another_program_wrote_reaches_the_log_writers(box: SteppedBox, tree: KazooClient) -> None:
+    tree.create("/config/brokers/<default>", orjson.dumps({"version": 1, "config": {"log.retention.ms": "7000", "log.segment.bytes": "no number"}}))
+    tree.create("/config/changes/config_change_", orjson.dumps({"version": 2, "entity_path": "brokers/<default>"}), sequence=True)
+    box.until(lambda: box.image().topics["t"].config.get("retention.ms") == "7000", "the image has it")
+    assert box.image().topics["t"].config["segment.bytes"] == "1000000"
+    assert sent_configs(box)[-1]["config"] == box.image().topics["t"].config
 
 
 def test_what_would_take_the_controller_away_is_refused_whole(box: SteppedBox) -> None:

@@ -104,6 +104,10 @@ class BrokerSide(NamedTuple):
 
     values: Mapping[str, str]
     configs: Mapping[str, BrokerConfig]
+    own: Mapping[str, str] = {}
+    """Dynamic configs of this broker."""
+    for_all: Mapping[str, str] = {}
+    """Dynamic configs of all brokers."""
 
 
 def describe_topic(topic: Mapping[str, str], broker: BrokerSide, with_synonyms: bool, with_documentation: bool) -> list[DescribedConfig]:
@@ -136,6 +140,8 @@ def _topic_synonyms(row: TopicConfigRow, topic: Mapping[str, str], broker: Broke
     """
     synonyms = [ConfigSynonym(row.name, topic[row.name], ConfigSource.TOPIC)] if row.name in topic else []
     names = [POLICY_BEFORE[row.name], *row.broker_settings] if row.name in POLICY_BEFORE and row.name in broker.values else row.broker_settings
+    for values, source in ((broker.own, ConfigSource.DYNAMIC_BROKER), (broker.for_all, ConfigSource.DYNAMIC_DEFAULT_BROKER)):
+        synonyms += [ConfigSynonym(name, values[name], source) for name in names if name in values]
     known = [broker.configs[name] for name in names if name in broker.configs]
     synonyms += [ConfigSynonym(config.name, config.value, ConfigSource.STATIC_BROKER) for config in known if not config.is_default]
     if row.broker_settings and not known:  # a setting that this broker does not have: Kafka's default holds
@@ -166,14 +172,15 @@ def describe_dynamic(
             continue
         if config.name in settings and not settings[config.name].is_default:
             synonyms.append(ConfigSynonym(config.name, settings[config.name].value, ConfigSource.STATIC_BROKER))
-        synonyms.append(ConfigSynonym(config.name, config.default, ConfigSource.DEFAULT))
-        first = synonyms[0]
+        if config.default is not None:
+            synonyms.append(ConfigSynonym(config.name, config.default, ConfigSource.DEFAULT))
+        source = synonyms[0].source if synonyms else ConfigSource.DEFAULT
         described.append(
             DescribedConfig(
                 config.name,
-                first.value,
-                is_default=first.source == ConfigSource.DEFAULT,
-                config_source=first.source,
+                synonyms[0].value if synonyms else None,
+                is_default=source == ConfigSource.DEFAULT,
+                config_source=source,
                 synonyms=tuple(synonyms) if with_synonyms else (),
                 config_type=CONFIG_TYPES[config.type],
                 documentation=config.documentation if with_documentation else None,

@@ -205,8 +205,7 @@ class ConfigRequests:
             raise RequestRefused(result.code, result.message or "")
         self._refuse_unknown_topic(name)
         topic = self._cluster.topics[name]
-        side = BrokerSide(self._cluster.broker_config, self._broker_configs)
-        return describe_topic(topic.config, side, request.include_synonyms, request.include_documentation)
+        return describe_topic(topic.config, broker_side(self._cluster, self._broker_configs), request.include_synonyms, request.include_documentation)
 
     def _refuse_unknown_topic(self, name: str) -> None:
         problem = topic_name_problem(name)
@@ -270,9 +269,11 @@ class ConfigRequests:
                 _refuse_other_broker(name, self._cluster.broker_id)
             if fixed := sorted(operation.name for operation in operations if operation.name not in DYNAMIC_BROKER_CONFIGS):
                 raise RequestRefused(ErrorCode.INVALID_REQUEST, _broker_refusal(fixed))
+            problem = partial(dynamic_config_problem, settings=self._cluster.settings)
             if isinstance(resource, ResourceToReplace):
-                return replaced({operation.name: operation.value or "" for operation in operations}, dynamic_config_problem)
-            return altered({}, operations, dynamic_config_problem)
+                return replaced({operation.name: operation.value or "" for operation in operations}, problem)
+            fixed_values = {name: config.value for name, config in self._broker_configs.items() if config.value is not None}
+            return altered(fixed_values, operations, problem, DYNAMIC_BROKER_CONFIGS)
         if kind != ResourceType.TOPIC:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Configs of {_kind_text(kind)} resources cannot be altered here; those of topics and brokers can.")
         if not name:
@@ -281,6 +282,12 @@ class ConfigRequests:
         if isinstance(resource, ResourceToReplace):
             return replaced({operation.name: operation.value or "" for operation in operations})
         return altered(self._cluster.broker_config, operations)
+
+
+def broker_side(cluster: Cluster, configs: Mapping[str, BrokerConfig]) -> BrokerSide:
+    """Return what topics inherit from this broker now."""
+    own, for_all = (cluster.dynamic_configs.get(name, {}) for name in (str(cluster.broker_id), DEFAULT_BROKER))
+    return BrokerSide(cluster.broker_config, configs, own, for_all)
 
 
 def _broker_refusal(names: Sequence[str]) -> str:

@@ -35,8 +35,8 @@ from appliance.protocol.topic_apis import (
 from appliance.runtime.request_server import RequestClient
 from services.controller.admin.box_requests import BoxRequests
 from services.controller.admin.cluster_administration import ClusterAdministration
-from services.controller.admin.config_descriptions import BrokerSide, describe_topic
-from services.controller.admin.configs import ConfigRequests
+from services.controller.admin.config_descriptions import describe_topic
+from services.controller.admin.configs import ConfigRequests, broker_side
 from services.controller.admin.elections import ElectionRequests
 from services.controller.admin.move_orders import MoveOrders
 from services.controller.admin.move_requests import MoveRequests
@@ -154,7 +154,7 @@ class ControllerRequests:
         return CreatedTopic(topic.name, result.topic_id or NO_TOPIC_ID, 0, None, len(plan.assignment), plan.replication_factor, configs)
 
     def _described_configs(self, config: dict[str, str]) -> Iterable[CreatedTopicConfig]:
-        for described in describe_topic(config, BrokerSide(self._cluster.broker_config, self._broker_configs), False, False):
+        for described in describe_topic(config, broker_side(self._cluster, self._broker_configs), False, False):
             yield CreatedTopicConfig(described.name, described.value, False, described.config_source)
 
     # --- DeleteTopics -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from appliance.base.model import TopicId
 from appliance.cluster.znodes import CLUSTER_ID, CONTROLLER, CONTROLLER_EPOCH, BoxRecord, BrokerRegistration, decode_controller, encode_controller, topic_path
 from services.controller.decisions.cluster import Cluster
-from services.controller.decisions.config_operations import load_box_configs
+from services.controller.decisions.config_operations import configs_in_effect, load_box_configs, send_changed_configs
 from services.controller.zookeeper import broker_registry, change_log, topic_registry
 from services.controller.zookeeper.broker_registry import read
 from services.controller.zookeeper.change_log import ClusterChange
@@ -72,6 +72,7 @@ def arrive(cluster: Cluster, arrival: Arrival) -> Operation[None]:
     config_changes = yield from list_config_changes()  # before the configs, so that no later change is missed
     topics = yield from topic_registry.load_topics(cluster.broker_id, arrival.new_topic_id)
     placements = yield from topic_registry.load_placements(cluster.broker_id)
+    former_configs = configs_in_effect(cluster)
     yield from load_box_configs(cluster)
     if fence is not None:
         yield from _write_topic_ids(cluster.broker_id, fence, topics.values())
@@ -88,6 +89,7 @@ def arrive(cluster: Cluster, arrival: Arrival) -> Operation[None]:
     }
     for report in cluster.reports.values():
         report.sent.clear()  # the operations that waited for these answers were dropped
+    yield from send_changed_configs(cluster, former_configs)  # roles that stay are not sent again
     yield Publish()
 
 

@@ -9,17 +9,18 @@ stays as it is. Weak: the states of all partitions of the cluster are in memory,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from appliance.base.clock import Clock
 from appliance.base.invariants import check
 from appliance.base.logging import Logger
 from appliance.base.model import INTERNAL_TOPICS, TopicId
-from appliance.cluster.broker_configs import closed_brokers
+from appliance.base.setting_row import SettingValue
+from appliance.cluster.broker_configs import closed_brokers, dynamic_settings
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, TopicImage
 from appliance.cluster.placement import BrokerPool
-from appliance.cluster.topic_configs import effective_config
+from appliance.cluster.topic_configs import broker_config, effective_config
 from appliance.cluster.znodes import DEFAULT_BROKER, BoxRecord, BrokerRegistration, DirectoryAssignment, PartitionState, TopicAssignment
 from appliance.shm.counters import Counters
 from services.controller.decisions.disk_report import DiskReport, FutureReplica, PartitionKey
@@ -33,9 +34,11 @@ __all__ = ["Cluster", "ControllerContext", "DiskReport", "FutureReplica", "topic
 class Cluster:
     """One box's knowledge of the cluster. `fence` is None unless this box is the controller."""
 
-    def __init__(self, broker_id: int, broker_config: dict[str, str], disks: list[str]) -> None:
+    def __init__(self, broker_id: int, settings: Mapping[str, SettingValue], disks: list[str]) -> None:
         self.broker_id = broker_id
-        self.broker_config = broker_config
+        self.settings = settings
+        self.broker_config = broker_config(settings)
+        """What topics inherit from this broker: from its settings, and from its dynamic configs."""
         self.disks = disks
         self.reports: dict[str, DiskReport] = {}
         """disk name → report of its log-writer, while that is connected"""
@@ -85,6 +88,9 @@ class Cluster:
         """Topics whose deletion waits for the end of a hand-over."""
         self.dynamic_configs: dict[str, dict[str, str]] = {}
         """`<default>` and this broker's id → configs that are set while brokers run."""
+        self._dynamic_versions: dict[str, int] = {}
+        self.configs_to_send: dict[str, int] = {}
+        """Topics whose log-writers may not know their configs yet → the generation of these."""
         self.config_changes: set[str] = set()
         """Notifications of changed configs that were applied."""
 
@@ -249,8 +255,18 @@ class Cluster:
         """
         return {**self.dynamic_configs.get(DEFAULT_BROKER, {}), **self.dynamic_configs.get(str(self.broker_id), {})}
 
+    def use_box_configs(self, name: str, config: dict[str, str], version: int) -> None:
+        """Apply the configs of `/config/brokers/NAME` in this version (-1: there is no such node)."""
+        self.dynamic_configs[name] = config
+        self._dynamic_versions[name] = version
+        self.broker_config = broker_config({**self.settings, **dynamic_settings(self.box_config())})
+
     def config_of(self, topic: TopicState) -> dict[str, str]:
         return effective_config(self.broker_config, topic.config)
+
+    def config_generation_of(self, topic: TopicState) -> int:
+        """Return a number that grows with each change of what `config_of` returns."""
+        return topic.config_version + sum(version + 1 for version in self._dynamic_versions.values())
 
     def image(self, generation: int) -> MetadataImage:
         """Build the metadata image: topics that are not being deleted, with the partitions that
@@ -266,7 +282,7 @@ class Cluster:
 
     def _topic_image(self, topic: TopicState) -> TopicImage:
         partitions = topic.partition_images(self.disk_of)
-        return TopicImage(topic.name, topic.topic_id, partitions, self.config_of(topic), topic.name in INTERNAL_TOPICS, topic.config_version)
+        return TopicImage(topic.name, topic.topic_id, partitions, self.config_of(topic), topic.name in INTERNAL_TOPICS, self.config_generation_of(topic))
 
 
 def topic_id_of(random_bytes: bytes) -> TopicId:

@@ -10,7 +10,10 @@ brokers that Kafka's tools write and this box does not know are kept and have no
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.model import TopicId
 from appliance.cluster.znodes import (
     CONFIG_CHANGE_PREFIX,
     CONFIG_CHANGES,
@@ -27,7 +30,7 @@ from services.controller.decisions.cluster import Cluster
 from services.controller.zookeeper import broker_registry, topic_registry
 from services.controller.zookeeper.config_changes import ConfigChange
 from services.controller.zookeeper.operation import DiskCommand, Operation, Publish, all_of
-from services.controller.zookeeper.requests import BadVersion, Create, MultiFailed, NodeExists, NoNode, SetData
+from services.controller.zookeeper.requests import BadVersion, Create, MultiFailed, NodeExists, NoNode, Request, SetData
 from services.controller.zookeeper.topic_registry import TopicState
 
 ATTEMPTS_MAX = 5
@@ -81,23 +84,64 @@ def _use_config(cluster: Cluster, topic: TopicState, config: dict[str, str], ver
     it. A log-writer that is away gets the configs when it returns.
     """
     topic.config, topic.config_version = config, version
-    payload = {"topic": topic.name, "partition": -1, "topic_id": str(topic.topic_id), "config": cluster.config_of(topic), "config_generation": version}
-    disks = {disk for partition in topic.states if (disk := cluster.disk_of_partition(topic, partition)) in cluster.reports}
-    yield from all_of([DiskCommand(disk, DescriptorKind.CONFIG, payload) for disk in sorted(disk for disk in disks if disk is not None)])
+    yield from _send_configs(cluster, [topic])
     yield Publish()
 
 
-ATTEMPTS_MAX = 5
+def _config_commands(cluster: Cluster, topic: TopicState) -> list[Request | DiskCommand]:
+    payload = {
+        "topic": topic.name,
+        "partition": -1,
+        "topic_id": str(topic.topic_id),
+        "config": cluster.config_of(topic),
+        "config_generation": cluster.config_generation_of(topic),
+    }
+    disks = {disk for partition in topic.states if (disk := cluster.disk_of_partition(topic, partition)) in cluster.reports}
+    return [DiskCommand(disk, DescriptorKind.CONFIG, payload) for disk in sorted(disk for disk in disks if disk is not None)]
+
+
+def configs_in_effect(cluster: Cluster) -> dict[TopicId, dict[str, str]]:
+    """Return the configs of each topic as log-writers know them."""
+    return {topic.topic_id: cluster.config_of(topic) for topic in cluster.topics.values()}
+
+
+def send_changed_configs(cluster: Cluster, former: Mapping[TopicId, Mapping[str, str]]) -> Operation[None]:
+    """Send the configs of each topic for which they differ from the `former` ones, and what an
+    earlier operation could not send.
+    """
+    changed = []
+    for topic in cluster.topics.values():
+        config = cluster.config_of(topic)
+        if topic.name in cluster.configs_to_send or former.get(topic.topic_id, config) != config:
+            changed.append(topic)
+    yield from _send_configs(cluster, changed)
+
+
+def _send_configs(cluster: Cluster, topics: Iterable[TopicState]) -> Operation[None]:
+    """Send the configs of `topics`. If a lost session ends this, the next arrival sends them again."""
+    generations = {topic.name: cluster.config_generation_of(topic) for topic in topics}
+    cluster.configs_to_send.update(generations)
+    yield from all_of([command for name in generations for command in _config_commands(cluster, cluster.topics[name])])
+    for name, generation in generations.items():
+        if cluster.configs_to_send.get(name) == generation:
+            del cluster.configs_to_send[name]
 
 
 def load_box_configs(cluster: Cluster) -> Operation[None]:
     """Load the configs of this broker, and those of all brokers."""
-    found = {}
     for name in (DEFAULT_BROKER, str(cluster.broker_id)):
         path = broker_config_path(name)
         node = yield from broker_registry.read(path)
-        found[name] = decode_config(path, node.data) if node is not None and node.data else {}
-    cluster.dynamic_configs = found
+        config = decode_config(path, node.data) if node is not None and node.data else {}
+        cluster.use_box_configs(name, config, node.version if node is not None else -1)
+
+
+def reload_box_configs(cluster: Cluster) -> Operation[None]:
+    """Load them after a notification; log-writers get what changes for their topics."""
+    former = configs_in_effect(cluster)
+    yield from load_box_configs(cluster)
+    yield from send_changed_configs(cluster, former)
+    yield Publish()
 
 
 def alter_box_config(cluster: Cluster, name: str, change: ConfigChange, validate_only: bool) -> Operation[None]:
@@ -120,7 +164,9 @@ def alter_box_config(cluster: Cluster, name: str, change: ConfigChange, validate
             if isinstance(refused.cause, BadVersion | NodeExists):
                 continue  # another box wrote it between our read and our write: read again
             raise
-        cluster.dynamic_configs[name] = config
+        former = configs_in_effect(cluster)
+        cluster.use_box_configs(name, config, node.version + 1 if node is not None else 0)
+        yield from send_changed_configs(cluster, former)
         yield Publish()
         return
     raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, "the configs were changed by others at the same time; try again")

@@ -79,7 +79,7 @@ def role_payload(cluster: Cluster, topic: TopicState, partition: int, state: Par
         "partition_epoch": topic.state_versions.get(partition, 0),
         "replicas": list(topic.replicas[partition]),
         "config": cluster.config_of(topic),
-        "config_generation": topic.config_version,
+        "config_generation": cluster.config_generation_of(topic),
         "moving_to": cluster.move_target(topic, partition),
     }
 

@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS, topic_config_problem
+from appliance.cluster.broker_configs import BrokerConfig
+from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS, TopicConfigRow, topic_config_problem
 from appliance.cluster.znodes import CONFIG_CHANGES, DocumentUnreadable, decode_config_change
 from services.controller.zookeeper.operation import Operation
 from services.controller.zookeeper.requests import Delete, Get, GetChildren, NoNode
@@ -56,7 +57,12 @@ def refuse_bad_names_and_nulls(operations: Sequence[ConfigOperation]) -> None:
         raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Unknown operations type {unknown[0].operation} for {unknown[0].name}")
 
 
-def altered(broker: Mapping[str, str], operations: Sequence[ConfigOperation], problem: ConfigProblem = topic_config_problem) -> ConfigChange:
+def altered(
+    broker: Mapping[str, str],
+    operations: Sequence[ConfigOperation],
+    problem: ConfigProblem = topic_config_problem,
+    rows: Mapping[str, TopicConfigRow | BrokerConfig] = TOPIC_CONFIG_ROWS,
+) -> ConfigChange:
     """Return a change that applies each operation; a list that is not set starts as the broker's."""
 
     def change(current: Mapping[str, str]) -> dict[str, str]:
@@ -67,7 +73,7 @@ def altered(broker: Mapping[str, str], operations: Sequence[ConfigOperation], pr
             elif operation == SET:
                 config[name] = value or ""
             else:
-                config[name] = _changed_list(broker, config, name, operation, value or "")
+                config[name] = _changed_list({**broker, **config}, rows.get(name), name, operation, value or "")
         return _checked(config, current, problem)
 
     return change
@@ -78,13 +84,12 @@ def replaced(wanted: Mapping[str, str], problem: ConfigProblem = topic_config_pr
     return lambda current: _checked(dict(wanted), current, problem)
 
 
-def _changed_list(broker: Mapping[str, str], config: Mapping[str, str], name: str, operation: int, value: str) -> str:
-    row = TOPIC_CONFIG_ROWS.get(name)
+def _changed_list(config: Mapping[str, str], row: TopicConfigRow | BrokerConfig | None, name: str, operation: int, value: str) -> str:
     if row is None:
         raise RequestRefused(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {name}")
     if row.type != "list":
         raise RequestRefused(ErrorCode.INVALID_CONFIG, f"Config value {_OPERATIONS[operation]} is not allowed for config key: {name}")
-    elements = _elements(config.get(name, broker.get(name, row.default)))
+    elements = _elements(config.get(name, row.default or ""))
     given = _elements(value)
     if operation == APPEND:
         return ",".join(elements + [element for element in given if element not in elements])

@@ -16,7 +16,7 @@ from appliance.base.model import TopicId
 from appliance.cluster.znodes import BROKER_IDS, BROKER_TOPICS, CONFIG_CHANGES, CONTROLLER, DEFAULT_BROKER, DELETE_TOPICS, broker_path
 from services.controller.decisions.arrival import follow_changes, read_topics, take_over
 from services.controller.decisions.cluster import ControllerContext
-from services.controller.decisions.config_operations import load_box_configs, reload_topic_config
+from services.controller.decisions.config_operations import reload_box_configs, reload_topic_config
 from services.controller.zookeeper import broker_registry, config_changes, topic_registry
 from services.controller.zookeeper.change_log import CHANGES
 from services.controller.zookeeper.operation import Operation, OperationOutcome, Publish
@@ -153,8 +153,7 @@ class ZnodeWatcher:
             if topic is not None:
                 yield from reload_topic_config(self._cluster, topic)
             elif entity in (f"brokers/{self._cluster.broker_id}", f"brokers/{DEFAULT_BROKER}"):
-                yield from load_box_configs(self._cluster)
-                yield Publish()
+                yield from reload_box_configs(self._cluster)
         self._cluster.config_changes = names
         yield from config_changes.remove_old_config_changes(names, self._clock.wall_ms())
         return False

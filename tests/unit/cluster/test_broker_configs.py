@@ -5,7 +5,7 @@ from __future__ import annotations
 from appliance.base.layout import Disk
 from appliance.base.setting_rows import SETTING_ROWS
 from appliance.base.settings import Box
-from appliance.cluster.broker_configs import ALWAYS, broker_configs
+from appliance.cluster.broker_configs import ALWAYS, DYNAMIC_BROKER_CONFIGS, DYNAMIC_TOPIC_DEFAULTS, broker_configs, dynamic_config_problem, dynamic_settings
 from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS
 from appliance.protocol.config_apis import CONFIG_TYPES
 from appliance.storage.log_config import LogConfig
@@ -43,3 +43,35 @@ def test_every_topic_config_is_explained_and_only_those_that_a_log_the_controlle
     known_to_logs = {field.replace("_", ".") for field in LogConfig._fields}
     known_elsewhere = {"unclean.leader.election.enable", "message.downconversion.enable", "internal.segment.bytes"}
     assert known_to_logs | known_elsewhere >= EFFECTIVE
+
+
+def test_what_topics_fall_back_to_can_be_altered_within_the_settings_bounds() -> None:
+    fine = {"log.retention.ms": "-1", "message.max.bytes": "5000000", "log.cleanup.policy": "delete, compact", "unclean.leader.election.enable": "True"}
+    assert dynamic_config_problem(fine) is None
+    assert dynamic_settings(fine) == {
+        "log.retention.ms": -1,
+        "message.max.bytes": 5_000_000,
+        "log.cleanup.policy": "compact,delete",
+        "unclean.leader.election.enable": True,
+    }
+    wrong = ({"log.retention.ms": "0"}, {"log.roll.ms": "0"}, {"log.retention.ms": "soon"}, {"min.insync.replicas": "0"}, {"log.cleanup.policy": "shred"})
+    assert all(next(iter(config)) in (dynamic_config_problem(config) or "") for config in wrong)
+    assert dynamic_settings({"min.insync.replicas": "many", "num.partitions": "3"}) == {}
+
+
+def test_values_that_contradict_the_settings_file_are_refused() -> None:
+    assert "socket.request.max.bytes" in (dynamic_config_problem({"message.max.bytes": str(64 << 20)}) or "")
+    assert dynamic_config_problem({"message.max.bytes": str(64 << 20)}, {}, {"socket.request.max.bytes": 64 << 20}) is None
+    assert dynamic_config_problem({"log.cleaner.min.compaction.lag.ms": "10", "log.cleaner.max.compaction.lag.ms": "9"}) is not None
+    assert dynamic_config_problem({"log.cleaner.min.cleanable.ratio": "2"}) is not None
+    assert dynamic_config_problem({"log.flush.interval.ms": "1000"}) is None
+
+
+def test_small_segments_cannot_be_set_for_all_topics_but_stay_if_they_are_stored() -> None:
+    assert dynamic_config_problem({"log.segment.bytes": "65536"}) is not None
+    assert dynamic_config_problem({"log.segment.bytes": "65536"}, {"log.segment.bytes": "65536"}) is None
+
+
+def test_each_dynamic_setting_is_one_of_a_topics_fallbacks() -> None:
+    fallbacks = {name for row in TOPIC_CONFIG_ROWS.values() for name in row.broker_settings}
+    assert set(DYNAMIC_TOPIC_DEFAULTS) <= fallbacks & SETTING_ROWS.keys() and DYNAMIC_BROKER_CONFIGS.keys() >= set(DYNAMIC_TOPIC_DEFAULTS)

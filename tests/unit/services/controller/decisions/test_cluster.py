@@ -13,7 +13,7 @@ TOPIC_ID = TopicId(bytes(range(16)))
 
 
 def cluster_with(*states: int) -> Cluster:
-    cluster = Cluster(1, {"segment.bytes": "1000"}, ["d0", "d1"])
+    cluster = Cluster(1, {"log.segment.bytes": 1000}, ["d0", "d1"])
     cluster.brokers = {1: BrokerRegistration(1, (("PLAINTEXT", "h", 9092),), {"PLAINTEXT": "PLAINTEXT"}, None, 0)}
     topic = TopicState("t", TOPIC_ID, TopicAssignment.new(TOPIC_ID, {0: (1,), 1: (1,)}), {"retention.ms": "1"}, 4)
     topic.placement = {0: "dir-a", 1: "dir-b"}
