@@ -215,7 +215,40 @@ _RETENTION_ROWS = (
     SettingRow("log.disk.reserve.percent", 5, "% of the disk", "the reserve is at most this, which counts on small disks", "the same", 0, 50),
 )
 
+_LISTENER_ROWS = (
+    SettingRow(
+        "listeners",
+        "",
+        "",
+        "listeners for Kafka clients, as in PLAINTEXT://127.0.0.1:9091,CLIENTS://0.0.0.0:9092. If it is not set: PLAINTEXT on --listen and --kafka-port",
+        "",
+    ),
+    SettingRow(
+        "advertised.listeners",
+        "",
+        "",
+        "what clients of a listener connect to, in the form of listeners. A listener that is not here advertises its own address, or --advertise if that is "
+        "any address",
+        "",
+    ),
+    SettingRow(
+        "listener.security.protocol.map",
+        "PLAINTEXT:PLAINTEXT",
+        "",
+        "security protocol of each listener, as in CLIENTS:PLAINTEXT",
+        "",
+    ),
+    SettingRow(
+        "inter.broker.listener.name",
+        "",
+        "",
+        "the listener through which boxes, the console and the command connect. If it is not set: PLAINTEXT, or the only PLAINTEXT one",
+        "",
+    ),
+)
+
 _NETWORK_ROWS = (
+    *_LISTENER_ROWS,
     SettingRow(
         "socket.request.max.bytes",
         32 * MIB,

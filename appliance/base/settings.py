@@ -42,6 +42,25 @@ class SenderSocket(NamedTuple):
     where: str = ""
 
 
+class KafkaListener(NamedTuple):
+    """A listening socket for Kafka clients. Port 0: any free one; advertised port 0: the real one.
+    `settings`: those that it has for itself.
+    """
+
+    name: str
+    protocol: str
+    address: str
+    port: int
+    advertised_host: str
+    advertised_port: int = 0
+    settings: dict[str, SettingValue] = {}  # noqa: RUF012  never changed
+
+    @property
+    def endpoint(self) -> tuple[str, str, int]:
+        """Name, host and port, as clients connect to it."""
+        return self.name, self.advertised_host, self.advertised_port or self.port
+
+
 class Box(NamedTuple):
     """One box as its processes see it. Ports are the real ones; `zookeeper` is a connect string."""
 
@@ -71,6 +90,8 @@ class Box(NamedTuple):
     """The tables `SENDER_TABLES` of the settings file, as they were when the box started."""
     sender_sockets: list[SenderSocket] = []  # noqa: RUF012  never changed
     """The sockets of their listeners."""
+    listeners: list[KafkaListener] = []  # noqa: RUF012  never changed
+    """The listeners for Kafka clients if the setting has them, the inter-broker listener first."""
     managed_by: str = "millrace run"
     """What starts and stops the processes: `millrace run`, or systemd."""
     settings: dict[str, SettingValue] = {}  # noqa: RUF012  never changed; `setting` falls back to the row's default
@@ -87,6 +108,11 @@ class Box(NamedTuple):
             raise TypeError(f"setting {name} is {value!r}, not a number")
         return value
 
+    def integer_of(self, listener: KafkaListener, name: str) -> int:
+        """Return the value of a setting with a number as a listener has it."""
+        value = listener.settings.get(name)
+        return value if isinstance(value, int) else self.integer(name)
+
     def text(self, name: str) -> str:
         """Return the value of a setting with a text."""
         value = self.setting(name)
@@ -100,6 +126,18 @@ class Box(NamedTuple):
         if not isinstance(value, bool):
             raise TypeError(f"setting {name} is {value!r}, not true or false")
         return value
+
+    @property
+    def kafka_listeners(self) -> list[KafkaListener]:
+        """The listeners for Kafka clients; the first is the inter-broker listener."""
+        return self.listeners or [KafkaListener("PLAINTEXT", "PLAINTEXT", self.listen, self.kafka_port, self.advertise)]
+
+    @property
+    def local_kafka(self) -> tuple[str, int]:
+        """Host and port by which processes of this machine reach the inter-broker listener."""
+        listener = self.kafka_listeners[0]
+        anywhere = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
+        return anywhere.get(listener.address, listener.address), listener.port
 
     @property
     def rack(self) -> str | None:
@@ -143,6 +181,7 @@ class Box(NamedTuple):
 
     def to_json(self) -> bytes:
         document = {**self._asdict(), "disks": [disk._asdict() for disk in self.disks], "sender_sockets": [sock._asdict() for sock in self.sender_sockets]}
+        document["listeners"] = [listener._asdict() for listener in self.listeners]
         return json.dumps(document, indent=1).encode()
 
     @classmethod
@@ -150,7 +189,8 @@ class Box(NamedTuple):
         """Inverse of `to_json`. Raises TypeError for a field of another release: one release runs
         on a box at a time."""
         sockets = [SenderSocket(**sock) for sock in document.get("sender_sockets", [])]
-        return cls(**{**document, "disks": [Disk(**disk) for disk in document["disks"]], "sender_sockets": sockets})
+        listeners = [KafkaListener(**listener) for listener in document.get("listeners", [])]
+        return cls(**{**document, "disks": [Disk(**disk) for disk in document["disks"]], "sender_sockets": sockets, "listeners": listeners})
 
 
 def load_box(layout: BoxLayout) -> Box:

@@ -54,9 +54,7 @@ ALWAYS: Final = (
     BrokerConfig("control.plane.listener.name", "string", None, None, "A listener of its own for the controller; there is none."),
     BrokerConfig("create.topic.policy.class.name", "class", None, None, "A class that may refuse topics; there is none."),
     BrokerConfig("delegation.token.secret.key", "password", None, None, "The secret of delegation tokens; there are none."),
-    BrokerConfig("inter.broker.listener.name", "string", None, None, "The listener between brokers; the one for clients serves."),
     BrokerConfig("inter.broker.protocol.version", "string", "3.9-IV0", "3.9-IV0", "The version of Kafka whose metadata ZooKeeper holds."),
-    BrokerConfig("listener.security.protocol.map", "string", "PLAINTEXT:PLAINTEXT", "PLAINTEXT:PLAINTEXT", "Protocols by listener."),
     BrokerConfig("log.preallocate", "boolean", "false", "false", "Whether segment files are made at their full size."),
     BrokerConfig("max.connection.creation.rate", "int", str(INT32_MAX), str(INT32_MAX), "New connections a second; not limited."),
     BrokerConfig("max.connections.per.ip.overrides", "string", "", "", "Other limits for some addresses; there are none."),
@@ -83,16 +81,19 @@ NULL_AT_ZERO: Final = frozenset({"log.retention.ms", "log.retention.minutes", "l
 
 def broker_configs(box: Box) -> dict[str, BrokerConfig]:
     """Return every config of this broker by name, sorted."""
-    configs = [*ALWAYS, *_from_options(box), *(_from_setting(row, box.setting(row.name)) for row in SETTING_ROWS.values())]
+    rows = [_from_setting(row, box.setting(row.name)) for row in SETTING_ROWS.values()]
+    configs = [*ALWAYS, *rows, *_from_options(box)]  # what `listeners` resolves to goes before its row
     return {config.name: config for config in sorted(configs, key=lambda config: config.name)}
 
 
 def _from_options(box: Box) -> tuple[BrokerConfig, ...]:
     broker_id = str(box.broker_id)
     paths = ",".join(disk.path for disk in box.disks)
-    listen, advertised = (f"PLAINTEXT://{f'[{host}]' if ':' in host else host}:{box.kafka_port}" for host in (box.listen, box.advertise))
+    listeners = box.kafka_listeners
+    listen = ",".join(_endpoint(each.name, each.address, each.port) for each in listeners)
+    advertised = ",".join(_endpoint(*each.endpoint) for each in listeners)
     return (
-        BrokerConfig("advertised.listeners", "string", advertised, None, "The address that clients connect to (--advertise)."),
+        BrokerConfig("advertised.listeners", "string", advertised, None, "The addresses that clients connect to (--advertise)."),
         BrokerConfig("broker.id", "int", broker_id, None, "The id of this broker."),
         BrokerConfig("node.id", "int", broker_id, None, "The id of this broker, by its newer name."),
         BrokerConfig("listeners", "string", listen, None, "What the broker listens on (--listen, --kafka-port)."),
@@ -100,6 +101,10 @@ def _from_options(box: Box) -> tuple[BrokerConfig, ...]:
         BrokerConfig("log.dir", "string", box.disks[0].path if box.disks else None, None, "The first log directory."),
         BrokerConfig("zookeeper.connect", "string", box.zookeeper, None, "The ZooKeeper servers (--zookeeper); the embedded one's address unless named."),
     )
+
+
+def _endpoint(name: str, host: str, port: int) -> str:
+    return f"{name}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _from_setting(row: SettingRow, value: SettingValue) -> BrokerConfig:

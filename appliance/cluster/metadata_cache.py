@@ -313,9 +313,9 @@ class MetadataCache:
         partition_image = topic_image.partitions[partition]
         return CurrentLeader(partition_image.leader, partition_image.leader_epoch)
 
-    def endpoints(self, leaders: Iterable[CurrentLeader]) -> list[NodeEndpoint]:
-        """Return the addresses of those leaders that are alive."""
-        brokers = self.image.brokers
+    def endpoints(self, leaders: Iterable[CurrentLeader], listener: str) -> list[NodeEndpoint]:
+        """Return the addresses of those leaders that are alive, for clients of a listener."""
+        brokers = self.image.brokers_at(listener)
         return [
             NodeEndpoint(node.id, node.host, node.port, node.rack) for each in dict.fromkeys(leader[0] for leader in leaders) if (node := brokers.get(each))
         ]

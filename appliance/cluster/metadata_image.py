@@ -31,7 +31,7 @@ from appliance.base.model import INTERNAL_TOPICS, LeaderEpoch, TopicId
 from appliance.records.crc32c import crc32c
 
 IMAGE_MAGIC = b"MRIM"
-IMAGE_FORMAT_VERSION = 4
+IMAGE_FORMAT_VERSION = 5
 IMAGE_HEADER = struct.Struct(">4sHHQII")
 assert IMAGE_HEADER.size == 4 + 2 + 2 + 8 + 4 + 4
 _GENERATION = struct.Struct(">Q")
@@ -42,13 +42,25 @@ class ImageUnreadable(MillraceError):
 
 
 class BrokerImage(NamedTuple):
-    """A registered broker, for clients. `epoch` is its broker epoch."""
+    """A registered broker. `host` and `port` are those for other boxes, `endpoints` (listener name,
+    host, port) those for clients; without any, all have the same. `epoch` is its broker epoch.
+    """
 
     id: int
     host: str
     port: int
     rack: str | None = None
     epoch: int = -1
+    endpoints: tuple[tuple[str, str, int], ...] = ()
+
+    def at(self, listener: str) -> tuple[str, int] | None:
+        """Return host and port for clients of a listener; None if the broker does not have it.
+
+        An empty name stands for the box itself.
+        """
+        if not self.endpoints or not listener:
+            return self.host, self.port
+        return next(((host, port) for name, host, port in self.endpoints if name == listener), None)
 
 
 class PartitionImage(NamedTuple):
@@ -99,7 +111,7 @@ class ImageDifference(NamedTuple):
 class MetadataImage:
     """One state of the cluster; immutable."""
 
-    __slots__ = ("box_config", "brokers", "cluster_id", "controller_id", "generation", "topics", "topics_by_id")
+    __slots__ = ("_reachable", "box_config", "brokers", "cluster_id", "controller_id", "generation", "topics", "topics_by_id")
 
     def __init__(
         self,
@@ -117,11 +129,21 @@ class MetadataImage:
         self.topics = topics
         self.box_config = box_config or {}
         """Configs that are set on this box while it runs (`DYNAMIC_BROKER_CONFIGS`)."""
+        self._reachable: dict[str, dict[int, BrokerImage]] = {}
         self.topics_by_id: dict[TopicId, TopicImage] = {topic.topic_id: topic for topic in topics.values()}
 
     @classmethod
     def empty(cls) -> MetadataImage:
         return cls(0, "", -1, {}, {})
+
+    def brokers_at(self, listener: str) -> dict[int, BrokerImage]:
+        """Return the brokers that have a listener, each with its host and port there."""
+        brokers = self._reachable.get(listener)
+        if brokers is None:
+            found = {broker.id: (broker, broker.at(listener)) for broker in self.brokers.values()}
+            brokers = {each: broker._replace(host=at[0], port=at[1]) for each, (broker, at) in found.items() if at is not None}
+            self._reachable[listener] = brokers
+        return brokers
 
     def encode(self) -> bytes:
         """Return the image as its file holds it."""
@@ -152,7 +174,7 @@ class MetadataImage:
         if len(payload) != size_bytes or _checksum(generation, payload) != checksum:
             raise ImageUnreadable(f"the metadata image of generation {generation} is damaged")
         document = orjson.loads(payload)
-        brokers = {row[0]: BrokerImage(*row) for row in document["brokers"]}
+        brokers = {row[0]: _decode_broker(row) for row in document["brokers"]}
         known = former.topics if former is not None else {}
         topics = {row[0]: _decode_topic(row, known.get(row[0])) for row in document["topics"]}
         return cls(generation, document["cluster_id"], document["controller_id"], brokers, topics, document["box_config"])
@@ -160,6 +182,11 @@ class MetadataImage:
 
 def _checksum(generation: int, payload: bytes) -> int:
     return crc32c(payload, crc32c(_GENERATION.pack(generation)))
+
+
+def _decode_broker(row: list[Any]) -> BrokerImage:
+    broker = BrokerImage._make(row)
+    return broker._replace(endpoints=tuple((name, host, port) for name, host, port in broker.endpoints))
 
 
 def _decode_topic(row: list[Any], former: TopicImage | None) -> TopicImage:

@@ -177,9 +177,11 @@ class BrokerRegistration(NamedTuple):
         protocols = document.get("listener_security_protocol_map") or {name: name for name, _, _ in endpoints}
         return cls(broker_id, endpoints, protocols, document.get("rack"), int(document.get("timestamp", -1)))
 
-    def client_endpoint(self) -> tuple[str, int] | None:
-        """Return host and port of the first plaintext listener, for clients."""
-        return next(((host, port) for name, host, port in self.endpoints if self.security_protocols.get(name) == "PLAINTEXT"), None)
+    def peer_endpoint(self, listener: str) -> tuple[str, int] | None:
+        """Return host and port for other boxes: of the listener with this name, or of the first
+        plaintext one; None without either."""
+        named = next(((host, port) for name, host, port in self.endpoints if name == listener), None)
+        return named or next(((host, port) for name, host, port in self.endpoints if self.security_protocols.get(name) == "PLAINTEXT"), None)
 
 
 def _bracketed(host: str) -> str:

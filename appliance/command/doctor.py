@@ -102,7 +102,7 @@ def find_patient(options: object) -> Patient:
     box = Box(
         box="", broker_id=resolved.broker_id or 1, disks=name_disks(resolved.data), state_directory=resolved.state, listen=resolved.listen,
         advertise=resolved.advertise, kafka_port=resolved.kafka_port, syslog_port=resolved.syslog_port, http_port=resolved.http_port,
-        ingest_port=resolved.ingest_port, sender_tables=senders.tables, sender_sockets=list(senders.sockets),
+        ingest_port=resolved.ingest_port, sender_tables=senders.tables, sender_sockets=list(senders.sockets), listeners=resolved.listeners,
         acceptors=resolved.acceptors, ingests=resolved.ingests,
         zookeeper=resolved.zookeeper or connect_string(resolved.zookeeper_members, resolved.broker_id or 0), embedded_zookeeper=resolved.runs_zookeeper,
         zookeeper_members=[member.text for member in resolved.zookeeper_members], settings=resolved.settings,

@@ -119,7 +119,8 @@ def judge_loopback(listen: str, advertise: str, addresses: list[str]) -> Finding
 
 def _connect(subject: str, words: str, box: Box) -> Finding:
     try:
-        socket.create_connection((box.advertise, box.kafka_port), CONNECT_SECONDS).close()
+        for _, host, port in (listener.endpoint for listener in box.kafka_listeners):
+            socket.create_connection((host, port), CONNECT_SECONDS).close()
     except OSError as error:
         reason = error.strerror or str(error)
         advice = "clients get no further either, unless only this machine cannot reach it: correct --advertise or open the port"
@@ -139,13 +140,17 @@ def is_local(address: str) -> bool:
 
 
 def ports(box: Box, is_running: bool) -> list[Finding]:
-    named = [("kafka", box.kafka_port), ("syslog", box.syslog_port), ("http", box.http_port), ("ingest", box.ingest_port)]
-    words = ", ".join(f"{name} {port or 'any'}" for name, port in named) + f" on {box.listen}"
+    others = [("syslog", box.syslog_port), ("http", box.http_port), ("ingest", box.ingest_port)]
+    named = [(f"kafka listener {each.name}" if box.listeners else "kafka", each.address, each.port) for each in box.kafka_listeners]
+    named += [(name, box.listen, port) for name, port in others]
+    words = ", ".join(f"{name} {port or 'any'}" + (f" on {host}" if host != box.listen else "") for name, host, port in named) + f" on {box.listen}"
     if not is_running:
-        listening, problems = open_listen_sockets(box.listen, box.kafka_port, box.syslog_port, box.http_port, box.ingest_port, box.sender_sockets)
+        listening, problems = open_listen_sockets(
+            box.listen, box.kafka_port, box.syslog_port, box.http_port, box.ingest_port, box.sender_sockets, box.listeners
+        )
         listening.close()
         return [from_sentence("ports", sentence) for sentence in problems] or [ok("ports", f"{words}: free")]
-    silent = [(name, port) for name, port in named if not _answers(box.listen, port)]
+    silent = [(name, port) for name, host, port in named if not _answers(host, port)]
     advice = "look at `millrace status`; its process may be starting"
     return [problem("ports", f"{name} port {port} is the box's and does not answer", advice) for name, port in silent] or [ok("ports", f"{words}: this box's")]
 

@@ -27,7 +27,8 @@ class FoundBox(NamedTuple):
     @property
     def kafka_address(self) -> Address:
         """Where it listens, as this machine reaches it."""
-        listen = str(self.box["listen"])
+        listeners = self.box.get("listeners")
+        listen = str(listeners[0]["address"] if listeners else self.box["listen"])
         anywhere = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
         return Address(anywhere.get(listen, listen), int(self.box["kafka_port"]))
 

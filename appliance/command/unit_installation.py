@@ -157,7 +157,11 @@ def remove_units(root: str = "/") -> list[str]:
 
 def _written(directory: Path) -> list[Path]:
     mounts = [path for path in directory.glob(f"*.mount.d/{DROP_IN}") if "Wants=millrace-log-writer@" in path.read_text(errors="replace")]
-    sockets = [path for path in directory.glob("millrace-ingest-*.socket") if path.read_text(errors="replace").startswith(HEAD)]
+    sockets = [
+        path
+        for path in (*directory.glob("millrace-ingest-*.socket"), *directory.glob("millrace-kafka-*.socket"))
+        if path.read_text(errors="replace").startswith(HEAD)
+    ]
     return sorted([*directory.glob(f"millrace*.d/{DROP_IN}"), *directory.glob(COMMON_DROP_IN), *mounts, *sockets])
 
 

@@ -22,7 +22,6 @@ from appliance.runtime.running_boxes import find_box
 BOOTSTRAP_SERVERS = "kafka.bootstrap.servers"
 DATA_OPTION = "millrace.data"
 READ_PATH_OPTION = "millrace.read.path"
-_ANYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
 
 
 class ReadPath(StrEnum):
@@ -97,8 +96,7 @@ def local_bootstrap(data_directory: str | None) -> tuple[Address, ...]:
     if layout is None:
         where = f"no running box of this machine has the data directory {data_directory}" if data_directory else "not exactly one box runs on this machine"
         raise SourceProblem(f"option '{BOOTSTRAP_SERVERS}' must be specified, as {where}; give HOST:PORT, or '{DATA_OPTION}' with a box's data directory")
-    box = load_box(layout)
-    return (Address(_ANYWHERE.get(box.listen, box.listen), box.kafka_port),)
+    return (Address(*load_box(layout).local_kafka),)
 
 
 def _refuse_security(values: OptionValues) -> None:

@@ -31,6 +31,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from appliance.base.layout import BoxLayout
+from appliance.runtime.listening import KAFKA_SOCKET
 from appliance.shm.counters import read_counters
 
 BACKOFF_MS_FIRST = 100
@@ -55,17 +56,20 @@ STOP_ORDER: tuple[tuple[str, ...], ...] = (
 """Kinds that stop together, one group after the other: a process stops before those that it needs.
 """
 
-LISTEN_NAMES: dict[str, tuple[str, ...]] = {"acceptor": ("kafka",), "ingest": ("syslog-tcp", "syslog-udp", "ingest-http"), "console": ("http",)}
-"""Listening sockets of each kind. Ingest also receives those of its table, whose names begin with
-`INGEST_SOCKET`."""
+LISTEN_NAMES: dict[str, tuple[str, ...]] = {"acceptor": (KAFKA_SOCKET,), "ingest": ("syslog-tcp", "syslog-udp", "ingest-http"), "console": ("http",)}
+"""Listening sockets of each kind. Ingest also receives those of its table, an acceptor those of further
+listeners (`_EXTRA_SOCKETS`)."""
 INGEST_SOCKET = "ingest-"
+_EXTRA_SOCKETS = {"ingest": INGEST_SOCKET, "acceptor": f"{KAFKA_SOCKET}-"}
+"""Prefixes of the names of further sockets."""
 
 
 def listen_names(kind: str, opened: Iterable[str]) -> list[str]:
     """Return the names of the opened sockets that a kind receives, in the order of their
     descriptors."""
     own = LISTEN_NAMES.get(kind, ())
-    return [*own, *(name for name in opened if kind == "ingest" and name.startswith(INGEST_SOCKET) and name not in own)]
+    extra = _EXTRA_SOCKETS.get(kind)
+    return [*own, *(name for name in opened if extra is not None and name.startswith(extra) and name not in own)]
 
 
 class ChildState(Enum):

@@ -12,8 +12,9 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from appliance.base.settings import SenderSocket
+from appliance.base.settings import KafkaListener, SenderSocket
 
+KAFKA_SOCKET = "kafka"
 KAFKA_BACKLOG = 1024
 SYSLOG_BACKLOG = 1024
 HTTP_BACKLOG = 128
@@ -35,6 +36,8 @@ class ListenSockets(NamedTuple):
     ingest_port: int = 0
     senders: tuple[SenderSocket, ...] = ()
     """The sockets of the tables of senders, with their ports."""
+    listeners: tuple[KafkaListener, ...] = ()
+    """Those of the setting `listeners`, with their ports."""
 
     def close(self) -> None:
         for sock in self.sockets.values():
@@ -42,7 +45,13 @@ class ListenSockets(NamedTuple):
 
 
 def open_listen_sockets(
-    host: str, kafka_port: int, syslog_port: int, http_port: int, ingest_port: int, senders: Sequence[SenderSocket] = ()
+    host: str,
+    kafka_port: int,
+    syslog_port: int,
+    http_port: int,
+    ingest_port: int,
+    senders: Sequence[SenderSocket] = (),
+    listeners: Sequence[KafkaListener] = (),
 ) -> tuple[ListenSockets, list[str]]:
     """Open all sockets; returns them and the problems. If there are problems, the caller closes the
     sockets."""
@@ -54,7 +63,7 @@ def open_listen_sockets(
         return ListenSockets(sockets, kafka_port, syslog_port, http_port, ingest_port), [problem]
     problems = []
     for name, option, port, backlog in (
-        ("kafka", "--kafka-port", kafka_port, KAFKA_BACKLOG),
+        *([] if listeners else [("kafka", "--kafka-port", kafka_port, KAFKA_BACKLOG)]),
         ("http", "--http-port", http_port, HTTP_BACKLOG),
         ("ingest-http", "--ingest-port", ingest_port, INGEST_BACKLOG),
     ):
@@ -66,6 +75,14 @@ def open_listen_sockets(
         sockets["syslog-tcp"], sockets["syslog-udp"] = _open_syslog(family, address, syslog_port)
     except OSError as error:
         problems.append(_bind_problem(host, syslog_port, "TCP and UDP", "--syslog-port", error))
+    listening = []
+    for name, listener in zip(kafka_socket_names(listeners), listeners, strict=True):
+        try:
+            sockets[name] = _open_tcp(*_resolve(listener.address), listener.port, KAFKA_BACKLOG)
+        except OSError as error:
+            problems.append(_listener_problem(listener, error))
+        else:
+            listening.append(listener._replace(port=sockets[name].getsockname()[1]))
     opened = []
     for sender in senders:
         try:
@@ -76,7 +93,13 @@ def open_listen_sockets(
             opened.append(sender._replace(port=sockets[sender.name].getsockname()[1]))
     kafka, syslog, http, ingest = (sockets[name].getsockname()[1] if name in sockets else 0 for name in ("kafka", "syslog-tcp", "http", "ingest-http"))
     # a wrong address is wrong for each port
-    return ListenSockets(sockets, kafka, syslog, http, ingest, tuple(opened)), list(dict.fromkeys(problems))
+    return ListenSockets(sockets, kafka, syslog, http, ingest, tuple(opened), tuple(listening)), list(dict.fromkeys(problems))
+
+
+def kafka_socket_names(listeners: Sequence[KafkaListener]) -> list[str]:
+    """Return the LISTEN_FDNAMES names of the listeners' sockets; that of the first has no suffix,
+    so that its socket unit is always the same."""
+    return [KAFKA_SOCKET if index == 0 else f"{KAFKA_SOCKET}-{listener.name.lower()}" for index, listener in enumerate(listeners)]
 
 
 def _resolve(host: str) -> tuple[int, str]:
@@ -149,6 +172,15 @@ def _sender_problem(sender: SenderSocket, error: OSError) -> str:
     if isinstance(error, PermissionError):
         return f"{what}; ports below 1024 need root, choose another"
     return f"{what}; see its owner with `ss -lntup 'sport = :{sender.port}'`, stop it, or choose another port"
+
+
+def _listener_problem(listener: KafkaListener, error: OSError) -> str:
+    what = f"listeners: cannot listen on {listener.name}://{listener.address}:{listener.port}: {error.strerror}"
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return f"{what}; it must be an address of `ip addr`"
+    if isinstance(error, PermissionError):
+        return f"{what}; ports below 1024 need root, choose another"
+    return f"{what}; see its owner with `ss -lntup 'sport = :{listener.port}'`, stop it, or choose another port"
 
 
 def _bind_problem(host: str, port: int, transport: str, option: str, error: OSError) -> str:

@@ -105,12 +105,15 @@ def prepare_box(
 
 
 def _own_sockets(options: ResolvedOptions, senders: SenderTable) -> tuple[ListenSockets, list[str]]:
-    return open_listen_sockets(options.listen, options.kafka_port, options.syslog_port, options.http_port, options.ingest_port, senders.sockets)
+    return open_listen_sockets(
+        options.listen, options.kafka_port, options.syslog_port, options.http_port, options.ingest_port, senders.sockets, options.listeners
+    )
 
 
 def _no_sockets(options: ResolvedOptions, senders: SenderTable) -> tuple[ListenSockets, list[str]]:
     """Return no sockets: systemd holds them."""
-    return ListenSockets({}, options.kafka_port, options.syslog_port, options.http_port, options.ingest_port, senders.sockets), []
+    ports = options.kafka_port, options.syslog_port, options.http_port, options.ingest_port
+    return ListenSockets({}, *ports, senders.sockets, tuple(options.listeners)), []
 
 
 def _left_out(options: ResolvedOptions, looks: DirectoryChecks) -> dict[str, str]:
@@ -285,6 +288,7 @@ def _take(
         ingest_port=listening.ingest_port,
         sender_tables=sender_tables,
         sender_sockets=list(listening.senders),
+        listeners=list(listening.listeners),
         acceptors=options.acceptors,
         ingests=options.ingests,
         zookeeper=_connect_string(options, identity),

@@ -21,9 +21,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from appliance.base.setting_row import SettingValue
-from appliance.base.settings import SenderSocket, SettingsFile, read_settings_file, resolve_settings
+from appliance.base.settings import KafkaListener, SenderSocket, SettingsFile, read_settings_file, resolve_settings
 from appliance.base.zookeeper_member import ZooKeeperMember, in_words, read_members
 from appliance.runtime.ensemble_checks import is_loopback
+from appliance.security.listeners import OVERRIDE_PREFIX, plan_listeners
 
 DEFAULT_DATA = ("./var/d0", "./var/d1")
 DEFAULT_STATE = "./var/state"
@@ -87,6 +88,8 @@ class ResolvedOptions(NamedTuple):
     broker_id: int | None
     settings: dict[str, SettingValue]
     zookeeper_members: list[ZooKeeperMember] = []  # noqa: RUF012  never changed
+    listeners: list[KafkaListener] = []  # noqa: RUF012  never changed
+    """As the setting `listeners` has them; empty if it is not set."""
     settings_file: str = ""
     sender_tables: dict[str, Any] = {}  # noqa: RUF012  never changed
     """The tables of senders in the settings file, unchecked."""
@@ -150,11 +153,19 @@ def resolve_options(options: RunOptions, cores: int) -> tuple[ResolvedOptions, l
                 chosen[name] = 0  # do not report a conflict with a default that the user did not choose
             else:
                 del chosen[name]
-    settings, setting_problems = resolve_settings(file.settings, options.config or "settings")
+    overrides = {name: value for name, value in file.settings.items() if name.startswith(OVERRIDE_PREFIX)}
+    others = {name: value for name, value in file.settings.items() if name not in overrides}
+    settings, setting_problems = resolve_settings(others, options.config or "settings")
     problems += setting_problems
     listen = chosen.get("listen", "127.0.0.1")
+    default = KafkaListener("PLAINTEXT", "PLAINTEXT", listen, chosen.get("kafka_port", DEFAULT_KAFKA_PORT), "")
+    default = default._replace(advertised_host=chosen.get("advertise", "127.0.0.1" if listen in WILDCARD_HOSTS else listen))
+    listeners, listener_problems = plan_listeners(settings, overrides, default)
+    if settings["listeners"] and chosen.get("kafka_port"):
+        listener_problems.append(f"listeners is set, so --kafka-port ({chosen['kafka_port']}) would have no effect; remove one of them")
+    problems += [f"{options.config or 'settings'}: {problem}" for problem in listener_problems]
     if AUTO_CREATE not in file.settings:
-        settings[AUTO_CREATE] = is_loopback(listen)
+        settings[AUTO_CREATE] = all(is_loopback(host) for host in (listen, *(listener.address for listener in listeners)))
     members, member_problems = read_members([part for text in chosen.get("zookeeper_members", []) for part in text.split(",")])
     problems += [f"--zookeeper-members {problem}" for problem in member_problems]
     if member_problems:
@@ -164,8 +175,8 @@ def resolve_options(options: RunOptions, cores: int) -> tuple[ResolvedOptions, l
         data=[os.path.abspath(directory) for directory in chosen.get("data") or DEFAULT_DATA],
         state=os.path.abspath(chosen.get("state", DEFAULT_STATE)),
         listen="0.0.0.0" if listen in ("*", "") else listen,
-        advertise=chosen.get("advertise", "127.0.0.1" if listen in WILDCARD_HOSTS else listen),
-        kafka_port=chosen.get("kafka_port", DEFAULT_KAFKA_PORT),
+        advertise=default.advertised_host,
+        kafka_port=listeners[0].port if listeners else default.port,
         syslog_port=chosen.get("syslog_port", DEFAULT_SYSLOG_PORT),
         http_port=chosen.get("http_port", DEFAULT_HTTP_PORT),
         ingest_port=chosen.get("ingest_port", DEFAULT_INGEST_PORT),
@@ -175,6 +186,7 @@ def resolve_options(options: RunOptions, cores: int) -> tuple[ResolvedOptions, l
         broker_id=chosen.get("broker_id"),
         settings=settings if options.rack is None else {**settings, "broker.rack": options.rack},
         zookeeper_members=members,
+        listeners=listeners if settings["listeners"] and not listener_problems else [],
         settings_file=options.config or "",
         sender_tables=file.senders,
         old_table=file.old_table,

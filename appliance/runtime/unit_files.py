@@ -20,9 +20,10 @@ from typing import NamedTuple
 from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import SYSTEM_ROOT, Disk
 from appliance.base.networks import is_network, split_networks
-from appliance.base.settings import Box, SenderSocket
+from appliance.base.settings import Box, KafkaListener, SenderSocket
 from appliance.base.zookeeper_access import secret_path
 from appliance.runtime.disk_orders import disk_processes
+from appliance.runtime.listening import KAFKA_BACKLOG, KAFKA_SOCKET, kafka_socket_names
 from appliance.runtime.run_options import ResolvedOptions, SenderTable
 
 DROP_IN = "20-settings.conf"
@@ -61,17 +62,20 @@ def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
     mount of its own). `box.listen` is a numeric address. Raises ConfigurationProblems for a value
     that would add a line or name another file, because systemd executes units as root.
     """
-    names = [*(disk.name for disk in box.disks), *(sender.name for sender in box.sender_sockets), box.box]
+    names = [*(disk.name for disk in box.disks), *(sender.name for sender in box.sender_sockets), *kafka_socket_names(box.listeners), box.box]
     if problems := [problem for name in names if (problem := unit_name_problem(name)) is not None]:
         raise ConfigurationProblems(problems)
+    kafka = dict(zip(kafka_socket_names(box.listeners), box.listeners, strict=True))
+    first = box.kafka_listeners[0]
+    further = {name: listener for name, listener in kafka.items() if name != KAFKA_SOCKET}
     units = [unit_name(name) for name in box.process_names()]
     wanted = [f"Wants={unit}" for unit in units]
     disks = [f"-{disk.path}" for disk in box.disks]
     state = box.state_directory
     hidden = f"InaccessiblePaths=-{state}/zookeeper -{secret_path(state)}"  # what exists when the unit starts
     drop_ins = {
-        TARGET: _section("Unit", [*(f"Wants={unit}" for unit in [*SOCKET_UNITS, *map(sender_unit, box.sender_sockets)]), *wanted]),
-        "millrace-kafka.socket": _listens("ListenStream", box.listen, box.kafka_port),
+        TARGET: _section("Unit", [*(f"Wants={unit}" for unit in [*SOCKET_UNITS, *map(kafka_unit, further), *map(sender_unit, box.sender_sockets)]), *wanted]),
+        "millrace-kafka.socket": _listens("ListenStream", numeric_address(first.address), first.port),
         "millrace-http.socket": _listens("ListenStream", box.listen, box.http_port),
         "millrace-syslog-tcp.socket": _listens("ListenStream", box.listen, box.syslog_port),
         "millrace-syslog-udp.socket": _listens("ListenDatagram", box.listen, box.syslog_port),
@@ -84,6 +88,8 @@ def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
     network = [] if is_alone(box) else ["PrivateNetwork=no"]
     for unit in ("millrace-acceptor@.service", "millrace-coordinator.service", "millrace-replica-fetcher.service"):
         drop_ins[unit] = _section("Service", [hidden, *network])
+    if further:
+        drop_ins["millrace-acceptor@.service"] += _lines([f"Sockets={' '.join(map(kafka_unit, further))}"])
     if box.embedded_zookeeper:
         memory = f"MemoryMax={box.integer('zookeeper.heap.mb') + JVM_OVERHEAD_MIB}M"
         drop_ins["millrace-zookeeper.service"] = _section("Service", [memory, *_writes(state), *_zookeeper_addresses(box)])
@@ -106,6 +112,7 @@ def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
         + _section("Service", [f"Environment=MILLRACE_RUNTIME={runtime}", f"ReadOnlyPaths=-{runtime}/box.json"])
     )
     files |= {sender_unit(sender): HEAD + _sender_unit_text(sender, box.listen) for sender in box.sender_sockets}
+    files |= {kafka_unit(name): HEAD + _kafka_unit_text(name, listener) for name, listener in further.items()}
     return UnitPlan(files, [unit_name("supervisor"), *units])
 
 
@@ -144,6 +151,17 @@ def _own_addresses(box: Box, own: str) -> list[str]:
 
 
 HEAD = "# Written by `millrace units apply` from the settings; put changes of your own into another file beside this one.\n"
+
+
+def kafka_unit(socket_name: str) -> str:
+    """Return `millrace-kafka-clients.socket` for `kafka-clients`."""
+    return f"millrace-{socket_name}.socket"
+
+
+def _kafka_unit_text(name: str, listener: KafkaListener) -> str:
+    unit = [f"Description=Millrace: Kafka clients of listener {listener.name}", "StopPropagatedFrom=millrace.target", "StartLimitIntervalSec=0"]
+    given = [f"FileDescriptorName={name}", "Service=millrace-acceptor@0.service", f"Backlog={KAFKA_BACKLOG}"]
+    return _section("Unit", unit) + _listens("ListenStream", numeric_address(listener.address), listener.port) + _lines(given)
 
 
 def sender_unit(sender: SenderSocket) -> str:
@@ -205,6 +223,8 @@ def settings_mark(box: Box) -> str:
     told: list[object] = [box.listen, box.kafka_port, box.syslog_port, box.http_port, box.acceptors, box.ingests, box.embedded_zookeeper, box.state_directory]
     disks = sorted((disk.name, disk.path) for disk in box.disks)
     told += [box.advertise, box.ingest_port, [sender[:4] for sender in box.sender_sockets]]
+    if box.listeners:
+        told.append([listener[:4] for listener in box.listeners])
     if box.zookeeper_members:
         told += [box.zookeeper_members, box.text("zookeeper.allowed.addresses")]
     return f"{zlib.crc32(json.dumps([told, disks, box.integer('zookeeper.heap.mb')]).encode()):08x}"
@@ -225,6 +245,7 @@ def planned_box(options: ResolvedOptions, box_id: str, disks: list[Disk], sender
         ingest_port=options.ingest_port,
         sender_tables=senders.tables,
         sender_sockets=list(senders.sockets),
+        listeners=options.listeners,
         acceptors=options.acceptors,
         ingests=options.ingests,
         embedded_zookeeper=options.runs_zookeeper,
@@ -250,7 +271,10 @@ def unit_problems(options: ResolvedOptions, named: Mapping[str, object], disks: 
     for path in [*(directories if isinstance(directories, list) else [directories]), named.get("state")]:
         if isinstance(path, str) and not path.startswith("/"):
             problems.append(f"[box] {path}: a box that systemd runs has no working directory; give the whole path, from / on")
-    for key in ("kafka_port", "syslog_port", "http_port", "ingest_port"):
+    problems += [
+        f"listeners has {each.name} with port 0 (any free one); a box that systemd runs has fixed ports" for each in options.listeners if not each.port
+    ]
+    for key in (*(() if options.listeners else ("kafka_port",)), "syslog_port", "http_port", "ingest_port"):
         if not getattr(options, key):
             problems.append(f"[box] {key.replace('_', '-')} is 0 (any free one); a box that systemd runs has fixed ports")
     address = numeric_address(options.listen)

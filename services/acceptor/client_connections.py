@@ -35,6 +35,7 @@ from services.acceptor.closings import (
 )
 from services.acceptor.connection import Connection
 from services.acceptor.fetch.cold_reads import ColdReads
+from services.acceptor.listening_socket import ListeningSocket, listening_sockets
 from services.acceptor.receiver import OnRequest, Receiver
 from services.acceptor.request_memory import HeldMemory
 from services.acceptor.transport import PlainTransport
@@ -66,10 +67,9 @@ class ClientConnections:
         self._arena = arena
         counters, box = context.counters, context.box
         self._connections: dict[int, Connection] = {}
-        self._per_address: Tally[str] = Tally()
+        self._per_address: Tally[tuple[str, str]] = Tally()
+        """connections by listener and address"""
         self._dirty: set[Connection] = set()
-        self._listening = context.listen_sockets["kafka"]
-        self._listening.setblocking(False)
         self._accepting = False
         self._is_one_of_several = box.acceptors > 1
         self._accept_again_ns = 0
@@ -81,8 +81,7 @@ class ClientConnections:
         self._held = HeldMemory(box.integer("acceptor.heap.bytes"))
         self._held_bytes = counters.gauge("acceptor.held_bytes")
         self._connections_max = self._find_connections_max(box.integer("max.connections"), segment_files_max)
-        self._per_address_max = box.integer("max.connections.per.ip")
-        self._idle_ns = box.integer("connections.max.idle.ms") * 1_000_000
+        self._listening = listening_sockets(box, context.listen_sockets, self._connections_max)
         self._frame_timeout_ns = box.integer("request.frame.timeout.ms") * 1_000_000
         self._connections_open = counters.gauge("acceptor.connections")
         self._connections_accepted = counters.counter("acceptor.connections_accepted")
@@ -140,7 +139,10 @@ class ClientConnections:
         self._closings.sweep(now_ns)
         self._held_bytes.set(self._held.total_bytes)
         if self._accepting:
-            self._on_acceptable(0)  # EPOLLEXCLUSIVE wakes one acceptor, and that one may be stopped
+            for listening in self._listening:
+                self._accept_some(
+                    listening, FAIR_BURST if self._is_one_of_several else ACCEPT_BURST
+                )  # EPOLLEXCLUSIVE wakes one acceptor, and that one may be stopped
 
     def begin_stop(self) -> None:
         """Neither accept nor read any more."""
@@ -173,34 +175,36 @@ class ClientConnections:
         self._accept_again_ns = 0
         if not self._stopping and not self._accepting:
             self._accepting = True
-            self._watch_listening()
+            for listening in self._listening:
+                self._watch_listening(listening)
 
-    def _watch_listening(self) -> None:
-        self._poller.register(self._listening.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE, self._on_acceptable)
+    def _watch_listening(self, listening: ListeningSocket) -> None:
+        self._poller.register(listening.socket.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE, lambda _events: self._on_acceptable(listening))
 
     def _stop_accepting(self) -> None:
         if self._accepting:
             self._accepting = False
-            self._poller.unregister(self._listening.fileno())
+            for listening in self._listening:
+                self._poller.unregister(listening.socket.fileno())
 
-    def _on_acceptable(self, events: int) -> None:
-        self._accept_some(FAIR_BURST if self._is_one_of_several else ACCEPT_BURST)
-        if events and self._is_one_of_several and self._accepting:
+    def _on_acceptable(self, listening: ListeningSocket) -> None:
+        self._accept_some(listening, FAIR_BURST if self._is_one_of_several else ACCEPT_BURST)
+        if self._is_one_of_several and self._accepting:
             # EPOLLEXCLUSIVE wakes one waiter, and the same one again while it waits. Registering anew puts this acceptor behind the others.
-            self._poller.unregister(self._listening.fileno())
-            self._watch_listening()
+            self._poller.unregister(listening.socket.fileno())
+            self._watch_listening(listening)
 
-    def _accept_some(self, burst: int) -> None:
+    def _accept_some(self, listening: ListeningSocket, burst: int) -> None:
         for _ in range(burst):
             try:
-                sock, peer = self._listening.accept()
+                sock, peer = listening.socket.accept()
             except OSError as error:
                 if error.errno in NO_ROOM_TO_ACCEPT:
-                    self._on_no_room(error)
+                    self._on_no_room(listening, error)
                 return
-            self._add_connection(sock, peer[0])
+            self._add_connection(listening, sock, peer[0])
 
-    def _on_no_room(self, error: OSError) -> None:
+    def _on_no_room(self, listening: ListeningSocket, error: OSError) -> None:
         """Stop accepting for a moment: no descriptor is free.
 
         The client stays in the queue and the socket readable, so retrying at once would spin, and another
@@ -220,7 +224,7 @@ class ClientConnections:
                 reason=DESCRIPTOR_LIMIT,
             )
         if now_ns - self._no_room_ns <= STILL_NO_ROOM_NS and not self._shed_idle(now_ns):
-            self._turn_away()
+            self._turn_away(listening)
         self._no_room_ns = now_ns
 
     def _shed_idle(self, now_ns: int) -> bool:
@@ -230,14 +234,14 @@ class ClientConnections:
             self._close(connection, DESCRIPTOR_LIMIT, "it was idle, and no descriptor was left for new connections")
         return bool(idle)
 
-    def _turn_away(self) -> None:
+    def _turn_away(self, listening: ListeningSocket) -> None:
         """Accept and close waiting clients, with the reserved descriptor: a closed client retries, a queued one hangs."""
         for _ in range(ACCEPT_BURST):
             if self._reserve >= 0:
                 os.close(self._reserve)
                 self._reserve = -1
             try:
-                sock, peer = self._listening.accept()
+                sock, peer = listening.socket.accept()
             except OSError:
                 break  # none waits; or the descriptor is taken
             sock.close()
@@ -245,21 +249,28 @@ class ClientConnections:
         if self._reserve < 0:
             self._reserve = _open_reserve()
 
-    def _add_connection(self, sock: socket.socket, address: str) -> None:
+    def _add_connection(self, listening: ListeningSocket, sock: socket.socket, address: str) -> None:
         if len(self._connections) >= self._connections_max:
             sock.close()
             self._closings.log(CONNECTION_LIMIT, address, f"{self._connections_max} connections are open (max.connections)")
             return
-        if self._per_address[address] >= self._per_address_max:
+        if listening.open_count >= listening.connections_max:
             sock.close()
-            self._closings.log(ADDRESS_LIMIT, address, f"it has {self._per_address_max} connections (max.connections.per.ip)")
+            words = f"{listening.connections_max} connections of listener {listening.name} are open (max.connections)"
+            self._closings.log(CONNECTION_LIMIT, address, words)
+            return
+        if self._per_address[listening.name, address] >= listening.per_address_max:
+            sock.close()
+            self._closings.log(ADDRESS_LIMIT, address, f"it has {listening.per_address_max} connections (max.connections.per.ip)")
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(PlainTransport(sock), address, self._clock.monotonic_ns())
+        connection = Connection(PlainTransport(sock), address, self._clock.monotonic_ns(), listening.origin)
+        listening.open_count += 1
+        connection.listening = listening
         descriptor = sock.fileno()
         self._connections[descriptor] = connection
-        self._per_address[address] += 1
+        self._per_address[listening.name, address] += 1
         connection.interest = READ_INTEREST
         self._poller.register(descriptor, READ_INTEREST, lambda events: self._on_event(connection, events))
         self._connections_accepted.add()
@@ -369,7 +380,7 @@ class ClientConnections:
                 continue
             if connection.frame_since_ns and now_ns - connection.frame_since_ns > self._frame_timeout_ns:
                 self._close(connection, FRAME_TIMEOUT, "it did not send a whole request in time (request.frame.timeout.ms)")
-            elif now_ns - connection.last_active_ns > self._idle_ns and not connection.replies:
+            elif now_ns - connection.last_active_ns > connection.listening.idle_ns and not connection.replies:
                 self._close(connection, IDLE)
             if connection.outgoing and connection.move_to_heap(now_ns):
                 self._charge(connection)
@@ -386,9 +397,12 @@ class ClientConnections:
         descriptor = connection.transport.fileno()
         self._poller.unregister(descriptor)
         del self._connections[descriptor]
-        self._per_address[connection.address] -= 1
-        if not self._per_address[connection.address]:
-            del self._per_address[connection.address]
+        listening = connection.listening
+        listening.open_count -= 1
+        counted = listening.name, connection.address
+        self._per_address[counted] -= 1
+        if not self._per_address[counted]:
+            del self._per_address[counted]
         self._receiver.drop(connection)
         connection.outgoing.clear()
         connection.replies.clear()

@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 from appliance.protocol.apis import ApiKey
 from appliance.security.principals import UNAUTHENTICATED, Principal, RequestOrigin
 from services.acceptor.fetch.record_ranges import ArenaRange, FileRange
+from services.acceptor.listening_socket import ListeningSocket
 from services.acceptor.produce.refused_sequences import RefusedSequences
 from services.acceptor.transport import NOT_RESIDENT, WOULD_BLOCK, ClientTransport
 
@@ -97,6 +98,7 @@ class Connection:
         "held_bytes",
         "interest",
         "last_active_ns",
+        "listening",
         "next_bytes",
         "next_key",
         "origin",
@@ -113,6 +115,9 @@ class Connection:
         "waits_for_disk",
         "wanted_bytes",
     )
+
+    listening: ListeningSocket
+    """set by what accepted it"""
 
     def __init__(self, transport: ClientTransport, address: str, now_ns: int, origin: RequestOrigin = UNAUTHENTICATED) -> None:
         self.transport = transport

@@ -48,7 +48,7 @@ class HostFigures:
         self._clock = context.clock
         self._topic = box.text("host.figures.topic")
         self.interval_seconds = box.integer("host.figures.interval.ms") / 1000
-        self._address = (_reachable(box.listen), box.kafka_port)
+        self._address = box.local_kafka
         self._host = os.uname().nodename
         self.waiting: deque[tuple[int, bytes]] = deque()
         self._before: HostReading | None = None
@@ -174,8 +174,3 @@ class HostFigures:
         if self.connection is not None:
             self.connection[1].transport.abort()
             self.connection = None
-
-
-def _reachable(listen: str) -> str:
-    """Return the address by which this machine reaches a socket that listens on `listen`."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(listen, listen)

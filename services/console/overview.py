@@ -30,7 +30,7 @@ def overview(sample: BoxSample, between: Between, groups: GroupsSample, events: 
         "version": version,
         "box": box.box,
         "broker_id": box.broker_id,
-        "kafka": f"{box.advertise}:{box.kafka_port}",
+        "kafka": ", ".join(f"{host}:{port}" for _, host, port in (listener.endpoint for listener in box.kafka_listeners)),
         "started_ms": box.started_wall_ms,
         "missing": sample.missing,
         "seconds": round(between.seconds, 1),

@@ -257,7 +257,7 @@ def adopt_box(options: RunOptions, layout: BoxLayout) -> PreparedBox | None:
     box = box._replace(pid=os.getpid())
     write_box(layout, box)
     given = resolve_options(options, os.cpu_count() or 1)[0].data
-    sockets = ListenSockets({}, box.kafka_port, box.syslog_port, box.http_port, box.ingest_port, tuple(box.sender_sockets))
+    sockets = ListenSockets({}, box.kafka_port, box.syslog_port, box.http_port, box.ingest_port, tuple(box.sender_sockets), tuple(box.listeners))
     return PreparedBox(box, layout, sockets, lock, given, {}, {})
 
 

@@ -20,13 +20,14 @@ WILDCARDS = ("0.0.0.0", "::")
 def ready_line(box: Box) -> str:
     """Return `millrace ready kafka=HOST:PORT syslog=HOST:PORT http=HOST:PORT ingest=HOST:PORT`."""
     host = _bracketed(reachable_host(box))
-    return f"millrace ready kafka={host}:{box.kafka_port} syslog={host}:{box.syslog_port} http={host}:{box.http_port} ingest={host}:{box.ingest_port}"
+    kafka = f"{_bracketed(_kafka_host(box))}:{box.kafka_port}"
+    return f"millrace ready kafka={kafka} syslog={host}:{box.syslog_port} http={host}:{box.http_port} ingest={host}:{box.ingest_port}"
 
 
 def ready_message(box: Box) -> str:
     """Return the ready line, three commands with the addresses of this box, and a note if it creates no topics automatically."""
     host = reachable_host(box)
-    bootstrap = f"{_bracketed(host)}:{box.kafka_port}"
+    bootstrap = f"{_bracketed(_kafka_host(box))}:{box.kafka_port}"
     topic = box.text("ingest.syslog.topic")
     millrace = _own_command()
     of_box = ""
@@ -47,6 +48,10 @@ def ready_message(box: Box) -> str:
 
 def reachable_host(box: Box) -> str:
     return box.advertise if box.listen in WILDCARDS else box.listen
+
+
+def _kafka_host(box: Box) -> str:
+    return box.local_kafka[0] if box.listeners else reachable_host(box)
 
 
 def _bracketed(host: str) -> str:

@@ -125,7 +125,7 @@ class FindCoordinatorHandler:
         keys = tuple(dict.fromkeys(request.keys))
 
         def answer() -> None:
-            found = self._find(request.key_type, keys)
+            found = self._find(request.key_type, keys, connection.listener)
             reply.pieces = [encode_find_coordinator_response(header.api_version, header.correlation_id, found)]
             reply.ready = True
             self._on_reply(connection)
@@ -136,19 +136,19 @@ class FindCoordinatorHandler:
         else:
             with_state_topic(self._view, self._controller, topic, answer)
 
-    def _find(self, key_type: int, keys: Sequence[str]) -> list[Coordinator]:
+    def _find(self, key_type: int, keys: Sequence[str], listener: str) -> list[Coordinator]:
         topic = STATE_TOPICS.get(key_type)
         if topic is None and key_type != SHARE_KEY:
             reason = f"There is no coordinator for keys of type {key_type}."
             return [Coordinator(key, error_code=ErrorCode.INVALID_REQUEST, error_message=reason) for key in keys]
-        return [self._coordinator(topic, key) for key in keys]
+        return [self._coordinator(topic, key, listener) for key in keys]
 
-    def _coordinator(self, topic: str | None, key: str) -> Coordinator:
+    def _coordinator(self, topic: str | None, key: str, listener: str) -> Coordinator:
         image = self._view.image
         found = image.topics.get(topic) if topic is not None else None
         partitions = found.partitions if found is not None else ()
         leader = partitions[partition_of(key, len(partitions))].leader if partitions else -1
-        broker = image.brokers.get(leader)
+        broker = image.brokers_at(listener).get(leader)
         if broker is None:
             return Coordinator(key, error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, error_message="The coordinator is not available.")
         return Coordinator(key, broker.id, broker.host, broker.port)

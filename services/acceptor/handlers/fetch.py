@@ -307,7 +307,7 @@ class FetchHandler:
                 self._topic_traffic.add(result.topic, len(records) if isinstance(records, bytes) else records.size_bytes)  # type: ignore[union-attr]
         endpoints: list[NodeEndpoint] = []
         if failed and pending.version >= NODE_ENDPOINTS_SINCE:
-            endpoints = self._add_hints(results)
+            endpoints = self._add_hints(results, pending.reply.connection.listener)
         reply = pending.reply
         reply.pieces = list(encode_fetch_response(pending.version, pending.correlation_id, 0, session_id, results, 0, endpoints))
         reply.ready = True
@@ -316,14 +316,14 @@ class FetchHandler:
         self._latency_with_wait.record(now_ns - pending.received_ns)
         self._on_reply(reply.connection)
 
-    def _add_hints(self, results: list[FetchPartitionResult]) -> list[NodeEndpoint]:
+    def _add_hints(self, results: list[FetchPartitionResult], listener: str) -> list[NodeEndpoint]:
         """Add the current leader to results that another broker leads (KIP-951); return the leaders' endpoints."""
         leaders = []
         for index, result in enumerate(results):
             if result.error_code in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH):
                 leaders.append(leader := self._view.leader_hint(result.topic, result.partition))
                 results[index] = result._replace(current_leader=leader)
-        return self._view.endpoints(leaders)
+        return self._view.endpoints(leaders, listener)
 
     def _leave(self, pending: PendingFetch) -> None:
         pending.finished = True

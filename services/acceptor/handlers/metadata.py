@@ -63,12 +63,14 @@ TOPIC_OPERATIONS: Final = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8,
 
 AUTO_CREATE_TIMEOUT_MS = 5_000
 _NO_LEADER = -1
+_LISTENER_ERROR_SINCE = 6
 _DEAD_REPLICAS_UNTIL = 0
 """Older clients expect each replica to be in the list of brokers."""
 
 
-def _describe(version: int, index: int, partition: PartitionImage, live: Container[int]) -> MetadataPartition:
-    """Describe a partition for a client: without a leader if that broker is gone and no other one is elected yet."""
+def _describe(version: int, index: int, partition: PartitionImage, live: Container[int], reachable: Container[int]) -> MetadataPartition:
+    """Describe a partition for a client: without a leader if that broker is gone and no other one is elected yet, or if it is not `reachable` because it
+    does not have the listener of the client."""
     leader, leader_epoch, replicas, isr = partition[:4]
     code = ErrorCode.NONE
     offline: tuple[int, ...] = ()
@@ -79,6 +81,9 @@ def _describe(version: int, index: int, partition: PartitionImage, live: Contain
             code = ErrorCode.REPLICA_NOT_AVAILABLE
     if leader not in live:
         leader, code = _NO_LEADER, ErrorCode.LEADER_NOT_AVAILABLE
+    elif leader not in reachable:
+        leader = _NO_LEADER
+        code = ErrorCode.LISTENER_NOT_FOUND if version >= _LISTENER_ERROR_SINCE else ErrorCode.LEADER_NOT_AVAILABLE
     return MetadataPartition(index, leader, leader_epoch, replicas, isr, offline, code)
 
 
@@ -91,7 +96,7 @@ class MetadataHandler:
         self._auto_create = auto_create
         self._on_reply = on_reply
         self._requests = counters.counter("metadata.requests")
-        self._encoded: dict[tuple[int, str, int], bytes] = {}
+        self._encoded: dict[tuple[int, str, int, str], bytes] = {}
         self._encoded_generation = -1
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
@@ -100,7 +105,7 @@ class MetadataHandler:
         reply = connection.expect_reply(False)
 
         def answer(errors: dict[str, int]) -> None:
-            reply.pieces = [self._encode(header, request, errors)]
+            reply.pieces = [self._encode(header, request, errors, connection.listener)]
             reply.ready = True
             self._on_reply(connection)
 
@@ -123,37 +128,37 @@ class MetadataHandler:
         names = [topic.name for topic in request.topics or () if topic.name is not None and topic.topic_id == NO_TOPIC_ID]
         return [name for name in dict.fromkeys(names) if name not in topics and name not in INTERNAL_TOPICS and topic_name_problem(name) is None]
 
-    def _encode(self, header: RequestHeader, request: MetadataRequest, errors: dict[str, int]) -> bytes:
+    def _encode(self, header: RequestHeader, request: MetadataRequest, errors: dict[str, int], listener: str) -> bytes:
         image = self._view.image
         version = header.api_version
         if self._encoded_generation != image.generation:
             self._encoded_generation = image.generation
             self._encoded.clear()
-        brokers = [MetadataBroker(broker.id, broker.host, broker.port, broker.rack) for broker in image.brokers.values()]
+        brokers = [MetadataBroker(broker.id, broker.host, broker.port, broker.rack) for broker in image.brokers_at(listener).values()]
         topics: list[MetadataTopic | bytes]
         allowed = TOPIC_OPERATIONS if request.include_topic_authorized_operations else OPERATIONS_NOT_ASKED
         if request.topics is None:
-            topics = [self._encode_topic(version, topic, allowed) for topic in image.topics.values()]
+            topics = [self._encode_topic(version, topic, allowed, listener) for topic in image.topics.values()]
         else:
             # Each topic once, as Kafka does: named a hundred thousand times, a large one would make an answer of gigabytes.
             # A topic id counts before a name: Java sends the id with an empty name.
             distinct = dict.fromkeys((wanted.name if wanted.topic_id == NO_TOPIC_ID else None, wanted.topic_id) for wanted in request.topics)
-            topics = [self._find(version, name, topic_id, errors, allowed) for name, topic_id in distinct]
+            topics = [self._find(version, name, topic_id, errors, allowed, listener) for name, topic_id in distinct]
         of_cluster = CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else OPERATIONS_NOT_ASKED
         return encode_metadata_response(
             version, header.correlation_id, brokers, image.cluster_id, image.controller_id, topics, cluster_authorized_operations=of_cluster
         )
 
-    def _find(self, version: int, name: str | None, topic_id: bytes, errors: dict[str, int], allowed: int) -> MetadataTopic | bytes:
+    def _find(self, version: int, name: str | None, topic_id: bytes, errors: dict[str, int], allowed: int, listener: str) -> MetadataTopic | bytes:
         image = self._view.image
         if name is None:
             topic = image.topics_by_id.get(topic_id)  # type: ignore[call-overload]
             if topic is not None:
-                return self._encode_topic(version, topic, allowed)
+                return self._encode_topic(version, topic, allowed, listener)
             return MetadataTopic(None, (), topic_id, False, ErrorCode.UNKNOWN_TOPIC_ID)  # type: ignore[arg-type]
         known = image.topics.get(name)
         if known is not None:
-            return self._encode_topic(version, known, allowed)
+            return self._encode_topic(version, known, allowed, listener)
         if topic_name_problem(name) is not None:
             return MetadataTopic(name, (), NO_TOPIC_ID, False, ErrorCode.INVALID_TOPIC_EXCEPTION)
         code = errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -161,12 +166,13 @@ class MetadataHandler:
             code = ErrorCode.LEADER_NOT_AVAILABLE  # it was made, our image is a moment behind
         return MetadataTopic(name, (), NO_TOPIC_ID, name in INTERNAL_TOPICS, code)
 
-    def _encode_topic(self, version: int, topic: TopicImage, allowed: int) -> bytes:
-        key = (version, topic.name, allowed)
+    def _encode_topic(self, version: int, topic: TopicImage, allowed: int, listener: str) -> bytes:
+        key = (version, topic.name, allowed, listener)
         encoded = self._encoded.get(key)
         if encoded is None:
             brokers = self._view.image.brokers
-            partitions = [_describe(version, index, partition, brokers) for index, partition in enumerate(topic.partitions)]
+            reachable = self._view.image.brokers_at(listener)
+            partitions = [_describe(version, index, partition, brokers, reachable) for index, partition in enumerate(topic.partitions)]
             encoded = self._encoded[key] = encode_topic(
                 version, MetadataTopic(topic.name, partitions, topic.topic_id, topic.is_internal, authorized_operations=allowed)
             )
@@ -183,11 +189,11 @@ class DescribeClusterHandler:
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         request = DESCRIBE_CLUSTER_REQUEST.decode(buffer, header.body_position, limit, header.api_version)
         reply = connection.expect_reply(False)
-        reply.pieces = [DESCRIBE_CLUSTER_RESPONSE.encode_response(header.api_version, header.correlation_id, self.describe(request))]
+        reply.pieces = [DESCRIBE_CLUSTER_RESPONSE.encode_response(header.api_version, header.correlation_id, self.describe(request, connection.listener))]
         reply.ready = True
         self._on_reply(connection)
 
-    def describe(self, request: DescribeClusterRequest) -> DescribeClusterResponse:
+    def describe(self, request: DescribeClusterRequest, listener: str) -> DescribeClusterResponse:
         """Return the response for brokers, or the error of another endpoint type (KIP-919)."""
         if request.endpoint_type != ENDPOINT_BROKERS:
             unknown = request.endpoint_type == ENDPOINT_UNKNOWN
@@ -197,7 +203,7 @@ class DescribeClusterHandler:
         return DescribeClusterResponse(
             cluster_id=image.cluster_id,
             controller_id=image.controller_id,
-            brokers=tuple(DescribedBroker(broker.id, broker.host, broker.port, broker.rack) for broker in image.brokers.values()),
+            brokers=tuple(DescribedBroker(broker.id, broker.host, broker.port, broker.rack) for broker in image.brokers_at(listener).values()),
             cluster_authorized_operations=CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else OPERATIONS_NOT_ASKED,
         )
 

@@ -147,16 +147,16 @@ class ProduceAnswers:
         else:
             endpoints: list[NodeEndpoint] = []
             if pending.version >= LEADER_HINTS_SINCE and any(result.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER for result in results):
-                endpoints = self._add_hints(results)
+                endpoints = self._add_hints(results, reply.connection.listener)
             reply.pieces = [encode_produce_response(pending.version, pending.correlation_id, results, 0, endpoints)]
         self._latency.record(self._clock.monotonic_ns() - pending.received_ns)
         self._on_reply(reply.connection)
 
-    def _add_hints(self, results: list[ProduceResult]) -> list[NodeEndpoint]:
+    def _add_hints(self, results: list[ProduceResult], listener: str) -> list[NodeEndpoint]:
         """Add the current leader to results that another broker leads (KIP-951); return the leaders' endpoints."""
         leaders = []
         for index, result in enumerate(results):
             if result.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
                 leaders.append(leader := self._view.leader_hint(result.topic, result.partition))
                 results[index] = result._replace(current_leader=leader)
-        return self._view.endpoints(leaders)
+        return self._view.endpoints(leaders, listener)

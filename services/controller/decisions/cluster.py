@@ -54,6 +54,8 @@ class Cluster:
         self.fence: Fence | None = None
         self.has_arrived = False
         """Whether the loaded tree may be acted on."""
+        self.inter_broker_listener = ""
+        """Name of the listener through which this box connects to others."""
         self.brokers: dict[int, BrokerRegistration] = {}
         """The registered brokers, which count as alive."""
         self.broker_epochs: dict[int, int] = {}
@@ -274,9 +276,10 @@ class Cluster:
         """
         brokers = {}
         for broker_id, registration in sorted(self.brokers.items()):
-            endpoint = registration.client_endpoint()
+            endpoint = registration.peer_endpoint(self.inter_broker_listener)
             if endpoint is not None:
-                brokers[broker_id] = BrokerImage(broker_id, endpoint[0], endpoint[1], registration.rack, self.broker_epochs.get(broker_id, -1))
+                epoch = self.broker_epochs.get(broker_id, -1)
+                brokers[broker_id] = BrokerImage(broker_id, *endpoint, registration.rack, epoch, registration.endpoints)
         topics = {name: self._topic_image(topic) for name, topic in sorted(self.topics.items()) if topic.visible_count and name not in self.deleting}
         return MetadataImage(generation, self.cluster_id, self.controller_id, brokers, topics, self.box_config())
 

@@ -161,7 +161,9 @@ class ClusterMembership:
     def _arrival(self) -> Arrival:
         box = self._box
         now_ms = self._clock.wall_ms()
-        registration = BrokerRegistration(box.broker_id, (("PLAINTEXT", box.advertise, box.kafka_port),), {"PLAINTEXT": "PLAINTEXT"}, box.rack, now_ms)
+        endpoints = tuple(listener.endpoint for listener in box.kafka_listeners)
+        protocols = {listener.name: listener.protocol for listener in box.kafka_listeners}
+        registration = BrokerRegistration(box.broker_id, endpoints, protocols, box.rack, now_ms)
         directories = {report.directory_id: report.disk for report in self._cluster.reports.values()}
         known = box.cluster_id or self._joined_cluster
         cluster_id = known or str(self._new_topic_id())

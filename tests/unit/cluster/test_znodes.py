@@ -41,7 +41,8 @@ def same(one: bytes, other: bytes) -> bool:
 def test_a_broker_registration_is_written_and_read_as_kafka_writes_it() -> None:
     registration = BrokerRegistration.decode(1, BROKER)
     assert registration.endpoints == (("PLAINTEXT", "h1", 9092), ("SSL", "h1", 9093))
-    assert registration.rack == "r1" and registration.client_endpoint() == ("h1", 9092)
+    assert registration.rack == "r1" and registration.peer_endpoint("") == ("h1", 9092)
+    assert registration.peer_endpoint("SSL") == ("h1", 9093)
     assert same(registration.encode(), BROKER)
 
 
@@ -53,13 +54,13 @@ def test_a_broker_without_rack_writes_no_rack() -> None:
 def test_a_broker_without_plaintext_has_no_host_for_old_readers() -> None:
     registration = BrokerRegistration(1, (("SSL", "h", 1),), {"SSL": "SSL"}, None, 5)
     document = orjson.loads(registration.encode())
-    assert (document["host"], document["port"]) == (None, -1) and registration.client_endpoint() is None
+    assert (document["host"], document["port"]) == (None, -1) and registration.peer_endpoint("") is None
 
 
 def test_old_broker_registrations_are_read() -> None:
-    assert BrokerRegistration.decode(3, b'{"version":1,"host":"h","port":9092}').client_endpoint() == ("h", 9092)
+    assert BrokerRegistration.decode(3, b'{"version":1,"host":"h","port":9092}').peer_endpoint("") == ("h", 9092)
     without_map = b'{"version":3,"endpoints":["plaintext://[::1]:9092"],"timestamp":"1"}'
-    assert BrokerRegistration.decode(3, without_map).client_endpoint() == ("::1", 9092)
+    assert BrokerRegistration.decode(3, without_map).peer_endpoint("") == ("::1", 9092)
 
 
 def test_an_ipv6_address_is_bracketed_and_comes_back() -> None:

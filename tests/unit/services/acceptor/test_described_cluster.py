@@ -24,14 +24,14 @@ def handler() -> DescribeClusterHandler:
 
 
 def test_brokers_and_controller_are_described(handler: DescribeClusterHandler) -> None:
-    described = handler.describe(DescribeClusterRequest())
+    described = handler.describe(DescribeClusterRequest(), "")
     assert (described.error_code, described.cluster_id, described.controller_id) == (0, "the-cluster", 2)
     assert described.brokers == (DescribedBroker(1, "one", 9092), DescribedBroker(2, "two", 9093, "rack"))
     assert described.cluster_authorized_operations == OPERATIONS_NOT_ASKED
-    assert handler.describe(DescribeClusterRequest(True)).cluster_authorized_operations > 0
+    assert handler.describe(DescribeClusterRequest(True), "").cluster_authorized_operations > 0
 
 
 @pytest.mark.parametrize(("endpoint_type", "code"), [(0, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE), (2, ErrorCode.MISMATCHED_ENDPOINT_TYPE)])
 def test_a_request_for_controllers_is_refused_because_these_are_brokers(handler: DescribeClusterHandler, endpoint_type: int, code: ErrorCode) -> None:
-    described = handler.describe(DescribeClusterRequest(False, endpoint_type))
+    described = handler.describe(DescribeClusterRequest(False, endpoint_type), "")
     assert (described.error_code, described.brokers) == (code, ())

@@ -1,0 +1,131 @@
+"""The listeners for Kafka clients, from the settings `listeners`, `advertised.listeners`,
+`listener.security.protocol.map`, `inter.broker.listener.name` and `listener.name.*`.
+
+Pure. Reports all problems at once. The first listener of a plan is the inter-broker listener:
+followers, other boxes, the console and the command connect to it. Weak: those connect without TLS,
+so it must be a PLAINTEXT listener.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from appliance.base.setting_row import SettingValue
+from appliance.base.setting_rows import SETTING_ROWS
+from appliance.base.settings import KafkaListener, setting_problem
+
+OVERRIDE_PREFIX: Final = "listener.name."
+OVERRIDABLE: Final = ("max.connections", "max.connections.per.ip", "connections.max.idle.ms")
+"""Settings that a listener may have for itself, as `listener.name.NAME.SETTING`."""
+PLAINTEXT: Final = "PLAINTEXT"
+PROTOCOLS: Final = (PLAINTEXT,)
+"""Security protocols that a listener can have."""
+ANY_ADDRESS: Final = ("0.0.0.0", "::")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
+_ENDPOINT = re.compile(r"([^:/]*)://(\[[0-9A-Fa-f:.%\w]*\]|[^:\[\]/\s]*):(\d{1,5})\Z")
+
+
+def plan_listeners(settings: Mapping[str, SettingValue], overrides: Mapping[str, object], default: KafkaListener) -> tuple[list[KafkaListener], list[str]]:
+    """Return the listeners and all problems.
+
+    `overrides`: `listener.name.*` as the settings file has them. `default`: the only listener if
+    `listeners` is not set; its advertised host is also that of listeners on all addresses.
+    """
+    problems: list[str] = []
+    texts = {name: str(settings[name]) for name in ("listeners", "advertised.listeners", "inter.broker.listener.name")}
+    found = _endpoints("listeners", texts["listeners"], problems)
+    if not texts["listeners"]:
+        problems += [f"{name} is set, and listeners is not; set it too" for name in ("advertised.listeners", "inter.broker.listener.name") if texts[name]]
+        found = {default.name: (default.address, default.port)}
+    protocols = _protocols(str(settings["listener.security.protocol.map"]), problems)
+    advertised = _endpoints("advertised.listeners", texts["advertised.listeners"], problems)
+    for name, (host, _) in advertised.items():
+        if name not in found:
+            problems.append(f"advertised.listeners has {name}, which listeners does not have; it has {_words(found)}")
+        if host in ("", *ANY_ADDRESS):
+            problems.append(f"advertised.listeners has {name} with the host {host!r}, which no client can connect to; name this machine as clients see it")
+    by_listener = _overrides(overrides, found, problems)
+    listeners = []
+    for name, (host, port) in found.items():
+        protocol = protocols.get(name, name)
+        if protocol not in PROTOCOLS:
+            known = f"its security protocol is {protocol!r}" if name in protocols else "listener.security.protocol.map does not have it"
+            problems.append(f"listeners has {name}, but {known}; a listener can have {_words(PROTOCOLS)}")
+        address = "0.0.0.0" if not host else host
+        to_clients = advertised.get(name, (default.advertised_host if address in ANY_ADDRESS or not texts["listeners"] else address, 0))
+        listeners.append(KafkaListener(name, protocol, address, port, *to_clients, by_listener.get(name.lower(), {})))
+    ports = [(each.port, each.address, each.name) for each in listeners if each.port]
+    for index, (port, address, name) in enumerate(ports):
+        for other_port, other_address, other in ports[:index]:
+            if port == other_port and (address == other_address or address in ANY_ADDRESS or other_address in ANY_ADDRESS):
+                problems.append(f"listeners has {other} and {name} on port {port}; give each its own")
+    return _inter_broker_first(listeners, texts["inter.broker.listener.name"].upper(), problems), problems
+
+
+def _inter_broker_first(listeners: list[KafkaListener], wanted: str, problems: list[str]) -> list[KafkaListener]:
+    plain = [each for each in listeners if each.protocol == PLAINTEXT]
+    chosen = next((each for each in listeners if each.name == wanted), None)
+    if wanted and chosen is None:
+        problems.append(f"inter.broker.listener.name is {wanted}, which listeners does not have; it has {_words([each.name for each in listeners])}")
+    elif chosen is not None and chosen.protocol != PLAINTEXT:
+        problems.append(
+            f"inter.broker.listener.name is {wanted}, which is {chosen.protocol}; boxes, console and command connect without TLS: name a PLAINTEXT one"
+        )
+    elif chosen is None and listeners:
+        chosen = next((each for each in plain if each.name == PLAINTEXT), plain[0] if len(plain) == 1 else None)
+        if chosen is None and plain:
+            problems.append(f"inter.broker.listener.name is not set; name one of {_words([each.name for each in plain])}, through which boxes connect")
+        elif chosen is None and not problems:
+            problems.append("listeners has no PLAINTEXT listener; boxes, console and command need one: add PLAINTEXT://127.0.0.1:9091 on a single box")
+    return sorted(listeners, key=lambda each: each is not chosen)
+
+
+def _endpoints(setting: str, text: str, problems: list[str]) -> dict[str, tuple[str, int]]:
+    """Return host and port by listener name."""
+    found: dict[str, tuple[str, int]] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = _ENDPOINT.match(part)
+        if match is None or not _NAME.match(match[1]) or int(match[3]) > 65535:
+            problems.append(f"{setting} has {part!r}; it must look like NAME://HOST:PORT, with a name of letters, digits, '_' and '-'")
+        elif match[1].upper() in found:
+            problems.append(f"{setting} has {match[1].upper()} twice; a listener's name must be unique")
+        else:
+            found[match[1].upper()] = match[2].strip("[]"), int(match[3])
+    return found
+
+
+def _protocols(text: str, problems: list[str]) -> dict[str, str]:
+    protocols = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, colon, protocol = part.partition(":")
+        if not colon or not _NAME.match(name):
+            problems.append(f"listener.security.protocol.map has {part!r}; it must look like NAME:PROTOCOL")
+        else:
+            protocols[name.upper()] = protocol.strip().upper()
+    return protocols
+
+
+def _overrides(overrides: Mapping[str, object], found: Mapping[str, object], problems: list[str]) -> dict[str, dict[str, SettingValue]]:
+    """Return the settings of single listeners, by listener name in small letters."""
+    names = {name.lower() for name in found}
+    taken: dict[str, dict[str, SettingValue]] = {}
+    for key, value in overrides.items():
+        name, _, setting = key.removeprefix(OVERRIDE_PREFIX).partition(".")
+        row = SETTING_ROWS.get(setting)
+        if name not in names:
+            problems.append(f"{key}: there is no listener {name.upper()}; listeners has {_words(found)} (in small letters here)")
+        elif row is None or setting not in OVERRIDABLE:
+            problems.append(f"{key}: a listener cannot have {setting or 'this'} for itself; it can have {_words(OVERRIDABLE)}")
+        elif (problem := setting_problem(row, value)) is not None:
+            problems.append(f"{key}: {problem}")
+        else:
+            assert isinstance(value, str | int | bool)
+            taken.setdefault(name, {})[setting] = value
+    return taken
+
+
+def _words(names: object) -> str:
+    assert isinstance(names, tuple | list | dict)
+    return ", ".join(names) or "none"

@@ -1,0 +1,42 @@
+"""One listener for Kafka clients: its socket, origin of its connections, and limits.
+
+Owned by one acceptor.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+from appliance.base.settings import Box, KafkaListener
+from appliance.runtime.listening import kafka_socket_names
+from appliance.security.principals import ANONYMOUS, RequestOrigin
+
+
+class ListeningSocket:
+    """A listener as one acceptor serves it. `open_count`: its open connections."""
+
+    __slots__ = ("connections_max", "idle_ns", "name", "open_count", "origin", "per_address_max", "socket")
+
+    def __init__(self, listener: KafkaListener, sock: socket.socket, box: Box, connections_max: int) -> None:
+        """`connections_max`: for all listeners together."""
+        self.name = listener.name
+        self.socket = sock
+        self.origin = RequestOrigin(ANONYMOUS, listener.name)
+        self.connections_max = min(connections_max, box.integer_of(listener, "max.connections"))
+        self.per_address_max = box.integer_of(listener, "max.connections.per.ip")
+        self.idle_ns = box.integer_of(listener, "connections.max.idle.ms") * 1_000_000
+        self.open_count = 0
+
+
+def listening_sockets(box: Box, sockets: Mapping[str, socket.socket], connections_max: int) -> list[ListeningSocket]:
+    """Return the listeners of the box whose sockets this process received, without blocking."""
+    listeners = box.kafka_listeners
+    found = [
+        ListeningSocket(listener, sockets[name], box, connections_max)
+        for name, listener in zip(kafka_socket_names(listeners), listeners, strict=True)
+        if name in sockets
+    ]
+    for listening in found:
+        listening.socket.setblocking(False)
+    return found

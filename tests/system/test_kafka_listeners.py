@@ -1,0 +1,82 @@
+"""Several listeners for Kafka clients on a real box: each client receives the endpoints of its own."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
+
+from appliance.base.settings import Box, load_box
+from lab.running_box import RunningBox, run_and_wait, run_arguments, start_box
+
+pytestmark = pytest.mark.system
+SETTINGS = {
+    "listeners": "PLAINTEXT://127.0.0.1:0,CLIENTS://127.0.0.1:0",
+    "advertised.listeners": "CLIENTS://localhost:0",
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CLIENTS:PLAINTEXT",
+    "listener.name.clients.max.connections.per.ip": 3,
+}
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[RunningBox]:
+    running = start_box(tmp_path, disks=1, settings=SETTINGS)
+    yield running
+    running.stop()
+
+
+def ports(box: RunningBox) -> dict[str, int]:
+    found: Box = load_box(box.layout)
+    return {listener.name: listener.port for listener in found.kafka_listeners}
+
+
+def test_each_client_receives_the_endpoints_of_its_listener(box: RunningBox) -> None:
+    port = ports(box)
+    assert box.kafka.port == port["PLAINTEXT"] != port["CLIENTS"]
+    brokers = {}
+    for name, number in port.items():
+        admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{number}"})
+        (broker,) = admin.list_topics(timeout=10).brokers.values()
+        brokers[name] = broker.host, broker.port
+    assert brokers == {"PLAINTEXT": ("127.0.0.1", port["PLAINTEXT"]), "CLIENTS": ("localhost", port["CLIENTS"])}
+
+
+def test_a_client_of_the_second_listener_produces_and_consumes_in_a_group(box: RunningBox) -> None:
+    bootstrap = {"bootstrap.servers": f"127.0.0.1:{ports(box)['CLIENTS']}"}
+    producer = Producer(bootstrap)
+    producer.produce("syslog", b"by the second listener")
+    assert producer.flush(10) == 0
+    consumer = Consumer({**bootstrap, "group.id": "readers", "auto.offset.reset": "earliest"})
+    consumer.subscribe(["syslog"])
+    message = consumer.poll(20)
+    assert message is not None and message.error() is None and message.value() == b"by the second listener"
+    consumer.close()
+
+
+def test_the_limits_of_a_listener_are_its_own(box: RunningBox) -> None:
+    port = ports(box)
+    clients = [socket.create_connection(("127.0.0.1", port["CLIENTS"])) for _ in range(4)]
+    others = [socket.create_connection(("127.0.0.1", port["PLAINTEXT"])) for _ in range(4)]
+    refused = 0
+    for client in clients:
+        client.settimeout(5)
+    refused = int(clients[3].recv(1) == b"")
+    assert refused == 1
+    for each in others:
+        each.sendall(b"\x00\x00\x00\x0a\x00\x12\x00\x00\x00\x00\x00\x01\xff\xff")  # ApiVersions 0
+        each.settimeout(5)
+        assert each.recv(4) != b""
+    for each in (*clients, *others):
+        each.close()
+
+
+def test_every_mistake_in_listeners_is_reported_before_the_start(tmp_path: Path) -> None:
+    wrong = {"listeners": "A://127.0.0.1:0,B://127.0.0.1:0", "listener.name.c.max.connections": 1}
+    ended = run_and_wait(run_arguments(tmp_path, disks=1, settings=wrong))
+    assert ended.returncode == 2
+    for words in ("listeners has A, but listener.security.protocol.map does not have it", "listeners has B", "there is no listener C"):
+        assert words in ended.stderr + ended.stdout

@@ -1,0 +1,83 @@
+"""The listeners for Kafka clients (`appliance/security/listeners.py`)."""
+
+from __future__ import annotations
+
+from appliance.base.settings import KafkaListener, default_settings
+from appliance.security.listeners import plan_listeners
+
+DEFAULT = KafkaListener("PLAINTEXT", "PLAINTEXT", "0.0.0.0", 9092, "box.example")
+TWO = "PLAINTEXT://127.0.0.1:9091,CLIENTS://:9092"
+MAP = "PLAINTEXT:PLAINTEXT,CLIENTS:PLAINTEXT"
+
+
+def plan(overrides: dict[str, object] | None = None, **settings: str) -> tuple[list[KafkaListener], list[str]]:
+    chosen = {name.replace("_", "."): value for name, value in settings.items()}
+    return plan_listeners({**default_settings(), **chosen}, overrides or {}, DEFAULT)
+
+
+def test_without_the_setting_there_is_one_plaintext_listener() -> None:
+    listeners, problems = plan()
+    assert (listeners, problems) == ([DEFAULT], [])
+
+
+def test_a_listener_on_all_addresses_advertises_the_name_of_the_box() -> None:
+    listeners, problems = plan(listeners=TWO, listener_security_protocol_map=MAP)
+    assert problems == []
+    assert [listener.endpoint for listener in listeners] == [("PLAINTEXT", "127.0.0.1", 9091), ("CLIENTS", "box.example", 9092)]
+
+
+def test_the_inter_broker_listener_is_the_first() -> None:
+    listeners, problems = plan(listeners=TWO, listener_security_protocol_map=MAP, inter_broker_listener_name="clients")
+    assert (listeners[0].name, problems) == ("CLIENTS", [])
+
+
+def test_advertised_listeners_name_what_clients_connect_to() -> None:
+    listeners, problems = plan(listeners=TWO, listener_security_protocol_map=MAP, advertised_listeners="CLIENTS://[fd00::1]:19092")
+    assert problems == []
+    assert listeners[1].endpoint == ("CLIENTS", "fd00::1", 19092)
+
+
+def test_a_listener_may_have_limits_of_its_own() -> None:
+    listeners, problems = plan({"listener.name.clients.max.connections": 5}, listeners=TWO, listener_security_protocol_map=MAP)
+    assert problems == []
+    assert [listener.settings for listener in listeners] == [{}, {"max.connections": 5}]
+
+
+def test_all_problems_are_reported_at_once() -> None:
+    overrides: dict[str, object] = {
+        "listener.name.other.max.connections": 5,
+        "listener.name.plaintext.num.partitions": 5,
+        "listener.name.plaintext.max.connections": 0,
+    }
+    _, problems = plan(
+        overrides,
+        listeners="PLAINTEXT://:9092,plaintext://:1,CLIENTS://:9092,9093",
+        listener_security_protocol_map="PLAINTEXT:PLAINTEXT,CLIENTS:SCRAM,x",
+        advertised_listeners="OTHER://0.0.0.0:1",
+        inter_broker_listener_name="INTERNAL",
+    )
+    words = "\n".join(problems)
+    for expected in (
+        "listeners has PLAINTEXT twice",
+        "listeners has '9093'; it must look like NAME://HOST:PORT",
+        "listener.security.protocol.map has 'x'",
+        "advertised.listeners has OTHER, which listeners does not have",
+        "advertised.listeners has OTHER with the host '0.0.0.0'",
+        "there is no listener OTHER",
+        "a listener cannot have num.partitions for itself",
+        "max.connections is 0",
+        "its security protocol is 'SCRAM'",
+        "listeners has PLAINTEXT and CLIENTS on port 9092",
+        "inter.broker.listener.name is INTERNAL, which listeners does not have",
+    ):
+        assert expected in words
+
+
+def test_settings_that_need_listeners_are_reported_without_them() -> None:
+    _, problems = plan(advertised_listeners="PLAINTEXT://a:1", inter_broker_listener_name="PLAINTEXT")
+    assert [problem.partition(" ")[0] for problem in problems] == ["advertised.listeners", "inter.broker.listener.name"]
+
+
+def test_two_plaintext_listeners_of_other_names_need_an_inter_broker_listener() -> None:
+    _, problems = plan(listeners="A://:1,B://:2", listener_security_protocol_map="A:PLAINTEXT,B:PLAINTEXT")
+    assert problems == ["inter.broker.listener.name is not set; name one of A, B, through which boxes connect"]
