@@ -447,6 +447,16 @@ _CLEANER_ROWS = (
     SettingRow("log.cleaner.max.compaction.lag.ms", INT64_MAX, "ms", "longest time that a record stays uncompacted", "old values stay longer", 1, INT64_MAX),
 )
 
+_SEARCH_ROWS = (
+    SettingRow("search.processes.max", 2, "", "searches that run at the same time; 0: none is allowed", "CPU and disk time, search.memory.bytes each", 0, 64),
+    SettingRow("search.threads", 2, "", "partitions that one search reads at the same time", "CPU, disk time, and about 20 MB each", 1, 64),
+    SettingRow("search.memory.bytes", 512 * MIB, "bytes", "memory of one search process; a search that needs more fails", "", 128 * MIB, 64 * GIB),
+    SettingRow(
+        "search.disk.bytes.per.second", 0, "bytes/s", "mean rate at which one search reads segments; 0: no limit", "disk time of other readers", 0, INT64_MAX
+    ),
+    SettingRow("search.duration.max.ms", 30 * 60 * SECOND, "ms", "longest search; it then ends with what it has found", "", SECOND, 24 * HOUR),
+)
+
 GROUPS: dict[str, tuple[SettingRow, ...]] = {
     "Topics": _TOPIC_ROWS,
     "Logs": _LOG_ROWS,
@@ -460,6 +470,7 @@ GROUPS: dict[str, tuple[SettingRow, ...]] = {
     "Ingestion": INGEST_ROWS,
     "Groups": GROUP_ROWS,
     "Transactions": TRANSACTION_ROWS,
+    "Search": _SEARCH_ROWS,
     "Box": _BOX_ROWS,
 }
 """Title on the reference page → rows."""

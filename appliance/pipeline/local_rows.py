@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
 from appliance.base.settings import Box
 from appliance.runtime.running_boxes import boxes_with
@@ -66,18 +67,27 @@ def find_local_row(cluster_id: str, data_directory: str | None, topic: str, topi
             reason = reason if found_box else f"the box {layout.runtime_directory} belongs to another cluster"
             continue
         found_box = True
-        for disk in box.disks:
-            try:
-                table = attach_table(layout, disk.name)
-            except (LayoutMismatch, OSError) as error:
-                reason = str(error)
-                continue
-            found = None if table is None else _row(table, topic_id, partition)
-            if table is not None and found is not None:
-                return LocalRow(topic_id, f"{disk.path}/{topic}-{partition}", table, *found)
-            if table is not None:
-                table.close()
-        reason = f"the box {layout.runtime_directory} does not serve it at the moment"
+        found = find_row_in_box(layout, box, topic, topic_id, partition)
+        if isinstance(found, LocalRow):
+            return found
+        reason = found
+    return reason
+
+
+def find_row_in_box(layout: BoxLayout, box: Box, topic: str, topic_id: TopicId, partition: int) -> LocalRow | str:
+    """Return the partition on one of the disks of this box, or why there is none. The caller closes its table."""
+    reason = f"the box {layout.runtime_directory} does not serve it at the moment"
+    for disk in box.disks:
+        try:
+            table = attach_table(layout, disk.name)
+        except (LayoutMismatch, OSError) as error:
+            reason = str(error)
+            continue
+        found = None if table is None else _row(table, topic_id, partition)
+        if table is not None and found is not None:
+            return LocalRow(topic_id, f"{disk.path}/{topic}-{partition}", table, *found)
+        if table is not None:
+            table.close()
     return reason
 
 

@@ -1,0 +1,227 @@
+"""The search process: answers the request on its socket, and ends.
+
+The console starts it for a search and owns the other end. A request is one line of JSON, the answer
+lines of JSON: `search` (what will be read) or `error` first, then `record`, `count` and `progress`,
+then `end`. The console cancels by killing the process. It has no shared memory of its own; CPU and
+disk priority are the lowest that the machine grants. Weak: memory is limited as a whole
+(RLIMIT_DATA), so a query that exceeds it fails instead of taking longer.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+import threading
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import orjson
+
+from appliance.base.clock import SystemClock
+from appliance.base.errors import MillraceError
+from appliance.base.layout import BoxLayout
+from appliance.base.model import Offset
+from appliance.base.settings import Box, load_box
+from appliance.cluster.metadata_image import MetadataImage, TopicImage, read_image
+from appliance.pipeline.local_rows import LocalRow, find_row_in_box
+from appliance.runtime.scheduling import take_idle_priority
+from appliance.storage import file_io
+from appliance.storage.reading import LogReading
+from appliance.storage.segment_files import LOG_SUFFIX, segment_path
+from services.search.matching import compile_node
+from services.search.partition_scan import PartitionScan, Wanted
+from services.search.prefilter import literals_of
+from services.search.query import QueryProblem, parse_query
+from services.search.search_run import NEWEST, NOTES_MAX, OLDEST, SearchOptions, SearchRun, SearchTotals
+
+REQUEST_BYTES_MAX = 64 << 10
+FOLLOW_SECONDS = 0.5
+FOLLOW_HOLD_MS = 0
+LATEST_MS = 1 << 62
+LIMIT_MAX = 1_000_000
+BY_MAX = 4
+
+
+class SearchRefused(MillraceError):
+    """The request cannot be carried out. `status`: that of HTTP."""
+
+    def __init__(self, status: int, reason: str, column: int | None = None) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.column = column
+
+
+class SearchRequest(NamedTuple):
+    """A request of the console. Times in ms; `partitions` empty: all."""
+
+    query: str
+    topic: str
+    since_ms: int = 0
+    until_ms: int = LATEST_MS
+    limit: int = 0
+    order: str = OLDEST
+    is_count: bool = False
+    by: tuple[str, ...] = ()
+    follow: bool = False
+    partitions: tuple[int, ...] = ()
+
+    @classmethod
+    def decode(cls, line: bytes) -> SearchRequest:
+        """Raises `SearchRefused`."""
+        try:
+            request = cls(**orjson.loads(line))
+        except (orjson.JSONDecodeError, TypeError) as error:
+            raise SearchRefused(400, f"not a search request: {error}") from error
+        if request.order not in (OLDEST, NEWEST):
+            raise SearchRefused(400, f"order is {request.order!r}; it must be {OLDEST} or {NEWEST}")
+        if not 0 <= request.limit <= LIMIT_MAX or (request.order == NEWEST and not request.limit):
+            raise SearchRefused(400, f"limit is {request.limit}; allowed is 1 to {LIMIT_MAX}, or 0 for all of the oldest")
+        if len(request.by) > BY_MAX:
+            raise SearchRefused(400, f"by has {len(request.by)} parts; at most {BY_MAX} are possible")
+        if request.follow and (request.order == NEWEST or request.is_count or request.by):
+            raise SearchRefused(400, "follow goes with neither counts nor the newest records")
+        return request._replace(by=tuple(request.by), partitions=tuple(request.partitions))
+
+
+class SearchAgent:
+    """Serves its end of a socket."""
+
+    def __init__(self, layout: BoxLayout, channel: socket.socket) -> None:
+        self._layout = layout
+        self._channel = channel
+        self._clock = SystemClock()
+        self._never = threading.Event()
+
+    def serve(self) -> None:
+        """Read one line and answer it. Raises OSError if the other end is gone."""
+        received = b""
+        while not received.endswith(b"\n") and len(received) < REQUEST_BYTES_MAX:
+            more = self._channel.recv(REQUEST_BYTES_MAX)
+            if not more:
+                return
+            received += more
+        self._answer(received)
+
+    def _emit(self, document: dict[str, Any]) -> None:
+        self._channel.sendall(orjson.dumps(document) + b"\n")
+
+    def _answer(self, line: bytes) -> None:
+        try:
+            self._search(SearchRequest.decode(line))
+        except SearchRefused as refused:
+            self._emit({"error": {"status": refused.status, "message": str(refused), "column": refused.column}})
+        except MemoryError:
+            self._emit({"error": {"status": 507, "message": "the search needs more memory than search.memory.bytes; narrow it by time, partition or limit"}})
+        except MillraceError as error:
+            self._emit({"error": {"status": 500, "message": str(error)}})
+
+    def _search(self, request: SearchRequest) -> None:
+        try:
+            node = parse_query(request.query)
+        except QueryProblem as problem:
+            raise SearchRefused(400, str(problem), problem.column) from problem
+        box = load_box(self._layout)
+        image = read_image(self._layout.image_file) or MetadataImage.empty()
+        topic = image.topics.get(request.topic)
+        if topic is None:
+            raise SearchRefused(404, f"there is no topic {request.topic}")
+        if unknown := [each for each in request.partitions if not 0 <= each < len(topic.partitions)]:
+            raise SearchRefused(404, f"topic {request.topic} has no partition {unknown[0]}; it has {len(topic.partitions)}, counted from 0")
+        wanted = Wanted(compile_node(node), literals_of(node), request.since_ms, request.until_ms)
+        options = SearchOptions(
+            request.limit, request.order, request.is_count, request.by, box.integer("search.threads"),
+            box.integer("search.disk.bytes.per.second"), 0 if request.follow else box.integer("search.duration.max.ms"),
+        )  # fmt: skip
+        chosen = request.partitions or tuple(range(len(topic.partitions)))
+        self._carry_out(_Places(self._layout, box, topic), chosen, wanted, options, request.follow)
+
+    def _carry_out(self, places: _Places, chosen: tuple[int, ...], wanted: Wanted, options: SearchOptions, follow: bool) -> None:
+        scans, absent = places.scans(chosen, wanted)
+        total_bytes = sum(map(_bytes_to_read, scans))
+        searched = [scan.partition for scan in scans]
+        self._emit({"search": {"topic": places.topic.name, "partitions": searched, "not_searched": absent, "bytes": total_bytes}})
+        run = SearchRun(scans, options, self._emit, self._clock, self._pause, total_bytes)
+        totals = run.run()
+        while follow and totals.stopped is None:
+            self._never.wait(FOLLOW_SECONDS)
+            self._emit({"progress": {"bytes": totals.scanned_bytes, "matches": totals.matches}})
+            offsets = run.next_offsets
+            scans, absent = places.scans(chosen, wanted, offsets)
+            left = options.limit - totals.matches if options.limit else 0
+            run = SearchRun(scans, options._replace(limit=left, hold_ms=FOLLOW_HOLD_MS), self._emit, self._clock, self._pause)
+            run.next_offsets = offsets | run.next_offsets
+            before, totals = totals, run.run()
+            totals = totals.after(before)
+        self._emit({"end": _end(totals, absent, run)})
+
+    def _pause(self, milliseconds: int) -> None:
+        self._never.wait(milliseconds / 1_000)
+
+
+def _end(totals: SearchTotals, absent: list[dict[str, Any]], run: SearchRun) -> dict[str, Any]:
+    failed = [{"partition": partition, "reason": reason} for partition, reason in sorted(run.failed.items())]
+    notes = run.notes[:NOTES_MAX]
+    if len(run.notes) > NOTES_MAX:
+        notes.append(f"{len(run.notes) - NOTES_MAX} more of this kind")
+    return totals._asdict() | {"not_searched": absent + failed, "notes": notes}
+
+
+class _Places:
+    """Finds the partitions of a topic on the disks of this box."""
+
+    def __init__(self, layout: BoxLayout, box: Box, topic: TopicImage) -> None:
+        self._layout = layout
+        self._box = box
+        self.topic = topic
+
+    def scans(self, chosen: tuple[int, ...], wanted: Wanted, starts: dict[int, int] | None = None) -> tuple[list[PartitionScan], list[dict[str, Any]]]:
+        """Return scans, and the partitions that cannot be searched here. `starts`: offsets to go on
+        at, instead of the time range's beginning."""
+        scans: list[PartitionScan] = []
+        absent: list[dict[str, Any]] = []
+        for partition in chosen:
+            try:
+                found = self._find(partition)
+                if isinstance(found, str):
+                    absent.append({"partition": partition, "reason": found})
+                    continue
+                scans.append(PartitionScan(found, self.topic.name, partition, wanted, start_offset=(starts or {}).get(partition)))
+            except (MillraceError, OSError) as error:
+                absent.append({"partition": partition, "reason": str(error)})
+        return scans, absent
+
+    def _find(self, partition: int) -> LocalRow | str:
+        image = self.topic.partitions[partition]
+        if self._box.broker_id not in image.replicas:
+            return f"it is on {', '.join(f'box {each}' for each in image.replicas)}; search there"
+        return find_row_in_box(self._layout, self._box, self.topic.name, self.topic.topic_id, partition)
+
+
+def _bytes_to_read(scan: PartitionScan) -> int:
+    """Return about how many bytes of segments a scan reads."""
+    if not scan.range.size:
+        return 0
+    with suppress(MillraceError, OSError):
+        reading = LogReading(scan.directory)
+        bases = reading.segments()
+        behind = [base for base in bases if base > scan.range.start]
+        sizes = [file_io.stat(segment_path(scan.directory, base, LOG_SUFFIX)).st_size for base in behind]
+        located = reading.locate(Offset(scan.range.start), Offset(scan.range.end))
+        return sum(sizes) + located.segment_size_bytes - located.position
+    return 0
+
+
+def limit_resources(memory_bytes: int) -> None:
+    """Take the lowest priority and limit the memory of this process."""
+    with suppress(OSError):  # a unit may forbid the calls; its own priority is low, too
+        take_idle_priority()
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    soft = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def run_search(layout: BoxLayout, channel: socket.socket) -> None:
+    """Serve the one request of this process."""
+    limit_resources(load_box(layout).integer("search.memory.bytes"))
+    with suppress(ConnectionError):  # the console has closed its end
+        SearchAgent(layout, channel).serve()

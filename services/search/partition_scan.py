@@ -1,0 +1,322 @@
+"""Search one partition in the segment files of this box, one window of memory after the other.
+
+In a window the batch headers are walked, and neighbouring uncompressed batches are searched for the
+query's literals as they lie there; of a batch without a hit nothing else is read. Compressed
+batches are opened one by one. Only records with a hit are parsed. Control batches, batches of
+aborted transactions and everything from the last stable offset on are left out.
+
+Owned by one thread at a time. Weak: a damaged batch without a hit is not noticed; a batch is left
+out by its first record's time if that is more than `LATE_MS` behind the end of the time range.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from typing import NamedTuple
+
+from appliance.base.model import Offset
+from appliance.pipeline.batch_scan import AbortedRecords, RawBatches, ReadProgress, find_batch
+from appliance.pipeline.local_rows import LocalRow
+from appliance.pipeline.local_segments import LocalSegments
+from appliance.pipeline.offset_range import OffsetRange
+from appliance.records.batch import (
+    BATCH_HEADER,
+    CODEC_MASK,
+    CONTROL_FLAG,
+    LOG_APPEND_TIME_FLAG,
+    LOG_OVERHEAD,
+    MAGIC,
+    RECORDS_AT,
+    TRANSACTIONAL_FLAG,
+    BatchHeader,
+    batch_crc,
+    read_batch_header,
+    stored_batch_problem,
+)
+from appliance.records.compression import Codec, CorruptBatch, decompress, opened_batch_limit
+from appliance.records.record import decode_varint
+from appliance.storage.reading import LogReading
+from services.search.matching import Document, Predicate
+from services.search.prefilter import Prefilter
+
+WINDOW_BYTES = 8 << 20
+LATE_MS = 3_600_000
+
+
+class Match(NamedTuple):
+    """A record that fulfils the query. Compared by time, then by place."""
+
+    timestamp_ms: int
+    partition: int
+    offset: int
+    value: bytes
+
+
+class Wanted(NamedTuple):
+    """What every partition is searched for. Times in ms; `since_ms` <= time < `until_ms`."""
+
+    predicate: Predicate
+    literals: tuple[bytes, ...] | None
+    since_ms: int
+    until_ms: int
+
+
+class Window(NamedTuple):
+    """The result of one window. `frontier_ms`: later ones begin about there."""
+
+    matches: list[Match]
+    scanned_bytes: int
+    opened_bytes: int
+    """uncompressed"""
+    frontier_ms: int
+    next_offset: int
+
+
+class _Batch(NamedTuple):
+    position: int
+    end: int
+    base_offset: int
+    records_count: int
+    base_timestamp: int
+    append_time: int
+    """-1: records have times of their own"""
+    codec: int
+
+
+class PartitionScan:
+    """One partition. `windows` may be read once."""
+
+    def __init__(self, found: LocalRow, topic: str, partition: int, wanted: Wanted, window_bytes: int = WINDOW_BYTES, start_offset: int | None = None) -> None:
+        """`start_offset`: where to begin, instead of the beginning of the time range."""
+        self.partition = partition
+        self._found = found
+        self._wanted = wanted
+        self._window_bytes = window_bytes
+        self._prefilter = None if wanted.literals is None else Prefilter(wanted.literals)
+        self.notes: list[str] = []
+        """What could not be searched, for people."""
+        self.range = self._range(topic, start_offset)
+
+    @property
+    def directory(self) -> str:
+        return self._found.directory
+
+    def _range(self, topic: str, start_offset: int | None) -> OffsetRange:
+        """Return the offsets that may have records of the time range."""
+        row = self._found.row
+        start: int = row.log_start_offset
+        end: int = row.last_stable_offset
+        if start_offset is not None:
+            start = min(max(start, start_offset), end)
+        elif self._wanted.since_ms > 0 and start < end:
+            first = LogReading(self._found.directory).offset_for_timestamp(self._wanted.since_ms, Offset(end))
+            start = end if first is None else max(start, first.offset)
+        return OffsetRange(topic, self.partition, start, end)
+
+    def windows(self) -> Generator[Window, None, None]:
+        """Yield results in the order of the log. Raises `NotReadHere`."""
+        wanted = self.range
+        if not wanted.size:
+            self._found.table.close()
+            return
+        progress = ReadProgress(wanted.start)
+        segments = LocalSegments(self._found, wanted, True, self._window_bytes)
+        frontier_ms = -1
+        with closing(segments.raw_batches(progress, lambda loss: self.notes.append(str(loss)))) as pieces:
+            for raw in pieces:
+                start = raw.position
+                matches: list[Match] = []
+                opened, reached_ms = self._search(raw, progress, matches)
+                frontier_ms = max(frontier_ms, reached_ms)
+                matches.sort()
+                yield Window(matches, progress.position - start, opened, frontier_ms, progress.next_offset)
+
+    def _search(self, raw: RawBatches, progress: ReadProgress, matches: list[Match]) -> tuple[int, int]:
+        """Search the whole batches of a window; return (uncompressed bytes, time reached)."""
+        opened_bytes, reached_ms = 0, -1
+        neighbours: list[_Batch] = []
+        for batch in self._walk(raw, progress):
+            reached_ms = max(reached_ms, batch.base_timestamp)
+            if batch.codec:
+                opened_bytes += self._search_compressed(raw.memory, batch, matches)
+                continue
+            if neighbours and neighbours[-1].end != batch.position:
+                opened_bytes += self._search_plain(raw.memory, neighbours, matches)
+                neighbours = []
+            neighbours.append(batch)
+        if neighbours:
+            opened_bytes += self._search_plain(raw.memory, neighbours, matches)
+        return opened_bytes, reached_ms
+
+    def _walk(self, raw: RawBatches, progress: ReadProgress) -> Iterator[_Batch]:
+        """Yield the batches that may have wanted records, and advance `progress` past all."""
+        unpack, memory, limit, end_offset = BATCH_HEADER.unpack_from, raw.memory, raw.limit, self.range.end
+        since_ms, late_ms = self._wanted.since_ms, self._wanted.until_ms + LATE_MS
+        position, next_offset = raw.position, progress.next_offset
+        while next_offset < end_offset and position + RECORDS_AT <= limit:
+            fields = unpack(memory, position)
+            base_offset, length, _, magic, _, attributes, last_delta, base_timestamp, max_timestamp, _, _, _, count = fields
+            end = position + length + LOG_OVERHEAD
+            is_whole = end <= limit
+            if magic != MAGIC or length + LOG_OVERHEAD < RECORDS_AT or last_delta < 0 or (not is_whole and position == raw.position and raw.first_is_whole):
+                position, next_offset = self._behind_damage(raw, position, next_offset)
+                continue
+            if not is_whole or base_offset >= end_offset:
+                next_offset = next_offset if not is_whole else end_offset
+                break
+            is_new = base_offset + last_delta >= next_offset
+            next_offset = max(next_offset, base_offset + last_delta + 1)
+            at, position = position, end
+            if attributes & (CONTROL_FLAG | TRANSACTIONAL_FLAG) and not self._is_data(BatchHeader._make(fields), raw.aborted, memory[at:end]):
+                continue
+            if is_new and count > 0 and max_timestamp >= since_ms and base_timestamp < late_ms:
+                append_time = max_timestamp if attributes & LOG_APPEND_TIME_FLAG else -1
+                yield _Batch(at, end, base_offset, count, base_timestamp, append_time, attributes & CODEC_MASK)
+        progress.position = position
+        progress.reach(min(next_offset, end_offset))
+
+    def _is_data(self, header: BatchHeader, aborted: AbortedRecords | None, batch: memoryview) -> bool:
+        """Return False for a control batch and for one of an aborted transaction."""
+        if aborted is None:
+            return not header.is_control
+        is_aborted = aborted.has(header)
+        if header.is_control:
+            aborted.on_marker(header, batch)
+            return False
+        return not is_aborted
+
+    def _behind_damage(self, raw: RawBatches, position: int, next_offset: int) -> tuple[int, int]:
+        reason = stored_batch_problem(raw.memory, position, raw.limit)
+        self.notes.append(f"a damaged batch of {self.range.topic}-{self.partition} at offset {next_offset} was passed over: {reason}")
+        following = find_batch(raw.memory, position + 1, raw.limit, next_offset)
+        return following or (raw.limit, self.range.end if raw.resume_offset is None else max(raw.resume_offset, next_offset))
+
+    def _search_compressed(self, memory: memoryview, batch: _Batch, matches: list[Match]) -> int:
+        if not self._is_intact(memory, batch):
+            return 0
+        stored = memory[batch.position + RECORDS_AT : batch.end]
+        try:
+            body = memoryview(decompress(Codec(batch.codec), stored, opened_batch_limit(len(stored))))
+        except (CorruptBatch, ValueError) as problem:
+            self._note_damage(batch, str(problem))
+            return 0
+        if self._prefilter is None:
+            self._search_whole(body, 0, len(body), batch, matches)
+        else:
+            self._search_hits(body, [batch._replace(position=-RECORDS_AT, end=len(body))], matches, is_checked=True)
+        return len(body)
+
+    def _search_plain(self, memory: memoryview, batches: list[_Batch], matches: list[Match]) -> int:
+        if self._prefilter is None:
+            for batch in batches:
+                if self._is_intact(memory, batch):
+                    self._search_whole(memory, batch.position + RECORDS_AT, batch.end, batch, matches)
+        else:
+            self._search_hits(memory, batches, matches, is_checked=False)
+        return batches[-1].end - batches[0].position
+
+    def _search_whole(self, memory: memoryview, start: int, end: int, batch: _Batch, matches: list[Match]) -> None:
+        try:
+            opened = _OpenedBatch(memory, start, end, batch)
+            for number in range(batch.records_count):
+                self._judge(opened, number, matches)
+        except (CorruptBatch, IndexError) as problem:
+            self._note_damage(batch, str(problem))
+
+    def _search_hits(self, memory: memoryview, batches: list[_Batch], matches: list[Match], is_checked: bool) -> None:
+        """Parse the records of neighbouring batches that contain a literal, each once."""
+        assert self._prefilter is not None
+        starts = [batch.position for batch in batches]
+        opened: dict[int, _OpenedBatch | None] = {}
+
+        def on_hit(position: int) -> int:
+            place = bisect_right(starts, position) - 1
+            batch = batches[place]
+            start = batch.position + RECORDS_AT
+            if position < start:
+                return position + 1  # a header
+            try:
+                if place not in opened:
+                    opened[place] = None
+                    if is_checked or self._is_intact(memory, batch):
+                        opened[place] = _OpenedBatch(memory, start, batch.end, batch)
+                if (found := opened[place]) is None:
+                    return batch.end
+                number = found.number_at(position)
+                self._judge(found, number, matches)
+                return found.end_of(number)
+            except (CorruptBatch, IndexError) as problem:
+                opened[place] = None
+                self._note_damage(batch, str(problem))
+                return batch.end
+
+        self._prefilter.scan(memory, max(starts[0], 0), batches[-1].end, on_hit)
+
+    def _judge(self, opened: _OpenedBatch, number: int, matches: list[Match]) -> None:
+        if number in opened.judged:
+            return
+        opened.judged.add(number)
+        record = opened.read(number)
+        wanted = self._wanted
+        if record is None or not wanted.since_ms <= record.timestamp_ms < wanted.until_ms or not self.range.start <= record.offset < self.range.end:
+            return
+        if wanted.predicate(Document(record.value)):
+            matches.append(record._replace(partition=self.partition))
+
+    def _is_intact(self, memory: memoryview, batch: _Batch) -> bool:
+        if batch_crc(memory, batch.position, batch.end - batch.position) == read_batch_header(memory, batch.position).crc:
+            return True
+        self._note_damage(batch, "its checksum does not match its bytes")
+        return False
+
+    def _note_damage(self, batch: _Batch, reason: str) -> None:
+        self.notes.append(f"the batch of {self.range.topic}-{self.partition} at offset {batch.base_offset} was left out: {reason}")
+
+
+class _OpenedBatch:
+    """The records of a batch in plain memory. Raises `CorruptBatch` or IndexError if they do not
+    fill it."""
+
+    def __init__(self, memory: memoryview, start: int, end: int, batch: _Batch) -> None:
+        self.judged: set[int] = set()
+        self._batch = batch
+        self._start = start
+        self._body = body = bytes(memory[start:end])
+        self._edges = edges = [0]
+        position = 0
+        for _ in range(batch.records_count):
+            length = body[position]
+            if length < 0x80:
+                position += 1 + (length >> 1)
+            elif (byte := body[position + 1]) < 0x80:
+                position += 2 + ((length & 0x7F | byte << 7) >> 1)
+            else:
+                size_bytes, position = decode_varint(body, position)
+                position += size_bytes
+            edges.append(position)
+        if position != len(body) or sorted(edges) != edges:
+            raise CorruptBatch("the records of a batch do not end where it does")
+
+    def number_at(self, position: int) -> int:
+        return bisect_right(self._edges, position - self._start) - 1
+
+    def end_of(self, number: int) -> int:
+        return self._start + self._edges[number + 1]
+
+    def read(self, number: int) -> Match | None:
+        """Return time, offset and value; None without a value."""
+        body, end = self._body, self._edges[number + 1]
+        _, position = decode_varint(body, self._edges[number])
+        timestamp_delta, position = decode_varint(body, position + 1)
+        offset_delta, position = decode_varint(body, position)
+        key_bytes, position = decode_varint(body, position)
+        value_bytes, position = decode_varint(body, position + max(key_bytes, 0))
+        if value_bytes < 0:
+            return None
+        if position + value_bytes > end:
+            raise CorruptBatch("a value is longer than its record")
+        batch = self._batch
+        timestamp = batch.base_timestamp + timestamp_delta if batch.append_time < 0 else batch.append_time
+        return Match(timestamp, 0, batch.base_offset + offset_delta, body[position : position + value_bytes])

@@ -1,0 +1,184 @@
+"""The scan of a partition's segment files against a plain loop over all their records; and a search over several partitions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.base.clock import ManualClock
+from appliance.base.model import LeaderEpoch, Offset, Position, TopicId
+from appliance.pipeline.local_rows import LocalRow
+from appliance.records.compression import Codec
+from appliance.records.record import iterate_records
+from appliance.shm.partition_table import ROLE_LEADER, Row
+from appliance.storage.directory_identity import encode_partition_metadata
+from appliance.storage.transaction_index import AbortedTxn, encode_transaction_index
+from services.search.matching import compile_node
+from services.search.partition_scan import Match, PartitionScan, Wanted
+from services.search.prefilter import literals_of
+from services.search.query import parse_query
+from services.search.search_run import NEWEST, SearchOptions, SearchRun
+from tests.unit.pipeline.made_batches import made_of, marker, with_append_time
+
+TOPIC_ID = TopicId(b"0123456789abcdef")
+FOREVER = 1 << 60
+
+
+class OneRow(NamedTuple):
+    """A partition table with one row."""
+
+    row: Row
+    end_of_aborted: int
+
+    def read(self, _index: int) -> Row:
+        return self.row
+
+    def aborted_end(self, _index: int) -> int:
+        return self.end_of_aborted
+
+    def close(self) -> None:
+        pass
+
+
+def partition_at(directory: Path, segments: Sequence[tuple[int, bytes]], limit: int, aborted: Sequence[AbortedTxn] = (), log_start: int = 0) -> LocalRow:
+    """Write a partition whose records below `limit` may be read."""
+    directory.mkdir()
+    (directory / "partition.metadata").write_bytes(encode_partition_metadata(TOPIC_ID))
+    for base_offset, content in segments:
+        (directory / f"{base_offset:020d}.log").write_bytes(content)
+        for suffix in ("index", "timeindex"):
+            (directory / f"{base_offset:020d}.{suffix}").write_bytes(b"")
+    if aborted:
+        (directory / f"{segments[-1][0]:020d}.txnindex").write_bytes(encode_transaction_index(aborted))
+    last, content = segments[-1]
+    row = Row(
+        TOPIC_ID, 0, 1, ROLE_LEADER, LeaderEpoch(0), Offset(log_start), Offset(limit), Offset(limit), Offset(limit), 1, 1, 0,
+        Offset(last), Position(len(content)), Offset(last), Position(len(content)), 1,
+    )  # fmt: skip
+    table: Any = OneRow(row, aborted[-1].last_offset + 1 if aborted else 0)
+    return LocalRow(TOPIC_ID, str(directory), table, 0, row)
+
+
+def wanted_of(query: str, since_ms: int = 0, until_ms: int = FOREVER) -> Wanted:
+    node = parse_query(query)
+    return Wanted(compile_node(node), literals_of(node), since_ms, until_ms)
+
+
+def found_in(found: LocalRow, wanted: Wanted, window_bytes: int = 1 << 20, partition: int = 0) -> tuple[list[Match], PartitionScan]:
+    scan = PartitionScan(found, "searched", partition, wanted, window_bytes)
+    return [match for window in scan.windows() for match in window.matches], scan
+
+
+def line(number: int, message: str) -> bytes:
+    return orjson.dumps({"host": f"web{number % 3}", "severity": number % 8, "message": message})
+
+
+messages = st.sampled_from(["timed out", "timeout", "Error: disk", "x" * 300, "debug", "ERROR", ""])
+batches = st.lists(
+    st.tuples(st.sampled_from(list(Codec)), st.booleans(), st.lists(st.tuples(st.integers(0, 9), messages), min_size=1, max_size=5)), min_size=1, max_size=12
+)
+queries = st.sampled_from(
+    ["", "error", "host=web1", "severity<=1", "severity<=6", '"timed out" or disk', "-error", "debug -host=web0", "/tim(ed|eout)/", "absent"]
+)
+fresh = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("partitions")
+
+
+@given(batches, queries, st.integers(1, 3), st.sampled_from([1, 700, 1 << 20]), st.integers(0, 12), st.integers(0, 30))
+def test_the_scan_finds_what_a_loop_over_all_records_finds(
+    place: Path, given_batches: Any, query: str, rolls: int, window_bytes: int, since: int, span: int
+) -> None:
+    segments: list[tuple[int, bytes]] = []
+    stored: list[bytes] = []
+    offset = 0
+    for number, (codec, is_stamped, records) in enumerate(given_batches):
+        batch = made_of(offset, [(offset + index, b"key", line(*record), (("name", b"error"),)) for index, record in enumerate(records)], codec)
+        batch = with_append_time(batch) if is_stamped else batch
+        if number % rolls == 0:
+            segments.append((offset, b""))
+        segments[-1] = (segments[-1][0], segments[-1][1] + batch)
+        stored.append(batch)
+        offset += len(records)
+    until = since + span
+    wanted = wanted_of(query, since, until)
+    found, scan = found_in(partition_at(place / str(next(fresh)), segments, offset), wanted, window_bytes)
+    everything = [record for batch in stored for record in iterate_records(batch, 1 << 24)]
+    predicate = wanted.predicate
+    from services.search.matching import Document
+
+    expected = [record.offset for record in everything if since <= record.timestamp < until and predicate(Document(record.value or b""))]
+    assert sorted(match.offset for match in found) == expected
+    assert scan.notes == []
+
+
+def test_aborted_transactions_markers_and_records_from_the_last_stable_offset_on_are_left_out(tmp_path: Path) -> None:
+    def batch(offset: int, message: str, producer_id: int = -1) -> bytes:
+        return made_of(offset, [(offset, None, line(1, message), ())], producer_id=producer_id)
+
+    content = batch(0, "plain error") + batch(1, "aborted error", 7) + batch(2, "committed error", 8) + marker(3, 7, False) + marker(4, 8, True)
+    content += batch(5, "later error", 7) + marker(6, 7, True) + batch(7, "undecided error")
+    found = partition_at(tmp_path / "p", [(0, content)], 7, [AbortedTxn(7, Offset(1), Offset(3), Offset(4))])  # type: ignore[arg-type]
+    matches, _ = found_in(found, wanted_of("error"))
+    assert [match.offset for match in matches] == [0, 2, 5]
+
+
+def test_a_damaged_batch_is_named_and_passed_over(tmp_path: Path) -> None:
+    good, bad, behind = (made_of(number, [(number, None, line(1, "an error"), ())]) for number in range(3))
+    damaged = bad[:-3] + bytes([bad[-3] ^ 1]) + bad[-2:]
+    matches, scan = found_in(partition_at(tmp_path / "p", [(0, good + damaged + behind)], 3), wanted_of("error"))
+    assert [match.offset for match in matches] == [0, 2]
+    assert len(scan.notes) == 1 and "at offset 1" in scan.notes[0]
+    garbled, scan = found_in(partition_at(tmp_path / "q", [(0, good + bytes(len(bad)) + behind)], 3), wanted_of("error"))
+    assert [match.offset for match in garbled] == [0, 2] and "passed over" in scan.notes[0]
+
+
+def search(scans: list[PartitionScan], **options: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    documents: list[dict[str, Any]] = []
+    run = SearchRun(scans, SearchOptions(**options), documents.append, ManualClock(), lambda _ms: None)
+    return documents, run.run()._asdict()
+
+
+@pytest.fixture
+def three_partitions(tmp_path: Path) -> list[LocalRow]:
+    """Their times interleave: 0, 3, 6 …, 1, 4, 7 … and 2, 5, 8 … seconds."""
+
+    def content(partition: int) -> bytes:
+        return b"".join(made_of(offset, [((3 * offset + partition) * 1_000, None, line(offset, f"error {offset}"), ())]) for offset in range(100))
+
+    return [partition_at(tmp_path / str(partition), [(0, content(partition))], 100) for partition in range(3)]
+
+
+def scans_of(rows: list[LocalRow], query: str = "error") -> list[PartitionScan]:
+    return [PartitionScan(row, "searched", number, wanted_of(query), 400) for number, row in enumerate(rows)]
+
+
+def test_records_of_several_partitions_come_in_time_order(three_partitions: list[LocalRow]) -> None:
+    documents, totals = search(scans_of(three_partitions), hold_ms=10_000)
+    assert [each["record"]["timestamp"] for each in documents] == [1_000 * number for number in range(300)]
+    assert totals["matches"] == 300 and totals["unordered"] == 0 and totals["stopped"] is None
+
+
+def test_a_limit_takes_the_first_records_or_the_last(three_partitions: list[LocalRow]) -> None:
+    documents, totals = search(scans_of(three_partitions), limit=5)
+    assert [each["record"]["timestamp"] for each in documents] == [0, 1_000, 2_000, 3_000, 4_000] and totals["stopped"] == "limit"
+    documents, totals = search(scans_of(three_partitions), limit=2, order=NEWEST)
+    assert [each["record"]["timestamp"] for each in documents] == [298_000, 299_000] and totals["stopped"] == "limit"
+
+
+def test_counts_are_grouped_by_time_and_fields(three_partitions: list[LocalRow]) -> None:
+    documents, totals = search(scans_of(three_partitions), by=("minute", "host"))
+    counts = {tuple(each["count"]["by"]): each["count"]["count"] for each in documents}
+    assert sum(counts.values()) == totals["matches"] == 300 and counts["1970-01-01T00:00Z", "web1"] == 21
+    documents, _ = search(scans_of(three_partitions, "severity=0"), is_count=True)
+    assert documents == [{"count": {"by": [], "count": 39}}]
