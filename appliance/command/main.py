@@ -25,7 +25,26 @@ def build_app() -> typer.Typer:
     """The command tree."""
     import typer
 
-    from appliance.command import box, cluster, config, disk, doctor, group, ingest, load, log_dump, run, send, status, stream, top, topic, transaction, units
+    from appliance.command import (
+        box,
+        cluster,
+        config,
+        disk,
+        doctor,
+        group,
+        ingest,
+        load,
+        log_dump,
+        run,
+        search,
+        send,
+        status,
+        stream,
+        top,
+        topic,
+        transaction,
+        units,
+    )
     from appliance.command.options import IS_DRAWN
 
     markup: Literal["rich"] | None = "rich" if IS_DRAWN else None
@@ -36,6 +55,7 @@ def build_app() -> typer.Typer:
     app.command("status")(status.status)
     app.command("top")(top.top)
     app.command("doctor")(doctor.doctor)
+    app.command("search")(search.search)
     app.command("send")(send.send)
     app.command("load")(load.load)
     app.command("stream")(stream.stream)

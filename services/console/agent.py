@@ -48,6 +48,7 @@ from services.console.box_sample import BoxReader
 from services.console.console_connections import ConsoleConnections, bounded_protocol
 from services.console.console_groups import GroupQuestions
 from services.console.console_host import HostFigures
+from services.console.search_processes import SearchProcesses
 from services.console.watch import BoxMonitor
 
 ROOT = Path(__file__).parent.parent.parent
@@ -232,7 +233,12 @@ def run_console(context: ServiceContext, stop: StopRequest) -> None:
     agent = ConsoleAgent(context)
     connections = ConsoleConnections(partial(_count_closed, context.counters))
     config = uvicorn.Config(
-        make_application(agent.watch, box_names(context.box), partial(_count_refused, context.counters)),
+        make_application(
+            agent.watch,
+            box_names(context.box),
+            partial(_count_refused, context.counters),
+            SearchProcesses(context.layout, context.box.integer("search.processes.max")),
+        ),
         http=bounded_protocol(connections),
         ws="none",
         lifespan="off",

@@ -1,10 +1,11 @@
 """The HTTP routes of the console: the first page and its JSON, `/metrics`, `/healthz` (a process
-runs), `/readyz` (the whole box serves).
+runs), `/readyz` (the whole box serves), `/api/search`.
 
 It owns no socket; `services.console.agent` serves it. All routes are read-only: GET and HEAD
 without a body. The page loads nothing from other sites; its policy forbids that. Pages of other
 sites may link to it, and get nothing else. Weak: there is no authentication; each client that
-reaches the port can read the names of topics and groups, paths of disks, and process ids.
+reaches the port can search all records, and read the names of topics and groups, paths of disks,
+and process ids.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from appliance.base.clock import SystemClock
 from appliance.base.http_hosts import is_cross_site, is_known_host, is_navigation
 from services.console.box_metrics import CONTENT_TYPE
 from services.console.box_sample import Readiness
+from services.console.search_processes import SearchProcesses
+from services.console.search_route import SearchRoute
 
 ASSETS = Path(__file__).parent / "assets"
 BODY_BYTES_MAX = 64 << 10
@@ -54,9 +58,9 @@ class Watch(Protocol):
     def readiness(self) -> Readiness: ...
 
 
-def make_application(watch: Watch, host_names: frozenset[str], on_refused: Callable[[str], None]) -> Starlette:
+def make_application(watch: Watch, host_names: frozenset[str], on_refused: Callable[[str], None], search: SearchProcesses | None = None) -> Starlette:
     """Return the ASGI application. It answers to IP addresses and `host_names`; `on_refused` counts
-    refused pages of other sites, by reason.
+    refused pages of other sites, by reason. Without `search` there is no route for it.
     """
 
     async def healthz(_request: Request) -> Response:
@@ -84,6 +88,8 @@ def make_application(watch: Watch, host_names: frozenset[str], on_refused: Calla
         Route("/api/overview", overview),
         *(Route("/" if path.name == "index.html" else f"/assets/{path.name}", _file(path)) for path in sorted(ASSETS.iterdir()) if path.suffix in _TYPES),
     ]
+    if search is not None:
+        routes.append(Route("/api/search", SearchRoute(search, SystemClock.wall_ms, _HEADERS).answer))
     guards = [Middleware(SizeGuard), Middleware(SiteGuard, host_names, on_refused)]
     application = Starlette(routes=routes, middleware=guards, exception_handlers={HTTPException: _on_refused})
     application.router.redirect_slashes = False

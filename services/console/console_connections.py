@@ -2,7 +2,7 @@
 
 uvicorn has no time limit for a header that does not come, so idle sockets of one address could shut
 out probes. A connection must send a whole header within `HEADER_SECONDS`, take its answer within
-`ANSWER_SECONDS`, and share its address with fewer than `ADDRESS_CONNECTIONS_MAX` others. None of
+`ANSWER_SECONDS` (a streamed one: some of it), and share its address with fewer than `ADDRESS_CONNECTIONS_MAX` others. None of
 the limits holds for the Unix socket, by which install.sh asks for readiness. Owned by the console's
 loop. Weak: a machine with many addresses (an IPv6 network) can still take all `CONNECTIONS_MAX`.
 """
@@ -17,6 +17,8 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
+
+from services.console.search_route import STREAMED
 
 HEADER_SECONDS = 5.0
 """Also the time after which a kept connection without a request is closed (uvicorn's default)."""
@@ -64,6 +66,7 @@ def bounded_protocol(connections: ConsoleConnections) -> type[asyncio.Protocol]:
             self._address: str | None = None
             self._request: object = None
             self._timer: asyncio.TimerHandle | None = None
+            self._streamed: object = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -107,6 +110,11 @@ def bounded_protocol(connections: ConsoleConnections) -> type[asyncio.Protocol]:
             return self._request is not None or self.transport.get_write_buffer_size() > 0
 
         def _on_overdue(self) -> None:
+            streamed = self.scope.get(STREAMED) if self._request is not None else None
+            if streamed != self._streamed and streamed is not None:
+                self._streamed = streamed
+                self._timer = self.loop.call_later(connections.answer_seconds, self._on_overdue)
+                return
             if self._owes_answer:
                 connections.on_closed("answer-timeout")
             elif self.cycle is None or self.conn.trailing_data[0]:

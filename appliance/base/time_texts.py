@@ -1,0 +1,32 @@
+"""Points in time as people write them, and as the results show them.
+
+Pure: the present time is an argument. A time without a zone is local time.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+_AGE = re.compile(r"(\d{1,9})(ms|s|m|h|d|w)\Z")
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_MILLISECONDS = re.compile(r"\d{12,15}\Z")
+
+
+def parse_moment(text: str, now_ms: int) -> int:
+    """Return milliseconds since 1970: `2h` before now, an ISO 8601 time or date, or milliseconds
+    themselves (12 digits or more). Raises ValueError.
+    """
+    text = text.strip()
+    if text == "now":
+        return now_ms
+    if age := _AGE.match(text):
+        return max(0, now_ms - int(age[1]) * _UNIT_MS[age[2]])
+    if _MILLISECONDS.match(text):
+        return int(text)
+    try:
+        return max(0, int(datetime.fromisoformat(text).timestamp() * 1_000))
+    except (ValueError, OverflowError) as error:
+        raise ValueError(
+            f"{text!r} is no time; write an age such as 15m, 2h or 7d, or a time such as 2026-11-21T14:03 (local time unless it names a zone)"
+        ) from error
