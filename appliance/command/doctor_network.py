@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Iterable
 
+from appliance.base.layout import SYSTEM_ROOT, BoxLayout
 from appliance.base.settings import Box
 from appliance.base.zookeeper_access import access_problems
 from appliance.cluster.metadata_image import MetadataImage, TopicImage
@@ -21,6 +22,9 @@ from appliance.command.output import plural
 from appliance.runtime.ensemble_checks import is_loopback, member_problems, peer_warnings
 from appliance.runtime.listening import open_listen_sockets
 from appliance.runtime.run_options import AUTO_CREATE, WILDCARD_HOSTS
+from appliance.runtime.unit_files import has_own_network
+from appliance.runtime.unit_process import SYSTEMD
+from appliance.shm.counters import read_counters
 
 SUBJECT = "cluster"
 NAMES_SHOWN = 5
@@ -181,6 +185,9 @@ def zookeeper(box: Box, is_running: bool) -> list[Finding]:
     if box.embedded_zookeeper and not is_running:
         others = [f"{member.member_id} ({member.plain_host})" for member in box.ensemble if member.member_id != box.broker_id]
         return [ok("zookeeper", f"member {box.broker_id} starts with the box, and waits for {' or '.join(others)}")]
+    if box.managed_by == SYSTEMD and has_own_network(box):
+        counters = read_counters(BoxLayout(f"{SYSTEM_ROOT}/{box.box}"), "zookeeper")
+        return [judge_zookeeper({box.zookeeper: counters is not None and counters.state == "serving"}, True)]
     servers = [server.rpartition(":") for server in box.zookeeper.partition("/")[0].split(",")]
     serving = {f"{host}:{port}": zookeeper_serves(host.strip("[]"), int(port), ZOOKEEPER_SECONDS) for host, _, port in servers}
     return [judge_zookeeper(serving, box.embedded_zookeeper)]

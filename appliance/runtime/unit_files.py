@@ -59,9 +59,10 @@ def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
     """Plan all that follows from the settings of a box.
 
     `mount_points`: where the path of each disk and of the state directory is mounted ("/" for no
-    mount of its own). `box.listen` is a numeric address. Raises ConfigurationProblems for a value
-    that would add a line or name another file, because systemd executes units as root.
+    mount of its own). Raises ConfigurationProblems for a value that would add a line or name
+    another file, because systemd executes units as root.
     """
+    listen = numeric_address(box.listen)
     names = [*(disk.name for disk in box.disks), *(sender.name for sender in box.sender_sockets), *kafka_socket_names(box.listeners), box.box]
     if problems := [problem for name in names if (problem := unit_name_problem(name)) is not None]:
         raise ConfigurationProblems(problems)
@@ -73,17 +74,18 @@ def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
     disks = [f"-{disk.path}" for disk in box.disks]
     state = box.state_directory
     hidden = f"InaccessiblePaths=-{state}/zookeeper -{secret_path(state)}"  # what exists when the unit starts
+    own_network = [] if has_own_network(box) else ["PrivateNetwork=no"]
     drop_ins = {
         TARGET: _section("Unit", [*(f"Wants={unit}" for unit in [*SOCKET_UNITS, *map(kafka_unit, further), *map(sender_unit, box.sender_sockets)]), *wanted]),
         "millrace-kafka.socket": _listens("ListenStream", numeric_address(first.address), first.port),
-        "millrace-http.socket": _listens("ListenStream", box.listen, box.http_port),
-        "millrace-syslog-tcp.socket": _listens("ListenStream", box.listen, box.syslog_port),
-        "millrace-syslog-udp.socket": _listens("ListenDatagram", box.listen, box.syslog_port),
-        "millrace-ingest-http.socket": _listens("ListenStream", box.listen, box.ingest_port),
+        "millrace-http.socket": _listens("ListenStream", listen, box.http_port),
+        "millrace-syslog-tcp.socket": _listens("ListenStream", listen, box.syslog_port),
+        "millrace-syslog-udp.socket": _listens("ListenDatagram", listen, box.syslog_port),
+        "millrace-ingest-http.socket": _listens("ListenStream", listen, box.ingest_port),
         "millrace-supervisor.service": _section("Unit", [f"RequiresMountsFor={state}", "ConditionPathExists=", *wanted])
-        + _section("Service", [f"Environment={SETTINGS_MARK_VARIABLE}={settings_mark(box)}", "ReadOnlyPaths=", *_writes(state, *disks)]),
-        "millrace-controller.service": _section("Service", [*_writes(state), *_zookeeper_addresses(box)]),
-        "millrace-console.service": _section("Service", [hidden, *_own_addresses(box, box.listen)]),
+        + _section("Service", [f"Environment={SETTINGS_MARK_VARIABLE}={settings_mark(box)}", "ReadOnlyPaths=", *_writes(state, *disks), *own_network]),
+        "millrace-controller.service": _section("Service", [*_writes(state), *_zookeeper_addresses(box), *own_network]),
+        "millrace-console.service": _section("Service", [hidden, *_own_addresses(box, listen)]),
     }
     network = [] if is_alone(box) else ["PrivateNetwork=no"]
     for unit in ("millrace-acceptor@.service", "millrace-coordinator.service", "millrace-replica-fetcher.service"):
@@ -92,7 +94,7 @@ def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
         drop_ins["millrace-acceptor@.service"] += _lines([f"Sockets={' '.join(map(kafka_unit, further))}"])
     if box.embedded_zookeeper:
         memory = f"MemoryMax={box.integer('zookeeper.heap.mb') + JVM_OVERHEAD_MIB}M"
-        drop_ins["millrace-zookeeper.service"] = _section("Service", [memory, *_writes(state), *_zookeeper_addresses(box)])
+        drop_ins["millrace-zookeeper.service"] = _section("Service", [memory, *_writes(state), *_zookeeper_addresses(box), *own_network])
     listens = [f"Sockets={' '.join(map(sender_unit, box.sender_sockets))}"] if box.sender_sockets else []
     drop_ins["millrace-ingest@.service"] = _section("Service", [*listens, *_writes(state), hidden, *_own_addresses(box, box.advertise)])
     for disk in box.disks:
@@ -111,7 +113,7 @@ def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
         # it could after the supervisor wrote a new one, or by moving the whole directory away
         + _section("Service", [f"Environment=MILLRACE_RUNTIME={runtime}", f"ReadOnlyPaths=-{runtime}/box.json"])
     )
-    files |= {sender_unit(sender): HEAD + _sender_unit_text(sender, box.listen) for sender in box.sender_sockets}
+    files |= {sender_unit(sender): HEAD + _sender_unit_text(sender, listen) for sender in box.sender_sockets}
     files |= {kafka_unit(name): HEAD + _kafka_unit_text(name, listener) for name, listener in further.items()}
     return UnitPlan(files, [unit_name("supervisor"), *units])
 
@@ -119,6 +121,12 @@ def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
 def is_alone(box: Box) -> bool:
     """Return whether this box is a cluster of its own: no other box can reach its ZooKeeper."""
     return box.embedded_zookeeper and not box.zookeeper_members
+
+
+def has_own_network(box: Box) -> bool:
+    """Return whether ZooKeeper shares a network with its clients alone: no other process of this
+    machine reaches it either. `zookeeper.allowed.addresses` names such processes."""
+    return is_alone(box) and not box.text("zookeeper.allowed.addresses")
 
 
 def _writes(*paths: str) -> list[str]:
@@ -225,19 +233,19 @@ def settings_mark(box: Box) -> str:
     told += [box.advertise, box.ingest_port, [sender[:4] for sender in box.sender_sockets]]
     if box.listeners:
         told.append([listener[:4] for listener in box.listeners])
-    if box.zookeeper_members:
+    if box.embedded_zookeeper:
         told += [box.zookeeper_members, box.text("zookeeper.allowed.addresses")]
     return f"{zlib.crc32(json.dumps([told, disks, box.integer('zookeeper.heap.mb')]).encode()):08x}"
 
 
 def planned_box(options: ResolvedOptions, box_id: str, disks: list[Disk], senders: SenderTable) -> Box:
-    """Return the box of these options as far as its units need it, with a numeric address."""
+    """Return the box of these options as far as its units need it."""
     return Box(
         box=box_id,
         broker_id=0,
         disks=disks,
         state_directory=options.state,
-        listen=numeric_address(options.listen),
+        listen=options.listen,
         advertise=options.advertise,
         kafka_port=options.kafka_port,
         syslog_port=options.syslog_port,
