@@ -16,6 +16,7 @@ FORCE=()
 WITHOUT_MAJORITY=
 PREFIX=
 WHEELHOUSE=
+LIST_SUM=
 LISTEN=
 ADVERTISE=
 BROKER_ID=
@@ -42,6 +43,7 @@ sudo ./install.sh [OPTIONS]    install on this machine under systemd, or upgrade
     --prefix DIR               where releases go [default: $PREFIX_DEFAULT]
     --pipeline                 with Spark jobs, too (millrace load, millrace stream): 1 GB on disk instead of 70 MB. Kept by later runs; --no-pipeline ends it
     --offline WHEELHOUSE       take Python packages out of this directory only
+    --offline-sha256 HEX       the SHA-256 that --make-wheelhouse printed, for packages that it built from sources; requirements.lock has the others'
     --without-majority         upgrade although a member of the boxes' ZooKeeper ensemble is missing, and the restart leaves the others without a majority
     --wait SECONDS             how long a new release may take until it serves [default: $WAIT_SECONDS]
 sudo ./install.sh --rollback   back to the release before this one
@@ -80,6 +82,7 @@ parse_options() {
             --force) FORCE+=(--force "$value") ;;
             --prefix) PREFIX=${value%/} ;;
             --offline) WHEELHOUSE=$value ;;
+            --offline-sha256) LIST_SUM=$value ;;
             --make-wheelhouse) MODE=wheelhouse WHEELHOUSE=$value ;;
             --listen) LISTEN=$value ;;
             --advertise) ADVERTISE=$value ;;
@@ -94,6 +97,8 @@ parse_options() {
     [[ $WAIT_SECONDS =~ ^[1-9][0-9]{0,4}$ ]] || usage_error "--wait is '$WAIT_SECONDS'; it must be a number of seconds"
     [[ -z $BROKER_ID || $BROKER_ID =~ ^[0-9]{1,9}$ ]] || usage_error "--broker-id is '$BROKER_ID'; it must be a number"
     [[ -z $RACK || $RACK =~ ^[A-Za-z0-9._+-]+$ ]] || usage_error "--rack is '$RACK'; it must be of letters, digits and ._+-"
+    [[ -z $LIST_SUM || $LIST_SUM =~ ^[0-9a-f]{64}$ ]] || usage_error "--offline-sha256 is '$LIST_SUM'; it must be 64 hexadecimal digits"
+    [ -z "$LIST_SUM" ] || [ -n "$WHEELHOUSE" ] || usage_error "--offline-sha256 needs --offline WHEELHOUSE"
     local member
     for member in "${MEMBERS[@]}"; do
         [[ $member =~ ^[0-9]+=[][A-Za-z0-9.:_%-]+$ ]] || usage_error "--zookeeper-members has '$member'; a member is written ID=ADDRESS, such as 1=10.0.0.1"

