@@ -23,7 +23,7 @@ from appliance.cluster.replication_figures import ReplicationFigures, count_repl
 from appliance.command.ingest_figures import KnownSenders, look_at_senders
 from appliance.command.moves import standing_moves
 from appliance.command.process_memory import BoxMemory, Memory, box_memory, memory_of
-from appliance.ipc.disk_reports import FoundDamage, MoveProgress, read_report, report_file
+from appliance.ipc.disk_reports import FoundDamage, LostOffsets, MoveProgress, lost_file, read_lost, read_report, report_file
 from appliance.ipc.frames import PeerGone, connect_unix
 from appliance.runtime.request_server import STATUS
 from appliance.runtime.unit_process import SYSTEMD
@@ -177,6 +177,8 @@ class BoxStatus(NamedTuple):
     rates: dict[str, float]
     damages: dict[str, tuple[FoundDamage, ...]]
     """What the scrubbers found, by disk; disks without damage are left out."""
+    lost: dict[str, tuple[LostOffsets, ...]]
+    """Offsets that logs lack, by disk; disks without any are left out."""
     moves: tuple[MoveProgress, ...] = ()
     """Partitions that are being moved to another disk."""
     memory: BoxMemory | None = None
@@ -195,6 +197,7 @@ class BoxStatus(NamedTuple):
             "senders": None if self.senders is None else self.senders.document(),
             "moves": [move._asdict() for move in self.moves],
             "damages": [{"disk": disk, **damage._asdict()} for disk, damages in self.damages.items() for damage in damages],
+            "lost_offsets": [{"disk": disk, **each._asdict()} for disk, lost in self.lost.items() for each in lost],
         }
 
 
@@ -312,6 +315,7 @@ def gather(layout: BoxLayout, box: dict[str, Any], before: Reading, after: Readi
         describe_topics(image, after.rows, int(box["broker_id"]), after.disk_states),
         rates_between(before, after),
         {disk["name"]: damages for disk in box["disks"] if (damages := read_report(report_file(layout, disk["name"])).damages)},
+        {disk["name"]: lost for disk in box["disks"] if (lost := read_lost(lost_file(layout, disk["name"])))},
         standing_moves(layout, image, [str(disk["name"]) for disk in box["disks"]]),
         box_memory(pids, memories),
         describe_cluster(image, after, int(box["broker_id"]), str(box.get("zookeeper", ""))),

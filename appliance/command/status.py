@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from appliance.command.finding import FoundBox
     from appliance.command.ingest_figures import KnownSenders
     from appliance.command.process_memory import BoxMemory, Memory
-    from appliance.ipc.disk_reports import FoundDamage, MoveProgress
+    from appliance.ipc.disk_reports import FoundDamage, LostOffsets, MoveProgress
 
 DAMAGES_SHOWN = 5
 MOVES_SHOWN = 10
@@ -64,6 +64,8 @@ def print_status(found: FoundBox, gathered: BoxStatus, now_ms: int) -> None:
     )
     for disk_name, damages in gathered.damages.items():
         print_damages(disk_name, damages)
+    for disk_name, lost in gathered.lost.items():
+        print_lost(disk_name, lost)
     if gathered.moves:
         print_moves(gathered.moves)
     print()
@@ -146,6 +148,15 @@ def print_damages(disk: str, damages: tuple[FoundDamage, ...]) -> None:
         print(f"  {damage.topic}-{damage.partition} offset {damage.offset}, {damage.file} at byte {damage.position}: {damage.words}")
     if len(damages) > DAMAGES_SHOWN:
         print(f"  and {len(damages) - DAMAGES_SHOWN} more (--json shows all)")
+
+
+def print_lost(disk: str, lost: tuple[LostOffsets, ...]) -> None:
+    print(f"\ndisk {disk}: {len(lost)} ranges of offsets are missing; their files were changed beside the log-writer")
+    for each in lost[:DAMAGES_SHOWN]:
+        state = "consumers go on behind them" if each.is_settled else "waits for a leader"
+        print(f"  {each.topic}-{each.partition} lacks offsets {each.first} to {each.until - 1}: {state}")
+    if len(lost) > DAMAGES_SHOWN:
+        print(f"  and {len(lost) - DAMAGES_SHOWN} more (--json shows all)")
 
 
 def _rate(name: str, rate: float) -> str:

@@ -12,6 +12,9 @@ Read by log-writer, replica-fetcher and `millrace status`. It is on tmpfs, so th
 for a disk, and replaced atomically. It survives a restart of the log-reader, not of the machine:
 after a reboot a pass starts from the beginning. Weak: at most `DAMAGES_MAX` findings are kept; the
 counters have their number.
+
+The offsets that logs of a disk lack (`storage/log_damage.py`): a file in the runtime directory,
+written by the log-writer, read by `millrace status`.
 """
 
 from __future__ import annotations
@@ -144,3 +147,36 @@ def read_report(path: str) -> ScrubReport:
         return ScrubReport(**{**document, "damages": tuple(FoundDamage(**damage) for damage in document["damages"])})
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return NOTHING
+
+
+class LostOffsets(NamedTuple):
+    """Offsets [first, until) that a log lacks. `is_settled`: its leader goes on behind them; else it
+    waits for a leader."""
+
+    topic: str
+    partition: int
+    first: Offset
+    until: Offset
+    is_settled: bool
+
+
+def lost_file(layout: BoxLayout, disk: str) -> str:
+    """Return the path of the report of a disk."""
+    return f"{layout.runtime_directory}/lost.{disk}"
+
+
+def write_lost(path: str, lost: Iterable[LostOffsets]) -> None:
+    """Replace the report atomically. Raises OSError."""
+    temporary = f"{path}.tmp"
+    with open(temporary, "w") as file:
+        json.dump([each._asdict() for each in lost][:DAMAGES_MAX], file)
+    os.rename(temporary, path)
+
+
+def read_lost(path: str) -> tuple[LostOffsets, ...]:
+    """Return the last report; empty if there is none, or one of another release."""
+    try:
+        with open(path) as file:
+            return tuple(LostOffsets(**each) for each in json.load(file))
+    except (FileNotFoundError, ValueError, TypeError):
+        return ()

@@ -126,10 +126,14 @@ class CheckpointWriter:
         scanning them. Usually there is no such line."""
         self._limit(name, NO_OFFSET)
 
-    def cap(self, name: TopicPartition, log_end_offset: Offset) -> None:
+    def cap(self, name: TopicPartition, log_end_offset: Offset, log_start_offset: Offset = FIRST_OFFSET) -> None:
         """Lower the lines of a truncated log to its end, durably, before it grows again. Usually
-        none is above it."""
+        none is above it. A log start offset on record that is below `log_start_offset`, because the
+        log was begun anew, is raised: a log that begins later than on record has lost its start.
+        """
         self._limit(name, log_end_offset)
+        if self.lines[LOG_START_OFFSETS].get(name, log_start_offset) < log_start_offset:
+            self.save(LOG_START_OFFSETS, lambda: {**self.lines[LOG_START_OFFSETS], name: log_start_offset})
 
     def _limit(self, name: TopicPartition, largest: Offset) -> None:
         # The order matters: a save that has released the lock has updated the lines.

@@ -100,6 +100,7 @@ KNOWN_NAMES = frozenset(
         checkpoints.HIGH_WATERMARKS,
         checkpoints.LOG_START_OFFSETS,
         "cleaner-offset-checkpoint",
+        "segments-checkpoint",
         "remote-log-index-cache",
         "lost+found",
         PROBE_FILE,

@@ -19,6 +19,8 @@ from appliance.records.record import Record, iterate_records
 from appliance.storage import checkpoints, file_io
 from appliance.storage.directory_identity import CLEAN_SHUTDOWN_MARKER, META_PROPERTIES
 from appliance.storage.indexes import OFFSET_ENTRY, TIME_ENTRY, OffsetIndex, TimeIndex
+from appliance.storage.known_segments import SEGMENTS
+from appliance.storage.log_damage import LOST_OFFSETS
 from appliance.storage.producer_state import BrokenSnapshot, ProducerState
 from appliance.storage.segment_files import (
     CLEANED_SUFFIX,
@@ -209,6 +211,10 @@ def _dump_checkpoint(content: bytes, names: tuple[str, ...]) -> Iterator[str]:
             yield " ".join(f"{name}: {word}" for name, word in zip(names, words, strict=True))
 
 
+def _dump_segments(content: bytes) -> Iterator[str]:
+    yield from _dump_checkpoint(content, ("topic", "partition", "baseOffset", "sizeBytes", "modifiedNs"))
+
+
 def _dump_words(content: bytes) -> Iterator[str]:
     """Text of `key=value`, `key: value` or JSON, as it is."""
     text = content.decode("utf-8", "backslashreplace")
@@ -224,6 +230,8 @@ BY_NAME: Final[dict[str, Callable[[bytes], Iterator[str]]]] = {
     checkpoints.LOG_START_OFFSETS: _dump_offsets,
     checkpoints.HIGH_WATERMARKS: _dump_offsets,
     checkpoints.CLEANED: _dump_offsets,
+    SEGMENTS: _dump_segments,
+    LOST_OFFSETS: _dump_words,
     PARTITION_METADATA: _dump_words,
     META_PROPERTIES: _dump_words,
     CLEAN_SHUTDOWN_MARKER: _dump_words,

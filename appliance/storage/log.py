@@ -51,28 +51,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from struct import Struct
 from typing import Any
 
 from appliance.base.clock import Clock
 from appliance.base.errors import RequestRefused, StorageFailed
 from appliance.base.invariants import InvariantViolation
 from appliance.base.model import FIRST_OFFSET, NO_LEADER_EPOCH, NO_OFFSET, LeaderEpoch, Offset, ProducerId, TopicId, TopicPartition
-from appliance.records.batch import LEADER_EPOCH_AT, MAGIC_AT
+from appliance.records.batch import LEADER_EPOCH_AT, LOG_OVERHEAD, MAGIC_AT
 from appliance.records.retained_batch import gap_batch
 from appliance.storage import file_io
 from appliance.storage.append_plan import AppendPlan, AppendResult, RefusedBatch, SegmentPart, plan_append, plan_roll
 from appliance.storage.log_config import LogConfig
-from appliance.storage.log_loader import LogLoader, open_truncated, unlink_segment
-from appliance.storage.open_log import LOST_OFFSETS, OpenLog
+from appliance.storage.log_loader import LogLoader, open_truncated
+from appliance.storage.open_log import OpenLog
 from appliance.storage.producer_loading import load_producers, producers_at
 from appliance.storage.producer_snapshots import SNAPSHOT_INTERVAL_BYTES, snapshots_at_rolls
 from appliance.storage.producer_state import PRODUCER_EXPIRATION_MS, ProducerStaging, ProducerState
 from appliance.storage.recovery import Clean, Recovery
 from appliance.storage.removed_segments import RemovedSegments
 from appliance.storage.segment import OpenSegment, SegmentTail
+from appliance.storage.segment_check import unlink_segment
 from appliance.storage.segment_swap import SwapBroken, apply_swap
 from appliance.storage.verification import Offer
 
+BASE_OFFSET_AND_EPOCH = Struct(">qii")
+"""Base offset, batch length, leader epoch: no checksum covers them."""
 _GAP_MAX = 1 << 30
 """Offsets of one batch without records; its last offset must fit an index entry of its segment."""
 _NO_OFFERS: Mapping[int, Offer] = {}
@@ -151,36 +155,52 @@ class Log(OpenLog):
             self._carry_out(plan, producers)
         return plan.results
 
-    def remember_lost(self, until: Offset) -> None:
-        """Write down that the log ended at `until` before its files were changed: `lost_until`, also
-        after the next start. Raises `StorageFailed`, `DiskFull`.
-        """
-        try:
-            file_io.replace_file(f"{self.directory}/{LOST_OFFSETS}", b"%d\n" % until)
-        except OSError as error:
-            raise file_io.storage_failure(f"write down what log {self.topic_partition} lacks", error) from error
-        self.lost_until = until
+    def fill_gaps(self, leader_epoch: LeaderEpoch, now_ms: int) -> None:
+        """Put batches without records in place of the open ranges of `damage`, also at the log end, so
+        that their offsets are never given to other records. Each begins a segment.
 
-    def forget_lost(self) -> None:
-        """Forget `lost_until`. Raises `StorageFailed`."""
-        if self.lost_until:
-            try:
-                file_io.unlink_if_there(f"{self.directory}/{LOST_OFFSETS}")
-            except OSError as error:
-                raise file_io.storage_failure(f"remove {LOST_OFFSETS} of log {self.topic_partition}", error) from error
-            self.lost_until = FIRST_OFFSET
-
-    def leave_gap(self, leader_epoch: LeaderEpoch, now_ms: int) -> None:
-        """Fill the offsets from the log end to `lost_until` with batches without records, so that they
-        are never given to other records. Raises like `append_as_leader`, and RequestRefused where
-        segments are too small for a batch.
+        Raises like `append_as_leader`, and RequestRefused if segments are too small for a batch.
         """
-        while self.log_end_offset < self.lost_until:
-            batch = gap_batch(min(self.lost_until - self.log_end_offset, _GAP_MAX))
+        self._require_sound()
+        for lost in self.damage.open:
+            first = max(lost.first, self._segments.first_base_offset)
+            end = min(lost.until, self.log_end_offset)
+            if first < end and not self.begins_segment(first):
+                self._or_fail(f"fill a gap of log {self.topic_partition} at {first}", lambda first=first, end=end: self._fill(first, end))  # type: ignore[misc]
+        until = self.damage.open_until
+        if self.log_end_offset < until:
+            self.roll()
+        while self.log_end_offset < until:
+            batch = gap_batch(min(until - self.log_end_offset, _GAP_MAX))
             (result,) = self.append_as_leader([memoryview(bytearray(batch))], leader_epoch, now_ms)
             if isinstance(result, RefusedBatch):
                 raise RequestRefused(result.error_code, f"segment.bytes of {self.topic_partition} is too small for a batch; raise it")
-        self.forget_lost()
+        self.damage.settle()
+
+    def _fill(self, first: Offset, end: Offset) -> None:
+        """Under the leader epoch of the batch before it, because epochs never go back in a log."""
+        leader_epoch = self.leader_epochs.epoch_at(first)
+        while first < end:
+            next_offset = min(end, first + _GAP_MAX)
+            batch = bytearray(gap_batch(next_offset - first))
+            BASE_OFFSET_AND_EPOCH.pack_into(batch, 0, first, len(batch) - LOG_OVERHEAD, leader_epoch)
+            self._segments.insert(first, bytes(batch))
+            first = Offset(next_offset)
+
+    def cut_to_damage(self) -> bool:
+        """Remove what lies behind the first open range of `damage`, because a leader has all of it.
+
+        Return whether there was anything to remove. The range stays on record until the caller
+        calls `damage.forget_open`. Raises `StorageFailed`.
+        """
+        lost = self.damage.open[:1]
+        if not lost or lost[0].first >= self.log_end_offset:
+            return False
+        if lost[0].first < self._segments.first_base_offset:
+            self.truncate_fully_and_start_at(lost[0].first)
+        else:
+            self.truncate_to(lost[0].first)
+        return True
 
     def append_as_follower(self, batches: Sequence[memoryview]) -> tuple[Offset, Offset]:
         """Append a leader's batches unchanged. Their offsets must continue this log; compaction

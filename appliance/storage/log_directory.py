@@ -39,8 +39,9 @@ from collections.abc import Collection
 from appliance.base.clock import Clock
 from appliance.base.errors import ConfigurationProblems, DiskFull, ErrorCode, RequestRefused, StorageFailed
 from appliance.base.model import FIRST_OFFSET, Offset, TopicId, TopicPartition
+from appliance.records.crc32c import crc32c
 from appliance.storage import file_io
-from appliance.storage.checkpoints import CheckpointWriter
+from appliance.storage.checkpoints import BrokenCheckpoint, CheckpointWriter
 from appliance.storage.directory_identity import (
     CLEAN_SHUTDOWN_MARKER,
     KNOWN_NAMES,
@@ -51,6 +52,7 @@ from appliance.storage.directory_identity import (
     lock_holder,
     read_topic_id,
 )
+from appliance.storage.known_segments import SEGMENTS, KnownSegments, SegmentFile, decode_segments, encode_segments, look_at_segments
 from appliance.storage.log import Log
 from appliance.storage.partition_directory import (
     DELETE_SUFFIX,
@@ -77,6 +79,8 @@ class LogDirectory:
         self.unknown_names: list[str] = []
         self.problems = self.checkpoints.problems
         """What was found damaged at `open` and is replaced by safe values; for people."""
+        self.segments: dict[TopicPartition, dict[Offset, SegmentFile]] = {}
+        """What each log had at the last clean stop, as far as that is known."""
         self._clock = clock
         self._lock_fd = lock_fd
         self._leaving: list[str] = []
@@ -107,6 +111,7 @@ class LogDirectory:
         marker = f"{self.path}/{CLEAN_SHUTDOWN_MARKER}"
         self.was_clean = file_io.exists(marker)
         self.checkpoints.load()
+        self._load_segments(file_io.read_file(marker) if self.was_clean else b"")
         for name in sorted(file_io.listdir(self.path)):
             if name.endswith(DELETE_SUFFIX) and is_leaving(name):
                 self._leaving.append(name)
@@ -115,6 +120,19 @@ class LogDirectory:
         if self.was_clean:  # from here on a crash is a crash
             file_io.unlink(marker)
             file_io.fsync_directory(self.path)
+
+    def _load_segments(self, marker: bytes) -> None:
+        """After a clean stop the list counts if the marker names it: Kafka, which may have used the
+        directory since, writes none.
+        """
+        try:
+            content = file_io.read_file(f"{self.path}/{SEGMENTS}")
+            if not self.was_clean or marker == _marker_of(content):
+                self.segments = decode_segments(content)
+        except FileNotFoundError:
+            pass
+        except BrokenCheckpoint as problem:
+            self.problems.append(f"{self.path}/{SEGMENTS}: {problem}")
 
     def partition_directories(self) -> dict[TopicPartition, PartitionDirectory]:
         """Return the partitions with a plain directory; `topic_id` is None if `partition.metadata`
@@ -337,13 +355,18 @@ class LogDirectory:
         except OSError as error:
             raise file_io.storage_failure(f"ask for the free space of {self.path}", error) from error
 
-    def close_clean(self) -> None:
-        """Write the marker of a clean stop and release the lock. Every log is closed, and every
-        checkpoint saved. After an unclean start there is no marker if a log was never opened: the
-        next start has to recover it."""
+    def close_clean(self, logs: Collection[Log] = ()) -> None:
+        """Write the list of segments of `logs`, the marker of a clean stop, and release the lock.
+
+        Every log is closed, and every checkpoint saved. After an unclean start there is no marker if
+        a log was never opened: the next start has to recover it."""
         try:
             if self.was_clean or not self.checkpoints.unserved:
-                file_io.replace_file(f"{self.path}/{CLEAN_SHUTDOWN_MARKER}", b'{"version":0,"brokerEpoch":-1}')
+                known: dict[TopicPartition, KnownSegments] = {name: self.segments[name] for name in self.checkpoints.unserved if name in self.segments}
+                known |= {log.topic_partition: look_at_segments(log.directory, log.segment_base_offsets) for log in logs}
+                content = encode_segments(known)
+                file_io.replace_file(f"{self.path}/{SEGMENTS}", content)
+                file_io.replace_file(f"{self.path}/{CLEAN_SHUTDOWN_MARKER}", _marker_of(content))
         except OSError as error:
             raise file_io.storage_failure(f"mark {self.path} as cleanly closed", error) from error
         self.abandon()
@@ -356,6 +379,11 @@ class LogDirectory:
 
     def _path_of(self, topic_partition: TopicPartition) -> str:
         return f"{self.path}/{topic_partition}"
+
+
+def _marker_of(segments: bytes) -> bytes:
+    """Return the text of the clean marker, Kafka's with the checksum of the list of segments."""
+    return b'{"version":0,"brokerEpoch":-1,"segments":"%08x"}' % crc32c(segments)
 
 
 def _lock(path: str) -> int:

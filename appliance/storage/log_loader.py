@@ -23,15 +23,17 @@ from appliance.storage import file_io
 from appliance.storage.indexes import OFFSET_ENTRY, TIME_ENTRY, OffsetIndex, TimeIndex
 from appliance.storage.leader_epoch_cache import LeaderEpochCache
 from appliance.storage.log_config import LogConfig
+from appliance.storage.log_damage import LostRange
 from appliance.storage.producer_loading import load_producers, producers_at
 from appliance.storage.producer_snapshots import ProducerSnapshots
 from appliance.storage.producer_state import PRODUCER_EXPIRATION_MS, ProducerState
 from appliance.storage.recovery import Clean, Disagreement, RecoveredSegment, Recovery, SameBoot, SegmentRecovery, Unclean, seal
 from appliance.storage.segment import OpenSegment, SegmentTail
+from appliance.storage.segment_check import SegmentCheck, free_damaged_path, put_segment_aside, unlink_segment
 from appliance.storage.segment_files import (
+    COMPACTED,
     INDEX_SUFFIX,
     LOG_SUFFIX,
-    SEGMENT_SUFFIXES,
     SNAPSHOT_SUFFIX,
     TIME_INDEX_SUFFIX,
     TRANSACTION_INDEX_SUFFIX,
@@ -43,8 +45,6 @@ from appliance.storage.segment_scan import SegmentScan
 from appliance.storage.segment_swap import finish_swaps
 from appliance.storage.transaction_index import end_of_aborted
 
-DAMAGED_SUFFIX = ".damaged"
-"""Of the copy of a segment that was cut although its box had stopped cleanly; an operator removes it."""
 _LEFTOVERS = (".deleted", ".cleaned", ".tmp")
 
 
@@ -64,6 +64,9 @@ class LoadedLog(NamedTuple):
     tail: SegmentTail
     cut_bytes: int
     aborted_end_offset: Offset
+    lost: tuple[LostRange, ...] = ()
+    """Offsets between the log start and the log end that no segment has, and that were there."""
+    is_marked_compacted: bool = False
 
 
 def open_recovered(directory: str, base_offset: Offset, config: LogConfig, now_ms: int, keeps_damaged: bool = False) -> tuple[OpenSegment, RecoveredSegment]:
@@ -76,20 +79,11 @@ def open_recovered(directory: str, base_offset: Offset, config: LogConfig, now_m
             return segment, SegmentRecovery(segment, config.index_interval_bytes, now_ms).resume(None)
         except Disagreement:
             if keeps_damaged and SegmentRecovery(segment, config.index_interval_bytes, now_ms, cut=False).rebuild().cut_bytes:
-                file_io.copy_file(segment.log_fd, segment_path(directory, base_offset, LOG_SUFFIX) + DAMAGED_SUFFIX)
+                file_io.copy_file(segment.log_fd, free_damaged_path(directory, base_offset))
             return segment, SegmentRecovery(segment, config.index_interval_bytes, now_ms).rebuild()
     except OSError:
         segment.close()
         raise
-
-
-def unlink_segment(directory: str, base_offset: Offset) -> None:
-    """Remove a segment's files, the log first: an index without a log is removed at the next start.
-
-    Raises OSError.
-    """
-    for suffix in SEGMENT_SUFFIXES:
-        file_io.unlink_if_there(segment_path(directory, base_offset, suffix))
 
 
 class LogLoader:
@@ -124,6 +118,8 @@ class LogLoader:
         """Where a compacted log has a gap above the recovery point: no compaction made it.
         Snapshots behind it tell of producers whose batches are gone."""
         self._cut_bytes = 0
+        self._lost: list[LostRange] = []
+        self._is_compacted = "compact" in config.cleanup_policy
 
     def load(self) -> LoadedLog:
         """Finish interrupted actions, recover the segments and load epochs and producers.
@@ -132,11 +128,13 @@ class LogLoader:
         """
         names = self._sweep(finish_swaps(self._directory, file_io.listdir(self._directory)))
         self._bases = sorted(base for name in names if (base := offset_of_name(name, LOG_SUFFIX)) is not None)
+        self._is_compacted = self._is_compacted or COMPACTED in names
         names = self._finish_removal(names)
         if not self._bases:
             OpenSegment.create(self._directory, self._log_start_offset).close()
             self._bases = [self._log_start_offset]
         self._complete_indexes(names)
+        self._check_sealed()
         active, recovered = self._recover()
         try:
             if recovered.next_offset < self._log_start_offset:
@@ -176,6 +174,25 @@ class LogLoader:
         kept = [name for name in names if not name.startswith(prefixes) or name.endswith(SNAPSHOT_SUFFIX)]
         snapshot = segment_name(first, SNAPSHOT_SUFFIX)
         return [*kept, snapshot] if snapshot not in names and file_io.exists(f"{self._directory}/{snapshot}") else kept
+
+    def _check_sealed(self) -> None:
+        """Find what is missing of segments that nothing has changed since they were synced."""
+        recovery = self._recovery
+        if isinstance(recovery, SameBoot):
+            return
+        is_clean = isinstance(recovery, Clean)
+        if not (recovery.segments if isinstance(recovery, Clean) else recovery.knows_start):
+            return
+        check = SegmentCheck(self._directory, self._config, self._now_ms, recovery.segments, is_clean, self._is_compacted)
+        # The segment that ends right at the recovery point was perhaps sealed after it was synced.
+        self._bases = check.check(self._bases, self._bases[-1] if isinstance(recovery, Clean) else Offset(recovery.recovery_point - 1))
+        if is_clean or self._holds_bytes():
+            check.check_start(self._bases[0], self._log_start_offset)
+        self._lost += check.lost
+
+    def _holds_bytes(self) -> bool:
+        """False for a log that was begun anew at its leader's start, and has nothing yet."""
+        return len(self._bases) > 1 or file_io.stat(segment_path(self._directory, self._bases[0], LOG_SUFFIX)).st_size > 0
 
     def _keep_producers(self, names: list[str], gone: list[Offset], first: Offset) -> None:
         """What these segments say of producers stands in the snapshot of the one behind them, as a
@@ -233,7 +250,7 @@ class LogLoader:
                 if number + 1 == len(self._bases) or self._ends_log(recovered, self._bases[number + 1]):
                     if recovered.cut_bytes:
                         file_io.sync_all(segment.log_fd)
-                    self._delete_behind(number)
+                    self._delete_behind(number, keeps=recovered.next_offset < self._synced_until)
                     return segment, recovered
                 if self._hole_at < 0 and recovered.next_offset < self._bases[number + 1] > recovery_point:
                     self._hole_at = recovered.next_offset
@@ -268,25 +285,43 @@ class LogLoader:
                 return recovery.resume_above(recovery_point)
             except Disagreement:
                 pass
-        return SegmentRecovery(segment, self._config.index_interval_bytes, self._now_ms, read=self._read).rebuild()
+        return self._rebuild(segment)
+
+    def _rebuild(self, segment: OpenSegment) -> RecoveredSegment:
+        """Scan the whole segment and cut it at the first bad batch. If that is below what was
+        synced, a copy is put aside first.
+        """
+        recovered = SegmentRecovery(segment, self._config.index_interval_bytes, self._now_ms, cut=False, read=self._read).rebuild()
+        if recovered.cut_bytes:
+            if recovered.next_offset < self._synced_until:
+                file_io.copy_file(segment.log_fd, free_damaged_path(self._directory, segment.base_offset))
+            file_io.ftruncate(segment.log_fd, recovered.tail.size_bytes)
+        return recovered
+
+    @property
+    def _synced_until(self) -> Offset:
+        return self._recovery.recovery_point if isinstance(self._recovery, Unclean) else FIRST_OFFSET
 
     def _read(self, fd: int, position: Position, size_bytes: int) -> bytes:
         self._on_scanned(size_bytes)
         return file_io.pread_wanted(fd, position, size_bytes)
 
     def _ends_log(self, recovered: RecoveredSegment, next_base_offset: Offset) -> bool:
+        if recovered.next_offset < min(next_base_offset, self._synced_until) and recovered.tail.size_bytes and (recovered.cut_bytes or not self._is_compacted):
+            self._lost.append(LostRange(recovered.next_offset, next_base_offset))  # no power cut takes what was synced
+            return False
         if recovered.problem is not None or recovered.next_offset > next_base_offset:
             return True
-        return recovered.next_offset < next_base_offset and "compact" not in self._config.cleanup_policy
+        return recovered.next_offset < next_base_offset and not self._is_compacted
 
-    def _delete_behind(self, number: int) -> None:
+    def _delete_behind(self, number: int, keeps: bool) -> None:
         """Newest first, so that a crash in between leaves a prefix; synced, so that a power cut
-        brings none of them back.
+        brings none of them back. `keeps`: put them aside, because no power cut explains the end.
         """
         while len(self._bases) > number + 1:
             base = self._bases.pop()
             self._cut_bytes += file_io.stat(segment_path(self._directory, base, LOG_SUFFIX)).st_size
-            unlink_segment(self._directory, base)
+            (put_segment_aside if keeps else unlink_segment)(self._directory, base)
         file_io.fsync_directory(self._directory)
 
     def _start_over(self, names: list[str], active: OpenSegment, end_offset: Offset) -> tuple[OpenSegment, RecoveredSegment]:
@@ -325,6 +360,8 @@ class LogLoader:
             recovered.tail,
             self._cut_bytes,
             aborted_end_offset,
+            tuple(self._lost),
+            COMPACTED in names,
         )
 
     def _open_unflushed(self, recovery_point: Offset) -> list[tuple[Offset, OpenSegment]]:

@@ -11,8 +11,9 @@ from appliance.base.model import NO_OFFSET, Offset, Position
 from appliance.storage import file_io
 from appliance.storage.append_plan import SegmentPart
 from appliance.storage.batch_boundary import BatchBoundary, find_boundary
-from appliance.storage.log_loader import LoadedLog, unlink_segment
+from appliance.storage.log_loader import LoadedLog
 from appliance.storage.segment import OpenSegment, SegmentTail
+from appliance.storage.segment_check import unlink_segment
 from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, offset_of_name, segment_path
 
 
@@ -135,6 +136,19 @@ class LogSegments:
         file_io.fsync_directory(self.directory)
 
     # -- at the start, and in between
+
+    def insert(self, base_offset: Offset, batch: bytes) -> None:
+        """Put a sealed segment of one batch, synced, where segments leave a gap."""
+        segment = OpenSegment.create(self.directory, base_offset)
+        try:
+            file_io.write_all(segment.log_fd, (batch,), 0, len(batch))
+            for fd in segment.files:
+                file_io.sync_data(fd)
+        finally:
+            segment.close()
+        file_io.fsync_directory(self.directory)
+        self.sealed = dict(sorted({**self.sealed, base_offset: len(batch)}.items()))
+        self.generation += 1
 
     def take_out(self, bases: list[Offset]) -> None:
         """Remove the oldest segments from the log.

@@ -15,25 +15,17 @@ from appliance.base.model import FILE_START, FIRST_OFFSET, Offset, Position, Top
 from appliance.storage import file_io
 from appliance.storage.batch_boundary import BatchBoundary
 from appliance.storage.log_config import LogConfig
+from appliance.storage.log_damage import LogDamage
 from appliance.storage.log_durability import BatchFlush, DuplicatedFiles, FlushRound, LogDurability
 from appliance.storage.log_loader import LoadedLog
 from appliance.storage.log_segments import LogSegments
 from appliance.storage.producer_state import PRODUCER_EXPIRATION_MS
 from appliance.storage.recovery import seal
+from appliance.storage.segment_files import COMPACTED
 from appliance.storage.transaction_index import TransactionIndexes
 from appliance.storage.verification import Verifications
 
 _FILES_AT_ONCE = 64
-
-LOST_OFFSETS = "lost-offsets"
-"""File of a partition: the offset up to which records are lost, as text."""
-
-
-def _read_lost(directory: str) -> Offset:
-    try:
-        return Offset(int(file_io.read_file(f"{directory}/{LOST_OFFSETS}")))
-    except (OSError, ValueError):
-        return FIRST_OFFSET
 
 
 class OpenLog:
@@ -57,9 +49,11 @@ class OpenLog:
         """
         self.recovered_cut_bytes = loaded.cut_bytes
         """Bytes that recovery removed; for the log message."""
-        self.lost_until = _read_lost(directory)
-        """Where the log ended before its files were changed while the box was stopped; 0 if nothing is lost. If it is led, it goes on from there; a follower
-        fetches the rest from its leader."""
+        self.damage = LogDamage(directory)
+        """What it lacks, as far as it is on record."""
+        self.lost_at_open = loaded.lost
+        """What it lacks in front of its end, as its opening found."""
+        self._is_marked_compacted = loaded.is_marked_compacted
         self.failed: str | None = None
         """Why the log refuses everything until it is opened again; None if it is sound."""
         self._clock = clock
@@ -72,6 +66,21 @@ class OpenLog:
         self._bytes_since_snapshot = 0
         self._segments = LogSegments(directory, loaded)
         self._durability = LogDurability(loaded.recovery_point, self._segments, self.leader_epochs, self._snapshots, self._transactions)
+
+    def configure(self, config: LogConfig) -> None:
+        """Use other configs; if they let the log be compacted, leave a mark of that in its directory.
+
+        The name is durable before the recovery point advances, and before segments are swapped.
+        Raises `StorageFailed`, `DiskFull`.
+        """
+        if "compact" in config.cleanup_policy and not self._is_marked_compacted:
+            try:
+                file_io.close(file_io.open_path(f"{self.directory}/{COMPACTED}", file_io.CREATE_EMPTY))
+            except OSError as error:
+                raise file_io.storage_failure(f"mark log {self.topic_partition} as compacted", error) from error
+            self._is_marked_compacted = True
+            self._segments.names_are_synced = False
+        self.config = config
 
     @property
     def recovery_point(self) -> Offset:

@@ -94,6 +94,8 @@ class Located(NamedTuple):
     name."""
     ahead: tuple[ReadAhead, ...] = ()
     """in the same segment"""
+    is_gap: bool = False
+    """The batch has no records and stands for lost offsets (`log_damage.py`)."""
 
 
 class RecordFound(NamedTuple):
@@ -208,7 +210,8 @@ class LogReading:
                 if header.last_offset >= offset:
                     first = ReadAhead(offset, position, header.size_bytes)
                     ahead = tuple(_reads_ahead(log_fd, index, first, ahead_bytes, limit_offset)) if index is not None and ahead_bytes else ()
-                    return Located(base, position, header.size_bytes, size_bytes, header.base_offset, file, ahead)
+                    is_gap = not header.records_count and header.producer_id < 0
+                    return Located(base, position, header.size_bytes, size_bytes, header.base_offset, file, ahead, is_gap)
             return Located(base, scan.valid_end, 0, size_bytes, offset, file)
 
     def segments_modified_by(self, wall_ms: int, most: int) -> list[Offset]:

@@ -21,13 +21,19 @@ from appliance.base.model import FILE_START, FIRST_OFFSET, NO_OFFSET, LeaderEpoc
 from appliance.records.batch import CONTROL_FLAG, BatchHeader
 from appliance.storage import file_io
 from appliance.storage.indexes import LARGEST_RELATIVE_OFFSET, OFFSET_ENTRY, TIME_ENTRY, OffsetIndex, TimeIndex
+from appliance.storage.known_segments import NONE_KNOWN, KnownSegments
 from appliance.storage.segment import OpenSegment, SegmentTail
 from appliance.storage.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 from appliance.storage.segment_scan import SegmentScan
 
 
 class Clean(NamedTuple):
-    """The log was closed: only the last few batches are read, to find the end."""
+    """The log was closed: only the last few batches are read, to find the end.
+
+    `segments`: what it had then; empty if that is not known.
+    """
+
+    segments: KnownSegments = NONE_KNOWN
 
 
 class SameBoot(NamedTuple):
@@ -45,9 +51,14 @@ class SameBoot(NamedTuple):
 class Unclean(NamedTuple):
     """The machine went down: what lies above `recovery_point` is scanned, and where the indexes
     below do not agree, the whole segment.
+
+    `segments`: what it had at the last clean stop. `knows_start`: this release has written
+    down its log start offset, below which alone segments were removed, and `COMPACTED`.
     """
 
     recovery_point: Offset
+    segments: KnownSegments = NONE_KNOWN
+    knows_start: bool = False
 
 
 Recovery = Clean | SameBoot | Unclean

@@ -27,6 +27,9 @@ DELETED_SUFFIX = ".deleted"
 
 LEADER_EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
+COMPACTED = "compacted"
+"""An empty file: the log was compacted, or copied from such a log, so its offsets may have gaps by
+design. After a boot the topic's config is not known yet."""
 
 
 def segment_name(base_offset: Offset, suffix: str) -> str:

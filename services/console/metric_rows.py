@@ -185,7 +185,12 @@ LOG_WRITER = (
     counter("log_writer_batches", "log_writer.batches", "Batches that partitions appended as leaders; no duplicates.", _DISK),
     counter("log_writer_appends", "log_writer.append_calls", "Writes that appended them.", _DISK),
     counter("log_writer_refused", "log_writer.refused", "Batches refused.", _DISK),
-    gauge("log_writer_lost_offsets", "log_writer.lost_offsets", "Offsets missing at the ends of logs, whose files were changed during a stop.", _DISK),
+    gauge(
+        "log_writer_lost_offsets",
+        "log_writer.lost_offsets",
+        "Offsets that logs lacked at the start, because their files were changed beside the log-writer.",
+        _DISK,
+    ),
     counter("log_writer_storage_failures", "log_writer.storage_failures", "Errors of the disk, each of which took the directory offline.", _DISK),
     counter("log_writer_dropped_of_dead_sources", "log_writer.dropped_of_dead_sources", "Descriptors dropped because their sender had died.", _DISK),
     counter("log_writer_refused_sources", "log_writer.refused_sources", "Processes whose HELLO was refused.", _DISK),
@@ -251,6 +256,7 @@ LOG_WRITER = (
 LOG_READER = (
     counter("log_reader_answers", "log_reader.answers", "Answers, by kind of question.", ("disk", "kind")),
     timing("log_reader_answer", "log_reader.answer_us", "How long they took.", ("disk", "kind")),
+    counter("log_reader_gaps_skipped", "log_reader.gaps_skipped", "Fetches that were led over lost offsets (`lost-offsets`).", _DISK),
     counter("log_reader_errors", "log_reader.errors", "Questions that met an error of the disk.", _DISK),
     counter("log_reader_reads", "log_reader.reads", "Reads of cold data.", _DISK),
     counter("log_reader_read_bytes", "log_reader.read_bytes", "Bytes of them.", _DISK),

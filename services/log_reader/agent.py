@@ -111,6 +111,7 @@ class LogReaderAgent:
         counters = context.counters
         self._answers = {kind: counters.counter(f'log_reader.answers{{kind="{name}"}}') for kind, name in _KIND_NAMES.items()}
         self._errors = counters.counter("log_reader.errors")
+        self._gaps_skipped = counters.counter("log_reader.gaps_skipped")
         self._clock = context.clock
         self._latencies = {kind: counters.histogram(f'log_reader.answer_us{{kind="{name}"}}') for kind, name in _KIND_NAMES.items()}
         self._listening = listen_unix(context.layout.log_reader_socket(self._disk.name), socket.SOCK_SEQPACKET)
@@ -289,6 +290,8 @@ class LogReaderAgent:
             return Answer(kind, token, 0, status.st_size, status.st_ino), descriptor
         if kind == LOOKUP:
             located = reading.locate(question.value_a, question.value_b, question.ahead_bytes)
+            if located.is_gap:
+                self._gaps_skipped.add()
             figures = (located.segment_base_offset, located.position, located.batch_size_bytes, located.segment_file, located.base_offset)
             return Answer(kind, token, 0, *figures, tuple(number for read in located.ahead for number in read)), -1
         if kind == SEGMENTS:

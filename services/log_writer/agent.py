@@ -22,7 +22,7 @@ from appliance.base.layout import boot_id
 from appliance.ipc.channel import ISR_CHANGES, SinkChannel
 from appliance.ipc.channel_acceptor import ChannelAcceptor
 from appliance.ipc.descriptors import KIND, ROW, DescriptorKind
-from appliance.ipc.disk_reports import report_file
+from appliance.ipc.disk_reports import LostOffsets, lost_file, report_file, write_lost
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.shm.doorbell import Doorbell
 from appliance.shm.partition_table import (
@@ -148,6 +148,8 @@ class LogWriterAgent:
         self._well_from_ns = self._clock.monotonic_ns() + WELL_NS
         self._fences = DiskFences(counters, self._clock.monotonic_ns())
         self._dropped = counters.counter("log_writer.dropped_of_dead_sources")
+        self._lost_file = lost_file(context.layout, self.disk.name)
+        self._reported_lost: tuple[LostOffsets, ...] | None = None
         self._next_housekeeping_ns = 0
         self._bytes = counters.counter("log_writer.bytes")
         self._latency = counters.histogram("log_writer.append_round_us")
@@ -186,6 +188,7 @@ class LogWriterAgent:
             self._latency.record(now_ns - started_ns)
         if now_ns >= self._next_housekeeping_ns:
             self._next_housekeeping_ns = now_ns + HOUSEKEEPING_NS
+            self._report_lost()
             self._keep_house()
         elif self.flush_rounds.goes_on or self.retention.goes_on or self.cleaning.goes_on or self.moves.goes_on or self._batch_repairs.is_under_way:
             self._keep_house()
@@ -412,6 +415,15 @@ class LogWriterAgent:
         except StorageFailed as failure:
             self._words[APPEND_SINCE_WORD] = 0
             self.trouble.on_failure(failure)
+
+    def _report_lost(self) -> None:
+        lost = self.partitions.lost_offsets()
+        if lost != self._reported_lost:
+            self._reported_lost = lost
+            try:
+                write_lost(self._lost_file, lost)
+            except OSError as error:
+                self.context.log.warning(f"could not write {self._lost_file}: {error}", disk=self.disk.name)
 
     def _on_space(self) -> None:
         """Accept writes again after the disk was full, and open the logs that waited for space."""

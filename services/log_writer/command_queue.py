@@ -238,7 +238,7 @@ class LogWriterCommands:
         self._configure_hosted(replica, command)
         replica.needs_epoch_bump = False
         if command.get("leader", -1) >= 0:
-            replica.log.forget_lost()  # the leader has what it lacks
+            self._partitions.cut_to_damage(replica)  # the leader has what it lacks
         replica.follow(leader_epoch, tuple(command["isr"]), tuple(command["replicas"]), int(command.get("config_generation", 0)))
         return ErrorCode.NONE
 
@@ -286,8 +286,8 @@ def lead(
         replica.log.flush_batches()
     if leader_epoch > replica.log.leader_epochs.latest:
         replica.log.assign_leader_epoch(leader_epoch)
-    if replica.log.lost_until:
-        replica.log.leave_gap(leader_epoch, replica.terms.clock.wall_ms())
+    if replica.log.damage.open:
+        replica.log.fill_gaps(leader_epoch, replica.terms.clock.wall_ms())
     replica.needs_epoch_bump = False
     replica.lead(leader_epoch, isr, replicas, config_generation, partition_epoch)
 

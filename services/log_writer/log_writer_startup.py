@@ -26,9 +26,11 @@ from appliance.shm.lease import lease_holds
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, ROWS, PartitionTableWriter, Row, TableFull
 from appliance.storage import file_io
 from appliance.storage.checkpoints import HIGH_WATERMARKS, LOG_START_OFFSETS, RECOVERY_POINTS
+from appliance.storage.known_segments import NONE_KNOWN
+from appliance.storage.log_damage import LostRange
 from appliance.storage.log_directory import LogDirectory
 from appliance.storage.move_record import read_move
-from appliance.storage.recovery import CLEAN, Recovery, SameBoot, Unclean
+from appliance.storage.recovery import Clean, Recovery, SameBoot, Unclean
 from services.log_writer.background.disk_trouble import check_not_swapped
 from services.log_writer.command_queue import lead
 from services.log_writer.previous_incarnations import PreviousTables
@@ -159,7 +161,7 @@ class LogWriterStartup:
             replica = self._open(name, topic_id)
             self._cut_bytes += replica.log.recovered_cut_bytes
             self.recovery_points_went_back |= replica.log.recovery_point < self._checkpoints.lines[RECOVERY_POINTS].get(name, FIRST_OFFSET)
-            self._check_end(replica)
+            self._report_damage(replica)
             if self.boot == SAME_BOOT:
                 self._serve_again(replica)
             elif self.boot == UNCLEAN_BOOT:
@@ -169,26 +171,33 @@ class LogWriterStartup:
             raise
         self._progress.end()
 
-    def _check_end(self, replica: Replica) -> None:
-        """After a clean stop each log ends at its recovery point. If one ends below it, its files were changed while the box was stopped, which is
-        known (`Log.lost_until`) until the log leads or follows.
+    def _report_damage(self, replica: Replica) -> None:
+        """Write down and report what a log lacks, until it leads or follows.
+
+        After a clean stop a log ends at its recovery point; after a power cut it holds what is below
+        it. If it ends before, or lacks segments, its files were changed beside the log-writer.
         """
         name, log = replica.topic_partition, replica.log
         recovery_point = self._checkpoints.lines[RECOVERY_POINTS].get(name, FIRST_OFFSET)
-        if self.boot == CLEAN_STOP and log.log_end_offset < recovery_point:
-            log.remember_lost(recovery_point)
-        until = log.lost_until
-        if log.log_end_offset >= until:
-            return
-        lost = until - log.log_end_offset
-        self._lost.set(self._lost.value + lost)
-        replica.needs_epoch_bump = True
-        words = (
-            f"log {name} of {self._disk.path} lacks {lost} offsets at its end, {log.log_end_offset} to {until - 1}: its files were changed while the box"
-            " was stopped. A replica on another box has them, or they are lost; they are not given to other records. What was cut off is in files"
-            " *.damaged of its directory"
-        )
-        self._context.log.critical(words, **name._asdict(), disk=self._disk.name)
+        found = list(log.lost_at_open)
+        if self.boot != SAME_BOOT and log.log_end_offset < recovery_point:
+            found.append(LostRange(log.log_end_offset, recovery_point))
+        if self.boot == UNCLEAN_BOOT and self._checkpoints.lines[LOG_START_OFFSETS].get(name, log.log_start_offset) < log.log_start_offset:
+            replica.needs_checkpoints = True  # once it grows, a start that is not on record would count as damage
+        log.damage.remember(found)
+        log.damage.forget_below(log.log_start_offset)
+        if log.damage.ranges:
+            self.partitions.damaged.append(replica)
+        for lost in log.damage.open:
+            replica.needs_epoch_bump = True
+            self._lost.set(self._lost.value + lost.until - lost.first)
+            where = "at its start" if lost.until <= log.log_start_offset else "at its end" if lost.until > log.log_end_offset else "between its segments"
+            words = (
+                f"log {name} of {self._disk.path} lacks {lost.until - lost.first} offsets {where}, {lost.first} to {lost.until - 1}: its files were changed"
+                " beside the log-writer, or its disk lost them. A replica on another box has them, or they are lost; they are not given to other records."
+                " What was cut off is in files *.damaged of its directory"
+            )
+            self._context.log.critical(words, **name._asdict(), disk=self._disk.name)
 
     def _leave(self, names: list[TopicPartition], why: str) -> None:
         self._left += names
@@ -266,10 +275,10 @@ class LogWriterStartup:
     def _recovery(self, name: TopicPartition, row: Row | None) -> Recovery:
         recovery_point = self._checkpoints.lines[RECOVERY_POINTS].get(name, FIRST_OFFSET)
         if self.boot == CLEAN_STOP:
-            return CLEAN
+            return Clean(self.directory.segments.get(name, NONE_KNOWN))
         if row is not None:
             return SameBoot(row.log_end_offset, row.active_base_offset, row.active_position, recovery_point)
-        return Unclean(recovery_point)
+        return Unclean(recovery_point, self.directory.segments.get(name, NONE_KNOWN), name in self._checkpoints.lines[LOG_START_OFFSETS])
 
     def _serve_again(self, replica: Replica) -> None:
         """Lead or follow under the leader epoch of the last incarnation, if the image has the same

@@ -19,7 +19,7 @@ from appliance.base.settings import Box
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import FLUSH_SINCE_WORD
 from appliance.storage import file_io
-from appliance.storage.checkpoints import HIGH_WATERMARKS, RECOVERY_POINTS
+from appliance.storage.checkpoints import HIGH_WATERMARKS, LOG_START_OFFSETS, RECOVERY_POINTS
 from appliance.storage.log_durability import FlushRound
 from services.log_writer.background.background_task import BackgroundTask
 from services.log_writer.replicas.replica import Replica
@@ -156,7 +156,10 @@ class FlushRounds:
 
     def _save_recovery_points(self) -> None:
         try:
-            self._directory.checkpoints.save(RECOVERY_POINTS, self._partitions.recovery_points)
+            saved = self._directory.checkpoints.save(RECOVERY_POINTS, self._partitions.recovery_points)
+            if not saved.keys() <= self._directory.checkpoints.lines[LOG_START_OFFSETS].keys():
+                # A log whose start is on record cannot lose its first segments unnoticed.
+                self._directory.checkpoints.save(LOG_START_OFFSETS, self._partitions.log_start_offsets)
         except DiskFull:
             self._recovery_points_moved = True
             raise
@@ -244,7 +247,7 @@ class FlushRounds:
         clean marker.
         """
         self._partitions.save_checkpoints()
-        self._directory.close_clean()
+        self._directory.close_clean([replica.log for replica in self._partitions.by_row.values()])
 
     def close(self) -> None:
         """Wait for a round that is under way.

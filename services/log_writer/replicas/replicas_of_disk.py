@@ -13,6 +13,7 @@ from typing import NamedTuple
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, OutOfDescriptors, RequestRefused, StorageFailed
 from appliance.base.model import FIRST_OFFSET, Offset, TopicId, TopicPartition
+from appliance.ipc.disk_reports import LostOffsets
 from appliance.shm.partition_table import ROLE_NONE, ROWS, PartitionTableWriter, TableFull
 from appliance.storage.checkpoints import HIGH_WATERMARKS, LOG_START_OFFSETS, RECOVERY_POINTS
 from appliance.storage.log import Log
@@ -50,6 +51,8 @@ class Replicas:
         """The boxes that live, as the controller says; None while it has not."""
         self.by_row: dict[int, Replica] = {}
         self._by_identity: dict[tuple[TopicId, int], Replica] = {}
+        self.damaged: list[Replica] = []
+        """Those that lacked offsets when they were opened."""
 
     def __len__(self) -> int:
         return len(self.by_row)
@@ -87,6 +90,11 @@ class Replicas:
                 f"{self.directory.path} has {len(self)} open logs, and the limit of {self.descriptors.limit} open files allows no more; "
                 "raise the hard limit (ulimit -Hn; LimitNOFILE= in a unit), add a disk or delete topics"
             )
+        try:
+            log.configure(log_config)
+        except StorageFailed:
+            log.abandon()
+            raise
         replica = Replica(topic_partition, topic_id, log, self.table, high_watermark, self._terms, self._producers.verifies_transactions)
         self.by_row[replica.row] = replica
         self._by_identity[(topic_id, topic_partition.partition)] = replica
@@ -169,8 +177,24 @@ class Replicas:
         Raises StorageFailed.
         """
         if replica.needs_checkpoints:
-            self.directory.checkpoints.cap(replica.topic_partition, replica.log.log_end_offset)
+            self.directory.checkpoints.cap(replica.topic_partition, replica.log.log_end_offset, replica.log.log_start_offset)
             replica.needs_checkpoints = False
+
+    def cut_to_damage(self, replica: Replica) -> None:
+        """Before it follows a live leader: remove what lies behind the first offset that is missing,
+        so that the log is fetched again from there. Raises StorageFailed.
+        """
+        if replica.log.damage.open:
+            replica.needs_checkpoints = True
+            if replica.log.cut_to_damage():
+                replica.on_truncated()
+            self.settle_truncation(replica)
+            replica.log.damage.forget_open()
+
+    def lost_offsets(self) -> tuple[LostOffsets, ...]:
+        """Return what the logs lack, for the report."""
+        here = [(replica.topic_partition, replica.log.damage.ranges) for replica in self.damaged if self.by_row.get(replica.row) is replica]
+        return tuple(LostOffsets(*name, first, until, is_settled) for name, ranges in here for first, until, is_settled in ranges)
 
     def recovery_points(self) -> dict[TopicPartition, Offset]:
         """Return the recovery point of each log, for the checkpoint. Like the next two: for any
@@ -181,9 +205,9 @@ class Replicas:
         return {replica.topic_partition: replica.high_watermark for replica in list(self.by_row.values())}
 
     def log_start_offsets(self) -> dict[TopicPartition, Offset]:
-        """Return those above 0."""
-        starts = ((replica.topic_partition, replica.log.log_start_offset) for replica in list(self.by_row.values()))
-        return {name: offset for name, offset in starts if offset}
+        """Return those of all logs, also 0: a log whose start is on record cannot begin later
+        unnoticed."""
+        return {replica.topic_partition: replica.log.log_start_offset for replica in list(self.by_row.values())}
 
     def save_checkpoints(self) -> None:
         """Write recovery points, high watermarks and log start offsets. Raises StorageFailed."""
@@ -195,7 +219,7 @@ class Replicas:
             self.directory.checkpoints.save(file, collect)
 
     def configure(self, replica: Replica, config: Mapping[str, str]) -> None:
-        replica.log.config = LogConfig.from_topic_config(config)
+        replica.log.configure(LogConfig.from_topic_config(config))
 
 
 SWEEP_NS = 600_000_000_000

@@ -43,7 +43,7 @@ def test_every_file_of_a_log_directory_is_printed(disk: Path) -> None:
     assert told["log-start-offset-checkpoint"] == ["topic: syslog partition: 3 offset: 1"]
     assert told["leader-epoch-checkpoint"] == ["leaderEpoch: 2 startOffset: 0"]
     assert told["partition.metadata"] == ["version: 0", f"topic_id: {TOPIC_ID}"]
-    assert told[".kafka_cleanshutdown"] == ['{"version": 0, "brokerEpoch": -1}']
+    assert told[".kafka_cleanshutdown"] == ['{"version": 0, "brokerEpoch": -1, "segments": "2ab4b802"}']
     assert "cluster.id=cluster" in told["meta.properties"]
     assert told["00000000000000000003.snapshot"] == [
         f"producerId: 7 producerEpoch: 0 coordinatorEpoch: -1 currentTxnFirstOffset: None lastTimestamp: {NOW_MS} "

@@ -85,7 +85,7 @@ def test_a_directory_in_use_says_by_whom(tmp_path: Path) -> None:
 def test_a_clean_stop_is_seen_once(tmp_path: Path) -> None:
     directory = opened(tmp_path)
     close_clean(directory, recovery_points={NAME: 5}, high_watermarks={NAME: 4}, log_start_offsets={NAME: 1})
-    assert (tmp_path / ".kafka_cleanshutdown").read_text() == '{"version":0,"brokerEpoch":-1}'
+    assert (tmp_path / ".kafka_cleanshutdown").read_text() == '{"version":0,"brokerEpoch":-1,"segments":"2ab4b802"}'
     assert (tmp_path / "recovery-point-offset-checkpoint").read_text() == "0\n1\nsyslog 3 5\n"
     again = opened(tmp_path)
     assert again.was_clean

@@ -12,6 +12,7 @@ from appliance.base.layout import BoxLayout
 from appliance.base.model import Offset
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.records.builder import BatchBuilder
+from appliance.shm.mapping import list_names, unlink
 from appliance.storage.segment_scan import SegmentScan
 from tests.support.real_log_writer import BROKER_ID, DISK, TOPIC_ID, RealLogWriter
 
@@ -66,6 +67,15 @@ def _written_and_stopped(layout: BoxLayout, path: Path) -> Path:
     return path / "d0" / "t-0" / SEGMENT
 
 
+def _batches(directory: Path) -> list[tuple[int, int, int]]:
+    """(first offset, last offset, records) of each batch of a log."""
+    found = []
+    for segment in sorted(directory.glob("*.log")):
+        with open(segment, "rb") as file:
+            found += [(header.base_offset, header.last_offset, header.records_count) for _, header in SegmentScan(file.fileno(), 0, segment.stat().st_size)]
+    return found
+
+
 def _cut(segment: Path) -> None:
     os.truncate(segment, segment.stat().st_size * 7 // 10 + 1)
 
@@ -102,9 +112,7 @@ def test_offsets_of_a_log_that_was_changed_during_a_stop_are_not_given_again(
     assert _command(writer, DescriptorKind.BECOME_LEADER, 1) == 0
     _produce(writer, 1)
     writer.stop()
-    with open(segment, "rb") as file:
-        headers = [header for _, header in SegmentScan(file.fileno(), 0, segment.stat().st_size)]
-    assert [(header.base_offset, header.last_offset, header.records_count) for header in headers[kept:]] == [(kept, RECORDS - 1, 0), (RECORDS, RECORDS, 1)]
+    assert _batches(segment.parent)[kept:] == [(kept, RECORDS - 1, 0), (RECORDS, RECORDS, 1)]
     copies = list(segment.parent.glob("*.damaged"))
     assert bool(copies) is leaves_copy
     assert all(whole.startswith(copy.read_bytes().rstrip(b"\0")) for copy in copies), "what was there when the box started"
@@ -119,7 +127,7 @@ def test_a_changed_log_that_follows_fetches_what_it_lacks(layout: BoxLayout, tmp
     writer = _started(layout, tmp_path, 2)
     assert _command(writer, DescriptorKind.BECOME_FOLLOWER, 1, leader=2, replicas=[2, BROKER_ID]) == 0
     replica = writer.agent.partitions.find(TOPIC_ID, 0)
-    assert replica is not None and replica.log.log_end_offset == 7 and replica.log.lost_until == Offset(0)
+    assert replica is not None and replica.log.log_end_offset == 7 and not replica.log.damage.ranges
     writer.stop()
 
 
@@ -146,5 +154,141 @@ def test_what_a_log_lacks_is_known_until_it_leads_or_follows(layout: BoxLayout, 
     assert f"lacks {RECORDS - 7} offsets" in third.said and third.agent.describe()["needs_epoch_bump"]
     assert _command(third, DescriptorKind.BECOME_LEADER, 2) == 0
     replica = third.agent.partitions.find(TOPIC_ID, 0)
-    assert replica is not None and replica.log.log_end_offset == RECORDS and not (segment.parent / "lost-offsets").exists()
+    assert replica is not None and replica.log.log_end_offset == RECORDS and not replica.log.damage.open
     third.stop()
+
+
+SMALL = {"segment.bytes": "250"}
+"""Three batches of one record in each segment: 0, 3, 6 and 9 are base offsets."""
+
+
+def _segments_written(layout: BoxLayout, path: Path, ends_cleanly: bool, config: dict[str, str] = SMALL) -> Path:
+    """A log of four segments, all of it flushed."""
+    writer = _started(layout, path, 1)
+    assert _command(writer, DescriptorKind.CREATE, 0, config=config) == 0
+    assert _command(writer, DescriptorKind.BECOME_LEADER, 0, config=config) == 0
+    _produce(writer, RECORDS)
+    _end(writer, ends_cleanly)
+    directory = path / "d0" / "t-0"
+    assert sorted(each.name for each in directory.glob("*.log")) == [f"{base:020d}.log" for base in (0, 3, 6, 9)]
+    return directory
+
+
+def _end(writer: RealLogWriter, ends_cleanly: bool) -> None:
+    """Stop it, or flush its logs and cut the power: the tables of the box go with the machine."""
+    if ends_cleanly:
+        writer.stop()
+        return
+    writer.agent.flush_rounds.start_round(writer.clock.monotonic_ns())
+    writer.seconds(3)
+    writer.agent.partitions.save_checkpoints()
+    writer.die()
+    for name in list_names(writer.layout.shared_memory_prefix + "table"):
+        unlink(name)
+
+
+def _first(directory: Path) -> Path:
+    return directory / f"{0:020d}.log"
+
+
+def _middle(directory: Path) -> Path:
+    return directory / f"{3:020d}.log"
+
+
+def _unlink(segment: Path) -> None:
+    segment.unlink()
+
+
+def _zero_all(segment: Path) -> None:
+    segment.write_bytes(bytes(segment.stat().st_size))
+
+
+@pytest.mark.parametrize("ends_cleanly", [True, False])
+@pytest.mark.parametrize(
+    ("harm", "lost_from", "leaves_copy"), [(_cut, 5, True), (_zero, 5, True), (_zero_all, 3, True), (_empty, 3, False), (_unlink, 3, False)]
+)
+def test_a_hole_in_the_middle_of_a_log_is_reported_and_filled_without_records(
+    layout: BoxLayout, tmp_path: Path, harm: Callable[[Path], None], lost_from: int, leaves_copy: bool, ends_cleanly: bool
+) -> None:
+    directory = _segments_written(layout, tmp_path, ends_cleanly)
+    whole = _middle(directory).read_bytes()
+    harm(_middle(directory))
+    writer = _started(layout, tmp_path, 2)
+    assert f"log t-0 of {tmp_path}/d0 lacks {6 - lost_from} offsets between its segments, {lost_from} to 5" in writer.said
+    assert writer.counters.gauge("log_writer.lost_offsets").value == 6 - lost_from
+    assert writer.agent.describe()["needs_epoch_bump"], "in-sync replicas on other boxes lead first"
+    assert _command(writer, DescriptorKind.BECOME_LEADER, 1, config=SMALL) == 0
+    _produce(writer, 1)
+    writer.stop()
+    each = [(offset, offset, 1) for offset in range(RECORDS + 1)]
+    assert _batches(directory) == [*each[:lost_from], (lost_from, 5, 0), *each[6:]]
+    copies = list(directory.glob("*.damaged"))
+    assert bool(copies) is leaves_copy and all(len(copy.read_bytes()) <= len(whole) for copy in copies)
+    third = _started(layout, tmp_path, 3)
+    assert "lacks" not in third.said, "the hole is on record"
+    assert (directory / "lost-offsets").read_text() == f"{lost_from} 6 settled\n"
+    third.stop()
+
+
+@pytest.mark.parametrize("ends_cleanly", [True, False])
+@pytest.mark.parametrize("harm", [_zero_all, _empty, _unlink])
+def test_a_log_without_its_first_segment_begins_later_and_says_so(layout: BoxLayout, tmp_path: Path, harm: Callable[[Path], None], ends_cleanly: bool) -> None:
+    directory = _segments_written(layout, tmp_path, ends_cleanly)
+    harm(_first(directory))
+    writer = _started(layout, tmp_path, 2)
+    assert f"log t-0 of {tmp_path}/d0 lacks 3 offsets at its start, 0 to 2" in writer.said
+    assert _command(writer, DescriptorKind.BECOME_LEADER, 1, config=SMALL) == 0
+    replica = writer.agent.partitions.find(TOPIC_ID, 0)
+    assert replica is not None and replica.log.log_start_offset == 3
+    _produce(writer, 1)
+    writer.stop()
+    assert _batches(directory) == [(offset, offset, 1) for offset in range(3, RECORDS + 1)]
+    third = _started(layout, tmp_path, 3)
+    assert "lacks" not in third.said
+    third.stop()
+
+
+@pytest.mark.parametrize(("find", "begins_at"), [(_first, 0), (_middle, 3)])
+@pytest.mark.parametrize("ends_cleanly", [True, False])
+def test_a_follower_is_cut_where_its_damage_begins(layout: BoxLayout, tmp_path: Path, find: Callable[[Path], Path], begins_at: int, ends_cleanly: bool) -> None:
+    directory = _segments_written(layout, tmp_path, ends_cleanly)
+    find(directory).unlink()
+    writer = _started(layout, tmp_path, 2)
+    assert _command(writer, DescriptorKind.BECOME_FOLLOWER, 1, leader=2, replicas=[2, BROKER_ID], config=SMALL) == 0
+    replica = writer.agent.partitions.find(TOPIC_ID, 0)
+    assert replica is not None and replica.log.log_end_offset == begins_at and replica.log.log_start_offset == 0
+    assert not replica.log.damage.ranges and replica.high_watermark <= begins_at
+    writer.stop()
+
+
+@pytest.mark.parametrize("ends_cleanly", [True, False])
+def test_of_a_compacted_log_a_missing_segment_is_damage_and_a_gap_of_compaction_is_none(layout: BoxLayout, tmp_path: Path, ends_cleanly: bool) -> None:
+    config = {**SMALL, "cleanup.policy": "compact"}
+    directory = _segments_written(layout, tmp_path, True, config)
+    second = _started(layout, tmp_path, 2)
+    assert _command(second, DescriptorKind.BECOME_LEADER, 0, config=config) == 0
+    replica = second.agent.partitions.find(TOPIC_ID, 0)
+    assert replica is not None
+    replica.log.begin_segment(Offset(20))  # as compaction leaves gaps between segments
+    _produce(second, 1)
+    replica.log.roll()
+    _produce(second, 1)
+    _end(second, ends_cleanly)
+    third = _started(layout, tmp_path, 3)
+    assert "lacks" not in third.said
+    third.stop()
+    _middle(directory).unlink()
+    fourth = _started(layout, tmp_path, 4)
+    assert "lacks 3 offsets between its segments, 3 to 5" in fourth.said
+    fourth.stop()
+
+
+def test_what_kafka_did_to_a_log_between_two_starts_is_no_damage(layout: BoxLayout, tmp_path: Path) -> None:
+    directory = _segments_written(layout, tmp_path, True)
+    for path in directory.glob(f"{0:020d}.*"):
+        path.unlink()
+    (tmp_path / "d0" / ".kafka_cleanshutdown").write_bytes(b'{"version":0,"brokerEpoch":-1}')
+    (tmp_path / "d0" / "log-start-offset-checkpoint").write_bytes(b"0\n0\n")
+    writer = _started(layout, tmp_path, 2)
+    assert "lacks" not in writer.said
+    writer.stop()
