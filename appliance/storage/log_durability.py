@@ -7,6 +7,15 @@ batches is durable too: indexes, leader epochs, producer snapshots, transaction 
 part knows its own unsynced files; a round takes all of them, and returns them if it could not begin
 to sync. The two ends move forward after a sync, and back when the log is truncated. Weak spot: one
 round at a time; the later one of two would miss the files that the earlier one took.
+
+Flush rounds:
+
+* Steps: descriptors duplicated, directory opened if a name in it changed → fdatasync of logs and
+  indexes → fsync of epoch checkpoint and snapshots → fsync of the directory → recovery point in
+  memory → checkpoint file. A crash leaves an older recovery point, so more to scan.
+* For topics that acknowledge after a flush only `.log` files are synced
+  (`services/log_writer/background/batch_flushes.py`). A crash leaves indexes, epochs and snapshots
+  older than the batches; open scans from the recovery point.
 """
 
 from __future__ import annotations

@@ -11,6 +11,14 @@ So a reader that opens a log and then its indexes never pairs an old one with a 
 At load (`finish_swaps`) Kafka's rules: `.swap` beside a `.cleaned` of the same or a lower offset is dropped; else plain segments within its range of
 offsets go and it becomes plain. Kafka itself finishes what we left, and we what it left. Weak spot: between 3 and 4 a reader that lists the directory
 has to look again.
+
+* The run writes and syncs `.cleaned` files, which open removes after a crash: keys of dirty
+  segments mapped → for each group of segments log, indexes, `.txnindex` → file time of the last
+  source. The swap: `services/log_writer/background/cleaning_rounds.py`, renames in
+  `segment_swap.py`.
+* Crash in the swap: some `.cleaned` left: nothing happened. All `.swap`: the new segment, beside
+  old ones. Open finishes it by Kafka's rules; old segments behind that range are a suffix of the
+  old ones, so nothing older than a deletion returns.
 """
 
 from __future__ import annotations

@@ -15,6 +15,15 @@ DeleteRecords takes the same way and is answered after step 2. On a full disk, w
 written, whole segments are removed without step 2: the first segment that stays then shows where the log
 starts. Weak spots: two log directories on one disk each delete for the same reserve; a hung disk keeps
 the thread, and nothing is deleted then.
+
+* If all segments are removed, roll first. The producer snapshot at the base of the first remaining segment is durable
+  before anything else. Until the checkpoint is written, the removed segments are still flushed with
+  the log, because a torn one would end it.
+* Crash before the checkpoint: killed: the row has the new start; power cut: the old start and every
+  record. After it: segments below the start, indexes without a log, `.deleted` files.
+* Repair: open removes segments wholly below the log start offset before it scans anything, but not
+  before the snapshot at the new first base is durable. A log that ends below its log start offset
+  restarts there, with a snapshot of its producers.
 """
 
 from __future__ import annotations
