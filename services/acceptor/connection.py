@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 
 from appliance.protocol.apis import ApiKey
 from appliance.security.principals import UNAUTHENTICATED, Principal, RequestOrigin
-from services.acceptor.fetch.record_ranges import ArenaRange, FileRange
+from services.acceptor.fetch.record_ranges import SEND_BYTES_A_TURN, ArenaRange, FileRange
 from services.acceptor.listening_socket import ListeningSocket
 from services.acceptor.produce.refused_sequences import RefusedSequences
 from services.acceptor.transport import NOT_RESIDENT, WOULD_BLOCK, ClientTransport
@@ -25,8 +25,6 @@ REQUESTS_AHEAD_MAX = 16
 """Requests of one connection under way at once."""
 REQUEST_BYTES_AHEAD_MAX = 4 << 20
 """Bytes of one connection under way at once: in a log-writer's queue they delay other clients."""
-SEND_BYTES_A_TURN = 256 << 10
-"""Sent to one connection in a turn. Two MiB would delay all other clients by 2 ms."""
 ARENA_HOLD_NS = 1_000_000_000
 """How long a client may take to read what is in a log-reader's memory."""
 

@@ -26,14 +26,12 @@ import os
 
 from appliance.base.model import Position
 from appliance.storage.page_cache import Cachestat, FileMap, has_cachestat, pages_of
-from services.acceptor.fetch.record_ranges import FileRange, OpenSegment, Residency
+from services.acceptor.fetch.record_ranges import SEND_BYTES_A_TURN, FileRange, OpenSegment, Residency
 from services.acceptor.transport import NOT_RESIDENT, ClientTransport
 
 AUTO, CACHESTAT, MINCORE = "auto", "cachestat", "mincore"
 CHECK_BYTES = 1 << 20
 """What is looked at before a response is built: what lies behind is looked at when its turn to be sent comes."""
-_STEP_BYTES = 256 << 10
-"""Sent at a time."""
 
 
 class CachestatResidency:
@@ -41,7 +39,7 @@ class CachestatResidency:
 
     def __init__(self) -> None:
         self._cachestat = Cachestat()
-        self._copy = memoryview(bytearray(_STEP_BYTES))
+        self._copy = memoryview(bytearray(SEND_BYTES_A_TURN))
 
     def is_resident(self, file: OpenSegment, position: Position, size_bytes: int) -> bool:
         """Asked twice before it is no: of pages that are written to the disk meanwhile the kernel misses one now and then (seen on Linux 6.18: one answer in
@@ -51,8 +49,8 @@ class CachestatResidency:
 
     def send(self, transport: ClientTransport, piece: FileRange, more: bool) -> int:
         file, position, size_bytes, is_checked = piece
-        if size_bytes > _STEP_BYTES:
-            size_bytes, more = _STEP_BYTES, True
+        if size_bytes > SEND_BYTES_A_TURN:
+            size_bytes, more = SEND_BYTES_A_TURN, True
         if not is_checked and not self.is_resident(file, position, size_bytes):
             return NOT_RESIDENT
         copy = self._copy[:size_bytes]
@@ -77,7 +75,7 @@ class MincoreResidency:
 
     def send(self, transport: ClientTransport, piece: FileRange, more: bool) -> int:
         file, position, size_bytes, is_checked = piece
-        size_bytes = min(size_bytes, _STEP_BYTES)
+        size_bytes = min(size_bytes, SEND_BYTES_A_TURN)
         if not is_checked and not self.is_resident(file, position, size_bytes):
             return NOT_RESIDENT
         return transport.send_file(file.descriptor, position, size_bytes)

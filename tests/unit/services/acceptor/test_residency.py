@@ -12,8 +12,8 @@ import pytest
 
 from appliance.ipc.log_reader_proxy import ArenaPart
 from appliance.storage.page_cache import has_cachestat
-from services.acceptor.connection import ARENA_HOLD_NS, SEND_BYTES_A_TURN, Connection
-from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, OpenSegment, Residency, SegmentOrigin
+from services.acceptor.connection import ARENA_HOLD_NS, Connection
+from services.acceptor.fetch.record_ranges import SEND_BYTES_A_TURN, ArenaRange, FileRange, OpenSegment, Residency, SegmentOrigin
 from services.acceptor.fetch.residency import CachestatResidency, MincoreResidency, choose_residency
 from services.acceptor.transport import NOT_RESIDENT, PlainTransport
 from tests.support.cold_segments import make_cold, resident_bytes
