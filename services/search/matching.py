@@ -18,7 +18,7 @@ from services.search.query import ANY_FIELD, And, Compare, Equals, Node, Not, Or
 
 BETWEEN_TEXTS = "\x00"
 """Separates the texts of a record; no query contains it."""
-_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+OPERATORS: dict[str, Callable[[Any, Any], bool]] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _DEPTH_MAX = 100
 
 
@@ -43,9 +43,14 @@ class Document:
             self._texts = [self.raw.decode("utf-8", "replace")] if self.fields is None else list(texts_of(self.fields))
         return self._texts
 
+    def joined(self) -> str:
+        """Return all texts in one."""
+        return BETWEEN_TEXTS.join(self.texts())
+
     def folded(self) -> str:
+        """Return all texts in one, in lower case."""
         if self._folded is None:
-            self._folded = fold(BETWEEN_TEXTS.join(self.texts()))
+            self._folded = fold(self.joined())
         return self._folded
 
     def field(self, name: str) -> Any:
@@ -94,8 +99,10 @@ def compile_node(node: Node) -> Predicate:
             return _text(node)
         case Regex(field, pattern):
             search = compile_regex(pattern).search
-            if field == ANY_FIELD:
+            if field == ANY_FIELD and re.search(r"[$^]|\\[AzB]", pattern):
                 return lambda document: any(search(text) for text in document.texts())
+            if field == ANY_FIELD:  # without a match over all texts there is none in one
+                return lambda document: search(document.joined()) is not None and any(search(text) for text in document.texts())
             return lambda document: any(search(text) for text in texts_of(document.field(field)))
         case Equals():
             return _equals(node)
@@ -140,7 +147,7 @@ def _equals(node: Equals) -> Predicate:
 
 
 def _compare(node: Compare) -> Predicate:
-    field, value, is_so = node.field, node.value, _OPERATORS[node.operator]
+    field, value, is_so = node.field, node.value, OPERATORS[node.operator]
 
     def compares(content: Any) -> bool:
         if isinstance(content, list):

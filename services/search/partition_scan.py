@@ -39,7 +39,7 @@ from appliance.records.compression import Codec, CorruptBatch, decompress, opene
 from appliance.records.record import decode_varint
 from appliance.storage.reading import LogReading
 from services.search.matching import Document, Predicate
-from services.search.prefilter import Prefilter
+from services.search.prefilter import Literals, Prefilter
 
 WINDOW_BYTES = 8 << 20
 LATE_MS = 3_600_000
@@ -58,7 +58,7 @@ class Wanted(NamedTuple):
     """What every partition is searched for. Times in ms; `since_ms` <= time < `until_ms`."""
 
     predicate: Predicate
-    literals: tuple[bytes, ...] | None
+    literals: Literals | None
     since_ms: int
     until_ms: int
 

@@ -4,8 +4,8 @@ parsed.
 Pure but for memmem of the C library, which searches several GB/s and releases the interpreter's
 lock. Case is folded by setting the bit 0x20 in each byte of literal and data: no match is missed, a
 few wrong ones are sorted out later. Literals contain only characters that no JSON encoder in use
-escapes. Weak: a text whose encoder escapes ordinary letters (\\u0061) or puts a line break between
-a name and its number is not found; each literal of an alternative costs one more pass.
+escapes. Weak: a text whose encoder escapes ordinary letters (\\u0061) is not found; each literal of
+an alternative costs one more pass; regular expressions are read by a private module of `re`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable
+from re import _constants, _parser  # type: ignore[attr-defined]
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from services.search.matching import OPERATORS
 from services.search.query import And, Compare, Equals, Node, Or, Regex, Text
 
 FOLD_BIT = 0x20
 PIECE_BYTES = 256 << 10
 """Folded at a time: it stays in the cache of a core."""
 LITERALS_MAX = 12
-SEVERITIES = 8
+_NAMES = '{"time":"host":"app":"proc_id":"msg_id":null,"severity":"severity_name":"facility":"facility_name":"structured_data":{},"message":"'
 _SAFE_RUN = re.compile(r"[A-Za-z0-9 _.:,;()\[\]{}@#%*!?|~^$-]+")
 
 _memmem = ctypes.CDLL(None).memmem
@@ -31,15 +34,45 @@ _memmem.restype = ctypes.c_void_p
 _memmem.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
 
 
-def literals_of(node: Node) -> tuple[bytes, ...] | None:
+class SeverityIn(NamedTuple):
+    """A field `severity` that may have one of these digits, or is not one digit alone."""
+
+    digits: frozenset[int]
+
+    @property
+    def weight(self) -> float:
+        """Return the weight beside texts: errors are rare, others are in most records."""
+        return 3.5 if all(digit <= 3 for digit in self.digits) else 0.5
+
+    def positions(self, whole: NDArray[np.uint8], start: int, end: int) -> list[int]:
+        """Return where the name of such a field ends, with end in whole[start:end]."""
+        found = []
+        for first in (start, start + 1):
+            pairs = whole[first : first + (min(end + 1, whole.size) - first) // 2 * 2].view("<u2")
+            found.append(np.flatnonzero(pairs == _END_OF_NAME) * 2 + first)
+        at = np.sort(np.concatenate(found))
+        at = at[at >= 3]
+        at = at[whole[at - 3] == ord("r")]  # severity, not facility
+        colon, digit, behind = (whole[np.minimum(at + distance, whole.size - 1)] for distance in (2, 3, 4))
+        other = ~np.isin(digit, [ord("0") + each for each in self.digits]) & (digit >= ord("0")) & (digit <= ord("9"))
+        is_other = (colon == ord(":")) & other & ((behind == ord(",")) | (behind == ord("}"))) & (at + 4 < whole.size)
+        positions: list[int] = at[~is_other].tolist()
+        return positions
+
+
+Literals = tuple[bytes | SeverityIn, ...]
+_END_OF_NAME = ord("y") | ord('"') << 8
+
+
+def literals_of(node: Node) -> Literals | None:
     """Return folded literals, one of which is in the value of each matching record; None if the
     query names none."""
     match node:
         case And(parts):
-            found = [literals for part in parts if (literals := literals_of(part)) is not None]
-            return max(found, key=_selectivity) if found else None
+            every = [literals for part in parts if (literals := literals_of(part)) is not None]
+            return max(every, key=_selectivity) if every else None
         case Or(parts):
-            joined: tuple[bytes, ...] = ()
+            joined: Literals = ()
             for part in parts:
                 literals = literals_of(part)
                 if literals is None:
@@ -49,22 +82,24 @@ def literals_of(node: Node) -> tuple[bytes, ...] | None:
         case Text(_, pieces):
             return _of_texts(pieces)
         case Regex(_, pattern):
-            return _of_texts(plain_runs(pattern))
-        case Equals("severity", _, int(number)) if 0 <= number < SEVERITIES:
-            return _severities([number])
+            texts = regex_texts(pattern)
+            found: list[Literals | None] = [_of_texts((text,)) for text in texts or ()]
+            usable = tuple(literal for literals in found if literals is not None for literal in literals)
+            return usable if found and len(usable) == len(found) <= LITERALS_MAX else None
+        case Equals("severity", _, int(number)):
+            return (SeverityIn(frozenset({number})),)
         case Equals(_, pieces) if not _is_number("".join(pieces)) or node.number is not None:
             return _of_texts(pieces)
         case Compare("severity", operator, float(value)):
-            numbers = {"<": lambda each: each < value, "<=": lambda each: each <= value, ">": lambda each: each > value, ">=": lambda each: each >= value}
-            return _severities([each for each in range(SEVERITIES) if numbers[operator](each)])
+            return (SeverityIn(frozenset(number for number in range(10) if OPERATORS[operator](number, value))),)
     return None
 
 
-def _selectivity(literals: tuple[bytes, ...]) -> tuple[int, int]:
-    return min(map(len, literals), default=99), -len(literals)
+def _selectivity(literals: Literals) -> tuple[float, int]:
+    return min((each.weight if isinstance(each, SeverityIn) else _weight(each.decode("latin-1")) for each in literals), default=99), -len(literals)
 
 
-def _of_texts(texts: tuple[str, ...]) -> tuple[bytes, ...] | None:
+def _of_texts(texts: tuple[str, ...]) -> Literals | None:
     runs = [run.strip() or run for text in texts for run in _SAFE_RUN.findall(text)]
     longest = max(runs, key=len, default="")
     return (folded(longest.encode()),) if longest.strip() else None
@@ -78,61 +113,44 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _severities(numbers: list[int]) -> tuple[bytes, ...] | None:
-    """All ways to write them: other numbers than 0 to 7 may match, too, after a sign or a quote."""
-    if len(numbers) > SEVERITIES // 2:
+def regex_texts(pattern: str) -> tuple[str, ...] | None:
+    """Return texts, one of which is in each match of an RE2 expression; None if there are none.
+
+    Python's own parser reads the expression. What it refuses, or reads in another way than RE2, has
+    none.
+    """
+    if "[:" in pattern or "\\Q" in pattern:
         return None
-    name = b'"severity"'
-    return tuple(folded(name + rest) for rest in (*(b":%d" % number for number in numbers), b":-", b": ", b':"', b":[", b" "))
+    try:
+        return _texts_of_sequence(_parser.parse(pattern))
+    except (re.error, OverflowError, RecursionError):
+        return None
 
 
-def plain_runs(pattern: str) -> tuple[str, ...]:
-    """Return texts that each match of an expression contains, as far as a simple reader sees."""
-    if "|" in pattern or "\\Q" in pattern:
-        return ()
-    runs = [""]
-    depth, at = 0, 0
-    while at < len(pattern):
-        character = pattern[at]
-        at += 1
-        if character == "\\":
-            character = pattern[at : at + 1]
-            at += 1
-            if character.isalnum() or depth:
-                runs.append("")
-                if character in "pPx":
-                    return ()
-                continue
-        elif character == "[":
-            at = _class_end(pattern, at)
-            runs.append("")
+def _texts_of_sequence(sequence: Any) -> tuple[str, ...] | None:
+    found: list[tuple[str, ...]] = []
+    run = ""
+    for operation, argument in sequence:
+        if operation is _constants.LITERAL:
+            run += chr(argument)
             continue
-        elif character in "()":
-            depth += 1 if character == "(" else -1
-            runs.append("")
-            continue
-        elif character in "?*{+":
-            if character != "+":
-                runs[-1] = runs[-1][:-1]
-            if character == "{":
-                at = pattern.find("}", at) + 1 or len(pattern)
-            runs.append("")
-            continue
-        elif character in ".^$" or depth:
-            runs.append("")
-            continue
-        runs[-1] += character
-    return tuple(filter(None, runs))
+        found, run = [*found, (run,)], ""
+        inner = None
+        if operation is _constants.SUBPATTERN:
+            inner = _texts_of_sequence(argument[-1])
+        elif operation in (_constants.MAX_REPEAT, _constants.MIN_REPEAT) and argument[0] > 0:
+            inner = _texts_of_sequence(argument[-1])
+        elif operation is _constants.BRANCH:
+            branches = [_texts_of_sequence(branch) for branch in argument[1]]
+            inner = None if None in branches else tuple(text for branch in branches for text in branch or ())
+        found += [inner] if inner is not None else []
+    usable = [texts for texts in [*found, (run,)] if all(_SAFE_RUN.search(text) for text in texts)]
+    return max(usable, key=lambda texts: min(_weight(text) for text in texts), default=None)
 
 
-def _class_end(pattern: str, at: int) -> int:
-    at += pattern[at : at + 1] == "^"
-    at += 1  # a first ] belongs to the class
-    while at < len(pattern) and pattern[at] != "]":
-        if pattern[at] == "[" and pattern[at + 1 : at + 2] == ":":
-            at = max(pattern.find(":]", at), at) + 1
-        at += 2 if pattern[at] == "\\" else 1
-    return at + 1
+def _weight(text: str) -> int:
+    """Return how rare a text probably is: 0 for one that the names of fields contain."""
+    return 0 if text.strip().lower() in _NAMES else len(text)
 
 
 def folded(literal: bytes) -> bytes:
@@ -142,10 +160,11 @@ def folded(literal: bytes) -> bytes:
 class Prefilter:
     """Finds the literals of a query in memory. Owned by one thread."""
 
-    def __init__(self, literals: tuple[bytes, ...]) -> None:
+    def __init__(self, literals: Literals) -> None:
         """Without literals nothing is found: no record can match."""
-        self._literals = literals
-        self._overlap = max(map(len, literals), default=1) - 1
+        self._literals = [literal for literal in literals if isinstance(literal, bytes)]
+        self._severities = [literal for literal in literals if isinstance(literal, SeverityIn)]
+        self._overlap = max(map(len, self._literals), default=1) - 1
         self._scratch: NDArray[np.uint8] = np.empty(PIECE_BYTES + self._overlap, np.uint8)
 
     def scan(self, data: memoryview, start: int, end: int, on_hit: Callable[[int], int]) -> None:
@@ -154,6 +173,13 @@ class Prefilter:
         whole = np.frombuffer(data, np.uint8)[:end]
         address = self._scratch.ctypes.data
         for piece_start in range(start, end, PIECE_BYTES):
+            for severity in self._severities:
+                passed = 0
+                for position in severity.positions(whole, piece_start, min(piece_start + PIECE_BYTES, end)):
+                    if position >= passed:
+                        passed = on_hit(position)
+            if not self._literals:
+                continue
             piece = whole[piece_start : piece_start + PIECE_BYTES + self._overlap]
             np.bitwise_or(piece, FOLD_BIT, out=self._scratch[: piece.size])
             for literal in self._literals:

@@ -137,6 +137,36 @@ def test_the_record_does_not_fulfil(query: str) -> None:
     assert not fulfils(query)
 
 
+@pytest.mark.parametrize(
+    ("query", "literals"),
+    [
+        ("timeout", [b"timeout"]),
+        ('host=web7 "connection refused"', [b"connection refused"]),
+        ("/tim(e|ed)[- ]?out/", [b"out"]),
+        ("/(?i)(Refused|reset by peer)/", [b"refused", b"reset by peer"]),
+        (r"/took \d{4,} ms/", [b"took"]),
+        ("/x?[0-9]*/", None),
+        ("/[[:alpha:]]+error/", None),
+        ("-debug", None),
+        ("debug or -info", None),
+    ],
+)
+def test_the_prefilter_takes_the_rarest_texts_of_a_query(query: str, literals: list[bytes] | None) -> None:
+    found = literals_of(parse_query(query))
+    assert (found if found is None else [*found]) == literals
+
+
+@pytest.mark.parametrize(
+    "form", ['"severity":%d,', '"severity": %d}', '"severity":"%d"', '"severity" :%d,', '"severity":%d.0', '"severity":[%d]', '"severity":1%d,']
+)
+def test_the_prefilter_of_severities_knows_all_ways_to_write_them(form: str) -> None:
+    raw = ("{" + form % 3 + "}").replace("}}", "}").replace(",}", ',"facility":7}').encode()
+    for padding in range(4):
+        assert may_match(parse_query("severity<=3"), b" " * padding + raw)
+    assert not may_match(parse_query("severity<=3"), b'{"severity":6,"facility":3,"severity_name":"info"}')
+    assert not may_match(parse_query("severity=3"), b'{"severity":6}')
+
+
 def test_a_value_that_is_no_object_is_one_text() -> None:
     assert fulfils("disk -host=*", b"disk d3 is warm")
     assert fulfils("warm", b'["warm"]') and fulfils("warm", b"\xff warm \xff")
