@@ -384,7 +384,12 @@ class LogLoader:
     def _load_epochs(self, next_offset: Offset, recovered: RecoveredSegment) -> LeaderEpochCache:
         cache = LeaderEpochCache(self._directory)
         found = self._scanned_epochs or recovered.leader_epochs
-        if not cache.load():
+        is_readable = cache.load()
+        # The last batch carries the largest epoch that began below the log end. A checkpoint that names a larger one is damaged:
+        # believed, it would keep the partition without a leader until the controller's epochs have grown beyond it.
+        largest = max((entry.leader_epoch for entry in cache.entries if entry.start_offset < next_offset), default=NO_LEADER_EPOCH)
+        if not is_readable or (found and largest > found[-1][0]):
+            cache = LeaderEpochCache(self._directory)
             found = self._epochs_of_all_batches()
         latest = cache.latest
         starts: list[tuple[LeaderEpoch, Offset]] = []

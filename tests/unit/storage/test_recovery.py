@@ -250,6 +250,18 @@ def test_a_sealed_segment_that_lost_its_index_gets_a_new_one(tmp_path: Path) -> 
     assert stored_bytes(tmp_path) == files
 
 
+@pytest.mark.parametrize("content", [b"0\n1\n500 0\n", b"0\n3\n1 0\n2 10\n2147483647 15\n"])
+@pytest.mark.parametrize("config", [SMALL, ONE_SEGMENT])
+def test_leader_epochs_that_no_batch_has_are_not_believed(tmp_path: Path, config: LogConfig, content: bytes) -> None:
+    """Such a partition refused to lead until the controller's epochs had grown beyond them."""
+    filled(tmp_path, config).close()
+    (tmp_path / "leader-epoch-checkpoint").write_bytes(content)
+    log = open_log(tmp_path, config)
+    assert log.leader_epochs.entries == ((1, 0), (2, 10))
+    log.close()
+    assert open_log(tmp_path, config).leader_epochs.entries == ((1, 0), (2, 10))
+
+
 def test_leftovers_are_swept_and_unknown_files_stay(tmp_path: Path) -> None:
     filled(tmp_path).close()
     left = ["00000000000000000007.index", "00000000000000000000.log.deleted", "00000000000000000000.log.cleaned", "leader-epoch-checkpoint.tmp"]
