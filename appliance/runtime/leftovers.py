@@ -16,11 +16,13 @@ from appliance.base.box_registry import forget_box
 from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
 from appliance.base.trusted_files import open_directory
-from appliance.runtime.directories import boxes_of_state, is_supervisor, known_boxes, running_supervisor
+from appliance.runtime.directories import boxes_of_state, known_boxes, running_supervisor
 from appliance.shm.counters import list_counters, pid_in_counters, unlink_all
 from appliance.shm.mapping import list_names, unlink
 
 DYING_MS_MAX = 5_000
+
+SUPERVISOR_COMM = "millrace"
 
 PURPOSES_OF_OWNERS = frozenset({"table", "channel", "counters"})
 """Purposes of objects that the next incarnation of their owner reads before it removes them."""
@@ -47,12 +49,16 @@ def living_pid(layout: BoxLayout, process_name: str) -> int:
     """Return the pid of this process if it runs, otherwise 0. A reused pid has another process
     name."""
     pid = pid_in_counters(layout, process_name)
+    return pid if _comm(pid) in (process_name[:15], "java") and not _is_zombie(pid) else 0
+
+
+def _comm(pid: int) -> str:
+    """Return the name of the process; '' if there is none."""
     try:
         with open(f"/proc/{pid}/comm") as file:
-            comm = file.read().rstrip("\n")
+            return file.read().rstrip("\n")
     except OSError:
-        return 0
-    return pid if comm in (process_name[:15], "java") and not _is_zombie(pid) else 0
+        return ""
 
 
 def _is_zombie(pid: int) -> bool:
@@ -86,12 +92,29 @@ def clear_vanished_boxes() -> list[str]:
     for layout in known_boxes():
         try:
             box = layout.read_box()
-            gone = not os.path.lexists(box["state_directory"]) and not is_supervisor(int(box["pid"]), layout)
+            vanished = _is_missing(box["state_directory"]) and not _is_running(int(box["pid"]), layout)
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        if gone and clear_box(layout):
+        if vanished and clear_box(layout):
             cleared.append(layout.box)
     return cleared
+
+
+def _is_missing(path: str) -> bool:
+    """Return whether nothing has this path. An error of the disk does not mean that."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _is_running(supervisor_pid: int, layout: BoxLayout) -> bool:
+    """Return whether a process of the box runs. Its state lock cannot show that while the state
+    directory is away, for example unmounted."""
+    return bool(living_processes(layout)) or (_comm(supervisor_pid) == SUPERVISOR_COMM and not _is_zombie(supervisor_pid))
 
 
 def clear_box(layout: BoxLayout) -> bool:

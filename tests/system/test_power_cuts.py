@@ -34,7 +34,6 @@ def disk(tmp_path: Path) -> Iterator[LoopDisk]:
         yield make_one("disk", mib=128)
 
 
-@pytest.mark.alone  # a box of another test that starts while the state directories are unmounted clears these boxes as vanished
 @pytest.mark.parametrize("moment", ["after ready", "before a sync"])
 def test_a_power_cut_during_a_clusters_first_seconds_leaves_a_cluster_that_starts(tmp_path: Path, disk: LoopDisk, moment: str) -> None:
     """What a member of ZooKeeper's ensemble writes when it starts it does not sync; the kernel does so after half a minute."""

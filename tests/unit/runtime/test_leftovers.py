@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from appliance.runtime import leftovers
 from appliance.runtime.leftovers import clear_box, clear_previous_life, clear_vanished_boxes, living_processes
 from appliance.shm.counters import Counters
 from appliance.shm.mapping import SharedObject, list_names
+from lab.running_box import eventually
 from lab.scratch_layout import scratch_layout
 
 
@@ -57,6 +60,29 @@ def test_only_dead_boxes_without_a_state_directory_are_cleared_by_others(layout:
     state.rmdir()
     assert clear_vanished_boxes() == [layout.box]
     assert list_names(layout.shared_memory_prefix) == []
+
+
+def test_a_running_box_whose_state_directory_is_away_has_not_vanished(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its disk may be unmounted for a moment."""
+    monkeypatch.setattr(leftovers, "known_boxes", lambda: [layout])
+    (tmp_path / "millrace").symlink_to("/bin/sleep")  # the name of a process is that of its file
+    with subprocess.Popen([tmp_path / "millrace", "60"]) as supervisor, ExitStack() as ending:
+        ending.callback(supervisor.kill)
+        eventually(lambda: Path(f"/proc/{supervisor.pid}/comm").read_text() == "millrace\n", "the supervisor has its name")
+        Path(layout.box_file).write_text(json.dumps({"state_directory": str(tmp_path / "away"), "pid": supervisor.pid, "disks": []}))
+        assert clear_vanished_boxes() == []
+        Counters.create_or_adopt(layout, Path("/proc/self/comm").read_text().strip(), 1).close()
+        supervisor.kill()
+        supervisor.wait()
+        assert clear_vanished_boxes() == [], "a child of the supervisor still runs"
+    assert os.path.exists(layout.box_file)
+
+
+def test_a_state_directory_that_cannot_be_read_has_not_vanished(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "known_boxes", lambda: [layout])
+    (tmp_path / "failing").symlink_to("failing")  # ELOOP, as EIO of a failing disk
+    Path(layout.box_file).write_text(json.dumps({"state_directory": str(tmp_path / "failing" / "state"), "pid": 2**22 + 1, "disks": []}))
+    assert clear_vanished_boxes() == [] and os.path.exists(layout.box_file)
 
 
 def test_a_process_is_living_only_under_its_own_name(layout: BoxLayout) -> None:
