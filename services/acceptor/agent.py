@@ -102,7 +102,8 @@ class AcceptorAgent:
         )
         forwarded = ForwardedHandler(self._controller, mark_dirty)
         handlers: dict[int, Handler] = dict.fromkeys(SERVED_APIS, forwarded)
-        handlers.update(dict.fromkeys(COORDINATED_KEYS, CoordinatedHandler(self._coordinator, self._view, self._controller, mark_dirty)))
+        coordinated = CoordinatedHandler(self._coordinator, self._view, self._controller, mark_dirty, box.integer("offsets.commit.timeout.ms"))
+        handlers.update(dict.fromkeys(COORDINATED_KEYS, coordinated))
         handlers[ApiKey.FETCH] = self._fetch
         handlers[ApiKey.LIST_OFFSETS] = ListOffsetsHandler(self._view, self._readers, self._clock, counters, mark_dirty)
         handlers[ApiKey.OFFSET_FOR_LEADER_EPOCH] = OffsetForLeaderEpochHandler(self._view, self._readers, counters, mark_dirty)

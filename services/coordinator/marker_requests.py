@@ -29,7 +29,7 @@ from services.coordinator.transactions.transaction import Marker
 
 CHANNELS = 4
 MARKERS_A_REQUEST = 2_000
-TIMEOUT_MS = 35_000
+TIMEOUT_MS = 8_000
 """A little more than an acceptor waits for the followers (`services/acceptor/handlers/write_txn_markers.py`)."""
 
 OnWritten = Callable[[ErrorCode], None]

@@ -7,6 +7,8 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -235,3 +237,40 @@ def test_an_idempotent_client_leaves_no_duplicate_when_log_writers_are_killed(sh
     eventually(lambda: all(len(reader.numbers[partition]) == 3_000 for partition in range(2)), "all are read", 20)
     reader.stop()
     assert [len(reader.offsets[partition]) for partition in range(2)] == [3_000, 3_000], "no record came twice"
+
+
+def test_a_coordinator_that_does_not_run_keeps_no_client_waiting(client: RawCoordination, shared_box: RunningBox) -> None:
+    """The watchdog replaces it after 30 s; until then each request is answered with a retriable error."""
+    name = "suspended"
+    member = client.join(name)
+    assert client.sync(name, member) == 0
+    producer = _open_transaction(client, name, b"x")
+    requests = {
+        "Heartbeat": lambda asking: asking.heartbeat(name, member),
+        "OffsetCommit": lambda asking: asking.commit(name, TOPIC, 1, member),
+        "OffsetFetch": lambda asking: asking.committed(name, TOPIC)[0],
+        "TxnOffsetCommit": lambda asking: asking.commit_transactional(name, TOPIC, 1, name, producer),
+        "AddPartitionsToTxn": lambda asking: asking.add_partition(name, producer, TOPIC),
+        "EndTxn": lambda asking: asking.end_transaction(name, producer, True),
+        "InitProducerId": lambda asking: asking.init_producer("another").error_code,
+    }
+    answers: dict[str, tuple[int, float]] = {}
+
+    def ask(what: str) -> None:
+        with closing(RawCoordination(shared_box.kafka)) as asking:
+            began = time.monotonic()
+            answers[what] = requests[what](asking), time.monotonic() - began
+
+    threads = [threading.Thread(target=ask, args=(what,)) for what in requests]
+    pid = shared_box.stop_process("coordinator")
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(25)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert answers.keys() == requests.keys()
+    retriable = {ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
+    assert {what: answer for what, answer in answers.items() if answer[0] not in retriable or answer[1] > 10} == {}
+    eventually(lambda: client.end_transaction(name, producer, True) == 0, "the transaction ends when the coordinator runs again")

@@ -66,21 +66,31 @@ COORDINATED_KEYS = frozenset(
 )
 """As in `forwarded_apis`, which an acceptor imports only when the coordinator is away; a test compares both."""
 UNSENT_TIMEOUT_MS = 5_000
-ANSWER_TIMEOUT_MS = 24 * 3600 * 1000
+WAITS_FOR_MEMBERS = frozenset({ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
+MEMBERS_TIMEOUT_MS = 24 * 3600 * 1000
 """A member may wait long for a rebalance; the coordinator ends that wait, not the acceptor."""
+ANSWER_TIMEOUT_MS = 9_000
+"""For all others: no step of the coordinator takes longer than 5 s. One that does not run (suspended,
+starved) is replaced by the watchdog only after `watchdog.timeout.ms`; until then clients get a
+retriable error, so that they can ask another box if the coordinator has moved there."""
 
 
 class CoordinatedHandler:
     """All requests of one acceptor that go to the coordinator."""
 
-    def __init__(self, coordinator: CoordinatorLink, view: MetadataCache, controller: ControllerLink, on_reply: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, coordinator: CoordinatorLink, view: MetadataCache, controller: ControllerLink, on_reply: Callable[[Connection], None], commit_timeout_ms: int
+    ) -> None:
+        """`commit_timeout_ms`: offsets.commit.timeout.ms, how long the coordinator waits itself."""
         self._coordinator = coordinator
         self._view = view
         self._controller = controller
         self._on_reply = on_reply
+        self._answer_timeout_ms = max(ANSWER_TIMEOUT_MS, commit_timeout_ms + 4_000)
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         reply = connection.expect_reply(header.api_key in RUNS_AHEAD)
+        answer_timeout_ms = MEMBERS_TIMEOUT_MS if header.api_key in WAITS_FOR_MEMBERS else self._answer_timeout_ms
         flexible = SERVED_APIS[header.api_key].is_flexible(header.api_version)
         body = bytes(buffer[header.body_position : limit])
         request = pack_kafka_request(header.api_key, header.api_version, header.client_id, connection.address, body, connection.packed_origin)
@@ -100,7 +110,7 @@ class CoordinatedHandler:
             self._on_reply(connection)
 
         def ask() -> None:
-            self._coordinator.request(KAFKA_REQUEST, request, UNSENT_TIMEOUT_MS, on_response, answer_timeout_ms=ANSWER_TIMEOUT_MS)
+            self._coordinator.request(KAFKA_REQUEST, request, UNSENT_TIMEOUT_MS, on_response, answer_timeout_ms=answer_timeout_ms)
 
         if header.api_key == ApiKey.ADD_OFFSETS_TO_TXN:
             with_state_topic(self._view, self._controller, OFFSETS_TOPIC, ask)

@@ -35,8 +35,9 @@ from services.acceptor.delayed import DelayedRequests
 from services.acceptor.fanned_out_request import FannedOutRequest, RequestPart
 from services.acceptor.leadership import leadership_problem
 
-TIMEOUT_NS = 30_000_000_000
-"""Kafka's request.timeout.ms."""
+TIMEOUT_NS = 5_000_000_000
+"""As long as a coordinator waits for markers on its own box. The answer stands for all partitions of
+a request: a longer wait for the followers of one would hold up the transactions of the others."""
 NOTIFY_MS = 5_000
 """Timeout for the group coordinator's acknowledgement."""
 

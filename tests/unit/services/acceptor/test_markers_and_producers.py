@@ -153,7 +153,7 @@ def test_a_marker_that_takes_too_long_times_out_and_a_late_answer_is_no_second_o
     part = side.offered[0][1]
     if is_written:
         part.on_completion(written(11))
-        side.clock.advance_ms(30_000)
+        side.clock.advance_ms(5_000)
         assert side.delayed.expire(side.clock.monotonic_ns()) == 1
     else:
         part.request.on_too_late()
@@ -185,7 +185,7 @@ def test_markers_leave_no_reference_cycle(side: Side, end: str) -> None:
             side.writer.store_progress(0, 11, 11, 120)
             side.delayed.wake_moved()
         elif end == "too late":
-            side.clock.advance_ms(30_000)
+            side.clock.advance_ms(5_000)
             side.delayed.expire(side.clock.monotonic_ns())
         else:
             connection.closed = True
