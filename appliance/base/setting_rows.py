@@ -233,9 +233,9 @@ _LISTENER_ROWS = (
     ),
     SettingRow(
         "listener.security.protocol.map",
-        "PLAINTEXT:PLAINTEXT",
+        "PLAINTEXT:PLAINTEXT,SSL:SSL",
         "",
-        "security protocol of each listener, as in CLIENTS:PLAINTEXT",
+        "security protocol of each listener, as in CLIENTS:SSL; PLAINTEXT and SSL are served",
         "",
     ),
     SettingRow(
@@ -247,8 +247,31 @@ _LISTENER_ROWS = (
     ),
 )
 
+_TLS_ROWS = (
+    SettingRow(
+        "ssl.keystore.location",
+        "",
+        "",
+        "PEM file with the private key (not encrypted) and the certificate chain of SSL listeners. Changed files are loaded within a second",
+        "",
+    ),
+    SettingRow("ssl.truststore.location", "", "", "PEM file with the authorities that sign certificates of clients", ""),
+    SettingRow("ssl.crl.location", "", "", "PEM file with the revoked certificates of each of these authorities; empty: none is revoked", ""),
+    SettingRow("ssl.client.auth", "none", "", "whether clients show a certificate", "", choices=("none", "requested", "required")),
+    SettingRow("ssl.enabled.protocols", "TLSv1.2,TLSv1.3", "", "versions of TLS", ""),
+    SettingRow("ssl.cipher.suites", "", "", "cipher suites of TLS 1.2, by the names of OpenSSL; empty: its secure ones", ""),
+    SettingRow(
+        "ssl.principal.mapping.rules",
+        "DEFAULT",
+        "",
+        "how the subject of a client's certificate becomes its principal: RULE:PATTERN/REPLACEMENT/[LU], DEFAULT is the whole subject (RFC 2253)",
+        "",
+    ),
+)
+
 _NETWORK_ROWS = (
     *_LISTENER_ROWS,
+    *_TLS_ROWS,
     SettingRow(
         "socket.request.max.bytes",
         32 * MIB,

@@ -62,9 +62,8 @@ ALWAYS: Final = (
     BrokerConfig("num.recovery.threads.per.data.dir", "int", "1", "1", "Threads that recover the logs of one directory; one process does."),
     BrokerConfig("sasl.jaas.config", "password", None, None, "Credentials for SASL; there is none."),
     BrokerConfig("security.inter.broker.protocol", "string", "PLAINTEXT", "PLAINTEXT", "The protocol between brokers."),
-    BrokerConfig("ssl.client.auth", "string", "none", "none", "Whether clients must show certificates; there is no TLS."),
-    BrokerConfig("ssl.keystore.password", "password", None, None, "The password of the key store; there is no TLS."),
-    BrokerConfig("ssl.truststore.password", "password", None, None, "The password of the trust store; there is no TLS."),
+    BrokerConfig("ssl.keystore.password", "password", None, None, "The password of the key store; keys are PEM files without one."),
+    BrokerConfig("ssl.truststore.password", "password", None, None, "The password of the trust store; PEM files have none."),
     BrokerConfig("zookeeper.set.acl", "boolean", "false", "false", "Whether nodes in ZooKeeper are protected by ACLs."),
     BrokerConfig("zookeeper.ssl.client.enable", "boolean", "false", "false", "Whether ZooKeeper is spoken to by TLS."),
 )

@@ -24,6 +24,7 @@ from appliance.command.ingest_view import senders_view
 from appliance.command.output import plural, say
 from appliance.runtime.directories import shape_problems
 from appliance.runtime.run_options import ResolvedOptions, RunOptions, SenderTable, resolve_options
+from appliance.security.tls_contexts import file_problems
 from appliance.senders.old_table import converted_settings, tables_text
 from appliance.senders.sender_tables import read_tables
 from appliance.senders.table_checks import box_of, exposed_secrets, read_sender_table
@@ -68,6 +69,7 @@ def check_settings(file: str) -> CheckedSettings:
     problems += shape_problems(options.data, options.state)
     senders = read_sender_table(options)
     problems += [*senders.problems, *(senders.certificate_check() if senders.certificate_check is not None else [])]
+    problems += file_problems(options.listeners, options.settings)
     return CheckedSettings(options, senders, problems)
 
 

@@ -85,6 +85,7 @@ def find_patient(options: object) -> Patient:
     from appliance.command.finding import SYSTEM_SETTINGS_FILE, find_running_box
     from appliance.runtime.directories import in_use_problem, is_supervisor, shape_problems, writable_problem
     from appliance.runtime.run_options import RunOptions, resolve_options
+    from appliance.security.tls_contexts import file_problems
     from appliance.senders.table_checks import read_sender_table
 
     assert isinstance(options, RunOptions)
@@ -99,6 +100,7 @@ def find_patient(options: object) -> Patient:
     resolved, problems = resolve_options(options, os.cpu_count() or 1)
     senders = read_sender_table(resolved)
     problems += [*senders.problems, *(senders.certificate_check() if senders.certificate_check is not None else [])]
+    problems += file_problems(resolved.listeners, resolved.settings)
     box = Box(
         box="", broker_id=resolved.broker_id or 1, disks=name_disks(resolved.data), state_directory=resolved.state, listen=resolved.listen,
         advertise=resolved.advertise, kafka_port=resolved.kafka_port, syslog_port=resolved.syslog_port, http_port=resolved.http_port,

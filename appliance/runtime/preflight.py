@@ -31,13 +31,14 @@ from appliance.runtime.listening import ListenSockets, open_listen_sockets
 from appliance.runtime.run_options import ReadSenders, ResolvedOptions, RunOptions, SenderTable, no_senders, resolve_options
 from appliance.runtime.shared_memory import SharedMemoryNeed, held_bytes, shared_memory_need
 from appliance.runtime.unit_process import MILLRACE_RUN, SYSTEMD
+from appliance.security.listeners import is_encrypted
 from appliance.shm.mapping import taken_problems
 
 SUPPORTED_MACHINE = "x86_64"
 ZONE_DIRECTORY = "/usr/share/zoneinfo"
 SOCKET_PATH_BYTES_MAX = 107
 ZOOKEEPER_CHECK_FAILED = "the check for the embedded ZooKeeper failed (see above); install again with ./install.sh, or name a server with --zookeeper HOST:PORT"
-CERTIFICATE_CHECK_FAILED = "the check of the certificates for senders failed (see above); install again with ./install.sh, or remove the listeners with TLS"
+CERTIFICATE_CHECK_FAILED = "the check of the certificates failed (see above); install again with ./install.sh, or remove the listeners with TLS"
 _NEW_BOX_FILE = f"{BOX_FILE}.new"
 _SOCKET_NAME_SPARE_BYTES = 32  # "/log-writer@.sock" and the pid of the temporary name
 
@@ -92,6 +93,8 @@ def prepare_box(
     problems += senders.problems
     if senders.certificate_check is not None:
         problems += _ask_in_a_child(senders.certificate_check, CERTIFICATE_CHECK_FAILED)
+    if any(is_encrypted(listener.protocol) for listener in resolved.listeners):
+        problems += _ask_in_a_child(lambda: _tls_problems(resolved), CERTIFICATE_CHECK_FAILED)
     listening, listen_problems = _no_sockets(resolved, senders) if unit_runtime else _own_sockets(resolved, senders)
     problems += listen_problems
     try:
@@ -102,6 +105,12 @@ def prepare_box(
     except BaseException:
         listening.close()
         raise
+
+
+def _tls_problems(options: ResolvedOptions) -> list[str]:
+    from appliance.security.tls_contexts import file_problems  # OpenSSL takes 4 MB
+
+    return file_problems(options.listeners, options.settings)
 
 
 def _own_sockets(options: ResolvedOptions, senders: SenderTable) -> tuple[ListenSockets, list[str]]:

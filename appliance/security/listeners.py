@@ -17,10 +17,20 @@ from appliance.base.setting_rows import SETTING_ROWS
 from appliance.base.settings import KafkaListener, setting_problem
 
 OVERRIDE_PREFIX: Final = "listener.name."
-OVERRIDABLE: Final = ("max.connections", "max.connections.per.ip", "connections.max.idle.ms")
+TLS_SETTINGS: Final = (
+    "ssl.keystore.location",
+    "ssl.truststore.location",
+    "ssl.crl.location",
+    "ssl.client.auth",
+    "ssl.enabled.protocols",
+    "ssl.cipher.suites",
+    "ssl.principal.mapping.rules",
+)
+OVERRIDABLE: Final = ("max.connections", "max.connections.per.ip", "connections.max.idle.ms", *TLS_SETTINGS)
 """Settings that a listener may have for itself, as `listener.name.NAME.SETTING`."""
 PLAINTEXT: Final = "PLAINTEXT"
-PROTOCOLS: Final = (PLAINTEXT,)
+SSL: Final = "SSL"
+PROTOCOLS: Final = (PLAINTEXT, SSL)
 """Security protocols that a listener can have."""
 ANY_ADDRESS: Final = ("0.0.0.0", "::")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
@@ -62,6 +72,10 @@ def plan_listeners(settings: Mapping[str, SettingValue], overrides: Mapping[str,
             if port == other_port and (address == other_address or address in ANY_ADDRESS or other_address in ANY_ADDRESS):
                 problems.append(f"listeners has {other} and {name} on port {port}; give each its own")
     return _inter_broker_first(listeners, texts["inter.broker.listener.name"].upper(), problems), problems
+
+
+def is_encrypted(protocol: str) -> bool:
+    return protocol == SSL
 
 
 def _inter_broker_first(listeners: list[KafkaListener], wanted: str, problems: list[str]) -> list[KafkaListener]:

@@ -14,6 +14,7 @@ import resource
 import select
 import socket
 from collections import Counter as Tally
+from typing import TYPE_CHECKING
 
 from appliance.base.errors import ProtocolViolation
 from appliance.runtime.agent import ServiceContext
@@ -30,6 +31,7 @@ from services.acceptor.closings import (
     MEMORY_LIMIT,
     SLOW_BODY,
     STOPPING,
+    TLS_UNAVAILABLE,
     UNANSWERED,
     Closings,
 )
@@ -38,7 +40,10 @@ from services.acceptor.fetch.cold_reads import ColdReads
 from services.acceptor.listening_socket import ListeningSocket, listening_sockets
 from services.acceptor.receiver import OnRequest, Receiver
 from services.acceptor.request_memory import HeldMemory
-from services.acceptor.transport import PlainTransport
+from services.acceptor.transport import ClientTransport, PlainTransport
+
+if TYPE_CHECKING:
+    from services.acceptor.tls_connections import TlsConnections
 
 READ_INTEREST = select.EPOLLIN | select.EPOLLRDHUP
 ACCEPT_BURST = 64
@@ -81,7 +86,8 @@ class ClientConnections:
         self._held = HeldMemory(box.integer("acceptor.heap.bytes"))
         self._held_bytes = counters.gauge("acceptor.held_bytes")
         self._connections_max = self._find_connections_max(box.integer("max.connections"), segment_files_max)
-        self._listening = listening_sockets(box, context.listen_sockets, self._connections_max)
+        self._listening = listening_sockets(box, context.listen_sockets, self._connections_max, context.log)
+        self._tls = self._make_tls()
         self._frame_timeout_ns = box.integer("request.frame.timeout.ms") * 1_000_000
         self._connections_open = counters.gauge("acceptor.connections")
         self._connections_accepted = counters.counter("acceptor.connections_accepted")
@@ -96,13 +102,21 @@ class ClientConnections:
         self._receiver = Receiver(self._arena, self._clock, self._context.counters, request_bytes_max, on_request, self._update_interest)
         self._cold = cold
 
+    def _make_tls(self) -> TlsConnections | None:
+        """Return None without a listener with TLS: OpenSSL takes 4 MB."""
+        if all(listening.tls is None for listening in self._listening):
+            return None
+        from services.acceptor.tls_connections import TlsConnections
+
+        return TlsConnections(self._on_established, self._on_handshake_wants, self._close, self._receive_tls)
+
     def __len__(self) -> int:
         return len(self._connections)
 
     @property
     def has_dirty(self) -> bool:
-        """True if a connection has something to send."""
-        return bool(self._dirty)
+        """True if a connection has something to send, or TLS has work for the next turn."""
+        return bool(self._dirty) or (self._tls is not None and self._tls.has_work)
 
     @property
     def has_outgoing(self) -> bool:
@@ -114,6 +128,8 @@ class ClientConnections:
     def do_work(self, now_ns: int) -> int:
         """Retry requests that waited for an arena slot and accepts that waited for descriptors; sweep a slice."""
         work = 0
+        if self._tls is not None:
+            work += self._tls.do_work()
         if self._receiver.has_waiting:
             work += self._receiver.retry(self._resume)
         if self._unswept:
@@ -136,6 +152,9 @@ class ClientConnections:
         self._unswept = list(self._connections.values())
         for connection in self._receiver.slow_bodies(now_ns):
             self._close(connection, SLOW_BODY, "it sends a large request too slowly, and other requests wait for its arena slot")
+        for listening in self._listening:
+            if listening.tls is not None:
+                listening.tls.reload()
         self._closings.sweep(now_ns)
         self._held_bytes.set(self._held.total_bytes)
         if self._accepting:
@@ -265,16 +284,89 @@ class ClientConnections:
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(PlainTransport(sock), address, self._clock.monotonic_ns(), listening.origin)
+        if listening.tls is not None:
+            transport = self._tls_transport(listening, sock, address)
+            if transport is None:
+                return
+        else:
+            transport = PlainTransport(sock)
+        connection = Connection(transport, address, self._clock.monotonic_ns(), listening.origin)
         listening.open_count += 1
         connection.listening = listening
-        descriptor = sock.fileno()
+        descriptor = transport.fileno()
         self._connections[descriptor] = connection
         self._per_address[listening.name, address] += 1
         connection.interest = READ_INTEREST
-        self._poller.register(descriptor, READ_INTEREST, lambda events: self._on_event(connection, events))
+        if listening.tls is None:
+            self._poller.register(descriptor, READ_INTEREST, lambda events: self._on_event(connection, events))
+        else:
+            connection.frame_since_ns = connection.last_active_ns  # the deadline of the handshake is that of a request
+            self._poller.register(descriptor, READ_INTEREST, lambda events: self._on_handshake_event(connection, events))
         self._connections_accepted.add()
         self._connections_open.set(len(self._connections))
+
+    # -- TLS
+
+    def _tls_transport(self, listening: ListeningSocket, sock: socket.socket, address: str) -> ClientTransport | None:
+        """Wrap an accepted socket; None if the listener has no usable certificate. The handshake follows in later turns."""
+        assert listening.tls is not None
+        context = listening.tls.current
+        if context is None:
+            sock.close()
+            self._closings.log(TLS_UNAVAILABLE, address, f"listener {listening.name} has no usable certificate")
+            return None
+        from services.acceptor.tls_transport import TlsTransport
+
+        try:
+            return TlsTransport(context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False))
+        except OSError:  # the client left
+            sock.close()
+            self._closings.count(CLIENT_LEFT)
+            return None
+
+    def _on_handshake_event(self, connection: Connection, _events: int) -> None:
+        if not connection.closed and self._tls is not None:
+            self._tls.on_handshake_event(connection)
+
+    def _on_handshake_wants(self, connection: Connection, to_write: bool) -> None:
+        interest = READ_INTEREST if not to_write else select.EPOLLOUT
+        if interest != connection.interest:
+            connection.interest = interest
+            self._poller.modify(connection.transport.fileno(), interest)
+
+    def _on_established(self, connection: Connection) -> None:
+        """Receive requests from now on; some may have come with the end of the handshake."""
+        connection.frame_since_ns = 0
+        descriptor = connection.transport.fileno()
+        self._poller.unregister(descriptor)
+        connection.interest = READ_INTEREST
+        self._poller.register(descriptor, READ_INTEREST, lambda events: self._on_tls_event(connection, events))
+        if not self._stopping:
+            self._receive_tls(connection)
+
+    def _on_tls_event(self, connection: Connection, events: int) -> None:
+        """As `_on_event`, with what only TLS needs."""
+        if connection.closed:
+            return
+        if (events & select.EPOLLIN or connection.transport.wants_write) and not connection.read_paused:  # type: ignore[attr-defined]
+            self._receive_tls(connection)
+        elif events & (select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP):
+            self._close(connection, CLIENT_LEFT)
+            return
+        if events & select.EPOLLOUT and not connection.closed:
+            self._send(connection)
+
+    def _receive_tls(self, connection: Connection) -> None:
+        self._receive(connection)
+        if connection.closed or self._tls is None:
+            return
+        self._tls.on_received(connection)
+        if connection.transport.wants_write:  # type: ignore[attr-defined]
+            # Until it is writable nothing can be received, and a readable socket would be reported again and again.
+            connection.interest = select.EPOLLOUT | select.EPOLLRDHUP
+            self._poller.modify(connection.transport.fileno(), connection.interest)
+        elif not connection.interest & select.EPOLLIN:
+            self._update_interest(connection)
 
     # -- reading and sending
 
@@ -404,6 +496,8 @@ class ClientConnections:
         if not self._per_address[counted]:
             del self._per_address[counted]
         self._receiver.drop(connection)
+        if self._tls is not None:
+            self._tls.forget(connection)
         connection.outgoing.clear()
         connection.replies.clear()
         connection.transport.close()

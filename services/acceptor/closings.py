@@ -34,6 +34,12 @@ DISK_READ_FAILED = "disk-read-failed"
 """A response was sent in part, and the rest of it could not be read."""
 UNANSWERED = "produce-without-acks-failed"
 """The only way to report an error with acks=0."""
+TLS_HANDSHAKE = "tls-handshake"
+"""The client and the listener did not agree on TLS."""
+CERTIFICATE_REFUSED = "tls-certificate"
+"""The certificate of the client is not accepted, or no rule maps it to a principal."""
+TLS_UNAVAILABLE = "tls-unavailable"
+"""The certificate files of the listener cannot be used."""
 UNREADABLE = "request-refused-by-controller"
 """Controller or coordinator could not decode a forwarded request."""
 CONTROLLER_SILENT = "controller-silent"
@@ -58,7 +64,7 @@ class Closings:
         self._lines_saved = counters.counter("acceptor.closed_untold")
         for reason in (CLIENT_LEFT, STOPPING, IDLE, CONNECTION_LIMIT, ADDRESS_LIMIT, FRAME_TIMEOUT, MEMORY_LIMIT, SLOW_BODY, UNANSWERED, DISK_READ_FAILED):
             self._counter(reason)
-        for reason in (UNREADABLE, CONTROLLER_SILENT, DESCRIPTOR_LIMIT):
+        for reason in (UNREADABLE, CONTROLLER_SILENT, DESCRIPTOR_LIMIT, TLS_HANDSHAKE, CERTIFICATE_REFUSED, TLS_UNAVAILABLE):
             self._counter(reason)
 
     def count(self, reason: str) -> None:

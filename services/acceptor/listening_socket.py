@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+from appliance.base.logging import Logger
 from appliance.base.settings import Box, KafkaListener
 from appliance.runtime.listening import kafka_socket_names
+from appliance.security.listeners import TLS_SETTINGS, is_encrypted
 from appliance.security.principals import ANONYMOUS, RequestOrigin
+
+if TYPE_CHECKING:
+    from appliance.security.tls_contexts import ReloadedContext
 
 
 class ListeningSocket:
     """A listener as one acceptor serves it. `open_count`: its open connections."""
 
-    __slots__ = ("connections_max", "idle_ns", "name", "open_count", "origin", "per_address_max", "socket")
+    __slots__ = ("connections_max", "idle_ns", "name", "open_count", "origin", "per_address_max", "socket", "tls")
 
-    def __init__(self, listener: KafkaListener, sock: socket.socket, box: Box, connections_max: int) -> None:
+    def __init__(self, listener: KafkaListener, sock: socket.socket, box: Box, connections_max: int, log: Logger) -> None:
         """`connections_max`: for all listeners together."""
         self.name = listener.name
         self.socket = sock
@@ -27,13 +33,19 @@ class ListeningSocket:
         self.per_address_max = box.integer_of(listener, "max.connections.per.ip")
         self.idle_ns = box.integer_of(listener, "connections.max.idle.ms") * 1_000_000
         self.open_count = 0
+        self.tls: ReloadedContext | None = None
+        """None for a listener without TLS"""
+        if is_encrypted(listener.protocol):
+            from appliance.security.tls_contexts import ReloadedContext, TlsSettings  # OpenSSL takes 4 MB
+
+            self.tls = ReloadedContext(TlsSettings.of(listener, {name: box.setting(name) for name in TLS_SETTINGS}), log)
 
 
-def listening_sockets(box: Box, sockets: Mapping[str, socket.socket], connections_max: int) -> list[ListeningSocket]:
+def listening_sockets(box: Box, sockets: Mapping[str, socket.socket], connections_max: int, log: Logger) -> list[ListeningSocket]:
     """Return the listeners of the box whose sockets this process received, without blocking."""
     listeners = box.kafka_listeners
     found = [
-        ListeningSocket(listener, sockets[name], box, connections_max)
+        ListeningSocket(listener, sockets[name], box, connections_max, log)
         for name, listener in zip(kafka_socket_names(listeners), listeners, strict=True)
         if name in sockets
     ]

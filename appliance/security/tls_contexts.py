@@ -1,0 +1,155 @@
+"""TLS contexts of Kafka listeners: certificate, authority and revoked certificates, from PEM files.
+
+Imported on demand, because OpenSSL takes 4 MB. Files are loaded at the start, and again when they
+change; open connections keep the context that they were made with. If changed files cannot be used
+(half written, a key that does not match), that is logged once and the previous context stays in
+use. Weak: changes are found by time, size and inode, not by content.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from appliance.base.logging import Logger
+from appliance.base.setting_row import SettingValue
+from appliance.base.settings import KafkaListener
+from appliance.security.distinguished_names import PrincipalMapping
+from appliance.security.listeners import is_encrypted
+
+_VERIFICATION: Final = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+_VERSIONS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+
+
+class TlsSettings(NamedTuple):
+    """The settings `ssl.*` of one listener."""
+
+    listener: str
+    keystore: str
+    truststore: str
+    revoked: str
+    client_auth: str
+    protocols: tuple[str, ...]
+    ciphers: str
+    mapping_rules: str
+
+    @classmethod
+    def of(cls, listener: KafkaListener, settings: Mapping[str, SettingValue]) -> TlsSettings:
+        def text(name: str) -> str:
+            return str(listener.settings.get(name, settings[name]))
+
+        protocols = tuple(part.strip() for part in text("ssl.enabled.protocols").split(",") if part.strip())
+        return cls(
+            listener.name,
+            text("ssl.keystore.location"),
+            text("ssl.truststore.location"),
+            text("ssl.crl.location"),
+            text("ssl.client.auth"),
+            protocols,
+            text("ssl.cipher.suites"),
+            text("ssl.principal.mapping.rules"),
+        )
+
+    @property
+    def files(self) -> list[str]:
+        return [path for path in (self.keystore, self.truststore, self.revoked) if path]
+
+
+def make_context(settings: TlsSettings) -> ssl.SSLContext:
+    """Return the context of a listener. Raises ValueError that names the setting."""
+    where = f"listener {settings.listener}"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    unknown = [name for name in settings.protocols if name not in _VERSIONS]
+    if unknown or not settings.protocols:
+        raise ValueError(f"{where}: ssl.enabled.protocols is {','.join(settings.protocols)!r}; it has one or both of {', '.join(_VERSIONS)}")
+    wanted = sorted(_VERSIONS[name] for name in settings.protocols)
+    context.minimum_version, context.maximum_version = wanted[0], wanted[-1]
+    if not settings.keystore:
+        raise ValueError(f"{where}: ssl.keystore.location is not set; name a PEM file with its private key and certificate chain")
+    try:
+        context.load_cert_chain(settings.keystore, password=_no_password)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{where}: ssl.keystore.location {settings.keystore} cannot be used: {_reason_of(error)}") from error
+    if settings.ciphers:
+        try:
+            context.set_ciphers(settings.ciphers)
+        except ssl.SSLError as error:
+            raise ValueError(f"{where}: ssl.cipher.suites {settings.ciphers!r} names no cipher that OpenSSL has") from error
+    context.verify_mode = _VERIFICATION[settings.client_auth]
+    if context.verify_mode is not ssl.CERT_NONE and not settings.truststore:
+        raise ValueError(f"{where}: ssl.client.auth is {settings.client_auth}, which needs ssl.truststore.location, a PEM file with the authorities")
+    for name, path in (("ssl.truststore.location", settings.truststore), ("ssl.crl.location", settings.revoked)):
+        if path:
+            try:
+                context.load_verify_locations(path)
+            except (OSError, ValueError) as error:
+                raise ValueError(f"{where}: {name} {path} cannot be used: {_reason_of(error)}") from error
+    if settings.revoked:
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    try:
+        PrincipalMapping(settings.mapping_rules)
+    except ValueError as error:
+        raise ValueError(f"{where}: ssl.principal.mapping.rules: {error}") from error
+    return context
+
+
+def file_problems(listeners: list[KafkaListener], settings: Mapping[str, SettingValue]) -> list[str]:
+    """Return why listeners cannot use their settings `ssl.*`."""
+    problems = []
+    for listener in listeners:
+        if is_encrypted(listener.protocol):
+            try:
+                make_context(TlsSettings.of(listener, settings))
+            except ValueError as error:
+                problems.append(str(error))
+    return problems
+
+
+class ReloadedContext:
+    """The context of one listener. `current` is None until its files can be used."""
+
+    def __init__(self, settings: TlsSettings, log: Logger) -> None:
+        self._settings = settings
+        self._log = log
+        self._seen: tuple[object, ...] = ()
+        self.mapping = PrincipalMapping(settings.mapping_rules)
+        self.current: ssl.SSLContext | None = None
+        self.reload()
+
+    def reload(self) -> None:
+        """Load the files if they changed."""
+        seen = tuple(_stamp(path) for path in self._settings.files)
+        if seen == self._seen:
+            return
+        is_first = not self._seen
+        self._seen = seen
+        listener = self._settings.listener
+        try:
+            self.current = make_context(self._settings)
+        except ValueError as error:
+            consequence = "the previous certificate stays in use" if self.current else "its clients are refused until the file is replaced"
+            self._log.error(f"{error}; {consequence}", listener=listener)
+            return
+        if not is_first:
+            self._log.notice(f"listener {listener} has loaded its changed certificate files; new connections use them", listener=listener)
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted; use one without a password")
+
+
+def _reason_of(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return error.reason.replace("_", " ").lower() if error.reason else "not a certificate or key"
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return (status.st_mtime_ns, status.st_size, status.st_ino)

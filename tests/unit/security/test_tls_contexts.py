@@ -1,0 +1,134 @@
+"""TLS contexts of Kafka listeners (`appliance/security/tls_contexts.py`)."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from appliance.base.logging import Logger
+from appliance.base.setting_row import SettingValue
+from appliance.base.settings import KafkaListener, default_settings
+from appliance.security.tls_contexts import ReloadedContext, TlsSettings, make_context
+from lab.certificates import Authority, Certificate
+
+
+class Files(NamedTuple):
+    directory: Path
+    authority: Authority
+    keystore: Path
+
+    def settings(self, **chosen: SettingValue) -> TlsSettings:
+        given = {f"ssl.{name.replace('_', '.')}": value for name, value in chosen.items()}
+        listener = KafkaListener("SSL", "SSL", "::1", 0, "localhost", 0, {"ssl.keystore.location": str(self.keystore), **given})
+        return TlsSettings.of(listener, default_settings())
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    authority = Authority(tmp_path)
+    write_keystore(tmp_path / "keystore.pem", authority.sign("localhost"))
+    return Files(tmp_path, authority, tmp_path / "keystore.pem")
+
+
+def write_keystore(path: Path, made: Certificate) -> None:
+    path.write_text(made.private_key.read_text() + made.certificate.read_text())
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> ssl.SSLObject:
+    """Return the server's end. Raises ssl.SSLError."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = server.wrap_bio(to_server, to_client, server_side=True)
+    theirs = client.wrap_bio(to_client, to_server, server_hostname="localhost")
+    for _ in range(4):
+        for end in (theirs, ours):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+    return ours
+
+
+def client(files: Files, certificate: Certificate | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(files.authority.certificate))
+    if certificate is not None:
+        context.load_cert_chain(certificate.certificate, certificate.private_key)
+    return context
+
+
+def test_a_revoked_certificate_is_refused(files: Files) -> None:
+    revoked, other = files.authority.sign("revoked"), files.authority.sign("other")
+    (files.directory / "index.txt").write_text("")
+    (files.directory / "ca.cnf").write_text(f"[ca]\ndefault_ca=c\n[c]\ndatabase={files.directory}/index.txt\ndefault_md=sha256\ndefault_crl_days=3\n")
+    authority = ("-config", files.directory / "ca.cnf", "-cert", files.authority.certificate, "-keyfile", files.directory / "authority.key")
+    for action in (("-revoke", revoked.certificate), ("-gencrl", "-out", files.directory / "crl.pem")):
+        subprocess.run(["openssl", "ca", *authority, *action], check=True, capture_output=True, timeout=30)
+    authorities = {"truststore_location": str(files.authority.certificate), "crl_location": str(files.directory / "crl.pem")}
+    context = make_context(files.settings(client_auth="required", **authorities))
+    assert handshake(context, client(files, other)).getpeercert() is not None
+    with pytest.raises(ssl.SSLCertVerificationError, match="revoked"):
+        handshake(context, client(files, revoked))
+
+
+def test_a_requested_certificate_may_be_missing_and_a_required_one_may_not(files: Files) -> None:
+    authority = str(files.authority.certificate)
+    requested = make_context(files.settings(client_auth="requested", truststore_location=authority))
+    assert handshake(requested, client(files)).getpeercert() is None
+    required = make_context(files.settings(client_auth="required", truststore_location=authority))
+    with pytest.raises(ssl.SSLError):
+        handshake(required, client(files))
+
+
+def test_a_version_of_tls_can_be_switched_off(files: Files) -> None:
+    old = client(files)
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    assert handshake(make_context(files.settings()), old).version() == "TLSv1.2"
+    with pytest.raises(ssl.SSLError):
+        handshake(make_context(files.settings(enabled_protocols="TLSv1.3")), old)
+
+
+def test_the_ciphers_of_tls_1_2_can_be_chosen(files: Files) -> None:
+    old = client(files)
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    context = make_context(files.settings(cipher_suites="ECDHE-ECDSA-AES256-GCM-SHA384"))
+    cipher = handshake(context, old).cipher()
+    assert cipher is not None and cipher[0] == "ECDHE-ECDSA-AES256-GCM-SHA384"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        ({"keystore_location": ""}, "ssl.keystore.location is not set"),
+        ({"keystore_location": "/nowhere/x.pem"}, "cannot be used: No such file or directory"),
+        ({"enabled_protocols": "TLSv1.1"}, "ssl.enabled.protocols is 'TLSv1.1'"),
+        ({"cipher_suites": "NONSENSE"}, "names no cipher"),
+        ({"client_auth": "required"}, "needs ssl.truststore.location"),
+        ({"principal_mapping_rules": "RULE:x"}, "ssl.principal.mapping.rules: rule"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_named(files: Files, chosen: dict[str, SettingValue], words: str) -> None:
+    with pytest.raises(ValueError, match="listener SSL: ") as problem:
+        make_context(files.settings(**chosen))
+    assert words in str(problem.value)
+
+
+def test_changed_files_are_loaded_and_broken_ones_leave_the_former_certificate(files: Files) -> None:
+    reading, writing = os.pipe()
+    context = ReloadedContext(files.settings(), Logger("acceptor", descriptor=writing))
+    first = context.current
+    context.reload()
+    assert context.current is first
+    files.keystore.write_text("half")
+    context.reload()
+    assert context.current is first and b"the previous certificate stays in use" in os.read(reading, 5000)
+    new = files.directory / "new.pem"
+    write_keystore(new, files.authority.sign("localhost"))
+    os.rename(new, files.keystore)
+    context.reload()
+    assert context.current is not first and b"has loaded its changed certificate files" in os.read(reading, 5000)
+    os.close(reading)
+    os.close(writing)
