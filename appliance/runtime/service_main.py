@@ -104,6 +104,7 @@ def wait_ender(poller: Poller) -> Callable[[], None]:
 def run_service(process_kind: str, body: ServiceBody) -> int:
     """Run `body`, which is the work of the process, with the common setup and exit codes. For
     processes with their own loop."""
+    _resume_collection()
     instance = sys.argv[1] if len(sys.argv) > 1 else ""
     process_name = f"{process_kind}@{instance}" if instance else process_kind
     log = logger_from_environment(process_name)
@@ -221,6 +222,14 @@ def _raise_descriptor_limit() -> None:
     one."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _resume_collection() -> None:
+    """Exclude modules from garbage collection, which `__main__` disables while it imports them: to
+    scan them takes a tenth of the start of a box."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def _settle_memory(process_kind: str) -> None:

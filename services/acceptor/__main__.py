@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from appliance.runtime.service_main import service_main
-from services.acceptor.agent import AcceptorAgent
+import gc
 
 if __name__ == "__main__":
+    gc.disable()  # imports leave hardly any garbage; run_service enables it
+    from appliance.runtime.service_main import service_main
+    from services.acceptor.agent import AcceptorAgent
+
     raise SystemExit(service_main("acceptor", AcceptorAgent))

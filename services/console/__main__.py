@@ -3,8 +3,11 @@ common runner."""
 
 from __future__ import annotations
 
-from appliance.runtime.service_main import run_service
-from services.console.agent import run_console
+import gc
 
 if __name__ == "__main__":
+    gc.disable()  # imports leave hardly any garbage; run_service enables it
+    from appliance.runtime.service_main import run_service
+    from services.console.agent import run_console
+
     raise SystemExit(run_service("console", run_console))

@@ -6,11 +6,13 @@ must not end the process.
 
 from __future__ import annotations
 
+import gc
 import signal
 
-from appliance.runtime.service_main import service_main
-from services.ingest.agent import IngestAgent
-
 if __name__ == "__main__":
+    gc.disable()  # imports leave hardly any garbage; run_service enables it
+    from appliance.runtime.service_main import service_main
+    from services.ingest.agent import IngestAgent
+
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise SystemExit(service_main("ingest", IngestAgent))

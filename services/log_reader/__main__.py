@@ -4,8 +4,11 @@ up in its indexes.
 
 from __future__ import annotations
 
-from appliance.runtime.service_main import service_main
-from services.log_reader.agent import LogReaderAgent
+import gc
 
 if __name__ == "__main__":
+    gc.disable()  # imports leave hardly any garbage; run_service enables it
+    from appliance.runtime.service_main import service_main
+    from services.log_reader.agent import LogReaderAgent
+
     raise SystemExit(service_main("log-reader", LogReaderAgent))
