@@ -58,8 +58,8 @@ class _LongPoll:
 class TopicTail:
     """`poll` returns records as they arrive. `on_notice` gets a sentence about each lost connection and each gap."""
 
-    def __init__(self, cluster: ClusterClient, topic: str, *, start_at: int = StartAt.LATEST, partitions: Iterable[int] | None = None,
-                 fetch_wait_ms_max: int = FETCH_WAIT_MS_MAX,
+    def __init__(self, cluster: ClusterClient, topic: str, *, start_at: int = StartAt.LATEST, start_offset: Offset | None = None,
+                 partitions: Iterable[int] | None = None, fetch_wait_ms_max: int = FETCH_WAIT_MS_MAX,
                  give_up_after_ms: int = GIVE_UP_AFTER_MS, on_notice: Callable[[str], None] | None = None) -> None:  # fmt: skip
         self.topic = topic
         self._cluster = cluster
@@ -78,7 +78,10 @@ class TopicTail:
         if missing:
             count = len(cluster.latest.topics[topic].partitions)
             raise RequestRefused(ErrorCode.INVALID_PARTITIONS, f"topic {topic!r} has no partition {missing[0]}; it has {count}, counted from 0")
-        self._find_places(self._leaders, start_at)
+        if start_offset is None:
+            self._find_places(self._leaders, start_at)
+        else:
+            self._next_offsets = dict.fromkeys(self._leaders, start_offset)
 
     @property
     def next_offsets(self) -> dict[int, Offset]:

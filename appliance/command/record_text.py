@@ -47,5 +47,10 @@ def record_line(timestamp_ms: int, value: bytes, is_coloured: bool) -> str:
     severity, name = document.get("severity"), document.get("severity_name")
     words = [time, terminal_text(str(document.get("host") or "-")), terminal_text(app), terminal_text(str(name if name is not None else severity))]
     text = f"{' '.join(words)}: {terminal_text(document['message'])}"
-    colour = _COLOURS.get(severity) if is_coloured and isinstance(severity, int) else None
+    return coloured(text, severity) if is_coloured else text
+
+
+def coloured(text: str, severity: object) -> str:
+    """Return a text in the colour of a severity, if that has one."""
+    colour = _COLOURS.get(severity) if isinstance(severity, int) else None
     return f"\x1b[{colour}m{text}{_PLAIN}" if colour else text

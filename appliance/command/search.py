@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -137,7 +138,7 @@ class Printer:
         self._topic = topic
         self._by = by.split(",")
         self._shows_progress = shows_progress
-        self._is_coloured = sys.stdout.isatty()
+        self._is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         self._has_progress = False
         self._printed = 0
         self._totals = Totals()

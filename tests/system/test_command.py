@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -93,6 +94,30 @@ def test_a_topic_is_created_altered_and_deleted(millrace: Millrace) -> None:
     assert millrace("topic", "delete", "numbers", "--yes").stdout == b"deleted topic numbers\n"
     gone = millrace("topic", "delete", "numbers", "-y")
     assert gone.returncode == 1 and b"there is no such topic" in gone.stderr
+
+
+def test_a_tail_of_what_is_there_ends_and_one_that_follows_says_how_far_it_came(millrace: Millrace, begin: Begin) -> None:
+    absent = millrace("topic", "tail", "not-there")
+    assert (absent.returncode, absent.stderr.startswith(b"millrace: there is no topic not-there")) == (2, True), absent.stderr
+    assert millrace("topic", "create", "tailed", "--partitions", "2").returncode == 0
+    assert millrace("send", "tailed", "--key-separator", ":", stdin=b"".join(b"k%d:line %d\n" % (number, number) for number in range(100))).returncode == 0
+    everything = millrace("topic", "tail", "tailed", "--no-follow")
+    assert sorted(everything.stdout.splitlines()) == sorted(b"line %d" % number for number in range(100)), everything.stderr
+    assert millrace("topic", "tail", "tailed", "--since", "1h", "--no-follow", "--grep", "line 4[27]$", "--format", "%k ").stdout.split() in (
+        [b"k42", b"k47"],
+        [b"k47", b"k42"],
+    )
+    assert millrace("topic", "tail", "tailed", "--until", "1h").stdout == b""
+    refused = millrace("topic", "tail", "tailed", "--offset", "1")
+    assert refused.returncode == 2 and b"add --partition N" in refused.stderr
+    rest = [json.loads(line) for line in millrace("topic", "tail", "tailed", "--offset", "3", "--partition", "1", "--no-follow", "--json").stdout.splitlines()]
+    assert [record["offset"] for record in rest] == list(range(3, 3 + len(rest))) and rest[0]["value"] == "line " + rest[0]["key"][1:]
+    following = begin("topic", "tail", "tailed", "--from-beginning", "--partition", "0")
+    first = len(everything.stdout.splitlines()) - len(rest) - 3
+    for _ in range(first):
+        next_line(following.stdout)
+    following.send_signal(signal.SIGINT)
+    assert following.stderr is not None and following.stderr.read() == b"ended by Ctrl-C: %d records; next offsets 0:%d\n" % (first, first)
 
 
 def test_a_topic_is_created_by_sending_to_it_and_batches_keep_their_codec(box: RunningBox, millrace: Millrace) -> None:

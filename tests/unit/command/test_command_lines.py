@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from appliance.client import messages
-from appliance.client.fetch import PartitionRecords
+from appliance.client.fetch import PartitionRecords, StartAt
+from appliance.command.failures import UsageProblem
 from appliance.command.send import Sending, read_chunks, send
-from appliance.command.topic_tail import LineFormat, copy_records
+from appliance.command.topic_tail import JsonFormat, LineFormat, TailProgress, TailRange, TemplateFormat, copy_records, value_filter
 from appliance.records.batch import read_batch_header
 from appliance.records.record import Record
 from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker, HangUp
@@ -25,6 +27,7 @@ class ListTail:
 
     def __init__(self, polls: list[list[PartitionRecords]]) -> None:
         self.polls = polls
+        self.next_offsets: dict[int, int] = {}
 
     def poll(self, timeout_ms: int) -> list[PartitionRecords]:
         return self.polls.pop(0)
@@ -155,3 +158,46 @@ def test_a_pause_of_the_input_is_reported_once(pipe: tuple[int, int]) -> None:
     assert next(chunks) == b"two\n"
     os.close(writing)
     assert list(chunks) == []
+
+
+def test_a_tail_ends_at_its_ends_and_shows_matches_only() -> None:
+    records = [RECORD._replace(offset=number, value=b"line %d" % number) for number in range(10)]
+    target = io.BytesIO()
+    following: Any = ListTail([[PartitionRecords(0, records[:4]), PartitionRecords(1, records[:2])], [PartitionRecords(0, records[4:])]])
+    following.next_offsets = {0: 4, 1: 2}
+    progress = TailProgress(matches=value_filter("line [13579]"), ends={0: 4, 1: 2})
+    progress.next_offsets = following.next_offsets
+    copy_records(following, LineFormat(), target, 0, progress)
+    assert progress.is_over(following) and target.getvalue() == b""
+    assert [record.offset for record in progress.wanted(0, records)] == [1, 3]
+    assert progress.words() == "0 records; next offsets 0:4 1:2"
+
+
+def test_a_record_as_json_and_by_a_template() -> None:
+    shown = json.loads(JsonFormat("lines").format(3, RECORD))
+    assert shown == {
+        "topic": "lines", "partition": 3, "offset": 41, "timestamp": RECORD.timestamp, "key": "host-7",
+        "headers": [{"name": "source", "value": "10.0.0.1"}, {"name": "none", "value": None}], "value": {"a": 1},
+    }  # fmt: skip
+    assert json.loads(JsonFormat("lines").format(3, RECORD._replace(value=b"\xff")))["value_base64"] == "/w=="
+    assert TemplateFormat("lines", r"%t-%p:%o %k\t%s 100%%\n").format(3, RECORD) == b'lines-3:41 host-7\t{"a": 1} 100%\n'
+    with pytest.raises(UsageProblem, match="%x is unknown"):
+        TemplateFormat("lines", "%x")
+
+
+def test_a_line_has_the_colour_of_its_severity() -> None:
+    value = b'{"severity":3,"message":"no"}'
+    shown = LineFormat(escape=True, colours=True).format(0, RECORD._replace(value=value))
+    assert shown == b"\x1b[31m" + value + b"\x1b[0m\n"
+    assert LineFormat(escape=True, colours=True).format(0, RECORD) == b'{"a": 1}\n'
+
+
+def test_bounds_of_a_tail_that_contradict_each_other_are_refused() -> None:
+    assert TailRange.chosen(False, "2h", None, None, False, 10_000_000) == (2_800_000, None, None, True)
+    assert TailRange.chosen(False, None, None, None, True, 0) == (StartAt.EARLIEST, None, None, False)
+    assert TailRange.chosen(False, None, "1h", 7, False, 3_600_001) == (StartAt.EARLIEST, 7, 1, False)
+    for wrong in ((True, "2h", None, None, False, 0), (False, "soon", None, None, False, 0), (True, None, None, 3, False, 0)):
+        with pytest.raises(UsageProblem):
+            TailRange.chosen(*wrong)
+    with pytest.raises(UsageProblem, match="no regular expression"):
+        value_filter("(")
