@@ -43,6 +43,10 @@ class ReplicaRole(NamedTuple):
         return self._replace(isr=other.isr, partition_epoch=other.partition_epoch) == other
 
 
+BUMP_COLUMN = 5
+"""Of a partition in a greeting; a log-writer without it means all of them."""
+
+
 class DiskReport:
     """What one incarnation of a log-writer reported and confirmed."""
 
@@ -85,7 +89,8 @@ class DiskReport:
         self.replaces: frozenset[str] = frozenset()
         """Ids of directories that were given up for this one: their partitions start empty here."""
         self.unbumped: set[PartitionKey] = set(partitions) if needs_epoch_bump else set()
-        """Partitions from an unclean boot that must not lead before their leader epoch has grown.
+        """Partitions from an unclean boot, or changed in a stop, that must not lead before their
+        leader epoch has grown.
         """
         self.refused_isr_changes: dict[PartitionKey, int] = {}
         """Numbers of refused AlterPartition requests whose refusal was not sent yet."""
@@ -101,6 +106,8 @@ class DiskReport:
         """Read a log-writer's greeting; a disk without a directory id is known by its name."""
         partitions = {(row[0], int(row[1])): str(row[2]) for row in info.get("partitions", [])}
         report = cls(disk, str(info.get("directory_id") or disk), int(info.get("incarnation", 0)), bool(info.get("needs_epoch_bump", False)), partitions)
+        if report.needs_epoch_bump:  # after a clean stop those alone that lack something
+            report.unbumped = {(row[0], int(row[1])) for row in info.get("partitions", []) if len(row) <= BUMP_COLUMN or row[BUMP_COLUMN]}
         report.is_offline = bool(info.get("offline"))
         report.replaces = frozenset(info.get("replaces", ()))
         report.futures = {(row[0], int(row[1])): FutureReplica(str(row[2]), row[3]) for row in info.get("futures", [])}

@@ -341,8 +341,9 @@ class Replica:
         return row_generation == self.row_generation and self.led_since <= leader_epoch <= self.leader_epoch and config_generation == self.config_generation
 
     def describe(self) -> list[Any]:
-        """What WELCOME says of it."""
-        return [self.topic_partition.topic, self.topic_partition.partition, str(self.topic_id), self.log.leader_epochs.latest, self.log.log_end_offset]
+        """What WELCOME says of it, at the end whether it must not lead before its epoch has grown."""
+        name, log = self.topic_partition, self.log
+        return [name.topic, name.partition, str(self.topic_id), log.leader_epochs.latest, log.log_end_offset, self.needs_epoch_bump]
 
     def _advance_high_watermark(self) -> None:
         """Of a leader that is the sole replica."""

@@ -78,6 +78,14 @@ def test_a_directory_without_id_is_known_by_its_disks_name() -> None:
     assert read.directory_id == "d0" and read.needs_epoch_bump and read.holds(cluster_with().topics["t"], 0)
 
 
+def test_one_changed_log_does_not_put_the_others_of_its_disk_through_the_path_of_an_unclean_boot() -> None:
+    rows = [["t", 0, str(TOPIC_ID), 3, 100, True], ["t", 1, str(TOPIC_ID), 3, 100, False]]
+    read = DiskReport.from_writer_info("d0", {"incarnation": 5, "needs_epoch_bump": True, "partitions": rows})
+    assert read.unbumped == {("t", 0)}
+    older = DiskReport.from_writer_info("d0", {"incarnation": 5, "needs_epoch_bump": True, "partitions": [row[:5] for row in rows]})
+    assert older.unbumped == {("t", 0), ("t", 1)}
+
+
 def test_a_directory_of_an_earlier_topic_of_the_name_does_not_count() -> None:
     other = DiskReport("d0", "d0", 1, False, {("t", 0): str(TopicId(bytes(16)))})
     assert not other.holds(cluster_with().topics["t"], 0)
