@@ -122,6 +122,10 @@ class ProcessStatus(NamedTuple):
         return described | {"memory": None if self.memory is None else self.memory.document()}
 
 
+OLD_COPY = {1: ", restored from a copy", 2: ", newer than the state directory"}
+"""By `log_writer.old_copy`."""
+
+
 class DiskStatus(NamedTuple):
     """One log directory as its log-writer sees it; sizes are None before it has looked."""
 
@@ -279,6 +283,7 @@ def describe_disks(disks: list[dict[str, Any]], reading: Reading) -> list[DiskSt
         state = reading.disk_states.get(name, "unknown")
         if snapshot is None or not is_alive(snapshot.pid):
             state = "log-writer down"
+        state += OLD_COPY.get(values.get("log_writer.old_copy", 0), "")
         draining = bool(marks.get(f'controller.disk_draining{{disk="{name}"}}'))
         described.append(DiskStatus(name, str(disk["path"]), state, values.get("disk.free_bytes"), values.get("disk.total_bytes"), draining))
     return described

@@ -13,7 +13,11 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+KnownEnd = tuple[str, int, str, int]
+"""Topic, partition, topic id as text, log end offset."""
 
 
 class KnownDisk(NamedTuple):
@@ -23,6 +27,9 @@ class KnownDisk(NamedTuple):
     path: str
     directory_id: str = ""
     replaces: tuple[str, ...] = ()
+    generation: str = ""
+    """`services/log_writer/directory_generation.py`; "" if none was ever written."""
+    next_generation: str = ""
 
 
 def _file(state: str, path: str) -> str:
@@ -35,7 +42,7 @@ def read_known_disk(state: str, path: str) -> KnownDisk:
     try:
         with open(_file(state, path), "rb") as file:
             loaded = json.load(file)
-        known = KnownDisk(loaded["path"], loaded["directory_id"], tuple(loaded["replaces"]))
+        known = KnownDisk(loaded["path"], loaded["directory_id"], tuple(loaded["replaces"]), loaded.get("generation", ""), loaded.get("next_generation", ""))
     except (OSError, ValueError, KeyError, TypeError):
         return KnownDisk(path)
     return known if known.path == path else KnownDisk(path)
@@ -43,14 +50,30 @@ def read_known_disk(state: str, path: str) -> KnownDisk:
 
 def write_known_disk(state: str, known: KnownDisk) -> None:
     """Replace what is remembered, synced to the state disk. Raises OSError."""
-    name = _file(state, known.path)
+    _replace(_file(state, known.path), known._asdict())
+
+
+def _replace(name: str, document: dict[str, Any]) -> None:
     os.makedirs(os.path.dirname(name), exist_ok=True)
     descriptor = os.open(f"{name}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_SYNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, json.dumps(known._asdict()).encode() + b"\n")
-    finally:
-        os.close(descriptor)
+    with open(descriptor, "wb") as file:
+        file.write(json.dumps(document).encode() + b"\n")
     os.rename(f"{name}.new", name)
+
+
+def read_known_ends(state: str, path: str) -> list[KnownEnd]:
+    """Return what `write_known_ends` wrote; an unreadable file counts as none."""
+    try:
+        with open(f"{_file(state, path)}.ends", "rb") as file:
+            loaded = json.load(file)
+        return [(str(topic), int(partition), str(topic_id), int(end)) for topic, partition, topic_id, end in loaded["ends"] if loaded["path"] == path]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def write_known_ends(state: str, path: str, ends: Sequence[KnownEnd]) -> None:
+    """Replace the log end offsets of a disk's logs, synced to the state disk. Raises OSError."""
+    _replace(f"{_file(state, path)}.ends", {"path": path, "ends": ends})
 
 
 def give_up(state: str, path: str) -> KnownDisk:

@@ -91,6 +91,8 @@ LOCK_FILE = ".lock"
 CLEAN_SHUTDOWN_MARKER = ".kafka_cleanshutdown"
 PROBE_FILE = ".millrace-probe"
 """4 KiB that the log-writer writes again and again, to see whether the disk answers."""
+GENERATION = ".millrace-generation"
+"""Which start of a log-writer used the directory last."""
 KNOWN_NAMES = frozenset(
     {
         LOCK_FILE,
@@ -104,6 +106,7 @@ KNOWN_NAMES = frozenset(
         "remote-log-index-cache",
         "lost+found",
         PROBE_FILE,
+        GENERATION,
     }
 )
 

@@ -2,7 +2,8 @@
 
 `Log.open` uses it; `recovery` works on a single segment. What is read is proportional to what is
 not known: a log that was closed cleanly costs the last few KiB, one of the same boot what is behind
-the position in its row, others what is above the recovery point. An interrupted swap of compacted
+the position in its row, others what is above the recovery point (from the last index entry below it
+on, past the page cache if a sync may have failed). An interrupted swap of compacted
 segments is finished first (`segment_swap.py`).
 
 A hole between two scanned segments ends the log: a power cut lost the end of one and kept the next.

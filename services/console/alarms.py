@@ -190,6 +190,16 @@ ALARMS: tuple[Alarm, ...] = (
         ),
     ),
     Alarm(
+        "MillraceOldDirectory",
+        CRITICAL,
+        AlarmCondition("millrace_log_writer_old_copy", ">", 0),
+        0,
+        "disk {disk} or the state directory was restored from a copy",
+        "What was stored after the copy is missing on this box; its replicas left the in-sync sets and fetch it from other boxes.",
+        check="`millrace status`; the journal (`MILLRACE_DISK=…`, priority crit) says which directory is older.",
+        act="wait until the replicas are in sync. What had no other replica is lost; its offsets are skipped. The alarm ends with the next start.",
+    ),
+    Alarm(
         "MillraceDamageNotRepaired",
         CRITICAL,
         AlarmCondition("millrace_replica_repairs_left_total", ">", 0, over_seconds=HOUR),

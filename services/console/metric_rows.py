@@ -191,6 +191,7 @@ LOG_WRITER = (
         "Offsets that logs lacked at the start, because their files were changed beside the log-writer.",
         _DISK,
     ),
+    gauge("log_writer_old_copy", "log_writer.old_copy", "1: the log directory, 2: the state directory was older than the other remembered.", _DISK),
     counter("log_writer_storage_failures", "log_writer.storage_failures", "Errors of the disk, each of which took the directory offline.", _DISK),
     counter("log_writer_dropped_of_dead_sources", "log_writer.dropped_of_dead_sources", "Descriptors dropped because their sender had died.", _DISK),
     counter("log_writer_refused_sources", "log_writer.refused_sources", "Processes whose HELLO was refused.", _DISK),

@@ -98,6 +98,7 @@ class LogWriterAgent:
         self.partitions = self.startup.partitions
         self.boot = self.startup.boot
         self._replaces = self.startup.replaces
+        self._generation = self.startup.generation
         self.flush_rounds = FlushRounds(self.partitions, self._clock, counters, box)
         self.batch_flushes = BatchFlushes(self.disk.path, self.partitions, self._clock, self._poller, counters, lambda: self.flush_rounds.synced_bytes)
         self._held = HeldAcknowledgements()
@@ -291,6 +292,7 @@ class LogWriterAgent:
             if self._late is not None:
                 self.context.log.warning(f"disk {self.disk.name} is full: logs that were never opened wait for the next start", disk=self.disk.name)
             close_logs(self.directory, [replica.log for replica in self.partitions.by_row.values()])
+            self._remember_ends()
             self.flush_rounds.close_directory()
         except StorageFailed as failure:
             words = f"disk {self.disk.name} ({self.disk.path}) could not be closed cleanly, the next start recovers it: {failure}"
@@ -299,6 +301,12 @@ class LogWriterAgent:
                 self.table.set_suspect()
             return
         self.table.close()
+
+    def _remember_ends(self) -> None:
+        try:
+            self._generation.remember_ends(self.partitions)
+        except OSError as error:
+            self.context.log.warning(f"could not write down where the logs of {self.disk.path} end: {error}", disk=self.disk.name)
 
     def status_line(self) -> str:
         if self.startup is not None:

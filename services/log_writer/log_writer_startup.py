@@ -18,7 +18,7 @@ import os
 
 from appliance.base.errors import DiskFull, OutOfDescriptors
 from appliance.base.layout import Disk
-from appliance.base.model import FIRST_OFFSET, TopicId, TopicPartition
+from appliance.base.model import FIRST_OFFSET, Offset, TopicId, TopicPartition
 from appliance.cluster.metadata_image import ImageUnreadable, MetadataImage, TopicImage, read_image
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.known_disks import KnownDisk, read_known_disk, write_known_disk
@@ -33,6 +33,7 @@ from appliance.storage.move_record import read_move
 from appliance.storage.recovery import Clean, Recovery, SameBoot, Unclean
 from services.log_writer.background.disk_trouble import check_not_swapped
 from services.log_writer.command_queue import lead
+from services.log_writer.directory_generation import Age, DirectoryGeneration
 from services.log_writer.previous_incarnations import PreviousTables
 from services.log_writer.recovery_progress import OPEN_BYTES, RecoveryProgress, share_of
 from services.log_writer.replicas.replica import Replica, ReplicationTerms
@@ -62,6 +63,7 @@ class LogWriterStartup:
         self.partitions = Replicas(self.directory, table, context.clock, terms, producers)
         self._previous = PreviousTables(context.layout, disk.name, table.shared.name)
         self.boot = CLEAN_STOP if self.directory.was_clean else SAME_BOOT if self._previous.is_same_boot else UNCLEAN_BOOT
+        self.generation, self._known_ends = self._check_age(box.state_directory)
         self._checkpoints = self.directory.checkpoints
         self._image = self._read_image()
         self._waiting = self._known_partitions()
@@ -102,6 +104,28 @@ class LogWriterStartup:
                 words = f"could not write down that {self._disk.path} is directory {directory_id}: {(error.strerror or str(error)).lower()}"
                 self._context.log.warning(words, disk=self._disk.name)
         return known.replaces
+
+    def _check_age(self, state_directory: str) -> tuple[DirectoryGeneration, dict[tuple[TopicPartition, TopicId], Offset]]:
+        """Report a directory that was restored from a copy, and distrust it: no log of it leads
+        before its leader epoch has grown, and its in-sync sets are left, as after a power cut.
+        """
+        path, log = self._disk.path, self._context.log
+        ends: dict[tuple[TopicPartition, TopicId], Offset] = {}
+        try:
+            generation = DirectoryGeneration(state_directory, path, self.directory.identity.directory_id)
+            if generation.age is Age.OLD_DIRECTORY:
+                self.boot, ends = UNCLEAN_BOOT, generation.known_ends()
+                words = f"log directory {path} is older than its box remembers ({generation.words}): it was restored from a copy, or used elsewhere"
+                log.critical(f"{words}. Replicas on other boxes have what it lacks, or it is lost; no offset is given again", disk=self._disk.name)
+            elif generation.age is Age.OLD_STATE:
+                words = f"state directory {state_directory} is older than log directory {path} ({generation.words}): it was restored from a copy"
+                log.critical(f"{words}. Replayed senders and spooled records of that time may be stored again", disk=self._disk.name)
+            self._context.counters.gauge("log_writer.old_copy").set(generation.age.value)
+            if self.boot != SAME_BOOT:
+                generation.advance()
+        except OSError as error:
+            raise file_io.storage_failure(f"begin a generation of {path}", error) from error
+        return generation, ends
 
     def _read_image(self) -> MetadataImage:
         try:
@@ -179,6 +203,7 @@ class LogWriterStartup:
         """
         name, log = replica.topic_partition, replica.log
         recovery_point = self._checkpoints.lines[RECOVERY_POINTS].get(name, FIRST_OFFSET)
+        recovery_point = max(recovery_point, self._known_ends.get((name, replica.topic_id), FIRST_OFFSET))
         found = list(log.lost_at_open)
         if self.boot != SAME_BOOT and log.log_end_offset < recovery_point:
             found.append(LostRange(log.log_end_offset, recovery_point))

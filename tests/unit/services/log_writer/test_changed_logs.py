@@ -28,13 +28,13 @@ def _batch(value: bytes = b"value") -> bytes:
     return builder.build()
 
 
-def _started(layout: BoxLayout, path: Path, incarnation: int) -> RealLogWriter:
+def started(layout: BoxLayout, path: Path, incarnation: int) -> RealLogWriter:
     writer = RealLogWriter(layout, path / "d0", incarnation)
     writer.recover()
     return writer
 
 
-def _command(writer: RealLogWriter, kind: DescriptorKind, leader_epoch: int, **more: object) -> int:
+def command(writer: RealLogWriter, kind: DescriptorKind, leader_epoch: int, **more: object) -> int:
     controller = writer.sources.get("controller") or writer.source("controller")
     asked = {"topic": "t", "partition": 0, "topic_id": str(TOPIC_ID), "leader_epoch": leader_epoch, "isr": [BROKER_ID], "replicas": [BROKER_ID], **more}
     assert controller.offer_command(DISK, kind, asked, (kind.name, leader_epoch))
@@ -50,7 +50,7 @@ def _answer(writer: RealLogWriter) -> int:
     return writer.answers[-1][2]
 
 
-def _produce(writer: RealLogWriter, count: int) -> None:
+def produce(writer: RealLogWriter, count: int) -> None:
     acceptor = writer.sources.get("acceptor@0") or writer.source("acceptor@0")
     for _ in range(count):
         writer.produce(acceptor, 0, _batch())
@@ -58,16 +58,16 @@ def _produce(writer: RealLogWriter, count: int) -> None:
 
 
 def _written_and_stopped(layout: BoxLayout, path: Path) -> Path:
-    writer = _started(layout, path, 1)
+    writer = started(layout, path, 1)
     writer.create(writer.source("controller"), 0)
     _answer(writer)
-    assert _command(writer, DescriptorKind.BECOME_LEADER, 0) == 0
-    _produce(writer, RECORDS)
+    assert command(writer, DescriptorKind.BECOME_LEADER, 0) == 0
+    produce(writer, RECORDS)
     writer.stop()
     return path / "d0" / "t-0" / SEGMENT
 
 
-def _batches(directory: Path) -> list[tuple[int, int, int]]:
+def batches_of(directory: Path) -> list[tuple[int, int, int]]:
     """(first offset, last offset, records) of each batch of a log."""
     found = []
     for segment in sorted(directory.glob("*.log")):
@@ -103,20 +103,20 @@ def test_offsets_of_a_log_that_was_changed_during_a_stop_are_not_given_again(
     segment = _written_and_stopped(layout, tmp_path)
     whole = segment.read_bytes()
     harm(segment)
-    writer = _started(layout, tmp_path, 2)
+    writer = started(layout, tmp_path, 2)
     assert f"log t-0 of {tmp_path}/d0 lacks {RECORDS - kept} offsets at its end, {kept} to {RECORDS - 1}" in writer.said
     assert writer.counters.gauge("log_writer.lost_offsets").value == RECORDS - kept
     assert writer.agent.describe()["needs_epoch_bump"], "in-sync replicas on other boxes lead first"
     if kept:  # an empty log knows no epoch; the controller raises it in any case
-        assert _command(writer, DescriptorKind.BECOME_LEADER, 0) != 0, "consumers have seen these offsets under epoch 0"
-    assert _command(writer, DescriptorKind.BECOME_LEADER, 1) == 0
-    _produce(writer, 1)
+        assert command(writer, DescriptorKind.BECOME_LEADER, 0) != 0, "consumers have seen these offsets under epoch 0"
+    assert command(writer, DescriptorKind.BECOME_LEADER, 1) == 0
+    produce(writer, 1)
     writer.stop()
-    assert _batches(segment.parent)[kept:] == [(kept, RECORDS - 1, 0), (RECORDS, RECORDS, 1)]
+    assert batches_of(segment.parent)[kept:] == [(kept, RECORDS - 1, 0), (RECORDS, RECORDS, 1)]
     copies = list(segment.parent.glob("*.damaged"))
     assert bool(copies) is leaves_copy
     assert all(whole.startswith(copy.read_bytes().rstrip(b"\0")) for copy in copies), "what was there when the box started"
-    third = _started(layout, tmp_path, 3)
+    third = started(layout, tmp_path, 3)
     assert "lacks" not in third.said and third.agent.partitions.find(TOPIC_ID, 0).log.log_end_offset == RECORDS + 1  # type: ignore[union-attr]
     third.stop()
 
@@ -124,8 +124,8 @@ def test_offsets_of_a_log_that_was_changed_during_a_stop_are_not_given_again(
 def test_a_changed_log_that_follows_fetches_what_it_lacks(layout: BoxLayout, tmp_path: Path) -> None:
     segment = _written_and_stopped(layout, tmp_path)
     _cut(segment)
-    writer = _started(layout, tmp_path, 2)
-    assert _command(writer, DescriptorKind.BECOME_FOLLOWER, 1, leader=2, replicas=[2, BROKER_ID]) == 0
+    writer = started(layout, tmp_path, 2)
+    assert command(writer, DescriptorKind.BECOME_FOLLOWER, 1, leader=2, replicas=[2, BROKER_ID]) == 0
     replica = writer.agent.partitions.find(TOPIC_ID, 0)
     assert replica is not None and replica.log.log_end_offset == 7 and not replica.log.damage.ranges
     writer.stop()
@@ -134,7 +134,7 @@ def test_a_changed_log_that_follows_fetches_what_it_lacks(layout: BoxLayout, tmp
 def test_a_log_of_a_clean_stop_is_opened_as_it_was(layout: BoxLayout, tmp_path: Path) -> None:
     segment = _written_and_stopped(layout, tmp_path)
     whole = segment.read_bytes()
-    writer = _started(layout, tmp_path, 2)
+    writer = started(layout, tmp_path, 2)
     assert "lacks" not in writer.said and not writer.agent.describe()["needs_epoch_bump"]
     writer.stop()
     assert segment.read_bytes() == whole
@@ -144,15 +144,15 @@ def test_a_log_of_a_clean_stop_is_opened_as_it_was(layout: BoxLayout, tmp_path: 
 def test_what_a_log_lacks_is_known_until_it_leads_or_follows(layout: BoxLayout, tmp_path: Path, ends_cleanly: bool) -> None:
     segment = _written_and_stopped(layout, tmp_path)
     _cut(segment)
-    second = _started(layout, tmp_path, 2)
-    assert _command(second, DescriptorKind.BECOME_FOLLOWER, 1, leader=-1) == 0, "no leader has what it lacks"
+    second = started(layout, tmp_path, 2)
+    assert command(second, DescriptorKind.BECOME_FOLLOWER, 1, leader=-1) == 0, "no leader has what it lacks"
     if ends_cleanly:
         second.stop()
     else:
         second.die()
-    third = _started(layout, tmp_path, 3)
+    third = started(layout, tmp_path, 3)
     assert f"lacks {RECORDS - 7} offsets" in third.said and third.agent.describe()["needs_epoch_bump"]
-    assert _command(third, DescriptorKind.BECOME_LEADER, 2) == 0
+    assert command(third, DescriptorKind.BECOME_LEADER, 2) == 0
     replica = third.agent.partitions.find(TOPIC_ID, 0)
     assert replica is not None and replica.log.log_end_offset == RECORDS and not replica.log.damage.open
     third.stop()
@@ -164,10 +164,10 @@ SMALL = {"segment.bytes": "250"}
 
 def _segments_written(layout: BoxLayout, path: Path, ends_cleanly: bool, config: dict[str, str] = SMALL) -> Path:
     """A log of four segments, all of it flushed."""
-    writer = _started(layout, path, 1)
-    assert _command(writer, DescriptorKind.CREATE, 0, config=config) == 0
-    assert _command(writer, DescriptorKind.BECOME_LEADER, 0, config=config) == 0
-    _produce(writer, RECORDS)
+    writer = started(layout, path, 1)
+    assert command(writer, DescriptorKind.CREATE, 0, config=config) == 0
+    assert command(writer, DescriptorKind.BECOME_LEADER, 0, config=config) == 0
+    produce(writer, RECORDS)
     _end(writer, ends_cleanly)
     directory = path / "d0" / "t-0"
     assert sorted(each.name for each in directory.glob("*.log")) == [f"{base:020d}.log" for base in (0, 3, 6, 9)]
@@ -213,18 +213,18 @@ def test_a_hole_in_the_middle_of_a_log_is_reported_and_filled_without_records(
     directory = _segments_written(layout, tmp_path, ends_cleanly)
     whole = _middle(directory).read_bytes()
     harm(_middle(directory))
-    writer = _started(layout, tmp_path, 2)
+    writer = started(layout, tmp_path, 2)
     assert f"log t-0 of {tmp_path}/d0 lacks {6 - lost_from} offsets between its segments, {lost_from} to 5" in writer.said
     assert writer.counters.gauge("log_writer.lost_offsets").value == 6 - lost_from
     assert writer.agent.describe()["needs_epoch_bump"], "in-sync replicas on other boxes lead first"
-    assert _command(writer, DescriptorKind.BECOME_LEADER, 1, config=SMALL) == 0
-    _produce(writer, 1)
+    assert command(writer, DescriptorKind.BECOME_LEADER, 1, config=SMALL) == 0
+    produce(writer, 1)
     writer.stop()
     each = [(offset, offset, 1) for offset in range(RECORDS + 1)]
-    assert _batches(directory) == [*each[:lost_from], (lost_from, 5, 0), *each[6:]]
+    assert batches_of(directory) == [*each[:lost_from], (lost_from, 5, 0), *each[6:]]
     copies = list(directory.glob("*.damaged"))
     assert bool(copies) is leaves_copy and all(len(copy.read_bytes()) <= len(whole) for copy in copies)
-    third = _started(layout, tmp_path, 3)
+    third = started(layout, tmp_path, 3)
     assert "lacks" not in third.said, "the hole is on record"
     assert (directory / "lost-offsets").read_text() == f"{lost_from} 6 settled\n"
     third.stop()
@@ -235,15 +235,15 @@ def test_a_hole_in_the_middle_of_a_log_is_reported_and_filled_without_records(
 def test_a_log_without_its_first_segment_begins_later_and_says_so(layout: BoxLayout, tmp_path: Path, harm: Callable[[Path], None], ends_cleanly: bool) -> None:
     directory = _segments_written(layout, tmp_path, ends_cleanly)
     harm(_first(directory))
-    writer = _started(layout, tmp_path, 2)
+    writer = started(layout, tmp_path, 2)
     assert f"log t-0 of {tmp_path}/d0 lacks 3 offsets at its start, 0 to 2" in writer.said
-    assert _command(writer, DescriptorKind.BECOME_LEADER, 1, config=SMALL) == 0
+    assert command(writer, DescriptorKind.BECOME_LEADER, 1, config=SMALL) == 0
     replica = writer.agent.partitions.find(TOPIC_ID, 0)
     assert replica is not None and replica.log.log_start_offset == 3
-    _produce(writer, 1)
+    produce(writer, 1)
     writer.stop()
-    assert _batches(directory) == [(offset, offset, 1) for offset in range(3, RECORDS + 1)]
-    third = _started(layout, tmp_path, 3)
+    assert batches_of(directory) == [(offset, offset, 1) for offset in range(3, RECORDS + 1)]
+    third = started(layout, tmp_path, 3)
     assert "lacks" not in third.said
     third.stop()
 
@@ -253,8 +253,8 @@ def test_a_log_without_its_first_segment_begins_later_and_says_so(layout: BoxLay
 def test_a_follower_is_cut_where_its_damage_begins(layout: BoxLayout, tmp_path: Path, find: Callable[[Path], Path], begins_at: int, ends_cleanly: bool) -> None:
     directory = _segments_written(layout, tmp_path, ends_cleanly)
     find(directory).unlink()
-    writer = _started(layout, tmp_path, 2)
-    assert _command(writer, DescriptorKind.BECOME_FOLLOWER, 1, leader=2, replicas=[2, BROKER_ID], config=SMALL) == 0
+    writer = started(layout, tmp_path, 2)
+    assert command(writer, DescriptorKind.BECOME_FOLLOWER, 1, leader=2, replicas=[2, BROKER_ID], config=SMALL) == 0
     replica = writer.agent.partitions.find(TOPIC_ID, 0)
     assert replica is not None and replica.log.log_end_offset == begins_at and replica.log.log_start_offset == 0
     assert not replica.log.damage.ranges and replica.high_watermark <= begins_at
@@ -265,20 +265,20 @@ def test_a_follower_is_cut_where_its_damage_begins(layout: BoxLayout, tmp_path: 
 def test_of_a_compacted_log_a_missing_segment_is_damage_and_a_gap_of_compaction_is_none(layout: BoxLayout, tmp_path: Path, ends_cleanly: bool) -> None:
     config = {**SMALL, "cleanup.policy": "compact"}
     directory = _segments_written(layout, tmp_path, True, config)
-    second = _started(layout, tmp_path, 2)
-    assert _command(second, DescriptorKind.BECOME_LEADER, 0, config=config) == 0
+    second = started(layout, tmp_path, 2)
+    assert command(second, DescriptorKind.BECOME_LEADER, 0, config=config) == 0
     replica = second.agent.partitions.find(TOPIC_ID, 0)
     assert replica is not None
     replica.log.begin_segment(Offset(20))  # as compaction leaves gaps between segments
-    _produce(second, 1)
+    produce(second, 1)
     replica.log.roll()
-    _produce(second, 1)
+    produce(second, 1)
     _end(second, ends_cleanly)
-    third = _started(layout, tmp_path, 3)
+    third = started(layout, tmp_path, 3)
     assert "lacks" not in third.said
     third.stop()
     _middle(directory).unlink()
-    fourth = _started(layout, tmp_path, 4)
+    fourth = started(layout, tmp_path, 4)
     assert "lacks 3 offsets between its segments, 3 to 5" in fourth.said
     fourth.stop()
 
@@ -289,6 +289,6 @@ def test_what_kafka_did_to_a_log_between_two_starts_is_no_damage(layout: BoxLayo
         path.unlink()
     (tmp_path / "d0" / ".kafka_cleanshutdown").write_bytes(b'{"version":0,"brokerEpoch":-1}')
     (tmp_path / "d0" / "log-start-offset-checkpoint").write_bytes(b"0\n0\n")
-    writer = _started(layout, tmp_path, 2)
+    writer = started(layout, tmp_path, 2)
     assert "lacks" not in writer.said
     writer.stop()
