@@ -39,6 +39,9 @@ class ApiKey(IntEnum):
     END_TXN = 26
     WRITE_TXN_MARKERS = 27
     TXN_OFFSET_COMMIT = 28
+    DESCRIBE_ACLS = 29
+    CREATE_ACLS = 30
+    DELETE_ACLS = 31
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
     ALTER_REPLICA_LOG_DIRS = 34
@@ -107,6 +110,9 @@ CODED_APIS: Final[dict[int, Api]] = {
         Api(ApiKey.END_TXN, "EndTxn", 0, 5, 3, "0-4: the abort of what was never begun is answered NONE (Kafka: INVALID_TXN_STATE)"),
         Api(ApiKey.WRITE_TXN_MARKERS, "WriteTxnMarkers", 0, 2, 1, "the version of the transaction from 2 (KIP-1228)"),
         Api(ApiKey.TXN_OFFSET_COMMIT, "TxnOffsetCommit", 0, 5, 3, ""),
+        Api(ApiKey.DESCRIBE_ACLS, "DescribeAcls", 1, 3, 2, "SECURITY_DISABLED without authorizer.class.name"),
+        Api(ApiKey.CREATE_ACLS, "CreateAcls", 1, 3, 2, "as DescribeAcls; resources that ZooKeeper can name"),
+        Api(ApiKey.DELETE_ACLS, "DeleteAcls", 1, 3, 2, "as DescribeAcls"),
         Api(ApiKey.DESCRIBE_CONFIGS, "DescribeConfigs", 0, 4, 4, "topics and this broker"),
         Api(ApiKey.ALTER_CONFIGS, "AlterConfigs", 0, 2, 2, "topics; of a broker the throttles of replication"),
         Api(ApiKey.ALTER_REPLICA_LOG_DIRS, "AlterReplicaLogDirs", 0, 2, 2, "answered when the order is durable"),
@@ -130,7 +136,7 @@ CODED_APIS: Final[dict[int, Api]] = {
 }
 """Every API that this package can read and write."""
 
-NOT_YET_SERVED: Final[frozenset[ApiKey]] = frozenset()
+NOT_YET_SERVED: Final[frozenset[ApiKey]] = frozenset({ApiKey.DESCRIBE_ACLS, ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS})
 """APIs with a codec and without a handler."""
 
 SERVED_APIS: Final[dict[int, Api]] = {key: api for key, api in CODED_APIS.items() if key not in NOT_YET_SERVED}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from appliance.base.model import NO_TOPIC_ID, TopicId
 from appliance.client import messages as client_messages
 from appliance.protocol import (
+    acl_apis,
     api_versions,
     cluster_apis,
     config_apis,
@@ -126,6 +127,12 @@ SCHEMA_MESSAGES: list[tuple[Message[Any], bool, range]] = [
     (reassignment_apis.LIST_PARTITION_REASSIGNMENTS_RESPONSE, False, versions_of(ApiKey.LIST_PARTITION_REASSIGNMENTS)),
     (cluster_apis.UNREGISTER_BROKER_REQUEST, True, versions_of(ApiKey.UNREGISTER_BROKER)),
     (cluster_apis.UNREGISTER_BROKER_RESPONSE, False, versions_of(ApiKey.UNREGISTER_BROKER)),
+    (acl_apis.DESCRIBE_ACLS_REQUEST, True, versions_of(ApiKey.DESCRIBE_ACLS)),
+    (acl_apis.DESCRIBE_ACLS_RESPONSE, False, versions_of(ApiKey.DESCRIBE_ACLS)),
+    (acl_apis.CREATE_ACLS_REQUEST, True, versions_of(ApiKey.CREATE_ACLS)),
+    (acl_apis.CREATE_ACLS_RESPONSE, False, versions_of(ApiKey.CREATE_ACLS)),
+    (acl_apis.DELETE_ACLS_REQUEST, True, versions_of(ApiKey.DELETE_ACLS)),
+    (acl_apis.DELETE_ACLS_RESPONSE, False, versions_of(ApiKey.DELETE_ACLS)),
     (topic_apis.DESCRIBE_TOPIC_PARTITIONS_REQUEST, True, versions_of(ApiKey.DESCRIBE_TOPIC_PARTITIONS)),
     (topic_apis.DESCRIBE_TOPIC_PARTITIONS_RESPONSE, False, versions_of(ApiKey.DESCRIBE_TOPIC_PARTITIONS)),
     (group_offset_apis.OFFSET_COMMIT_REQUEST, True, versions_of(ApiKey.OFFSET_COMMIT, first=2)),

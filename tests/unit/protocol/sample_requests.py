@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from appliance.base.model import TopicId
 from appliance.protocol import (
+    acl_apis,
     cluster_apis,
     config_apis,
     consumer_group_apis,
@@ -59,6 +60,9 @@ _FILLED: tuple[schema.Message[Any], ...] = (
     reassignment_apis.ALTER_PARTITION_REASSIGNMENTS_REQUEST,
     reassignment_apis.LIST_PARTITION_REASSIGNMENTS_REQUEST,
     cluster_apis.UNREGISTER_BROKER_REQUEST,
+    acl_apis.DESCRIBE_ACLS_REQUEST,
+    acl_apis.CREATE_ACLS_REQUEST,
+    acl_apis.DELETE_ACLS_REQUEST,
 )
 """Requests whose samples are made from their fields."""
 
