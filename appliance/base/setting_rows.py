@@ -307,6 +307,25 @@ _NETWORK_ROWS = (
         "fetches, transaction markers) is refused from elsewhere. Name here from where a box connects with another address than it advertises",
         "more machines may pass for a box",
     ),
+    SettingRow(
+        "authorizer.class.name",
+        "",
+        "",
+        "`org.apache.kafka.metadata.authorizer.StandardAuthorizer` (or Kafka 3.9's `kafka.security.authorizer.AclAuthorizer`, which means the same here): "
+        "clients need access control lists (`millrace acl`), and so do boxes, whose principals must be in super.users or have ClusterAction; "
+        "empty: every client may do everything",
+        "",
+    ),
+    SettingRow(
+        "super.users", "", "", "principals that may do everything, separated by semicolons: User:alice;User:CN=box1,O=Acme", "more principals without limits"
+    ),
+    SettingRow(
+        "allow.everyone.if.no.acl.found",
+        False,
+        "",
+        "true: with an authorizer, resources that no access control entry names are open to all",
+        "resources are open until named",
+    ),
     SettingRow("max.connections", 10_000, "", "client connections of one acceptor", "descriptors and memory", 1, 1_000_000),
     SettingRow("max.connections.per.ip", 2_000, "", "client connections from one address", "one client may crowd out others", 1, 1_000_000),
     SettingRow("connections.max.idle.ms", 600 * SECOND, "ms", "a connection without a request for this long is closed", "descriptors", 1000, INT64_MAX),

@@ -213,6 +213,10 @@ def setting_problem(row: SettingRow, value: object) -> str | None:
     return None if fits else f"{row.name} is {value!r}; allowed is {row.allowed}"
 
 
+AUTHORIZERS = ("", "org.apache.kafka.metadata.authorizer.StandardAuthorizer", "kafka.security.authorizer.AclAuthorizer")
+"""Values of `authorizer.class.name`; the last two mean the same."""
+
+
 def relation_problems(settings: dict[str, SettingValue]) -> list[str]:
     """Return the problems between settings that are valid one by one."""
     problems = []
@@ -249,6 +253,11 @@ def relation_problems(settings: dict[str, SettingValue]) -> list[str]:
         read_networks(str(settings["inter.broker.allowed.networks"]))
     except ValueError as error:
         problems.append(f"inter.broker.allowed.networks: {error}")
+    if settings["authorizer.class.name"] not in AUTHORIZERS:
+        problems.append(f"authorizer.class.name is {settings['authorizer.class.name']!r}; it must be empty or {AUTHORIZERS[1]}")
+    for user in str(settings["super.users"]).split(";"):
+        if user.strip() and ":" not in user:
+            problems.append(f"super.users has {user.strip()!r}; principals have the form User:NAME, and semicolons between them")
     for part in split_networks(str(settings["zookeeper.allowed.addresses"])):
         if not is_network(part):
             problems.append(f"zookeeper.allowed.addresses has {part!r}; it must be an address, or a network as in 10.0.0.0/24")

@@ -69,6 +69,7 @@ class CreatedTopic(NamedTuple):
     num_partitions: Annotated[int, Field(INT32, since=5)] = -1
     replication_factor: Annotated[int, Field(INT16, since=5)] = -1
     configs: Annotated[tuple[CreatedTopicConfig, ...] | None, Field(ArrayOf(CreatedTopicConfig), since=5, nullable_since=5)] = None
+    topic_config_error_code: Annotated[int, Field(INT16, since=5, tag=0)] = 0
 
 
 class CreateTopicsResponse(NamedTuple):
@@ -142,17 +143,18 @@ DELETE_TOPICS_RESPONSE: Final = Message(
     "DeleteTopics response",
     DeleteTopicsResponse,
     error=lambda _version, request, code, text: DeleteTopicsResponse(
-        0, tuple(DeletedTopic(topic.name, topic.topic_id, code, text) for topic in _topics_to_delete(request))
+        0, tuple(DeletedTopic(topic.name, topic.topic_id, code, text) for topic in topics_to_delete(request))
     ),
 )
 
 
 def decode_delete_topics(buffer: Buffer, position: int, limit: int, version: int) -> DeleteTopicsRequest:
     request = DELETE_TOPICS_REQUEST.decode(buffer, position, limit, version)
-    return request._replace(topics=_topics_to_delete(request))
+    return request._replace(topics=topics_to_delete(request))
 
 
-def _topics_to_delete(request: DeleteTopicsRequest) -> tuple[TopicToDelete, ...]:
+def topics_to_delete(request: DeleteTopicsRequest) -> tuple[TopicToDelete, ...]:
+    """Return what a request of any version is about."""
     return request.topics or tuple(TopicToDelete(name) for name in request.topic_names)
 
 

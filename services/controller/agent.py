@@ -19,6 +19,7 @@ from appliance.base.model import TopicId
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.ipc.box_disks import BoxDisks
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+from services.controller.admin.acls import AclAdministration
 from services.controller.admin.cluster_administration import ClusterAdministration
 from services.controller.admin.move_administration import MoveAdministration
 from services.controller.admin.move_progress import MoveProgressFiles
@@ -106,9 +107,11 @@ class ControllerAgent:
             MoveProgressFiles(layout),
         )
         self._reports = DiskReports(shared, BoxDisks(layout, box), self._disks, self._replicas, self._moves, self._reconsider_at_once)
+        has_authorizer = bool(box.text("authorizer.class.name"))
+        self._acls = AclAdministration(shared, layout.security_image_file, lambda: self._server.on_published()) if has_authorizer else None
         self._tree_guard = TreeGuard(box_session.access, box, self._runner, log)
         self._controlled_shutdown = ControlledShutdown(layout, shared, self._replicas.failover)
-        self._server = ControllerServer(context, shared, box_session, self._administration, self._moves, self._publisher)
+        self._server = ControllerServer(context, shared, box_session, self._administration, self._moves, self._publisher, self._acls)
         self.session.start()
 
     def _make_counters(self) -> None:
@@ -134,6 +137,8 @@ class ControllerAgent:
             self._reconsider_at_ms = now_ms + RECONSIDER_MS
             self._replicas.reconsider()
             self._administration.reconsider()
+            if self._acls is not None:
+                self._acls.reconsider()
         work += self._membership.keep_lease(self._replicas.bring_up.are_roles_sent)
         work += self._replicas.do_work()
         work += self._moves.do_work(now_ns, self._membership.has_arrived)
@@ -210,6 +215,8 @@ class ControllerAgent:
         self._watcher.on_arrived()
         self._replicas.on_arrived()
         self._tree_guard.on_arrived()
+        if self._acls is not None:
+            self._acls.on_arrived()
         self._reconsider_at_once()
 
     def _count_term(self) -> None:
@@ -221,6 +228,8 @@ class ControllerAgent:
 
     def on_left(self) -> None:
         self._watcher.forget()
+        if self._acls is not None:
+            self._acls.on_left()
         self._publisher.forget_waiting()
         self._leads_gauge.set(0)
 
@@ -228,6 +237,8 @@ class ControllerAgent:
         """A watch fired: reload the path. Our own writes fire watches, too."""
         self._membership.on_change(path)
         self._watcher.on_change(path)
+        if self._acls is not None:
+            self._acls.on_change(path)
 
     def _on_cluster_changed(self) -> None:
         """Another box has changed something: let all components reconsider in this turn or the

@@ -14,6 +14,7 @@ from appliance.ipc.frames import Frame
 from appliance.ipc.request_frames import GENERATION, IMAGE_CHANGED
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.request_server import RequestClient, RequestServer
+from services.controller.admin.acls import AclAdministration
 from services.controller.admin.cluster_administration import ClusterAdministration
 from services.controller.admin.controller_requests import ControllerRequests
 from services.controller.admin.coordinator_services import KINDS as COORDINATOR_KINDS
@@ -37,6 +38,7 @@ class ControllerServer:
         administration: ClusterAdministration,
         moves: MoveAdministration,
         publisher: ImagePublisher,
+        acls: AclAdministration | None,
     ) -> None:
         box = service.box
         self._publisher = publisher
@@ -47,7 +49,7 @@ class ControllerServer:
             lambda name: internal_topic(name, box, len(publisher.image.brokers)),
         )
         self._waiting = WaitingRequests(context, session.unreached, self._server.send)
-        self._requests = ControllerRequests(context, administration, self._elsewhere, moves.orders, box, self._waiting)
+        self._requests = ControllerRequests(context, administration, self._elsewhere, moves.orders, box, self._waiting, acls)
         self._coordinator_services = CoordinatorServices(context, box.integer("producer.id.block.size"), self._server.send)
 
     def _on_frame(self, client: RequestClient, frame: Frame) -> None:
@@ -61,7 +63,7 @@ class ControllerServer:
         return IMAGE_CHANGED, GENERATION.pack(self._publisher.generation)
 
     def on_published(self) -> None:
-        """Notify all clients of a new image."""
+        """Notify all clients of a new image, or security image: they look at both."""
         self._server.broadcast(*self._notification())
 
     def do_work(self, now_ns: int) -> int:

@@ -33,6 +33,7 @@ from appliance.protocol.topic_apis import (
     encode_delete_topics_body,
 )
 from appliance.runtime.request_server import RequestClient
+from services.controller.admin.acls import AclAdministration, AclRequests
 from services.controller.admin.box_requests import BoxRequests
 from services.controller.admin.cluster_administration import ClusterAdministration
 from services.controller.admin.config_descriptions import describe_topic
@@ -60,6 +61,7 @@ class ControllerRequests:
         move_orders: MoveOrders,
         box: Box,
         requests: WaitingRequests,
+        acls: AclAdministration | None,
     ) -> None:
         self._cluster = cluster = context.cluster
         self._topics = administration.topics
@@ -81,6 +83,7 @@ class ControllerRequests:
             ApiKey.LIST_PARTITION_REASSIGNMENTS: reassignments.on_list,
             ApiKey.ELECT_LEADERS: ElectionRequests(cluster, administration.elections, requests).on_elect,
             ApiKey.UNREGISTER_BROKER: BoxRequests(context, requests).on_unregister,
+            **AclRequests(acls, requests).by_api,
         }
         self._received = context.counters.counter("controller.requests")
         self._refused = context.counters.counter("controller.requests_unreadable")
