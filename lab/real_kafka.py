@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def java() -> str:
 class RealKafka:
     """One broker over `log_directory`. `start` and `stop` as often as wanted."""
 
-    def __init__(self, directory: Path, log_directory: Path, zookeeper: str, broker_id: int = 1) -> None:
+    def __init__(self, directory: Path, log_directory: Path, zookeeper: str, broker_id: int = 1, settings: Mapping[str, str] | None = None) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.log_directory = log_directory
         self.port = free_port()
@@ -81,6 +81,7 @@ class RealKafka:
             "listeners": f"PLAINTEXT://{self.bootstrap}",
             "zookeeper.connect": zookeeper,
             "log.dirs": str(log_directory),
+            **(settings or {}),
         }
         self._properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 

@@ -16,6 +16,7 @@ from appliance.client.transaction_gate import TransactionPeers
 from appliance.cluster.lease_gate import LeaseGate
 from appliance.cluster.metadata_cache import CacheChange, MetadataCache
 from appliance.cluster.metadata_image import ImageFollower
+from appliance.cluster.security_image import AuthorizerFollower, authorizer_of
 from appliance.ipc.box_disks import BoxDisks, DiskHealth
 from appliance.ipc.log_reader_proxy import LogReaderProxy, follow_disks
 from appliance.ipc.proxies import LogWriterProxies
@@ -74,16 +75,28 @@ class AcceptorAgent:
         )
         self._readers = {disk: self._make_reader(disk) for disk in disks}
         self._box_disks = BoxDisks(context.layout, box)
+        self._security: AuthorizerFollower | None = None
         self._controller = ControllerLink(context.layout, self._poller, self._clock, self._image.on_changed)
         budget_bytes = min(box.integer("disk.budget.bytes"), self._source.arena.size_bytes // len(disks))
         self._coordinator = CoordinatorLink(context.layout, self._poller, self._clock)
         self._peers = Peers(f"acceptor of broker {box.broker_id}", self._poller, self._clock)
         questions = TransactionQuestions(self._coordinator, TransactionPeers(self._view, self._peers))
         self._lease = LeaseGate(LeaseReader(context.layout), self._clock, counters, box.integer("read.without.zookeeper.max.ms"))
-        self._produce = ProduceHandler(self._view, self._source.arena, self._delayed, self._clock, counters, budget_bytes, mark_dirty, questions, self._lease)
+        authorizer = authorizer_of(box)
+        if authorizer is not None:
+            # Here, not above: acceptors without an authorizer do without these modules and the schemas that they import.
+            from services.acceptor.authorization.authorized_requests import AuthorizedDispatch, AuthorizedFetchHandler, AuthorizedProduceHandler
+            from services.acceptor.authorization.request_judge import RequestJudge
+
+            judge: RequestJudge | None = RequestJudge(self._view)
+            produce_class: type[ProduceHandler] = AuthorizedProduceHandler
+            fetch_class: type[FetchHandler] = AuthorizedFetchHandler
+        else:
+            judge, produce_class, fetch_class = None, ProduceHandler, FetchHandler
+        self._produce = produce_class(self._view, self._source.arena, self._delayed, self._clock, counters, budget_bytes, mark_dirty, questions, self._lease)
         self._cold = ColdReads(self._readers, self._clock, counters, mark_dirty, self._connections.on_disk_read_failed)
         self._inter_broker = InterBrokerGate(box.text("inter.broker.allowed.networks"), counters, self._clock, context.log)
-        self._fetch = FetchHandler(
+        self._fetch = fetch_class(
             self._view,
             self._readers,
             self._delayed,
@@ -100,9 +113,11 @@ class AcceptorAgent:
             box.text("replica.selector.class") == RACK_AWARE_SELECTOR,
             self._lease,
         )
-        forwarded = ForwardedHandler(self._controller, mark_dirty)
+        if authorizer is not None:
+            self._security = AuthorizerFollower(context.layout, authorizer, context.log, self._fetch.on_rights_changed)
+        forwarded = ForwardedHandler(self._controller, mark_dirty, judge)
         handlers: dict[int, Handler] = dict.fromkeys(SERVED_APIS, forwarded)
-        coordinated = CoordinatedHandler(self._coordinator, self._view, self._controller, mark_dirty, box.integer("offsets.commit.timeout.ms"))
+        coordinated = CoordinatedHandler(self._coordinator, self._view, self._controller, mark_dirty, box.integer("offsets.commit.timeout.ms"), judge)
         handlers.update(dict.fromkeys(COORDINATED_KEYS, coordinated))
         handlers[ApiKey.FETCH] = self._fetch
         handlers[ApiKey.LIST_OFFSETS] = ListOffsetsHandler(self._view, self._readers, self._clock, counters, mark_dirty)
@@ -118,7 +133,7 @@ class AcceptorAgent:
         handlers[ApiKey.API_VERSIONS] = ApiVersionsHandler(mark_dirty)
         for key in RESTRICTED_APIS:
             handlers[key] = InterBrokerHandler(ApiKey(key), handlers[key], self._inter_broker, mark_dirty)
-        self._dispatch = Dispatch(self._produce, handlers)
+        self._dispatch = Dispatch(self._produce, handlers) if authorizer is None else AuthorizedDispatch(self._produce, handlers, authorizer)
         self._connections.serve(self._dispatch.on_request, self._cold)
         self._arena_used_bytes = counters.gauge("acceptor.arena_used_bytes")
         self._requests_parked = counters.gauge("acceptor.parked")
@@ -139,6 +154,8 @@ class AcceptorAgent:
         work += self._coordinator.do_work(now_ns)
         if self._image.is_stale:
             self._image.load()
+            if self._security is not None:
+                self._security.load()
             work += 1
         work += self._peers.do_work(now_ns)
         if self._view.refresh() is CacheChange.PLACES:
@@ -201,7 +218,7 @@ class AcceptorAgent:
     def _maybe_ready(self) -> None:
         """Ready when clients can be served: an image is there, and the log-writers answer and the brokers' host names are resolved, or have had their
         time: a disk that is dead or hung must not keep the others' clients out."""
-        if self._view.image.generation == 0:
+        if self._view.image.generation == 0 or (self._security is not None and not self._security.has_image):
             return
         is_complete = self._inter_broker.is_settled and all(proxy.serving for proxy in self._proxies.by_disk.values())
         if not is_complete and self._clock.monotonic_ns() < self._wait_for_disks_until_ns:

@@ -12,6 +12,7 @@ from collections import deque
 from typing import Protocol, TypeAlias
 
 from appliance.protocol.apis import ApiKey
+from appliance.security.authorizer import Rights
 from appliance.security.principals import UNAUTHENTICATED, Principal, RequestOrigin
 from services.acceptor.fetch.record_ranges import SEND_BYTES_A_TURN, ArenaRange, FileRange
 from services.acceptor.listening_socket import ListeningSocket
@@ -108,6 +109,7 @@ class Connection:
         "refused_sequences",
         "replies",
         "request_bytes",
+        "rights",
         "sent_file_bytes",
         "transport",
         "waits_for_disk",
@@ -163,6 +165,8 @@ class Connection:
         self.origin = origin
         self.packed_origin = origin.pack()
         """as requests to controller and coordinator carry it"""
+        self.rights: Rights | None = None
+        """what its principal may do; None without an authorizer, and until its first request"""
 
     @property
     def principal(self) -> Principal:

@@ -34,6 +34,7 @@ from appliance.protocol.transaction_apis import (
     AddPartitionsToTxnResponse,
 )
 from appliance.protocol.wire import INT32
+from appliance.security.acl import AclOperation
 from services.acceptor.connection import Connection
 from services.acceptor.handlers.produce import ProduceHandler
 from services.acceptor.inter_broker import InterBrokerGate
@@ -99,10 +100,11 @@ class InterBrokerHandler:
         self._on_reply = on_reply
         self._api = RESTRICTED_APIS[api_key]
         self._what = api_key.name
+        self._changes_transactions = api_key in (ApiKey.WRITE_TXN_MARKERS, ApiKey.ADD_PARTITIONS_TO_TXN)
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         api = self._api
-        if not api.is_restricted(header, buffer, limit) or self._gate.admits(connection.address, self._what):
+        if not api.is_restricted(header, buffer, limit) or (self._gate.admits(connection.address, self._what) and self._is_authorized(connection)):
             self._handler.handle(connection, header, buffer, limit)
             return
         version, code = header.api_version, ErrorCode.CLUSTER_AUTHORIZATION_FAILED
@@ -115,6 +117,13 @@ class InterBrokerHandler:
         reply.pieces = [api.response.encode_response(version, header.correlation_id, response)]
         reply.ready = True
         self._on_reply(connection)
+
+    def _is_authorized(self, connection: Connection) -> bool:
+        """True unless an authorizer denies what ends or extends transactions of others. The handlers themselves authorize look-ups of offsets."""
+        rights = connection.rights
+        if rights is None or not self._changes_transactions:
+            return True
+        return rights.allows_on_cluster(AclOperation.CLUSTER_ACTION) or rights.allows_on_cluster(AclOperation.ALTER)
 
 
 def _replica_id(header: RequestHeader, buffer: memoryview, limit: int) -> int:

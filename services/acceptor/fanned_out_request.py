@@ -16,6 +16,7 @@ from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.log_reader_messages import Answer
 from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy
 from appliance.protocol.framing import RequestHeader
+from appliance.security.acl import AclOperation, AclResource
 from appliance.shm.partition_table import Row, TornRow
 from services.acceptor.connection import Connection, PendingReply
 from services.acceptor.leadership import leadership_problem
@@ -71,6 +72,14 @@ class RequestPart(Generic[Result]):
         if problem is not None:
             self.refuse(problem)
         return problem is None
+
+    def is_allowed(self, operation: AclOperation) -> bool:
+        """False: the client may not do that to the topic, and the part has its error."""
+        rights = self.request.reply.connection.rights
+        if rights is None or rights.allows(operation, AclResource.TOPIC, self.topic):
+            return True
+        self.refuse(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        return False
 
     def settle(self, result: Result) -> None:
         self.request.settle(self.topic_index, self.index, result)

@@ -20,7 +20,7 @@ client gets COORDINATOR_NOT_AVAILABLE.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
@@ -37,9 +37,14 @@ from appliance.protocol.cluster_apis import GROUP_KEY, SHARE_KEY, TRANSACTION_KE
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.schema import response_frame
 from appliance.protocol.transaction_apis import AddPartitionsToTxnRequest
+from appliance.security.acl import AclOperation, AclResource
+from appliance.security.authorizer import Rights
 from appliance.security.principals import OF_BOX
 from services.acceptor.closings import UNREADABLE
 from services.acceptor.connection import RUNS_AHEAD, Connection
+
+if TYPE_CHECKING:
+    from services.acceptor.authorization.request_judge import RequestJudge  # it imports all schemas
 
 COORDINATED_KEYS = frozenset(
     {
@@ -79,20 +84,32 @@ class CoordinatedHandler:
     """All requests of one acceptor that go to the coordinator."""
 
     def __init__(
-        self, coordinator: CoordinatorLink, view: MetadataCache, controller: ControllerLink, on_reply: Callable[[Connection], None], commit_timeout_ms: int
+        self,
+        coordinator: CoordinatorLink,
+        view: MetadataCache,
+        controller: ControllerLink,
+        on_reply: Callable[[Connection], None],
+        commit_timeout_ms: int,
+        judge: RequestJudge | None = None,
     ) -> None:
-        """`commit_timeout_ms`: offsets.commit.timeout.ms, how long the coordinator waits itself."""
+        """`commit_timeout_ms`: offsets.commit.timeout.ms, how long the coordinator waits itself. `judge` authorizes requests; None: everything is allowed."""
         self._coordinator = coordinator
         self._view = view
         self._controller = controller
         self._on_reply = on_reply
         self._answer_timeout_ms = max(ANSWER_TIMEOUT_MS, commit_timeout_ms + 4_000)
+        self._judge = judge
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
+        body = bytes(buffer[header.body_position : limit])
+        judged = None
+        if self._judge is not None and connection.rights is not None:
+            judged = self._judge.judge(connection.rights, header.api_key, header.api_version, body)
+            body = judged.body or b""
+        complete = judged.complete if judged is not None else None
         reply = connection.expect_reply(header.api_key in RUNS_AHEAD)
         answer_timeout_ms = MEMBERS_TIMEOUT_MS if header.api_key in WAITS_FOR_MEMBERS else self._answer_timeout_ms
         flexible = SERVED_APIS[header.api_key].is_flexible(header.api_version)
-        body = bytes(buffer[header.body_position : limit])
         request = pack_kafka_request(header.api_key, header.api_version, header.client_id, connection.address, body, connection.packed_origin)
 
         def on_response(payload: bytes | None) -> None:
@@ -102,6 +119,8 @@ class CoordinatedHandler:
 
                 answer = error_answer(request, ErrorCode.COORDINATOR_NOT_AVAILABLE)
             if answer:
+                if complete is not None:
+                    answer = complete(answer)
                 reply.pieces = [response_frame(flexible, header.correlation_id, answer)]
             else:
                 reply.closes = True
@@ -112,7 +131,9 @@ class CoordinatedHandler:
         def ask() -> None:
             self._coordinator.request(KAFKA_REQUEST, request, UNSENT_TIMEOUT_MS, on_response, answer_timeout_ms=answer_timeout_ms)
 
-        if header.api_key == ApiKey.ADD_OFFSETS_TO_TXN:
+        if judged is not None and judged.body is None:
+            on_response(judged.answer)
+        elif header.api_key == ApiKey.ADD_OFFSETS_TO_TXN:
             with_state_topic(self._view, self._controller, OFFSETS_TOPIC, ask)
         else:
             ask()
@@ -135,7 +156,9 @@ class FindCoordinatorHandler:
         keys = tuple(dict.fromkeys(request.keys))
 
         def answer() -> None:
-            found = self._find(request.key_type, keys, connection.listener)
+            denied = denied_coordinators(connection.rights, request.key_type, keys)
+            found = self._find(request.key_type, [key for key in keys if key not in denied], connection.listener)
+            found += [Coordinator(key, error_code=code) for key, code in denied.items()]
             reply.pieces = [encode_find_coordinator_response(header.api_version, header.correlation_id, found)]
             reply.ready = True
             self._on_reply(connection)
@@ -162,6 +185,19 @@ class FindCoordinatorHandler:
         if broker is None:
             return Coordinator(key, error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, error_message="The coordinator is not available.")
         return Coordinator(key, broker.id, broker.host, broker.port)
+
+
+def denied_coordinators(rights: Rights | None, key_type: int, keys: Sequence[str]) -> dict[str, ErrorCode]:
+    """Return the keys of which the client may not know the coordinator, and their error codes."""
+    if rights is None:
+        return {}
+    if key_type == GROUP_KEY:
+        return {key: ErrorCode.GROUP_AUTHORIZATION_FAILED for key in keys if not rights.allows(AclOperation.DESCRIBE, AclResource.GROUP, key)}
+    if key_type == TRANSACTION_KEY:
+        denied = (key for key in keys if not rights.allows(AclOperation.DESCRIBE, AclResource.TRANSACTIONAL_ID, key))
+        return dict.fromkeys(denied, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    is_allowed = key_type != SHARE_KEY or rights.allows_on_cluster(AclOperation.CLUSTER_ACTION)
+    return {} if is_allowed else dict.fromkeys(keys, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
 
 CREATE_TIMEOUT_MS = 5_000

@@ -24,6 +24,7 @@ from appliance.protocol.offset_apis import (
     decode_delete_records,
     encode_delete_records_response,
 )
+from appliance.security.acl import AclOperation
 from appliance.shm.counters import Counters
 from services.acceptor.connection import Connection
 from services.acceptor.fanned_out_request import FannedOutRequest, RequestPart
@@ -75,6 +76,8 @@ class DeleteRecordsHandler:
     def _offer(self, part: _Part, deadline_ns: int) -> None:
         """Kafka's checks in its order; the log-writer checks what it alone knows (policy, high watermark)."""
         offset: Offset = part.wanted.offset
+        if not part.is_allowed(AclOperation.DELETE):
+            return
         if part.topic in INTERNAL_TOPICS:
             part.refuse(ErrorCode.INVALID_TOPIC_EXCEPTION)
         elif part.find(self._view):

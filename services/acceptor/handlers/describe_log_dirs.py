@@ -25,6 +25,7 @@ from appliance.protocol.log_dir_apis import (
     LogDirResult,
     LogDirTopic,
 )
+from appliance.security.acl import AclOperation
 from appliance.shm.counters import read_counters
 from appliance.shm.partition_table import DISK_OFFLINE, PartitionTableReader
 from services.acceptor.connection import Connection
@@ -45,7 +46,10 @@ class DescribeLogDirsHandler:
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         request = DESCRIBE_LOG_DIRS_REQUEST.decode(buffer, header.body_position, limit, header.api_version)
         reply = connection.expect_reply(False)
-        response = DescribeLogDirsResponse(results=tuple(self.describe(disk, request) for disk in self._disks()))
+        if connection.rights is not None and not connection.rights.allows_on_cluster(AclOperation.DESCRIBE):
+            response = DescribeLogDirsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        else:
+            response = DescribeLogDirsResponse(results=tuple(self.describe(disk, request) for disk in self._disks()))
         reply.pieces = [DESCRIBE_LOG_DIRS_RESPONSE.encode_response(header.api_version, header.correlation_id, response)]
         reply.ready = True
         self._on_reply(connection)

@@ -22,6 +22,7 @@ from appliance.protocol.transaction_apis import (
     ProducersOfPartition,
     ProducersOfTopic,
 )
+from appliance.security.acl import AclOperation
 from appliance.shm.arena import Arena
 from services.acceptor.connection import Connection
 from services.acceptor.fanned_out_request import FannedOutRequest, RequestPart
@@ -105,4 +106,6 @@ class DescribeProducersHandler:
             request.finish()
         for topic_index, topic in enumerate(topics):
             for index in range(len(topic.partitions)):
-                _Part(request, topic_index, index, self._view, self._arena).offer(FIRST_PRODUCERS)
+                part = _Part(request, topic_index, index, self._view, self._arena)
+                if part.is_allowed(AclOperation.READ):
+                    part.offer(FIRST_PRODUCERS)

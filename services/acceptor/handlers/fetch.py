@@ -90,6 +90,8 @@ class TopicTraffic:
 class FetchHandler:
     """All fetches of one acceptor."""
 
+    read_class: type[PartitionRead] = PartitionRead
+
     def __init__(
         self,
         view: MetadataCache,
@@ -250,7 +252,7 @@ class FetchHandler:
         for index, wanted in enumerate(request.partitions):
             read = reads.get(index)
             if read is None:
-                read = reads[index] = PartitionRead(reading, pending, index, wanted)
+                read = reads[index] = self.read_class(reading, pending, index, wanted)
             result = read.step(room - total, total == 0)
             if result is None:
                 continue
@@ -404,7 +406,7 @@ class FetchHandler:
             wanted = partition.wanted
             read = reads.get(partition)
             if read is None or read.wanted is not wanted:
-                read = reads[partition] = PartitionRead(reading, pending, partition, wanted)
+                read = reads[partition] = self.read_class(reading, pending, partition, wanted)
             result = read.step(room - total, total == 0)
             if result is None:
                 continue
@@ -471,6 +473,12 @@ class FetchHandler:
             for partition in session.partitions.values():
                 if partition not in session.awake and not self._is_in_sync(session.replica_id, partition.wanted):
                     session.awake[partition] = None
+
+    def on_rights_changed(self) -> None:
+        """The access control lists changed: read all partitions of all sessions again, so that a revocation reaches those that sleep."""
+        for session in self.sessions.by_id.values():
+            session.wake_all()
+            self._wake_session(session)
 
     def _is_in_sync(self, replica_id: int, wanted: FetchPartition) -> bool:
         topic = self._view.image.topics_by_id.get(wanted.topic_id) if not wanted.topic else self._view.image.topics.get(wanted.topic)

@@ -9,6 +9,7 @@ response is trusted to be of the requested version; a request that cannot be dec
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from appliance.base.errors import ErrorCode
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
@@ -19,6 +20,9 @@ from appliance.protocol.schema import response_frame
 from services.acceptor.closings import CONTROLLER_SILENT, UNREADABLE
 from services.acceptor.connection import Connection
 
+if TYPE_CHECKING:
+    from services.acceptor.authorization.request_judge import RequestJudge  # it imports all schemas
+
 FORWARD_TIMEOUT_MS = 60_000
 """Longer than any client waits. If the controller has not answered by then, the connection is closed."""
 LOST_MESSAGE = "The controller failed more than once while it had this request; whether it was carried out is not known."
@@ -27,16 +31,21 @@ LOST_MESSAGE = "The controller failed more than once while it had this request; 
 class ForwardedHandler:
     """All requests of one acceptor that go to the controller."""
 
-    def __init__(self, controller: ControllerLink, on_reply: Callable[[Connection], None]) -> None:
+    def __init__(self, controller: ControllerLink, on_reply: Callable[[Connection], None], judge: RequestJudge | None = None) -> None:
+        """`judge` authorizes requests; None: everything is allowed."""
         self._controller = controller
         self._on_reply = on_reply
+        self._judge = judge
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         reply = connection.expect_reply(False)
         flexible = SERVED_APIS[header.api_key].is_flexible(header.api_version)
+        complete: Callable[[bytes], bytes] | None = None
 
         def on_response(body: bytes | None) -> None:
             if body:
+                if complete is not None:
+                    body = complete(body)
                 reply.pieces = [response_frame(flexible, header.correlation_id, body)]
             else:
                 request = f"API {header.api_key}, version {header.api_version}"
@@ -54,5 +63,11 @@ class ForwardedHandler:
             on_response(error_answer(payload, ErrorCode.UNKNOWN_SERVER_ERROR, LOST_MESSAGE))
 
         body = bytes(buffer[header.body_position : limit])
+        if self._judge is not None and connection.rights is not None:
+            judged = self._judge.judge(connection.rights, header.api_key, header.api_version, body)
+            if judged.body is None:
+                on_response(judged.answer)
+                return
+            body, complete = judged.body, judged.complete
         payload = pack_kafka_request(header.api_key, header.api_version, header.client_id, connection.address, body, connection.packed_origin)
         self._controller.request(KAFKA_REQUEST, payload, FORWARD_TIMEOUT_MS, on_response, on_lost)

@@ -6,8 +6,9 @@ DescribeTopicPartitions returns topics in the order of their names, in pages. A 
 partitions and says where the next one begins. Topics may change between two pages, so the pages are no
 snapshot, as in Kafka.
 
-There are no ACLs, so authorized operations (KIP-430) are those of a client that may do everything. Owned by
-one acceptor. Weak spot: each page sorts all names again.
+With an authorizer, topics that the client may not describe are left out; named ones get an error that does not
+tell whether they exist. Authorized operations (KIP-430) are those of the principal, without an authorizer all.
+Owned by one acceptor. Weak spot: each page sorts all names again.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ from appliance.protocol.topic_apis import (
     PartitionDescription,
     TopicDescription,
 )
+from appliance.security.acl import CLUSTER_NAME, AclOperation, AclResource
+from appliance.security.authorizer import Rights
 from appliance.shm.counters import Counters
 from services.acceptor.connection import Connection
 
@@ -102,23 +105,28 @@ class MetadataHandler:
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         request = decode_metadata(buffer, header.body_position, limit, header.api_version)
         self._requests.add()
-        reply = connection.expect_reply(False)
+        reply, rights = connection.expect_reply(False), connection.rights
 
         def answer(errors: dict[str, int]) -> None:
-            reply.pieces = [self._encode(header, request, errors, connection.listener)]
+            reply.pieces = [self._encode(header, request, errors, connection)]
             reply.ready = True
             self._on_reply(connection)
 
         missing = self._missing(request) if self._auto_create and request.allow_auto_topic_creation else []
+        denied: dict[str, int] = {}
+        if rights is not None and missing:
+            missing = [name for name in missing if rights.allows(AclOperation.DESCRIBE, AclResource.TOPIC, name)]
+            denied = {name: int(ErrorCode.TOPIC_AUTHORIZATION_FAILED) for name in missing if not _may_create(rights, name)}
+            missing = [name for name in missing if name not in denied]
         if not missing:
-            answer({})
+            answer(denied)
             return
 
         def on_created(payload: bytes | None) -> None:
             errors: dict[str, int] = orjson.loads(payload)["errors"] if payload is not None else {}
             if payload is None:
                 errors = dict.fromkeys(missing, int(ErrorCode.LEADER_NOT_AVAILABLE))
-            answer(errors)
+            answer(errors | denied)
 
         self._controller.request(AUTO_CREATE, orjson.dumps({"topics": missing}), AUTO_CREATE_TIMEOUT_MS, on_created)
 
@@ -128,8 +136,8 @@ class MetadataHandler:
         names = [topic.name for topic in request.topics or () if topic.name is not None and topic.topic_id == NO_TOPIC_ID]
         return [name for name in dict.fromkeys(names) if name not in topics and name not in INTERNAL_TOPICS and topic_name_problem(name) is None]
 
-    def _encode(self, header: RequestHeader, request: MetadataRequest, errors: dict[str, int], listener: str) -> bytes:
-        image = self._view.image
+    def _encode(self, header: RequestHeader, request: MetadataRequest, errors: dict[str, int], connection: Connection) -> bytes:
+        image, rights, listener = self._view.image, connection.rights, connection.listener
         version = header.api_version
         if self._encoded_generation != image.generation:
             self._encoded_generation = image.generation
@@ -137,17 +145,41 @@ class MetadataHandler:
         brokers = [MetadataBroker(broker.id, broker.host, broker.port, broker.rack) for broker in image.brokers_at(listener).values()]
         topics: list[MetadataTopic | bytes]
         allowed = TOPIC_OPERATIONS if request.include_topic_authorized_operations else OPERATIONS_NOT_ASKED
-        if request.topics is None:
+        if rights is not None:
+            topics = self._authorized(version, request, errors, rights, listener)
+        elif request.topics is None:
             topics = [self._encode_topic(version, topic, allowed, listener) for topic in image.topics.values()]
         else:
             # Each topic once, as Kafka does: named a hundred thousand times, a large one would make an answer of gigabytes.
             # A topic id counts before a name: Java sends the id with an empty name.
             distinct = dict.fromkeys((wanted.name if wanted.topic_id == NO_TOPIC_ID else None, wanted.topic_id) for wanted in request.topics)
             topics = [self._find(version, name, topic_id, errors, allowed, listener) for name, topic_id in distinct]
-        of_cluster = CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else OPERATIONS_NOT_ASKED
+        of_cluster = cluster_operations(rights) if request.include_cluster_authorized_operations else OPERATIONS_NOT_ASKED
         return encode_metadata_response(
             version, header.correlation_id, brokers, image.cluster_id, image.controller_id, topics, cluster_authorized_operations=of_cluster
         )
+
+    def _authorized(self, version: int, request: MetadataRequest, errors: dict[str, int], rights: Rights, listener: str) -> list[MetadataTopic | bytes]:
+        """The topics that a principal may describe; of others that are named only that they are denied."""
+        image, describe, kind = self._view.image, AclOperation.DESCRIBE, AclResource.TOPIC
+        includes_operations = request.include_topic_authorized_operations
+
+        def found(name: str | None, topic_id: bytes, of_topic: str) -> MetadataTopic | bytes:
+            operations = rights.operations(kind, of_topic) if includes_operations else OPERATIONS_NOT_ASKED
+            return self._find(version, name, topic_id, errors, operations, listener)
+
+        if request.topics is None:
+            return [found(name, NO_TOPIC_ID, name) for name in image.topics if rights.allows(describe, kind, name)]
+        topics: list[MetadataTopic | bytes] = []
+        for wanted in dict.fromkeys((wanted.name if wanted.topic_id == NO_TOPIC_ID else None, wanted.topic_id) for wanted in request.topics):
+            name, topic_id = wanted
+            known = image.topics_by_id.get(topic_id) if name is None else None
+            of_topic = name if name is not None else known.name if known is not None else None
+            if of_topic is None or rights.allows(describe, kind, of_topic):
+                topics.append(found(name, topic_id, of_topic or ""))
+            else:
+                topics.append(MetadataTopic(name, (), topic_id, False, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+        return topics
 
     def _find(self, version: int, name: str | None, topic_id: bytes, errors: dict[str, int], allowed: int, listener: str) -> MetadataTopic | bytes:
         image = self._view.image
@@ -164,7 +196,7 @@ class MetadataHandler:
         code = errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
             code = ErrorCode.LEADER_NOT_AVAILABLE  # it was made, our image is a moment behind
-        return MetadataTopic(name, (), NO_TOPIC_ID, name in INTERNAL_TOPICS, code)
+        return MetadataTopic(name, (), NO_TOPIC_ID, name in INTERNAL_TOPICS, code, authorized_operations=allowed)
 
     def _encode_topic(self, version: int, topic: TopicImage, allowed: int, listener: str) -> bytes:
         key = (version, topic.name, allowed, listener)
@@ -179,6 +211,17 @@ class MetadataHandler:
         return encoded
 
 
+def _may_create(rights: Rights, name: str) -> bool:
+    return rights.allows_on_cluster(AclOperation.CREATE) or rights.allows(AclOperation.CREATE, AclResource.TOPIC, name)
+
+
+def cluster_operations(rights: Rights | None) -> int:
+    """What a client may do to the cluster; nothing without DESCRIBE, as in Kafka."""
+    if rights is None:
+        return CLUSTER_OPERATIONS
+    return rights.operations(AclResource.CLUSTER, CLUSTER_NAME) if rights.allows_on_cluster(AclOperation.DESCRIBE) else 0
+
+
 class DescribeClusterHandler:
     """All such requests of one acceptor."""
 
@@ -189,11 +232,13 @@ class DescribeClusterHandler:
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         request = DESCRIBE_CLUSTER_REQUEST.decode(buffer, header.body_position, limit, header.api_version)
         reply = connection.expect_reply(False)
-        reply.pieces = [DESCRIBE_CLUSTER_RESPONSE.encode_response(header.api_version, header.correlation_id, self.describe(request, connection.listener))]
+        reply.pieces = [
+            DESCRIBE_CLUSTER_RESPONSE.encode_response(header.api_version, header.correlation_id, self.describe(request, connection.listener, connection.rights))
+        ]
         reply.ready = True
         self._on_reply(connection)
 
-    def describe(self, request: DescribeClusterRequest, listener: str) -> DescribeClusterResponse:
+    def describe(self, request: DescribeClusterRequest, listener: str, rights: Rights | None = None) -> DescribeClusterResponse:
         """Return the response for brokers, or the error of another endpoint type (KIP-919)."""
         if request.endpoint_type != ENDPOINT_BROKERS:
             unknown = request.endpoint_type == ENDPOINT_UNKNOWN
@@ -204,7 +249,7 @@ class DescribeClusterHandler:
             cluster_id=image.cluster_id,
             controller_id=image.controller_id,
             brokers=tuple(DescribedBroker(broker.id, broker.host, broker.port, broker.rack) for broker in image.brokers_at(listener).values()),
-            cluster_authorized_operations=CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else OPERATIONS_NOT_ASKED,
+            cluster_authorized_operations=cluster_operations(rights) if request.include_cluster_authorized_operations else OPERATIONS_NOT_ASKED,
         )
 
 
@@ -222,13 +267,17 @@ class DescribeTopicPartitionsHandler:
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         request = DESCRIBE_TOPIC_PARTITIONS_REQUEST.decode(buffer, header.body_position, limit, header.api_version)
         reply = connection.expect_reply(False)
-        reply.pieces = [DESCRIBE_TOPIC_PARTITIONS_RESPONSE.encode_response(header.api_version, header.correlation_id, describe_page(self._view.image, request))]
+        reply.pieces = [
+            DESCRIBE_TOPIC_PARTITIONS_RESPONSE.encode_response(
+                header.api_version, header.correlation_id, describe_page(self._view.image, request, connection.rights)
+            )
+        ]
         reply.ready = True
         self._on_reply(connection)
 
 
-def describe_page(image: MetadataImage, request: DescribeTopicPartitionsRequest) -> DescribeTopicPartitionsResponse:
-    """One page of `image`."""
+def describe_page(image: MetadataImage, request: DescribeTopicPartitionsRequest, rights: Rights | None = None) -> DescribeTopicPartitionsResponse:
+    """One page of `image`, with what `rights` allow to describe."""
     cursor = request.cursor or PartitionCursor("", 0)
     asked = {topic.name for topic in request.topics}
     if cursor.partition_index < 0:
@@ -241,11 +290,17 @@ def describe_page(image: MetadataImage, request: DescribeTopicPartitionsRequest)
         if not left:
             return DescribeTopicPartitionsResponse(0, tuple(described), PartitionCursor(name, 0))
         topic = image.topics.get(name)
+        if rights is not None and not rights.allows(AclOperation.DESCRIBE, AclResource.TOPIC, name):
+            if asked:
+                described.append(TopicDescription(ErrorCode.TOPIC_AUTHORIZATION_FAILED, name))
+            continue
         if topic is None:
             described.append(_absent(name))
             continue
         first = cursor.partition_index if name == cursor.topic_name else 0
         described.append(_describe_topic(image, topic, first, left))
+        if rights is not None:
+            described[-1] = described[-1]._replace(topic_authorized_operations=rights.operations(AclResource.TOPIC, name))
         left -= len(described[-1].partitions)
         if first + len(described[-1].partitions) < len(topic.partitions):
             return DescribeTopicPartitionsResponse(0, tuple(described), PartitionCursor(name, first + len(described[-1].partitions)))

@@ -38,6 +38,7 @@ from appliance.protocol.offset_apis import (
     encode_list_offsets_response,
     encode_offset_for_leader_epoch_response,
 )
+from appliance.security.acl import AclOperation
 from appliance.shm.counters import Counters
 from services.acceptor.connection import Connection
 from services.acceptor.fanned_out_request import LookUpRequest, RequestPart
@@ -98,6 +99,8 @@ class ListOffsetsHandler:
         version, timestamp, replica_id = request.header.api_version, wanted.timestamp, request.body.replica_id
         if (part.topic, wanted.partition) in request.duplicates:
             part.refuse(ErrorCode.INVALID_REQUEST)
+            return
+        if not part.is_allowed(AclOperation.DESCRIBE):
             return
         if not part.find(self._view, wanted.current_leader_epoch, replica_id != _DEBUGGING):
             return
@@ -222,6 +225,9 @@ class OffsetForLeaderEpochHandler:
 
     def _look_up(self, request: _EpochRequest, part: EpochPart) -> None:
         wanted: EpochPartition = part.wanted
+        rights = request.reply.connection.rights
+        if rights is not None and not rights.allows_on_cluster(AclOperation.CLUSTER_ACTION) and not part.is_allowed(AclOperation.DESCRIBE):
+            return
         if not part.find(self._view, wanted.current_leader_epoch):
             return
         row = part.row

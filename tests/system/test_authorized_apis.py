@@ -1,0 +1,395 @@
+"""A real Kafka 3.9 and a box answer the same requests of the same principals: which parts of which API are denied.
+
+Both read their access control lists from ZooKeeper, where the test writes them once, in our encoding. A principal is
+an address of 127.0.0.0/8 (`User:ANONYMOUS` with a host), and has one binding; the first one has all. Compared are the
+error codes about rights, the names in the responses, and the bits of allowed operations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from kazoo.client import KazooClient
+
+from appliance.base.errors import ErrorCode
+from appliance.cluster.acl_znodes import ACL_ROOTS, encode_rules, store_of
+from appliance.protocol import (
+    acl_apis,
+    cluster_apis,
+    config_apis,
+    group_apis,
+    group_offset_apis,
+    log_dir_apis,
+    offset_apis,
+    reassignment_apis,
+    topic_apis,
+    transaction_apis,
+)
+from appliance.protocol import metadata as metadata_messages
+from appliance.protocol.apis import CODED_APIS
+from appliance.protocol.schema import Message
+from appliance.protocol.topic_partitions import TopicPartitions
+from appliance.records.builder import BatchBuilder
+from appliance.security.acl import (
+    CLUSTER_NAME,
+    SUPPORTED_OPERATIONS,
+    AccessRule,
+    AclBinding,
+    AclOperation,
+    AclPermission,
+    AclResource,
+    PatternType,
+    ResourcePattern,
+)
+from lab import kio_adapter
+from lab.protocol_messages import kio_element
+from lab.raw_client import FETCH, METADATA, PRODUCE, RawClient
+from lab.real_kafka import RealKafka, skip_without_kafka
+from lab.real_zookeeper import RealZooKeeper
+from lab.running_box import RunningBox, eventually, start_box
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+ADMIN = "127.0.0.1"
+AUTHORIZER = "kafka.security.authorizer.AclAuthorizer"
+RIGHTS_CODES = {
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ErrorCode.SECURITY_DISABLED,
+}
+NAMES = ("name", "topic", "group_id", "transactional_id", "resource_name", "key")
+TOPICS = ("logs-a", "logs-b", "other")
+NAMED_TOPICS = (*TOPICS, "missing")
+EVERYTHING = [
+    (AclResource.TOPIC, "*"),
+    (AclResource.GROUP, "*"),
+    (AclResource.TRANSACTIONAL_ID, "*"),
+    (AclResource.CLUSTER, CLUSTER_NAME),
+]
+
+
+def one_record() -> bytes:
+    builder = BatchBuilder()
+    builder.append(1_700_000_000_000, b"key", b"value")
+    return bytes(builder.build())
+
+
+BATCH = one_record()
+
+
+class Identity(NamedTuple):
+    """An address, and what its principal is allowed or denied."""
+
+    address: str
+    bindings: tuple[AclBinding, ...]
+
+
+def binding(address: str, resource: AclResource, name: str, operation: AclOperation, pattern: PatternType, permission: AclPermission) -> AclBinding:
+    return AclBinding(resource, name, pattern, "User:ANONYMOUS", address, operation, permission)
+
+
+def identities() -> list[Identity]:
+    """One for each operation on each kind of resource, literal; topics and groups also by prefix, by wildcard, and with a denial."""
+    allow, literal, prefixed = AclPermission.ALLOW, PatternType.LITERAL, PatternType.PREFIXED
+    names = {AclResource.TOPIC: "logs-a", AclResource.GROUP: "logs-a", AclResource.TRANSACTIONAL_ID: "logs-a", AclResource.CLUSTER: CLUSTER_NAME}
+    found = [Identity(ADMIN, tuple(binding(ADMIN, resource, name, AclOperation.ALL, literal, allow) for resource, name in EVERYTHING))]
+
+    def add(*wanted: tuple[AclResource, str, AclOperation, PatternType, AclPermission]) -> None:
+        address = f"127.0.1.{len(found)}"
+        found.append(Identity(address, tuple(binding(address, *each) for each in wanted)))
+
+    add()
+    for resource, name in names.items():
+        for operation in sorted(SUPPORTED_OPERATIONS[resource]):
+            add((resource, name, operation, literal, allow))
+        add((resource, name, AclOperation.ALL, literal, allow))
+    for resource in (AclResource.TOPIC, AclResource.GROUP, AclResource.TRANSACTIONAL_ID):
+        add((resource, "logs-", AclOperation.ALL, prefixed, allow))
+        everything = (resource, "*", AclOperation.ALL, literal, allow)
+        add(everything, (resource, "logs-a", AclOperation.ALL, literal, AclPermission.DENY))
+        add(everything, (resource, "logs-", AclOperation.DESCRIBE, prefixed, AclPermission.DENY))
+        add(everything, (resource, "*", AclOperation.READ, literal, AclPermission.DENY))
+    group_and_topic = [(kind, "logs-a", AclOperation.READ, literal, allow) for kind in (AclResource.GROUP, AclResource.TOPIC)]
+    add(*group_and_topic)
+    add(*group_and_topic, (AclResource.TRANSACTIONAL_ID, "logs-a", AclOperation.WRITE, literal, allow))
+    return found
+
+
+IDENTITIES = identities()
+
+
+def write_acls(client: KazooClient) -> None:
+    """What our controller writes, before a broker starts."""
+    for root in ACL_ROOTS:
+        client.ensure_path(root)
+    rules: dict[ResourcePattern, set[AccessRule]] = {}
+    for each in (binding for identity in IDENTITIES for binding in identity.bindings):
+        rules.setdefault(each.resources, set()).add(each.rule)
+    for pattern, of_pattern in rules.items():
+        client.create(store_of(pattern).path(pattern), encode_rules(of_pattern))
+
+
+class Brokers(NamedTuple):
+    kafka: RealKafka
+    box: RunningBox
+    box_zookeeper: RealZooKeeper
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    """Both with three topics and without others."""
+    skip_without_kafka()
+    directory = tmp_path_factory.mktemp("rights")
+    zookeepers = [RealZooKeeper(directory / name) for name in ("kafka-zookeeper", "box-zookeeper")]
+    kafka = RealKafka(directory / "kafka", directory / "disk", zookeepers[0].connect, settings={"authorizer.class.name": AUTHORIZER})
+    box = None
+    try:
+        for zookeeper in zookeepers:
+            client = KazooClient(zookeeper.connect)
+            client.start()
+            write_acls(client)
+            client.stop()
+            client.close()
+        box = start_box(
+            directory / "box",
+            disks=1,
+            zookeeper=zookeepers[1].connect,
+            settings={
+                "authorizer.class.name": AUTHORIZER,
+                "zookeeper.auth.required": False,
+                "auto.create.topics.enable": False,
+                "offsets.topic.num.partitions": 1,
+                "transaction.state.log.num.partitions": 1,
+            },
+        )
+        kafka.start()
+        for address in (("127.0.0.1", kafka.port), address_of(box)):
+            admin = RawClient(address, ADMIN)
+            for topic in TOPICS:
+                admin.create_topic(topic, 1)
+            for key_type in (cluster_apis.GROUP_KEY, cluster_apis.TRANSACTION_KEY):
+                eventually(lambda admin=admin, kind=key_type: coordinator_is_there(admin, kind), "a coordinator", 30)
+            admin.close()
+        yield Brokers(kafka, box, zookeepers[1])
+    finally:
+        kafka.stop()
+        if box is not None:
+            box.stop()
+        for zookeeper in zookeepers:
+            zookeeper.stop()
+
+
+def address_of(box: RunningBox) -> tuple[str, int]:
+    host, _, port = box.bootstrap.rpartition(":")
+    return host, int(port)
+
+
+def coordinator_is_there(client: RawClient, key_type: int) -> bool:
+    request = cluster_apis.FindCoordinatorRequest("logs-a", key_type)
+    found = ask(client, cluster_apis.FIND_COORDINATOR_REQUEST, cluster_apis.FIND_COORDINATOR_RESPONSE, 2, request)
+    return bool(found.error_code == 0)
+
+
+def ask(client: RawClient, request: Message[Any], response: Message[Any], version: int, body: Any) -> Any:
+    """The decoded response; flexible versions have a tagged section in both headers."""
+    key, is_flexible = request.api.key, CODED_APIS[request.api.key].is_flexible(version)
+    frame = struct.pack(">hhih3s", key, version, 1, 3, b"raw") + (b"\0" if is_flexible else b"") + request.encode(version, body)
+    client.sock.sendall(struct.pack(">i", len(frame)) + frame)
+    _, reply = client.receive()
+    reply = reply[1:] if is_flexible else reply
+    return response.decode(reply, 0, len(reply), version)
+
+
+def kio_asked(client: RawClient, key: int, version: int, body: Any) -> Any:
+    client.send(key, version, kio_adapter.encode(body))
+    return kio_adapter.decode_response(key, version, client.receive()[1])
+
+
+def metadata(client: RawClient, names: tuple[str, ...] | None) -> Any:
+    topics = None if names is None else tuple(metadata_messages.MetadataRequestTopic(name=name) for name in names)
+    body = metadata_messages.REQUEST.encode(8, metadata_messages.MetadataRequest(topics, True, True, True))
+    client.send(METADATA, 8, body)
+    return kio_adapter.decode_response(METADATA, 8, client.receive()[1])
+
+
+def produce(client: RawClient, transactional_id: str | None) -> Any:
+    request = kio_adapter.request_class(PRODUCE, 7)
+    topic_class = kio_element(request, "topic_data")
+    partition_class = kio_element(topic_class, "partition_data")
+    data = tuple(topic_class(name=name, partition_data=(partition_class(index=0, records=BATCH),)) for name in NAMED_TOPICS)
+    return kio_asked(client, PRODUCE, 7, request(transactional_id=transactional_id, acks=1, timeout=datetime.timedelta(seconds=5), topic_data=data))
+
+
+def fetch(client: RawClient, replica_id: int) -> Any:
+    request = kio_adapter.request_class(FETCH, 11)
+    topic_class = kio_element(request, "topics")
+    partition_class = kio_element(topic_class, "partitions")
+    partition = partition_class(partition=0, current_leader_epoch=-1, fetch_offset=0, log_start_offset=-1, partition_max_bytes=1000)
+    return kio_asked(
+        client,
+        FETCH,
+        11,
+        request(
+            replica_id=replica_id,
+            max_wait=datetime.timedelta(0),
+            min_bytes=0,
+            max_bytes=1000,
+            isolation_level=0,
+            session_id=0,
+            session_epoch=-1,
+            topics=tuple(topic_class(topic=name, partitions=(partition,)) for name in NAMED_TOPICS),
+            forgotten_topics_data=(),
+            rack_id="",
+        ),
+    )
+
+
+PARTITIONS = tuple(TopicPartitions(name, (0,)) for name in NAMED_TOPICS)
+GROUPS = ("logs-a", "other")
+A_BINDING = IDENTITIES[0].bindings[0]
+_O, _T, _G = offset_apis, transaction_apis, group_offset_apis
+
+
+def requests(group: str) -> list[tuple[str, Message[Any], Message[Any], int, Any]]:
+    """One request of each API that has checks; where it is allowed it changes nothing that another one sees. `group` is also the transactional id."""
+    commits = tuple(_G.OffsetCommitTopic(name, (_G.OffsetCommitPartition(0, 1),)) for name in TOPICS)
+    txn_commits = tuple(_T.TxnOffsetCommitTopic(name, (_T.TxnOffsetCommitPartition(0, 1),)) for name in TOPICS)
+    resources = [(2, name) for name in TOPICS] + [(4, "1")]
+    return [
+        ("ListOffsets", _O.LIST_OFFSETS_REQUEST, _O.LIST_OFFSETS_RESPONSE, 5,
+         _O.ListOffsetsRequest(-1, 0, tuple(_O.ListOffsetsTopic(name, (_O.ListOffsetsPartition(0, timestamp=-1),)) for name in NAMED_TOPICS))),
+        ("OffsetForLeaderEpoch", _O.OFFSET_FOR_LEADER_EPOCH_REQUEST, _O.OFFSET_FOR_LEADER_EPOCH_RESPONSE, 3,
+         _O.OffsetForLeaderEpochRequest(-1, tuple(_O.EpochTopic(name, (_O.EpochPartition(0, leader_epoch=0),)) for name in NAMED_TOPICS))),
+        ("DeleteRecords", _O.DELETE_RECORDS_REQUEST, _O.DELETE_RECORDS_RESPONSE, 1,
+         _O.DeleteRecordsRequest(tuple(_O.DeleteRecordsTopic(name, (_O.DeleteRecordsPartition(0, 0),)) for name in NAMED_TOPICS))),
+        ("FindCoordinator of a group", cluster_apis.FIND_COORDINATOR_REQUEST, cluster_apis.FIND_COORDINATOR_RESPONSE, 2,
+         cluster_apis.FindCoordinatorRequest(group, cluster_apis.GROUP_KEY)),
+        ("FindCoordinator of a transaction", cluster_apis.FIND_COORDINATOR_REQUEST, cluster_apis.FIND_COORDINATOR_RESPONSE, 2,
+         cluster_apis.FindCoordinatorRequest(group, cluster_apis.TRANSACTION_KEY)),
+        ("DescribeCluster", cluster_apis.DESCRIBE_CLUSTER_REQUEST, cluster_apis.DESCRIBE_CLUSTER_RESPONSE, 0, cluster_apis.DescribeClusterRequest(True)),
+        ("CreateTopics", topic_apis.CREATE_TOPICS_REQUEST, topic_apis.CREATE_TOPICS_RESPONSE, 5,
+         topic_apis.CreateTopicsRequest(tuple(topic_apis.CreatableTopic(f"{name}-new", 1, 1) for name in TOPICS)
+                                        + (topic_apis.CreatableTopic("logs-a", 1, 1),), validate_only=True)),
+        ("DeleteTopics", topic_apis.DELETE_TOPICS_REQUEST, topic_apis.DELETE_TOPICS_RESPONSE, 3,
+         topic_apis.DeleteTopicsRequest(topic_names=("logs-missing", "missing"))),
+        ("CreatePartitions", topic_apis.CREATE_PARTITIONS_REQUEST, topic_apis.CREATE_PARTITIONS_RESPONSE, 1,
+         topic_apis.CreatePartitionsRequest(tuple(topic_apis.TopicToGrow(name, 2) for name in NAMED_TOPICS), validate_only=True)),
+        ("DescribeConfigs", config_apis.DESCRIBE_CONFIGS_REQUEST, config_apis.DESCRIBE_CONFIGS_RESPONSE, 3,
+         config_apis.DescribeConfigsRequest(tuple(config_apis.ResourceToDescribe(*each, ("retention.ms",)) for each in resources))),
+        ("AlterConfigs", config_apis.ALTER_CONFIGS_REQUEST, config_apis.ALTER_CONFIGS_RESPONSE, 1,
+         config_apis.AlterConfigsRequest(tuple(config_apis.ResourceToReplace(*each) for each in resources), True)),
+        ("IncrementalAlterConfigs", config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST, config_apis.INCREMENTAL_ALTER_CONFIGS_RESPONSE, 0,
+         config_apis.IncrementalAlterConfigsRequest(tuple(config_apis.ResourceToAlter(*each) for each in resources), True)),
+        ("DescribeLogDirs", log_dir_apis.DESCRIBE_LOG_DIRS_REQUEST, log_dir_apis.DESCRIBE_LOG_DIRS_RESPONSE, 3, log_dir_apis.DescribeLogDirsRequest(())),
+        ("ElectLeaders", reassignment_apis.ELECT_LEADERS_REQUEST, reassignment_apis.ELECT_LEADERS_RESPONSE, 1,
+         reassignment_apis.ElectLeadersRequest(0, (reassignment_apis.TopicToElectFor("logs-a", (0,)),))),
+        ("AlterPartitionReassignments", reassignment_apis.ALTER_PARTITION_REASSIGNMENTS_REQUEST, reassignment_apis.ALTER_PARTITION_REASSIGNMENTS_RESPONSE, 0,
+         reassignment_apis.AlterPartitionReassignmentsRequest()),
+        ("ListPartitionReassignments", reassignment_apis.LIST_PARTITION_REASSIGNMENTS_REQUEST, reassignment_apis.LIST_PARTITION_REASSIGNMENTS_RESPONSE, 0,
+         reassignment_apis.ListPartitionReassignmentsRequest()),
+        ("OffsetCommit", _G.OFFSET_COMMIT_REQUEST, _G.OFFSET_COMMIT_RESPONSE, 7, _G.OffsetCommitRequest(group, topics=commits)),
+        ("OffsetFetch", _G.OFFSET_FETCH_REQUEST, _G.OFFSET_FETCH_RESPONSE, 5, _G.OffsetFetchRequest((_G.OffsetFetchGroup(group, topics=PARTITIONS),))),
+        ("OffsetFetch of all", _G.OFFSET_FETCH_REQUEST, _G.OFFSET_FETCH_RESPONSE, 5, _G.OffsetFetchRequest((_G.OffsetFetchGroup(group),))),
+        ("OffsetDelete", _G.OFFSET_DELETE_REQUEST, _G.OFFSET_DELETE_RESPONSE, 0,
+         _G.OffsetDeleteRequest(f"{group}-missing", (_G.OffsetDeleteTopic("logs-a", (_G.OffsetDeletePartition(0),)),))),
+        ("JoinGroup", group_apis.JOIN_GROUP_REQUEST, group_apis.JOIN_GROUP_RESPONSE, 5,
+         group_apis.JoinGroupRequest(group, protocol_type="consumer", protocols=(group_apis.JoinGroupProtocol("range"),))),
+        ("Heartbeat", group_apis.HEARTBEAT_REQUEST, group_apis.HEARTBEAT_RESPONSE, 3, group_apis.HeartbeatRequest(group)),
+        ("SyncGroup", group_apis.SYNC_GROUP_REQUEST, group_apis.SYNC_GROUP_RESPONSE, 3, group_apis.SyncGroupRequest(group)),
+        ("LeaveGroup", group_apis.LEAVE_GROUP_REQUEST, group_apis.LEAVE_GROUP_RESPONSE, 3,
+         group_apis.LeaveGroupRequest(group, (group_apis.LeavingMember("nobody"),))),
+        ("DescribeGroups", group_apis.DESCRIBE_GROUPS_REQUEST, group_apis.DESCRIBE_GROUPS_RESPONSE, 4, group_apis.DescribeGroupsRequest(GROUPS, True)),
+        ("ListGroups", group_apis.LIST_GROUPS_REQUEST, group_apis.LIST_GROUPS_RESPONSE, 2, group_apis.ListGroupsRequest()),
+        ("DeleteGroups", group_apis.DELETE_GROUPS_REQUEST, group_apis.DELETE_GROUPS_RESPONSE, 1, group_apis.DeleteGroupsRequest((f"{group}-missing",))),
+        ("InitProducerId", _T.INIT_PRODUCER_ID_REQUEST, _T.INIT_PRODUCER_ID_RESPONSE, 1, _T.InitProducerIdRequest(None)),
+        ("InitProducerId of a transaction", _T.INIT_PRODUCER_ID_REQUEST, _T.INIT_PRODUCER_ID_RESPONSE, 1, _T.InitProducerIdRequest(group)),
+        ("AddPartitionsToTxn", _T.ADD_PARTITIONS_TO_TXN_REQUEST, _T.ADD_PARTITIONS_TO_TXN_RESPONSE, 1,
+         _T.AddPartitionsToTxnRequest((_T.TransactionToExtend(group, topics=PARTITIONS[:3]),))),
+        ("AddOffsetsToTxn", _T.ADD_OFFSETS_TO_TXN_REQUEST, _T.ADD_OFFSETS_TO_TXN_RESPONSE, 1, _T.AddOffsetsToTxnRequest(group, group_id=group)),
+        ("EndTxn", _T.END_TXN_REQUEST, _T.END_TXN_RESPONSE, 1, _T.EndTxnRequest(group)),
+        ("TxnOffsetCommit", _T.TXN_OFFSET_COMMIT_REQUEST, _T.TXN_OFFSET_COMMIT_RESPONSE, 2,
+         _T.TxnOffsetCommitRequest(group, group, topics=txn_commits)),
+        ("DescribeTransactions", _T.DESCRIBE_TRANSACTIONS_REQUEST, _T.DESCRIBE_TRANSACTIONS_RESPONSE, 0, _T.DescribeTransactionsRequest(GROUPS)),
+        ("ListTransactions", _T.LIST_TRANSACTIONS_REQUEST, _T.LIST_TRANSACTIONS_RESPONSE, 0, _T.ListTransactionsRequest()),
+        ("DescribeProducers", _T.DESCRIBE_PRODUCERS_REQUEST, _T.DESCRIBE_PRODUCERS_RESPONSE, 0, _T.DescribeProducersRequest(PARTITIONS)),
+        ("DescribeAcls", acl_apis.DESCRIBE_ACLS_REQUEST, acl_apis.DESCRIBE_ACLS_RESPONSE, 1,
+         acl_apis.DescribeAclsRequest(2, "logs-b", 2, None, None, 1, 1)),
+        ("CreateAcls", acl_apis.CREATE_ACLS_REQUEST, acl_apis.CREATE_ACLS_RESPONSE, 1, acl_apis.CreateAclsRequest((acl_apis.AclCreation(*A_BINDING),))),
+        ("DeleteAcls", acl_apis.DELETE_ACLS_REQUEST, acl_apis.DELETE_ACLS_RESPONSE, 1,
+         acl_apis.DeleteAclsRequest((acl_apis.DeleteAclsFilter(2, "nothing", 3, None, None, 1, 1),))),
+    ]  # fmt: skip
+
+
+def seen(value: Any) -> list[str]:
+    """Names, denials and bits of each struct of a response, sorted; what one has and the other lacks for other reasons is left out."""
+    found: list[str] = []
+
+    def walk(struct_or_tuple: Any) -> None:
+        fields = {}
+        if dataclasses.is_dataclass(struct_or_tuple):
+            fields = {field.name: getattr(struct_or_tuple, field.name) for field in dataclasses.fields(struct_or_tuple)}
+        elif hasattr(struct_or_tuple, "_asdict"):
+            fields = struct_or_tuple._asdict()
+        elif isinstance(struct_or_tuple, tuple | list):
+            for each in struct_or_tuple:
+                walk(each)
+            return
+        name = next((str(fields[field]) for field in NAMES if isinstance(fields.get(field), str)), "")
+        if name.startswith("__") or name == "syslog":
+            return  # state topics come when they are needed, and the box has a topic of its own
+        shown = ""
+        for field, each in fields.items():
+            if field.endswith("error_code"):
+                shown += f" {ErrorCode(int(each)).name if int(each) in RIGHTS_CODES else 'not denied'}"
+            elif field.endswith("authorized_operations"):
+                shown += f" operations {int(each):b}"
+        if shown:
+            found.append(f"{type(struct_or_tuple).__name__} {name}{shown}")
+        for each in fields.values():
+            walk(each)
+
+    walk(value)
+    return sorted(found)
+
+
+def everything_seen(address: tuple[str, int], identity: Identity) -> dict[str, list[str]]:
+    """What one principal sees of all APIs."""
+    client = RawClient(address, identity.address)
+    found = {
+        "Metadata of all": seen(metadata(client, None)),
+        "Metadata by name": seen(metadata(client, NAMED_TOPICS)),
+        "Produce": seen(produce(client, None)),
+        "Fetch": seen(fetch(client, -1)),
+    }
+    for group in GROUPS:
+        for what, request, response, version, body in requests(group):
+            try:
+                found[f"{what} ({group})"] = seen(ask(client, request, response, version, body))
+            except AssertionError:
+                found[f"{what} ({group})"] = ["the connection was closed"]
+                client = RawClient(address, identity.address)
+    client.close()
+    return found
+
+
+def test_every_api_denies_what_kafka_denies(brokers: Brokers) -> None:
+    different = []
+    compared = denied = 0
+    for identity in IDENTITIES:
+        theirs = everything_seen(("127.0.0.1", brokers.kafka.port), identity)
+        ours = everything_seen(address_of(brokers.box), identity)
+        rights = [f"{each.permission.name} {each.operation.name} {each.resource.name} {each.name} {each.pattern.name}" for each in identity.bindings]
+        for what, expected in theirs.items():
+            compared += 1
+            denied += "AUTHORIZATION" in str(expected)
+            if ours[what] != expected:
+                different.append(f"{rights}: {what}\n  Kafka {expected}\n  box   {ours[what]}")
+    assert not different, f"{len(different)} of {compared}\n" + "\n".join(different[:12])
+    assert compared > 2_500 and denied > 1_000, (compared, denied)
