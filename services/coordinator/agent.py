@@ -19,6 +19,7 @@ from appliance.client.peers import Peers
 from appliance.client.transaction_gate import TransactionPeers
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import ImageFollower
+from appliance.cluster.security_image import AuthorizerFollower, authorizer_of
 from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.ipc.box_disks import BoxDisks, DiskHealth
 from appliance.ipc.frames import Frame
@@ -37,6 +38,7 @@ from services.coordinator.groups.group_records import offset_record
 from services.coordinator.groups.ports import NameBound
 from services.coordinator.marker_appends import MarkerAppend, MarkerAppends
 from services.coordinator.marker_requests import MarkerRequests
+from services.coordinator.member_rights import MemberRights
 from services.coordinator.state.confirmations import LeadershipConfirmations
 from services.coordinator.state.state_partition import StateAppend
 from services.coordinator.state.state_topic import StateTopic
@@ -72,7 +74,10 @@ class CoordinatorAgent:
         self._wall_ahead_ms = self._clock.wall_ms() - self._clock.monotonic_ms()
         self._offsets_topic, self._transactions_topic = self._make_topic(OFFSETS_TOPIC), self._make_topic(TRANSACTIONS_TOPIC)
         self._topics = (self._offsets_topic, self._transactions_topic)
-        self._groups = CoordinatedGroups(box, self._offsets_topic, self._view, LegacyOffsetRequests(self._controller), self._now_ms, counters)
+        authorizer = authorizer_of(box)
+        self._security = AuthorizerFollower(context.layout, authorizer, context.log) if authorizer is not None else None
+        rights = MemberRights(self._security) if self._security is not None else None
+        self._groups = CoordinatedGroups(box, self._offsets_topic, self._view, LegacyOffsetRequests(self._controller), self._now_ms, counters, rights)
         self._producer_ids = ProducerIdLeases(self._controller, self._clock, counters.counter("coordinator.producer_ids"), context.log)
         self._peers = Peers(f"coordinator of broker {box.broker_id}", self._poller, self._clock)
         self._markers = MarkerAppends(self._view, MarkerRequests(self._peers), self._clock, counters, self._on_transaction_ended, self._has_waiting_offsets)
@@ -96,7 +101,7 @@ class CoordinatorAgent:
             TRANSACTIONS_TOPIC: LeadershipConfirmations(self._transactions_topic, encode_transaction_key("")),
         }
         self._requests = CoordinatorRequests(
-            self._groups, self._transactions, elsewhere, confirmations, self._may_be_replaced, verifies, self._now_ms, counters, self._server.send
+            self._groups, self._transactions, elsewhere, confirmations, self._may_be_replaced, verifies, self._now_ms, counters, self._server.send, rights
         )
         self._ready = False
         self._stopping = False
@@ -135,6 +140,8 @@ class CoordinatorAgent:
         work += self._controller.do_work(now_ns)
         if self._image.is_stale:
             self._image.load()
+            if self._security is not None:
+                self._security.load()
             work += 1
         if self._view.refresh():
             self._peers.refresh(self._view.image.brokers)

@@ -21,6 +21,7 @@ from appliance.ipc.request_link import ControllerLink
 from appliance.shm.counters import Counters
 from services.coordinator.groups.group_coordinator import GroupCoordinator
 from services.coordinator.groups.ports import GroupSettings, KnownTopic, LegacyCommitted, LegacyFetched, NameBound
+from services.coordinator.member_rights import MemberRights
 from services.coordinator.state.state_topic import StateTopic
 
 OnVerified = Callable[[ErrorCode], None]
@@ -46,12 +47,23 @@ def new_member_id() -> str:
 class CoordinatedGroups:
     """`topic` is where their state is."""
 
-    def __init__(self, box: Box, topic: StateTopic, view: MetadataCache, legacy: LegacyOffsetRequests, now_ms: Callable[[], int], counters: Counters) -> None:
+    def __init__(
+        self,
+        box: Box,
+        topic: StateTopic,
+        view: MetadataCache,
+        legacy: LegacyOffsetRequests,
+        now_ms: Callable[[], int],
+        counters: Counters,
+        rights: MemberRights | None = None,
+    ) -> None:
+        """`rights`: of members; None without an authorizer."""
         self._box = box
         self._refused = {bound: counters.counter(f'coordinator.refused{{bound="{bound.value}"}}') for bound in NameBound}
         self._topic = topic
         self._view = view
         self._legacy = legacy
+        self._rights = rights
         self._now_ms = now_ms
         self._partition_count = box.integer("offsets.topic.num.partitions")
         self._known_topics: dict[str, TopicId] = {}
@@ -72,7 +84,11 @@ class CoordinatedGroups:
 
     @property
     def generation(self) -> int:
-        return self._view.image.generation
+        """Grows with the topics, and with the access control lists: both decide what members get."""
+        return self._view.image.generation + (self._rights.generation if self._rights is not None else 0)
+
+    def visible(self, group_id: str, member_id: str, names: frozenset[str]) -> frozenset[str] | None:
+        return names if self._rights is None else self._rights.visible(group_id, member_id, names)
 
     def has_partition(self, topic: str, partition: int) -> bool:
         image = self._view.image.topics.get(topic)

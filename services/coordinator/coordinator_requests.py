@@ -27,6 +27,7 @@ from services.coordinator.coordinated_groups import CoordinatedGroups
 from services.coordinator.coordinated_transactions import CoordinatedTransactions
 from services.coordinator.groups.group_log import transactional_commit_error
 from services.coordinator.groups.member import ClientIdentity
+from services.coordinator.member_rights import MemberRights
 from services.coordinator.state.confirmations import LeadershipConfirmations, OnConfirmed
 from services.coordinator.transactions.transaction import SECOND_PROTOCOL
 
@@ -76,6 +77,7 @@ class CoordinatorRequests:
         now_ms: Callable[[], int],
         counters: Counters,
         respond: Respond,
+        rights: MemberRights | None = None,
     ) -> None:
         """`elsewhere` asks other boxes about transactions that they coordinate. `may_be_replaced(state topic)`: another box may lead what this one leads by its
         rows, so requests wait for `confirmations` (by state topic). `verifies`: transaction.partition.verification.enable."""
@@ -87,6 +89,7 @@ class CoordinatorRequests:
         self._verifies = verifies
         self._now_ms = now_ms
         self._respond = respond
+        self._rights = rights
         self._waiting = 0
         self._received = counters.counter("coordinator.requests")
         self._refused = counters.counter("coordinator.requests_unreadable")
@@ -148,6 +151,8 @@ class CoordinatorRequests:
             self._respond(client, KAFKA_RESPONSE, frame.token, api.response.encode(asked.api_version, response))
 
         identity = ClientIdentity(asked.client_id, f"/{asked.client_host}")
+        if self._rights is not None and asked.api_key == ApiKey.CONSUMER_GROUP_HEARTBEAT:
+            self._rights.on_heartbeat(request.group_id, request.member_id, asked.origin, asked.client_host)
         if asked.api_key == ApiKey.TXN_OFFSET_COMMIT:
             self._commit_transactional(api, request, asked.api_version, identity, reply)
         elif api.is_transactional:

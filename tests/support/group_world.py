@@ -145,6 +145,8 @@ class KnownTopics:
     def __init__(self) -> None:
         self.counts = dict(TOPICS)
         self.generation = 1
+        self.hidden: dict[str, frozenset[str] | None] = {}
+        """Member id → topics that it may not see; None: its principal is not known."""
         self._ids = {name: TopicId(bytes([number] * 16)) for number, name in enumerate(self.counts, 1)}
         self._ids_given = len(self._ids)
 
@@ -156,6 +158,14 @@ class KnownTopics:
 
     def name_of(self, topic_id: TopicId) -> str | None:
         return next((name for name in self.counts if self._ids[name] == topic_id), None)
+
+    def visible(self, _group_id: str, member_id: str, names: frozenset[str]) -> frozenset[str] | None:
+        hidden = self.hidden.get(member_id, frozenset())
+        return None if hidden is None else names - hidden
+
+    def hide(self, member_id: str, names: frozenset[str] | None) -> None:
+        self.generation += 1
+        self.hidden[member_id] = names
 
     def names(self) -> list[str]:
         return list(self.counts)

@@ -25,7 +25,7 @@ STABLE: Final = "Stable"
 class ConsumerGroup:
     """Values are replaced, never changed; a state that is in the log is not touched any more."""
 
-    __slots__ = ("_owners", "_shares", "checked_generation", "group_epoch", "members", "static_members", "target_epoch", "targets", "topics")
+    __slots__ = ("_owners", "_shares", "checked_generation", "group_epoch", "members", "of_regexes", "static_members", "target_epoch", "targets", "topics")
 
     def __init__(self) -> None:
         self.group_epoch = 0
@@ -35,6 +35,8 @@ class ConsumerGroup:
         self.targets: dict[str, Partitions] = {}
         self.topics: dict[str, SubscribedTopic] = {}
         """Those that members read and that there are, as they were when they were looked at last."""
+        self.of_regexes: dict[str, frozenset[str]] = {}
+        """Member id → the topics of its expression that it may see, as they were then; empty after a load."""
         self.checked_generation: int | None = None
         """Which generation of all topics that was."""
         self._owners: dict[tuple[TopicId, int], str] | None = None
@@ -47,7 +49,7 @@ class ConsumerGroup:
         other.target_epoch = self.target_epoch
         other.members, other.static_members, other.targets = self.members, self.static_members, self.targets
         other._shares = True
-        other.topics = self.topics
+        other.topics, other.of_regexes = self.topics, self.of_regexes
         other.checked_generation = self.checked_generation
         return other
 

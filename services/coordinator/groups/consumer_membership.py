@@ -145,6 +145,19 @@ class ConsumerMembership:
         names = {self._topics.name_of(topic_id) for topic_id, _ in self.group.target_of(member.member_id)}
         return frozenset(name for name in names if name is not None)
 
+    def _of_regex(self, member: ConsumerMember, matched: frozenset[str] | None) -> frozenset[str] | None:
+        """Return what the member's expression matches and the member may see, or None if one of both is not known yet."""
+        return None if matched is None else self._topics.visible(self.group_id, member.member_id, matched)
+
+    def _sees_otherwise(self, group: ConsumerGroup, member_id: str, names: frozenset[str], of_regex: frozenset[str] | None) -> bool:
+        """True if the member's rights have changed, although the group as a whole reads the same topics: it needs another target."""
+        if of_regex is None:
+            return False
+        if of_regex != group.of_regexes.get(member_id, of_regex):
+            return True
+        targeted = (self._topics.name_of(topic_id) for topic_id, _ in group.target_of(member_id))
+        return not all(name in names for name in targeted if name is not None)
+
     def settle_target(self, group: ConsumerGroup, now_ms: int) -> None:
         generation = self._topics.generation
         is_changed = group.group_epoch != self.group.group_epoch
@@ -152,19 +165,24 @@ class ConsumerMembership:
             return
         patterns = {member.wish.regex for member in group.members.values()}
         matched = {pattern: self._regexes.matching(pattern, now_ms) for pattern in patterns if pattern is not None}
-        is_resolved = None not in matched.values()
+        of_regexes = {
+            member_id: self._of_regex(member, matched[member.wish.regex]) for member_id, member in group.members.items() if member.wish.regex is not None
+        }
+        is_resolved = None not in of_regexes.values()
         if not is_resolved and not is_changed:
             return  # a later request of a member comes here again
         names = {}
         for member_id, member in group.members.items():
             subscribed = frozenset(member.wish.topics)
             if member.wish.regex is not None:
-                of_regex = matched[member.wish.regex]
+                of_regex = of_regexes[member_id]
                 of_regex = self._assigned_topics(member) if of_regex is None else of_regex
                 subscribed = subscribed | of_regex if subscribed else of_regex
             names[member_id] = subscribed
         found = self._found(frozenset().union(*names.values()))
-        if found != group.topics:
+        is_seen_otherwise = any(self._sees_otherwise(group, member_id, names[member_id], of_regex) for member_id, of_regex in of_regexes.items())
+        group.of_regexes = {member_id: of_regex for member_id, of_regex in of_regexes.items() if of_regex is not None}
+        if found != group.topics or is_seen_otherwise:
             group.topics = found
             if group.group_epoch == self.group.group_epoch:
                 group.group_epoch += 1

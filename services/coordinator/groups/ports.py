@@ -39,6 +39,9 @@ class Topics(Protocol):
     def names(self) -> Iterable[str]:
         """All topics, internal ones too."""
 
+    def visible(self, group_id: str, member_id: str, names: frozenset[str]) -> frozenset[str] | None:
+        """Of topics that an expression matches, those that the member may describe; None: its principal is not known yet."""
+
 
 class LegacyOffsets(Protocol):
     """Offsets in ZooKeeper under `/consumers`, for OffsetCommit and OffsetFetch of version 0. Any box answers for any group. Never called back from

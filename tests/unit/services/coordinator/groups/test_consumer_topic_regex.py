@@ -142,3 +142,35 @@ def test_a_stored_expression_beyond_the_bound_loads_and_matches_nothing_new() ->
     world.restart()
     world.run(a, b)
     assert (a.holds, b.holds) == held and world.refused
+
+
+def test_a_member_gets_the_topics_of_its_expression_that_it_may_see() -> None:
+    world = ConsumerWorld()
+    world.topics.hide("a", frozenset({"audit"}))
+    a, b = (NewReader(world, name, (), subscribed_topic_regex=".*") for name in "ab")
+    world.run(a, b)
+    assert {topic for topic, _ in a.holds} == {"syslog"}
+    assert {topic for topic, _ in b.holds} == {"syslog", "audit"}
+
+
+def test_a_revocation_takes_partitions_from_the_member_although_the_group_still_reads_the_topic() -> None:
+    world = ConsumerWorld()
+    a, b = (NewReader(world, name, (), subscribed_topic_regex=".*") for name in "ab")
+    world.run(a, b)
+    assert len({topic for topic, _ in a.holds}) == 2
+    world.topics.hide("a", frozenset({"audit"}))
+    world.run(a, b)
+    assert {topic for topic, _ in a.holds} == {"syslog"}
+    world.topics.hide("a", frozenset())
+    world.run(a, b)
+    assert {topic for topic, _ in a.holds} == {"syslog", "audit"}
+
+
+def test_a_member_whose_principal_is_not_known_keeps_what_it_has() -> None:
+    world = ConsumerWorld()
+    a = NewReader(world, "a", (), subscribed_topic_regex=".*")
+    world.run(a)
+    held = set(a.holds)
+    world.topics.hide("a", None)
+    world.run(a)
+    assert set(a.holds) == held and held
