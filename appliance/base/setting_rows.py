@@ -312,7 +312,7 @@ _NETWORK_ROWS = (
         "",
         "",
         "`org.apache.kafka.metadata.authorizer.StandardAuthorizer` (or Kafka 3.9's `kafka.security.authorizer.AclAuthorizer`, which means the same here): "
-        "clients need access control lists (`millrace acl`), and so do boxes, whose principals must be in super.users or have ClusterAction; "
+        "clients need access control entries, and so do the other boxes of a cluster (`All` on everything, or super.users); "
         "empty: every client may do everything",
         "",
     ),

@@ -46,7 +46,6 @@ class BrokerConfig(NamedTuple):
 
 ALWAYS: Final = (
     BrokerConfig("alter.config.policy.class.name", "class", None, None, "A class that may refuse changes of configs; there is none."),
-    BrokerConfig("authorizer.class.name", "string", "", "", "A class that authorizes requests; there is none: every request is allowed."),
     BrokerConfig("broker.id.generation.enable", "boolean", "false", "false", "Whether ZooKeeper gives out broker ids; it does not."),
     BrokerConfig("client.quota.callback.class", "class", None, None, "A class that sets quotas; there is none."),
     BrokerConfig("compression.type", "string", "producer", "producer", "The codec in which batches are stored: the one in which they were sent."),
