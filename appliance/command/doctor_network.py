@@ -19,7 +19,7 @@ from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.cluster.zookeeper_probe import zookeeper_serves
 from appliance.command.findings import Finding, from_sentence, ok, problem, warning
 from appliance.command.output import plural
-from appliance.runtime.ensemble_checks import is_loopback, member_problems, peer_warnings
+from appliance.runtime.ensemble_checks import member_problems, open_listeners, peer_warnings
 from appliance.runtime.listening import open_listen_sockets
 from appliance.runtime.run_options import AUTO_CREATE, WILDCARD_HOSTS
 from appliance.runtime.unit_files import has_own_network
@@ -80,12 +80,29 @@ ZOOKEEPER_SECONDS = 2.0
 
 
 def look_at_network(box: Box, is_running: bool) -> list[Finding]:
-    return [*advertised(box, is_running), creation_by_name(box), *ports(box, is_running), *ensemble(box, is_running), *zookeeper(box, is_running), *secret(box)]
+    return [
+        *advertised(box, is_running),
+        access(box),
+        creation_by_name(box),
+        *ports(box, is_running),
+        *ensemble(box, is_running),
+        *zookeeper(box, is_running),
+        *secret(box),
+    ]
+
+
+def access(box: Box) -> Finding:
+    """Check whether clients of other machines need to authenticate themselves."""
+    names = open_listeners(box)
+    if names:
+        advice = "restrict the ports by a firewall, listen on a loopback address, or set ssl.client.auth to required"
+        return warning("access", f"without authentication, clients of other machines may use listener {', '.join(names)}", advice)
+    return ok("access", "no listener serves clients of other machines without authentication")
 
 
 def creation_by_name(box: Box) -> Finding:
     """Check whether clients, which have no identity, can create topics by naming them."""
-    creates, is_open = box.flag(AUTO_CREATE), not is_loopback(box.listen)
+    creates, is_open = box.flag(AUTO_CREATE), bool(open_listeners(box))
     words = f"{AUTO_CREATE} is {str(creates).lower()}, listening on {box.listen}"
     if creates and is_open:
         bound = box.integer("max.topics")

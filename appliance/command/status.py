@@ -7,9 +7,11 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 from appliance.base.clock import SystemClock
+from appliance.base.settings import Box
 from appliance.command.finding import find_running_box
 from appliance.command.options import ConfigOption, DataOption, option
 from appliance.command.output import NOTHING, Column, bytes_text, count_text, duration_text, plural, print_table
+from appliance.runtime.ensemble_checks import access_warning
 
 if TYPE_CHECKING:
     from appliance.command.box_status import BoxStatus, ClusterStatus, ProcessStatus, TopicStatus
@@ -42,11 +44,20 @@ def status(
         print_status(found, gathered, SystemClock().wall_ms())
 
 
+def _access_warning(found: FoundBox) -> str | None:
+    try:
+        return access_warning(Box.from_document(dict(found.box)))
+    except TypeError:  # box.json of another release
+        return None
+
+
 def print_status(found: FoundBox, gathered: BoxStatus, now_ms: int) -> None:
     started_ms = int(found.box.get("started_wall_ms") or 0)
     up = f"  up {duration_text((now_ms - started_ms) / 1000)}" if started_ms else ""
     zookeeper = f"  zookeeper {found.box['zookeeper']}" if found.box.get("zookeeper") else ""
     print(f"box {found.layout.box}  kafka {found.kafka_address}  broker {found.box['broker_id']}{zookeeper}{up}\n")
+    if (access := _access_warning(found)) is not None:
+        print(f"warning: {access}\n")
     columns = [Column("process"), Column("pid", is_number=True), Column("state"), Column("since", is_number=True), Column("restarts", is_number=True)]
     print_table(
         [*columns, Column("memory", is_number=True), Column("arenas", is_number=True)],

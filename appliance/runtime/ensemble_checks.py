@@ -1,5 +1,5 @@
 """Checks before a box joins an ensemble of the boxes: the ports of its member, and addresses that
-its peers cannot use.
+its peers cannot use. Also which listeners serve other machines without authentication.
 
 Binds each port for a moment. Weak: whether the other boxes reach these ports (firewalls) shows only
 when all have started.
@@ -12,6 +12,7 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 
+from appliance.base.settings import Box
 from appliance.base.zookeeper_member import ZooKeeperMember
 
 WILDCARDS = ("0.0.0.0", "::", "*", "")
@@ -53,6 +54,30 @@ def peer_warnings(members: Sequence[ZooKeeperMember], broker_id: int, listen: st
     if is_loopback(advertise):
         warnings.append(f"--advertise is {advertise}: the other boxes and clients would connect to themselves; name this machine as they see it")
     return warnings
+
+
+def open_listeners(box: Box) -> list[str]:
+    """Return `NAME (ADDRESS:PORT)` of the listeners that clients of other machines may use without
+    authentication."""
+    found = []
+    for listener in box.kafka_listeners:
+        client_auth = listener.settings.get("ssl.client.auth", box.setting("ssl.client.auth"))
+        is_authenticated = listener.protocol == "SSL" and client_auth == "required"
+        if not is_authenticated and not is_loopback(listener.address):
+            found.append(f"{listener.name} ({listener.address}:{listener.port})")
+    return found
+
+
+def access_warning(box: Box) -> str | None:
+    """Return the warning about open listeners, or None if there are none."""
+    names = open_listeners(box)
+    if not names:
+        return None
+    many = len(names) > 1
+    return (
+        f"{'listeners' if many else 'listener'} {', '.join(names)} {'serve' if many else 'serves'} Kafka clients of other machines without "
+        "authentication; restrict them by a firewall, a loopback address, or ssl.client.auth=required"
+    )
 
 
 def is_loopback(host: str) -> bool:

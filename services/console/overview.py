@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from appliance.runtime.ensemble_checks import open_listeners
 from services.console.activity import DISK_TIMED, Between
 from services.console.alarm import AlarmEvent
 from services.console.box_sample import SUPERVISOR, BoxSample, ProcessSample
@@ -31,6 +32,7 @@ def overview(sample: BoxSample, between: Between, groups: GroupsSample, events: 
         "box": box.box,
         "broker_id": box.broker_id,
         "kafka": ", ".join(f"{host}:{port}" for _, host, port in (listener.endpoint for listener in box.kafka_listeners)),
+        "open_listeners": open_listeners(box),
         "started_ms": box.started_wall_ms,
         "missing": sample.missing,
         "seconds": round(between.seconds, 1),

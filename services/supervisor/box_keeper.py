@@ -32,7 +32,7 @@ from appliance.base.logging import Logger, logger_from_environment
 from appliance.base.settings import Box, load_box
 from appliance.runtime.directories import running_supervisor
 from appliance.runtime.disk_orders import with_kept_disks
-from appliance.runtime.ensemble_checks import peer_warnings
+from appliance.runtime.ensemble_checks import access_warning, peer_warnings
 from appliance.runtime.identity import lock_state
 from appliance.runtime.leftovers import clear_box, clear_dead_life, clear_vanished_boxes, living_pid, living_processes
 from appliance.runtime.listening import ListenSockets
@@ -363,6 +363,8 @@ def main(zookeeper_check: ExternalCheck, read_senders: ReadSenders) -> int:
         log.warning(changed)
     for warning in peer_warnings(prepared.box.ensemble, prepared.box.broker_id, prepared.box.listen, prepared.box.advertise):
         log.warning(warning)
+    if (access := access_warning(prepared.box)) is not None:
+        log.warning(access)
     if adopted is None:
         log.info(f"box {prepared.box.box} is prepared for {len(prepared.box.process_names())} processes; {SYSTEMD} starts them")
     else:

@@ -23,7 +23,7 @@ from appliance.base.errors import ConfigurationProblems, RequestRefused
 from appliance.base.logging import DROPPED_COUNTER, logger_from_environment
 from appliance.runtime.children import CONTROLLER, Child, ChildState, DetachedProcesses, ShutdownProgress, plan_stop
 from appliance.runtime.disk_orders import REMOVE, disk_processes
-from appliance.runtime.ensemble_checks import peer_warnings
+from appliance.runtime.ensemble_checks import access_warning, peer_warnings
 from appliance.runtime.leftovers import await_previous_life, clear_box, clear_dead_life, clear_vanished_boxes
 from appliance.runtime.poller import READABLE, Poller
 from appliance.runtime.preflight import ExternalCheck, PreparedBox, prepare_box
@@ -109,6 +109,8 @@ class Supervisor:
         self.log.info(f"box {self.box.box} is starting {len(self.children)} processes")
         for warning in peer_warnings(self.box.ensemble, self.box.broker_id, self.box.listen, self.box.advertise):
             self.log.warning(warning)
+        if (access := access_warning(self.box)) is not None:
+            self.log.warning(access)
         try:
             while not self._stop_signals and not self.exit_code:
                 self._turn()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
 from appliance.base.settings import Box, load_box
-from lab.running_box import RunningBox, run_and_wait, run_arguments, start_box
+from lab.running_box import COMMAND, RunningBox, environment, run_and_wait, run_arguments, start_box
 
 pytestmark = pytest.mark.system
 SETTINGS = {
@@ -80,3 +81,18 @@ def test_every_mistake_in_listeners_is_reported_before_the_start(tmp_path: Path)
     assert ended.returncode == 2
     for words in ("listeners has A, but listener.security.protocol.map does not have it", "listeners has B", "there is no listener C"):
         assert words in ended.stderr + ended.stdout
+
+
+def test_a_box_that_serves_other_machines_without_authentication_says_so(tmp_path: Path) -> None:
+    settings = {"listeners": "PLAINTEXT://127.0.0.1:0,OPEN://0.0.0.0:0", "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,OPEN:PLAINTEXT"}
+    running = start_box(tmp_path, disks=1, settings=settings)
+    try:
+        words = f"listener OPEN (0.0.0.0:{ports(running)['OPEN']}) serves Kafka clients of other machines without authentication"
+        assert words in running.messages
+        for command in ("status", "doctor"):
+            shown = subprocess.run(
+                [*COMMAND, command, "--data", str(tmp_path / "d0")], env=environment(), capture_output=True, text=True, timeout=60, check=False
+            )
+            assert f"OPEN (0.0.0.0:{ports(running)['OPEN']})" in shown.stdout, shown
+    finally:
+        running.stop()

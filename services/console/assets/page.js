@@ -68,6 +68,7 @@ function showHead(box) {
   ready.textContent = missing.length ? `${missing.length === 1 ? missing[0] : `${missing.length} processes`} not serving` : "ready";
   ready.className = `badge ${missing.length ? "bad" : "good"}`;
   const pairs = [["box", box.box], ["Kafka", box.kafka], ["broker", box.broker_id], ["release", box.version], ["up", durationText(box.now_ms - box.started_ms)]];
+  if (box.open_listeners.length) pairs.push(["without authentication", box.open_listeners.join(", ")]);
   $("who").replaceChildren(...pairs.map(([name, value]) => { const pair = make("div"); pair.append(make("dt", "", name), make("dd", "", value)); return pair; }));
   document.title = `${missing.length ? "⚠ " : ""}Millrace ${box.box}`;
 }

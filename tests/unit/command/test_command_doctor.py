@@ -12,13 +12,13 @@ import typer
 
 from appliance.base.clock import SystemClock
 from appliance.base.layout import Disk
-from appliance.base.settings import Box
+from appliance.base.settings import Box, KafkaListener
 from appliance.command import doctor_disks, doctor_machine
 from appliance.command.disk_speed_probe import nameless_file, probe, residency_answers, verdict
 from appliance.command.doctor import doctor
 from appliance.command.doctor_disks import ask_all, judge_disk, judge_residency, judge_sharing, judge_states, look_at_disks
 from appliance.command.doctor_machine import judge_clock_source, judge_clocks, judge_descriptors, judge_receive_buffer, judge_shared_memory, look_at_secrets
-from appliance.command.doctor_network import advertised, creation_by_name, is_local, judge_loopback, judge_zookeeper, ports, secret
+from appliance.command.doctor_network import access, advertised, creation_by_name, is_local, judge_loopback, judge_zookeeper, ports, secret
 from appliance.command.findings import OK, PROBLEM, WARNING, Finding
 from tests.unit.base.test_settings import make_box
 
@@ -162,6 +162,16 @@ def test_a_box_that_listens_on_all_addresses_must_not_advertise_loopback() -> No
     assert judge_loopback("0.0.0.0", "logs.example", ["192.0.2.7"]) is None
     found = judge_loopback("0.0.0.0", "localhost", ["127.0.0.1", "::1"])
     assert found is not None and found.level == WARNING and "--advertise" in found.advice
+
+
+def test_listeners_that_serve_other_machines_without_authentication_are_named() -> None:
+    assert access(box()).level == OK
+    found = access(box(listen="0.0.0.0"))
+    assert found.level == WARNING and "PLAINTEXT (0.0.0.0:" in found.words
+    inner = KafkaListener("PLAINTEXT", "PLAINTEXT", "127.0.0.1", 1, "127.0.0.1")
+    outer = KafkaListener("CLIENTS", "SSL", "0.0.0.0", 2, "box", 0, {"ssl.client.auth": "required"})
+    assert access(box(listeners=[inner, outer])).level == OK
+    assert access(box(listeners=[inner, outer._replace(settings={"ssl.client.auth": "requested"})])).level == WARNING
 
 
 def test_automatic_creation_beyond_loopback_is_warned_of() -> None:
