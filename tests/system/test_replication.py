@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import shutil
 import signal
 import urllib.request
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from appliance.base.clock import SystemClock
@@ -41,6 +42,11 @@ SMALL = {"acceptor.arena.bytes": 16 * MIB, "socket.request.max.bytes": 8 * MIB, 
 SCRUBBING = {"log.scrub.bytes.per.second": 8 * MIB, "log.scrub.interval.ms": 200}
 
 
+def options_of(broker_id: int, zookeeper: str) -> dict[str, Any]:
+    senders = {"listener": [{"name": "http", "topics": "taken"}]}
+    return {"disks": 1, "broker_id": broker_id, "zookeeper": zookeeper, "settings": {**SMALL, **SCRUBBING}, "senders": senders}
+
+
 @pytest.fixture(scope="module")
 def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningBox]]:
     directory = tmp_path_factory.mktemp("boxes")
@@ -48,8 +54,7 @@ def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningBox]
     running: list[RunningBox] = []
     try:
         for broker_id in (1, 2):
-            options = {"zookeeper": zookeeper.connect, "settings": {**SMALL, **SCRUBBING}, "senders": {"listener": [{"name": "http", "topics": "taken"}]}}
-            running.append(start_box(directory / f"b{broker_id}", disks=1, broker_id=broker_id, **options))
+            running.append(start_box(directory / f"b{broker_id}", **options_of(broker_id, zookeeper.connect)))
         yield running
     finally:
         codes = [box.stop() for box in running]
@@ -140,6 +145,54 @@ def test_damage_on_either_box_is_repaired_from_the_other(boxes: list[RunningBox]
         assert box.counters("log-writer@d0").values["log_writer.batches_repaired"] >= 4
         assert "of scrubbed-0 at offset 0 repaired" not in box.messages and "repaired with the copy of broker" in box.messages
         assert not box.counters("replica-fetcher").values["replica_fetcher.repairs_left"]
+
+
+def test_a_log_that_lacks_segments_and_one_that_was_restored_from_a_copy_are_fetched_from_the_other_box(boxes: list[RunningBox]) -> None:
+    """While a box is stopped: a first and a middle segment removed; then its whole directory put back from a copy."""
+    admin = AdminClient({"bootstrap.servers": str(boxes[0].kafka)})
+    admin.create_topics([NewTopic("holed", 2, 2, config={"internal.segment.bytes": "65536"})])["holed"].result(10)
+    _fill_holed(boxes, 1_500)
+    zookeeper, disk, directory = str(boxes[1].box.zookeeper), boxes[1].disks[0], boxes[1].directory
+    assert boxes[1].stop() == 0
+    shutil.copytree(disk, directory / "copy")
+    for partition, number in ((0, 0), (1, 1)):
+        sorted((disk / f"holed-{partition}").glob("*.log"))[number].unlink()
+    boxes[1] = start_box(directory, **options_of(2, zookeeper))
+    assert "log holed-0 of" in boxes[1].messages and "offsets at its start, 0 to" in boxes[1].messages
+    assert "log holed-1 of" in boxes[1].messages and "offsets between its segments" in boxes[1].messages
+    _await_equal(boxes)
+    _fill_holed(boxes, 300)
+    assert boxes[1].stop() == 0
+    shutil.rmtree(disk)
+    shutil.copytree(directory / "copy", disk)
+    boxes[1] = start_box(directory, **options_of(2, zookeeper))
+    assert "is older than its box remembers" in boxes[1].messages
+    _await_equal(boxes)
+    consumer = Consumer({"bootstrap.servers": boxes[1].bootstrap, "group.id": "holed", "auto.offset.reset": "error"})
+    consumer.assign([TopicPartition("holed", partition, 0) for partition in range(2)])
+    found = [message for message in consumer.consume(1_800, 30) if message.error() is None]
+    consumer.close()
+    assert sorted((message.partition(), message.offset()) for message in found) == [(partition, offset) for partition in range(2) for offset in range(900)]
+
+
+def _fill_holed(boxes: list[RunningBox], records: int) -> None:
+    producer = Producer({"bootstrap.servers": str(boxes[0].kafka), "acks": "all", "linger.ms": 5, "batch.size": 4000})
+    for number in range(records):
+        producer.produce("holed", b"%0200d" % number, partition=number % 2)
+    assert producer.flush(20) == 0
+
+
+def _await_equal(boxes: list[RunningBox]) -> None:
+    """Both have the same, and both are in sync."""
+
+    def logs(box: RunningBox) -> list[bytes]:
+        return [b"".join(file.read_bytes() for file in sorted((box.disks[0] / f"holed-{partition}").glob("*.log"))) for partition in range(2)]
+
+    def are_in_sync() -> bool:
+        image = read_image(boxes[0].layout.image_file)
+        return image is not None and all(len(partition.isr) == 2 for partition in image.topics["holed"].partitions)
+
+    eventually(lambda: logs(boxes[0]) == logs(boxes[1]) and are_in_sync(), "the copies are equal and in sync", 30)
 
 
 def test_deleted_records_are_gone_from_both_boxes_when_the_client_is_answered(boxes: list[RunningBox], copied: str) -> None:
