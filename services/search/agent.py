@@ -28,10 +28,8 @@ from appliance.runtime.scheduling import take_idle_priority
 from appliance.storage import file_io
 from appliance.storage.reading import LogReading
 from appliance.storage.segment_files import LOG_SUFFIX, segment_path
-from services.search.matching import compile_node
 from services.search.partition_scan import PartitionScan, Wanted
-from services.search.prefilter import literals_of
-from services.search.query import QueryProblem, parse_query
+from services.search.query import QueryProblem
 from services.search.search_run import NEWEST, NOTES_MAX, OLDEST, SearchOptions, SearchRun, SearchTotals
 
 REQUEST_BYTES_MAX = 64 << 10
@@ -117,7 +115,7 @@ class SearchAgent:
 
     def _search(self, request: SearchRequest) -> None:
         try:
-            node = parse_query(request.query)
+            wanted = Wanted.of(request.query, request.since_ms, request.until_ms)
         except QueryProblem as problem:
             raise SearchRefused(400, str(problem), problem.column) from problem
         box = load_box(self._layout)
@@ -127,7 +125,6 @@ class SearchAgent:
             raise SearchRefused(404, f"there is no topic {request.topic}")
         if unknown := [each for each in request.partitions if not 0 <= each < len(topic.partitions)]:
             raise SearchRefused(404, f"topic {request.topic} has no partition {unknown[0]}; it has {len(topic.partitions)}, counted from 0")
-        wanted = Wanted(compile_node(node), literals_of(node), request.since_ms, request.until_ms)
         options = SearchOptions(
             request.limit, request.order, request.is_count, request.by, box.integer("search.threads"),
             box.integer("search.disk.bytes.per.second"), 0 if request.follow else box.integer("search.duration.max.ms"),

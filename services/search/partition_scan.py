@@ -5,8 +5,9 @@ query's literals as they lie there; of a batch without a hit nothing else is rea
 batches are opened one by one. Only records with a hit are parsed. Control batches, batches of
 aborted transactions and everything from the last stable offset on are left out.
 
-Owned by one thread at a time. Weak: a damaged batch without a hit is not noticed; a batch is left
-out by its first record's time if that is more than `LATE_MS` behind the end of the time range.
+Owned by one thread at a time. Weak: a damaged batch without a hit is not noticed; the scan
+ends at the first record that is more than `LATE_MS` behind the end of the time range, so records
+that come so late are missed.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ from appliance.records.batch import (
 from appliance.records.compression import Codec, CorruptBatch, decompress, opened_batch_limit
 from appliance.records.record import decode_varint
 from appliance.storage.reading import LogReading
-from services.search.matching import Document, Predicate
-from services.search.prefilter import Literals, Prefilter
+from services.search.matching import Document, Predicate, compile_node
+from services.search.prefilter import Literals, Prefilter, Verdict, folded_value, literals_of, verdict_of
+from services.search.query import parse_query
 
 WINDOW_BYTES = 8 << 20
 LATE_MS = 3_600_000
@@ -61,6 +63,14 @@ class Wanted(NamedTuple):
     literals: Literals | None
     since_ms: int
     until_ms: int
+    verdict: Verdict | None = None
+
+    @classmethod
+    def of(cls, query: str, since_ms: int, until_ms: int) -> Wanted:
+        """Raises `QueryProblem`."""
+        node = parse_query(query)
+        has_negation = "-" in query or "not" in query.lower()
+        return cls(compile_node(node), literals_of(node), since_ms, until_ms, verdict_of(node) if has_negation else None)
 
 
 class Window(NamedTuple):
@@ -110,9 +120,13 @@ class PartitionScan:
         end: int = row.last_stable_offset
         if start_offset is not None:
             start = min(max(start, start_offset), end)
-        elif self._wanted.since_ms > 0 and start < end:
-            first = LogReading(self._found.directory).offset_for_timestamp(self._wanted.since_ms, Offset(end))
-            start = end if first is None else max(start, first.offset)
+        elif start < end:
+            reading = LogReading(self._found.directory)
+            if self._wanted.since_ms > 0:
+                first = reading.offset_for_timestamp(self._wanted.since_ms, Offset(end))
+                start = end if first is None else max(start, first.offset)
+            behind = reading.offset_for_timestamp(self._wanted.until_ms + LATE_MS, Offset(end)) if start < end else None
+            end = end if behind is None else max(start, behind.offset)
         return OffsetRange(topic, self.partition, start, end)
 
     def windows(self) -> Generator[Window, None, None]:
@@ -262,7 +276,8 @@ class PartitionScan:
         wanted = self._wanted
         if record is None or not wanted.since_ms <= record.timestamp_ms < wanted.until_ms or not self.range.start <= record.offset < self.range.end:
             return
-        if wanted.predicate(Document(record.value)):
+        verdict = wanted.verdict(folded_value(record.value)) if wanted.verdict is not None else None
+        if verdict or (verdict is None and wanted.predicate(Document(record.value))):
             matches.append(record._replace(partition=self.partition))
 
     def _is_intact(self, memory: memoryview, batch: _Batch) -> bool:

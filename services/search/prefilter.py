@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.search.matching import OPERATORS
-from services.search.query import And, Compare, Equals, Node, Or, Regex, Text
+from services.search.query import And, Compare, Equals, Node, Not, Or, Regex, Text
 
 FOLD_BIT = 0x20
+_FOLDED = bytes(byte | FOLD_BIT for byte in range(256))
 PIECE_BYTES = 256 << 10
 """Folded at a time: it stays in the cache of a core."""
 LITERALS_MAX = 12
@@ -155,6 +156,51 @@ def _weight(text: str) -> int:
 
 def folded(literal: bytes) -> bytes:
     return bytes(byte | FOLD_BIT for byte in literal)
+
+
+Verdict = Callable[[bytes], bool | None]
+"""Decides by a folded value: True and False are certain, None is open."""
+
+
+def folded_value(value: bytes) -> bytes:
+    """Return a value as `verdict_of` reads it."""
+    return value.translate(_FOLDED)
+
+
+def verdict_of(node: Node) -> Verdict | None:
+    """Return a quick decision for one record; None if the query has nothing to decide by.
+
+    A record without the texts of a condition does not fulfil it; one with them may.
+    """
+    match node:
+        case Not(part):
+            inner = verdict_of(part)
+            return None if inner is None else lambda value: None if (found := inner(value)) is None else not found
+        case And(parts) | Or(parts):
+            verdicts = [verdict_of(part) for part in parts]
+            known = [verdict for verdict in verdicts if verdict is not None]
+            decisive, is_whole = isinstance(node, Or), len(known) == len(parts)
+            if not known and parts:
+                return None
+
+            def joint(value: bytes) -> bool | None:
+                is_open = not is_whole
+                for verdict in known:
+                    found = verdict(value)
+                    if found is decisive:
+                        return decisive
+                    is_open = is_open or found is None
+                return None if is_open else not decisive
+
+            return joint
+    literals = literals_of(node)
+    texts = [literal for literal in literals or () if isinstance(literal, bytes)]
+    if literals is None or len(texts) < len(literals):
+        return None
+    if len(texts) == 1:
+        (text,) = texts
+        return lambda value: None if text in value else False
+    return lambda value: None if any(text in value for text in texts) else False
 
 
 class Prefilter:

@@ -20,10 +20,7 @@ from appliance.records.record import iterate_records
 from appliance.shm.partition_table import ROLE_LEADER, Row
 from appliance.storage.directory_identity import encode_partition_metadata
 from appliance.storage.transaction_index import AbortedTxn, encode_transaction_index
-from services.search.matching import compile_node
 from services.search.partition_scan import Match, PartitionScan, Wanted
-from services.search.prefilter import literals_of
-from services.search.query import parse_query
 from services.search.search_run import NEWEST, SearchOptions, SearchRun
 from tests.unit.pipeline.made_batches import made_of, marker, with_append_time
 
@@ -67,8 +64,7 @@ def partition_at(directory: Path, segments: Sequence[tuple[int, bytes]], limit: 
 
 
 def wanted_of(query: str, since_ms: int = 0, until_ms: int = FOREVER) -> Wanted:
-    node = parse_query(query)
-    return Wanted(compile_node(node), literals_of(node), since_ms, until_ms)
+    return Wanted.of(query, since_ms, until_ms)
 
 
 def found_in(found: LocalRow, wanted: Wanted, window_bytes: int = 1 << 20, partition: int = 0) -> tuple[list[Match], PartitionScan]:
@@ -131,6 +127,15 @@ def test_aborted_transactions_markers_and_records_from_the_last_stable_offset_on
     found = partition_at(tmp_path / "p", [(0, content)], 7, [AbortedTxn(7, Offset(1), Offset(3), Offset(4))])  # type: ignore[arg-type]
     matches, _ = found_in(found, wanted_of("error"))
     assert [match.offset for match in matches] == [0, 2, 5]
+
+
+def test_the_scan_reads_no_further_than_an_hour_behind_the_time_range(tmp_path: Path) -> None:
+    hour = 3_600_000
+    times = [0, 10, hour, 20, 2 * hour, 30, 3 * hour]
+    content = b"".join(made_of(offset, [(time, None, line(1, "error"), ())]) for offset, time in enumerate(times))
+    matches, scan = found_in(partition_at(tmp_path / "p", [(0, content)], len(times)), wanted_of("error", 5, 100))
+    assert [match.offset for match in matches] == [1, 3], "a record that comes within an hour is found, a later one is not"
+    assert (scan.range.start, scan.range.end) == (1, 4)
 
 
 def test_a_damaged_batch_is_named_and_passed_over(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from services.search.matching import Document, compile_node
-from services.search.prefilter import Prefilter, literals_of
+from services.search.prefilter import Prefilter, folded_value, literals_of, verdict_of
 from services.search.query import QueryProblem, parse_query
 
 RECORD = {
@@ -320,3 +320,5 @@ def test_a_query_means_what_the_reference_evaluation_says(tree: Any, document: d
     found = compile_node(node)(Document(raw))
     assert found == reference(tree, document), query
     assert may_match(node, raw) or not found, f"the prefilter leaves out {query}"
+    verdict = verdict_of(node)
+    assert verdict is None or verdict(folded_value(raw)) in (None, found), f"the quick verdict on {query} is wrong"
