@@ -53,10 +53,11 @@ class Address(NamedTuple):
 
 def eventually(condition: Callable[[], Any], what: str, seconds: float = 10.0) -> Any:
     """The first true answer of `condition`; fails with `what` after `seconds`. Real processes give no other way to wait for them."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not (answer := condition()):
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.01)
+        waited = time.monotonic() - began
+        assert waited < seconds, f"not within {seconds:g} s: {what}"
+        time.sleep(min(0.05, max(0.01, waited / 20)))  # after a second, many conditions cost more than the wait
     return answer
 
 

@@ -62,7 +62,7 @@ class SparkCluster:
             "JAVA_HOME": spark_java_home(),
             "PYSPARK_PYTHON": str(self.python),
             "SPARK_NO_DAEMONIZE": "1",
-            "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
+            "SPARK_DAEMON_JAVA_OPTS": os.environ.get("SPARK_SUBMIT_OPTS", SHORT_LIVED),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "XDG_RUNTIME_DIR": str(self.directory / "runtime"),
             "HOME": str(self.directory),
