@@ -6,6 +6,7 @@ Owned by no process; pure.
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterable
 
 _IPV4_MAPPED = bytes(10) + b"\xff\xff"
 
@@ -41,6 +42,11 @@ def read_networks(text: str) -> tuple[Network, ...]:
             raise ValueError(f"{part} has bits after its prefix; write the network's first address")
         networks.append(network)
     return tuple(networks)
+
+
+def lies_in(packed: bytes, networks: Iterable[Network]) -> bool:
+    """Return whether a packed address is in one of the networks."""
+    return any(len(network) == len(packed) and masked(packed, length) == network for length, network in networks)
 
 
 def parse_network(text: str) -> Network | None:

@@ -390,6 +390,13 @@ _BOX_ROWS = (
         "zookeeper.session.timeout.ms", 1500, "ms", "silence after which ZooKeeper gives a broker up", "later fail-over, fewer false alarms", 500, 600 * SECOND
     ),
     SettingRow(
+        "http.details.allowed.networks",
+        "127.0.0.0/8, ::1",
+        "",
+        "networks from which the console shows paths of disks, process ids and the release, also in its metrics; users of a proxy have its address",
+        "more users learn them",
+    ),
+    SettingRow(
         "http.allowed.hosts",
         "",
         "",

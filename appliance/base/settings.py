@@ -249,10 +249,11 @@ def relation_problems(settings: dict[str, SettingValue]) -> list[str]:
         if number("replica.fetch.wait.max.ms") > number(name):
             problems.append(f"replica.fetch.wait.max.ms ({number('replica.fetch.wait.max.ms')}) is more than {name} ({number(name)}); make it at most that")
     problems += io_class_problems(settings)
-    try:
-        read_networks(str(settings["inter.broker.allowed.networks"]))
-    except ValueError as error:
-        problems.append(f"inter.broker.allowed.networks: {error}")
+    for name in ("inter.broker.allowed.networks", "http.details.allowed.networks"):
+        try:
+            read_networks(str(settings[name]))
+        except ValueError as error:
+            problems.append(f"{name}: {error}")
     if settings["authorizer.class.name"] not in AUTHORIZERS:
         problems.append(f"authorizer.class.name is {settings['authorizer.class.name']!r}; it must be empty or {AUTHORIZERS[1]}")
     for user in str(settings["super.users"]).split(";"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from appliance.base.networks import Network, masked, packed_address
+from appliance.base.networks import Network, lies_in, packed_address
 from appliance.client.address import Address
 from appliance.client.peer_stream import HostLookup
 
@@ -78,10 +78,7 @@ class BrokerAddresses:
     def _look(self, packed: bytes) -> bool:
         if not packed:
             return False
-        for prefix_length, network in self._networks:
-            if len(network) == len(packed) and masked(packed, prefix_length) == network:
-                return True
-        return any(packed in host.known for host in self._hosts.values())
+        return lies_in(packed, self._networks) or any(packed in host.known for host in self._hosts.values())
 
     def _collect(self, now_ns: int) -> None:
         for host in self._hosts.values():

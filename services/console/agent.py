@@ -34,6 +34,7 @@ import uvicorn
 
 from appliance.base.errors import MillraceError, StepsDown
 from appliance.base.http_hosts import box_names
+from appliance.base.networks import read_networks
 from appliance.ipc.frames import listen_unix
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
@@ -236,6 +237,7 @@ def run_console(context: ServiceContext, stop: StopRequest) -> None:
         make_application(
             agent.watch,
             box_names(context.box),
+            read_networks(context.box.text("http.details.allowed.networks")),
             partial(_count_refused, context.counters),
             SearchProcesses(context.layout, context.box.integer("search.processes.max")),
         ),

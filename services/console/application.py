@@ -4,14 +4,14 @@ runs), `/readyz` (the whole box serves), `/api/search`.
 It owns no socket; `services.console.agent` serves it. All routes are read-only: GET and HEAD
 without a body. The page loads nothing from other sites; its policy forbids that. Pages of other
 sites may link to it, and get nothing else. Weak: there is no authentication; each client that
-reaches the port can search all records, and read the names of topics and groups, paths of disks,
-and process ids.
+reaches the port can search all records, and read the names of topics and groups. Paths of disks,
+process ids and the release are shown to `http.details.allowed.networks` and Unix sockets.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from appliance.base.clock import SystemClock
 from appliance.base.http_hosts import is_cross_site, is_known_host, is_navigation
+from appliance.base.networks import Network, lies_in, packed_address
 from services.console.box_metrics import CONTENT_TYPE
 from services.console.box_sample import Readiness
 from services.console.search_processes import SearchProcesses
@@ -51,17 +52,26 @@ class Watch(Protocol):
 
     def overview(self, since_ms: int) -> dict[str, Any]: ...
 
-    def metrics(self) -> bytes: ...
+    def metrics(self, shows_release: bool) -> bytes: ...
 
     def is_alive(self) -> bool: ...
 
     def readiness(self) -> Readiness: ...
 
 
-def make_application(watch: Watch, host_names: frozenset[str], on_refused: Callable[[str], None], search: SearchProcesses | None = None) -> Starlette:
+def make_application(
+    watch: Watch,
+    host_names: frozenset[str],
+    details_networks: Sequence[Network],
+    on_refused: Callable[[str], None],
+    search: SearchProcesses | None = None,
+) -> Starlette:
     """Return the ASGI application. It answers to IP addresses and `host_names`; `on_refused` counts
     refused pages of other sites, by reason. Without `search` there is no route for it.
     """
+
+    def sees_details(request: Request) -> bool:
+        return request.client is None or lies_in(packed_address(request.client.host), details_networks)  # a Unix socket has no address
 
     async def healthz(_request: Request) -> Response:
         alive = watch.is_alive()
@@ -72,14 +82,15 @@ def make_application(watch: Watch, host_names: frozenset[str], on_refused: Calla
         status = "ready" if readiness.is_ready else "not ready"
         return _answer(200 if readiness.is_ready else 503, {"status": status, "processes": readiness.processes, "missing": readiness.missing})
 
-    async def metrics(_request: Request) -> Response:
-        return Response(watch.metrics(), media_type=CONTENT_TYPE, headers=_HEADERS)
+    async def metrics(request: Request) -> Response:
+        return Response(watch.metrics(sees_details(request)), media_type=CONTENT_TYPE, headers=_HEADERS)
 
     async def overview(request: Request) -> Response:
         text = request.query_params.get("since", "0")
         if not (text.isascii() and text.isdigit() and len(text) <= 15):
             return _answer(400, {"error": f"since is {text[:40]!r}; it must be a time in milliseconds"})
-        return _answer(200, watch.overview(int(text)))
+        document = watch.overview(int(text))
+        return _answer(200, document if sees_details(request) else without_details(document))
 
     routes = [
         Route("/healthz", healthz),
@@ -94,6 +105,14 @@ def make_application(watch: Watch, host_names: frozenset[str], on_refused: Calla
     application = Starlette(routes=routes, middleware=guards, exception_handlers={HTTPException: _on_refused})
     application.router.redirect_slashes = False
     return application
+
+
+def without_details(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the overview without paths of disks, process ids and release. A process that does not
+    run keeps its pid 0."""
+    disks = [{**disk, "path": None} for disk in document["disks"]]
+    processes = [{**process, "pid": process["pid"] and None} for process in document["processes"]]
+    return {**document, "version": None, "disks": disks, "processes": processes}
 
 
 def _file(path: Path) -> Callable[[Request], Awaitable[Response]]:

@@ -117,11 +117,11 @@ class Exposition:
         self._partitions = PartitionLines()
         self._took_seconds = 0.0
 
-    def text(self, sample: BoxSample, groups: GroupsSample, alarms: Iterable[AlarmSample]) -> bytes:
+    def text(self, sample: BoxSample, groups: GroupsSample, alarms: Iterable[AlarmSample], shows_release: bool = True) -> bytes:
         """Return the body of one scrape, UTF-8."""
         began_ns = self._monotonic_ns()
         more: dict[str, Mapping[Labels, float]] = {
-            "millrace_build": {(self._version,): 1.0},
+            "millrace_build": {(self._version if shows_release else "",): 1.0},
             "millrace_alarm": {(look.alarm.name, look.alarm.severity): float(look.is_firing) for look in alarms},
             "millrace_console_scrape_seconds": {(): self._took_seconds},
         }

@@ -69,9 +69,9 @@ class BoxMonitor:
         document = overview(self.sample, between, self.groups(), self._alarms.events, self._version)
         return document | {"history": self._history.document(since_ms)}
 
-    def metrics(self) -> bytes:
+    def metrics(self, shows_release: bool = True) -> bytes:
         """Take a new sample and return its scrape."""
-        return self._exposition.text(self._reader.read(), self.groups(), self._alarms.looks)
+        return self._exposition.text(self._reader.read(), self.groups(), self._alarms.looks, shows_release)
 
     def is_alive(self) -> bool:
         """Return whether a process of the box runs besides the console."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -59,7 +60,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     thread.start()
     allowed = {"name": "http", "allow-origin": [f"http://app.example:{server.server_port}"]}
     streams = [listener(name, name, "tcp", topic="syslog") for name in PROTOCOLS]
-    box = start_box(tmp_path_factory.mktemp("pages") / "box", senders={"listener": [allowed, *streams]})
+    settings = {"http.details.allowed.networks": "127.0.0.1"}
+    box = start_box(tmp_path_factory.mktemp("pages") / "box", settings=settings, senders={"listener": [allowed, *streams]})
     yield Site(box, server.server_port)
     assert box.stop() == 0
     server.shutdown()
@@ -181,6 +183,29 @@ def test_idle_sockets_shut_neither_probes_nor_an_upgrade_out(site: Site) -> None
         assert readiness(site, path=site.box.layout.console_socket) == 200
         eventually(lambda: counted(site.box, "console", "console.closed", "header-timeout") >= 20, "sockets without a header are closed", 15)
         eventually(lambda: readiness(site) == 200, "the same address is served again while its sockets stay", 10)
+
+
+def test_the_console_shows_other_networks_no_path_no_process_id_and_no_release(site: Site) -> None:
+    """Which file to aim at, which process, and which release's mistakes: every address that reached the console read them."""
+
+    def read(path: str, source: str) -> str:
+        with closing(HTTPConnection(*site.box.http, timeout=10, source_address=(source, 0))) as connection:
+            connection.request("GET", path)
+            return connection.getresponse().read().decode()
+
+    def complete() -> dict[str, Any] | None:
+        document: dict[str, Any] = json.loads(read("/api/overview", "127.0.0.1"))
+        return document if all(process["pid"] for process in document["processes"]) else None
+
+    document = eventually(complete, "the sample after the start")
+    details = [document["version"], *(disk["path"] for disk in document["disks"])]
+    assert len(details) == 3
+    assert document["version"] in read("/metrics", "127.0.0.1")
+    for path in ("/api/overview", "/metrics"):
+        answer = read(path, "127.0.0.66")
+        assert answer and not [detail for detail in details if detail in answer], path
+    stranger = json.loads(read("/api/overview", "127.0.0.66"))
+    assert [process["pid"] for process in stranger["processes"]] == [None] * len(stranger["processes"])
 
 
 def test_a_sender_writes_to_the_topics_of_its_listener_alone(site: Site) -> None:

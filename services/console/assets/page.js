@@ -67,7 +67,7 @@ function showHead(box) {
   const ready = $("ready");
   ready.textContent = missing.length ? `${missing.length === 1 ? missing[0] : `${missing.length} processes`} not serving` : "ready";
   ready.className = `badge ${missing.length ? "bad" : "good"}`;
-  const pairs = [["box", box.box], ["Kafka", box.kafka], ["broker", box.broker_id], ["release", box.version], ["up", durationText(box.now_ms - box.started_ms)]];
+  const pairs = [["box", box.box], ["Kafka", box.kafka], ["broker", box.broker_id], ["release", box.version ?? NOTHING], ["up", durationText(box.now_ms - box.started_ms)]];
   if (box.open_listeners.length) pairs.push(["without authentication", box.open_listeners.join(", ")]);
   $("who").replaceChildren(...pairs.map(([name, value]) => { const pair = make("div"); pair.append(make("dt", "", name), make("dd", "", value)); return pair; }));
   document.title = `${missing.length ? "⚠ " : ""}Millrace ${box.box}`;
@@ -101,7 +101,7 @@ function showDisks(box) {
     const fenced = disk.is_fenced ? badge("now", "bad") : disk.recent_fences ? badge(`${disk.recent_fences} × of late`, "warn") : "no";
     return [disk.name, state, used == null ? NOTHING : metered(used, used > 0.97 ? "bad" : used > 0.9 ? "warn" : "", percentText(100 * used)),
       disk.size_bytes ? `${bytesText(disk.free_bytes)} of ${bytesText(disk.size_bytes)}` : NOTHING, rateText(disk.written_bytes_per_s), microsText(disk.append_p50_us),
-      microsText(disk.append_p99_us), microsText(disk.probe_p99_us), microsText(disk.read_p99_us), wholeText(disk.partitions), fenced, disk.path];
+      microsText(disk.append_p99_us), microsText(disk.probe_p99_us), microsText(disk.read_p99_us), wholeText(disk.partitions), fenced, disk.path ?? NOTHING];
   }), "no disks");
   const trouble = box.disks.filter((disk) => disk.state !== "online").length;
   $("disks-note").textContent = trouble ? `${trouble} of ${box.disks.length} not online` : `${box.disks.length} online`;
@@ -113,7 +113,7 @@ function showProcesses(box) {
   fill($("processes"), columns, box.processes.map((process) => {
     const memory = process.pss_bytes ?? process.resident_bytes;
     const kind = process.state === "serving" ? "good" : ["starting", "recovering", "stopping"].includes(process.state) ? "warn" : "bad";
-    const age = process.pid ? box.now_ms - process.started_ms : null;
+    const age = process.pid === 0 ? null : box.now_ms - process.started_ms; // null: it runs, and its pid is not shown here
     const restarts = process.restarts && age != null && age < 900000 ? badge(process.restarts, "warn") : wholeText(process.restarts);
     return [process.name, badge(process.state, kind), durationText(age), restarts, percentText(process.cpu_percent),
       memory == null ? NOTHING : metered(memory / largest, "", bytesText(memory) + (process.pss_bytes == null ? " RSS" : "")), process.pid || NOTHING];

@@ -74,6 +74,7 @@ def test_every_setting_that_the_code_asks_for_has_a_row_of_that_type() -> None:
         ("ingest.batch.bytes", 2 << 20),
         ("ingest.syslog.topic", "no topic"),
         ("inter.broker.allowed.networks", "10.0.0.1/8"),
+        ("http.details.allowed.networks", "anywhere"),
         ("replica.fetch.wait.max.ms", 30_001),
     ],
 )

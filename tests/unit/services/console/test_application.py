@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 import orjson
 import pytest
 
+from appliance.base.networks import read_networks
 from services.console.application import ASSETS, make_application
 from services.console.box_sample import Readiness
+
+LOOPBACK = read_networks("127.0.0.0/8, ::1")
 
 
 class FakeWatch:
@@ -22,10 +25,11 @@ class FakeWatch:
 
     def overview(self, since_ms: int) -> dict[str, Any]:
         self.asked_since.append(since_ms)
-        return {"box": "b"}
+        disks, processes = [{"name": "d0", "path": "/srv/d0"}], [{"name": "a", "pid": 7}, {"name": "b", "pid": 0}]
+        return {"box": "b", "version": "1.2.3", "disks": disks, "processes": processes}
 
-    def metrics(self) -> bytes:
-        return b"# HELP x y\nx 1\n"
+    def metrics(self, shows_release: bool) -> bytes:
+        return b"# 1.2.3\n" * shows_release + b"# HELP x y\nx 1\n"
 
     def is_alive(self) -> bool:
         return self._alive
@@ -40,7 +44,7 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def ask(path: str, watch: FakeWatch | None = None, method: str = "GET", refused: list[str] | None = None, **headers: str) -> Answer:
+def ask(path: str, watch: FakeWatch | None = None, method: str = "GET", refused: list[str] | None = None, client: str = "127.0.0.1", **headers: str) -> Answer:
     sent: list[Any] = []
     refused = [] if refused is None else refused
 
@@ -53,9 +57,21 @@ def ask(path: str, watch: FakeWatch | None = None, method: str = "GET", refused:
     path, _, query = path.partition("?")
     given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "headers": given, "http_version": "1.1", "root_path": ""}
-    asyncio.run(make_application(watch or FakeWatch(), frozenset({"localhost", "logs.example.com"}), refused.append)(scope, receive, send))
+    scope["client"] = (client, 1) if client else None
+    asyncio.run(make_application(watch or FakeWatch(), frozenset({"localhost", "logs.example.com"}), LOOPBACK, refused.append)(scope, receive, send))
     got = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
     return Answer(sent[0]["status"], got, b"".join(message.get("body", b"") for message in sent[1:]))
+
+
+@pytest.mark.parametrize(
+    ("client", "sees"), [("127.0.0.9", True), ("::1", True), ("", True), ("::ffff:127.0.0.1", True), ("10.0.0.7", False), ("fe80::1%eth0", False)]
+)
+def test_only_allowed_networks_learn_paths_of_disks_process_ids_and_the_release(client: str, sees: bool) -> None:
+    document = orjson.loads(ask("/api/overview", client=client).body)
+    assert document["version"] == ("1.2.3" if sees else None)
+    assert document["disks"] == [{"name": "d0", "path": "/srv/d0" if sees else None}]
+    assert [process["pid"] for process in document["processes"]] == [7 if sees else None, 0]
+    assert (b"1.2.3" in ask("/metrics", client=client).body) == sees
 
 
 def test_readyz_is_503_with_what_is_missing_until_all_serve() -> None:
