@@ -138,7 +138,9 @@ def apply_isr_changes(cluster: Cluster, report: DiskReport, requests: Iterable[P
             report.refused_isr_changes[key] = request.number
     if made:
         yield Publish()
-    yield from send_roles(cluster, [(topic, request.partition) for topic, request in considered.values()])
+    refused = yield from send_roles(cluster, [(topic, request.partition) for topic, request in considered.values()])
+    if refused:  # `RoleKeeper` sends those that are not confirmed again
+        cluster.roles_to_send.update(considered)
     return Granted(len(granted & grows), len(granted - grows), len(considered) - len(granted))
 
 
