@@ -184,13 +184,20 @@ class FreeSpaceReserve:
         return max(0, self.reserve_bytes(total_bytes) - free_bytes)
 
     def plan(
-        self, logs: Sequence[LogFacts], missing_bytes: int, largest_timestamp: Callable[[int, SegmentFacts], int], now_ms: int
+        self,
+        logs: Sequence[LogFacts],
+        missing_bytes: int,
+        largest_timestamp: Callable[[int, SegmentFacts], int],
+        appended_ms: Callable[[int, SegmentFacts], int],
+        now_ms: int,
     ) -> tuple[dict[int, RetentionPlan], dict[int, int]]:
         """Return plans by the log's index in `logs`, and the largest timestamp of what each
         deletes.
 
-        `largest_timestamp(index, segment)` is called for the oldest segments only. `now_ms` is wall
-        time; 0 protects all segments of topics with a protection.
+        `largest_timestamp(index, segment)` is called for the oldest segments only, and so is
+        `appended_ms`, the time of the last append. Protection counts from that: a
+        producer's timestamps could protect a segment for ever or not at all. `now_ms` is wall time; 0
+        protects all segments of topics with a protection.
         """
         counts: dict[int, int] = {}
         youngest: dict[int, int] = {}
@@ -201,7 +208,7 @@ class FreeSpaceReserve:
             if not segment.is_active and segment.end_offset <= logs[place].high_watermark:
                 timestamp = largest_timestamp(place, segment)
                 protected_ms = logs[place].config.millrace_retention_protected_ms
-                if not protected_ms or now_ms - timestamp >= protected_ms:
+                if not protected_ms or now_ms - appended_ms(place, segment) >= protected_ms:
                     heapq.heappush(heads, (timestamp, place))
 
         for place, log in enumerate(logs):
@@ -253,6 +260,17 @@ class SegmentTimes:
         """
         try:
             return self.largest(segment)
+        except FileNotFoundError:
+            return YOUNGEST
+
+    def appended(self, segment: SegmentFacts) -> int:
+        """Return when a segment was last written to, in ms; a removed one counts as the youngest.
+
+        A copy (a move, a replica) was written when it was copied, so it is protected for longer.
+        Raises OSError.
+        """
+        try:
+            return file_io.stat(segment_path(self._directory, segment.base_offset, LOG_SUFFIX)).st_mtime_ns // 1_000_000
         except FileNotFoundError:
             return YOUNGEST
 

@@ -331,7 +331,13 @@ class RetentionRounds:
 
         def plan() -> tuple[dict[int, RetentionPlan], dict[int, int]]:
             times = [SegmentTimes(replica.log.directory, -1) for replica, _ in logs]
-            return self._reserve.plan([facts for _, facts in logs], missing_bytes, lambda place, segment: times[place].largest_if_there(segment), now_ms)
+            return self._reserve.plan(
+                [facts for _, facts in logs],
+                missing_bytes,
+                lambda place, segment: times[place].largest_if_there(segment),
+                lambda place, segment: times[place].appended(segment),
+                now_ms,
+            )
 
         def take(planned: tuple[dict[int, RetentionPlan], dict[int, int]]) -> None:
             plans, youngest = planned

@@ -107,7 +107,7 @@ def test_for_the_reserve_the_oldest_of_all_partitions_go_but_no_active_one_and_n
     times = [written(5, 6, 0), written(1, 9, 0), written(0, 0), written(0)]
 
     def plans(missing: int) -> dict[int, int]:
-        found, _ = FreeSpaceReserve(1, 5).plan(logs, missing, lambda place, segment: times[place][segment.base_offset], NOW)
+        found, _ = FreeSpaceReserve(1, 5).plan(logs, missing, lambda place, segment: times[place][segment.base_offset], lambda *_: NOW, NOW)
         assert not any(plan.rolls for plan in found.values())
         return {place: plan.end_offset for place, plan in found.items()}
 
@@ -121,12 +121,23 @@ def test_the_reserve_takes_nothing_that_is_younger_than_its_topic_protects() -> 
     logs = [log(10, 10, 10, 10, millrace_retention_protected_ms=5), log(10, 10, 10)]
     times = [written(NOW - 9, NOW - 5, NOW - 4, 0), written(NOW - 1, NOW, 0)]
 
+    def time_of(place: int, segment: SegmentFacts) -> int:
+        return times[place][segment.base_offset]
+
     def plans(now_ms: int) -> tuple[dict[int, int], dict[int, int]]:
-        found, youngest = FreeSpaceReserve(1, 5).plan(logs, 10_000, lambda place, segment: times[place][segment.base_offset], now_ms)
+        found, youngest = FreeSpaceReserve(1, 5).plan(logs, 10_000, time_of, time_of, now_ms)
         return {place: plan.end_offset for place, plan in found.items()}, youngest
 
     assert plans(NOW) == ({0: 20, 1: 20}, {0: NOW - 5, 1: NOW})
     assert plans(0) == ({1: 20}, {1: NOW}), "while the clocks disagree, all of it is protected"
+
+
+@pytest.mark.parametrize(("appended", "protected"), [(NOW - 9, False), (NOW - 1, True)])
+@pytest.mark.parametrize("timestamp", [0, NOW, 2**62])
+def test_no_timestamp_of_a_producer_protects_a_segment_or_takes_its_protection(timestamp: int, appended: int, protected: bool) -> None:
+    logs = [log(10, 10, millrace_retention_protected_ms=5)]
+    found, _ = FreeSpaceReserve(1, 5).plan(logs, 10, lambda *_: timestamp, lambda *_: appended, NOW)
+    assert (found == {}) is protected
 
 
 @given(
