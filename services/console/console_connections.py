@@ -2,9 +2,10 @@
 
 uvicorn has no time limit for a header that does not come, so idle sockets of one address could shut
 out probes. A connection must send a whole header within `HEADER_SECONDS`, take its answer within
-`ANSWER_SECONDS` (a streamed one: some of it), and share its address with fewer than `ADDRESS_CONNECTIONS_MAX` others. None of
-the limits holds for the Unix socket, by which install.sh asks for readiness. Owned by the console's
-loop. Weak: a machine with many addresses (an IPv6 network) can still take all `CONNECTIONS_MAX`.
+`ANSWER_SECONDS` (a streamed one: some of it), and share its network (an IPv4 address, or an IPv6
+/64, all of which one machine can use) with fewer than `ADDRESS_CONNECTIONS_MAX` others. None of the
+limits holds for the Unix socket, by which install.sh asks for readiness. Owned by the console's
+loop. Weak: a machine with eight networks can still take all `CONNECTIONS_MAX`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from appliance.senders.sender_accounts import network_of
 from services.console.search_route import STREAMED
 
 HEADER_SECONDS = 5.0
@@ -28,28 +30,30 @@ ADDRESS_CONNECTIONS_MAX = 32
 
 
 class ConsoleConnections:
-    """Counts the open connections by address. `on_closed` counts what the console closed, by reason."""
+    """Counts the open connections by network. `on_closed` counts what the console closed, by reason."""
 
     def __init__(self, on_closed: Callable[[str], None], header_seconds: float = HEADER_SECONDS, answer_seconds: float = ANSWER_SECONDS) -> None:
         self.on_closed = on_closed
         self.header_seconds = header_seconds
         self.answer_seconds = answer_seconds
         self._open = 0
-        self._by_address: Tally[str] = Tally()
+        self._by_network: Tally[str | bytes] = Tally()
 
     def acquire(self, address: str) -> bool:
         """Return False if there are too many already."""
-        if self._open >= CONNECTIONS_MAX or self._by_address[address] >= ADDRESS_CONNECTIONS_MAX:
+        network = network_of(address)
+        if self._open >= CONNECTIONS_MAX or self._by_network[network] >= ADDRESS_CONNECTIONS_MAX:
             return False
         self._open += 1
-        self._by_address[address] += 1
+        self._by_network[network] += 1
         return True
 
     def release(self, address: str) -> None:
         self._open -= 1
-        self._by_address[address] -= 1
-        if not self._by_address[address]:
-            del self._by_address[address]
+        network = network_of(address)
+        self._by_network[network] -= 1
+        if not self._by_network[network]:
+            del self._by_network[network]
 
 
 def bounded_protocol(connections: ConsoleConnections) -> type[asyncio.Protocol]:

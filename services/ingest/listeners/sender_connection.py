@@ -22,6 +22,7 @@ from enum import IntEnum
 from struct import Struct
 
 from appliance.senders.listener import Listener, Protocol, ProxyMode
+from appliance.senders.sender_accounts import network_of
 from services.ingest.listeners.listening_socket import ListeningSocket
 from services.ingest.listeners.proxy_header import BadProxyHeader, read_proxy_header
 from services.ingest.listeners.sender_stream import PLAIN, SenderStream, StreamError
@@ -84,9 +85,9 @@ class SenderConnection:
 
     __slots__ = (
         "_began", "_head", "_run", "_unsent", "address", "bucket", "close_reason", "deadline_ms", "descriptor",
-        "has_handshake_token", "inquiry", "intake", "interest", "is_broken", "listener", "listening", "on_changed",
-        "opened_ms", "pauses", "peer_address", "phase", "session", "socket", "source", "stream",
-        "taken_ms", "unfinished_bytes", "unsent_bytes", "work", "work_address",
+        "has_handshake_token", "inquiry", "intake", "interest", "is_broken", "listener", "listening", "network",
+        "on_changed", "opened_ms", "pauses", "peer_address", "phase", "session", "socket", "source", "stream",
+        "taken_ms", "unfinished_bytes", "unsent_bytes", "work", "work_network",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +108,7 @@ class SenderConnection:
         self.address = self.peer_address = peer[0]
         """`address` counts for limits: the one that a trusted proxy claims, otherwise the peer's
         own."""
+        self.network = network_of(peer[0])
         self.bucket = listening.quotas.bucket_of(peer[0])
         self.source = listening.source_of(*peer)
         self.intake = intake
@@ -131,9 +133,9 @@ class SenderConnection:
         """Bytes that `UnfinishedFrames` counts for it."""
         self.unsent_bytes = 0
         self.work: deque[Steps] = deque()
-        """For `SlicedWork`: what is not done yet, in order; and the address that it is counted
+        """For `SlicedWork`: what is not done yet, in order; and the network that it is counted
         for."""
-        self.work_address = ""
+        self.work_network: str | bytes = ""
         self._run = run
         self._unsent: list[bytes] = []
         self._head: bytes | None = b"" if self.listener.proxy is not ProxyMode.NO else None
@@ -256,6 +258,7 @@ class SenderConnection:
         self._head = None
         if header.size_bytes:
             self.source, self.address = self.listening.origin_behind(header, self.source, self.address)
+            self.network = network_of(self.address)
             self.bucket = self.listening.quotas.bucket_of(self.address)
         if self.stream is PLAIN:
             self.begin(self.listening.make_session)

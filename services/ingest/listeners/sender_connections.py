@@ -29,7 +29,7 @@ from services.ingest.listeners.sender_stream import StreamError
 from services.ingest.listeners.sliced_work import SlicedWork
 from services.ingest.protocols.session import AnsweringSession, RepeatingSession, Session
 from services.ingest.protocols.steps import Steps
-from services.ingest.records.intake import Intake
+from services.ingest.records.intake import Intake, RefusedReason
 
 TURN_BYTES = 1 << 18
 HANDSHAKE_STEPS_A_TURN = 8
@@ -90,7 +90,7 @@ class SenderConnections:
         self._behind: dict[SenderConnection, None] = {}
         self._half_closed = HalfClosedConnections()
         self._drained_bytes: dict[SenderConnection, int] = {}
-        self._work = SlicedWork(context.clock, self._on_step, self._on_work_done)
+        self._work = SlicedWork(context.clock, self._on_step, self._on_work_done, self._on_unstarted)
         self._unfinished = UnfinishedFrames(box.integer("ingest.unfinished.bytes"), counters)
         self._ticks: Iterator[SenderConnection] = iter(())
         self._turn_bytes_left = TURN_BYTES
@@ -503,6 +503,11 @@ class SenderConnections:
                     return False
             self._update(connection)
         return self._work.is_empty
+
+    def _on_unstarted(self, connection: SenderConnection, steps: Steps) -> None:
+        """Count input that was received and never looked at; its sender is not answered."""
+        if getattr(steps, "gi_code", None) is not _finish.__code__:
+            self._intake.refuse(connection.listener, connection.source, RefusedReason.INCOMPLETE)
 
     def finish_all(self) -> None:
         """End every session; connections close when their groups are complete and their answers are

@@ -2,24 +2,25 @@
 
 Owned by `SenderConnections`. A large request (a body, a chunk, a window) is a generator that yields
 after each step of about a millisecond. Its first steps run at once, so a small request never waits.
-The rest waits with the other work of its sender's address, and the connection is not read until it
-is done. In each turn the addresses take their steps in deficit round robin by CPU time (Shreedhar
-and Varghese, 1995), for at most `TURN_NS` together. Between turns the poller reads datagrams and
-the other connections. So the time of one sender does not depend on what another one sends.
+The rest waits with the other work of its sender's network (`network_of`, as for quotas: one machine
+can use all addresses of an IPv6 /64), and the connection is not read until it is done. In each turn
+the networks take their steps in deficit round robin by CPU time (Shreedhar and Varghese, 1995), for
+at most `TURN_NS` together. Between turns the poller reads datagrams and the other connections. So
+the time of one sender does not depend on what another one sends.
 
-The work of one connection runs in its order, and one connection of an address after the other, so
-an address has one opened request in memory at a time. Work whose partition is blocked waits until
+The work of one connection runs in its order, and one connection of a network after the other, so a
+network has one opened request in memory at a time. Work whose partition is blocked waits until
 the partition takes records again.
 
 Weak: a step is not interrupted: a JSON text or a zstd frame of 16 MiB is one step of up to 0.2 s,
-which its address repays in later turns. The address is the sender: all that are behind one
-translated address share its time.
+which its network repays in later turns. All senders behind one translated address share its time.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from inspect import GEN_CREATED, getgeneratorstate
 
 from appliance.base.clock import Clock
 from services.ingest.listeners.sender_connection import GONE, PauseReason, SenderConnection
@@ -34,44 +35,52 @@ TURN_NS = 2_000_000
 
 class SlicedWork:
     """`on_step(connection)` is called after each step that was not the last, `on_done(connection)`
-    when a connection has no more work."""
+    when a connection has no more work, `on_unstarted(connection, steps)` for work that ends before
+    its first step, which has nothing to abandon."""
 
-    def __init__(self, clock: Clock, on_step: Callable[[SenderConnection], None], on_done: Callable[[SenderConnection], None]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        on_step: Callable[[SenderConnection], None],
+        on_done: Callable[[SenderConnection], None],
+        on_unstarted: Callable[[SenderConnection, Steps], None],
+    ) -> None:
         self._clock = clock
         self._on_step = on_step
         self._on_done = on_done
-        self._ring: deque[str] = deque()
-        """Addresses with work, in the order of their turns."""
-        self._connections: dict[str, deque[SenderConnection]] = {}
-        self._deficit_ns: dict[str, int] = {}
-        self._inline_ns: dict[str, int] = {}
-        """What each address has used in this turn without waiting."""
+        self._on_unstarted = on_unstarted
+        self._ring: deque[str | bytes] = deque()
+        """Networks with work, in the order of their turns."""
+        self._connections: dict[str | bytes, deque[SenderConnection]] = {}
+        self._deficit_ns: dict[str | bytes, int] = {}
+        self._inline_ns: dict[str | bytes, int] = {}
+        """What each network has used in this turn without waiting."""
 
     @property
     def is_empty(self) -> bool:
         return not self._ring
 
     def run(self, connection: SenderConnection, steps: Steps) -> None:
-        """Run the first steps if the address has used less than its share of this turn; add the
+        """Run the first steps if the network has used less than its share of this turn; add the
         rest to the waiting work."""
-        address = connection.address
-        if not connection.work and address not in self._connections:
-            used_ns = self._inline_ns.get(address, 0)
+        network = connection.network
+        if not connection.work and network not in self._connections:
+            used_ns = self._inline_ns.get(network, 0)
             if used_ns < INLINE_NS:
                 began_ns = self._clock.monotonic_ns()
                 is_done = self._run_for(steps, began_ns + INLINE_NS - used_ns)
-                self._inline_ns[address] = used_ns + self._clock.monotonic_ns() - began_ns
+                self._inline_ns[network] = used_ns + self._clock.monotonic_ns() - began_ns
                 if is_done:
                     return
         connection.work.append(steps)
         connection.pauses |= PauseReason.WORK
-        if address not in self._connections:
-            self._connections[address] = deque()
-            self._deficit_ns[address] = 0
-            self._ring.append(address)
-        if connection.work_address != address:
-            connection.work_address = address
-            self._connections[address].append(connection)
+        if network not in self._connections:
+            self._connections[network] = deque()
+            self._deficit_ns[network] = 0
+            self._ring.append(network)
+        if connection.work_network != network:
+            connection.work_network = network
+            self._connections[network].append(connection)
 
     def _run_for(self, steps: Steps, until_ns: int) -> bool:
         """True if the steps ended."""
@@ -81,8 +90,8 @@ class SlicedWork:
         return True
 
     def do_work(self) -> int:
-        """Run steps of waiting work for `TURN_NS` at most; return how many addresses may run. An
-        address whose last step was long waits as many turns as it took quanta."""
+        """Run steps of waiting work for `TURN_NS` at most; return how many networks may run. A
+        network whose last step was long waits as many turns as it took quanta."""
         self._inline_ns.clear()
         if not self._ring:
             return 0
@@ -93,27 +102,27 @@ class SlicedWork:
         for _ in range(len(self._ring)):
             if now_ns >= end_ns:
                 break
-            address = self._ring[0]
+            network = self._ring[0]
             self._ring.rotate(-1)
-            connection = self._next_of(address)
+            connection = self._next_of(network)
             if connection is None:
-                self._deficit_ns[address] = 0
+                self._deficit_ns[network] = 0
                 continue
             may_run += 1
-            deficit_ns = self._deficit_ns[address] + QUANTUM_NS
+            deficit_ns = self._deficit_ns[network] + QUANTUM_NS
             while deficit_ns > 0 and now_ns < end_ns and connection is not None:
                 self._step(connection)
                 before_ns, now_ns = now_ns, cpu_ns()
                 deficit_ns -= now_ns - before_ns
-                connection = self._next_of(address) if address in self._connections else None
-            if address in self._connections:
+                connection = self._next_of(network) if network in self._connections else None
+            if network in self._connections:
                 # A turn that ends early leaves a part of the quantum; more than one is not saved.
-                self._deficit_ns[address] = min(deficit_ns, QUANTUM_NS)
+                self._deficit_ns[network] = min(deficit_ns, QUANTUM_NS)
         return may_run
 
-    def _next_of(self, address: str) -> SenderConnection | None:
+    def _next_of(self, network: str | bytes) -> SenderConnection | None:
         """Return the first connection whose partition takes records."""
-        for connection in self._connections[address]:
+        for connection in self._connections[network]:
             if not connection.pauses & PauseReason.PARTITION:
                 return connection
         return None
@@ -138,14 +147,16 @@ class SlicedWork:
             work = list(connection.work)
             connection.work.clear()
             for steps in work:
+                if getgeneratorstate(steps) == GEN_CREATED:
+                    self._on_unstarted(connection, steps)
                 steps.close()
             if connection.phase is not GONE:
                 self._on_done(connection)
 
     def _forget(self, connection: SenderConnection) -> None:
-        address, connection.work_address = connection.work_address, ""
-        connections = self._connections[address]
+        network, connection.work_network = connection.work_network, ""
+        connections = self._connections[network]
         connections.remove(connection)
         if not connections:
-            del self._connections[address], self._deficit_ns[address]
-            self._ring.remove(address)
+            del self._connections[network], self._deficit_ns[network]
+            self._ring.remove(network)

@@ -132,6 +132,15 @@ def test_all_addresses_together_have_a_limit() -> None:
     assert connections.acquire("192.0.2.99")
 
 
+def test_the_addresses_of_an_ipv6_network_share_one_limit() -> None:
+    connections = ConsoleConnections(lambda _reason: None)
+    opened = [connections.acquire(f"2001:db8::{number:x}") for number in range(CONNECTIONS_MAX)]
+    assert opened.count(True) == ADDRESS_CONNECTIONS_MAX
+    assert connections.acquire("2001:db8:0:1::1") and connections.acquire("192.0.2.1")
+    connections.release("2001:db8::0")
+    assert connections.acquire("2001:db8::ffff")
+
+
 def test_the_unix_socket_has_no_limit(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     closed: list[str] = []

@@ -6,6 +6,7 @@ from collections import deque
 from typing import Any, cast
 
 from appliance.base.clock import ManualClock
+from appliance.senders.sender_accounts import network_of
 from services.ingest.listeners.sender_connection import GONE, OPEN, PauseReason, SenderConnection
 from services.ingest.listeners.sliced_work import INLINE_NS, SlicedWork
 from services.ingest.protocols.steps import Steps
@@ -15,9 +16,9 @@ class Connection:
     """As much of a connection as work needs."""
 
     def __init__(self, address: str) -> None:
-        self.address = address
+        self.network = network_of(address)
         self.work: deque[Steps] = deque()
-        self.work_address = ""
+        self.work_network: str | bytes = ""
         self.pauses = 0
         self.phase = OPEN
 
@@ -29,7 +30,8 @@ class World:
         self.clock = ManualClock()
         self.log: list[str] = []
         self.done: list[object] = []
-        self.work = SlicedWork(self.clock, lambda _connection: None, self._on_done)
+        self.unstarted: list[str] = []
+        self.work = SlicedWork(self.clock, lambda _connection: None, self._on_done, lambda _connection, steps: self.unstarted.append(steps.__name__))
 
     def _on_done(self, connection: SenderConnection) -> None:
         connection.pauses &= ~PauseReason.WORK
@@ -135,3 +137,22 @@ def test_the_work_of_a_lost_connection_is_closed() -> None:
     connection.phase = GONE
     world.work.finish(cast("SenderConnection", connection))
     assert ended == ["closed"] and world.work.is_empty and not connection.work
+
+
+def test_work_that_never_began_is_reported_when_its_connection_ends() -> None:
+    """Closing such a generator runs nothing of it: its request would be neither refused nor counted."""
+    world, connection = World(), Connection("a")
+    for name in ("begun", "waits", "waits too"):
+        world.run(connection, name, 100)
+    connection.phase = GONE
+    world.work.finish(cast("SenderConnection", connection))
+    assert world.unstarted == ["steps", "steps"] and world.work.is_empty
+
+
+def test_the_addresses_of_an_ipv6_network_have_one_share() -> None:
+    world = World()
+    for host in range(1, 10):
+        world.run(Connection(f"2001:db8::{host}"), "many", 100)
+    world.run(Connection("2001:db8:0:1::1"), "one", 100)
+    ran = world.turns(40)
+    assert 0.8 < ran.count("one") / ran.count("many") < 1.25
