@@ -1,7 +1,7 @@
 """Find the box of this machine that has a partition of a cluster: its row in a partition table, and its directory.
 
-Reads runtime directories and shared memory only. Weak spot: a box with an external ZooKeeper learns its cluster's id from
-ZooKeeper; before that, meta.properties on its first disk has it.
+Reads runtime directories and shared memory only. A box with an external ZooKeeper learns its cluster's id from ZooKeeper: its
+state directory has it then, meta.properties of its disks only from its next start on.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
 from appliance.base.settings import Box
+from appliance.runtime.identity import read_joined_cluster
 from appliance.runtime.running_boxes import boxes_with
 from appliance.shm.disk_tables import attach_table, is_alive
 from appliance.shm.mapping import WORD_BYTES, LayoutMismatch
@@ -94,6 +95,12 @@ def find_row_in_box(layout: BoxLayout, box: Box, topic: str, topic_id: TopicId, 
 def _cluster_id(box: Box) -> str | None:
     if box.cluster_id or not box.disks:
         return box.cluster_id
+    try:
+        joined = read_joined_cluster(box.state_directory)
+    except (OSError, ValueError):
+        joined = None
+    if joined:
+        return joined
     try:
         return MetaProperties.decode(file_io.read_file(f"{box.disks[0].path}/{META_PROPERTIES}")).cluster_id
     except (OSError, ValueError):

@@ -23,6 +23,7 @@ from appliance.pipeline.record_schema import ALL_COLUMNS
 from appliance.pipeline.topic_offsets import TopicOffsets
 from appliance.records.batch import MAGIC_AT, RECORDS_AT
 from lab.foreign_clients import CODECS, Sent, open_client
+from lab.real_zookeeper import RealZooKeeper
 from lab.running_box import RunningBox, eventually
 from tests.support.stored_batches import stored_batches
 
@@ -262,3 +263,12 @@ def test_a_range_that_no_box_can_return_is_given_up(shared_box: RunningBox, clus
     with pytest.raises(OffsetsLost, match=r"offsets 15 to 19 of too-short-0 .* the log ends at offset 10"):
         read(access, "too-short", 15, 20)
     eventually(lambda: read(access, "too-short", 0, 10).num_rows == 10, "what is there can be read")
+
+
+def test_a_box_whose_zookeeper_is_elsewhere_is_found_before_its_first_restart(start: Callable[..., RunningBox], zookeeper: RealZooKeeper) -> None:
+    """Its settings and the meta.properties of a new disk do not have the cluster's id yet."""
+    box = start(disks=1, zookeeper=f"{zookeeper.connect}/first-start")
+    with ClusterClient(parse_addresses(box.bootstrap)) as cluster:
+        create_topic(cluster, "first", partitions=1)
+    produce(box, "first", [b"one", b"two"])
+    assert read(access_to(box, "first", ReadPath.SEGMENTS), "first", 0, 2).to_pydict()["value"] == [b"one", b"two"]
