@@ -162,7 +162,7 @@ def _read_rule(text: str) -> _Rule | None:
     assert match is not None
     try:
         pattern = re.compile(match[1])
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"rule {text!r} has no regular expression: {error}") from error
     for reference in _REFERENCE.finditer(match[2]):
         if reference[2] and int(reference[2]) > pattern.groups:

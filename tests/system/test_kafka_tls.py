@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient
 
 from appliance.base.settings import load_box
 from lab.certificates import Authority, Certificate
+from lab.real_kafka import class_path, java, skip_without_kafka
 from lab.running_box import RunningBox, eventually, run_and_wait, run_arguments, start_box
 
 with warnings.catch_warnings():
@@ -113,6 +114,21 @@ def test_kafka_python_and_kcat_produce_over_tls(place: Place) -> None:
         command = [kcat, "-b", f"127.0.0.1:{place.ports['SSL']}", "-t", "others", "-P", *options]
         subprocess.run(command, input=b"kcat\n", check=True, timeout=SECONDS, capture_output=True)
     assert consume(place.settings_of(), "others", 1 + (kcat is not None))[0] == b"python"
+
+
+def test_java_shows_its_certificate_and_is_served(place: Place) -> None:
+    skip_without_kafka()
+    keystore = place.directory / "alice-keystore.pem"
+    keystore.write_text(place.client.private_key.read_text() + place.client.certificate.read_text())
+    properties = place.directory / "java.properties"
+    properties.write_text(
+        f"security.protocol=SSL\nssl.truststore.type=PEM\nssl.truststore.location={place.authority.certificate}\n"
+        f"ssl.keystore.type=PEM\nssl.keystore.location={keystore}\n"
+    )
+    tool = [java(), "-cp", class_path(), "kafka.admin.BrokerApiVersionsCommand"]
+    options = ["--bootstrap-server", f"localhost:{place.ports['MUTUAL']}", "--command-config", str(properties)]
+    shown = subprocess.run([*tool, *options], capture_output=True, text=True, timeout=120, check=False)
+    assert f"127.0.0.1:{place.ports['MUTUAL']} (id: 1" in shown.stdout and "Produce(0)" in shown.stdout, shown
 
 
 def test_clients_of_a_tls_listener_receive_its_endpoint(place: Place) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from appliance.base.layout import Disk
-from appliance.base.settings import Box, SenderSocket, default_settings
+from appliance.base.settings import Box, KafkaListener, SenderSocket, default_settings
 from appliance.runtime.children import LISTEN_NAMES, STOP_ORDER
 from appliance.runtime.run_options import RunOptions, resolve_options
 from appliance.runtime.unit_files import SOCKET_UNITS, disk_problems, escaped_path, plan_units, settings_mark, unit_problems
@@ -257,6 +257,25 @@ def test_units_that_listen_get_the_sockets_of_millrace_run_and_they_stay_non_blo
     assert {path.name for path in SYSTEMD.glob("*.socket")} == set(SOCKET_UNITS)
 
 
+KAFKA_LISTENERS = [
+    KafkaListener("PLAINTEXT", "PLAINTEXT", "127.0.0.1", 9091, "127.0.0.1"),
+    KafkaListener("CLIENTS", "SSL", "0.0.0.0", 9092, "logs.example.com"),
+]
+
+
+def test_each_further_kafka_listener_has_a_socket_unit_of_its_own() -> None:
+    inner, outer = KAFKA_LISTENERS
+    box = make_box(listeners=KAFKA_LISTENERS)
+    files = plan_units(box, {"/srv/d0": "/", "/srv/d1": "/"}).drop_ins
+    assert "ListenStream=127.0.0.1:9091\n" in files["millrace-kafka.socket.d/20-settings.conf"]
+    unit = files["millrace-kafka-clients.socket"]
+    for line in ("ListenStream=0.0.0.0:9092", "FileDescriptorName=kafka-clients", "Service=millrace-acceptor@0.service"):
+        assert f"{line}\n" in unit
+    assert "Sockets=millrace-kafka-clients.socket\n" in files["millrace-acceptor@.service.d/20-settings.conf"]
+    assert "Wants=millrace-kafka-clients.socket\n" in files["millrace.target.d/20-settings.conf"]
+    assert settings_mark(box) != settings_mark(make_box(listeners=[inner, outer._replace(port=9093)])) != settings_mark(make_box())
+
+
 def filled(tmp_path: Path) -> Path:
     """The units as on a box, with what the settings say."""
     values = {
@@ -273,7 +292,7 @@ def filled(tmp_path: Path) -> Path:
         assert not re.search(r"@(?!\.service|0\.service|system-service|privileged|resources)", text), path.name
         (tmp_path / path.name).write_text(text)
     senders = [SenderSocket("ingest-dmz", False, "", 6514), SenderSocket("ingest-gelf", True, "", 12201)]
-    for name, text in plan_units(make_box(sender_sockets=senders), {"/srv/d0": "/", "/srv/d1": "/"}).drop_ins.items():
+    for name, text in plan_units(make_box(sender_sockets=senders, listeners=KAFKA_LISTENERS), {"/srv/d0": "/", "/srv/d1": "/"}).drop_ins.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     return tmp_path

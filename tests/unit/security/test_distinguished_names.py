@@ -84,7 +84,7 @@ def test_the_first_rule_that_matches_makes_the_principal(rules: str, name: str, 
     assert PrincipalMapping(rules).name_of(name) == expected
 
 
-@pytest.mark.parametrize("rules", ["RULE:a", "DEFAULT,x", "RULE:(/$1/", "RULE:a/$1/", "RULE:a/b/X", "RULE:a/b/L DEFAULT"])
+@pytest.mark.parametrize("rules", ["RULE:a", "DEFAULT,x", "RULE:(/$1/", "RULE:a/$1/", "RULE:a/b/X", "RULE:a/b/L DEFAULT", "RULE:a{99999999999}/b/"])
 def test_rules_that_cannot_be_read_are_refused(rules: str) -> None:
     with pytest.raises(ValueError, match="rule"):
         PrincipalMapping(rules)
