@@ -28,6 +28,11 @@ Delete a partition, or set it aside:
 * Background tasks that were planned before the deletion hold the directory by a descriptor
   (`PinnedDirectory`) or check whether the log still exists. So they neither fail nor touch a new
   partition of that name. A missing file of a partition that was not deleted fails the disk.
+
+A full disk: An append that fails with ENOSPC is undone; a checkpoint keeps its old version.
+Opening a log in the same boot usually writes nothing; one that must write waits. Logs that stay
+closed keep their lines in the checkpoints (`CheckpointWriter.unserved`), and the directory gets no
+marker at its end unless it had one at its start.
 """
 
 from __future__ import annotations
