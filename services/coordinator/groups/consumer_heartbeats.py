@@ -7,6 +7,7 @@ the same member with nothing in its hands. Owned by the group coordinator. Weak 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from appliance.base.errors import ErrorCode
 from appliance.protocol.consumer_group_apis import (
@@ -33,6 +34,10 @@ Again = Callable[[int], None]
 CLIENT_MEMBER_IDS_SINCE = 1
 
 
+SUBSCRIPTION_CHARACTERS_MAX: Final = 1 << 20
+"""Of the topics that one member names, more than 4,000 of the longest names: they stay in memory."""
+
+
 def request_problem(request: ConsumerGroupHeartbeatRequest, version: int, regexes: TopicRegexes, now_ms: int) -> Refusal | None:
     """What is wrong with it, whatever the group. Takes its regular expression into use."""
     epoch = request.member_epoch
@@ -55,6 +60,8 @@ def request_problem(request: ConsumerGroupHeartbeatRequest, version: int, regexe
         invalid = "TopicPartitions must be empty when (re-)joining."
     elif epoch == JOIN and request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
         invalid = "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
+    elif sum(map(len, request.subscribed_topic_names or ())) > SUBSCRIPTION_CHARACTERS_MAX:
+        invalid = f"SubscribedTopicNames have more than {SUBSCRIPTION_CHARACTERS_MAX} characters together."
     if invalid:
         return Refusal(ErrorCode.INVALID_REQUEST, invalid)
     if request.server_assignor is not None and request.server_assignor not in ASSIGNORS:

@@ -37,6 +37,11 @@ _BEFORE: Final = {
 }
 
 
+def bytes_of(protocols: tuple[JoinGroupProtocol, ...]) -> int:
+    """Return the bytes that a member's protocols hold in memory, about."""
+    return sum(len(protocol.name) + len(protocol.metadata) for protocol in protocols)
+
+
 class Group:
     """Members by id, in the order in which they came."""
 
@@ -67,6 +72,8 @@ class Group:
         self.is_assigning = False
         """The leader's assignment of this generation is on its way into the log."""
         self._offered: Counter[str] = Counter()
+        self.metadata_bytes = 0
+        """Bytes of all that its members offer: names of protocols and metadata."""
 
     def move_to(self, state: GroupState, now_ms: int) -> None:
         check(self.state in _BEFORE[state], f"group {self.group_id} cannot go from {self.state.value} to {state.value}")
@@ -188,6 +195,7 @@ class Group:
         return frozenset(topics)
 
     def _count_protocols(self, protocols: tuple[JoinGroupProtocol, ...], by: int) -> None:
+        self.metadata_bytes += by * bytes_of(protocols)
         for name in {protocol.name for protocol in protocols}:
             self._offered[name] += by
             if not self._offered[name]:

@@ -14,7 +14,7 @@ from typing import Final
 
 from appliance.base.errors import ErrorCode
 from appliance.protocol.group_apis import HeartbeatRequest, JoinGroupRequest, JoinGroupResponse, SyncGroupAssignment, SyncGroupRequest, SyncGroupResponse
-from services.coordinator.groups.group import Group, GroupState
+from services.coordinator.groups.group import Group, GroupState, bytes_of
 from services.coordinator.groups.group_directory import GroupDirectory, HostedGroup
 from services.coordinator.groups.group_log import GroupLog, Replies, group_error, ignore_answer
 from services.coordinator.groups.group_membership import ClassicMembership
@@ -27,6 +27,11 @@ MEMBER_ID_REQUIRED_SINCE: Final = 4
 SKIP_ASSIGNMENT_SINCE: Final = 9
 MEMBER_ID_DELIMITER: Final = "-"
 MEMBER_ID_SIZE_MAX: Final = (1 << 15) - 1
+
+
+METADATA_BYTES_MAX: Final = 16 << 20
+"""Bytes of member metadata of one group. A generation is one record of the state topic, of 1 MB by
+default; members that have only joined were bounded by nothing but the size of their requests."""
 
 
 class Joining:
@@ -73,7 +78,7 @@ class Joining:
         return hosted.classic
 
     def _join_group(self, group: Group, request: JoinGroupRequest, version: int, client: ClientIdentity, now_ms: int, reply: ReplyToJoin) -> None:
-        if not self._has_capacity(group, request.member_id):
+        if not self._has_capacity(group, request.member_id) or not self._has_memory(group, request):
             self._remove_refused(group, request.member_id)
             self._refuse_member(reply)
         elif not group.supports(request.protocol_type, request.protocols):
@@ -94,6 +99,12 @@ class Joining:
                 return member is not None or len(group.members) < size_max
             case _:
                 return True
+
+    def _has_memory(self, group: Group, request: JoinGroupRequest) -> bool:
+        """Whether the metadata of all members stays below the bound. A member that joins again replaces its own."""
+        former = group.members.get(request.member_id or group.static_members.get(request.group_instance_id or "", ""))
+        replaced_bytes = bytes_of(former.protocols) if former is not None else 0
+        return group.metadata_bytes - replaced_bytes + bytes_of(request.protocols) <= METADATA_BYTES_MAX
 
     def _remove_refused(self, group: Group, member_id: str) -> None:
         self._rebalances.forget_pending(group, member_id)

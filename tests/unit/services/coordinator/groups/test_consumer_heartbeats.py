@@ -8,6 +8,7 @@ import pytest
 
 from appliance.base.errors import ErrorCode
 from appliance.protocol.consumer_group_apis import LEAVE_FOR_A_WHILE
+from services.coordinator.groups.consumer_heartbeats import SUBSCRIPTION_CHARACTERS_MAX
 from services.coordinator.groups.ports import NameBound
 from tests.support.consumer_world import EVERYTHING, ConsumerWorld, NewReader
 
@@ -147,6 +148,13 @@ def test_another_subscription_is_another_assignment() -> None:
     assert world.places(response) == {("audit", 0), ("audit", 1)}
     world.run(b)
     assert b.holds == EVERYTHING
+
+
+def test_the_names_that_a_member_subscribes_to_are_bounded() -> None:
+    world = ConsumerWorld()
+    names = [f"{number:0249}" for number in range(SUBSCRIPTION_CHARACTERS_MAX // 249 + 1)]
+    assert world.told("a", topics=names).error_code == ErrorCode.INVALID_REQUEST
+    assert world.told("a", topics=names[1:]).error_code == 0
 
 
 def test_a_group_is_full_for_new_members_only() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from appliance.base.errors import ErrorCode
 from appliance.protocol.group_apis import JoinGroupProtocol
+from services.coordinator.groups.joining import METADATA_BYTES_MAX
 from services.coordinator.groups.member import ClientIdentity
 from services.coordinator.groups.ports import NameBound
 from services.coordinator.groups.rebalances import NEW_MEMBER_JOIN_TIMEOUT_MS
@@ -206,6 +207,17 @@ def test_a_full_group_refuses_new_members_and_keeps_its_own() -> None:
     assert world.heartbeat(other, generation_id) is ErrorCode.NONE
     again = [world.join(leader), world.join(other)]
     assert all(told.error is ErrorCode.NONE for told in again)
+
+
+def test_the_metadata_of_a_groups_members_is_bounded() -> None:
+    half = [JoinGroupProtocol("range", b"x" * (METADATA_BYTES_MAX // 2 - 10))]
+    world = World()
+    ids = [world.join(version=3, protocols=half) for _ in range(3)]
+    assert [bool(told) for told in ids] == [False, False, True]
+    assert ids[2].error is ErrorCode.GROUP_MAX_SIZE_REACHED and world.refused == [NameBound.MEMBERS]
+    world.settle()
+    again = world.join(ids[0].only.member_id, version=3, protocols=half)
+    assert not again or again.error is ErrorCode.NONE, "its metadata takes the place of its own"
 
 
 def test_while_a_full_group_rebalances_the_last_to_join_is_refused() -> None:
