@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar
 from appliance.base.errors import ProtocolViolation
 from appliance.base.model import NO_TOPIC_ID, TopicId
 from appliance.protocol import (
+    acl_apis,
     api_versions,
     cluster_apis,
     config_apis,
@@ -242,6 +243,9 @@ LIST_PARTITION_REASSIGNMENTS = ClientApi(reassignment_apis.LIST_PARTITION_REASSI
 DESCRIBE_CLUSTER = ClientApi(cluster_apis.DESCRIBE_CLUSTER_REQUEST, cluster_apis.DESCRIBE_CLUSTER_RESPONSE, 0, 1)
 DESCRIBE_PRODUCERS = ClientApi(transaction_apis.DESCRIBE_PRODUCERS_REQUEST, transaction_apis.DESCRIBE_PRODUCERS_RESPONSE, 0, 0)
 UNREGISTER_BROKER = ClientApi(cluster_apis.UNREGISTER_BROKER_REQUEST, cluster_apis.UNREGISTER_BROKER_RESPONSE, 0, 0)
+DESCRIBE_ACLS = ClientApi(acl_apis.DESCRIBE_ACLS_REQUEST, acl_apis.DESCRIBE_ACLS_RESPONSE, 1, 3)
+CREATE_ACLS = ClientApi(acl_apis.CREATE_ACLS_REQUEST, acl_apis.CREATE_ACLS_RESPONSE, 1, 3)
+DELETE_ACLS = ClientApi(acl_apis.DELETE_ACLS_REQUEST, acl_apis.DELETE_ACLS_RESPONSE, 1, 3)
 DESCRIBE_TRANSACTIONS = ClientApi(transaction_apis.DESCRIBE_TRANSACTIONS_REQUEST, transaction_apis.DESCRIBE_TRANSACTIONS_RESPONSE, 0, 0)
 LIST_TRANSACTIONS = ClientApi(transaction_apis.LIST_TRANSACTIONS_REQUEST, transaction_apis.LIST_TRANSACTIONS_RESPONSE, 0, 1)
 CONSUMER_GROUP_DESCRIBE = ClientApi(consumer_group_apis.CONSUMER_GROUP_DESCRIBE_REQUEST, consumer_group_apis.CONSUMER_GROUP_DESCRIBE_RESPONSE, 0, 0)

@@ -26,6 +26,7 @@ def build_app() -> typer.Typer:
     import typer
 
     from appliance.command import (
+        acl,
         box,
         cluster,
         config,
@@ -63,6 +64,7 @@ def build_app() -> typer.Typer:
     app.add_typer(box.build_app(markup), name="box")
     app.add_typer(cluster.build_app(markup), name="cluster")
     app.add_typer(group.build_app(markup), name="group")
+    app.add_typer(acl.build_app(markup), name="acl")
     app.add_typer(transaction.build_app(markup), name="transaction")
     app.add_typer(disk.build_app(markup), name="disk")
     app.add_typer(ingest.build_app(markup), name="ingest")
