@@ -137,3 +137,11 @@ def dump_log_segments(files: Iterable[Path], *options: str) -> str:
     ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stdout[-4000:]
     return ended.stdout
+
+
+def kafka_acls(bootstrap: str, *options: str) -> str:
+    """What Kafka's `kafka-acls.sh` prints."""
+    command = [java(), *JVM, "-cp", class_path(), "kafka.admin.AclCommand", "--bootstrap-server", bootstrap, *options]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stdout[-4000:]
+    return ended.stdout

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
 import struct
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -17,7 +21,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from appliance.base.errors import ErrorCode
-from appliance.cluster.acl_znodes import ACL_ROOTS, encode_rules, store_of
+from appliance.cluster.acl_znodes import ACL_ROOTS, decode_rules, encode_rules, store_of
 from appliance.protocol import (
     acl_apis,
     cluster_apis,
@@ -49,9 +53,9 @@ from appliance.security.acl import (
 from lab import kio_adapter
 from lab.protocol_messages import kio_element
 from lab.raw_client import FETCH, METADATA, PRODUCE, RawClient
-from lab.real_kafka import RealKafka, skip_without_kafka
+from lab.real_kafka import RealKafka, kafka_acls, skip_without_kafka
 from lab.real_zookeeper import RealZooKeeper
-from lab.running_box import RunningBox, eventually, start_box
+from lab.running_box import RunningBox, environment, eventually, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -227,7 +231,8 @@ def produce(client: RawClient, transactional_id: str | None) -> Any:
     return kio_asked(client, PRODUCE, 7, request(transactional_id=transactional_id, acks=1, timeout=datetime.timedelta(seconds=5), topic_data=data))
 
 
-def fetch(client: RawClient, replica_id: int) -> Any:
+def fetch(client: RawClient, replica_id: int, names: tuple[str, ...] = NAMED_TOPICS, session: tuple[int, int] = (0, -1), wait_seconds: int = 0) -> Any:
+    """`session`: id and epoch. With a wait, for more bytes than there are."""
     request = kio_adapter.request_class(FETCH, 11)
     topic_class = kio_element(request, "topics")
     partition_class = kio_element(topic_class, "partitions")
@@ -238,13 +243,13 @@ def fetch(client: RawClient, replica_id: int) -> Any:
         11,
         request(
             replica_id=replica_id,
-            max_wait=datetime.timedelta(0),
-            min_bytes=0,
+            max_wait=datetime.timedelta(seconds=wait_seconds),
+            min_bytes=900 if wait_seconds else 0,
             max_bytes=1000,
             isolation_level=0,
-            session_id=0,
-            session_epoch=-1,
-            topics=tuple(topic_class(topic=name, partitions=(partition,)) for name in NAMED_TOPICS),
+            session_id=session[0],
+            session_epoch=session[1],
+            topics=tuple(topic_class(topic=name, partitions=(partition,)) for name in names),
             forgotten_topics_data=(),
             rack_id="",
         ),
@@ -393,3 +398,76 @@ def test_every_api_denies_what_kafka_denies(brokers: Brokers) -> None:
                 different.append(f"{rights}: {what}\n  Kafka {expected}\n  box   {ours[what]}")
     assert not different, f"{len(different)} of {compared}\n" + "\n".join(different[:12])
     assert compared > 2_500 and denied > 1_000, (compared, denied)
+
+
+def test_kafka_acls_adds_lists_and_removes_entries(brokers: Brokers) -> None:
+    """Its JVM connects from 127.0.0.1, which has all rights. Java's AdminClient speaks; ZooKeeper has what a Kafka would read."""
+    box = brokers.box
+    entry = ("--topic", "by-tool", "--resource-pattern-type", "prefixed")
+    added = kafka_acls(box.bootstrap, "--add", "--allow-principal", "User:alice", "--operation", "Read", "--operation", "AlterConfigs", *entry)
+    assert "ResourcePattern(resourceType=TOPIC, name=by-tool, patternType=PREFIXED)" in added
+    listed = kafka_acls(box.bootstrap, "--list", *entry)
+    assert listed.count("principal=User:alice, host=*, operation=") == 2 and "operation=ALTER_CONFIGS, permissionType=ALLOW" in listed
+    client = KazooClient(brokers.box_zookeeper.connect)
+    client.start()
+    try:
+        rules = decode_rules("", client.get("/kafka-acl-extended/prefixed/Topic/by-tool")[0])
+        assert {rule.operation for rule in rules} == {AclOperation.READ, AclOperation.ALTER_CONFIGS}
+        kafka_acls(box.bootstrap, "--remove", "--force", *entry)
+        assert client.exists("/kafka-acl-extended/prefixed/Topic/by-tool") is None
+    finally:
+        client.stop()
+        client.close()
+
+
+def test_a_parked_incremental_fetch_is_answered_when_its_permission_is_revoked(brokers: Brokers) -> None:
+    """Its partition sleeps in a fetch session: nothing but the revocation wakes it within the wait."""
+    address = "127.0.2.1"
+    admin, consumer = RawClient(address_of(brokers.box), ADMIN), RawClient(address_of(brokers.box), address)
+    allowed = binding(address, AclResource.TOPIC, "other", AclOperation.READ, PatternType.LITERAL, AclPermission.ALLOW)
+    body = acl_apis.CreateAclsRequest((acl_apis.AclCreation(*allowed),))
+    created = ask(admin, acl_apis.CREATE_ACLS_REQUEST, acl_apis.CREATE_ACLS_RESPONSE, 1, body)
+    assert {result.error_code for result in created.results} == {0}
+
+    def session() -> int:
+        begun = fetch(consumer, -1, ("other",), (0, 0))
+        return int(begun.session_id) if begun.responses[0].partitions[0].error_code == 0 else 0
+
+    session_id = eventually(session, "the permission is there")
+    fetch(consumer, -1, (), (session_id, 1))
+    answers: list[Any] = []
+    waiting = threading.Thread(target=lambda: answers.append(fetch(consumer, -1, (), (session_id, 2), wait_seconds=25)))
+    waiting.start()
+    eventually(lambda: brokers.box.counters("acceptor@0").values.get("fetch.parked", 0) > 0, "the fetch is parked")
+    revoked = acl_apis.DeleteAclsRequest((acl_apis.DeleteAclsFilter(2, "other", 3, None, address, 1, 1),))
+    ask(admin, acl_apis.DELETE_ACLS_REQUEST, acl_apis.DELETE_ACLS_RESPONSE, 1, revoked)
+    waiting.join(10)
+    assert answers, "the fetch still waits"
+    assert answers[0].responses[0].partitions[0].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    admin.close()
+    consumer.close()
+
+
+def acl_command(box: RunningBox, *arguments: str) -> str:
+    command = [sys.executable, "-m", "appliance.command.main", "acl", *arguments, "--bootstrap", box.bootstrap]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment())
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_millrace_acl_adds_lists_and_removes(brokers: Brokers) -> None:
+    box = brokers.box
+    entry = ("--principal", "User:carol", "--topic", "by-command")
+    assert "2 ACLs would be added" in acl_command(box, "add", *entry, "--operation", "Read", "--operation", "alter-configs", "--dry-run")
+    assert json.loads(acl_command(box, "list", "--principal", "User:carol", "--json")) == []
+    assert "2 ACLs added" in acl_command(box, "add", *entry, "--operation", "Read", "--operation", "alter-configs")
+    assert "1 ACL added, 1 there already" in acl_command(box, "add", *entry, "--operation", "Read", "--operation", "All")
+    listed = json.loads(acl_command(box, "list", "--principal", "User:carol", "--json"))
+    assert {each["operation"] for each in listed} == {"Read", "AlterConfigs", "All"}
+    assert listed[0] | {"operation": ""} == {
+        "resource": "topic", "name": "by-command", "pattern": "literal", "principal": "User:carol", "host": "*", "operation": "", "permission": "allow"
+    }  # fmt: skip
+    assert "3 ACLs would be removed" in acl_command(box, "remove", *entry, "--dry-run")
+    assert "1 ACL removed" in acl_command(box, "remove", *entry, "--operation", "All", "--yes")
+    assert "2 ACLs removed" in acl_command(box, "remove", "--principal", "User:carol", "--yes")
+    assert json.loads(acl_command(box, "list", "--principal", "User:carol", "--json")) == []
