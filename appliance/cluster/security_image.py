@@ -59,7 +59,10 @@ class SecurityImage(NamedTuple):
             raise SecurityImageUnreadable(f"not a security image of format version {SECURITY_FORMAT_VERSION}: {magic!r} version {version}")
         if len(payload) != size_bytes or crc32c(payload, crc32c(_GENERATION.pack(generation))) != checksum:
             raise SecurityImageUnreadable(f"the security image of generation {generation} is damaged")
-        return cls(generation, frozenset(map(_binding, orjson.loads(payload))))
+        try:
+            return cls(generation, frozenset(map(_binding, orjson.loads(payload))))
+        except (ValueError, TypeError) as problem:
+            raise SecurityImageUnreadable(f"the security image of generation {generation} holds no bindings: {problem}") from None
 
 
 def _binding(row: list[Any]) -> AclBinding:

@@ -6,6 +6,7 @@ reaches). Weak spot: inputs are small, so what costs too much only when it is la
 
 from __future__ import annotations
 
+from tests.fuzz.acl_targets import ACL_TARGETS
 from tests.fuzz.agents_targets import AGENTS_TARGETS
 from tests.fuzz.batch_targets import BATCH_TARGETS
 from tests.fuzz.gelf_targets import GELF_TARGETS
@@ -18,4 +19,4 @@ from tests.fuzz.syslog_targets import SYSLOG_TARGETS
 from tests.fuzz.target import Targets
 
 INGEST_TARGETS: Targets = SYSLOG_TARGETS | BATCH_TARGETS | AGENTS_TARGETS | GELF_TARGETS | HTTP_TARGETS | PUSH_TARGETS | STATE_TARGETS
-TARGETS: Targets = KAFKA_TARGETS | INGEST_TARGETS | SECURITY_TARGETS
+TARGETS: Targets = KAFKA_TARGETS | INGEST_TARGETS | SECURITY_TARGETS | ACL_TARGETS

@@ -1,0 +1,64 @@
+"""Fuzzed documents of access control lists: lists and notifications in ZooKeeper, the security image, addresses of clients.
+
+What Kafka's tools and other boxes wrote is read, or refused with DocumentUnreadable; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from appliance.cluster.acl_znodes import STORES, decode_rules, encode_rules
+from appliance.cluster.security_image import SECURITY_HEADER, SecurityImage, SecurityImageUnreadable
+from appliance.cluster.znodes import DocumentUnreadable
+from appliance.records.crc32c import crc32c
+from appliance.security.acl import AccessRule, AclBinding, AclOperation, AclPermission, AclResource, PatternType, ResourcePattern, java_host
+from appliance.security.authorizer import Authorizer
+from tests.fuzz.target import Target, Targets
+
+_RULE = AccessRule("User:a", "*", AclOperation.READ, AclPermission.ALLOW)
+_PATTERNS = (ResourcePattern(AclResource.TOPIC, "t", PatternType.LITERAL), ResourcePattern(AclResource.GROUP, "g", PatternType.PREFIXED))
+
+
+def fuzz_acl_document(data: bytes) -> None:
+    """A list is read as it would be written; an authorizer takes each rule that was read."""
+    with suppress(DocumentUnreadable):
+        rules = decode_rules("/p", data)
+        assert decode_rules("/p", encode_rules(rules)) == rules
+        authorizer = Authorizer()
+        authorizer.replace([AclBinding.of(pattern, rule) for pattern in _PATTERNS for rule in rules])
+        for rule in rules:
+            authorizer.rights_of(rule.principal, "::1").operations(AclResource.TOPIC, "t")
+    for store in STORES:
+        with suppress(DocumentUnreadable):
+            pattern = store.decode_change("/p", data)
+            assert store.decode_change("/p", store.encode_change(pattern)) == pattern
+    java_host(data.decode("latin-1"))
+
+
+def fuzz_security_image(data: bytes) -> None:
+    """The checksum is made right, or nothing behind it would be reached."""
+    payload = data[SECURITY_HEADER.size :]
+    if len(data) >= SECURITY_HEADER.size:
+        magic, version, zero, generation, _, _ = SECURITY_HEADER.unpack_from(data)
+        checksum = crc32c(payload, crc32c(generation.to_bytes(8, "big")))
+        data = SECURITY_HEADER.pack(magic, version, zero, generation, len(payload), checksum) + payload
+    with suppress(SecurityImageUnreadable):
+        image = SecurityImage.decode(data)
+        assert SecurityImage.decode(image.encode()) == image
+
+
+def _documents() -> Iterator[bytes]:
+    yield encode_rules([_RULE, _RULE._replace(permission=AclPermission.DENY)])
+    for store, pattern in zip(STORES, _PATTERNS, strict=True):
+        yield store.encode_change(pattern)
+
+
+def _images() -> Iterator[bytes]:
+    yield SecurityImage(3, frozenset(AclBinding.of(pattern, _RULE) for pattern in _PATTERNS)).encode()
+
+
+ACL_TARGETS: Targets = {
+    "acl_document": Target(fuzz_acl_document, _documents, 256),
+    "security_image": Target(fuzz_security_image, _images, 128),
+}
