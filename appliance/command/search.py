@@ -30,7 +30,9 @@ TIMEOUT_SECONDS = 60
 
 
 def search(
-    query: Annotated[str, argument("QUERY", "What to search for; an empty one matches every record.")] = "",
+    query: Annotated[
+        str, argument("QUERY", "What to search for; without one, every record matches. One that begins with - goes behind --, or begins with not.")
+    ] = "",
     topic: Annotated[str, option("--topic", "-t", metavar="NAME", help="The topic. [default: syslog]")] = "syslog",
     since: Annotated[
         str, option("--since", "-s", metavar="TIME", help="From here on: an age as 15m, 2h, 7d, or a time as 2026-11-21T14:03. [default: 1h]")

@@ -24,7 +24,6 @@ from appliance.base.model import Offset
 from appliance.base.settings import Box, load_box
 from appliance.cluster.metadata_image import MetadataImage, TopicImage, read_image
 from appliance.pipeline.local_rows import LocalRow, find_row_in_box
-from appliance.runtime.scheduling import take_idle_priority
 from appliance.storage import file_io
 from appliance.storage.reading import LogReading
 from appliance.storage.segment_files import LOG_SUFFIX, segment_path
@@ -208,10 +207,8 @@ def _bytes_to_read(scan: PartitionScan) -> int:
     return 0
 
 
-def limit_resources(memory_bytes: int) -> None:
-    """Take the lowest priority and limit the memory of this process."""
-    with suppress(OSError):  # a unit may forbid the calls; its own priority is low, too
-        take_idle_priority()
+def limit_memory(memory_bytes: int) -> None:
+    """Limit the memory of this process."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
@@ -219,6 +216,6 @@ def limit_resources(memory_bytes: int) -> None:
 
 def run_search(layout: BoxLayout, channel: socket.socket) -> None:
     """Serve the one request of this process."""
-    limit_resources(load_box(layout).integer("search.memory.bytes"))
+    limit_memory(load_box(layout).integer("search.memory.bytes"))
     with suppress(ConnectionError):  # the console has closed its end
         SearchAgent(layout, channel).serve()
