@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, Producer
+from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, AdminClient, NewTopic, ResourcePatternType, ResourceType
 
 from appliance.base.settings import load_box
 from lab.certificates import Authority, Certificate
@@ -32,13 +32,13 @@ RECORD = bytes(range(256)) * 40
 class Place:
     """A box with a plaintext listener, one with TLS and one with client certificates."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **further: object) -> None:
         self.directory = directory
         self.authority = Authority(directory)
         self.keystore = directory / "server-keystore.pem"
         self.install(self.authority.sign("localhost", "DNS:localhost", "IP:127.0.0.1"))
         self.client = self.authority.sign("Alice")
-        settings = {
+        settings: dict[str, object] = {
             "listeners": "PLAINTEXT://127.0.0.1:0,SSL://127.0.0.1:0,MUTUAL://127.0.0.1:0",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SSL:SSL,MUTUAL:SSL",
             "ssl.keystore.location": str(self.keystore),
@@ -46,6 +46,7 @@ class Place:
             "listener.name.mutual.ssl.client.auth": "required",
             "listener.name.mutual.ssl.principal.mapping.rules": "RULE:^CN=(A.*)$/$1/L",
         }
+        settings |= {name.replace("_", "."): value for name, value in further.items()}
         self.box: RunningBox = start_box(directory / "box", disks=1, settings=settings)
         self.ports = {listener.name: listener.port for listener in load_box(self.box.layout).kafka_listeners}
 
@@ -171,6 +172,26 @@ def test_a_client_certificate_is_required_and_mapped(place: Place) -> None:
             except OSError:
                 pass
         eventually(lambda before=before: place.closed("tls-certificate") + place.closed("tls-handshake") > before, "it is refused", SECONDS)  # type: ignore[misc]
+
+
+def test_the_rights_of_a_client_are_those_of_its_certificate(tmp_path: Path) -> None:
+    authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+    closed = Place(tmp_path, authorizer_class_name=authorizer, super_users="User:ANONYMOUS")  # the PLAINTEXT listener is on loopback
+    try:
+        admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{closed.ports['PLAINTEXT']}"})
+        for topic in ("hers", "others"):
+            admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(SECONDS)
+        entry = (ResourceType.TOPIC, "hers", ResourcePatternType.LITERAL, "User:alice", "*", AclOperation.WRITE, AclPermissionType.ALLOW)
+        for created in admin.create_acls([AclBinding(*entry)]).values():
+            created.result(SECONDS)
+        outcomes: dict[str, object] = {}
+        producer = Producer({**closed.settings_of("MUTUAL", closed.client), "enable.idempotence": False})
+        for topic in ("hers", "others"):
+            producer.produce(topic, b"x", on_delivery=lambda error, message: outcomes.update({message.topic(): error and error.code()}))
+        producer.flush(SECONDS)
+        assert outcomes == {"hers": None, "others": KafkaError.TOPIC_AUTHORIZATION_FAILED}
+    finally:
+        closed.box.stop()
 
 
 def test_plaintext_on_a_tls_listener_is_closed_and_counted(place: Place) -> None:
