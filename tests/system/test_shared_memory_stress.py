@@ -1,7 +1,7 @@
 """The memory-order argument of appliance/shm/README.md, tried out; each experiment beside a control that must go wrong.
 
 The controls end as soon as they have gone wrong; if one does not, its experiment proves nothing on this machine, and that is a failure.
-`MILLRACE_DEEP` makes the experiments forty times as long.
+`MILLRACE_DEEP` makes the experiments eighty times as long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two processes on one processor never meet"),
 ]
 
-SECONDS = 160.0 if DEEP else 4.0
+SECONDS = 160.0 if DEEP else 2.0
 CONTROL_SECONDS = 30.0
 
 
