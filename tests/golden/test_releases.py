@@ -91,7 +91,7 @@ UNIT_DIFFERENCES: dict[str, dict[str, tuple[Lines, Lines]]] = {
         },
         "millrace-supervisor.service.d/20-settings.conf": (
             ("Environment=MILLRACE_UNITS_FOR=7bc0aa13",),
-            ("Environment=MILLRACE_UNITS_FOR=1aa8dc90", "ReadOnlyPaths=", f"{_NOT_EXECUTABLE} -/srv/disk1/d0 -/srv/disk2/d1 -/srv/disk2/d2"),
+            ("Environment=MILLRACE_UNITS_FOR=73e615c2", "ReadOnlyPaths=", f"{_NOT_EXECUTABLE} -/srv/disk1/d0 -/srv/disk2/d1 -/srv/disk2/d2"),
         ),
     },
 }
