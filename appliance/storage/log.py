@@ -374,7 +374,7 @@ class Log(OpenLog):
         try:
             if gone:
                 self._snapshots.outlive(bases[len(gone)], lambda base: producers_at(self.directory, bases, base, self._snapshots))
-            removed = RemovedSegments.of(self.directory, gone, self._segments.sealed) if gone else None
+            removed = RemovedSegments.of(self.directory, gone, bases[len(gone)], self._segments.sealed) if gone else None
         except OSError as error:
             raise file_io.storage_failure(f"let log {self.topic_partition} begin at offset {offset}", error) from error
         self.log_start_offset = max(self.log_start_offset, offset)

@@ -36,6 +36,7 @@ from appliance.storage.segment_files import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
     SNAPSHOT_SUFFIX,
+    START_SUFFIX,
     TIME_INDEX_SUFFIX,
     TRANSACTION_INDEX_SUFFIX,
     offset_of_name,
@@ -147,12 +148,18 @@ class LogLoader:
             raise
 
     def _sweep(self, names: list[str]) -> list[str]:
-        """Remove what an interrupted action left; the names that remain."""
+        """Remove what an interrupted action left; the names that remain.
+
+        A `N.start` above the log start offset on record counts as the record.
+        """
         kept = []
+        recorded = self._log_start_offset
+        self._log_start_offset = max(recorded, *(offset_of_name(name, START_SUFFIX) or FIRST_OFFSET for name in names), FIRST_OFFSET)
         bases = {name[: -len(LOG_SUFFIX)] for name in names if name.endswith(LOG_SUFFIX)}
         for name in names:
             orphaned = name.endswith((INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)) and name.rsplit(".", 1)[0] not in bases
-            if orphaned or name.endswith(_LEFTOVERS):
+            start = offset_of_name(name, START_SUFFIX)
+            if orphaned or name.endswith(_LEFTOVERS) or (start is not None and start <= recorded):
                 file_io.unlink_if_there(f"{self._directory}/{name}")
             else:
                 kept.append(name)

@@ -14,7 +14,7 @@ from appliance.storage.batch_boundary import BatchBoundary, find_boundary
 from appliance.storage.log_loader import LoadedLog
 from appliance.storage.segment import OpenSegment, SegmentTail
 from appliance.storage.segment_check import unlink_segment
-from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, offset_of_name, segment_path
+from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, START_SUFFIX, offset_of_name, segment_path
 
 
 class LogSegments:
@@ -134,6 +134,10 @@ class LogSegments:
         for base_offset in sorted(gone, reverse=True):
             unlink_segment(self.directory, base_offset)
         file_io.fsync_directory(self.directory)
+        if last_kept < 0:  # after the segments, because it says where a log without any begins
+            for name in file_io.listdir(self.directory):
+                if offset_of_name(name, START_SUFFIX) is not None:
+                    file_io.unlink_if_there(f"{self.directory}/{name}")
 
     # -- at the start, and in between
 

@@ -17,7 +17,16 @@ from collections.abc import Callable, Iterable, Mapping
 
 from appliance.base.model import Offset
 from appliance.storage import file_io
-from appliance.storage.segment_files import DELETED_SUFFIX, LOG_SUFFIX, SEGMENT_SUFFIXES, segment_name
+from appliance.storage.segment_files import (
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SEGMENT_SUFFIXES,
+    START_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    offset_of_name,
+    segment_name,
+)
 
 NEVER = 2**63 - 1
 
@@ -25,22 +34,38 @@ NEVER = 2**63 - 1
 class RemovedSegments:
     """Segments of one log, oldest first, whose files still have their names. Close it when done."""
 
-    def __init__(self, directory: str, directory_fd: int, base_offsets: list[Offset], size_bytes: int) -> None:
+    def __init__(self, directory: str, directory_fd: int, base_offsets: list[Offset], end_offset: Offset, size_bytes: int) -> None:
         self.directory = directory
         self.base_offsets = base_offsets
+        self.end_offset = end_offset
+        """The base offset of the first segment that stays."""
         self.size_bytes = size_bytes
         self.names: list[str] = []
         """Further files (snapshots) that go with them, small enough to go at once."""
         self._directory_fd = directory_fd
 
     @classmethod
-    def of(cls, directory: str, base_offsets: list[Offset], sizes: Mapping[Offset, int]) -> RemovedSegments:
+    def of(cls, directory: str, base_offsets: list[Offset], end_offset: Offset, sizes: Mapping[Offset, int]) -> RemovedSegments:
         """Pin the directory of segments that left the log.
 
         `sizes`: bytes by base offset. Raises OSError.
         """
         directory_fd = file_io.open_directory(directory)
-        return cls(directory, directory_fd, base_offsets, sum(sizes[base] for base in base_offsets))
+        return cls(directory, directory_fd, base_offsets, end_offset, sum(sizes[base] for base in base_offsets))
+
+    def mark_start(self) -> None:
+        """Make durable where the log begins, because no checkpoint can be written: an index of the
+        last removed segment becomes `N.start`, which needs no space. May be repeated. Raises
+        OSError.
+        """
+        mark = segment_name(self.end_offset, START_SUFFIX)
+        for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+            if file_io.rename_in(self._directory_fd, segment_name(self.base_offsets[-1], suffix), mark):
+                break
+        file_io.sync_all(self._directory_fd)
+        for name in file_io.listdir(self._directory_fd):
+            if offset_of_name(name, START_SUFFIX) is not None and name < mark:
+                file_io.unlink_in(self._directory_fd, name)
 
     def rename(self) -> list[str]:
         """Rename every file to `.deleted`; return the new paths. May be repeated. Raises OSError.

@@ -25,6 +25,9 @@ SWAP_SUFFIX = ".swap"
 DELETED_SUFFIX = ".deleted"
 """Behind the name of a file that belongs to no log any more and waits for its removal."""
 
+START_SUFFIX = ".start"
+"""Behind the offset where a log begins, while the checkpoint of log start offsets cannot say so."""
+
 LEADER_EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 COMPACTED = "compacted"

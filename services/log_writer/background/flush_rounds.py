@@ -152,6 +152,7 @@ class FlushRounds:
         if space.free_bytes > min(RESERVE_BYTES_MAX, space.total_bytes // 20):
             self._save_recovery_points()
             self._save_high_watermarks()
+            self._directory.checkpoints.save(LOG_START_OFFSETS, self._partitions.log_start_offsets)
             self._found_space = True
 
     def _save_recovery_points(self) -> None:

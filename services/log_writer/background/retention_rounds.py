@@ -12,8 +12,8 @@ do not wait. The order for every segment, and why:
    stalls a disk.
 
 DeleteRecords takes the same way and is answered after step 2. On a full disk, where no checkpoint can be
-written, whole segments are removed without step 2: the first segment that stays then shows where the log
-starts. Weak spots: two log directories on one disk each delete for the same reserve; a hung disk keeps
+written, whole segments are removed all the same; in place of step 2 a file `N.start` in the log's directory
+shows where it starts. Weak spots: two log directories on one disk each delete for the same reserve; a hung disk keeps
 the thread, and nothing is deleted then.
 
 * If all segments are removed, roll first. The producer snapshot at the base of the first remaining segment is durable
@@ -431,6 +431,8 @@ class RetentionRounds:
                 no_space = failure
                 self._without_checkpoint.add(len(removals))
             while removals:
+                if no_space is not None:
+                    removals[0].segments.mark_start()
                 writing.renamed.append((removals[0], removals[0].segments.rename()))
                 removals.pop(0).segments.close()
             return no_space

@@ -15,6 +15,7 @@ from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicPartition
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.records.builder import BatchBuilder
+from appliance.shm.mapping import list_names, unlink
 from appliance.shm.partition_table import DISK_FULL, DISK_OFFLINE, DISK_ONLINE
 from appliance.storage import checkpoints, file_io
 from lab.scratch_layout import open_descriptors
@@ -286,6 +287,56 @@ def test_a_full_disk_on_which_no_checkpoint_can_be_written_gets_space_all_the_sa
     life.writer.seconds(4)
     assert life.writer.disk_state == DISK_ONLINE
     life.writer.stop()
+
+
+def _no_space(*_: Any) -> int:
+    raise OSError(errno.ENOSPC, "no space")
+
+
+def _short_of_space(layout: BoxLayout, path: Path, monkeypatch: pytest.MonkeyPatch) -> RetainedPartition:
+    """Retention has removed three segments, and no checkpoint says so."""
+    life = RetainedPartition(layout, path).fill(retention_ms="-1")
+    life.writer.agent.flush_rounds.start_round(life.writer.clock.monotonic_ns())
+    life.writer.seconds(3)
+    life.writer.agent.partitions.save_checkpoints()
+    life.configure(retention_bytes="1000", retention_ms="-1", file_delete_delay_ms="0")
+    monkeypatch.setattr(file_io, "pwritev", _no_space)
+    life.writer.agent.trouble.on_failure(file_io.storage_failure("test", OSError(errno.ENOSPC, "full")))
+    life.rest(4)
+    assert life.range == (6, 10) and life.logs == [6, 8] and checkpointed(life.path) == 0
+    return life
+
+
+def _lose_power(life: RetainedPartition, layout: BoxLayout) -> None:
+    life.writer.die()
+    for name in list_names(layout.shared_memory_prefix + "table"):
+        unlink(name)
+
+
+def test_a_power_cut_after_a_removal_without_checkpoint_leaves_no_log_damaged(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = file_io.pwritev
+    life = _short_of_space(layout, tmp_path, monkeypatch)
+    _lose_power(life, layout)
+    monkeypatch.setattr(file_io, "pwritev", whole)
+    second = RetainedPartition(layout, tmp_path, 2)
+    assert second.range == (6, 10) and "lacks" not in second.writer.said and not second.hosted.log.damage.ranges
+    second.hosted.log.truncate_fully_and_start_at(3)
+    assert not any(name.endswith(".start") for name in second.files), "a log that begins anew may begin lower"
+    second.writer.die()
+
+
+def test_the_start_of_a_log_on_a_full_disk_is_checkpointed_once_there_is_space(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = file_io.pwritev
+    life = _short_of_space(layout, tmp_path, monkeypatch)
+    assert [name for name in life.files if name.endswith(".start")] == [f"{6:020d}.start"]
+    monkeypatch.setattr(file_io, "pwritev", whole)
+    life.writer.seconds(5)
+    assert life.writer.disk_state == DISK_ONLINE and checkpointed(life.path) == 6
+    _lose_power(life, layout)
+    second = RetainedPartition(layout, tmp_path, 2)
+    assert second.range == (6, 10) and "lacks" not in second.writer.said
+    assert not any(name.endswith(".start") for name in second.files), "the checkpoint says it"
+    second.writer.stop()
 
 
 @pytest.mark.slow
