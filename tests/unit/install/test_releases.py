@@ -183,6 +183,33 @@ def test_wheels_that_the_lock_has_need_no_sum_of_the_list(tmp_path: Path) -> Non
     assert len(run_functions(tmp_path, code, tree).lines) == 1
 
 
+def test_pip_reads_no_hash_that_was_not_checked(tmp_path: Path) -> None:
+    """pip takes any of several hashes of a line, and ends a line at a form feed."""
+    directory = wheelhouse(tmp_path / "wheels")
+    listed, digest = directory / "requirements.txt", hashlib.sha256(b"evil").hexdigest()
+    (directory / "evil-1.0-py3-none-any.whl").write_bytes(b"evil")
+    comment, first, *rest = listed.read_text().splitlines()
+    good, file = first.split("  # ")
+    name = first.partition("==")[0]
+
+    def problems(*lines: str, end: str = "\n") -> list[str]:
+        listed.write_text("\n".join(lines) + end)
+        found = problems_of(tmp_path, directory)
+        assert digest not in (tmp_path / "scratch/wheelhouse.hashed").read_text() or found
+        return found
+
+    for line in (f"{good} --hash=sha256:{digest} {file}", f"{good} --hash=sha256:{digest}  # {file}"):
+        (problem, *_) = problems(comment, line, *rest)
+        assert problem.startswith(f"{listed}: the line of {name}==") and "FILE.whl" in problem
+    assert problems(comment, first, first, *rest) == [f"{listed} has more than one line of {name}"]
+    assert problems(comment, first, *rest, f"# a comment\fevil==1.0 --hash=sha256:{digest}") == []
+    (problem,) = problems(comment, first, *rest, f"evil==1.0 --hash=sha256:{digest} \\", end="")
+    assert problem.startswith(f"{listed}: the line of evil==1.0")
+    assert problems(comment, first, *rest) == []
+    hashed = (tmp_path / "scratch/wheelhouse.hashed").read_text().splitlines()
+    assert hashed == [line.split("  # ")[0] for line in (first, *rest)]
+
+
 def test_a_wheel_with_a_wrong_hash_is_refused_and_so_is_one_that_is_missing(tmp_path: Path) -> None:
     directory = wheelhouse(tmp_path / "wheels")
     damaged, lost = sorted(directory.glob("*.whl"))[:2]
