@@ -8,6 +8,7 @@ import subprocess
 import threading
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -160,8 +161,9 @@ def test_consumers_are_led_over_a_missing_segment_and_learn_of_a_missing_start(s
     assert f"lacks {bases[3] - bases[2]} offsets between its segments, {bases[2]} to {bases[3] - 1}" in second.messages
     left = [*range(bases[1], bases[2]), *range(bases[3], 12)]
     found_by = environment() | {"MILLRACE_DATA": str(second.disks[0])}
-    status = subprocess.run([*COMMAND[:-1], "status"], env=found_by, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert f"holed-0 lacks offsets {bases[2]} to {bases[3] - 1}: consumers go on behind them" in status
+    line = f"holed-0 lacks offsets {bases[2]} to {bases[3] - 1}: consumers go on behind them"
+    status = partial(subprocess.run, [*COMMAND[:-1], "status"], env=found_by, capture_output=True, text=True, timeout=60, check=True)
+    eventually(lambda: line in status().stdout, "the log-writer has published what the log lacks")
     for read in (_read_with_librdkafka, _read_with_kafka_python):
         assert read(second, "holed", bases[1], len(left)) == left, f"{read.__name__} skips the hole"
     skipped = second.counters(f"log-reader@{directory.parent.name}").values["log_reader.gaps_skipped"]

@@ -106,11 +106,8 @@ and sent to the acceptor in one frame.
 TOO_MANY = "The request describes too many configs at once; describe fewer resources."
 
 WITHOUT_MEANING = (
-    "advertised.listeners",
     "background.threads",
     "client.quota.",
-    "listener.",
-    "listeners",
     "log.cleaner.io.",
     "log.cleaner.threads",
     "max.connection.creation.rate",
@@ -293,11 +290,12 @@ def broker_side(cluster: Cluster, configs: Mapping[str, BrokerConfig]) -> Broker
 def _broker_refusal(names: Sequence[str]) -> str:
     """Return why a broker's configs cannot be altered, and where to change them."""
     reason = f"Cannot update these configs dynamically: {', '.join(names)}."
-    if settable := [name for name in names if name in SETTING_ROWS]:
+    settable = [name for name in names if name in SETTING_ROWS or name.startswith("listener.name.")]
+    if settable:
         reason += f" A broker reads its settings at the start: change {', '.join(settable)} in its settings file (millrace run --config) and start it again."
-    others = [name for name in names if name not in SETTING_ROWS]
+    others = [name for name in names if name not in settable]
     if without := [name for name in others if name.startswith(WITHOUT_MEANING)]:
-        reason += f" {', '.join(without)} would change nothing: the box has no such listener, thread pool, reporter or policy."
+        reason += f" {', '.join(without)} would change nothing: the box has no such mechanism, thread pool, reporter or policy."
     if fixed := [name for name in others if not name.startswith(WITHOUT_MEANING)]:
         reason += f" The settings file has no setting {', '.join(fixed)} (millrace config check --reference lists what it has)."
     return reason

@@ -82,7 +82,8 @@ def test_settings_that_give_topics_their_values_do_so_and_have_kafkas_types() ->
 
 def test_the_settings_file_is_advised_only_for_what_it_has() -> None:
     assert "change log.retention.ms in its settings file" in _broker_refusal(["log.retention.ms"])
-    assert "ssl.keystore.location would change nothing" in _broker_refusal(["ssl.keystore.location"])
+    assert "change ssl.keystore.location in its settings file" in _broker_refusal(["ssl.keystore.location"])
+    assert "metric.reporters would change nothing" in _broker_refusal(["metric.reporters"])
     both = _broker_refusal(["log.preallocate", "log.retention.ms"])
     assert "change log.retention.ms in" in both and "has no setting log.preallocate" in both
     assert "change" not in _broker_refusal(["no.such"])
