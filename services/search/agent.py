@@ -20,7 +20,7 @@ import orjson
 from appliance.base.clock import SystemClock
 from appliance.base.errors import MillraceError
 from appliance.base.layout import BoxLayout
-from appliance.base.model import Offset
+from appliance.base.model import INTERNAL_TOPICS, Offset
 from appliance.base.settings import Box, load_box
 from appliance.cluster.metadata_image import MetadataImage, TopicImage, read_image
 from appliance.pipeline.local_rows import LocalRow, find_row_in_box
@@ -77,7 +77,7 @@ class SearchRequest(NamedTuple):
             raise SearchRefused(400, f"by has {len(request.by)} parts; at most {BY_MAX} are possible")
         if request.follow and (request.order == NEWEST or request.is_count or request.by):
             raise SearchRefused(400, "follow goes with neither counts nor the newest records")
-        return request._replace(by=tuple(request.by), partitions=tuple(request.partitions))
+        return request._replace(by=tuple(request.by), partitions=tuple(dict.fromkeys(request.partitions)))
 
 
 class SearchAgent:
@@ -119,6 +119,8 @@ class SearchAgent:
             raise SearchRefused(400, str(problem), problem.column) from problem
         box = load_box(self._layout)
         image = read_image(self._layout.image_file) or MetadataImage.empty()
+        if request.topic in INTERNAL_TOPICS:
+            raise SearchRefused(403, f"topic {request.topic} is internal; it is not searched")
         topic = image.topics.get(request.topic)
         if topic is None:
             raise SearchRefused(404, f"there is no topic {request.topic}")

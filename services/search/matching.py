@@ -110,38 +110,74 @@ def compile_node(node: Node) -> Predicate:
             return _compare(node)
 
 
-def word_pattern(pieces: tuple[str, ...]) -> str:
-    """Return the expression (of `re`) for a folded text; between two pieces there is no end of a
-    text."""
+Search = Callable[[str], bool]
+
+
+def word_search(pieces: tuple[str, ...]) -> Search:
+    """Return the function that finds a folded word in folded texts; between two pieces there is no
+    end of a text. Each piece is taken as early as possible, so the time is linear in the text."""
     begins = r"(?<!\w)" if re.match(r"\w", pieces[0]) else ""
     ends = r"(?!\w)" if re.search(r"\w\Z", pieces[-1]) else ""
-    return begins + rf"[^{BETWEEN_TEXTS}]*?".join(map(re.escape, pieces)) + ends
+    if len(pieces) == 1:
+        whole = re.compile(begins + re.escape(pieces[0]) + ends).search
+        return lambda texts: whole(texts) is not None
+    first, last = re.compile(begins + re.escape(pieces[0])).search, re.compile(re.escape(pieces[-1]) + ends).search
+
+    def search(text: str) -> bool:
+        start = first(text)
+        at = -1 if start is None else _behind_pieces(text, pieces[1:-1], start.end())
+        return at >= 0 and last(text, at) is not None
+
+    return lambda texts: any(map(search, texts.split(BETWEEN_TEXTS)))
+
+
+def _behind_pieces(text: str, pieces: tuple[str, ...], at: int) -> int:
+    """Return where the last of these pieces ends at the earliest, from `at` on; -1 if one is absent."""
+    for piece in pieces:
+        found = text.find(piece, at)
+        if found < 0:
+            return -1
+        at = found + len(piece)
+    return at
+
+
+def whole_match(pieces: tuple[str, ...]) -> Search:
+    """Return the function that compares a whole folded text, in linear time."""
+    first, *between, last = pieces if len(pieces) > 1 else (*pieces, "")
+    if len(pieces) == 1:
+        return lambda text: text == first
+
+    def match(text: str) -> bool:
+        end = len(text) - len(last)
+        return text.startswith(first) and text.endswith(last) and 0 <= _behind_pieces(text[: max(end, 0)], tuple(between), len(first)) <= end
+
+    return match
 
 
 def _text(node: Text) -> Predicate:
-    search = re.compile(word_pattern(node.pieces)).search
+    search = word_search(node.pieces)
     longest = max(node.pieces, key=len)
     if node.field == ANY_FIELD:
-        return lambda document: longest in (folded := document.folded()) and search(folded) is not None
-    return lambda document: any(search(fold(text)) is not None for text in texts_of(document.field(node.field)))
+        return lambda document: longest in (folded := document.folded()) and search(folded)
+    return lambda document: any(search(fold(text)) for text in texts_of(document.field(node.field)))
 
 
 def _equals(node: Equals) -> Predicate:
     field, number = node.field, node.number
     if node.pieces == ("", ""):
         return lambda document: document.field(field) is not None
-    match = re.compile(".*".join(map(re.escape, node.pieces)), re.DOTALL).fullmatch
+    match = whole_match(node.pieces)
 
     def equals(content: Any) -> bool:
         if isinstance(content, str):
-            return match(fold(content)) is not None
+            return match(fold(content))
         if isinstance(content, list):
             return any(equals(part) for part in content)
         if content is None or isinstance(content, dict):
             return False
         if isinstance(content, int) and not isinstance(content, bool) and number is not None:
             return content == number
-        return match(orjson.dumps(content).decode()) is not None
+        return match(orjson.dumps(content).decode())
 
     return lambda document: equals(document.field(field))
 

@@ -6,8 +6,8 @@ batches are opened one by one. Only records with a hit are parsed. Control batch
 aborted transactions and everything from the last stable offset on are left out.
 
 Owned by one thread at a time. Weak: a damaged batch without a hit is not noticed; the scan
-ends at the first record that is more than `LATE_MS` behind the end of the time range, so records
-that come so late are missed.
+ends when `LATE_BYTES` of the log in a row begin more than `LATE_MS` after the time range, so records
+that come later than that are missed.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ from services.search.query import parse_query
 
 WINDOW_BYTES = 8 << 20
 LATE_MS = 3_600_000
+LATE_BYTES = 128 << 20
+"""A sender whose clock is wrong shares the partition with others: its records end no scan."""
 
 
 class Match(NamedTuple):
@@ -104,6 +106,7 @@ class PartitionScan:
         self._found = found
         self._wanted = wanted
         self._window_bytes = window_bytes
+        self._late_bytes = 0
         self._prefilter = None if wanted.literals is None else Prefilter(wanted.literals)
         self.notes: list[str] = []
         """What could not be searched, for people."""
@@ -120,13 +123,9 @@ class PartitionScan:
         end: int = row.last_stable_offset
         if start_offset is not None:
             start = min(max(start, start_offset), end)
-        elif start < end:
-            reading = LogReading(self._found.directory)
-            if self._wanted.since_ms > 0:
-                first = reading.offset_for_timestamp(self._wanted.since_ms, Offset(end))
-                start = end if first is None else max(start, first.offset)
-            behind = reading.offset_for_timestamp(self._wanted.until_ms + LATE_MS, Offset(end)) if start < end else None
-            end = end if behind is None else max(start, behind.offset)
+        elif start < end and self._wanted.since_ms > 0:
+            first = LogReading(self._found.directory).offset_for_timestamp(self._wanted.since_ms, Offset(end))
+            start = end if first is None else max(start, first.offset)
         return OffsetRange(topic, self.partition, start, end)
 
     def windows(self) -> Generator[Window, None, None]:
@@ -146,6 +145,8 @@ class PartitionScan:
                 frontier_ms = max(frontier_ms, reached_ms)
                 matches.sort()
                 yield Window(matches, progress.position - start, opened, frontier_ms, progress.next_offset)
+                if self._late_bytes >= LATE_BYTES:
+                    return
 
     def _search(self, raw: RawBatches, progress: ReadProgress, matches: list[Match]) -> tuple[int, int]:
         """Search the whole batches of a window; return (uncompressed bytes, time reached)."""
@@ -183,9 +184,10 @@ class PartitionScan:
             is_new = base_offset + last_delta >= next_offset
             next_offset = max(next_offset, base_offset + last_delta + 1)
             at, position = position, end
+            self._late_bytes = self._late_bytes + end - at if base_timestamp >= late_ms else 0
             if attributes & (CONTROL_FLAG | TRANSACTIONAL_FLAG) and not self._is_data(BatchHeader._make(fields), raw.aborted, memory[at:end]):
                 continue
-            if is_new and count > 0 and max_timestamp >= since_ms and base_timestamp < late_ms:
+            if is_new and count > 0 and max_timestamp >= since_ms:
                 append_time = max_timestamp if attributes & LOG_APPEND_TIME_FLAG else -1
                 yield _Batch(at, end, base_offset, count, base_timestamp, append_time, attributes & CODEC_MASK)
         progress.position = position

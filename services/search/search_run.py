@@ -125,7 +125,7 @@ class SearchRun:
         return SearchTotals(matches, self._scanned, self._opened, elapsed_ms, self._unordered, self._stopped)
 
     def _run(self, pool: ThreadPoolExecutor) -> None:
-        idle = [(-1, scan.partition, scan.windows()) for scan in self._scans]
+        idle = [(-1, scan.partition, scan.windows()) for scan in {scan.partition: scan for scan in self._scans}.values()]
         heapq.heapify(idle)
         running: dict[Future[Window | None], tuple[int, int, Generator[Window, None, None]]] = {}
         while (idle or running) and self._stopped is None:
@@ -196,7 +196,7 @@ class SearchRun:
         key: list[Any] = []
         for name in self._options.by:
             if name in TIME_FORMATS:
-                key.append(datetime.fromtimestamp(match.timestamp_ms / 1000, UTC).strftime(TIME_FORMATS[name]))
+                key.append(_time_text(match.timestamp_ms, TIME_FORMATS[name]))
                 continue
             document = document or Document(match.value)
             found = document.field(name)
@@ -235,6 +235,13 @@ class SearchRun:
             ahead_ms = self._scanned * 1000 // rate - (self._clock.monotonic_ms() - self._started_ms)
             if ahead_ms > 0:
                 self._pause(ahead_ms)
+
+
+def _time_text(timestamp_ms: int, form: str) -> str:
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).strftime(form)
+    except (ValueError, OverflowError, OSError):
+        return "(no time)"  # a producer may write any number
 
 
 def _next_window(windows: Generator[Window, None, None]) -> Window | None:

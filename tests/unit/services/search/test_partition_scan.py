@@ -20,6 +20,8 @@ from appliance.records.record import iterate_records
 from appliance.shm.partition_table import ROLE_LEADER, Row
 from appliance.storage.directory_identity import encode_partition_metadata
 from appliance.storage.transaction_index import AbortedTxn, encode_transaction_index
+from services.search import partition_scan
+from services.search.agent import SearchRequest
 from services.search.partition_scan import Match, PartitionScan, Wanted
 from services.search.search_run import NEWEST, SearchOptions, SearchRun
 from tests.unit.pipeline.made_batches import made_of, marker, with_append_time
@@ -129,13 +131,21 @@ def test_aborted_transactions_markers_and_records_from_the_last_stable_offset_on
     assert [match.offset for match in matches] == [0, 2, 5]
 
 
-def test_the_scan_reads_no_further_than_an_hour_behind_the_time_range(tmp_path: Path) -> None:
+def test_the_scan_ends_when_much_of_the_log_in_a_row_lies_an_hour_behind_the_time_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hour = 3_600_000
-    times = [0, 10, hour, 20, 2 * hour, 30, 3 * hour]
-    content = b"".join(made_of(offset, [(time, None, line(1, "error"), ())]) for offset, time in enumerate(times))
-    matches, scan = found_in(partition_at(tmp_path / "p", [(0, content)], len(times)), wanted_of("error", 5, 100))
-    assert [match.offset for match in matches] == [1, 3], "a record that comes within an hour is found, a later one is not"
-    assert (scan.range.start, scan.range.end) == (1, 4)
+    times = [0, 10, hour, 20, 2 * hour, 30, 3 * hour, 4 * hour, 5 * hour, 40]
+    content = [made_of(offset, [(time, None, line(1, "error"), ())]) for offset, time in enumerate(times)]
+    monkeypatch.setattr(partition_scan, "LATE_BYTES", 3 * len(content[0]))
+    matches, scan = found_in(partition_at(tmp_path / "p", [(0, b"".join(content))], len(times)), wanted_of("error", 5, 100), len(content[0]))
+    assert [match.offset for match in matches] == [1, 3, 5], "single records of a wrong clock end no scan, three in a row do"
+    assert scan.notes == []
+
+
+def test_a_record_of_the_future_hides_none_behind_it(tmp_path: Path) -> None:
+    minute, day = 60_000, 86_400_000
+    content = b"".join(made_of(offset, [(day if offset == 2 else offset * minute, None, line(1, "error"), ())]) for offset in range(10))
+    matches, _ = found_in(partition_at(tmp_path / "p", [(0, content)], 10), wanted_of("error", 0, 60 * minute))
+    assert [match.offset for match in matches] == [0, 1, 3, 4, 5, 6, 7, 8, 9]
 
 
 def test_a_damaged_batch_is_named_and_passed_over(tmp_path: Path) -> None:
@@ -187,3 +197,15 @@ def test_counts_are_grouped_by_time_and_fields(three_partitions: list[LocalRow])
     assert sum(counts.values()) == totals["matches"] == 300 and counts["1970-01-01T00:00Z", "web1"] == 21
     documents, _ = search(scans_of(three_partitions, "severity=0"), is_count=True)
     assert documents == [{"count": {"by": [], "count": 39}}]
+
+
+def test_a_partition_that_is_named_twice_is_searched_once(three_partitions: list[LocalRow]) -> None:
+    scans = [PartitionScan(three_partitions[0], "searched", 0, wanted_of("error"), 400) for _ in range(2)]
+    assert search(scans)[1]["matches"] == 100
+    assert SearchRequest.decode(b'{"query":"","topic":"t","partitions":[1,0,1]}').partitions == (1, 0)
+
+
+def test_a_time_that_no_calendar_has_is_counted_as_such(tmp_path: Path) -> None:
+    content = made_of(0, [(253_402_300_800_000, None, line(1, "error"), ())])
+    documents, _ = search([PartitionScan(partition_at(tmp_path / "p", [(0, content)], 1), "searched", 0, wanted_of("error"))], by=("hour",))
+    assert documents == [{"count": {"by": ["(no time)"], "count": 1}}]

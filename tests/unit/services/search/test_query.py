@@ -322,3 +322,9 @@ def test_a_query_means_what_the_reference_evaluation_says(tree: Any, document: d
     assert may_match(node, raw) or not found, f"the prefilter leaves out {query}"
     verdict = verdict_of(node)
     assert verdict is None or verdict(folded_value(raw)) in (None, found), f"the quick verdict on {query} is wrong"
+
+
+@pytest.mark.parametrize("query", ["*a*a*a*a*b", "message=*a*a*a*a*b", "a*a*a*a*a*b"])
+def test_a_word_of_many_pieces_takes_time_linear_in_the_text(query: str) -> None:
+    document = Document(orjson.dumps({"message": "a" * 20_000}))
+    assert not compile_node(parse_query(query))(document)
