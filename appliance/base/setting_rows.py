@@ -393,7 +393,7 @@ _BOX_ROWS = (
         "http.details.allowed.networks",
         "127.0.0.0/8, ::1",
         "",
-        "networks from which the console shows paths of disks, process ids and the release, also in its metrics; users of a proxy have its address",
+        "networks from which the console searches records and shows paths of disks, process ids and the release; users of a proxy have its address",
         "more users learn them",
     ),
     SettingRow(

@@ -240,6 +240,7 @@ def run_console(context: ServiceContext, stop: StopRequest) -> None:
             read_networks(context.box.text("http.details.allowed.networks")),
             partial(_count_refused, context.counters),
             SearchProcesses(context.layout, context.box.integer("search.processes.max")),
+            bool(context.box.text("authorizer.class.name")),
         ),
         http=bounded_protocol(connections),
         ws="none",

@@ -4,8 +4,9 @@ runs), `/readyz` (the whole box serves), `/api/search`.
 It owns no socket; `services.console.agent` serves it. All routes are read-only: GET and HEAD
 without a body. The page loads nothing from other sites; its policy forbids that. Pages of other
 sites may link to it, and get nothing else. Weak: there is no authentication; each client that
-reaches the port can search all records, and read the names of topics and groups. Paths of disks,
-process ids and the release are shown to `http.details.allowed.networks` and Unix sockets.
+reaches the port can read the names of topics and groups. Records are searched, and paths of disks,
+process ids and the release shown, for `http.details.allowed.networks` and Unix sockets. With an
+authorizer only Unix sockets search.
 """
 
 from __future__ import annotations
@@ -65,13 +66,18 @@ def make_application(
     details_networks: Sequence[Network],
     on_refused: Callable[[str], None],
     search: SearchProcesses | None = None,
+    has_authorizer: bool = False,
 ) -> Starlette:
     """Return the ASGI application. It answers to IP addresses and `host_names`; `on_refused` counts
-    refused pages of other sites, by reason. Without `search` there is no route for it.
+    refused pages of other sites, by reason. Without `search` there is no route for it; with an
+    authorizer it serves Unix sockets only.
     """
 
     def sees_details(request: Request) -> bool:
         return request.client is None or lies_in(packed_address(request.client.host), details_networks)  # a Unix socket has no address
+
+    def may_search(request: Request) -> bool:
+        return request.method == "GET" and (request.client is None or (not has_authorizer and sees_details(request) and not _is_from_browser(request)))
 
     async def healthz(_request: Request) -> Response:
         alive = watch.is_alive()
@@ -100,11 +106,17 @@ def make_application(
         *(Route("/" if path.name == "index.html" else f"/assets/{path.name}", _file(path)) for path in sorted(ASSETS.iterdir()) if path.suffix in _TYPES),
     ]
     if search is not None:
-        routes.append(Route("/api/search", SearchRoute(search, SystemClock.wall_ms, _HEADERS).answer))
+        routes.append(Route("/api/search", SearchRoute(search, SystemClock.wall_ms, _HEADERS, may_search).answer))
     guards = [Middleware(SizeGuard), Middleware(SiteGuard, host_names, on_refused)]
     application = Starlette(routes=routes, middleware=guards, exception_handlers={HTTPException: _on_refused})
     application.router.redirect_slashes = False
     return application
+
+
+def _is_from_browser(request: Request) -> bool:
+    """Whether a page, a link or an image sent this; a search is no cheap request."""
+    accepts = request.headers.get("accept", "")
+    return "text/html" in accepts or "image/" in accepts or any(name.startswith("sec-fetch-") for name in request.headers)
 
 
 def without_details(document: dict[str, Any]) -> dict[str, Any]:

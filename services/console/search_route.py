@@ -57,15 +57,20 @@ def search_request(parameters: QueryParams, now_ms: int) -> dict[str, Any]:
 
 
 class SearchRoute:
-    """The handler. `headers` go with each answer."""
+    """The handler. `headers` go with each answer; `may_search` judges the client of a request."""
 
-    def __init__(self, processes: SearchProcesses, wall_ms: Callable[[], int], headers: dict[str, str]) -> None:
+    def __init__(
+        self, processes: SearchProcesses, wall_ms: Callable[[], int], headers: dict[str, str], may_search: Callable[[Request], bool] = lambda _request: True
+    ) -> None:
+        self._may_search = may_search
         self._processes = processes
         self._wall_ms = wall_ms
         self._headers = headers
 
     async def answer(self, request: Request) -> Response:
         """Answer a GET."""
+        if not self._may_search(request):
+            return self._refused(403, {"error": "this client may not search; use `millrace search` on the box, or see http.details.allowed.networks"})
         try:
             wanted = search_request(request.query_params, self._wall_ms())
         except WrongParameter as problem:

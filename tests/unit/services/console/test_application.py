@@ -180,3 +180,36 @@ def test_the_page_itself_and_a_link_to_it_are_served() -> None:
 @pytest.mark.parametrize("path", ["/", "/metrics", "/api/overview", "/nothing"])
 def test_no_answer_may_be_embedded_by_another_site(path: str) -> None:
     assert ask(path).headers["cross-origin-resource-policy"] == "same-origin"
+
+
+class NoSearch:
+    """All searches run."""
+
+    is_busy = True
+
+
+@pytest.mark.parametrize(
+    ("client", "has_authorizer", "headers", "status"),
+    [
+        ("", False, {}, 429), ("", True, {}, 429), ("127.0.0.1", False, {}, 429), ("127.0.0.1", True, {}, 403), ("10.0.0.7", False, {}, 403),
+        ("127.0.0.1", False, {"accept": "image/webp,*/*"}, 403), ("127.0.0.1", False, {"sec-fetch-mode": "navigate"}, 403),
+    ],
+)  # fmt: skip
+def test_records_are_searched_for_allowed_networks_and_with_an_authorizer_for_the_unix_socket(
+    client: str, has_authorizer: bool, headers: dict[str, str], status: int
+) -> None:
+    search: Any = NoSearch()
+    application = make_application(FakeWatch(), frozenset(), LOOPBACK, [].append, search, has_authorizer)
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    given = [(name.encode(), text.encode()) for name, text in headers.items()]
+    scope = {"type": "http", "method": "GET", "path": "/api/search", "query_string": b"topic=t", "headers": given, "http_version": "1.1", "root_path": ""}
+    scope["client"] = (client, 1) if client else None
+    asyncio.run(application(scope, receive, send))
+    assert sent[0]["status"] == status
