@@ -312,7 +312,8 @@ _NETWORK_ROWS = (
         "",
         "",
         "`org.apache.kafka.metadata.authorizer.StandardAuthorizer` (or Kafka 3.9's `kafka.security.authorizer.AclAuthorizer`, which means the same here): "
-        "clients need access control entries, and so do the other boxes of a cluster (`All` on everything, or super.users); "
+        "clients need access control entries, and so do the other boxes of a cluster (`All` for their addresses; "
+        "never as a super user, since every client without a certificate is User:ANONYMOUS); "
         "empty: every client may do everything",
         "",
     ),

@@ -34,7 +34,11 @@ TOPIC, GROUP, TRANSACTIONAL_ID = AclResource.TOPIC, AclResource.GROUP, AclResour
 
 TOPIC_DENIED, GROUP_DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.GROUP_AUTHORIZATION_FAILED
 CLUSTER_DENIED, TRANSACTIONAL_ID_DENIED = ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-TEXTS: Final = {TOPIC_DENIED: "Topic authorization failed.", CLUSTER_DENIED: "Cluster authorization failed."}
+TEXTS: Final = {
+    TOPIC_DENIED: "Topic authorization failed.",
+    CLUSTER_DENIED: "Cluster authorization failed.",
+    ErrorCode.UNKNOWN_TOPIC_ID: "This server does not host this topic ID.",
+}
 BATCHED_BY_BROKERS_SINCE: Final = 4
 """AddPartitionsToTxn from this version on is sent by brokers."""
 
@@ -123,7 +127,10 @@ def _delete_topics(asked: Asked) -> Ruling | None:
     for topic in wanted:
         known = image.topics_by_id.get(topic.topic_id) if topic.topic_id != NO_TOPIC_ID else None
         name = topic.name if topic.name is not None else known.name if known is not None else None
-        if name is None or rights.allows(DELETE, TOPIC, name):
+        if name is None:  # the controller's image may be newer, and the controller does not judge
+            refused.append(topic_apis.DeletedTopic(None, topic.topic_id, ErrorCode.UNKNOWN_TOPIC_ID, TEXTS[ErrorCode.UNKNOWN_TOPIC_ID]))
+            continue
+        if rights.allows(DELETE, TOPIC, name):
             allowed.append(topic)
             continue
         shown = name if topic.name is not None or rights.allows(DESCRIBE, TOPIC, name) else None

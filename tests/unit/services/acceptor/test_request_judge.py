@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import TopicId
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.protocol import consumer_group_apis, group_offset_apis, topic_apis
@@ -59,6 +60,17 @@ def test_a_request_of_which_nothing_is_left_is_not_forwarded() -> None:
         assert judged.body is None
         (topic,) = response.decode(judged.answer, 0, len(judged.answer), version).topics
         assert (topic.name, topic.error_code) == ("t", ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+
+
+def test_a_topic_id_that_this_image_does_not_know_is_not_deleted() -> None:
+    """The controller's image may be newer, and the controller does not judge again."""
+    request, response = topic_apis.DELETE_TOPICS_REQUEST, topic_apis.DELETE_TOPICS_RESPONSE
+    unknown = TopicId(bytes(15) + b"7")
+    body = request.encode(6, topic_apis.DeleteTopicsRequest(topics=(topic_apis.TopicToDelete(None, unknown),)))
+    judged = JUDGE.judge(rights(), ApiKey.DELETE_TOPICS, 6, body)
+    assert judged.body is None
+    (topic,) = response.decode(judged.answer, 0, len(judged.answer), 6).topics
+    assert (topic.name, topic.topic_id, topic.error_code) == (None, unknown, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 def test_a_consumer_may_subscribe_only_to_topics_that_it_may_describe() -> None:
