@@ -190,17 +190,16 @@ class Log(OpenLog):
     def cut_to_damage(self) -> bool:
         """Remove what lies behind the first open range of `damage`, because a leader has all of it.
 
-        A log that lacks its beginning starts at its first segment, unless that is empty.
-
         Return whether there was anything to remove. The range stays on record until the caller
         calls `damage.forget_open`. Raises `StorageFailed`.
         """
-        first_base_offset = self._segments.first_base_offset
-        is_empty = first_base_offset == self.log_end_offset
-        lost = [each for each in self.damage.open if is_empty or each.until > first_base_offset]
+        lost = self.damage.open[:1]
         if not lost or lost[0].first >= self.log_end_offset:
             return False
-        self.truncate_to(lost[0].first)
+        if lost[0].first < self._segments.first_base_offset:
+            self.truncate_fully_and_start_at(lost[0].first)
+        else:
+            self.truncate_to(lost[0].first)
         return True
 
     def append_as_follower(self, batches: Sequence[memoryview]) -> tuple[Offset, Offset]:

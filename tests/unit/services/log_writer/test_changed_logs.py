@@ -248,34 +248,15 @@ def test_a_log_without_its_first_segment_begins_later_and_says_so(layout: BoxLay
     third.stop()
 
 
+@pytest.mark.parametrize(("find", "begins_at"), [(_first, 0), (_middle, 3)])
 @pytest.mark.parametrize("ends_cleanly", [True, False])
-def test_a_follower_that_lacks_only_its_beginning_keeps_the_rest(layout: BoxLayout, tmp_path: Path, ends_cleanly: bool) -> None:
+def test_a_follower_is_cut_where_its_damage_begins(layout: BoxLayout, tmp_path: Path, find: Callable[[Path], Path], begins_at: int, ends_cleanly: bool) -> None:
     directory = _segments_written(layout, tmp_path, ends_cleanly)
-    _first(directory).unlink()
-    writer = started(layout, tmp_path, 2)
-    assert "lacks 3 offsets at its start, 0 to 2" in writer.said
-    assert command(writer, DescriptorKind.BECOME_FOLLOWER, 1, leader=2, replicas=[2, BROKER_ID], config=SMALL) == 0
-    replica = writer.agent.partitions.find(TOPIC_ID, 0)
-    assert replica is not None and (replica.log.log_start_offset, replica.log.log_end_offset) == (3, RECORDS)
-    assert not replica.log.damage.ranges and replica.high_watermark == RECORDS
-    _end(writer, ends_cleanly)
-    third = started(layout, tmp_path, 3)
-    assert "at its start" not in third.said, "the new start is on record"
-    third.stop()
-
-
-@pytest.mark.parametrize(("is_first_gone", "log_start_offset"), [(False, 0), (True, 3)])
-@pytest.mark.parametrize("ends_cleanly", [True, False])
-def test_a_follower_is_cut_where_its_damage_begins(layout: BoxLayout, tmp_path: Path, is_first_gone: bool, log_start_offset: int, ends_cleanly: bool) -> None:
-    directory = _segments_written(layout, tmp_path, ends_cleanly)
-    begins_at = log_start_offset + 3
-    (directory / f"{begins_at:020d}.log").unlink()
-    if is_first_gone:
-        _first(directory).unlink()
+    find(directory).unlink()
     writer = started(layout, tmp_path, 2)
     assert command(writer, DescriptorKind.BECOME_FOLLOWER, 1, leader=2, replicas=[2, BROKER_ID], config=SMALL) == 0
     replica = writer.agent.partitions.find(TOPIC_ID, 0)
-    assert replica is not None and replica.log.log_end_offset == begins_at and replica.log.log_start_offset == log_start_offset
+    assert replica is not None and replica.log.log_end_offset == begins_at and replica.log.log_start_offset == 0
     assert not replica.log.damage.ranges and replica.high_watermark <= begins_at
     writer.stop()
 
