@@ -24,11 +24,11 @@ from appliance.base.model import INTERNAL_TOPICS, Offset
 from appliance.base.settings import Box, load_box
 from appliance.cluster.metadata_image import MetadataImage, TopicImage, read_image
 from appliance.pipeline.local_rows import LocalRow, find_row_in_box
+from appliance.senders.record_query import QueryProblem
 from appliance.storage import file_io
 from appliance.storage.reading import LogReading
 from appliance.storage.segment_files import LOG_SUFFIX, segment_path
 from services.search.partition_scan import PartitionScan, Wanted
-from services.search.query import QueryProblem
 from services.search.search_run import NEWEST, NOTES_MAX, OLDEST, SearchOptions, SearchRun, SearchTotals
 
 REQUEST_BYTES_MAX = 64 << 10

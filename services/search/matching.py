@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from services.search.query import ANY_FIELD, And, Compare, Equals, Node, Not, Or, Regex, Text, compile_regex, fold
+from appliance.senders.record_query import ANY_FIELD, And, Compare, Equals, Node, Not, Or, Regex, Text, compile_regex, fold
 
 BETWEEN_TEXTS = "\x00"
 """Separates the texts of a record; no query contains it."""

@@ -38,10 +38,10 @@ from appliance.records.batch import (
 )
 from appliance.records.compression import Codec, CorruptBatch, decompress, opened_batch_limit
 from appliance.records.record import decode_varint
+from appliance.senders.record_query import parse_query
 from appliance.storage.reading import LogReading
 from services.search.matching import Document, Predicate, compile_node
 from services.search.prefilter import Literals, Prefilter, Verdict, folded_value, literals_of, verdict_of
-from services.search.query import parse_query
 
 WINDOW_BYTES = 8 << 20
 LATE_MS = 3_600_000

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from appliance.senders.record_query import And, Compare, Equals, Node, Not, Or, Regex, Text
 from services.search.matching import OPERATORS
-from services.search.query import And, Compare, Equals, Node, Not, Or, Regex, Text
 
 FOLD_BIT = 0x20
 _FOLDED = bytes(byte | FOLD_BIT for byte in range(256))

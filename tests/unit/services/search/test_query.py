@@ -12,9 +12,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from appliance.senders.record_query import QueryProblem, parse_query
 from services.search.matching import Document, compile_node
 from services.search.prefilter import Prefilter, folded_value, literals_of, verdict_of
-from services.search.query import QueryProblem, parse_query
 
 RECORD = {
     "time": "2026-11-21T01:54:57Z",
