@@ -75,7 +75,7 @@ class SystemdBox:
         directory.mkdir(parents=True, exist_ok=True)
         plan = BoxPlan(name or directory.name, list(disks), disk_mib, [(str(source), place) for source, place in mounts])
         before = cls.find(directory)
-        assert before._await_end(10), f"a box runs in {directory}"
+        assert before.await_end(10), f"a box runs in {directory}"
         write_plan(directory, plan)
         for leftover in ("pid", SWITCH):
             (directory / leftover).unlink(missing_ok=True)
@@ -169,7 +169,7 @@ class SystemdBox:
         """Power off in an orderly way; nothing is left, not even of one that hangs."""
         if self._is_kept():
             self.run("systemctl poweroff", check=False)
-        if not self._await_end(seconds):
+        if not self.await_end(seconds):
             self.destroy()
             raise AssertionError(f"the box does not power off in {seconds:g} s\n{self.console()}")
         self._close()
@@ -178,10 +178,10 @@ class SystemdBox:
         """Gone at once, as if the plug had been pulled."""
         if self._is_kept():
             os.kill(int((self.directory / "keeper").read_text()), signal.SIGTERM)
-        assert self._await_end(STOP_SECONDS), f"the keeper does not end\n{self.console()}"
+        assert self.await_end(STOP_SECONDS), f"the keeper does not end\n{self.console()}"
         self._close()
 
-    def _await_end(self, seconds: float) -> bool:
+    def await_end(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while self._is_kept():
             if time.monotonic() > deadline:
@@ -199,13 +199,13 @@ class SystemdBox:
 
     # --- in it ---
 
-    def _entry(self) -> list[str]:
+    def entry_command(self) -> list[str]:
         enter = ["nsenter", "--target", str(self.pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root", "--wd", "--"]
         return [*enter, "env", "-i", *ENVIRONMENT]
 
     def run(self, command: str | Sequence[str], check: bool = True, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Execute in the box, as root: a line of shell, or words."""
-        words = [*self._entry(), *(["sh", "-c", command] if isinstance(command, str) else command)]
+        words = [*self.entry_command(), *(["sh", "-c", command] if isinstance(command, str) else command)]
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=seconds, check=False)
         assert not check or done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done
@@ -271,7 +271,7 @@ def main() -> int:
     box = SystemdBox.find(directory)
     if options.action == "exec":
         words = options.command or ["bash"]
-        command = [*box._entry(), *(["sh", "-c", words[0]] if len(words) == 1 and len(shlex.split(words[0])) > 1 else words)]
+        command = [*box.entry_command(), *(["sh", "-c", words[0]] if len(words) == 1 and len(shlex.split(words[0])) > 1 else words)]
         os.execvp(command[0], command)
     getattr(box, options.action)()
     if options.action == "stop":

@@ -63,7 +63,7 @@ def fuzz_fluent(data: bytes) -> None:
 
 
 def _fluent_bounds(session: FluentSession, piece: int) -> None:
-    assert session._splitter.buffered_bytes <= _FRAME_BYTES + piece
+    assert session.buffered_bytes <= _FRAME_BYTES + piece
 
 
 def fuzz_fluent_handshake(data: bytes) -> None:
@@ -77,7 +77,7 @@ def fuzz_fluent_handshake(data: bytes) -> None:
     if is_right:
         handshake = FluentHandshake(_KEY, bytes)
         behind = stream[ends[0] :]
-        stream = pack(["PING", "name", "salt", handshake._digest(b"salt", b"name"), "", ""]) + behind
+        stream = pack(["PING", "name", "salt", handshake.digest(b"salt", b"name"), "", ""]) + behind
     listener = _FLUENT._replace(shared_key=_KEY)
     said = talk(_greeted, listener, stream, step)
     if is_right:
@@ -102,7 +102,7 @@ def fuzz_lumberjack(data: bytes) -> None:
 
 
 def _lumberjack_bounds(session: LumberjackSession, piece: int) -> None:
-    assert session._splitter.buffered_bytes <= _FRAME_BYTES + 10 + piece
+    assert session.buffered_bytes <= _FRAME_BYTES + 10 + piece
 
 
 def fuzz_json_text(data: bytes) -> None:

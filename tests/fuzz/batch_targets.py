@@ -88,14 +88,14 @@ def _copies(text: bytes) -> list[dict[str, Any]]:
 
 def fuzz_otlp_record(data: bytes) -> None:
     """A LogRecord among its neighbours' bytes: what is read by hand is what protobuf's library reads. Attributes live on from input to input."""
-    library = otlp_protobuf._library()
+    library = otlp_protobuf.protobuf_library()
     for _ in range(2):
         try:
             row = read_plain(_NEIGHBOUR + data + _NEIGHBOUR, len(_NEIGHBOUR), len(_NEIGHBOUR) + len(data), library.pair, library.value)
         except library.error:
             row = None
         if row is not None:
-            assert row == otlp_protobuf._row_of(library.log_record(data))
+            assert row == otlp_protobuf.row_of(library.log_record(data))
 
 
 def _lines() -> Iterator[bytes]:

@@ -36,7 +36,7 @@ def fuzz_gelf_datagrams(data: bytes) -> None:
     for sender, datagram in _datagrams_of(data):
         handler.received(units[sender], [datagram])
         intake.clock_ms += 100
-        assert handler._assembly.size_bytes <= SENDER_BYTES_MAX
+        assert handler.assembly.size_bytes <= SENDER_BYTES_MAX
         before = len(assembly)
         whole = assembly.take(datagram, _HOSTS[sender], intake.clock_ms)
         lost = len(assembly.take_lost())
@@ -45,8 +45,8 @@ def fuzz_gelf_datagrams(data: bytes) -> None:
     assembly.expire(intake.clock_ms + DEADLINE_MS)
     handler.tick(intake.clock_ms + 2 * DEADLINE_MS)
     assert begun == ended + len(assembly.take_lost())
-    for each in (assembly, handler._assembly):
-        assert not len(each) and not each.size_bytes and not each._senders
+    for each in (assembly, handler.assembly):
+        assert not len(each) and not each.size_bytes and not each.sender_count
     check_records(intake.records)
 
 

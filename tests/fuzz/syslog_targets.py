@@ -100,7 +100,7 @@ def fuzz_relp(data: bytes) -> None:
 
 
 def _relp_bounds(session: RelpSession, piece: int) -> None:
-    assert session._splitter.buffered_bytes <= MESSAGE_BYTES + 64 + piece
+    assert session.buffered_bytes <= MESSAGE_BYTES + 64 + piece
 
 
 def fuzz_proxy_header(data: bytes) -> None:

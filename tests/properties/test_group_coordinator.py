@@ -290,7 +290,7 @@ class GroupUnderStress(RuleBasedStateMachine):
         assert group.group_leader_id in members if members else group.group_leader_id is None
         assert group.static_members == {member.group_instance_id: member_id for member_id, member in members.items() if member.is_static}
         assert group.awaiting_join_count == sum(member.awaiting_join is not None for member in members.values())
-        assert group._offered == Counter(protocol.name for member in members.values() for protocol in member.protocols)
+        assert group.offered_protocols == Counter(protocol.name for member in members.values() for protocol in member.protocols)
         assert not (group.state is GroupState.EMPTY and members)
         assert group.pending_sync <= members.keys()
         assert not group.pending_members.keys() & members.keys()

@@ -219,7 +219,7 @@ def by_library(data: bytes) -> IngestRecord:
     from services.ingest.protocols.otlp import otlp_protobuf
 
     origin = origin_of({"host.name": "web-07"}, 0, "", {}, "")
-    return log_record(LISTENER, origin, otlp_protobuf._row_of(LogRecord.FromString(data)))
+    return log_record(LISTENER, origin, otlp_protobuf.row_of(LogRecord.FromString(data)))
 
 
 stamps = st.tuples(st.sampled_from([0, 5, 1_795_348_800, (1 << 32) - 1]), st.sampled_from([0, 1, 500_000_000, (1 << 32) - 1]))
@@ -242,6 +242,6 @@ def test_entries_of_a_chunk_are_the_same_together_and_alone(chunk: list[Any], is
     message = fluent_messages.FluentMessage("tag", {}, packed)
     together = [record for some, _ in fluent_messages.records_of(message, LISTENER) for record in some]
     ends, _ = run_to_end(split_objects(packed, len(chunk)))
-    alone, _ = fluent_messages._records(decode_objects(packed, ends), LISTENER, {"tag": "tag"}, may_hold_nan(packed))
+    alone, _ = fluent_messages.records_of_entries(decode_objects(packed, ends), LISTENER, {"tag": "tag"}, may_hold_nan(packed))
     assert as_they_are(together[: len(ends)]) == as_they_are(alone)
     assert len(together) == len(ends) + is_cut

@@ -71,7 +71,7 @@ class Group:
         self.sync_timer: Timer | None = None
         self.is_assigning = False
         """The leader's assignment of this generation is on its way into the log."""
-        self._offered: Counter[str] = Counter()
+        self.offered_protocols: Counter[str] = Counter()
         self.metadata_bytes = 0
         """Bytes of all that its members offer: names of protocols and metadata."""
 
@@ -162,11 +162,11 @@ class Group:
         """Whether a member that offers this can be in one group with those that are in it."""
         if self.state is GroupState.EMPTY:
             return bool(protocol_type) and bool(protocols)
-        return self.protocol_type == protocol_type and any(self._offered[protocol.name] == len(self.members) for protocol in protocols)
+        return self.protocol_type == protocol_type and any(self.offered_protocols[protocol.name] == len(self.members) for protocol in protocols)
 
     def select_protocol(self) -> str:
         """Every member votes for the first it likes of those that all offer; most votes win, among equals the one that was voted for first."""
-        candidates = {name for name, count in self._offered.items() if count == len(self.members)}
+        candidates = {name for name, count in self.offered_protocols.items() if count == len(self.members)}
         votes = Counter(member.vote(candidates) for member in self.members.values())
         return max(votes, key=votes.__getitem__)
 
@@ -197,6 +197,6 @@ class Group:
     def _count_protocols(self, protocols: tuple[JoinGroupProtocol, ...], by: int) -> None:
         self.metadata_bytes += by * bytes_of(protocols)
         for name in {protocol.name for protocol in protocols}:
-            self._offered[name] += by
-            if not self._offered[name]:
-                del self._offered[name]
+            self.offered_protocols[name] += by
+            if not self.offered_protocols[name]:
+                del self.offered_protocols[name]

@@ -72,20 +72,20 @@ for _rank, (_part, _text) in enumerate((_part, _text) for _part, _texts in NAMES
     _BY_NAME.setdefault(_name, []).append((_rank, FieldRole(_KIND_OF_NAME.get(_name) or _KINDS.get(_part, FieldKind.TEXT), _part, _name, _inner)))
 
 
-_plans: dict[tuple[str, ...], tuple[FieldRole, ...]] = {}
+kept_plans: dict[tuple[str, ...], tuple[FieldRole, ...]] = {}
 
 
 def roles_of(names: tuple[str, ...]) -> tuple[FieldRole, ...]:
     """Return the roles that fields of these names may have: part by part, the best name of each
     first."""
     try:
-        return _plans[names]
+        return kept_plans[names]
     except KeyError:
         roles = tuple(role for _, role in sorted(ranked for name in names for ranked in _BY_NAME.get(name, ())))
         if len(names) <= PLAN_NAMES_MAX and sum(map(len, names)) <= PLAN_BYTES_MAX:
-            if len(_plans) >= PLANS_MAX:
-                _plans.clear()
-            _plans[names] = roles
+            if len(kept_plans) >= PLANS_MAX:
+                kept_plans.clear()
+            kept_plans[names] = roles
         return roles
 
 

@@ -38,6 +38,10 @@ class Partitioner:
         self._by_key: dict[bytes, int] = {}
         self._sticky_partition = 0
 
+    @property
+    def cached_key_count(self) -> int:
+        return len(self._by_key)
+
     def choose(self, key: bytes | None) -> int:
         if key is None:
             if self._sticky_partition in self.blocked or self._sticky_partition in self._dead:

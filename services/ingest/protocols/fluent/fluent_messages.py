@@ -248,10 +248,10 @@ def _inflated(message: FluentMessage, opened_bytes_max: int) -> Generator[None, 
 
 def _slices(entries: Sequence[Any], listener: Listener, known: dict[str, Any], careful: bool) -> Iterator[tuple[list[IngestRecord], int]]:
     for start in range(0, len(entries), SLICE_RECORDS):
-        yield _records(entries[start : start + SLICE_RECORDS], listener, known, careful)
+        yield records_of_entries(entries[start : start + SLICE_RECORDS], listener, known, careful)
 
 
-def _records(entries: Sequence[Any], listener: Listener, known: dict[str, Any], careful: bool) -> tuple[list[IngestRecord], int]:
+def records_of_entries(entries: Sequence[Any], listener: Listener, known: dict[str, Any], careful: bool) -> tuple[list[IngestRecord], int]:
     records: list[IngestRecord] = []
     unparsed = 0
     for entry in entries:

@@ -60,11 +60,11 @@ class FluentHandshake:
         _, name, salt, digest, _user, _password = map(_bytes, message)
         import hmac
 
-        if not hmac.compare_digest(digest.lower(), self._digest(salt, name)):
+        if not hmac.compare_digest(digest.lower(), self.digest(salt, name)):
             return HandshakeResult(False, pack(["PONG", False, "shared_key mismatch", "", ""]))
-        return HandshakeResult(True, pack(["PONG", True, "", SERVER_NAME.decode(), self._digest(salt, SERVER_NAME).decode()]))
+        return HandshakeResult(True, pack(["PONG", True, "", SERVER_NAME.decode(), self.digest(salt, SERVER_NAME).decode()]))
 
-    def _digest(self, salt: bytes, name: bytes) -> bytes:
+    def digest(self, salt: bytes, name: bytes) -> bytes:
         import hashlib
 
         return hashlib.sha512(salt + name + self._nonce + self._key).hexdigest().encode()

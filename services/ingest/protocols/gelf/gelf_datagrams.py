@@ -91,6 +91,11 @@ class ChunkAssembly:
     def __len__(self) -> int:
         return len(self._unfinished)
 
+    @property
+    def sender_count(self) -> int:
+        """The number of senders with an incomplete message."""
+        return len(self._senders)
+
     def take(self, datagram: bytes, host: bytes, now_ms: int) -> bytes | None:
         """Return the whole message if this datagram is one or completes one."""
         if datagram[:_ID_AT] != MAGIC:
@@ -171,7 +176,7 @@ class GelfDatagrams:
     def __init__(self, listener: Listener, intake: Intake) -> None:
         self._listener = listener
         self._intake = intake
-        self._assembly = ChunkAssembly()
+        self.assembly = ChunkAssembly()
 
     def received(self, unit: AckGroup, datagrams: list[bytes]) -> int:
         opened_bytes = 0
@@ -179,7 +184,7 @@ class GelfDatagrams:
         now_ms = self._intake.monotonic_ms()
         source: EventSource = unit.source
         for datagram in datagrams:
-            message = self._assembly.take(datagram, source.host, now_ms)
+            message = self.assembly.take(datagram, source.host, now_ms)
             if message is None:
                 continue
             try:
@@ -198,10 +203,10 @@ class GelfDatagrams:
         return opened_bytes
 
     def tick(self, now_ms: int) -> None:
-        self._assembly.expire(now_ms)
+        self.assembly.expire(now_ms)
         self._count_lost()
 
     def _count_lost(self) -> None:
-        for host, reason in self._assembly.take_lost():
+        for host, reason in self.assembly.take_lost():
             refused = _REASONS.get(reason, RefusedReason.INCOMPLETE)
             self._intake.refuse(self._listener, EventSource(host, host, b"gelf"), refused)

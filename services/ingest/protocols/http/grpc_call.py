@@ -43,8 +43,8 @@ EXPORT_PATH = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
 PERMISSION_DENIED, UNIMPLEMENTED, INTERNAL, UNAUTHENTICATED = 7, 12, 13, 16
 _PREFIX = Struct(">BI")
 assert _PREFIX.size == 5
-_CODINGS = {b"gzip": "gzip", b"deflate": "deflate", b"zstd": "zstd", b"snappy": "snappy"}
-_ACCEPTED = b"identity,gzip,deflate,zstd,snappy"
+MESSAGE_CODINGS = {b"gzip": "gzip", b"deflate": "deflate", b"zstd": "zstd", b"snappy": "snappy"}
+ACCEPTED_CODINGS = b"identity,gzip,deflate,zstd,snappy"
 
 
 class GrpcCall:
@@ -170,7 +170,7 @@ class GrpcCall:
             details = encode_status(code, words, as_any("google.rpc.RetryInfo", info))
             headers += [(b"grpc-status-details-bin", _base64(details)), (b"google.rpc.retryinfo-bin", _base64(info))]
         if code == UNIMPLEMENTED:
-            headers.append((b"grpc-accept-encoding", _ACCEPTED))
+            headers.append((b"grpc-accept-encoding", ACCEPTED_CODINGS))
         return Http2Response(headers, b"", [])
 
     def _open(self, request: Request, body: bytes) -> Generator[None, None, bytes | None]:
@@ -185,7 +185,7 @@ class GrpcCall:
         if not body[0]:
             return message
         coding = request.headers.get(b"grpc-encoding", b"identity").lower()
-        name = _CODINGS.get(coding)
+        name = MESSAGE_CODINGS.get(coding)
         if name is None:
             count(request, RefusedReason.MALFORMED)
             self._fail(UNIMPLEMENTED, f"grpc-encoding {coding.decode('latin-1')[:40]} is not known")

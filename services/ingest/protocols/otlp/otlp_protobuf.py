@@ -57,7 +57,7 @@ class _Library(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def _library() -> _Library:
+def protobuf_library() -> _Library:
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
     from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
@@ -83,7 +83,7 @@ def read_protobuf_slowly(data: bytes, listener: Listener) -> Generator[None, Non
     request = _Request(data)
     try:
         yield from request.read()
-    except (_library().error, UnicodeDecodeError) as problem:
+    except (protobuf_library().error, UnicodeDecodeError) as problem:
         raise BadPayload(f"no protobuf of OTLP: {problem}") from None
     return OtlpRequest(request.slices(listener), request.too_large)
 
@@ -127,11 +127,11 @@ class _Request:
         return fields
 
     def _read_resource_logs(self, start: int, end: int) -> Steps:
-        resource, schema_url = _library().resource(b""), ""
+        resource, schema_url = protobuf_library().resource(b""), ""
         fields = yield from self._fields(start, end)
         for number, field_start, field_end in fields:
             if number == _RESOURCE:
-                resource = _library().resource(self._message(field_start, field_end))
+                resource = protobuf_library().resource(self._message(field_start, field_end))
             elif number == _RESOURCE_SCHEMA_URL:
                 schema_url = self._data[field_start:field_end].decode()
         shared = (read_attributes(resource.attributes), resource.dropped_attributes_count, schema_url)
@@ -152,7 +152,7 @@ class _Request:
                 else:
                     self.too_large += 1
             elif number == _SCOPE:
-                scope = _library().scope(self._message(field_start, field_end))
+                scope = protobuf_library().scope(self._message(field_start, field_end))
             elif number == _SCOPE_SCHEMA_URL:
                 schema_url = self._data[field_start:field_end].decode()
         self._records += len(log_records)
@@ -169,17 +169,17 @@ class _Request:
 
 def _read_rows(data: bytes, fields: list[Field]) -> list[Row] | None:
     """Decode some records; None if one of them is not a record."""
-    library = _library()
+    library = protobuf_library()
     rows: list[Row] = []
     try:
         for _, start, end in fields:
-            rows.append(read_plain(data, start, end, library.pair, library.value) or _row_of(library.log_record(data[start:end])))
+            rows.append(read_plain(data, start, end, library.pair, library.value) or row_of(library.log_record(data[start:end])))
     except library.error:
         return None
     return rows
 
 
-def _row_of(message: Any) -> Row:
+def row_of(message: Any) -> Row:
     attributes = message.attributes
     return (
         message.time_unix_nano,
@@ -197,12 +197,12 @@ def _row_of(message: Any) -> Row:
 
 
 def _read_log_record(data: bytes, origin: RecordOrigin, listener: Listener) -> IngestRecord:
-    library = _library()
+    library = protobuf_library()
     try:
         message = library.log_record(data)
     except library.error as problem:
         return unparsed_record(data, f"no LogRecord: {problem}", listener, origin.known)
-    return log_record(listener, origin, _row_of(message), _raw(message) if listener.raw else b"")
+    return log_record(listener, origin, row_of(message), _raw(message) if listener.raw else b"")
 
 
 def read_attributes(attributes: Any) -> dict[str, Any]:

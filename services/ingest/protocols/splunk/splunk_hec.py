@@ -192,5 +192,5 @@ def _channel_key(request: Request, channel_name: bytes) -> bytes:
     return b"%b\n%b\n%b" % (request.listener.name.encode(), request.principal, channel_name)
 
 
-_COLLECTOR = Collector()
-event, raw, ack = _COLLECTOR.event, _COLLECTOR.raw, _COLLECTOR.ack
+COLLECTOR = Collector()
+event, raw, ack = COLLECTOR.event, COLLECTOR.raw, COLLECTOR.ack

@@ -70,6 +70,11 @@ class TimestampReader:
         self._without_zone: dict[bytes, Instant] = {}
         self._arrival_day = -1
 
+    @property
+    def largest_cache_count(self) -> int:
+        """The number of entries of the largest cache."""
+        return max(len(self._seconds_utc), len(self._seconds_local), len(self._zones), len(self._bsd), len(self._without_zone))
+
     def read_rfc3339(self, text: bytes) -> Instant | None:
         """RFC 3339 with any number of fraction digits; also with a space instead of T, and without
         a zone. None if it is not a time.

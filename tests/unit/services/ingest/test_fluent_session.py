@@ -217,11 +217,11 @@ def test_what_is_no_message_ends_the_connection_and_is_counted(stream: bytes) ->
 
 def test_a_claimed_length_takes_no_memory_and_a_sent_one_ends_at_the_limit() -> None:
     talk = Talk(LISTENER._replace(frame_bytes_max=1 << 20)).send(b"\x92\xa1t\xc6\xff\xff\xff\xff")
-    assert talk.session._splitter.buffered_bytes == 8
+    assert talk.session.buffered_bytes == 8
     for _ in range(40):
         talk.send(b"x" * 65536)
     assert talk.connection.closed == "fluent-too-large" and talk.intake.refused == {RefusedReason.TOO_LARGE: 1}
-    assert talk.session._splitter.buffered_bytes <= (1 << 20) + 65536
+    assert talk.session.buffered_bytes <= (1 << 20) + 65536
 
 
 def test_a_list_of_four_billion_elements_is_only_a_claim() -> None:

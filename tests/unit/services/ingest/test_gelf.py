@@ -130,7 +130,7 @@ def test_unfinished_messages_are_bounded_for_each_sender_and_in_all() -> None:
     lost = assembly.take_lost()
     assert len(lost) + len(assembly) == 300 and {loss.reason for loss in lost} == {ChunkLoss.CROWDED_OUT}
     assembly.expire(DEADLINE_MS)
-    assert not len(assembly) and not assembly.size_bytes and not assembly._senders
+    assert not len(assembly) and not assembly.size_bytes and not assembly.sender_count
 
 
 def test_chunks_of_two_senders_do_not_mix_and_counts_that_differ_are_a_broken_message() -> None:

@@ -340,4 +340,4 @@ def test_nothing_is_sent_after_the_connection_went() -> None:
 
 
 def test_the_encodings_that_are_offered_are_known() -> None:
-    assert set(grpc_call._ACCEPTED.split(b",")) == {b"identity", *grpc_call._CODINGS}
+    assert set(grpc_call.ACCEPTED_CODINGS.split(b",")) == {b"identity", *grpc_call.MESSAGE_CODINGS}

@@ -30,7 +30,7 @@ class KeyedSender:
         self._heard = b""
         self.answered = 0
         self.requests = [self.request(number) for number in range(REQUESTS)]
-        self._unsent = b""
+        self.unsent = b""
         self._socket: socket.socket | None = None
 
     def request(self, number: int) -> bytes:
@@ -44,13 +44,13 @@ class KeyedSender:
         self._heard = b""
         self._socket = socket.create_connection(self._world.box.http.getsockname())
         self._socket.setblocking(False)
-        self._unsent = b"".join(self.requests[self.answered :])
+        self.unsent = b"".join(self.requests[self.answered :])
         self._before = self.answered
 
     def work(self) -> None:
         assert self._socket is not None
         try:
-            self._unsent = self._unsent[self._socket.send(self._unsent) if self._unsent else 0 :]
+            self.unsent = self.unsent[self._socket.send(self.unsent) if self.unsent else 0 :]
         except BlockingIOError:
             pass
         try:
@@ -87,7 +87,7 @@ def test_after_a_death_with_a_spool_what_senders_bring_again_is_there_once_and_i
         sender.work()
         if is_reachable_before_the_death and world.leader.logs.get(0) and world.box.counter("ingest.spool_bytes") == 0:
             world.leader.die()  # it has some of it, and says nothing
-        return not sender._unsent and world.box.ledger().received == REQUESTS * PER_REQUEST
+        return not sender.unsent and world.box.ledger().received == REQUESTS * PER_REQUEST
 
     world.run_until(is_stuck, "all is received, and waits")
     assert world.box.counter("ingest.spool_bytes") > 500_000 and not sender.answered

@@ -22,7 +22,7 @@ def test_keys_of_any_length_have_a_partition_and_long_ones_are_not_kept(monkeypa
     partitioner = Partitioner(7)
     long = [b"%d" % number + b"x" * 1000 for number in range(50)]
     assert [partitioner.choose(key) for key in long] == [partition_of_key(key, 7) for key in long]
-    assert not partitioner._by_key
+    assert partitioner.cached_key_count == 0
     endless = b"x" * 2000
     assert partitioner.choose(endless + b"x") == partition_of_key(endless, 7) == partitioner.choose(endless + b"y")
 
@@ -59,7 +59,7 @@ def test_remembered_keys_are_bounded() -> None:
     partitioner = Partitioner(2)
     for number in range(CACHED_KEYS_MAX + 1):
         partitioner.choose(b"%d" % number)
-    assert len(partitioner._by_key) <= CACHED_KEYS_MAX
+    assert partitioner.cached_key_count <= CACHED_KEYS_MAX
 
 
 def test_keys_of_a_dead_partition_go_to_the_next_living_one_and_come_back() -> None:

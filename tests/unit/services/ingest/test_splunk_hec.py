@@ -29,7 +29,7 @@ def new_incarnation(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """No acknowledgements of other tests; called, none of this one either."""
 
     def begin() -> None:
-        monkeypatch.setattr(splunk_hec._COLLECTOR, "_acks", AckLedger())
+        monkeypatch.setattr(splunk_hec.COLLECTOR, "_acks", AckLedger())
 
     begin()
     return begin
@@ -222,7 +222,7 @@ def test_a_key_of_the_sender_is_its_own_identity() -> None:
 
 def test_identities_that_can_no_longer_be_polled_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(splunk_acks, "UNTOLD_MAX", 1)
-    monkeypatch.setattr(splunk_hec._COLLECTOR, "_acks", AckLedger(1))
+    monkeypatch.setattr(splunk_hec.COLLECTOR, "_acks", AckLedger(1))
     intake = RecordingIntake()
     ask_acks(intake)
     send(intake)

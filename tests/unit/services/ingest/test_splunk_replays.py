@@ -28,7 +28,7 @@ class Client:
         self._begin()
 
     def _begin(self) -> None:
-        self._monkeypatch.setattr(splunk_hec._COLLECTOR, "_acks", AckLedger())
+        self._monkeypatch.setattr(splunk_hec.COLLECTOR, "_acks", AckLedger())
         self._socket = socket.create_connection(self.box.http.getsockname())
         self._socket.setblocking(False)
 

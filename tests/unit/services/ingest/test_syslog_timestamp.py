@@ -150,8 +150,7 @@ def test_caches_are_bounded() -> None:
         moment = start + timedelta(seconds=number)
         reader.read_rfc3339(moment.strftime("%Y-%m-%dT%H:%M:%SZ").encode())
         reader.read_bsd(moment.strftime("%b %e %H:%M:%S").encode(), ms("2024-02-01T00:00:00Z"))
-    assert len(reader._seconds_utc) <= CACHE_ENTRIES_MAX
-    assert len(reader._bsd) <= CACHE_ENTRIES_MAX
+    assert 0 < reader.largest_cache_count <= CACHE_ENTRIES_MAX
 
 
 def test_rendered_times_are_rfc3339() -> None:
