@@ -186,11 +186,10 @@ class CacheChange(IntEnum):
 class MetadataCache:
     """The image and an index of all rows."""
 
-    def __init__(self, broker_id: int, proxies: LogWriterProxies, default_max_message_bytes: int) -> None:
+    def __init__(self, broker_id: int, proxies: LogWriterProxies) -> None:
         self.broker_id = broker_id
         self.image = MetadataImage.empty()
         self._proxies = proxies
-        self._default_max_message_bytes = default_max_message_bytes
         self.by_name: dict[tuple[str, int], LocalReplica] = {}
         self._tables: dict[str, KnownRows] = {}
         self._disk_states: dict[str, int] = {}
@@ -262,14 +261,10 @@ class MetadataCache:
         self.by_name = fresh
 
     def _configure(self, placement: LocalReplica, topic: TopicImage) -> None:
-        placement.max_message_bytes = self._max_message_bytes(topic)
+        placement.max_message_bytes = topic.max_message_bytes
         placement.is_compacted = "compact" in topic.config.get("cleanup.policy", "")
         if placement.partition < len(topic.partitions):
             placement.replicas, placement.isr = topic.partitions[placement.partition][2:4]
-
-    def _max_message_bytes(self, topic: TopicImage) -> int:
-        configured = topic.config.get("max.message.bytes")
-        return int(configured) if configured is not None else self._default_max_message_bytes
 
     def placement(self, topic: str, partition: int) -> LocalReplica | None:
         """Return the replica of a partition that this box serves, or None."""

@@ -28,12 +28,14 @@ from appliance.base.errors import MillraceError
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.base.model import INTERNAL_TOPICS, LeaderEpoch, TopicId
+from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS
 from appliance.records.crc32c import crc32c
 
 IMAGE_MAGIC = b"MRIM"
 IMAGE_FORMAT_VERSION = 5
 IMAGE_HEADER = struct.Struct(">4sHHQII")
 assert IMAGE_HEADER.size == 4 + 2 + 2 + 8 + 4 + 4
+_MAX_MESSAGE_BYTES = TOPIC_CONFIG_ROWS["max.message.bytes"]
 _GENERATION = struct.Struct(">Q")
 
 
@@ -93,6 +95,11 @@ class TopicImage(NamedTuple):
     config: dict[str, str]
     is_internal: bool = False
     config_generation: int = 0
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The largest record batch in bytes. The settings file does not count: `config` has what follows from it."""
+        return int(self.config.get(_MAX_MESSAGE_BYTES.name, _MAX_MESSAGE_BYTES.default))
 
 
 class ImageDifference(NamedTuple):

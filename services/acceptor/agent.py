@@ -68,7 +68,7 @@ class AcceptorAgent:
         self._delayed = DelayedRequests()
         self._proxies = LogWriterProxies(self._source, disks, self._poller, counters, _complete, _lose, self._on_connected, self._on_gone)
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), self._on_hung, self._on_well)
-        self._view = MetadataCache(box.broker_id, self._proxies, box.integer("message.max.bytes"))
+        self._view = MetadataCache(box.broker_id, self._proxies)
         self._image = ImageFollower(context.layout, self._view, context.log)
         self._make_reader: Callable[[str], LogReaderProxy] = lambda disk: LogReaderProxy(
             disk, context.layout, self._poller, self._clock, counters, LOG_READER_DEADLINE_MS

@@ -66,7 +66,7 @@ class CoordinatorAgent:
         )
         self._proxies = LogWriterProxies(self._source, disks, self._poller, counters, self._on_completion, self._on_lost, self._on_connected, self._on_gone)
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), self._on_hung, lambda _disk: None)
-        self._view = MetadataCache(box.broker_id, self._proxies, box.integer("message.max.bytes"))
+        self._view = MetadataCache(box.broker_id, self._proxies)
         self._image = ImageFollower(context.layout, self._view, context.log)
         self._readers = {disk: self._make_reader(disk) for disk in disks}
         self._box_disks = BoxDisks(context.layout, box)

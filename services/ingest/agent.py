@@ -73,7 +73,7 @@ class IngestAgent:
             self._on_gone,
             keep_ring_names=True,  # the next incarnation reads completions that this one does not
         )
-        self._view = MetadataCache(box.broker_id, self._proxies, box.integer("message.max.bytes"))
+        self._view = MetadataCache(box.broker_id, self._proxies)
         self._image = ImageFollower(context.layout, self._view, log)
         self._controller = ControllerLink(context.layout, self._poller, self._clock, self._image.on_changed)
         self._producer_ids = ProducerIdLeases(self._controller, self._clock, counters.counter("ingest.producer_ids"), log)

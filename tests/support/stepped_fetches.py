@@ -79,7 +79,7 @@ class SteppedView(MetadataCache):
     """Places that a test lays out; the image is the test's too."""
 
     def __init__(self, side: SteppedFetches) -> None:
-        super().__init__(1, cast(Any, SimpleNamespace(by_disk={})), 1 << 20)
+        super().__init__(1, cast(Any, SimpleNamespace(by_disk={})))
         self._side = weakref.proxy(side)
 
     def placement(self, topic: str, partition: int) -> LocalReplica | None:

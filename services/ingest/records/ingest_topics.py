@@ -165,7 +165,7 @@ class IngestTopics:
         elif len(partitions) > collector.partition_count:
             collector.resize(len(partitions))
         topic.topic_id = image.topic_id
-        collector.limit(int(image.config.get("max.message.bytes", self._box.integer("message.max.bytes"))))
+        collector.limit(image.max_message_bytes)
 
     def _end(self, topic: IngestTopic) -> None:
         """The topic was deleted: send open batches; new records wait until it is created again."""

@@ -36,7 +36,7 @@ class World:
         self.readers: list[PartitionTableReader] = []
         self.rows = [self.writer.add_row(row(partition)) for partition in range(2)]
         self.proxy = SimpleNamespace(disk="d0", serving=True, is_hung=False, table=self.attach())
-        self.view = MetadataCache(1, cast(Any, SimpleNamespace(by_disk={"d0": self.proxy})), 1000)
+        self.view = MetadataCache(1, cast(Any, SimpleNamespace(by_disk={"d0": self.proxy})))
 
     def attach(self) -> PartitionTableReader:
         self.readers.append(PartitionTableReader.attach(self.writer.shared.name))
@@ -103,6 +103,16 @@ def test_a_new_image_changes_what_differs_in_it(world: World) -> None:
     view.set_image(image(3, (1, 2), (1,), **config))
     view.refresh()
     assert [(placement.max_message_bytes, placement.is_compacted) for placement in placements if placement is not None] == [(77, True)] * 2
+
+
+def test_a_topic_without_a_largest_batch_has_that_of_kafka(world: World) -> None:
+    view = world.view
+    view.set_image(image(2, (1, 2), (1, 2), **{"max.message.bytes": "77"}))
+    view.refresh()
+    view.set_image(image(3, (1, 2), (1, 2)))
+    view.refresh()
+    placement = view.placement("t", 0)
+    assert placement is not None and placement.max_message_bytes == 1_048_588
 
 
 def test_a_table_that_was_opened_again_has_placements_of_its_own(world: World) -> None:

@@ -16,7 +16,7 @@ from appliance.shm.partition_table import DISK_OFFLINE, DISK_ONLINE
 
 def error_for(partition: PartitionImage, disk_state: int | None = DISK_ONLINE) -> ErrorCode:
     table = None if disk_state is None else SimpleNamespace(disk_state=disk_state)
-    view = MetadataCache(1, cast(Any, SimpleNamespace(by_disk={"d0": SimpleNamespace(table=table)})), 1)
+    view = MetadataCache(1, cast(Any, SimpleNamespace(by_disk={"d0": SimpleNamespace(table=table)})))
     view.set_image(MetadataImage(1, "c", 1, {}, {"t": TopicImage("t", TopicId(bytes(range(16))), (partition,), {})}))
     return view.why_absent("t", 0)
 
@@ -36,5 +36,5 @@ def test_a_partition_that_will_return_has_another_error_than_a_lost_one(partitio
 
 
 def test_an_unknown_partition_does_not_exist() -> None:
-    view = MetadataCache(1, cast(Any, SimpleNamespace(by_disk={})), 1)
+    view = MetadataCache(1, cast(Any, SimpleNamespace(by_disk={})))
     assert view.why_absent("t", 0) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -18,7 +18,7 @@ def handler() -> DescribeClusterHandler:
     class NoProxies:
         by_disk: dict[str, Any] = {}
 
-    view = MetadataCache(1, NoProxies(), 1)  # type: ignore[arg-type]
+    view = MetadataCache(1, NoProxies())  # type: ignore[arg-type]
     view.set_image(MetadataImage(1, "the-cluster", 2, {1: BrokerImage(1, "one", 9092), 2: BrokerImage(2, "two", 9093, "rack")}, {}))
     return DescribeClusterHandler(view, lambda _connection: None)
 

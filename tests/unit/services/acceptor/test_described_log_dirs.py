@@ -49,7 +49,7 @@ class Described:
         self.proxy = SimpleNamespace(disk="d0", table=reader, is_hung=False)
         proxies = cast(Any, SimpleNamespace(by_disk={"d0": self.proxy}))
         self.layout = layout
-        self.view = view = MetadataCache(1, proxies, 1)
+        self.view = view = MetadataCache(1, proxies)
         partitions = tuple(PartitionImage(1, 0, (1,), (1,), "d0") for _ in range(2))
         view.set_image(MetadataImage(1, "cluster", 1, {}, {"t": TopicImage("t", TOPIC_ID, partitions, {}, False, 0)}))
         self.handler = DescribeLogDirsHandler(view, proxies, layout, lambda: [DISK], lambda _connection: None)

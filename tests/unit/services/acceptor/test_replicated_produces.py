@@ -65,7 +65,7 @@ class OneLedPartition:
         proxy = SimpleNamespace(disk="d0", serving=True, is_hung=False, table=self.reader, outstanding_bytes=0, offer_or_queue=self._offer)
         self.placement = LocalReplica("t", bytes(TOPIC_ID), 0, cast(Any, proxy), RowAddress(self.reader, self.row, generation), 1 << 20)
         self.placement.replicas = (1, 2, 3)
-        self.view = MetadataCache(1, cast(Any, SimpleNamespace(by_disk={})), 1 << 20)
+        self.view = MetadataCache(1, cast(Any, SimpleNamespace(by_disk={})))
         self.view.by_name["t", 0] = self.placement
         self.lead(1)
         self.delayed = DelayedRequests()
