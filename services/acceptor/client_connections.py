@@ -253,6 +253,16 @@ class ClientConnections:
             self._close(connection, DESCRIPTOR_LIMIT, "it was idle, and no descriptor was left for new connections")
         return bool(idle)
 
+    def _make_room_for(self, listening: ListeningSocket) -> bool:
+        """Close the connection of another listener that was idle for longest, if boxes connect through this one (KIP-402)."""
+        if not listening.is_inter_broker:
+            return False
+        others = (each for each in self._connections.values() if each.listening is not listening)
+        longest = min(others, key=lambda each: (not each.is_idle, each.last_active_ns), default=None)
+        if longest is not None:
+            self._close(longest, CONNECTION_LIMIT, f"{self._connections_max} connections are open (max.connections), and a box connects")
+        return longest is not None
+
     def _turn_away(self, listening: ListeningSocket) -> None:
         """Accept and close waiting clients, with the reserved descriptor: a closed client retries, a queued one hangs."""
         for _ in range(ACCEPT_BURST):
@@ -269,7 +279,7 @@ class ClientConnections:
             self._reserve = _open_reserve()
 
     def _add_connection(self, listening: ListeningSocket, sock: socket.socket, address: str) -> None:
-        if len(self._connections) >= self._connections_max:
+        if len(self._connections) >= self._connections_max and not self._make_room_for(listening):
             sock.close()
             self._closings.log(CONNECTION_LIMIT, address, f"{self._connections_max} connections are open (max.connections)")
             return

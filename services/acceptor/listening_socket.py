@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 class ListeningSocket:
     """A listener as one acceptor serves it. `open_count`: its open connections."""
 
-    __slots__ = ("connections_max", "idle_ns", "name", "open_count", "origin", "per_address_max", "socket", "tls")
+    __slots__ = ("connections_max", "idle_ns", "is_inter_broker", "name", "open_count", "origin", "per_address_max", "socket", "tls")
 
     def __init__(self, listener: KafkaListener, sock: socket.socket, box: Box, connections_max: int, log: Logger) -> None:
         """`connections_max`: for all listeners together."""
         self.name = listener.name
+        self.is_inter_broker = listener.name == box.kafka_listeners[0].name
         self.socket = sock
         self.origin = RequestOrigin(ANONYMOUS, listener.name)
         self.connections_max = min(connections_max, box.integer_of(listener, "max.connections"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
 from appliance.base.settings import Box, load_box
-from lab.running_box import COMMAND, RunningBox, environment, run_and_wait, run_arguments, start_box
+from lab.running_box import COMMAND, RunningBox, environment, eventually, run_and_wait, run_arguments, start_box
 
 pytestmark = pytest.mark.system
 SETTINGS = {
@@ -20,7 +21,11 @@ SETTINGS = {
     "advertised.listeners": "CLIENTS://localhost:0",
     "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CLIENTS:PLAINTEXT",
     "listener.name.clients.max.connections.per.ip": 3,
+    "max.connections": 30,
 }
+
+API_VERSIONS = b"\x00\x00\x00\x0a\x00\x12\x00\x00\x00\x00\x00\x01\xff\xff"
+"""version 0"""
 
 
 @pytest.fixture
@@ -68,11 +73,24 @@ def test_the_limits_of_a_listener_are_its_own(box: RunningBox) -> None:
     refused = int(clients[3].recv(1) == b"")
     assert refused == 1
     for each in others:
-        each.sendall(b"\x00\x00\x00\x0a\x00\x12\x00\x00\x00\x00\x00\x01\xff\xff")  # ApiVersions 0
+        each.sendall(API_VERSIONS)
         each.settimeout(5)
         assert each.recv(4) != b""
     for each in (*clients, *others):
         each.close()
+
+
+def test_clients_of_another_listener_keep_no_box_out(box: RunningBox) -> None:
+    port = ports(box)
+    with ExitStack() as stack:
+        for number in range(36):
+            source = f"127.0.1.{1 + number // 3}", 0
+            stack.enter_context(socket.create_connection(("127.0.0.1", port["CLIENTS"]), source_address=source))
+        eventually(lambda: box.counters("acceptor@0").values["acceptor.connections"] == 30, "all connections are taken")
+        for _ in range(3):
+            peer = stack.enter_context(socket.create_connection(("127.0.0.1", port["PLAINTEXT"]), timeout=5))
+            peer.sendall(API_VERSIONS)
+            assert peer.recv(4) != b""
 
 
 def test_every_mistake_in_listeners_is_reported_before_the_start(tmp_path: Path) -> None:
