@@ -57,7 +57,7 @@ class BlockFile:
         return self._mode[0]
 
     def admit(self, kind: int) -> int:
-        """Wait as told; an error number or 0."""
+        """Wait as the control file says; returns an error number or 0."""
         while (mode := self._look()) == "hang":
             time.sleep(0.02)
         if mode == "cut" and not self._is_cut:

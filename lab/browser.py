@@ -36,7 +36,7 @@ def missing_browser() -> str | None:
 
 @contextmanager
 def browser(profile: Path, width: int = 1440, height: int = 1500, theme: str = "light", loopback_names: str = "") -> Iterator[webdriver.Chrome]:
-    """`theme`: what the system is said to wish. `loopback_names`: a pattern (`*.example`) of names that resolve to 127.0.0.1."""
+    """`theme`: the colour scheme that the system is said to prefer. `loopback_names`: a pattern (`*.example`) of names that resolve to 127.0.0.1."""
     options = webdriver.ChromeOptions()
     options.binary_location = str(shutil.which("chromium"))
     for argument in (*_OPTIONS, f"--user-data-dir={profile}"):

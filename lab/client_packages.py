@@ -111,7 +111,7 @@ def class_path_08() -> str:
 
 def _last_reason(directory: Path) -> str:
     file = directory.with_suffix(".failed")
-    return file.read_text().strip() if file.exists() else "nobody has tried"
+    return file.read_text().strip() if file.exists() else "not tried yet"
 
 
 def class_path() -> str:

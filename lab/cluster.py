@@ -37,7 +37,7 @@ SETTINGS: Mapping[str, object] = {
 
 
 class ClusterBox:
-    """One of the boxes. `running` is its present life, None while it is down."""
+    """One of the boxes. `running` is its present run, None while it is down."""
 
     def __init__(self, number: int, machine: Namespace, directory: Path, arguments: Sequence[str], disks: Sequence[Disk]) -> None:
         self.number = number
@@ -104,7 +104,7 @@ class ClusterBox:
         self.running = None
 
     def freeze(self) -> None:
-        """SIGSTOP for all of it, its supervisor first, so that nobody is missed and restarted."""
+        """SIGSTOP for all of it, its supervisor first, so that no process is missed and restarted."""
         box = self.box
         self._frozen = [box.process.pid, *processes_of(box.layout)]
         for pid in self._frozen:
@@ -127,7 +127,7 @@ class ClusterBox:
         self._dead_disks.add(index)
 
     def replug(self) -> None:
-        """Power for dead disks, whose journals are replayed. Whoever has files open there must go first, so the box goes down."""
+        """Power for dead disks, whose journals are replayed. Processes with files open there must end first, so the box goes down."""
         if self._dead_disks and self.running is not None:
             self.kill()
         for index in self._dead_disks:
@@ -265,7 +265,7 @@ class Cluster:
             box.exit_code = box.process.wait(STOP_SECONDS)  # `box.stop()` would say it a second time, which means: at once
             assert box.process.stdout is not None
             box.process.stdout.close()
-            with self.clients():  # who listens is asked by connecting
+            with self.clients():  # a connection attempt shows what still listens
                 problems += box.leftovers()
         for clusterbox in self.boxes.values():
             clusterbox.running = None
@@ -283,7 +283,7 @@ def all_serve(box: RunningBox) -> bool:
 
 @contextmanager
 def running_cluster(directory: Path, **options: Any) -> Iterator[Cluster]:
-    """A cluster that serves. What is left of it at the end is nobody's fault but ours: it is looked at by who stops it cleanly."""
+    """A cluster that serves. What is left of it at the end is not checked here; a test that stops it cleanly checks that."""
     cluster = Cluster(directory, **options)
     try:
         cluster.start()

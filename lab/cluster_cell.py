@@ -53,7 +53,7 @@ class CellResult(NamedTuple):
     victim: int
     pauses: list[Pause]
     findings: dict[str, list[str]]
-    """Kind of producer → what is wrong; "cluster" for what is nobody's alone."""
+    """Kind of producer → what is wrong; "cluster" for what belongs to no single kind."""
     counts: dict[str, int]
     errors: dict[str, dict[str, int]]
 
@@ -106,7 +106,7 @@ def _die_off_the_network(cluster: Cluster, box: ClusterBox, _topic: str) -> None
 
 
 def _cut_off_its_peers(cluster: Cluster, box: ClusterBox, _topic: str) -> None:
-    """Clients reach it still: who would acknowledge alone does it now."""
+    """Clients reach it still: a leader that would acknowledge alone does it now."""
     for other in cluster.boxes:
         if other != box.number:
             cluster.network.cut_pair(box.number, other)
@@ -183,7 +183,7 @@ class Cell:
                 return
             time.sleep(0.02)
 
-    # -- who is who
+    # -- roles of the boxes
 
     def _cast(self) -> tuple[int, list[list[int]]]:
         """The victim, and the replicas of each partition, the first leading."""

@@ -22,7 +22,7 @@ Seen = Mapping[int, Sequence[tuple[int, str]]]
 
 
 class Sent(NamedTuple):
-    """`offset` is -1 where none was told; `transaction` is its number, -1 outside of one."""
+    """`offset` is -1 where none was reported; `transaction` is its number, -1 outside of one."""
 
     value: str
     partition: int
@@ -99,7 +99,7 @@ def _disorder(seen: Seen) -> list[Finding]:
 
 
 def reader_findings(readers: Iterable[Seen]) -> list[Finding]:
-    """Whoever reads an offset gets the same record, and every reader's offsets rise."""
+    """Every reader of an offset gets the same record, and every reader's offsets rise."""
     found = []
     meaning: dict[tuple[int, int], str] = {}
     for seen in readers:

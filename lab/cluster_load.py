@@ -1,4 +1,4 @@
-"""Clients of a cluster that keep their own books (`cluster_history.py` judges them): producers with acks=all, plain, idempotent and transactional, and
+"""Clients of a cluster that keep their own ledgers (`cluster_history.py` judges them): producers with acks=all, plain, idempotent and transactional, and
 readers that read along.
 
 All are librdkafka in threads of the test; started `inside` the clients' machine, they and their sockets belong there. Chance is a seed.
@@ -27,7 +27,7 @@ PAUSE_SECONDS = 0.05
 """Without it, the clients of `Repeated` take all processors."""
 IMPATIENT = {**QUICK_RECONNECT, "socket.connection.setup.timeout.ms": 1000, "topic.metadata.refresh.interval.ms": 2000}
 PRODUCING = {"acks": "all", "linger.ms": 2, "message.timeout.ms": GIVE_UP_MS, "request.timeout.ms": 1500, "socket.timeout.ms": 2500}
-"""A cut network tells nobody: a request without an answer is given up after a second or two, and tried at whoever leads then."""
+"""A cut network reports nothing: a request without an answer is given up after a second or two, and tried at the leader of that time."""
 
 
 class _Thread:
@@ -109,7 +109,7 @@ class AllAcks(_Thread):
 
 
 class Transactions(_Thread):
-    """Transactions over all partitions, some given up on purpose; a producer that is broken is followed by another life of its transactional id."""
+    """Transactions over all partitions, some given up on purpose; a producer that is broken is followed by another producer with its transactional id."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, seed: int) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Transactions(_Thread):
                 self.fates[transaction] = self._one(producer, transaction)
             except KafkaException as error:
                 self._note("transaction", error)
-                producer = None  # its fate stays unknown; the next life ends what this one left open
+                producer = None  # its fate stays unknown; the next producer ends what this one left open
             self._stop.wait(0.03)
 
     def _new_life(self) -> Producer | None:
@@ -225,7 +225,7 @@ class Reader(_Thread):
 
 
 def read_all(bootstrap: str, wanted: Iterable[tuple[str, str]], partitions: int, seconds: float = 20.0) -> list[dict[int, list[tuple[int, str]]]]:
-    """What is in each topic, as (topic, isolation level), from the beginning to the end, once nobody writes any more; all side by side."""
+    """What is in each topic, as (topic, isolation level), from the beginning to the end, once no producer writes any more; all side by side."""
     readers = [Reader(bootstrap, topic, partitions, isolation, "final") for topic, isolation in wanted]
     for reader in readers:
         reader.start()

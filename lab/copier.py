@@ -43,7 +43,7 @@ class History:
 
 
 class Copier:
-    """One life."""
+    """One run of the program."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._source, self._target, self._batch = config["source"], config["target"], config["batch"]

@@ -29,7 +29,7 @@ class Polled(NamedTuple):
 
 
 class CopyConfig(NamedTuple):
-    """`transactional_id` is "" where nothing is sent in transactions; `partitions` are those of who is in no group."""
+    """`transactional_id` is "" where nothing is sent in transactions; `partitions` are those of a copier that is in no group."""
 
     bootstrap: str
     source: str
@@ -136,7 +136,7 @@ class KafkaPythonCopyClient:
     def _position(self, partition: Any) -> int:
         position = self._consumer.position(partition, timeout_ms=int(CALL_SECONDS * 1000))
         if position is None:
-            raise TimeoutError(f"nobody says where {partition} stands")
+            raise TimeoutError(f"no broker says where {partition} stands")
         return int(position)
 
     def committed(self) -> dict[int, int]:
@@ -213,7 +213,7 @@ class AioKafkaCopyClient:
         )
         await self._producer.start()
         if self._config.transactional_id:
-            await self._producer.begin_transaction()  # which waits for the epoch; nothing of an earlier life is open then
+            await self._producer.begin_transaction()  # which waits for the epoch; nothing of an earlier incarnation is open then
             await self._producer.abort_transaction()
         self._consumer.assign([TopicPartition(self._config.source, number) for number in self._config.partitions])
         await self._consumer.start()

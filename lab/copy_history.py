@@ -1,6 +1,6 @@
 """Judges a copy by its clients' own histories: what was lost, doubled, read though aborted; offsets that do not fit; polls that go back.
 
-Pure. A history is what `lab/copier.py` writes: one list of events a copier, all its lives after each other. What was read is a list a partition of
+Pure. A history is what `lab/copier.py` writes: one list of events a copier, all its runs after each other. What was read is a list a partition of
 (the record's number in the source, the transaction it came with), in the order in which a read_committed consumer got it.
 """
 
@@ -89,7 +89,7 @@ def _polls(history: Sequence[Event]) -> list[Finding]:
 
 
 def _assignments(histories: Sequence[Sequence[Event]]) -> list[Finding]:
-    """Who is assigned a partition begins no earlier than what was known to be committed when he asked, and no later than what anybody had begun to commit."""
+    """A copier that is assigned a partition begins no earlier than the commits known when it asked, and no later than any commit begun by then."""
     committed: dict[int, list[tuple[int, int]]] = defaultdict(list)
     attempted: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for history in histories:

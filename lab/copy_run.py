@@ -1,4 +1,4 @@
-"""One copy under deaths: a box, a full source topic, two copiers, and somebody who kills processes by chance until the copy is done.
+"""One copy under deaths: a box, a full source topic, two copiers, and a killer that kills processes by chance until the copy is done.
 
 Everything by chance comes from the seed. The verdict is `copy_history.findings` over the copiers' histories, what the group said of its offsets all the while
 (`group_watcher.py`), and what two read_committed consumers saw: one that read along, one that came after.
@@ -56,7 +56,7 @@ class CopyOutcome(NamedTuple):
 
 
 class CopiedThrough(Protocol):
-    """A box, or several, through which records are copied, and who dies there."""
+    """A box, or several, through which records are copied, and what is killed there."""
 
     @property
     def directory(self) -> Path: ...
@@ -99,7 +99,7 @@ class OneBox:
 
 
 class _CopierProcess:
-    """A copier and its next lives."""
+    """A copier and its restarts."""
 
     def __init__(self, box: CopiedThrough, name: str, plan: CopyPlan, chance: random.Random) -> None:
         self._chance = chance
@@ -134,7 +134,7 @@ class _CopierProcess:
 
     def _is_stuck(self) -> bool:
         """librdkafka's send_offsets_to_transaction never comes back, whatever its time-out, once the broker of the group coordinator that it remembers is gone
-        from the metadata (tests/README.md). Who runs such a program kills it then. No other silence is forgiven."""
+        from the metadata (tests/README.md). Users of such a program kill it then. No other silence is forgiven."""
         written = self.history.stat().st_size if self.history.exists() else 0
         if written != self._written_bytes:
             self._written_bytes, self._written_at = written, time.monotonic()
@@ -157,7 +157,7 @@ class _CopierProcess:
         self._process.send_signal(signal.SIGTERM)
 
     def end(self) -> None:
-        """Who was asked to has a minute."""
+        """A copier that was asked to end has a minute."""
         try:
             eventually(lambda: self._process.poll() is not None or self._is_stuck(), "a copier ends", 60)
             self.stuck += self._process.poll() is None
@@ -212,7 +212,7 @@ def run_copy(box: CopiedThrough, plan: CopyPlan, seed: int) -> CopyOutcome:
     after = CommittedReader(box.bootstrap)
     after.read_to_end()
     along.read_to_end()
-    assert along.copied == after.copied, "who reads along and who comes after see the same"
+    assert along.copied == after.copied, "the reader along the way and the reader afterwards see the same"
     if stuck := sum(copier.stuck for copier in copiers.values()):
         print(f"{stuck} times send_offsets_to_transaction did not come back {STUCK_SECONDS - OFFSETS_SECONDS:g} s after its time-out; its copier was killed")
     transactions = sum(event["event"] == "committed" for history in histories for event in history)
@@ -220,7 +220,7 @@ def run_copy(box: CopiedThrough, plan: CopyPlan, seed: int) -> CopyOutcome:
     committed = _committed(observer)
     observer.close()
     print(f"{len(watcher.events)} times the group said where it stands")
-    assert watcher.events, "nobody was told where the group stands"
+    assert watcher.events, "no answer said where the group stands"
     return CopyOutcome(findings(ends, after.copied, histories, committed), killed, transactions, seconds)
 
 
@@ -239,7 +239,7 @@ def _fill(bootstrap: str, records: int, replicas: int) -> dict[int, int]:
 
 
 def _committed(observer: Consumer) -> dict[int, int]:
-    """Where the group stands, by partition; {} while nobody can say."""
+    """Where the group stands, by partition; {} while no broker can say."""
     try:
         answer = observer.committed([TopicPartition(SOURCE, partition) for partition in range(PARTITIONS)], 10)
     except KafkaException:
@@ -284,7 +284,7 @@ class CommittedReader:
     def read_to_end(self) -> None:
         """Until the last stable offset is the end of the log, and that is read: no transaction may stay open."""
         probe = Consumer({"bootstrap.servers": self._bootstrap, "group.id": "judges", "isolation.level": "read_uncommitted", **QUICK_RECONNECT})
-        ends = {number: eventually(partial(_bounds, probe, number), f"the end of partition {number} is told", 30)[1] for number in range(PARTITIONS)}
+        ends = {number: eventually(partial(_bounds, probe, number), f"the end of partition {number} is known", 30)[1] for number in range(PARTITIONS)}
         probe.close()
 
         def is_at_end() -> bool:

@@ -2,7 +2,7 @@
 
 Python clients are called in this process, JavaScript and Java ones run beside it and take a line of JSON a command (`lab/clients`). A broker's
 refusal is `Refused` with Kafka's error code, whatever the client calls it. Owned by the test that made it, which closes it. Weak spot: producers
-are made anew for each call where the codec is theirs, so these clients say nothing about long lives.
+are made anew for each call where the codec is theirs, so these clients say nothing about long-lived producers.
 """
 
 from __future__ import annotations
@@ -394,7 +394,7 @@ def open_java(bootstrap: str, isolation_level: str = "read_uncommitted") -> Json
 
 
 def _java(command: str) -> list[str]:
-    """One thread of garbage collection and the first compiler only: this lives for seconds, on a machine that has others to serve."""
+    """One thread of garbage collection and the first compiler only: this runs for seconds, on a machine that has others to serve."""
     return [command, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", client_packages.class_path()]
 
 
@@ -427,7 +427,7 @@ class JavaMembers(JsonClient):
 
 CLIENTS = ("kafka-python", "aiokafka", "platformatic", "kafka-clients", "kafkajs")
 CONSUMERS = ("kafka-python", "aiokafka", "platformatic", "kafka-clients")
-"""Those that read where they are told; kafkajs consumes in groups only, which takes seconds to begin with."""
+"""Those that read partitions by assignment; kafkajs consumes in groups only, which takes seconds to begin with."""
 
 
 def open_client(name: str, bootstrap: str) -> Client:

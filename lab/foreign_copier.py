@@ -1,7 +1,7 @@
 """A copier by kafka-python or aiokafka: `python -m lab.foreign_copier CONFIG`, with the CONFIG, the history and the exit code of `copier.py`.
 
 CONFIG names the `client` and the `partitions` too. Modes are `exactly-once` and `at-least-once`. These clients leave more to their users than librdkafka does,
-so whatever fails beyond an abort ends this life, and the next one begins where the group stands.
+so whatever fails beyond an abort ends this run, and the next one begins where the group stands.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLIENTS: dict[str, type[CopyClient]] = {"kafka-python": KafkaPythonCopyClient, "
 
 
 class ForeignCopier:
-    """One life."""
+    """One run of the program."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._mode: str = config["mode"]

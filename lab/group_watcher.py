@@ -1,7 +1,7 @@
 """Asks again and again where a group stands, as a member that comes would, through every fail-over of its coordinator.
 
-What it is told is a history of `assign` events, which `copy_history` judges like any other: never less than was known to be committed when it asked, never
-more than anybody had begun to commit. It asks for stable offsets, as consumers of `read_committed` do. Owned by the test that made it, which closes it.
+What it receives is a history of `assign` events, which `copy_history` judges like any other: never less than was known to be committed when it asked, never
+more than any member had begun to commit. It asks for stable offsets, as consumers of `read_committed` do. Owned by the test that made it, which closes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CALL_SECONDS = 5.0
 
 
 class GroupWatcher:
-    """Asks from the beginning on, on a thread of its own. While nobody can say, there is no event."""
+    """Asks from the beginning on, on a thread of its own. While no broker can say, there is no event."""
 
     def __init__(self, bootstrap: str, group: str, topic: str, partitions: int) -> None:
         self._partitions = [(topic, number) for number in range(partitions)]

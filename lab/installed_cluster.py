@@ -144,7 +144,7 @@ class InstalledCluster:
 
 @contextmanager
 def three_machines(directory: Path, wheelhouse: Path) -> Iterator[InstalledCluster]:
-    """A cluster that is gone afterwards; a failure tells what its boxes said last."""
+    """A cluster that is gone afterwards; a failure shows what its boxes logged last."""
     cluster = InstalledCluster(directory, wheelhouse)
     try:
         yield cluster

@@ -1,7 +1,7 @@
 """What tests have a real Kafka write, so that its log directory holds one of everything: the same for the golden files and for the system test.
 
 Topics of one partition: `mixed` (every codec, headers, nulls, several segments), `stamped` (LogAppendTime), `idempotent`, `transactions` (committed and
-aborted ones that overlap, and one that stays open), `compacted`. Owned by nobody. Weak spot: offsets of overlapping transactions depend on who is quicker;
+aborted ones that overlap, and one that stays open), `compacted`. It has no owner. Weak spot: offsets of overlapping transactions depend on which is quicker;
 what is there is read back from Kafka.
 """
 
@@ -111,7 +111,7 @@ def read_everything(client: Client) -> dict[str, list[Read]]:
 
 
 def read_to_end(client: Client, topic: str) -> list[Read]:
-    """All records of a partition; how many there are is not told by its end, because markers and compaction take offsets."""
+    """All records of a partition; how many there are does not follow from its end, because markers and compaction take offsets."""
     end = client.offset(topic, "latest")
     assert end is not None
     found: list[Read] = []

@@ -2,7 +2,7 @@
 
 kio's native decoder reserves memory for as many elements as a message claims, and a claim that the machine cannot meet ends
 the process with an abort that no `except` sees. So bytes of strangers are walked here first, field by field of kio's own dataclass,
-and refused (`ProtocolViolation`) if they lie; nothing is built. Owned by nobody; kio is not imported, only its classes are looked at.
+and refused (`ProtocolViolation`) if they lie; nothing is built. It has no owner; kio is not imported, only its classes are read.
 Weak spot: whether a null is allowed, and what a text says, is left to kio.
 """
 

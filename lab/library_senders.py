@@ -1,4 +1,4 @@
-"""Senders that are libraries for Python: elasticsearch-py, OpenTelemetry's exporters, pylogbeat, python-logstash-async; and what each was told.
+"""Senders that are libraries for Python: elasticsearch-py, OpenTelemetry's exporters, pylogbeat, python-logstash-async; and what was confirmed to each.
 
 What such a library does when the box dies under it (when it tries again, what it drops) is its own; we only hand it records, and try again where it leaves
 that to its user.
@@ -35,7 +35,7 @@ TIMEOUT_SECONDS = 10.0
 
 
 class BulkSender(ToldSender):
-    """elasticsearch-py's helper; what it says of an item, and what it was answered for a request, decide who goes again."""
+    """elasticsearch-py's helper; what it says of an item, and what it was answered for a request, decide what is sent again."""
 
     def __init__(self, place: Place, feed: Feed, has_ids: bool) -> None:
         super().__init__(place, feed)
@@ -68,7 +68,7 @@ bulk_without_ids = partial(BulkSender, has_ids=False)
 
 
 class _Witness(LogRecordExporter):
-    """Stands before an exporter and notes what it was told. What failed is exported again: the processor behind us would drop it."""
+    """Stands before an exporter and notes what was confirmed to it. What failed is exported again: the processor behind us would drop it."""
 
     def __init__(self, sender: ToldSender, exporter: LogRecordExporter) -> None:
         self._sender = sender
@@ -150,7 +150,7 @@ class WindowSender(ToldSender):
 
 
 class _BeatsWitness(BeatsTransport):  # type: ignore[misc]
-    """Notes what its events were told."""
+    """Notes which of its events were confirmed."""
 
     def __init__(self, sender: ToldSender) -> None:
         address = sender.place.address
@@ -178,7 +178,7 @@ class LogstashSender(ToldSender):
         while numbers := self.feed.take(PER_CALL):
             for number in numbers:
                 worker.enqueue_event(json.dumps({"message": self.text(number)}))
-        while len(self.told) < self.feed.given:  # the worker gives up what it has when it is told to end
+        while len(self.told) < self.feed.given:  # the worker drops what it has when it has to end
             worker.force_flush_queued_events()
             time.sleep(PAUSE_SECONDS)
         worker.shutdown()

@@ -1,6 +1,6 @@
-"""Clients under load that keep their own books: what was acknowledged, what was read, what was sent.
+"""Clients under load that keep their own ledgers: what was acknowledged, what was read, what was sent.
 
-All three are real clients (librdkafka, a TCP socket as a syslog sender has it) in threads of the test. After the load the books are compared with
+All three are real clients (librdkafka, a TCP socket as a syslog sender has it) in threads of the test. After the load the ledgers are compared with
 what the box holds.
 """
 

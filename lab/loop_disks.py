@@ -1,7 +1,7 @@
 """Real file systems on loop devices that tests may hurt: full, frozen, shut down, swapped; with a faulty drive below where that is wanted.
 
 A `LoopDisk` is made, hurt and taken away by one test (`loop_disks` cleans up whatever happened; a frozen file system is thawed first, since what is
-frozen cannot be unmounted and whoever touches it never comes back). Root, loop devices and, for a faulty drive, /dev/fuse are needed; `why_not`
+frozen cannot be unmounted and a process that touches it never comes back). Root, loop devices and, for a faulty drive, /dev/fuse are needed; `why_not`
 says what is missing. Weak spot: XFS is tried only where mkfs.xfs is installed.
 """
 
@@ -51,7 +51,7 @@ class LoopDisk:
 
     def __init__(self, place: Path, mib: int = 64, kind: str = "ext4", is_faulty: bool = False) -> None:
         place.mkdir(parents=True)
-        # A mount namespace of another test may hold a copy of what is mounted here, and a file system lives while anything has it mounted: after a power
+        # A mount namespace of another test may hold a copy of what is mounted here, and a file system exists while anything has it mounted: after a power
         # cut it would come back shut down. From a shared mount, an unmount reaches copies that are slaves (`FOLLOWING`).
         _run("mount", "--bind", str(place), str(place))
         _run("mount", "--make-shared", str(place))
@@ -109,7 +109,7 @@ class LoopDisk:
         _run("mount", self._device, str(self.path))
 
     def unmount(self) -> None:
-        """Whoever still has a file open on it makes this fail."""
+        """Fails while any process has a file open on it."""
         _wait(lambda: subprocess.run(["umount", str(self.path)], capture_output=True, check=False).returncode == 0, f"{self.path} can be unmounted", 20)
 
     # -- what can be done to it
@@ -121,7 +121,7 @@ class LoopDisk:
         new.rename(self._control)
 
     def freeze(self) -> None:
-        """Whoever writes stops in the kernel and cannot be killed, until `thaw`."""
+        """A process that writes stops in the kernel and cannot be killed, until `thaw`."""
         self._ioctl(FREEZE, 0)
         self._is_frozen = True
 
@@ -152,7 +152,7 @@ class LoopDisk:
         return ballast
 
     def power_cycle(self) -> None:
-        """Off and on again: the journal is replayed. Nobody may have a file open on it."""
+        """Off and on again: the journal is replayed. No process may have a file open on it."""
         self.unmount()
         if self._is_faulty:
             self._unplug()

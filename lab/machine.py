@@ -1,9 +1,10 @@
-"""Machines of a test's cluster: network and mount namespaces of their own on one switch, which lives in a namespace, too. The host's network is not touched.
+"""Machines of a test's cluster: network and mount namespaces of their own on one switch, which has a namespace, too. The host's network is not touched.
 
 A machine has an address 10.77.0.N, disks on loop devices, and a network that can be cut (all of it, one way, between two machines) or made slow. `run_in`
 starts a process there; a thread that is `inside` opens its sockets there, and so do threads that it starts. When the test ends, or is killed, everything
-goes. Cuts are silent, as those of a network are: nobody is told, packets vanish. Weak spots: the kernel has no netem, so a slow network is a narrow one
-(packets queue), not a long one; what is sent to a machine that is cut off one way vanishes at the sender's door (its neighbour's address is a wrong one).
+goes. Cuts are silent, as those of a network are: packets vanish and neither end gets an error. Weak spots: the kernel has no netem, so a slow network is a
+narrow one (packets queue), not a long one; what is sent to a machine that is cut off one way is lost as it leaves the sender (its neighbour's address is a
+wrong one).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from lab.running_box import ROOT
 CLONE_NEWNET = 0x40000000
 NETWORK = "10.77.0"
 NOWHERE = "02:00:00:00:00:fe"
-"""An Ethernet address that nobody has."""
+"""An Ethernet address that no machine has."""
 
 
 @cache
@@ -131,14 +132,14 @@ class Disk:
 
     @property
     def seen_from_here(self) -> Path:
-        """The same for who is not in the machine."""
+        """The same as seen by processes outside the machine."""
         return Path(f"/proc/{self._machine.pid}/root{self.log}")
 
     def mount(self) -> None:
         self._machine.ask("mount", str(self._image), str(self.path))
 
     def unmount(self) -> None:
-        """Whoever still has a file open on it makes this fail."""
+        """Fails while any process has a file open on it."""
         self._machine.ask("unmount", str(self.path))
 
     def try_unmount(self) -> bool:
@@ -149,7 +150,7 @@ class Disk:
         return True
 
     def freeze(self) -> None:
-        """Whoever writes stops in the kernel and cannot be killed, until `thaw`."""
+        """A process that writes stops in the kernel and cannot be killed, until `thaw`."""
         self._machine.ask("freeze", str(self.path))
 
     def thaw(self) -> None:
@@ -204,7 +205,7 @@ class Network:
         return self.machines[self.CLIENTS]
 
     def plug(self, number: int, pid: int) -> None:
-        """A line (eth0) for a machine that somebody else keeps, into the network namespace of this process; the machine gives itself its address. To be done
+        """A line (eth0) for a machine that another process keeps, into the network namespace of this process; the machine gives itself its address. To be done
         again when it has booted: a line goes with the namespace that it leads to, a moment after it."""
         subprocess.run([*self._switch.entering, "ip", "link", "delete", f"p{number}"], capture_output=True, check=False)
         self._switch.ip(f"link add p{number} type veth peer name eth0 netns {pid}", f"link set p{number} master br0 up")
