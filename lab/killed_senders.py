@@ -1,7 +1,7 @@
 """Every sender that waits for an answer, a box that listens for each, and processes that are killed under them; then a real consumer counts.
 
-`KINDS` is the documented list: who is known again by what, and who is not. A run begins its senders, kills while each of them is at work, lets them finish, and
-holds what each was told against what librdkafka reads, and the books against both. Moments come from a seed.
+`KINDS` is the documented list: by what each sender's replays are recognized, and which are not. A run begins its senders, kills while each of them is at
+work, lets them finish, and compares what was confirmed to each with what librdkafka reads, and the counters with both. Moments come from a seed.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class Finding(NamedTuple):
     told: int
     there: int
     lost: Sequence[int]
-    """Told, and not there."""
+    """Confirmed, and not there."""
     twice: int
     """Records that are there more than once."""
     strangers: Sequence[str]
-    """Nobody sent them."""
+    """No sender sent them."""
     balance: Balance
 
 
@@ -109,7 +109,7 @@ class SenderSite:
         self._runs = 0
 
     def sender(self, kind: Kind, per_second: int) -> ToldSender:
-        """A new one, whose records nobody else sends."""
+        """A new one, whose records no other sender sends."""
         self._runs += 1
         word = f"{kind.name}-{self._runs}"
         return kind.make(Place(self.box.sender(kind.name), kind.name, word, self.directory, self.authority, self.certificate), Feed(per_second))
@@ -221,7 +221,7 @@ class SenderRun:
         return {name: Counter(_text(document["message"]) for document in documents) for name, documents in self._books.all_records().items()}
 
     def _await_settled(self) -> dict[str, Balance]:
-        """The books, when nothing is in flight."""
+        """The balances, when nothing is in flight."""
 
         def settled() -> dict[str, Balance]:
             balances = self._books.balances()
@@ -238,16 +238,16 @@ class SenderRun:
         return Finding(name, len(sent), len(sender.told), there.total(), lost, twice, sorted(there.keys() - sent), balance)
 
     def judge(self, findings: Sequence[Finding]) -> None:
-        """Fail unless the promise of each sender's protocol was kept, and the books agree with what is there.
+        """Fail unless the promise of each sender's protocol was kept, and the counters agree with what is there.
 
-        Books: what a dead ingest had in flight is split between `stored` and `crash` right in the sum, by listener perhaps not; and what was appended and
-        looked at by nobody may be booked as `crash`."""
+        Counters: what a dead ingest had in flight is split between `stored` and `crash` right in the sum, by listener perhaps not; and what was appended and
+        not read by any process may be counted as `crash`."""
         for finding in findings:
-            assert not finding.lost, f"told and not there: {finding}"
-            assert not finding.strangers, f"nobody sent it: {finding}"
+            assert not finding.lost, f"confirmed and not there: {finding}"
+            assert not finding.strangers, f"no sender sent it: {finding}"
             if self._kinds[finding.sender].promise is ONCE:
                 assert not finding.twice, f"stored twice: {finding}"
-            assert finding.balance.acknowledged >= finding.told, f"told, and not counted as acknowledged: {finding}"
+            assert finding.balance.acknowledged >= finding.told, f"confirmed, and not counted as acknowledged: {finding}"
         written, counted, there = (
             sum(column) for column in zip(*((f.balance.stored + f.balance.copies, f.balance.counted, f.there) for f in findings), strict=True)
         )

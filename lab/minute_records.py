@@ -51,7 +51,7 @@ class MinuteRecords:
 
 
 def rows_below(directory: Path) -> list[dict[str, object]]:
-    """All rows of a table as a reader finds them who lists the directory."""
+    """All rows of a table, as a reader that lists the directory finds them."""
     return ds.dataset(str(directory), format="parquet", partitioning="hive").to_table().to_pylist() if directory.exists() else []
 
 

@@ -1,6 +1,6 @@
 """The process that keeps one machine of a test's cluster: its network namespace, its mount namespace, and the disks mounted there.
 
-Started by `unshare` (`machine.py`), told by lines of JSON on standard input, one answer a line. When its input ends (whoever started it may have been
+Started by `unshare` (`machine.py`), which sends it lines of JSON on standard input; one answer a line. When its input ends (its starter may have been
 killed) it thaws what is frozen and ends; with it and the processes of the machine go both namespaces, and with them mounts and loop devices: nothing is left
 behind. Mounts of other tests, which a new namespace begins with copies of, are let go of: their file systems would stay in use for as long as we live.
 Standard library alone: it starts in a few milliseconds.

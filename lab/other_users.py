@@ -75,7 +75,7 @@ def running_python(user: int, code: str, *arguments: str) -> Iterator[None]:
 
 
 def shared_memory_of(box: str) -> dict[str, int]:
-    """Names of a box's objects → the user id of their owner, whoever it is."""
+    """Names of a box's objects → the user id of their owner, whichever it is."""
     found = {}
     for name in os.listdir("/dev/shm"):
         if name.startswith(f"millrace.{box}."):

@@ -1,4 +1,4 @@
-"""How long partitions take no acks=all: a record every 20 ms to whoever leads; after an error, or no answer in time, on a fresh connection to whom a box
+"""How long partitions take no acks=all: a record every 20 ms to the leader; after an error, or no answer in time, on a fresh connection to whom a box
 names then.
 
 What a client library makes of a lost leader (time-outs, back-off) is not in it. Runs on the clients' machine. Weak spot: a request that a cut network
@@ -41,7 +41,7 @@ def one_record(value: bytes) -> bytes:
 
 
 def leaders_of(addresses: Iterable[tuple[str, int]], topic: str) -> dict[int, tuple[int, tuple[str, int]]]:
-    """Partition → (leader, its address), as the first box tells that answers."""
+    """Partition → (leader, its address), from the first box that answers."""
     for address in addresses:
         try:
             client = ImpatientClient(address)

@@ -1,4 +1,4 @@
-"""Shared memory of a whole box, made by one process: counters, partition tables, an image. For whoever only looks at a box (the console, its benchmark).
+"""Shared memory of a whole box, made by one process: counters, partition tables, an image. For programs that only read a box (the console, its benchmark).
 
 Everything in it is real (layouts, files, names) but the processes: every pid is ours, or one that is gone. No disk is touched.
 """
@@ -46,7 +46,7 @@ class PretendedBox:
         write_image(layout.image_file, MetadataImage(1, "cluster", 1, {}, images))
 
     def begin_life(self, process: str) -> Counters:
-        """A (next) life of a process, which serves."""
+        """Start a first or next incarnation of a process, which serves."""
         counters = Counters.create_or_adopt(self.layout, process, self.clock.monotonic_ns(), self.clock.wall_ms())
         counters.counter("runtime.starts").add()
         counters.set_state("serving")

@@ -1,7 +1,7 @@
 """Senders that are programs: rsyslog with its outputs, libraries for JavaScript (`clients/js/told_sender.mjs`), systemd-journal-upload.
 
-A program is fed by a file, by its standard input or by a journal, and ends with its sender. Weak: rsyslog tells nobody what it was told; it keeps what was
-not answered and sends it again without an end, so it counts as told of all that it was given.
+A program is fed by a file, by its standard input or by a journal, and ends with its sender. Weak: rsyslog does not report what was confirmed to it; it
+keeps what was not answered and sends it again without an end, so all that it was given counts as confirmed.
 """
 
 from __future__ import annotations

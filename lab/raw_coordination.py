@@ -74,7 +74,7 @@ class RawCoordination(RawTransactions):
         return Member(int(answer.error_code), answer.member_id, answer.generation_id, answer.leader)
 
     def join(self, group: str, member_id: str = "", **times: int) -> Member:
-        """With an id at once: who has none is given one and asked to come again (KIP-394)."""
+        """With an id at once: a member without one gets an id and has to join again (KIP-394)."""
         self.send_join(group, member_id, **times)
         joined = self.receive_join()
         return joined if member_id or joined.error_code != 79 else self.join(group, joined.member_id, **times)

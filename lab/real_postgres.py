@@ -1,6 +1,6 @@
 """A real PostgreSQL server in a directory of its own, reached by a Unix socket: Debian's package as `./install.sh test` unpacks it, or as it is installed.
 
-PostgreSQL refuses to run as root; it runs as the user `nobody` then, whose directory is made below the system's temporary one.
+PostgreSQL refuses to run as root; it runs as an unprivileged user then, whose directory is made below the system's temporary one.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ NEVER_SILENT_MS = 1 << 40
 
 
 class Balance(NamedTuple):
-    """One listener's figures, or the difference of two looks at them."""
+    """One listener's figures, or the difference of two readings of them."""
 
     received: int = 0
     stored: int = 0
@@ -92,7 +92,7 @@ class Reconciliation:
 
     def hold_topics(self) -> dict[str, list[Any]]:
         """Fail unless the topics hold what all listeners stored there, copies included. The records by topic, as JSON where they are. For a reconciliation that
-        knows every topic that somebody writes to."""
+        knows every topic that anything writes to."""
         found = {topic: self.records(topic) for topic in self._starts}
         written = sum(balance.stored + balance.copies for balance in (self.balance(listener) for listener in balances_of(self.box)))
         in_topics = sum(map(len, found.values()))

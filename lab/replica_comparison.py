@@ -1,6 +1,6 @@
 """Holds replicas of a partition against each other, byte for byte, below the smallest high watermark that their boxes wrote down (or a given offset).
 
-Reads segment files as they lie on disk, so nobody may write meanwhile. Segments of two replicas need not begin at the same offsets: their
+Reads segment files as they lie on disk, so no process may write meanwhile. Segments of two replicas need not begin at the same offsets: their
 batches are compared one after the other. Weak spot: above the high watermark nothing is compared, for there replicas may differ.
 """
 
@@ -46,7 +46,7 @@ def replica_directories(log_directories: Mapping[int, Sequence[Path]], topic: st
 
 
 def differences(replicas: Mapping[int, Path], below_offset: int) -> list[str]:
-    """What is not the same below `below_offset`: offsets, bytes, or that somebody has not got them."""
+    """What is not the same below `below_offset`: offsets, bytes, or that a replica lacks them."""
     stored = {box: [batch for batch in batches_of(place) if batch.base_offset < below_offset] for box, place in replicas.items()}
     first = {box: batches[0].base_offset if batches else below_offset for box, batches in stored.items()}
     begin = max(first.values(), default=0)

@@ -85,7 +85,7 @@ def _loki_push(texts: Sequence[str]) -> bytes:
 class AckingSender(ToldSender):
     """Splunk's collector with a channel: asks `/ack` until it says true, and sends again on each new connection what it did not say that of.
 
-    Not by time: within one life of ingest what is sent again is a new thing, and a leader that is asked about the dead life may take long."""
+    Not by time: within one incarnation of ingest what is sent again is a new request, and a leader that is asked about the dead incarnation may take long."""
 
     def __init__(self, place: Place, feed: Feed) -> None:
         super().__init__(place, feed)

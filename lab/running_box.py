@@ -229,7 +229,7 @@ class RunningBox:
         return {name: process["pid"] for name, process in self.status().items() if process["pid"]}
 
     def pid(self, name: str) -> int:
-        """Of the life that is there, or of the next one where the last has just died."""
+        """Of the process that runs, or of the next one if the last has just died."""
         return int(eventually(lambda: self.status()[name]["pid"], f"{name} is there"))
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
@@ -250,7 +250,7 @@ class RunningBox:
         return snapshot
 
     def await_restart(self, name: str, old_pid: int, seconds: float = 10.0) -> int:
-        """Wait until a new life of `name` serves; returns its pid."""
+        """Wait until a new incarnation of `name` serves; returns its pid."""
 
         def new_pid() -> int | None:
             process = self.status()[name]
@@ -306,7 +306,7 @@ class RunningBox:
         for address in (self.kafka, self.syslog, self.http):
             with socket.socket() as probe:
                 if probe.connect_ex(address) == 0:
-                    found.append(f"somebody listens on {address}")
+                    found.append(f"a process listens on {address}")
         return found
 
 

@@ -1,6 +1,6 @@
 """A box that is nothing but names: a short runtime directory for its sockets, and a prefix in /dev/shm; both are removed afterwards.
 
-All tests make theirs here; `left_behind` tells of those that are not removed.
+All tests make theirs here; `left_behind` lists those that are not removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The job that test_spark_cluster.py submits: a topic is read as a batch, with a look at who reads it, copied as a stream,
+"""The job that test_spark_cluster.py submits: a topic is read as a batch, with a check of which processes read it, copied as a stream,
 and loaded into a table. Prints one line of JSON."""
 
 import json

@@ -1,7 +1,7 @@
 """One Spark session for all tests of a process, started by the first that asks; its output is in a file, its files below the tests' own directory.
 
-A session costs about 10 s and half a gigabyte, so nobody else may start one in this process; a test that kills Spark runs it in a process of its own (`millrace
-load`, `millrace stream`). Weak spot: what a test sets on the session stays; it sets it back.
+A session costs about 10 s and half a gigabyte, so no other code may start one in this process; a test that kills Spark runs it in a process of its own
+(`millrace load`, `millrace stream`). Weak spot: what a test sets on the session stays; it sets it back.
 """
 
 from __future__ import annotations

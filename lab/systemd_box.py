@@ -1,9 +1,10 @@
 """A throw-away machine with a real systemd as process 1: namespaces over an overlay of this machine's root, its own disks, its own network with loopback only.
 
-`SystemdBox.start` boots one in about a second, and it is as if Debian had just been set up on it: nothing of ours is installed, no service of the host runs,
-what it writes goes nowhere. Its disks are real file systems (or tmpfs) at /srv/d0, /srv/d1 and so on, by /etc/fstab. `run` executes in it; a thread that is
-`inside` its network opens sockets there. It ends with whoever started it, even if that is killed. Weak spots: the kernel is the host's, so sysctl outside of
-net.* is read-only and there is no udev; limits of memory and processor are not enforced where the host's groups have no controllers to give.
+`SystemdBox.start` boots one in about a second, and it is as if Debian had just been set up on it: nothing of ours is installed, no service of the host
+runs, what it writes goes nowhere. Its disks are real file systems (or tmpfs) at /srv/d0, /srv/d1 and so on, by /etc/fstab. `run` executes in it; a thread
+that is `inside` its network opens sockets there. It ends with the process that started it, even if that is killed. Weak spots: the kernel is the host's, so
+sysctl outside of net.* is read-only and there is no udev; limits of memory and processor are not enforced where the host's groups have no controllers to
+give.
 
 By hand: `python -m lab.systemd_box start NAME [--disks KIND,KIND] [--mib N] [--mount HOST:BOX]…`, `exec NAME COMMAND…`, `reboot NAME`, `stop NAME`
 and `list`.
@@ -99,10 +100,10 @@ class SystemdBox:
 
     @classmethod
     def find(cls, directory: Path) -> SystemdBox:
-        """The box that somebody else started there."""
+        """The box that another process started there."""
         return cls(directory, None)
 
-    # --- life ---
+    # --- starting and stopping ---
 
     @property
     def pid(self) -> int:

@@ -1,8 +1,8 @@
 """What stands behind a `SystemdBox`: the keeper, a process that owns namespaces, disks and control group of one box.
 
-It has a mount namespace of its own. In it lie the box's disks and the memory that takes what the box writes over the host's root, so that all of it is
-gone with the keeper, and the box can be booted again from what it wrote. It ends the box and itself when whoever started it closes the pipe on its standard
-input, even by dying; with a frozen disk thawed first, because who writes to one cannot be killed. Weak spot: a keeper that is itself killed leaves an empty
+It has a mount namespace of its own. In it lie the box's disks and the memory that takes what the box writes over the host's root, so that all of it is gone
+with the keeper, and the box can be booted again from what it wrote. It ends the box and itself when its starter closes the pipe on its standard input, even
+by dying; with a frozen disk thawed first, because a process that writes to one cannot be killed. Weak spot: a keeper that is itself killed leaves an empty
 control group and its directory behind; the next box of that directory takes them away.
 
 A machine that is switched off (`SystemdBox.power_off`, `cut_power`) keeps its disks and what it wrote, until it is switched on again. Where its power was
@@ -37,7 +37,7 @@ CLONE_NEWNS, MS_REC_PRIVATE, MNT_DETACH = 0x20000, 0x44000, 2
 THAW, SHUTDOWN, LOSE_UNSYNCED = 0xC0045878, 0x8004587D, 2
 CONTROL_GROUPS = "cgroup"
 PIPE_VARIABLE = "MILLRACE_BOX_PIPE"
-"""Set where the box ends with whoever started it: the keeper's standard input is a pipe that closes then."""
+"""Set where the box ends with the process that started it: the keeper's standard input is a pipe that closes then."""
 SWITCH, ORDERLY, CUT = "off", "orderly", "cut"
 """A file that is there while the machine shall be off, and how it came to be."""
 
@@ -49,7 +49,7 @@ def control_group(directory: Path) -> str:
 
 def leave_mounts_of_host(needed: Sequence[str]) -> None:
     """Whatever is mounted from here on is seen by this process and its children only. Mounts of other tests are let go of: their disks are busy while
-    anybody has them mounted. `needed` are paths that stay reachable."""
+    any process has them mounted. `needed` are paths that stay reachable."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, MS_REC_PRIVATE, None):
         raise OSError(ctypes.get_errno(), "a mount namespace of its own")
@@ -94,7 +94,7 @@ class Keeper:
         run("mount", "-o", "loop", image, place)  # the loop device goes when this does
 
     def keep(self) -> None:
-        """Boots the box, again when it asks for it or is switched on again, until it is powered off for good or nobody wants it."""
+        """Boots the box, again when it asks for it or is switched on again, until it is powered off for good or its starter has gone."""
         signal.signal(signal.SIGTERM, self._on_end)
         switch = self._directory / SWITCH
         while not self._asked_to_end.is_set():

@@ -72,7 +72,7 @@ class ThreeBoxes:
     victims: tuple[str, ...] = ("box 1", "box 2", "box 3")
 
     def hurt(self, victim: str) -> bool:
-        """Kill a box, and start it again; who was killed before is back first."""
+        """Kill a box, and start it again; the box killed before it is back first."""
         self.await_all()
         broker_id = int(victim.split()[1])
         self.kill(broker_id)
@@ -90,7 +90,7 @@ class ThreeBoxes:
 
     def close(self) -> None:
         for starting in self._coming.values():
-            starting.process.terminate()  # not kill: the memory of a box that nobody starts again would stay
+            starting.process.terminate()  # not kill: the memory of a box that is not started again would stay
             starting.process.wait(STOP_SECONDS)
             if starting.process.stdout is not None:
                 starting.process.stdout.close()

@@ -1,8 +1,8 @@
-"""Senders that are told what is stored: what each was given, what it was told, and what its protocol promises.
+"""Senders that get a confirmation of what is stored: what each was given, what was confirmed to it, and what its protocol promises.
 
-A sender is a thread that takes numbers out of its `Feed` (a record each, `WORD NUMBER`), sends them by somebody's client, and notes those of which it was
-told "stored". It never gives up while its client can go on, so when it has `finish`ed it was told of everything, unless the client forgets. Weak: a program
-that tells nobody what it was told (rsyslog) counts as told of all that it was given, since it sends until it is.
+A sender is a thread that takes numbers out of its `Feed` (a record each, `WORD NUMBER`), sends them by a client of its protocol, and notes those that the
+box confirmed as stored. It never gives up while its client can go on, so when it has `finish`ed everything was confirmed, unless the client forgets.
+Weak: for a program that does not report confirmations (rsyslog) all that it was given counts as confirmed, since it sends until it is.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from lab.running_box import Address
 
 
 class Promise(Enum):
-    """Of what a sender is told, nothing is ever lost. Of everything it sent:"""
+    """Nothing that was confirmed to a sender is ever lost. Of everything it sent:"""
 
     ONCE = "once"
     """nothing is twice: the protocol, or the sender, has an identity"""
     AT_LEAST_ONCE = "at least once"
-    """what was not answered is sent again, and nothing tells it from a new record"""
+    """what was not answered is sent again, and nothing distinguishes it from a new record"""
 
 
 class Feed:
@@ -79,7 +79,7 @@ class ToldSender(threading.Thread):
     """`start` it, and `finish` it."""
 
     forgets = False
-    """Its client drops what was not acknowledged, so it need not be told of everything."""
+    """Its client drops what was not acknowledged, so not everything needs to be confirmed."""
 
     def __init__(self, place: Place, feed: Feed) -> None:
         super().__init__(daemon=True, name=place.word)
@@ -106,7 +106,7 @@ class ToldSender(threading.Thread):
             self.failure = traceback.format_exc()
 
     def send_all(self) -> None:
-        """Send until the feed is over and nothing is left that might be told."""
+        """Send until the feed is over and nothing is left that might be confirmed."""
         raise NotImplementedError
 
     def begin_close(self) -> None:
@@ -116,13 +116,13 @@ class ToldSender(threading.Thread):
         """… and has ended."""
 
     def finish(self, seconds: float) -> None:
-        """No more numbers; wait until all is told."""
+        """No more numbers; wait until all is confirmed."""
         self.feed.end()
         self.join(seconds)
-        assert not self.is_alive(), f"{self.name} was told of {len(self.told)} of {self.feed.given} within {seconds:g} s"
+        assert not self.is_alive(), f"{self.name}: confirmed {len(self.told)} of {self.feed.given} within {seconds:g} s"
         assert not self.failure, f"{self.name}: {self.failure}"
         if not self.forgets:
-            assert len(self.told) == self.feed.given, f"{self.name} was told of {len(self.told)} of {self.feed.given}"
+            assert len(self.told) == self.feed.given, f"{self.name}: confirmed {len(self.told)} of {self.feed.given}"
 
 
 class Kind(NamedTuple):
