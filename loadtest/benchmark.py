@@ -16,7 +16,7 @@ from lab.running_box import RunningBox
 from loadtest.observation import Observation
 
 Say = Callable[[str], None]
-"""Tells whoever waits what happens now."""
+"""Reports what happens now."""
 
 
 class BenchmarkFailed(Exception):

@@ -27,13 +27,13 @@ VALUE_BYTES = 1024
 CONNECTIONS = 4
 PATIENCE_SECONDS = 120.0
 SETTLE_SECONDS = 5.0
-"""After gigabytes were written: a virtual disk goes on with them for a while, and who is measured waits for it (seen: a p99 of 120 ms, alone)."""
+"""After gigabytes were written: a virtual disk goes on with them for a while, and the measured clients wait for it (seen: a p99 of 120 ms, alone)."""
 SEGMENT_BYTES = 256 << 20
 """Of old records: most are read from closed segments, as in a log that has grown for a while."""
 
 
 class Measured(NamedTuple):
-    """Latencies of those who produce and consume now; megabytes a second of who reads old records meanwhile."""
+    """Latencies of those who produce and consume now; megabytes a second of the reader of old records meanwhile."""
 
     produce: Paced
     tail_p99_us: int
@@ -164,7 +164,7 @@ class Backfill(threading.Thread):
                     report = read_report(generator)
                 self._records += report.records
                 self._seconds += report.seconds
-        except BaseException as failure:  # told by whoever waits
+        except BaseException as failure:  # reported by the thread that waits
             self._failure = failure
 
     def stop(self) -> None:

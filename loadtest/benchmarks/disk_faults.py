@@ -1,6 +1,6 @@
-"""What a hung disk, and one that is a hundred times too slow, do to producers that do not write to it; and how soon those that do are told.
+"""What a hung disk, and one that is a hundred times too slow, do to producers that do not write to it; and how soon those that do get an error.
 
-A box of its own on two loop devices, one of them on a drive that does as it is told (`lab/loop_disks.py`). Its own clients produce all the
+A box of its own on two loop devices, one of them on a drive that can be slowed and stopped (`lab/loop_disks.py`). Its own clients produce all the
 time, before, during and after, so that what is compared differs in the fault alone.
 """
 
@@ -30,7 +30,7 @@ PATIENCE_SECONDS = 30.0
 
 
 class Victim:
-    """A client of the disk that is hurt, one request after the other; what it was told last, and when that was different before."""
+    """A client of the disk that is hurt, one request after the other; the codes of its answers, and when each came."""
 
     def __init__(self, box: RunningBox, topic: str, batch: bytes) -> None:
         self._client = RawClient(box.kafka)
@@ -60,7 +60,7 @@ class Victim:
         self._thread.join(PATIENCE_SECONDS)
         self._client.close()
         if strange := {code for _, code in self.codes} - RETRIABLE:
-            raise BenchmarkFailed(f"clients of the hurt disk were told {strange}")
+            raise BenchmarkFailed(f"clients of the hurt disk received {strange}")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class DiskFaults(Benchmark):
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure("p99 ratio, hung", "", at_most=2),
         Figure("p99 ratio, slow", "", at_most=2),
-        Figure("told after", "s", at_most=5),
+        Figure("first error after", "s", at_most=5),
         Figure("served again after", "s"),
         Figure("p99 before", "µs"),
         Figure("p99 hung", "µs"),
@@ -129,7 +129,7 @@ class DiskFaults(Benchmark):
             disk.freeze()
             frozen_at = time.monotonic()
             hung = measured("one disk hangs")
-            told = victim.seconds_until(True, frozen_at)
+            first_error = victim.seconds_until(True, frozen_at)
             disk.thaw()
             back = victim.seconds_until(False, time.monotonic())
             disk.drive(f"slow {self.slow_seconds}")
@@ -147,7 +147,7 @@ class DiskFaults(Benchmark):
         figures = {
             "p99 ratio, hung": hung.p99_us / before.p99_us,
             "p99 ratio, slow": slow.p99_us / before.p99_us,
-            "told after": told,
+            "first error after": first_error,
             "served again after": back,
             "p99 before": before.p99_us,
             "p99 hung": hung.p99_us,

@@ -1,10 +1,10 @@
 """How long partitions take no acks=all when their leader's box is killed or cut off, stops in order, or has a disk that dies or hangs.
 
-Three boxes in stock settings on machines of their own (namespaces, `lab/cluster.py`), each with its ZooKeeper member. Each fault befalls a topic of
-its own whose partitions the victim leads; boxes take turns, so that the controller and the leader of the ensemble are among them as chance has it. Each fault
-meets a whole cluster: all processes serve, all members are in the ensemble, all replicas in sync. A probe sends a small record every 20 ms, after an error a
-fresh request to whom a living box names; a pause is the longest time between two acknowledgements of a partition, of the slowest one. Weak spots: three boxes,
-three JVMs and the probes share the machine's cores; a request that a cut swallows is given up after 0.3 s, which is in the figure.
+Three boxes in stock settings on machines of their own (namespaces, `lab/cluster.py`), each with its ZooKeeper member. Each fault befalls a topic of its own
+whose partitions the victim leads; boxes take turns, so that the controller and the leader of the ensemble are among them as chance has it. Each fault hits
+a whole cluster: all processes serve, all members are in the ensemble, all replicas in sync. A probe sends a small record every 20 ms, after an error a
+fresh request to the leader that a living box names; a pause is the longest time between two acknowledgements of a partition, of the slowest one. Weak
+spots: three boxes, three JVMs and the probes share the machine's cores; a request that a cut swallows is given up after 0.3 s, which is in the figure.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Bench:
             time.sleep(0.02)
 
     def _shortest(self, known: Sequence[float]) -> float:
-        """A cut or a hung disk is not felt at once; who looks too early sees nothing."""
+        """A cut or a hung disk is not felt at once; a look that comes too early sees nothing."""
         return 1.0 if max(known) > 2 * AFTER_SECONDS else 4.0
 
     def _make_topic(self, topic: str, victim: int, partitions: int) -> None:
@@ -177,7 +177,7 @@ class Bench:
         eventually(is_whole, f"all replicas of {topic} are in the ISR", IN_SYNC_SECONDS)
 
     def _tree(self) -> Any:
-        """As any box tells; one that was cut off a moment ago may not answer."""
+        """As any box reports it; one that was cut off a moment ago may not answer."""
         for _ in range(ASKED_TIMES - 1):
             with suppress(KafkaException):
                 return self._admin.list_topics(timeout=5)

@@ -125,7 +125,7 @@ class FootprintSixDisks(Benchmark):
             while seen < self.records and silent < 60:
                 messages = consumer.consume(10_000, 1.0)
                 if any(message.error() for message in messages):
-                    raise BenchmarkFailed(f"the consumer was told {next(message.error() for message in messages if message.error())}")
+                    raise BenchmarkFailed(f"the consumer received {next(message.error() for message in messages if message.error())}")
                 seen += len(messages)
                 silent = 0 if messages else silent + 1
         finally:

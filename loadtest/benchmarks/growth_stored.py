@@ -1,7 +1,7 @@
 """Appends and fetches where 0 to 50 GB are stored already: what lies in the logs must not cost those who write and read now.
 
-A box of its own, which is stopped at each step and gets more closed segments planted (`generators/planted_logs.py`): holes with whole indexes, which nobody
-who appends, or fetches at the end, ever reads.
+A box of its own, which is stopped at each step and gets more closed segments planted (`generators/planted_logs.py`): holes with whole indexes, which no
+client that appends, or fetches at the end, ever reads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Records by HTTP, each request acknowledged when its records are stored: Elasticsearch's `_bulk`, Loki's push, Splunk's collector.
 
-Four connections with one request of 500 records under way on each. The books are compared afterwards: acknowledged = received = stored, and the log holds
+Four connections with one request of 500 records under way on each. The counts are compared afterwards: acknowledged = received = stored, and the log holds
 what is stored. Weak spot: the generator and the box share the machine, and its requests are made beforehand.
 """
 

@@ -1,4 +1,4 @@
-"""How soon every box's metadata tells of a change: three boxes with an ensemble of their own, some partitions in the image, and a leadership that goes round.
+"""How soon every box's metadata shows a change: three boxes with an ensemble of their own, some partitions in the image, and a leadership that goes round.
 
 Each change is a preferred election (one conditional write, after an order that puts another replica first). Three connections, one to each box, ask for that
 topic's metadata every few milliseconds and note when the new leader is in it. The time counts from the moment at which the request for the election is sent,
@@ -58,7 +58,7 @@ class Watch(threading.Thread):
                     self._changed.notify()
 
     def await_replicas(self, replicas: tuple[int, ...]) -> int:
-        """Until it tells of them in this order, all in sync; the leader epoch."""
+        """Until it shows them in this order, all in sync; the leader epoch."""
         with self._changed:
             if not self._changed.wait_for(
                 lambda: self._seen is not None and self._seen.assigned_replicas == replicas and len(self._seen.isr) == 3, PATIENCE_SECONDS
@@ -98,7 +98,7 @@ def watches(addresses: list[Address]) -> Iterator[list[Watch]]:
 @dataclass(frozen=True)
 class ImageFollow(Benchmark):
     name: ClassVar[str] = "image_follow"
-    title: ClassVar[str] = "A change of leader: until every box's Metadata tells of it; three boxes in namespaces, stock settings."
+    title: ClassVar[str] = "A change of leader: until every box's Metadata shows it; three boxes in namespaces, stock settings."
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure("asked for, until all boxes tell: p50", "ms"),
         Figure("asked for, until all boxes tell: p99", "ms", at_most=200),
@@ -143,7 +143,7 @@ class ImageFollow(Benchmark):
         return Run(figures, observer.finish(), notes + ([f"boxes left behind at their clean end: {', '.join(left)}"] if left else []))
 
     def _measure(self, addresses: list[Address], say: Say) -> list[tuple[float, float, list[float]]]:
-        """(asked, answered, when each box told of it) for each change."""
+        """(asked, answered, when each box showed it) for each change."""
         client = ClusterClient(addresses)
         try:
             create_topic(client, "others", partitions=self.partitions, replication_factor=1)

@@ -1,7 +1,7 @@
 """How long a log-writer is away: killed under load, after a power cut, after a clean stop.
 
 A box of its own with one disk. Old data is planted (`generators/planted_logs.py`): nothing is ever read of it, or this fails. After the
-power cut (no table of a former life, no clean marker) 200 MB of real batches lie above the recovery points.
+power cut (no table of a former incarnation, no clean marker) 200 MB of real batches lie above the recovery points.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RELP: lines acknowledged per second, each when it is stored; and the books compared: acknowledged = stored, and the log holds it.
+"""RELP: lines acknowledged per second, each when it is stored; and the counts compared: acknowledged = stored, and the log holds it.
 
 Weak spot: the clients are ours (`generators/relp_sender.py`); a real rsyslog would take its share of the cores, and not keep its windows full.
 """

@@ -1,4 +1,4 @@
-"""`millrace load` into Parquet: how fast a Spark job of one box brings stored records into files, and what it costs who serves clients meanwhile.
+"""`millrace load` into Parquet: how fast a Spark job of one box brings stored records into files, and what it costs the processes that serve clients meanwhile.
 
 Spark runs in this process with `local[CORES]`. Its start and its workers' imports are not measured: a small load comes first.
 """

@@ -1,6 +1,6 @@
 """What a micro-batch costs beside its records: a stream of few records, batch after batch as fast as Spark goes.
 
-Three queries in one session, each over a trickle: to nowhere (the source and Spark's own books), by `millrace stream` with a job that changes nothing, and
+Three queries in one session, each over a trickle: to nowhere (the source and Spark's own accounting), by `millrace stream` with a job that changes nothing, and
 with its minutes of a log (a state store besides). The first batches, which compile and start workers, are not measured.
 """
 

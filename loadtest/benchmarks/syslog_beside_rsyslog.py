@@ -121,7 +121,7 @@ class SyslogBesideRsyslog(SyslogTcp):
 
 @dataclass(frozen=True)
 class Passed:
-    """One life of loggen through rsyslog, until its last line was where it goes."""
+    """One run of loggen through rsyslog, until its last line was where it goes."""
 
     lines: int
     seconds: float

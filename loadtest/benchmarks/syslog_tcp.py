@@ -1,4 +1,4 @@
-"""Syslog over TCP from loggen until every line is stored, and the books compared: sent = received = stored + counted, and the log holds what is stored.
+"""Syslog over TCP from loggen until every line is stored, and the counts compared: sent = received = stored + counted, and the log holds what is stored.
 
 Weak spot: all lines of loggen name the same host, which is the key, so one partition and one log-writer get them all.
 """
@@ -33,7 +33,7 @@ FRAMINGS: dict[str, list[str]] = {"octets": ["--syslog-proto"], "lines": []}
 
 
 class Sent(NamedTuple):
-    """One life of loggen, and the box's books when they were settled. `seconds` runs from the first line received to the last one stored."""
+    """One run of loggen, and the box's counts when they were settled. `seconds` runs from the first line received to the last one stored."""
 
     lines: int
     seconds: float
@@ -129,7 +129,7 @@ def read_books(box: RunningBox) -> Ledger:
 
 
 def await_books(box: RunningBox, condition: Callable[[Ledger], bool], seconds: float, what: str) -> Books:
-    """The first look at the books that satisfies `condition`. Raises BenchmarkFailed with the last look."""
+    """The first reading of the counts that satisfies `condition`. Raises BenchmarkFailed with the last look."""
     deadline = time.monotonic() + seconds
     while True:
         books = Books(time.monotonic(), read_books(box))

@@ -1,4 +1,4 @@
-"""Syslog as UDP datagrams at an even pace, and the books compared.
+"""Syslog as UDP datagrams at an even pace, and the counts compared.
 
 sent = received + dropped by the kernel, received = stored + counted, and the log holds what is stored. Weak spot: a line that loopback itself loses
 would be waited for in vain; none has been.
@@ -26,7 +26,7 @@ WARM_UP_SECONDS = 1.0
 
 
 class Sent(NamedTuple):
-    """One life of the sender, and the books when they were settled. `seconds` runs from its first line to the last one stored."""
+    """One run of the sender, and the counts when they were settled. `seconds` runs from its first line to the last one stored."""
 
     lines: int
     late_us: int

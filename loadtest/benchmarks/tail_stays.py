@@ -73,7 +73,7 @@ class TailStays(Benchmark):
             make_topic(box, topic, 1, {"segment.bytes": str(SEGMENT_BYTES)})
         tail_disk, old_disk = (next(disk.name for disk in box.disks if (disk / f"{topic}-0").exists()) for topic in (TAIL, OLD))
         if tail_disk == old_disk:
-            raise BenchmarkFailed("the tail and the old records are on one disk: whose reads are whose cannot be told")
+            raise BenchmarkFailed("the tail and the old records are on one disk: their reads cannot be distinguished")
         fill_topic(client, box, OLD, 1, self.records, VALUE_BYTES)
         old, tail = segments_of(box, OLD), segments_of(box, TAIL)
         for path in old:

@@ -2,7 +2,7 @@
 
 Two cores are all that this machine has, and generator, log-writers and everything else want theirs: two processes cannot have one each. So there are three
 answers. One is records a second of both as the machine is. One is the same with a share of a core for each ingest process and no more (`cpu_share.py`): two of
-them have twice the share of one, and room is left for all others. The last is what a record costs, in CPU seconds of the ingest processes, while one
+them have twice the share of one, and time is left for all other processes. The last is what a record costs, in CPU seconds of the ingest processes, while one
 works and while both do: whatever they take from each other (caches, locks of the kernel, smaller bursts) is in it. Weak spot: where cores are threads of
 one core, two are slower than twice one, and the last figure says so, too.
 """

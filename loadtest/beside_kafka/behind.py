@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-UNKNOWN = "nobody has looked yet."
+UNKNOWN = "not examined yet."
 
 
 class Reason(NamedTuple):
@@ -59,7 +59,7 @@ REASONS: tuple[Reason, ...] = (
         "idle CPU",
         "a box is eleven processes where Kafka 3.9 is one and ZooKeeper. Each Python process wakes ten times a second (log-writers and console fifteen, the "
         "supervisor once) to look at its clock, its counters and its disk, and needs 0.13 to 0.4 ms for that with cold caches (switches and time on a "
-        "core in 20 s): 0.15 to 0.55 % of a core each. What would change it: fewer looks of who has nothing to do.",
+        "core in 20 s): 0.15 to 0.55 % of a core each. What would change it: fewer checks by processes that have nothing to do.",
     ),
     Reason(
         "replicated",

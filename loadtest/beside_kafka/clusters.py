@@ -1,7 +1,7 @@
 """Three boxes, or three brokers, that are one cluster and one contender: on loopback, each with two log directories, with one ZooKeeper for all of them.
 
-The ZooKeeper is the same program for both, and counts as a process of whoever uses it. Owned by the command, as all contenders are. Weak spots: everybody
-shares the machine's cores, where three boxes of their own would have three times as many; and loopback has no length.
+The ZooKeeper is the same program for both, and counts as a process of the contender that uses it. Owned by the command, as all contenders are. Weak spots: all
+share the machine's cores, where three boxes of their own would have three times as many; and loopback has no length.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`python -m loadtest beside_kafka`: brings up the contenders, has them take turns at each load of the chosen parts, records and shows what came of it.
 
-Owned by whoever runs it by hand. All JVMs end with the run, by their pids, and what they stored is removed. Weak spot: on a machine that others use
+Owned by the person that runs it by hand. All JVMs end with the run, by their pids, and what they stored is removed. Weak spot: on a machine that others use
 all the time it takes three times as long and records nothing (`others` of the turns).
 """
 
@@ -157,7 +157,7 @@ def calm_turn(part: Part, cell: Cell, contender: Contender, tools: Tools) -> Tur
 
 
 def await_calm(seconds_max: float, cores: float = CALM) -> None:
-    """Until next to nobody uses a core."""
+    """Until next to nothing uses a core."""
     deadline = time.monotonic() + seconds_max
     busy = float("inf")
     while busy > cores * LOOK_SECONDS and time.monotonic() < deadline:

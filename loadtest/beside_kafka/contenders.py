@@ -1,8 +1,8 @@
-"""Who is measured: something that starts, stops, is killed, and says which processes are its own. Here the appliance; Kafka is in kafka_contender.py, three of
-either that are one cluster in clusters.py.
+"""A contender is what is measured: something that starts, stops, is killed, and says which processes are its own. Here the appliance; Kafka is in
+kafka_contender.py, three of either that are one cluster in clusters.py.
 
 Each has two log directories below a directory of its own, all on one file system. Owned by the command, which ends all of them whatever happens. Weak
-spot: those that run together share two cores, and whoever is not loaded still uses a little of them; it shows as `others` in a row's figures.
+spot: those that run together share two cores, and a contender without load still uses a little of them; it shows as `others` in a row's figures.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ports = itertools.cycle(range(PORTS_FIRST + os.getpid() % 10_000, PORTS_LAST))
 
 
 def lasting_port() -> int:
-    """One that nobody listens on, and that no connection is given."""
+    """One that no process listens on, and that no connection is given."""
     for port in _ports:
         with socket.socket() as listening, suppress(OSError):
             listening.bind(("127.0.0.1", port))
@@ -90,7 +90,7 @@ class Contender(ABC):
         return sum(process_memory(pid).total for pid in self.pids().values())
 
     def remove(self) -> None:
-        """Ends what lives, and takes away what is stored."""
+        """Ends what runs, and takes away what is stored."""
         if self.is_alive:
             self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -105,7 +105,8 @@ class Contender(ABC):
 
 
 class Appliance(Contender):
-    """`millrace run` as it comes, in its default settings but for the port and the delay of deletions. One of several where it is told of a ZooKeeper."""
+    """`millrace run` as it comes, in its default settings but for the port and the delay of deletions. One of several where it gets the address of a
+    ZooKeeper."""
 
     def __init__(self, directory: Path, broker_id: int | None = None, zookeeper: str | None = None) -> None:
         super().__init__(OURS, directory)

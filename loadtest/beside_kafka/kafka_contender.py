@@ -1,6 +1,6 @@
 """Real Kafka brokers as contenders: 3.9 with ZooKeeper, 4.x with its own controller (KRaft), set as their releases' scripts and files set them.
 
-Heap: kafka-server-start.sh says -Xms1G -Xmx1G, so Kafka's default is 1 GB; `QUARTER_HEAP` is the other one, what a JVM takes without being told (a quarter of
+Heap: kafka-server-start.sh says -Xms1G -Xmx1G, so Kafka's default is 1 GB; `QUARTER_HEAP` is the other one, what a JVM takes without an option (a quarter of
 the machine's memory at most). Settings are those of the release's config/server.properties. Weak spots: ZooKeeper is the appliance's, with less memory than
 zookeeper-server-start.sh gives; logs go to standard error from warnings up, where Kafka's own writes more, to files. Both are in Kafka's favour.
 """
@@ -82,7 +82,7 @@ KAFKA_4 = Release("4.3.1", False)
 
 
 class KafkaContender(Contender):
-    """One broker; with it the ZooKeeper that it needs, unless it is told of one, or the controller in the same process."""
+    """One broker; with it the ZooKeeper that it needs, unless it gets the address of one, or the controller in the same process."""
 
     def __init__(self, name: str, directory: Path, release: Release, heap: Heap, broker_id: int = 1, zookeeper: str | None = None) -> None:
         super().__init__(name, directory)
@@ -105,7 +105,7 @@ class KafkaContender(Contender):
         return self._process is not None or self._zookeeper is not None
 
     def start(self) -> None:
-        """As long as it takes: a broker that ends because ZooKeeper still has its former life is started again at once, as systemd would."""
+        """As long as it takes: a broker that ends because ZooKeeper still has its former session is started again at once, as systemd would."""
         if self._release.has_zookeeper and self._connect is None:
             if self._zookeeper is None:
                 self._zookeeper = RealZooKeeper(self.directory / "zookeeper")

@@ -1,7 +1,7 @@
 """Starts, stops, deaths and memory: each contender alone, from empty directories, one after the other.
 
 A start lasts from the first process that is started, ZooKeeper included, until every partition of a topic has acknowledged a produce (`probe.py`). Weak
-spots: formatting Kafka 4's directories is not counted, being done once; nobody drops the page cache, so jars and modules are in it for all; and what
+spots: formatting Kafka 4's directories is not counted, being done once; the page cache is not dropped, so jars and modules are in it for all; and what
 a broker does after it serves is not seen.
 """
 

@@ -1,8 +1,9 @@
 """How long each of many partitions takes no acks=all: a record to every one of them again and again, in one request for each leader, from one thread.
 
-Whoever refuses, or hangs up, makes it ask again who leads. A leader is sent a request every `PACE_SECONDS` at most: without a pause a probe of some hundred
-partitions takes both cores of a small machine for itself, and what it measures is its own load. Weak spot: a request for some hundred partitions is answered
-when the last of them is, so a pause looks longer by one such round trip and the pace; the longest pause without a fault says how long that is.
+A broker that refuses, or hangs up, makes it request the leaders again. A leader is sent a request every `PACE_SECONDS` at most: without a pause a probe of
+some hundred partitions takes both cores of a small machine for itself, and what it measures is its own load. Weak spot: a request for some hundred
+partitions is answered when the last of them is, so a pause looks longer by one such round trip and the pace; the longest pause without a fault says how
+long that is.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class _Link:
 
 
 class PartitionsProbe:
-    """Of `partitions`, from now on until `stop`. `addresses`: who is asked who leads, boxes that nothing befalls."""
+    """Of `partitions`, from now on until `stop`. `addresses`: boxes without a fault, which are asked for the leaders."""
 
     def __init__(self, addresses: Sequence[Address], topic: str, partitions: Iterable[int]) -> None:
         self._addresses, self._topic, self._requests = list(addresses), topic, ManyProduces(topic)
@@ -129,7 +130,7 @@ class PartitionsProbe:
             return
 
     def _send(self) -> None:
-        """To every leader that owes no answer."""
+        """To every leader with no request in flight."""
         by_leader: dict[Address, list[int]] = {}
         for partition in self._partitions:
             address = self._known.addresses.get(self._known.by_partition.get(partition, -1))
@@ -183,7 +184,7 @@ class PartitionsProbe:
 
 
 def leaders_now(address: Address, topic: str) -> Leaders:
-    """As a broker tells. Raises OSError."""
+    """As a broker reports them. Raises OSError."""
     link = _Link(address)
     with link.socket:
         link.send(ManyProduces(topic).metadata_frame(), [])

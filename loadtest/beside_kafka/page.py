@@ -53,7 +53,7 @@ class Line(NamedTuple):
 
 
 def lines_of(documents: Iterable[Mapping[str, Any]], parts: Iterable[Part]) -> list[Line]:
-    """Rows that were ever measured with somebody beside us, in the order of the parts."""
+    """Rows that were ever measured with another contender beside us, in the order of the parts."""
     known = [document for document in documents if document["benchmark"] == BENCHMARK]
     found = []
     for part in parts:
@@ -110,7 +110,7 @@ def _behind(lines: Sequence[Line]) -> list[str]:
 
 
 def _how(documents: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Who took part, on which machine, and when: a line for each part, version and company."""
+    """Which contenders took part, on which machine, and when: a line for each part, version and company."""
     known = [document for document in documents if document["benchmark"] == BENCHMARK]
     contenders: dict[str, str] = {}
     runs: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}

@@ -1,4 +1,4 @@
-"""When does a broker take produces? Everybody is asked in the same way, from outside: a small raw produce to each partition, until it is acknowledged."""
+"""When does a broker take produces? All brokers are asked in the same way, from outside: a small raw produce to each partition, until it is acknowledged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def await_produces(address: tuple[str, int], topic: str, partitions: int, second
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 _ask_all(connection, frames, error_at, deadline)
         except OSError:
-            pass  # nobody listens yet, or whoever did hung up
+            pass  # nothing listens yet, or the listener hung up
         if time.monotonic() > deadline:
             raise BenchmarkFailed(f"{len(frames)} of {partitions} partitions of {topic} took no produce in {seconds:g} s")
         time.sleep(PAUSE_SECONDS if frames else 0)

@@ -48,7 +48,7 @@ def await_copied(cluster: ClusterContender, topic: str) -> None:
 
 
 def is_in_sync(cluster: ClusterContender, topic: str) -> bool:
-    """Whether every replica is in the ISR, as clients are told."""
+    """Whether every replica is in the ISR, as the metadata says that clients get."""
     with cluster_of(cluster) as client:
         known = client.topic(topic, complete=False).partitions
     return all(set(partition.isr) == set(partition.assigned_replicas) for partition in known)

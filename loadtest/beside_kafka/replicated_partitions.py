@@ -1,8 +1,8 @@
 """2,000 partitions with three replicas on three boxes: made, memory of a box, a clean stop, a start, and the death of a box that leads a third of them.
 
-One contender at a time, from empty directories. Pauses are those of the partitions that the victim leads, by `many_partitions.PartitionsProbe`: with acks=all,
-by a client that asks at once who leads now. Weak spot: the probe's own round trip is in each pause (its row says how long it is), and three boxes start, stop
-and catch up on the cores of one machine.
+One contender at a time, from empty directories. Pauses are those of the partitions that the victim leads, by `many_partitions.PartitionsProbe`: with
+acks=all, by a client that requests the new leaders at once. Weak spot: the probe's own round trip is in each pause (its row says how long it is), and three
+boxes start, stop and catch up on the cores of one machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ slowest of them, and the round trip of all would be longer than what is measured
 
 
 class LeaderWatch(threading.Thread):
-    """Looks until the victim leads nothing and somebody leads everything."""
+    """Polls until the victim leads nothing and every partition has a leader."""
 
     def __init__(self, address: tuple[str, int], victim: int) -> None:
         super().__init__(daemon=True)
@@ -110,7 +110,7 @@ class ManyReplicatedPartitions(Cell):
         return turn._replace(details={"leaders of the victim when it was killed": float(leading), "load average": load_average()})
 
     def _make(self, cluster: ClusterContender, partitions: int) -> None:
-        """Who asks is told after some seconds that it takes longer; it goes on all the same."""
+        """The request may time out after some seconds; the creation goes on all the same."""
         try:
             make_topic(cluster, TOPIC, partitions, NO_RETENTION, BOXES)
         except RequestRefused as refused:

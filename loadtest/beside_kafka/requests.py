@@ -30,7 +30,7 @@ SERVES_SECONDS = 30.0
 
 @contextmanager
 def topic_that_serves(contender: Contender, partitions: int, written_bytes: int) -> Iterator[str]:
-    """With a record in each partition: raw loads do not try again where a broker tells of a leader that does not lead yet."""
+    """With a record in each partition: raw loads do not try again where a broker names a leader that does not lead yet."""
     with topic_of_a_turn(contender, partitions, written_bytes, NO_RETENTION) as topic:
         await_produces(contender.kafka, topic, partitions, SERVES_SECONDS)
         yield topic

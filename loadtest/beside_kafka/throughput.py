@@ -50,7 +50,7 @@ def topic_of_a_turn(contender: Contender, partitions: int, written_bytes: int, c
     name = f"turn{next(_numbers):05}"
     with WarmMemory(written_bytes) as memory:
         make_topic(contender, name, partitions, configs, contender.replication_factor)
-        # Kafka 4 tells of a partition's leader before it has made its directory.
+        # Kafka 4 reports a partition's leader before it has made its directory.
         directories = min(len(contender.disks), partitions * contender.replication_factor)
         eventually(lambda: disks_used(contender, name) == directories, f"{contender.name}: the partitions use all log directories")
         memory.feed()
