@@ -1,6 +1,6 @@
 """How long a scrape of /metrics takes on a box with many partitions, and what a look costs the console: `python -m loadtest.console_scrape [PARTITIONS]`.
 
-No box is started: tables, counters and an image are made as the processes of a box with two disks would make them, and the console's own code looks at them.
+No box is started: tables, counters and an image are made as the processes of a box with two disks would make them, and the console's own code reads them.
 Nothing is asserted; figures of a quiet machine stand in services/console/README.md. Weak spot: the HTTP server's own part (0.5 ms) is not in it.
 """
 

@@ -1,7 +1,8 @@
 """Processes that may use a share of a core each and no more: a control group for each, of either version, in which the kernel counts their time.
 
-So a machine of two cores can stand for one with more: what each process may use is the same whether the others of its kind work or not, and there is room
-for everybody else. Owned by the benchmark that makes it. Weak spot: a process that has used its share waits for the next period, so its work comes in strokes.
+So a machine of two cores can stand for one with more: what each process may use is the same whether the others of its kind work or not, and there is time
+for all other processes. Owned by the benchmark that makes it. Weak spot: a process that has used its share waits for the next period, so its work comes in
+strokes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Stacks of a profile into a flame graph (SVG) and into a few words. Pure: text in, text out.
 
-Owned by nobody; `flames.py` calls it. A stack is a tuple of frames, the outermost first; frames are as py-spy writes them, `function (file:line)`.
+It has no owner; `flames.py` calls it. A stack is a tuple of frames, the outermost first; frames are as py-spy writes them, `function (file:line)`.
 Weak spot: what is narrower than `LEAST_SHARE` or deeper than `DEPTH_MAX` is left out; a graph is for the eye, the counts are in `where_time_goes`.
 """
 

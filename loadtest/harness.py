@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
 
 
 def run_benchmark(benchmark: Benchmark, runs: int, scratch: Path, say: Say) -> Outcome:
-    """`say` is told each step, prefixed with benchmark and run."""
+    """`say` receives each step, prefixed with benchmark and run."""
     outcome = Outcome(benchmark, [], [], load_average())
     for number in range(1, runs + 1):
         say_here = _prefixed(say, f"[{benchmark.name} {number}/{runs}] ")

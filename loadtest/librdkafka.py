@@ -22,7 +22,7 @@ PRODUCER_PROPERTIES = {
 
 
 class Report(NamedTuple):
-    """What a client did between its first and last record, on the monotonic clock, and the CPU of its whole life."""
+    """What a client did between its first and last record, on the monotonic clock, and the CPU of its whole run."""
 
     records: int
     seconds: float

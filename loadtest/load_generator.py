@@ -1,7 +1,7 @@
-"""A load generator: a process of its own, so that its CPU time can be told from the box's, and so that it cannot slow the harness down.
+"""A load generator: a process of its own, so that its CPU time is counted apart from the box's, and so that it cannot slow the harness down.
 
 Owned by the benchmark that starts it. Standard output and error are collected; a generator that waits for a start signal prints a line "ready" and reads
-a line. `finish` gives its CPU time, which the kernel tells whoever waits for it (wait4). Weak spot: one that prints more than a pipe holds before
+a line. `finish` gives its CPU time, which the kernel reports to its parent (wait4). Weak spot: one that prints more than a pipe holds before
 it is read would hang; ours print a line.
 """
 

@@ -1,4 +1,4 @@
-"""Proportional memory (PSS) of a process, arenas and other shared memory told apart, as `millrace status` has it (`appliance/command/process_memory.py`)."""
+"""Proportional memory (PSS) of a process, arenas and other shared memory separately, as `millrace status` has it (`appliance/command/process_memory.py`)."""
 
 from __future__ import annotations
 

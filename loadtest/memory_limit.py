@@ -1,6 +1,6 @@
 """A bound on the memory of a box, its page cache included: a control group, of either version, that its processes are born into.
 
-Owned by the benchmark that makes it. Weak spot: needs root, and a hierarchy that may be written to; a page that somebody outside touched first is not
+Owned by the benchmark that makes it. Weak spot: needs root, and a hierarchy that may be written to; a page that a process outside touched first is not
 counted.
 """
 

@@ -1,8 +1,8 @@
 """`python -m loadtest model`: what three boxes on a 10 GbE network with six disks each would do, and which part saturates first. Makes MODEL.md from records.
 
 Linear: CPU-seconds per GB of values as measured on this machine (`beside_kafka --part replicated`, its details by kind of process), bytes per GB by counting
-copies. Weak spots: two cores shared by everybody make CPU per GB larger than where each process has a core; loopback has no interrupts of a network card,
-which makes it smaller; queues, which nobody models here, come before what is full is full.
+copies. Weak spots: two cores shared by all processes make CPU per GB larger than where each process has a core; loopback has no interrupts of a network card,
+which makes it smaller; queues, which are not modelled here, come before what is full is full.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ APART = frozenset({"zookeeper", "kafka"})
 
 @dataclass(frozen=True)
 class Assumed:
-    """A cluster that nobody here has. Speeds in GB/s."""
+    """A hypothetical cluster. Speeds in GB/s."""
 
     boxes: int = 3
     replicas: int = 3
@@ -106,7 +106,7 @@ Assumed:
 * The network carries {given.network:.2f} GB/s each way (10 Gbit/s, 6 % of them headers). Nothing is read from disks; a hard disk writes
   {given.hard_disk * 1000:.0f} MB/s while it serves several partitions, a solid-state disk {given.solid_disk * 1000:.0f} MB/s.
 * {given.cores} cores as fast as those of the machine that measured. CPU per GB is that of three boxes and their clients on its two cores, over loopback: too
-  much, because caches are shared and cold and batches small; too little, because no network card interrupts anybody. A consumer costs the acceptor
+  much, because caches are shared and cold and batches small; too little, because no network card interrupts any process. A consumer costs the acceptor
   {consume:.2f} cpu-s/GB (`{CONSUME}`).
 * CPU grows in line with bytes; acceptor and replica-fetcher are one thread each, log-writers one for each disk.
 """

@@ -2,7 +2,7 @@
 
 Owned by the benchmark that is running. A process's time is read from its CPU clock (all its threads, ended ones too, in nanoseconds); it is what
 /proc/PID/stat rounds to ticks of 10 ms, too coarse for a process that wakes ten times a second for 50 µs. Weak spots: what a kernel thread does for a
-process (write-back) is charged to nobody here but shows in `machine_busy`, which the kernel counts in ticks; and in a virtual machine that is short of
+process (write-back) is charged to no process here but shows in `machine_busy`, which the kernel counts in ticks; and in a virtual machine that is short of
 its host's cores (`stolen`) CPU seconds grow too.
 """
 
@@ -29,7 +29,7 @@ _USER, _NICE, _SYSTEM, _IDLE, _IOWAIT, _IRQ, _SOFTIRQ, _STEAL = range(8)
 
 def process_cpu_seconds(pid: int) -> float:
     """User and system time of all threads of a process so far. Raises OSError if it is gone."""
-    # What clock_getcpuclockid(3) makes of a pid; Python has no door to it.
+    # What clock_getcpuclockid(3) makes of a pid; Python has no function for it.
     return time.clock_gettime_ns((~pid << 3) | _SCHEDULER_CLOCK) / 1e9
 
 
@@ -63,7 +63,7 @@ class Observation(NamedTuple):
 
     @property
     def others(self) -> float:
-        """CPU seconds that neither the box nor a generator used: the kernel's own threads, and whoever shares the machine."""
+        """CPU seconds that neither the box nor a generator used: the kernel's own threads, and other programs on the machine."""
         return max(0.0, self.machine_busy - sum(self.box.values()) - sum(self.generators.values()))
 
     def shares(self) -> dict[str, float]:
@@ -72,7 +72,7 @@ class Observation(NamedTuple):
         return {name: cpu / self.seconds for name, cpu in sorted(used.items(), key=lambda item: -item[1]) if cpu / self.seconds >= NAMED}
 
     def what_limits(self) -> str:
-        """In words: who has no core left, or that nobody is short of one."""
+        """In words: which processes have no core left, or that none is short of one."""
         shares = self.shares()
         words = ", ".join(f"{name} {share:.2f}" for name, share in shares.items()) or "next to nothing"
         full = [name for name, share in shares.items() if share >= SATURATED and name != "others"]
@@ -92,7 +92,7 @@ def role_of(process_name: str) -> str:
 
 
 class Companion(Protocol):
-    """Whoever wants to look at the same windows as the observer, such as a profiler."""
+    """What measures the same windows as the observer, such as a profiler."""
 
     def window_opens(self, pids: Mapping[str, int], label: str) -> None: ...
 
@@ -113,7 +113,7 @@ def accompanied(companion: Companion) -> Iterator[None]:
 
 
 class Observer:
-    """Opens a window when made; `finish` closes it. `label` tells the windows of a benchmark that has several."""
+    """Opens a window when made; `finish` closes it. `label` distinguishes the windows of a benchmark that has several."""
 
     def __init__(self, pids: dict[str, int], label: str = "") -> None:
         self.pids = dict(pids)

@@ -1,6 +1,6 @@
 """Keeps what was measured: one JSON line per outcome in `results.jsonl`, and `RESULTS.md`, which is made anew from all of those lines.
 
-Owned by whoever runs the harness by hand; both files are kept in the repository. Only three runs or more (of some benchmarks one) with the official
+Owned by the person that runs the harness by hand; both files are kept in the repository. Only three runs or more (of some benchmarks one) with the official
 parameters are recorded. Weak spot: figures of different machines stand in one history; each entry names its machine.
 """
 

@@ -1,4 +1,4 @@
-"""Looks at the stacks of some processes of the box while an observer's window is open, with py-spy.
+"""Samples the stacks of some processes of the box while an observer's window is open, with py-spy.
 
 Owned by `flames.py`, which makes it the observers' companion. One py-spy for each process, started before the window's figures begin and interrupted after its
 end. Weak spots: py-spy counts a thread that the kernel calls runnable, whether it has a core or waits for one (`running` says how many samples its
@@ -54,7 +54,7 @@ class Profile(NamedTuple):
 
 
 class _Spy:
-    """A py-spy that looks at one process."""
+    """A py-spy that samples one process."""
 
     def __init__(self, program: str, pid: int, file: Path) -> None:
         self._file = file

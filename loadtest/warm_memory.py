@@ -19,7 +19,7 @@ from types import TracebackType
 
 BLOCK_BYTES = 16 << 20
 AHEAD_BYTES = 128 << 20
-"""At 2 GB/s the feeder may sleep twelve times as long as it does before the box meets a cold page."""
+"""At 2 GB/s the feeder may sleep twelve times as long as it does before the box touches a cold page."""
 LOOK_SECONDS = 0.005
 AVAILABLE_SHARE_MAX = 0.5
 MADV_POPULATE_WRITE = 23
@@ -27,7 +27,7 @@ MADV_POPULATE_WRITE = 23
 
 
 class WarmMemory:
-    """Holds touched memory from the start of the `with` block on; `feed` begins to give it to whoever writes files."""
+    """Holds touched memory from the start of the `with` block on; `feed` begins to release it to processes that write files."""
 
     def __init__(self, size_bytes: int) -> None:
         wanted = min(size_bytes, int(available_bytes() * AVAILABLE_SHARE_MAX))
@@ -90,6 +90,6 @@ def available_bytes() -> int:
 
 
 def dirtied_bytes() -> int:
-    """What was written to files since boot, by anybody, in whole pages."""
+    """What was written to files since boot, by any process, in whole pages."""
     with open("/proc/vmstat") as file:
         return next(int(line.split()[1]) * mmap.PAGESIZE for line in file if line.startswith("nr_dirtied "))

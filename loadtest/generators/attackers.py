@@ -5,7 +5,7 @@
 IDLE connections that say nothing; SENDERS that drip a byte of a request a second; READERS that ask for everything and never read it;
 LIARS at a time that announce what they never send, and come again as soon as they are thrown out. Prints "ready" when all are there, starts to drip
 and to lie at the next line on stdin, ends at the line after, and prints one line of JSON. Weak spot: it shares the machine with the box
-it attacks; what it takes of the cores is told with the figures.
+it attacks; what it takes of the cores is reported with the figures.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ class Attackers:
             self.socks.append(sock)
         for number in range(senders):
             sock = self.connect()
-            # Half of them want room in the arena for a large produce, half hold a piece of a request in the heap.
+            # Half of them want space in the arena for a large produce, half hold a piece of a request in the heap.
             sock.sendall(struct.pack(">ihhih", 8 << 20, PRODUCE, 7, 1, -1) if number % 2 else struct.pack(">ihhih", 1 << 20, METADATA, 1, 1, -1))
             self.drippers.append(sock)
 
     def attack(self, liars: int) -> None:
-        """Until somebody writes a line."""
+        """Until a line arrives on stdin."""
         next_drip = time.monotonic()
         while not select.select([sys.stdin], [], [], 1 / LIES_A_SECOND if liars else 0.1)[0]:
             if time.monotonic() >= next_drip:

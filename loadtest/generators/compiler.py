@@ -1,6 +1,6 @@
 """Compiles a generator written in C, and finds librdkafka, which comes with confluent-kafka.
 
-Owned by whoever starts the generator; the program is made anew in the box's directory for each run (0.2 s). Weak spot: librdkafka is the one of the
+Owned by the code that starts the generator; the program is made anew in the box's directory for each run (0.2 s). Weak spot: librdkafka is the one of the
 wheel, found by its file name; its headers do not come along, so `librdkafka_client.c` declares what it calls.
 """
 

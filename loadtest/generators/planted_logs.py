@@ -1,7 +1,7 @@
 """Fills partition directories of a stopped box with much data in little time: old segments are holes with whole indexes, the newest have real batches.
 
 Nothing of the holes is ever read by a broker that only reads what it must; one that scans them finds no batch and cuts, which the benchmark sees.
-Weak spot: holes cost no disk time where a real old segment would, if somebody read it.
+Weak spot: holes cost no disk time where a real old segment would, if a client read it.
 """
 
 from __future__ import annotations

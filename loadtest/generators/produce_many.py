@@ -23,7 +23,7 @@ _ROW_FIXED = struct.Struct(">ihqqq")
 
 
 class Leaders(NamedTuple):
-    """Of a topic's partitions; -1 where nobody leads."""
+    """Of a topic's partitions; -1 where there is no leader."""
 
     addresses: dict[int, tuple[str, int]]
     by_partition: dict[int, int]

@@ -42,7 +42,7 @@ class BatchOutcome(NamedTuple):
 
 
 class AcknowledgedProducer:
-    """One librdkafka producer. What its thread counts, nobody else writes."""
+    """One librdkafka producer. What its thread counts, no other thread writes."""
 
     def __init__(self, configuration: dict[str, Any], topic: str, ledger: ProcessLedger) -> None:
         self._producer = Producer(configuration)
@@ -90,7 +90,7 @@ class AcknowledgedProducer:
         self._ledger.attempted += 1
 
     def _poll_until_closing(self) -> None:
-        """The thread's life."""
+        """The thread's main loop."""
         while not self._is_closing:
             self._producer.poll(POLL_SECONDS)
         self._producer.flush(POLL_SECONDS)

@@ -60,7 +60,7 @@ class MetadataCache:
         return {f"{known.topic}/{known.partition}": StoredRange(starts[known].offset, ends[known].offset) for known in partitions}
 
     def books(self) -> SyslogBooks | None:
-        """None where nobody answers, or somebody who has no such counters."""
+        """None if nothing answers, or if the answer has no such counters."""
         try:
             with urllib.request.urlopen(self._metrics_url, timeout=HTTP_SECONDS) as answer:
                 return read_books(answer.read().decode())

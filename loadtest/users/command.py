@@ -77,7 +77,7 @@ def locust_arguments(options: argparse.Namespace, host: str, others: Sequence[st
 
 
 def free_port() -> int:
-    """For master and workers to talk by. Somebody else may take it before they do; locust ends then, and says so."""
+    """For master and workers to talk by. Another process may take it before they do; locust ends then, and says so."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

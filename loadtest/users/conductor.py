@@ -1,7 +1,7 @@
 """Runs the beginning and the end of a test, in the master (or in the one process there is): topic, groups and a first look; then rest, settling, a last
 look, and the comparison.
 
-Workers are told a phase and answer with their ledgers, four times a second. Nothing is waited for longer than counts keep moving. Weak spot: a
+Workers receive a phase and answer with their ledgers, four times a second. Nothing is waited for longer than counts keep moving. Weak spot: a
 worker that has died is known by its ledger, which never becomes quiet; so the end takes the whole patience then.
 """
 
@@ -30,7 +30,7 @@ SENDERS = frozenset({"syslog-udp", "syslog-tcp"})
 
 
 class Conductor:
-    """One for the master's life; a test begins with `begin` and ends with `finish`."""
+    """One for the master's whole run; a test begins with `begin` and ends with `finish`."""
 
     def __init__(self, options: Any, kinds: set[str], tell_phase: Callable[[Phase], None], workers: Callable[[], int]) -> None:
         self.options = options
@@ -64,7 +64,7 @@ class Conductor:
         self._expected = Expected(options.topic if produces else "", options.syslog_topic if sends else "", groups, topics, options.others_write)
         self._before = self._view.look(topics, with_books=sends)
         if not produces and not sends:
-            # Who only reads, reads all that is there.
+            # A run that only reads, reads all that is there.
             starts = {partition: StoredRange(known.log_start_offset, known.log_start_offset) for partition, known in self._before.stored.items()}
             self._before = Look(starts, None)
         self._view.begin_groups(groups, self._before.stored)
@@ -118,7 +118,7 @@ class Conductor:
             gevent.sleep(LOOK_SECONDS)
 
     def _all_are_quiet(self, totals: Totals) -> bool:
-        """A worker that has told nothing yet is not: its records would be missed, or, where it has none, nobody would know that it never began."""
+        """A worker that has reported nothing yet is not: its records would be missed, or, where it has none, a worker that never began would go unnoticed."""
         return totals.are_quiet and totals.processes >= self._workers()
 
     def _judge_commits(self) -> None:

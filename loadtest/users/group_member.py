@@ -19,7 +19,7 @@ from loadtest.users.native_thread import NativeThread
 COMMIT_SECONDS = 1.0
 TIMESTAMP_NONE = 0
 READ_AGAIN = frozenset({KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.STALE_MEMBER_EPOCH})
-"""Refusals of a commit over a rebalance: whoever gets the partitions reads these records again."""
+"""Refusals of a commit over a rebalance: the member that gets the partitions reads these records again."""
 
 Partition = tuple[str, int]
 

@@ -64,7 +64,7 @@ class CrewHooks:
         self._environment = environment
         self._runner = runner
         if isinstance(runner, WorkerRunner) and environment.parsed_options and environment.parsed_options.processes:
-            # Ctrl-C reaches the master, too, which ends the test in order and then tells us to quit.
+            # Ctrl-C reaches the master, too, which ends the test in order and then sends this worker a request to quit.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         runner.register_message(PHASE, self.on_phase, concurrent=True)
         environment.events.test_start.add_listener(self.on_test_start)
@@ -182,7 +182,7 @@ class MasterHooks:
         self._conductor.finish(say)
 
     def on_quitting(self, **_: object) -> None:
-        """When the time is over the runner has stopped before, and has everybody's last figures; at Ctrl-C it stops now."""
+        """When the time is over the runner has stopped before, and has the last figures of all workers; at Ctrl-C it stops now."""
         if self._is_running:
             self._runner.quit()
         verdict = self._conductor.verdict(self._figures())

@@ -90,7 +90,7 @@ def producer_configuration(options: argparse.Namespace, name: str) -> dict[str, 
         "bootstrap.servers": bootstrap_of(options.host),
         "client.id": name,
         "acks": options.acks,
-        # Retries must not make records of their own; with acks=0 or 1 nobody can promise that.
+        # Retries must not make records of their own; with acks=0 or 1 no client can promise that.
         "enable.idempotence": options.acks == "all",
         "compression.type": options.compression,
         "linger.ms": options.linger_ms,

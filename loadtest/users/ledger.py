@@ -22,7 +22,7 @@ class Acknowledgements:
 
     count: int = 0
     offset_max: int = -1
-    """-1 where the broker told no offset (acks=0)"""
+    """-1 where the broker returned no offset (acks=0)"""
 
     def add(self, offset: int) -> None:
         self.count += 1
@@ -107,7 +107,7 @@ class Totals:
 
     @property
     def unanswered(self) -> int:
-        """Records whose fate nobody knows: given up, or cut off with their user."""
+        """Records whose fate is unknown: given up, or cut off with their user."""
         return self.attempted - self.refused - self.acknowledged_count
 
     @property

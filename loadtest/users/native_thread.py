@@ -2,7 +2,7 @@
 
 locust runs all users of a process as greenlets of one thread. gevent makes Python's own sockets give way to other greenlets, but not C's: one
 `Consumer.poll(1.0)` of librdkafka would stop every user of the process, its timers and its talk with the master for a second. Asking with
-`poll(0)` between sleeps stops nobody, but then answers are noticed a sleep late, and latencies measured by it are those of the sleep.
+`poll(0)` between sleeps stops no user, but then answers are noticed a sleep late, and latencies measured by it are those of the sleep.
 So each client has a thread of its own: greenlets wait for it, and it wakes the hub as soon as there is something.
 
 Rules: one client's calls all go through its thread, one after the other. What runs there touches no greenlet, lock, queue or logger, because

@@ -1,4 +1,4 @@
-"""Which offsets of a partition somebody has seen, as ranges. Pure; one owner adds, others get copies.
+"""Which offsets of a partition have been seen, as ranges. Pure; one owner adds, others get copies.
 
 A consumer that reads a log without gaps keeps one range for each time it was given the partition, however many records it reads. Weak spot: a log
 with many gaps (compaction, markers of transactions) makes as many ranges; the load test writes none.

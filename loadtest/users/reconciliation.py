@@ -1,8 +1,8 @@
 """Holds what users sent and saw against what the box stored and counted: sent = stored + counted, for every way into the box and out of it. Pure.
 
 Each row is one such equation. `missing` and `surplus` are what it leaves unexplained; they are kept apart, so that one never hides the other. What
-nobody can know (a produce without an answer, a line in the buffer of a connection that broke) is neither, but it is shown. Weak spot: lines of syslog
-carry no acknowledgement and are told from other senders' by nothing; on a box that others use (`others_write`) a surplus proves nothing, and can
+cannot be known (a produce without an answer, a line in the buffer of a connection that broke) is neither, but it is shown. Weak spot: lines of syslog
+carry no acknowledgement and nothing distinguishes them from other senders'; on a box that others use (`others_write`) a surplus proves nothing, and can
 hide as many missing ones.
 """
 
@@ -64,7 +64,7 @@ class Row(NamedTuple):
 
 
 class Look(NamedTuple):
-    """The box at one moment. `books` is None where its counters could not be read."""
+    """The box at one moment. Without `SyslogBooks` where its counters could not be read."""
 
     stored: Stored
     books: SyslogBooks | None
