@@ -100,8 +100,8 @@ def hits_of_text(kind: str, source: str) -> list[Hit]:
 
 
 def files(root: Path = ROOT) -> Iterator[Path]:
-    """Yield Python of the product and of tests, all Markdown, and shell scripts."""
-    for top in (*PRODUCT, "tests"):
+    """Yield Python of the product, the lab, load tests and tests, all Markdown, and shell scripts."""
+    for top in (*PRODUCT, "lab", "loadtest", "tests"):
         yield from (root / top).rglob("*.py")
     yield from root.glob("*.md")
     for top in WITH_DOCUMENTS:
