@@ -39,6 +39,8 @@ BODY_BYTES_MAX = 64 << 10
 HEADER_BYTES_MAX = 16 << 10
 PATH_BYTES_MAX = 4 << 10
 
+_PAGES = {"index.html": "/", "logs.html": "/logs"}
+ASKING_HEADER = "x-millrace"
 _TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 _FROM_US = ("script-src", "style-src", "img-src", "connect-src")
 _FROM_NOBODY = ("default-src", "base-uri", "form-action", "frame-ancestors")
@@ -52,6 +54,8 @@ class Watch(Protocol):
     """The methods of `BoxMonitor` that the routes use."""
 
     def overview(self, since_ms: int) -> dict[str, Any]: ...
+
+    def topics(self) -> dict[str, Any]: ...
 
     def metrics(self, shows_release: bool) -> bytes: ...
 
@@ -77,7 +81,7 @@ def make_application(
         return request.client is None or lies_in(packed_address(request.client.host), details_networks)  # a Unix socket has no address
 
     def may_search(request: Request) -> bool:
-        return request.method == "GET" and (request.client is None or (not has_authorizer and sees_details(request) and not _is_from_browser(request)))
+        return request.method == "GET" and (request.client is None or (not has_authorizer and sees_details(request) and _is_asked_for(request)))
 
     async def healthz(_request: Request) -> Response:
         alive = watch.is_alive()
@@ -98,25 +102,35 @@ def make_application(
         document = watch.overview(int(text))
         return _answer(200, document if sees_details(request) else without_details(document))
 
+    async def topics(_request: Request) -> Response:
+        return _answer(200, watch.topics())
+
     routes = [
         Route("/healthz", healthz),
         Route("/readyz", readyz),
         Route("/metrics", metrics),
         Route("/api/overview", overview),
-        *(Route("/" if path.name == "index.html" else f"/assets/{path.name}", _file(path)) for path in sorted(ASSETS.iterdir()) if path.suffix in _TYPES),
+        Route("/api/topics", topics),
+        *(Route(_PAGES.get(path.name, f"/assets/{path.name}"), _file(path)) for path in sorted(ASSETS.iterdir()) if path.suffix in _TYPES),
     ]
     if search is not None:
-        routes.append(Route("/api/search", SearchRoute(search, SystemClock.wall_ms, _HEADERS, may_search).answer))
+        route = SearchRoute(search, SystemClock.wall_ms, _HEADERS, may_search)
+        routes += [Route("/api/search", route.answer), Route("/api/search/check", route.check)]
     guards = [Middleware(SizeGuard), Middleware(SiteGuard, host_names, on_refused)]
     application = Starlette(routes=routes, middleware=guards, exception_handlers={HTTPException: _on_refused})
     application.router.redirect_slashes = False
     return application
 
 
-def _is_from_browser(request: Request) -> bool:
-    """Whether a page, a link or an image sent this; a search is no cheap request."""
-    accepts = request.headers.get("accept", "")
-    return "text/html" in accepts or "image/" in accepts or any(name.startswith("sec-fetch-") for name in request.headers)
+def _is_asked_for(request: Request) -> bool:
+    """Whether a program or our own page sent this, and no link, image, script or form of another
+    site: a search is not cheap. Of what a browser sends only fetch of the same site can carry
+    `ASKING_HEADER`; the agent names of browsers begin with Mozilla/.
+    """
+    headers = request.headers
+    accepts = headers.get("accept", "")
+    is_from_browser = headers.get("user-agent", "").startswith("Mozilla/") or any(name.startswith("sec-fetch-") for name in headers)
+    return ASKING_HEADER in headers or not (is_from_browser or "text/html" in accepts or "image/" in accepts)
 
 
 def without_details(document: dict[str, Any]) -> dict[str, Any]:
@@ -196,7 +210,7 @@ def _too_large(scope: Scope) -> tuple[int, str] | None:
 
 async def _on_refused(_request: Request, error: Exception) -> Response:
     status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (500, None)
-    words = {404: "there is no such page; try /, /metrics, /healthz, /readyz", 405: "only GET and HEAD are answered here"}
+    words = {404: "there is no such page; try /, /logs, /metrics, /healthz, /readyz", 405: "only GET and HEAD are answered here"}
     return _answer(status, {"error": words.get(status, "refused")}, headers)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from appliance.base.model import INTERNAL_TOPICS
 from appliance.runtime.ensemble_checks import open_listeners
 from services.console.activity import DISK_TIMED, Between
 from services.console.alarm import AlarmEvent
@@ -17,6 +18,7 @@ from services.console.console_groups import GroupLag, GroupsSample
 from services.console.disk_sample import DiskSample
 
 TOPICS_SHOWN = 30
+TOPICS_LISTED = 2_000
 GROUPS_SHOWN = 30
 GROUP_TOPICS_SHOWN = 3
 EVENTS_SHOWN = 20
@@ -122,6 +124,13 @@ def _topics(between: Between) -> list[dict[str, Any]]:
     rated.sort(key=lambda row: row[0])
     names = ("records_per_s", "received_bytes_per_s", "sent_bytes_per_s")
     return [topic._asdict() | dict(zip(names, rates)) for _, topic, rates in rated[:TOPICS_SHOWN]]
+
+
+def topic_list(between: Between) -> dict[str, Any]:
+    """Return the topics that can be searched, by name; `count` includes those left out."""
+    topics = sorted((topic for topic in between.after.topics.values() if topic.name not in INTERNAL_TOPICS), key=lambda topic: topic.name)
+    names = ("partitions", "records", "size_bytes")
+    return {"topics": [{"name": topic.name, **{name: getattr(topic, name) for name in names}} for topic in topics[:TOPICS_LISTED]], "count": len(topics)}
 
 
 def _group(group: GroupLag) -> dict[str, Any]:

@@ -3,6 +3,9 @@
 The process gets its request on a socket, one line of JSON, and writes lines of JSON until it has
 ended. To cancel a search, it is killed. Owned by the console's loop. Weak: a process start takes a
 quarter of a second of CPU.
+
+One of the processes is kept for the Unix socket, so that clients by TCP cannot block `millrace
+search`; and one network has one search that follows, because such a search has no end.
 """
 
 from __future__ import annotations
@@ -12,35 +15,63 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import NamedTuple
 
 from appliance.base.layout import BoxLayout
 from appliance.runtime.run_options import python_arguments
 from appliance.runtime.spawning import BOUND_VARIABLE, PARENT_VARIABLE
+from appliance.senders.sender_accounts import network_of
 
 CHUNK_BYTES = 64 << 10
 LINE_BYTES_MAX = 1 << 20
 REAP_SECONDS = 0.5
 
 
+class Searcher(NamedTuple):
+    """For which client a search runs. `address` is None by the Unix socket."""
+
+    address: str | None
+    follows: bool = False
+
+    @property
+    def followed_from(self) -> str | bytes | None:
+        """The network that a search follows from; None if it does not, or by the Unix socket."""
+        return network_of(self.address) if self.follows and self.address is not None else None
+
+
 class SearchProcesses:
-    """The searches that run. At most `processes_max` at a time; `is_busy` says that there are."""
+    """The searches that run, at most `processes_max` at a time."""
 
     def __init__(self, layout: BoxLayout, processes_max: int) -> None:
         self._layout = layout
         self._processes_max = processes_max
         self._ended: set[int] = set()
-        self._running = 0
+        self._reap_timer: asyncio.TimerHandle | None = None
+        self._running: list[Searcher] = []
 
     @property
-    def is_busy(self) -> bool:
-        return self._running >= self._processes_max
+    def is_off(self) -> bool:
+        """Whether the settings allow no search."""
+        return self._processes_max == 0
 
-    async def start(self, request: bytes) -> SearchAnswer:
+    def why_busy(self, searcher: Searcher) -> str | None:
+        """Return why a search has to wait; None if it may start."""
+        if len(self._running) >= self._processes_max:
+            return "as many searches run as search.processes.max allows; wait for one to end"
+        by_tcp = sum(each.address is not None for each in self._running)
+        if searcher.address is not None and by_tcp >= max(self._processes_max - 1, 1):
+            return "as many searches run as search.processes.max allows by TCP (one is kept for the box itself); wait for one to end"
+        if searcher.followed_from is not None and any(each.followed_from == searcher.followed_from for each in self._running):
+            return "a search that follows runs for this address; end it, or search without follow"
+        return None
+
+    async def start(self, request: bytes, searcher: Searcher) -> SearchAnswer:
         """Return the answer to a request (one line). Raises OSError if no process can be started."""
         self._reap()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._running += 1
+        self._running.append(searcher)
         pid = 0
         try:
             pid = self._spawn(theirs)
@@ -49,11 +80,11 @@ class SearchProcesses:
             await writer.drain()
         except BaseException:
             ours.close()
-            self.end(pid)
+            self.end(pid, searcher)
             raise
         finally:
             theirs.close()
-        return SearchAnswer(self, pid, reader, writer)
+        return SearchAnswer(partial(self.end, pid, searcher), reader, writer)
 
     def _spawn(self, channel: socket.socket) -> int:
         environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
@@ -62,28 +93,35 @@ class SearchProcesses:
         arguments = [sys.executable, *python_arguments("services.search", environment)]
         return os.posix_spawn(sys.executable, arguments, environment, file_actions=[(os.POSIX_SPAWN_DUP2, channel.fileno(), 0)])
 
-    def end(self, pid: int) -> None:
+    def end(self, pid: int, searcher: Searcher) -> None:
         """Kill a process, if it still runs, and reap it when it has ended."""
-        self._running -= 1
+        self._running.remove(searcher)
         if pid:
             os.kill(pid, signal.SIGKILL)  # it is not reaped yet, so the pid is its own
             self._ended.add(pid)
-            asyncio.get_running_loop().call_later(REAP_SECONDS, self._reap)
+            self._reap_later()
 
     def _reap(self) -> None:
         for pid in list(self._ended):
             if os.waitpid(pid, os.WNOHANG)[0]:
                 self._ended.discard(pid)
-        if self._ended:
-            asyncio.get_running_loop().call_later(REAP_SECONDS, self._reap)
+
+    def _reap_later(self) -> None:
+        """One timer serves all: a process that waits for a hung disk ends only when the disk answers."""
+        if self._ended and self._reap_timer is None:
+            self._reap_timer = asyncio.get_running_loop().call_later(REAP_SECONDS, self._on_reap_timer)
+
+    def _on_reap_timer(self) -> None:
+        self._reap_timer = None
+        self._reap()
+        self._reap_later()
 
 
 class SearchAnswer:
     """The answer of one process; `close` ends it. `first_line` is read before the rest."""
 
-    def __init__(self, processes: SearchProcesses, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._processes = processes
-        self._pid = pid
+    def __init__(self, on_closed: Callable[[], None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._on_closed = on_closed
         self._reader = reader
         self._writer = writer
         self._is_open = True
@@ -109,4 +147,4 @@ class SearchAnswer:
         if self._is_open:
             self._is_open = False
             self._writer.close()
-            self._processes.end(self._pid)
+            self._on_closed()

@@ -3,12 +3,14 @@
 Parameters: `topic`, `query`, `since` and `until` (an age as 2h, an ISO 8601 time, or milliseconds),
 `limit`, `order` (oldest, newest), `count`, `by` (names with commas), `partition` (with commas),
 `follow`. A mistake is 400 with its column, an unknown topic 404, too many searches 429. A client
-that closes the connection ends the search.
+that closes the connection ends the search. `/api/search/check` parses `query` only, for a page that
+shows mistakes while they are typed, and returns the texts that the page marks in the records.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import orjson
@@ -17,17 +19,26 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from appliance.base.time_texts import parse_moment
-from services.console.search_processes import SearchAnswer, SearchProcesses
+from appliance.senders.record_query import And, Equals, Node, Or, QueryProblem, Regex, Text, parse_query
+from services.console.search_processes import SearchAnswer, Searcher, SearchProcesses
 
 CONTENT_TYPE = "application/x-ndjson"
 STREAMED = "millrace.streamed_bytes"
 """In the scope: the bytes of a streamed answer so far. While it grows, the answer has time."""
+FIRST_LINE_SECONDS = 25.0
+"""Shorter than `console_connections.ANSWER_SECONDS`, so that the client learns the reason."""
 _NAMES = frozenset({"topic", "query", "since", "until", "limit", "order", "count", "by", "partition", "follow"})
 _FLAGS = {"": True, "1": True, "true": True, "0": False, "false": False}
 
 
 class WrongParameter(ValueError):
     """A parameter that is unknown or has no valid value."""
+
+
+async def _departure(request: Request) -> None:
+    """Return when the client has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def search_request(parameters: QueryParams, now_ms: int) -> dict[str, Any]:
@@ -56,34 +67,96 @@ def search_request(parameters: QueryParams, now_ms: int) -> dict[str, Any]:
     return request | {"limit": int(numbers["limit"][0]), "partitions": [int(text) for text in numbers["partitions"]]}
 
 
+def marks_of(node: Node) -> Iterator[dict[str, Any]]:
+    """Yield the texts and expressions that a record of this query contains, for highlighting."""
+    match node:
+        case And(parts) | Or(parts):
+            for part in parts:
+                yield from marks_of(part)
+        case Text(field, pieces):
+            yield {"field": field, "pieces": pieces}
+        case Equals(field, pieces) if any(pieces):
+            yield {"field": field, "pieces": pieces, "is_whole": True}
+        case Regex(field, pattern):
+            yield {"field": field, "regex": pattern}
+
+
 class SearchRoute:
-    """The handler. `headers` go with each answer; `may_search` judges the client of a request."""
+    """The handlers. `headers` go with each answer; `may_search` judges the client of a request."""
 
     def __init__(
-        self, processes: SearchProcesses, wall_ms: Callable[[], int], headers: dict[str, str], may_search: Callable[[Request], bool] = lambda _request: True
+        self,
+        processes: SearchProcesses,
+        wall_ms: Callable[[], int],
+        headers: dict[str, str],
+        may_search: Callable[[Request], bool] = lambda _request: True,
+        first_line_seconds: float = FIRST_LINE_SECONDS,
     ) -> None:
+        self._first_line_seconds = first_line_seconds
         self._may_search = may_search
         self._processes = processes
         self._wall_ms = wall_ms
         self._headers = headers
 
     async def answer(self, request: Request) -> Response:
-        """Answer a GET."""
-        if not self._may_search(request):
-            return self._refused(403, {"error": "this client may not search; use `millrace search` on the box, or see http.details.allowed.networks"})
+        """Answer a GET of records."""
+        if (why := self._why_not(request)) is not None:
+            return why
         try:
             wanted = search_request(request.query_params, self._wall_ms())
+            parse_query(wanted["query"])
         except WrongParameter as problem:
             return self._refused(400, {"error": str(problem)})
-        if self._processes.is_busy:
-            return self._refused(429, {"error": "as many searches run as search.processes.max allows; wait for one to end"})
-        answer = await self._processes.start(orjson.dumps(wanted))
-        first = await answer.first_line()
+        except QueryProblem as problem:
+            return self._wrong_query(problem)
+        searcher = Searcher(None if request.client is None else request.client.host, wanted["follow"])
+        if (busy := self._processes.why_busy(searcher)) is not None:
+            return self._refused(429, {"error": busy})
+        answer = await self._processes.start(orjson.dumps(wanted), searcher)
+        try:
+            first = await self._first_line(request, answer)
+        except BaseException:
+            answer.close()
+            raise
+        if first is None:
+            answer.close()
+            return self._refused(504, {"error": "the search has not begun in time: a disk may hang; look at `millrace status`"})
         if not first or b'"error"' in first[:10]:
             answer.close()
             error: dict[str, Any] = orjson.loads(first)["error"] if first else {"status": 500, "message": "the search process failed; the journal says why"}
             return self._refused(error["status"], {"error": error["message"], "column": error.get("column")})
         return StreamingResponse(self._stream(request, first, answer), media_type=CONTENT_TYPE, headers=self._headers)
+
+    async def check(self, request: Request) -> Response:
+        """Answer a GET of what a query means."""
+        if (why := self._why_not(request)) is not None:
+            return why
+        try:
+            node = parse_query(request.query_params.get("query", ""))
+        except QueryProblem as problem:
+            return self._wrong_query(problem)
+        return Response(orjson.dumps({"marks": list(marks_of(node))}) + b"\n", media_type="application/json", headers=self._headers)
+
+    def _why_not(self, request: Request) -> Response | None:
+        if not self._may_search(request):
+            return self._refused(403, {"error": "this client may not search; use `millrace search` on the box, or see http.details.allowed.networks"})
+        if self._processes.is_off:
+            return self._refused(503, {"error": "searching is switched off: search.processes.max is 0 in the settings of the box"})
+        return None
+
+    def _wrong_query(self, problem: QueryProblem) -> Response:
+        return self._refused(400, {"error": str(problem), "reason": problem.reason, "column": problem.column})
+
+    async def _first_line(self, request: Request, answer: SearchAnswer) -> bytes | None:
+        """Return the first line; None if it does not come in time, or the client has gone."""
+        line = asyncio.ensure_future(answer.first_line())
+        gone = asyncio.ensure_future(_departure(request))
+        try:
+            await asyncio.wait({line, gone}, timeout=self._first_line_seconds, return_when=asyncio.FIRST_COMPLETED)
+            return line.result() if line.done() else None
+        finally:
+            line.cancel()
+            gone.cancel()
 
     async def _stream(self, request: Request, first: bytes, answer: SearchAnswer) -> AsyncIterator[bytes]:
         request.scope[STREAMED] = len(first)

@@ -20,7 +20,7 @@ from services.console.box_metrics import Exposition
 from services.console.box_sample import BoxReader, BoxSample, Readiness
 from services.console.console_groups import NOT_LOOKED, GroupsSample
 from services.console.figures import gather
-from services.console.overview import overview
+from services.console.overview import overview, topic_list
 
 ALARMS_EVERY_MS = 10_000
 SMOOTHED = 5
@@ -68,6 +68,10 @@ class BoxMonitor:
         between = Between(self._slims[0], self._slims[-1])
         document = overview(self.sample, between, self.groups(), self._alarms.events, self._version)
         return document | {"history": self._history.document(since_ms)}
+
+    def topics(self) -> dict[str, Any]:
+        """Return the topics that can be searched."""
+        return topic_list(Between(self._slims[0], self._slims[-1]))
 
     def metrics(self, shows_release: bool = True) -> bytes:
         """Take a new sample and return its scrape."""

@@ -6,12 +6,16 @@ import os
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
 from confluent_kafka import Consumer, Producer
 from prometheus_client.parser import text_string_to_metric_families
+from selenium import webdriver
 
 from lab.browser import browser, complaints, missing_browser
 from lab.running_box import RunningBox, eventually
@@ -20,6 +24,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 TOPIC = "shown"
 GROUP = "readers"
+SEARCHED = "searched"
 
 
 @pytest.fixture(scope="module")
@@ -126,3 +131,116 @@ def raw(box: RunningBox, request: bytes) -> bytes:
         except ConnectionResetError:
             pass  # it did not read all that we sent
     return received
+
+
+HOSTILE = '<img src=x onerror="window.harmed=1"><script>window.harmed=1</script> \x1b[31m \u202egnp.exe'
+
+
+@pytest.fixture(scope="module")
+def searched(shared_box: RunningBox) -> str:
+    """A topic of ninety records of three hosts over ten minutes, one of them hostile, one no JSON and one not UTF-8."""
+    producer = Producer({"bootstrap.servers": shared_box.bootstrap})
+    now_ms = time.time_ns() // 1_000_000
+    for number in range(90):
+        message = HOSTILE if number == 50 else f"request {number} timed out" if number % 9 == 0 else f"request {number} done"
+        record = {"host": f"web{number % 3}", "app": "nginx", "severity": "err" if number % 9 == 0 else "info", "message": message, "fields": {"took": number}}
+        producer.produce(SEARCHED, orjson.dumps(record), timestamp=now_ms - 600_000 + number * 6_000)
+    producer.produce(SEARCHED, b"no object", timestamp=now_ms - 2_000)
+    producer.produce(SEARCHED, b"\xff\xfe", timestamp=now_ms - 1_000)
+    assert producer.flush(20) == 0
+    return SEARCHED
+
+
+class SearchPage:
+    """The search page in a browser."""
+
+    def __init__(self, page: webdriver.Chrome, origin: str) -> None:
+        self.page = page
+        page.get(origin + "logs")
+        eventually(
+            lambda: self.text("#topic-names") is not None and self.run("return document.querySelectorAll('#topic-names option').length") > 0, "topics", 20
+        )
+
+    def run(self, script: str, *arguments: object) -> Any:
+        return self.page.execute_script(script, *arguments)
+
+    def text(self, selector: str) -> str:
+        return str(self.run("return document.querySelector(arguments[0])?.textContent ?? ''", selector))
+
+    def rows(self) -> int:
+        return int(self.run("return document.querySelectorAll('#records tr.record').length"))
+
+    def search(self, query: str, topic: str = "") -> str:
+        """Type a query and press Enter; return what the page says when the answer is there."""
+        if topic:
+            self.run("document.getElementById('topic').value = arguments[0]", topic)
+        field = self.page.find_element("id", "query")
+        field.clear()
+        field.send_keys(query + "\n")
+        return self.answered()
+
+    def answered(self) -> str:
+        done = "const text = document.getElementById('state').textContent; return text.startsWith('Searching') ? '' : text"
+        return str(eventually(lambda: self.run(done), "the search ends", 20))
+
+
+@pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))
+def test_the_search_page_finds_records_narrows_and_shows_hostile_ones_as_text(shared_box: RunningBox, searched: str, tmp_path: Path) -> None:
+    with browser(tmp_path / "profile") as page:
+        search = SearchPage(page, f"http://{shared_box.http}/")
+        assert search.search("", searched).startswith("92 records")
+        assert search.rows() == 92 and "(not UTF-8)" in search.text("#records") and "no object" in search.text("#records")
+        assert "<script>window.harmed=1</script> \\u001b[31m \\u202egnp.exe" in search.text("#records")
+        assert search.run("return [window.harmed ?? null, document.querySelectorAll('#records img, #records script').length]") == [None, 0]
+
+        assert search.search('"timed out" host=web0').startswith("10 records")
+        assert search.text("#records mark") == "timed out"
+        eventually(lambda: "10 matches" in search.text("#times-note"), "the times of the matches are counted", 20)
+        assert search.run("return document.querySelectorAll('#times i.bad').length") > 0
+        assert "query=%22timed+out%22+host%3Dweb0" in page.current_url
+
+        page.find_element("css selector", "#records tr.record").click()
+        assert "fields.took" in search.text("#records .whole") and '"took":81' in search.text("#records .whole pre")
+        button = "return [...document.querySelectorAll('.whole dt')].find((name) => name.textContent === 'fields.took').nextElementSibling.children[1]"
+        search.run(button).click()
+        assert search.answered().startswith("9 records")
+        assert search.run("return document.getElementById('query').value") == '"timed out" host=web0 fields.took!=81'
+
+        eventually(
+            lambda: search.run("return document.querySelector(\"#times i.bad[style*='min-height']\")?.clientHeight ?? 0") > 0, "the times are shown again", 20
+        )
+        bar = page.find_element("css selector", "#times > div:has(i.bad[style*='min-height'])")
+        count = int(str(bar.get_attribute("title")).partition(": ")[2].split()[0])
+        bar.click()
+        assert search.answered().split()[0] == str(count) and count < 9
+        assert search.run("return document.getElementById('range').value") == "fixed"
+
+        page.refresh()
+        eventually(lambda: search.rows() == count, "the address has the search", 20)
+        search.search("host=(")
+        eventually(lambda: "^" in search.text("#problem"), "the mistake is shown at its place", 20)
+        assert [each for each in complaints(page) if "400" not in each["message"]] == []
+
+
+@pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))
+def test_the_search_page_follows_and_pauses(shared_box: RunningBox, searched: str, tmp_path: Path) -> None:
+    with browser(tmp_path / "profile", width=390, theme="dark") as page:
+        search = SearchPage(page, f"http://{shared_box.http}/")
+        search.run("document.getElementById('topic').value = arguments[0]", searched)
+        page.find_element("id", "follow").click()
+        producer = Producer({"bootstrap.servers": shared_box.bootstrap})
+
+        def sent(text: str) -> bool:
+            producer.produce(searched, text.encode())
+            producer.flush(5)
+            return text in search.text("#records tr.record")
+
+        eventually(lambda: sent("the first"), "a later record is on top", 20)
+        page.find_element("id", "follow").click()
+        shown = search.rows()
+        eventually(lambda: sent("another") or "paused" in search.text("#state"), "it is paused", 20)
+        assert search.rows() == shown and "another" not in search.text("#records")
+        page.find_element("id", "follow").click()
+        eventually(lambda: "another" in search.text("#records"), "what waited is shown", 20)
+        assert search.run("return document.documentElement.scrollWidth <= innerWidth")
+        assert complaints(page) == []

@@ -2,19 +2,8 @@
 "use strict";
 const EVERY_MS = 2000;
 const ANSWER_MS_MAX = 5000;
-const THEMES = ["system", "light", "dark"];
-const $ = (id) => document.getElementById(id);
 
 // ---- small pieces
-
-function make(tag, className, text) {
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  if (text != null) element.textContent = text;
-  return element;
-}
-
-function badge(text, kind) { return make("span", `badge ${kind}`, text); }
 
 function meter(share, kind) {
   const outer = make("span", "meter"), inner = make("i", kind);
@@ -201,15 +190,7 @@ async function look() {
   setTimeout(look, EVERY_MS);
 }
 
-function setTheme(theme) {
-  if (theme === "system") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = theme;
-  $("theme").textContent = `Theme: ${theme}`;
-  localStorage.setItem("theme", theme);
+followTheme(() => {
   for (const chart of charts) { chart.forget(); if (past.times.length) chart.draw(past); }
-}
-
-$("theme").addEventListener("click", () => setTheme(THEMES[(THEMES.indexOf(localStorage.getItem("theme") || "system") + 1) % THEMES.length]));
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(localStorage.getItem("theme") || "system"));
-setTheme(THEMES.includes(localStorage.getItem("theme")) ? localStorage.getItem("theme") : "system");
+});
 look();

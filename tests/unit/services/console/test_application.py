@@ -183,9 +183,12 @@ def test_no_answer_may_be_embedded_by_another_site(path: str) -> None:
 
 
 class NoSearch:
-    """All searches run."""
+    """As many searches run as may."""
 
-    is_busy = True
+    is_off = False
+
+    def why_busy(self, _searcher: object) -> str:
+        return "wait"
 
 
 @pytest.mark.parametrize(
@@ -193,6 +196,8 @@ class NoSearch:
     [
         ("", False, {}, 429), ("", True, {}, 429), ("127.0.0.1", False, {}, 429), ("127.0.0.1", True, {}, 403), ("10.0.0.7", False, {}, 403),
         ("127.0.0.1", False, {"accept": "image/webp,*/*"}, 403), ("127.0.0.1", False, {"sec-fetch-mode": "navigate"}, 403),
+        ("127.0.0.1", False, {"user-agent": "Mozilla/5.0"}, 403), ("127.0.0.1", False, {"user-agent": "Mozilla/5.0", "x-millrace": "search"}, 429),
+        ("10.0.0.7", False, {"x-millrace": "search"}, 403), ("127.0.0.1", True, {"x-millrace": "search"}, 403),
     ],
 )  # fmt: skip
 def test_records_are_searched_for_allowed_networks_and_with_an_authorizer_for_the_unix_socket(

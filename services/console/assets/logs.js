@@ -1,0 +1,429 @@
+// The search page: /api/search streams lines of JSON. Records are put in as text, never as HTML. Weak spot: the times of the matches are counted by a
+// second search, which begins when the first has ended.
+"use strict";
+const ROWS_MAX = 1000; // that a search which follows shows; older ones leave
+const WAITING_MAX = 1000;
+const SHOWN_CHARACTERS = 4000;
+const WHOLE_CHARACTERS = 100000;
+const BARS_MAX = 120;
+const BUSY_TRIES = 5;
+const BUSY_MS = 400;
+const TOPICS_EVERY_MS = 10000;
+const SEVERITIES = ["emerg", "alert", "crit", "err", "warning", "notice", "info", "debug"];
+const UNITS = [["second", 1000], ["minute", 60000], ["hour", 3600000], ["day", 86400000]];
+const AGE_MS = { m: 60000, h: 3600000, d: 86400000 };
+const ASKED = { headers: { "X-Millrace": "search" } };
+
+let running = null; // the AbortController of what runs
+let found = []; // the records that are shown
+let marks = null; // a RegExp of what the query looks for
+let waiting = []; // records that follow, before the next frame
+let pausedAt = 0;
+
+// ---- times
+
+const pad = (number, digits = 2) => String(number).padStart(digits, "0");
+const dayText = (date) => `${date.getFullYear()}-${pad(date.getMonth() + 1)}-${pad(date.getDate())}`;
+const clockText = (date) => `${pad(date.getHours())}:${pad(date.getMinutes())}:${pad(date.getSeconds())}`;
+function timeText(milliseconds) {
+  const date = new Date(milliseconds);
+  return Number.isNaN(date.getTime()) ? String(milliseconds) : `${dayText(date)} ${clockText(date)}.${pad(date.getMilliseconds(), 3)}`;
+}
+const inputText = (milliseconds) => { const date = new Date(milliseconds); return `${dayText(date)}T${clockText(date)}`; };
+
+function chosenTimes() {
+  const range = $("range").value, now = Date.now();
+  if (range !== "fixed") return { from: now - parseInt(range, 10) * AGE_MS[range.slice(-1)], to: now };
+  return { from: Date.parse($("since").value), to: $("until").value ? Date.parse($("until").value) : now };
+}
+
+function showFixed() { for (const label of document.querySelectorAll(".fixed")) label.hidden = $("range").value !== "fixed"; }
+
+function chooseTimes(from, to) {
+  $("range").value = "fixed";
+  $("since").value = inputText(from);
+  $("until").value = inputText(to);
+  showFixed();
+}
+
+// ---- the state of the page is in its address
+
+const FIELDS = ["topic", "query", "range", "since", "until", "limit"];
+
+function writeAddress() {
+  const state = new URLSearchParams();
+  for (const name of FIELDS) if ($(name).value && ($("range").value === "fixed" || !["since", "until"].includes(name))) state.set(name, $(name).value);
+  history.replaceState(null, "", `#${state}`);
+}
+
+function readAddress() {
+  const state = new URLSearchParams(location.hash.slice(1));
+  for (const name of FIELDS) if (state.has(name)) $(name).value = state.get(name);
+  if (!$("range").value) $("range").value = "1h";
+  if (!$("limit").value) $("limit").value = "200";
+  showFixed();
+  return state.size > 0;
+}
+
+// ---- what a query looks for is marked
+
+const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+
+function marksOf(document) {
+  const texts = document.marks.flatMap((mark) => mark.pieces ?? []).filter((text) => text).sort((one, other) => other.length - one.length);
+  return texts.length ? new RegExp(`(${texts.map(escaped).join("|")})`, "iu") : null;
+}
+
+function marked(text) {
+  if (!marks) return [text];
+  return text.split(marks).map((part, index) => (index % 2 ? make("mark", "", part) : part)).filter((part) => part !== "");
+}
+
+// ---- one record
+
+// Control characters and those that turn the direction of text are shown as their numbers.
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/gu;
+const visible = (text) => text.replace(HIDDEN, (character) => `\\u${pad(character.codePointAt(0).toString(16), 4)}`);
+const cut = (text, most) => (text.length > most ? `${text.slice(0, most)} … (${wholeText(text.length)} characters)` : text);
+
+function parsed(record) {
+  if (record.value == null) return { fields: null, message: `(not UTF-8) ${record.value_base64}` };
+  try {
+    const fields = JSON.parse(record.value);
+    if (fields && typeof fields === "object" && !Array.isArray(fields)) return { fields, message: typeof fields.message === "string" ? fields.message : record.value };
+  } catch { /* a text */ }
+  return { fields: null, message: record.value };
+}
+
+function severityOf(fields) {
+  const value = fields?.severity;
+  const number = typeof value === "number" ? value : SEVERITIES.indexOf(value);
+  return SEVERITIES[number] ? [SEVERITIES[number], number <= 3 ? "bad" : number === 4 ? "warn" : ""] : [value == null ? "" : String(value), ""];
+}
+
+function* leaves(fields, prefix = "") {
+  for (const [name, value] of Object.entries(fields)) {
+    if (value && typeof value === "object" && !Array.isArray(value)) yield* leaves(value, `${prefix}${name}.`);
+    else yield [prefix + name, value];
+  }
+}
+
+const quoted = (value) => (/^[\w.:-]+$/u.test(value) ? value : `"${value.replace(/["\\]/g, "\\$&")}"`);
+
+function addToQuery(name, value, operator) {
+  const text = typeof value === "number" ? `${name}${operator}${value}` : `${name}${operator}${quoted(String(value))}`;
+  const query = $("query").value.trim();
+  $("query").value = / or /i.test(query) ? `(${query}) ${text}` : `${query} ${text}`.trim();
+  start();
+}
+
+function wholeRecord(record) {
+  const { fields } = parsed(record);
+  const row = make("tr", "whole"), cell = make("td"), list = make("dl");
+  cell.colSpan = 5;
+  const places = [["topic", $("topic").value], ["partition", record.partition], ["offset", record.offset]];
+  for (const [name, value] of places) list.append(make("dt", "", name), make("span"), make("dd", "", String(value)));
+  for (const [name, value] of fields ? leaves(fields) : []) {
+    const buttons = make("span");
+    const isPlain = (typeof value === "string" && value.length <= 200) || typeof value === "number";
+    if (isPlain && /^[\w.-]+$/u.test(name)) {
+      for (const [sign, operator, title] of [["+", "=", "Only records with this value"], ["−", "!=", "Without records of this value"]]) {
+        const button = make("button", "", sign);
+        button.type = "button";
+        button.title = title;
+        button.addEventListener("click", () => addToQuery(name, value, operator));
+        buttons.append(button);
+      }
+    }
+    list.append(make("dt", "", visible(name)), buttons, make("dd", "", visible(cut(typeof value === "string" ? value : JSON.stringify(value), WHOLE_CHARACTERS))));
+  }
+  cell.append(list, make("pre", "", visible(cut(record.value ?? record.value_base64, WHOLE_CHARACTERS))));
+  row.append(cell);
+  return row;
+}
+
+function recordBody(record) {
+  const { fields, message } = parsed(record);
+  const body = make("tbody"), row = make("tr", "record");
+  const [severity, kind] = severityOf(fields);
+  const text = (value) => make("td", "short", value == null ? "" : visible(cut(typeof value === "string" ? value : JSON.stringify(value), 200)));
+  const shown = make("td", "message"), severityCell = make("td");
+  if (severity) severityCell.append(badge(visible(cut(severity, 20)), kind));
+  shown.append(...marked(visible(cut(message, SHOWN_CHARACTERS))));
+  row.append(make("td", "", timeText(record.timestamp)), severityCell, text(fields?.host), text(fields?.app), shown);
+  row.tabIndex = 0;
+  row.setAttribute("aria-expanded", "false");
+  const toggle = () => {
+    const isOpen = body.rows.length > 1;
+    if (isOpen) body.deleteRow(1);
+    else body.append(wholeRecord(record));
+    row.setAttribute("aria-expanded", String(!isOpen));
+  };
+  row.addEventListener("click", () => { if (!String(getSelection())) toggle(); });
+  row.addEventListener("keydown", (event) => { if (event.key === "Enter") toggle(); });
+  body.append(row);
+  return body;
+}
+
+// ---- the answer
+
+class Refused extends Error {
+  constructor(status, document) { super(document.error ?? `status ${status}`); this.status = status; this.column = document.column; }
+}
+
+async function ask(path, parameters, signal) {
+  for (let tries = 1; ; tries++) {
+    const response = await fetch(`${path}?${new URLSearchParams(parameters)}`, { ...ASKED, signal });
+    if (response.ok) return response;
+    const document = await response.json().catch(() => ({}));
+    // The search before this one ends a moment after its connection was closed.
+    if (response.status !== 429 || tries === BUSY_TRIES) throw new Refused(response.status, document);
+    await new Promise((resolve) => { setTimeout(resolve, BUSY_MS); });
+  }
+}
+
+async function* lines(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n");
+    rest = parts.pop();
+    yield parts.map((part) => JSON.parse(part));
+  }
+}
+
+function showProblem(error) {
+  const query = $("query").value;
+  const place = error.column ? `\n${query}\n${" ".repeat(error.column - 1)}^` : "";
+  $("problem").textContent = error instanceof Refused ? error.message + place : `No answer from the box: ${error.message}`;
+  $("problem").hidden = false;
+}
+
+function showNotes(end) {
+  const notes = [...(end.notes ?? []), ...(end.not_searched ?? []).map((each) => `Partition ${each.partition} was not searched: ${each.reason}`)];
+  $("notes").replaceChildren(...notes.map((note) => make("li", "", visible(note))));
+  $("notes").hidden = notes.length === 0;
+}
+
+// The newest is on top.
+function show(records) {
+  const newest = records.toReversed();
+  found.unshift(...newest);
+  $("records").tHead.hidden = false;
+  $("records").tHead.after(...newest.map(recordBody));
+}
+
+// Records that follow are put on top, once a frame, so that a flood does not stop the page.
+function showWaiting() {
+  if (!waiting.length || pausedAt) return;
+  show(waiting.splice(0));
+  found.length = Math.min(found.length, ROWS_MAX);
+  const table = $("records");
+  while (table.tBodies.length > ROWS_MAX) table.tBodies[table.tBodies.length - 1].remove();
+}
+
+function showState(text) { $("state").textContent = text; $("download").hidden = !found.length; }
+
+function clear() {
+  running?.abort();
+  running = new AbortController();
+  found = [];
+  waiting = [];
+  pausedAt = 0;
+  for (const body of [...$("records").tBodies]) body.remove();
+  $("records").tHead.hidden = true;
+  for (const id of ["problem", "notes", "progress", "times-panel", "download"]) $(id).hidden = true;
+  return running.signal;
+}
+
+async function readMarks(signal) { marks = marksOf(await (await ask("/api/search/check", { query: $("query").value }, signal)).json()); }
+
+async function start() {
+  const signal = clear();
+  writeAddress();
+  showFollow(false);
+  const times = chosenTimes(), began = performance.now();
+  const wanted = { topic: $("topic").value, query: $("query").value, since: Math.floor(times.from), until: Math.ceil(times.to) };
+  if (!(times.from < times.to)) { showProblem(new Refused(400, { error: "From has to be before To." })); return; }
+  showState("Searching …");
+  $("progress").hidden = false;
+  $("progress").removeAttribute("value");
+  let total = 0, end = null;
+  try {
+    await readMarks(signal);
+    for await (const documents of lines(await ask("/api/search", { ...wanted, limit: $("limit").value, order: "newest" }, signal))) {
+      const records = documents.filter((each) => each.record).map((each) => each.record);
+      if (records.length) show(records);
+      for (const each of documents) {
+        if (each.search) total = each.search.bytes;
+        if (each.progress && total) $("progress").value = Math.min(each.progress.bytes / total, 1);
+        if (each.error) throw new Refused(each.error.status, { error: each.error.message });
+        if (each.end) end = each.end;
+      }
+    }
+    if (!end) throw new Refused(500, { error: "the search ended before its end; what is shown is not all" });
+    const seconds = ((performance.now() - began) / 1000).toFixed(1);
+    showState(found.length
+      ? `${plural(found.length, "record")}${found.length >= Number($("limit").value) ? ", the newest" : ""} · ${bytesText(end.scanned_bytes)} searched in ${seconds} s`
+      : "No record matches. Search a longer time, another topic, or fewer words.");
+    showNotes(end);
+    $("progress").hidden = true;
+    if (found.length) await countTimes(wanted, times, signal);
+  } catch (error) {
+    if (signal.aborted) return;
+    $("progress").hidden = true;
+    showState(found.length ? `${plural(found.length, "record")}, and then the search failed` : "Nothing was searched.");
+    showProblem(error);
+  }
+}
+
+// ---- the times of the matches
+
+async function countTimes(wanted, times, signal) {
+  const [unit, size] = UNITS.find(([, each]) => (times.to - times.from) / each <= 400) ?? UNITS[UNITS.length - 1];
+  const counts = new Map();
+  let all = 0;
+  for await (const documents of lines(await ask("/api/search", { ...wanted, by: `${unit},severity` }, signal))) {
+    for (const { count } of documents) {
+      const at = count ? Date.parse(count.by[0]) : NaN;
+      if (Number.isNaN(at)) continue;
+      const [, kind] = severityOf({ severity: count.by[1] });
+      const bar = counts.get(at) ?? {};
+      bar[kind || "other"] = (bar[kind || "other"] ?? 0) + count.count;
+      counts.set(at, bar);
+      all += count.count;
+    }
+  }
+  drawTimes(counts, times, size, all);
+}
+
+function drawTimes(counts, times, size, all) {
+  const first = Math.floor(times.from / size) * size;
+  const units = Math.ceil((times.to - first) / size);
+  const folded = Math.ceil(units / BARS_MAX), width = folded * size;
+  const bars = Array.from({ length: Math.ceil(units / folded) }, () => ({ bad: 0, warn: 0, other: 0 }));
+  for (const [at, kinds] of counts) {
+    const bar = bars[Math.floor((at - first) / width)];
+    if (bar) for (const [kind, count] of Object.entries(kinds)) bar[kind] += count;
+  }
+  const highest = Math.max(...bars.map((bar) => bar.bad + bar.warn + bar.other), 1);
+  $("times").replaceChildren(...bars.map((bar, index) => {
+    const made = make("div"), from = first + index * width;
+    made.dataset.from = from;
+    made.title = `${timeText(from).slice(0, 19)}: ${plural(bar.bad + bar.warn + bar.other, "record")}${bar.bad ? `, ${wholeText(bar.bad)} of err or worse` : ""}`;
+    for (const kind of ["bad", "warn", "other"]) {
+      const part = make("i", kind);
+      part.style.height = `${100 * bar[kind] / highest}%`;
+      if (bar[kind]) part.style.minHeight = "2px";
+      made.append(part);
+    }
+    return made;
+  }));
+  $("times").dataset.width = width;
+  $("times-note").replaceChildren(
+    make("span", "", timeText(times.from).slice(0, 19)), make("span", "", `${plural(all, "match").replace(/matchs$/, "matches")}, ${durationText(width)} a bar`), make("span", "", timeText(times.to).slice(0, 19)),
+  );
+  $("times-panel").hidden = false;
+}
+
+function chooseBars() {
+  let chosen = null;
+  const bars = () => [...$("times").children];
+  const at = (event) => bars().findIndex((bar) => event.clientX < bar.getBoundingClientRect().right);
+  $("times").addEventListener("pointerdown", (event) => { chosen = at(event); $("times").setPointerCapture(event.pointerId); });
+  $("times").addEventListener("pointermove", (event) => {
+    if (chosen == null || chosen < 0) return;
+    const [low, high] = [chosen, at(event)].sort((one, other) => one - other);
+    bars().forEach((bar, index) => bar.classList.toggle("chosen", index >= low && index <= high));
+  });
+  $("times").addEventListener("pointerup", (event) => {
+    const all = bars(), last = at(event);
+    if (chosen != null && chosen >= 0) {
+      const [low, high] = [chosen, last < 0 ? all.length - 1 : last].sort((one, other) => one - other);
+      chooseTimes(Number(all[low].dataset.from), Number(all[high].dataset.from) + Number($("times").dataset.width));
+      start();
+    }
+    chosen = null;
+  });
+}
+
+// ---- follow
+
+function showFollow(isOn) {
+  $("follow").setAttribute("aria-pressed", String(isOn));
+  $("follow").textContent = !isOn ? "Follow" : pausedAt ? "Go on" : "Pause";
+}
+
+async function follow() {
+  if ($("follow").getAttribute("aria-pressed") === "true") {
+    pausedAt = pausedAt ? 0 : Date.now();
+    showFollow(true);
+    return;
+  }
+  const signal = clear();
+  writeAddress();
+  showFollow(true);
+  showState("Later records appear here as they come.");
+  let seen = 0, dropped = 0;
+  const frame = () => {
+    if (signal.aborted) return;
+    showWaiting();
+    if (seen) showState(`${plural(seen, "record")} since ${clockText(new Date(began))}${pausedAt ? ` · paused, ${wholeText(waiting.length)} wait` : ""}${dropped ? ` · ${wholeText(dropped)} not shown` : ""}`);
+    requestAnimationFrame(frame);
+  };
+  const began = Date.now();
+  try {
+    await readMarks(signal);
+    const wanted = { topic: $("topic").value, query: $("query").value, since: began, order: "oldest", follow: "true", limit: "1000000" };
+    const response = await ask("/api/search", wanted, signal);
+    requestAnimationFrame(frame);
+    for await (const documents of lines(response)) {
+      const records = documents.filter((each) => each.record).map((each) => each.record);
+      seen += records.length;
+      waiting.push(...records);
+      if (waiting.length > WAITING_MAX) dropped += waiting.splice(0, waiting.length - WAITING_MAX).length;
+      const failed = documents.find((each) => each.error);
+      if (failed) throw new Refused(failed.error.status, { error: failed.error.message });
+    }
+    throw new Refused(500, { error: "the search that follows has ended; follow again" });
+  } catch (error) {
+    if (signal.aborted) return;
+    showProblem(error);
+    showFollow(false);
+  }
+}
+
+// ---- the page
+
+function download() {
+  const link = make("a");
+  link.href = URL.createObjectURL(new Blob(found.map((record) => `${JSON.stringify(record)}\n`), { type: "application/x-ndjson" }));
+  link.download = `${$("topic").value}.ndjson`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+async function showTopics() {
+  setTimeout(showTopics, TOPICS_EVERY_MS);
+  const { topics } = await (await fetch("/api/topics", ASKED)).json();
+  $("topic-names").replaceChildren(...topics.map((topic) => { const option = make("option"); option.value = topic.name; return option; }));
+  if ($("topic").value) return;
+  const names = topics.map((topic) => topic.name);
+  if (names.length) $("topic").value = names.includes("syslog") ? "syslog" : names[0];
+  else if (!found.length) showState("This box has no topic yet. Send it a line: logger -n 127.0.0.1 -P 5514 hello");
+}
+
+$("form").addEventListener("submit", (event) => { event.preventDefault(); start(); });
+$("range").addEventListener("change", () => { if ($("range").value === "fixed" && !$("since").value) { const now = Date.now(); chooseTimes(now - AGE_MS.h, now); } showFixed(); });
+$("follow").addEventListener("click", follow);
+$("download").addEventListener("click", download);
+document.addEventListener("keydown", (event) => {
+  if (event.key === "/" && !/INPUT|SELECT/.test(document.activeElement.tagName)) { event.preventDefault(); $("query").focus(); }
+});
+$("zone").textContent = `(${Intl.DateTimeFormat().resolvedOptions().timeZone})`;
+followTheme(() => {});
+chooseBars();
+const hasState = readAddress();
+showTopics().catch(showProblem).then(() => { if (hasState && $("topic").value) start(); });
