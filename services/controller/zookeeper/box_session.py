@@ -129,12 +129,14 @@ class LeaseKeeper:
         self._clock = clock
         self._writer: LeaseWriter | None = None
         self._next_ns = 0
+        self._is_needed = False
         self._is_in_flight = False
 
     def do_work(self, is_needed: bool) -> int:
         """Send a request if one is due. `is_needed`: the box has arrived, and there are other
         boxes.
         """
+        self._is_needed = is_needed
         now_ns = self._clock.monotonic_ns()
         if not is_needed or self._is_in_flight or now_ns < self._next_ns:
             return 0
@@ -157,7 +159,7 @@ class LeaseKeeper:
 
     def park_ms(self, most_ms: int) -> int:
         """Return how long no request is due, at most `most_ms`."""
-        if self._writer is None or self._is_in_flight:
+        if not self._is_needed or self._is_in_flight:
             return most_ms
         return max(0, min(most_ms, (self._next_ns - self._clock.monotonic_ns()) // _MS))
 

@@ -106,6 +106,15 @@ def test_an_answer_to_an_older_session_says_nothing_and_an_expired_one_ends_it(k
     assert not holds(side, reader)
 
 
+def test_a_box_that_has_left_parks_as_long_as_it_may(kept: Kept) -> None:
+    """Without ZooKeeper no request becomes due; the controller took half a processor meanwhile."""
+    side, keeper, _ = kept
+    side.session.drain()
+    side.clock.advance_ms(5_000)
+    assert keeper.do_work(False) == 0 and keeper.park_ms(1_000) == 1_000
+    assert keeper.do_work(True) == 1, "the request is due when the box is back"
+
+
 def test_a_box_without_neighbours_asks_nothing() -> None:
     with scratch_layout() as layout:
         side = Side()
