@@ -279,10 +279,6 @@ class ClientConnections:
             self._reserve = _open_reserve()
 
     def _add_connection(self, listening: ListeningSocket, sock: socket.socket, address: str) -> None:
-        if len(self._connections) >= self._connections_max and not self._make_room_for(listening):
-            sock.close()
-            self._closings.log(CONNECTION_LIMIT, address, f"{self._connections_max} connections are open (max.connections)")
-            return
         if listening.open_count >= listening.connections_max:
             sock.close()
             words = f"{listening.connections_max} connections of listener {listening.name} are open (max.connections)"
@@ -291,6 +287,10 @@ class ClientConnections:
         if self._per_address[listening.name, address] >= listening.per_address_max:
             sock.close()
             self._closings.log(ADDRESS_LIMIT, address, f"it has {listening.per_address_max} connections (max.connections.per.ip)")
+            return
+        if len(self._connections) >= self._connections_max and not self._make_room_for(listening):
+            sock.close()
+            self._closings.log(CONNECTION_LIMIT, address, f"{self._connections_max} connections are open (max.connections)")
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ SETTINGS = {
     "advertised.listeners": "CLIENTS://localhost:0",
     "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CLIENTS:PLAINTEXT",
     "listener.name.clients.max.connections.per.ip": 3,
+    "listener.name.plaintext.max.connections.per.ip": 10,
     "max.connections": 30,
 }
 
@@ -91,6 +93,23 @@ def test_clients_of_another_listener_keep_no_box_out(box: RunningBox) -> None:
             peer = stack.enter_context(socket.create_connection(("127.0.0.1", port["PLAINTEXT"]), timeout=5))
             peer.sendall(API_VERSIONS)
             assert peer.recv(4) != b""
+
+
+def test_a_client_over_the_limit_of_its_address_pushes_none_out(box: RunningBox) -> None:
+    port = ports(box)
+    with ExitStack() as stack:
+        address = "127.0.2.1", 0
+        for _ in range(10):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port["PLAINTEXT"]), source_address=address))
+        clients = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port["CLIENTS"]), source_address=(f"127.0.1.{1 + number // 3}", 0)))
+            for number in range(36)
+        ]
+        eventually(lambda: box.counters("acceptor@0").values["acceptor.connections"] == 30, "all connections are taken")
+        open_clients = [client for client in clients if not select.select([client], [], [], 0)[0]]
+        refused = stack.enter_context(socket.create_connection(("127.0.0.1", port["PLAINTEXT"]), source_address=address, timeout=5))
+        assert refused.recv(1) == b""
+        assert select.select(open_clients, [], [], 0)[0] == []
 
 
 def test_every_mistake_in_listeners_is_reported_before_the_start(tmp_path: Path) -> None:
