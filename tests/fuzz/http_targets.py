@@ -1,4 +1,4 @@
-"""Fuzzed HTTP itself, both versions, and the inputs OTLP, NDJSON and journal upload.
+"""Fuzzed HTTP itself, both versions, the inputs OTLP, NDJSON and journal upload, and the queries of searches.
 
 Each function is given what a stranger sends, and asserts that the same comes of it whether it arrives whole or in pieces, that every answer is whole, and that
 each record is JSON. Weak spot: frames of HTTP/2 are mutated as bytes, so most of what is compressed in them becomes nonsense soon; gRPC's calls are
@@ -17,6 +17,7 @@ import h2.connection
 import zstandard
 
 from appliance.senders.listener import Token
+from appliance.senders.record_query import QueryProblem, parse_query
 from services.ingest.protocols.http.grpc_call import EXPORT_PATH, GrpcCall
 from services.ingest.protocols.http.http_endpoints import find_path
 from services.ingest.protocols.http.http_request import Request
@@ -269,6 +270,21 @@ def _frames() -> Iterator[bytes]:
         yield client.data_to_send()[len(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") :]
 
 
+def fuzz_search_query(data: bytes) -> None:
+    """A tree, or QueryProblem with the column of the mistake."""
+    text = data.decode(errors="replace")
+    try:
+        parse_query(text)
+    except QueryProblem as problem:
+        assert 1 <= problem.column <= len(text) + 1
+
+
+def _queries() -> Iterator[bytes]:
+    yield b'host=web* severity<=err "timed \\"out" -debug'
+    yield b"(/took [0-9]{4,} ms/ or not message~/(?i)^Conn/) and fields.took>12"
+    yield b"app!=a:b message:*x* time:>=-3"
+
+
 HTTP_TARGETS: Targets = {
     "http": Target(fuzz_http, _streams, 1024),
     "http_words": Target(fuzz_http_words, _words, 128),
@@ -279,4 +295,5 @@ HTTP_TARGETS: Targets = {
     "ndjson": Target(fuzz_ndjson, lambda: iter((b"\0" + _LINES, b"\1[" + _LINES[:30] + b",7,null]", b"\2" + _LINES)), 256),
     "journal_export": Target(fuzz_journal_export, lambda: iter((b"\x09" + 2 * _EXPORT, b"\0" + _EXPORT + b"MESSAGE=" + b"x" * 400 + b"\n\nA=b\n\n")), 640),
     "journal_upload": Target(fuzz_journal_upload, _uploads, 512),
+    "search_query": Target(fuzz_search_query, _queries, 128),
 }
