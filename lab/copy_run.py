@@ -217,7 +217,8 @@ def run_copy(box: CopiedThrough, plan: CopyPlan, seed: int) -> CopyOutcome:
         print(f"{stuck} times send_offsets_to_transaction did not come back {STUCK_SECONDS - OFFSETS_SECONDS:g} s after its time-out; its copier was killed")
     transactions = sum(event["event"] == "committed" for history in histories for event in history)
     histories.append([*watcher.events])
-    committed = _committed(observer)
+    # Partitions return to their preferred leaders meanwhile, so that a coordinator may refuse once. An answer without an offset is judged as it is.
+    committed = eventually(lambda: _committed(observer), "a coordinator answers where the group stands", 30)
     observer.close()
     print(f"{len(watcher.events)} times the group said where it stands")
     assert watcher.events, "no answer said where the group stands"
@@ -239,12 +240,13 @@ def _fill(bootstrap: str, records: int, replicas: int) -> dict[int, int]:
 
 
 def _committed(observer: Consumer) -> dict[int, int]:
-    """Where the group stands, by partition; {} while no broker can say."""
+    """Where the group stands, by partition (negative without a commit); {} while no broker can say."""
     try:
         answer = observer.committed([TopicPartition(SOURCE, partition) for partition in range(PARTITIONS)], 10)
-    except KafkaException:
+    except KafkaException as refused:
+        print(f"no answer about the group: {refused}")
         return {}
-    return {each.partition: each.offset for each in answer if each.offset >= 0}
+    return {} if any(each.error for each in answer) else {each.partition: each.offset for each in answer}
 
 
 def _known(number: int | None) -> int:

@@ -133,21 +133,15 @@ def test_a_search_that_follows_shows_new_records_and_ends_with_its_command(share
     eventually(lambda: not searches_of(shared_box), "no search process is left", 10)
 
 
-def test_no_more_searches_run_than_are_allowed_and_a_closed_connection_ends_one(shared_box: RunningBox, topic: str) -> None:
-    eventually(lambda: not searches_of(shared_box), "no search runs", 10)
-    target = f"/api/search?{urlencode({'topic': topic, 'query': 'absent', 'follow': 'true'})}"
-    open_ones = [http.client.HTTPConnection(shared_box.http.host, shared_box.http.port, timeout=30) for _ in range(2)]
-    answers = []
-    for connection in open_ones:
-        connection.request("GET", target)
-        answers.append(connection.getresponse())
-    assert [answer.status for answer in answers] == [200, 200]
-    pids = searches_of(shared_box)
-    assert len(pids) == 2 and all(os.getpriority(os.PRIO_PROCESS, pid) == 19 for pid in pids)
-    assert ask(shared_box, topic=topic, query="absent")[0] == 429
-    for opened in (*answers, *open_ones):
-        opened.close()
-    eventually(lambda: not searches_of(shared_box), "closing a connection ends its search", 10)
+def test_one_search_is_kept_for_the_box_itself_and_a_closed_connection_ends_one(shared_box: RunningBox, topic: str, following: subprocess.Popen[str]) -> None:
+    with closing(http.client.HTTPConnection(shared_box.http.host, shared_box.http.port, timeout=30)) as connection:
+        connection.request("GET", f"/api/search?{urlencode({'topic': topic, 'query': 'absent', 'follow': 'true'})}")
+        assert connection.getresponse().status == 200
+        pids = eventually(lambda: len(found := searches_of(shared_box)) == 2 and found, "the command searches beside it", 20)
+        eventually(lambda: all(os.getpriority(os.PRIO_PROCESS, pid) == 19 for pid in pids), "both have the lowest priority", 10)
+        assert following.poll() is None
+        assert ask(shared_box, topic=topic, query="absent")[0] == 429
+    eventually(lambda: len(searches_of(shared_box)) == 1, "closing a connection ends its search", 10)
     assert ask(shared_box, topic=topic, query="absent")[0] == 200
 
 
