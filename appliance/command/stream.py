@@ -135,7 +135,7 @@ def _opened(directory: StreamDirectory, identity: dict[str, Any]) -> Iterator[No
 def _run(options: StreamOptions, job: StreamJob, directory: StreamDirectory) -> None:
     from appliance.pipeline.stream_runner import StreamRun
 
-    totals = Totals()
+    totals = StreamTotals()
     run = StreamRun(options, job, directory, totals.on_report, lambda text: say(f"millrace: {text}"))
 
     def on_signal(number: int, _: object) -> None:
@@ -149,7 +149,7 @@ def _run(options: StreamOptions, job: StreamJob, directory: StreamDirectory) -> 
     say(totals.words())
 
 
-class Totals:
+class StreamTotals:
     """What this run has done; each micro-batch is a line."""
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ from appliance.storage.segment_files import LOG_SUFFIX, segment_path
 MADV_POPULATE_READ = 22
 
 
-class Window(NamedTuple):
+class SegmentWindow(NamedTuple):
     """A window of the file: `memory[n]` is its byte at `start` + n."""
 
     memory: memoryview
@@ -68,13 +68,13 @@ class LocalSegment:
             self._cold.close()
 
     @contextmanager
-    def window(self, position: int, end: int) -> Iterator[Window]:
+    def window(self, position: int, end: int) -> Iterator[SegmentWindow]:
         """Return the bytes from `position` (or slightly before) to `end`. Raises OSError if the disk fails."""
         start = position // PAGE_BYTES * PAGE_BYTES
         content = self._mapped(start, end) if self._is_resident(start, end - start) else self._read(start, end)
         memory = memoryview(content)
         try:
-            yield Window(memory, start)
+            yield SegmentWindow(memory, start)
         finally:
             with suppress(BufferError):  # a view still exists; the last one unmaps it
                 memory.release()

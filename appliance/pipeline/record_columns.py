@@ -179,7 +179,7 @@ CREATE_TIME, LOG_APPEND_TIME = 0, 1
 """Column `timestampType`, as in Spark's Kafka connector."""
 
 
-class Wanted(NamedTuple):
+class WantedColumns(NamedTuple):
     """The requested columns among those that cost time."""
 
     keys: bool = True
@@ -187,7 +187,7 @@ class Wanted(NamedTuple):
     headers: bool = False
 
 
-EVERYTHING = Wanted()
+EVERYTHING = WantedColumns()
 
 
 class RecordColumns(NamedTuple):
@@ -206,7 +206,7 @@ class RecordColumns(NamedTuple):
 class ColumnDecoder:
     """Decodes groups of batches of one partition; earlier groups decide how it tries the next. Owned by one reader."""
 
-    def __init__(self, wanted: Wanted = EVERYTHING) -> None:
+    def __init__(self, wanted: WantedColumns = EVERYTHING) -> None:
         self._wanted = wanted
         self._opener = BatchOpener()
         self._starts = StartFinder()
@@ -235,7 +235,7 @@ def _corrupt(opened: OpenedBatches, found: Exception) -> CorruptRecords:
     return CorruptRecords(opened.headers[0].base_offset, str(found))
 
 
-def _compute(opened: OpenedBatches, data: Bytes, starts: Longs, start_offset: int, end_offset: int, wanted: Wanted) -> RecordColumns:
+def _compute(opened: OpenedBatches, data: Bytes, starts: Longs, start_offset: int, end_offset: int, wanted: WantedColumns) -> RecordColumns:
     varints = Varints(data)
     lengths, contents = varints.at(starts)
     ends = contents + lengths

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from appliance.pipeline.problems import SourceProblem
-from appliance.pipeline.record_columns import RecordColumns, Wanted
+from appliance.pipeline.record_columns import RecordColumns, WantedColumns
 
 HEADERS_TYPE = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
 _TYPES: dict[str, pa.DataType] = {
@@ -60,7 +60,7 @@ class RecordBatches:
 
     def __init__(self, topic: str, partition: int, columns: Sequence[str]) -> None:
         self.schema = record_schema(columns)
-        self.wanted = Wanted("key" in columns, "value" in columns, "headers" in columns)
+        self.wanted = WantedColumns("key" in columns, "value" in columns, "headers" in columns)
         self._columns = tuple(columns)
         self._topic = pa.array([topic], pa.string())
         self._partition = pa.array([partition], pa.int32())

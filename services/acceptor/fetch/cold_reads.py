@@ -20,7 +20,7 @@ from appliance.ipc.log_reader_messages import FIRST_WHATEVER, IS_ACTIVE, READ, W
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.shm.counters import Counters
 from services.acceptor.connection import Connection
-from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, OpenSegment
+from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, ServedSegment
 
 _NO_POSITION = Position(-1)
 REST_BYTES = 2 << 20
@@ -82,7 +82,7 @@ class ColdReads:
         self._failures = counters.counter("fetch.cold_failures")
 
     def ask(
-        self, read: ColdRead, file: OpenSegment, position: Position, most: int, limit: int, is_first: bool, is_active: bool, then: Callable[[], None]
+        self, read: ColdRead, file: ServedSegment, position: Position, most: int, limit: int, is_first: bool, is_active: bool, then: Callable[[], None]
     ) -> bool:
         """Ask for whole batches of [position, limit), about `most` bytes of them; `then` is called when `read` knows. False: it has its error now."""
         origin = file.origin
@@ -118,7 +118,7 @@ class ColdReads:
         self._questions.add()
         return True
 
-    def gather(self, read: ColdRead, file: OpenSegment, then: Callable[[], None]) -> bool:
+    def gather(self, read: ColdRead, file: ServedSegment, then: Callable[[], None]) -> bool:
         """Bring the next part of `read.gathered`; `then` is called when it is whole or cannot be had. False: `read` has its error now."""
         batch = read.gathered
         assert batch is not None

@@ -19,7 +19,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import Position
 from services.acceptor.fetch.cold_reads import ColdRead, ColdReads
 from services.acceptor.fetch.fetch_session import FetchSession, SessionPartition
-from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, OpenSegment
+from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, ServedSegment
 
 KEPT_NS: Final = 2_000_000_000
 ABSENT_NS: Final = 50_000_000
@@ -52,7 +52,7 @@ class FollowerReads:
         return len(self._kept)
 
     def read(
-        self, partition: SessionPartition, file: OpenSegment, position: Position, most: int, limit: int, is_first: bool, is_active: bool
+        self, partition: SessionPartition, file: ServedSegment, position: Position, most: int, limit: int, is_first: bool, is_active: bool
     ) -> FileRange | ArenaRange | ErrorCode | None:
         """Return about `most` bytes of [position, limit) if they were read. More than `most` only if `is_first`."""
         key = (partition.session.session_id, file.origin.disk)
@@ -81,7 +81,7 @@ class FollowerReads:
         return FileRange(file, position, size_bytes) if size_bytes else None
 
     def _ask(
-        self, key: tuple[int, str], partition: SessionPartition, file: OpenSegment, position: Position, most: int, limit: int, is_active: bool
+        self, key: tuple[int, str], partition: SessionPartition, file: ServedSegment, position: Position, most: int, limit: int, is_active: bool
     ) -> ErrorCode | None:
         kept = self._kept[key] = _KeptRead(partition, self._clock.monotonic_ns())
         session = partition.session

@@ -51,7 +51,7 @@ from services.acceptor.fetch.follower_fetches import FollowerFetches
 from services.acceptor.fetch.follower_reads import FollowerReads
 from services.acceptor.fetch.message_sets import DownConversion
 from services.acceptor.fetch.pending_fetch import AbortedFound, FoundBatch, PendingFetch, Target
-from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, OpenSegment, Residency, SegmentFiles
+from services.acceptor.fetch.record_ranges import ArenaRange, FileRange, Residency, SegmentFiles, ServedSegment
 from services.acceptor.fetch.residency import CHECK_BYTES
 from services.acceptor.leadership import leadership_problem
 
@@ -330,7 +330,7 @@ class PartitionRead:
             replica.remember(end_offset, base_offset, end_position)
         return FileRange(file, position, count, True)
 
-    def _cold_range(self, file: OpenSegment, position: Position, size_bytes: int, limit: int, is_first: bool, is_active: bool) -> Records | ErrorCode | None:
+    def _cold_range(self, file: ServedSegment, position: Position, size_bytes: int, limit: int, is_first: bool, is_active: bool) -> Records | ErrorCode | None:
         """As `_range`, for bytes that are not in the page cache: the log-reader reads them."""
         shared, pending = self.shared, self.pending
         read = pending.cold

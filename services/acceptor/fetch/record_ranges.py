@@ -34,7 +34,7 @@ class SegmentOrigin(NamedTuple):
     base_offset: Offset
 
 
-class OpenSegment:
+class ServedSegment:
     """An open segment. The partition's row has the end of the active one; a sealed one does not change."""
 
     __slots__ = ("_inode", "_sealed_bytes", "descriptor", "map", "origin", "residency")
@@ -72,7 +72,7 @@ class OpenSegment:
 class FileRange(NamedTuple):
     """Bytes of a segment that a response sends from the page cache. `is_checked`: the first ones are there."""
 
-    file: OpenSegment
+    file: ServedSegment
     position: Position
     size_bytes: int
     is_checked: bool = False
@@ -81,7 +81,7 @@ class FileRange(NamedTuple):
 class Residency(Protocol):
     """Checks that bytes of a segment are in the page cache, and sends them; see `residency.py`."""
 
-    def is_resident(self, file: OpenSegment, position: Position, size_bytes: int) -> bool: ...
+    def is_resident(self, file: ServedSegment, position: Position, size_bytes: int) -> bool: ...
 
     def send(self, transport: ClientTransport, piece: FileRange, more: bool) -> int:
         """Return the number of bytes taken, WOULD_BLOCK, or NOT_RESIDENT."""
@@ -96,17 +96,17 @@ class SegmentFiles:
 
     def __init__(self, maximum: int, residency: Residency) -> None:
         self._residency = residency
-        self._files: OrderedDict[SegmentKey, OpenSegment] = OrderedDict()
+        self._files: OrderedDict[SegmentKey, ServedSegment] = OrderedDict()
         self._maximum = maximum
 
-    def get(self, key: SegmentKey) -> OpenSegment | None:
+    def get(self, key: SegmentKey) -> ServedSegment | None:
         found = self._files.get(key)
         if found is not None:
             self._files.move_to_end(key)
         return found
 
-    def add(self, key: SegmentKey, descriptor: int, topic: str, partition: int) -> OpenSegment:
-        file = OpenSegment(descriptor, SegmentOrigin(key[0], topic, partition, key[3]), self._residency)
+    def add(self, key: SegmentKey, descriptor: int, topic: str, partition: int) -> ServedSegment:
+        file = ServedSegment(descriptor, SegmentOrigin(key[0], topic, partition, key[3]), self._residency)
         self._files[key] = file
         if len(self._files) > self._maximum:
             self._files.popitem(last=False)

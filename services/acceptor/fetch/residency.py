@@ -26,7 +26,7 @@ import os
 
 from appliance.base.model import Position
 from appliance.storage.page_cache import Cachestat, FileMap, has_cachestat, pages_of
-from services.acceptor.fetch.record_ranges import SEND_BYTES_A_TURN, FileRange, OpenSegment, Residency
+from services.acceptor.fetch.record_ranges import SEND_BYTES_A_TURN, FileRange, Residency, ServedSegment
 from services.acceptor.transport import NOT_RESIDENT, ClientTransport
 
 AUTO, CACHESTAT, MINCORE = "auto", "cachestat", "mincore"
@@ -41,7 +41,7 @@ class CachestatResidency:
         self._cachestat = Cachestat()
         self._copy = memoryview(bytearray(SEND_BYTES_A_TURN))
 
-    def is_resident(self, file: OpenSegment, position: Position, size_bytes: int) -> bool:
+    def is_resident(self, file: ServedSegment, position: Position, size_bytes: int) -> bool:
         """Asked twice before it is no: of pages that are written to the disk meanwhile the kernel misses one now and then (seen on Linux 6.18: one answer in
         ten thousand, and the next was right)."""
         wanted = pages_of(position, size_bytes)
@@ -68,7 +68,7 @@ class CachestatResidency:
 class MincoreResidency:
     """mincore, sendfile."""
 
-    def is_resident(self, file: OpenSegment, position: Position, size_bytes: int) -> bool:
+    def is_resident(self, file: ServedSegment, position: Position, size_bytes: int) -> bool:
         if file.map is None:
             file.map = FileMap(file.descriptor)
         return file.map.resident_pages(position, size_bytes) == pages_of(position, size_bytes)

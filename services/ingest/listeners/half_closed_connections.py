@@ -17,13 +17,13 @@ from __future__ import annotations
 import select
 
 from appliance.senders.listener import Protocol
-from services.ingest.listeners.listening_socket import ListeningSocket
+from services.ingest.listeners.listening_socket import SenderListeningSocket
 from services.ingest.listeners.sender_connection import ENDED, SenderConnection
 
 SESSION_SCOPED_IDS: frozenset[Protocol] = frozenset((Protocol.RELP, Protocol.LUMBERJACK))
 """Protocols whose repeats are recognised only by comparing a session with the one before."""
 
-_Peer = tuple[ListeningSocket, str]
+_Peer = tuple[SenderListeningSocket, str]
 
 
 class HalfClosedConnections:

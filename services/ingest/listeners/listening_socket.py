@@ -77,12 +77,12 @@ class ConnectionOwner(Protocol):
     is_one_of_several: bool
     reserved_descriptor: ReservedDescriptor
 
-    def on_accepted(self, listening: ListeningSocket, sock: socket.socket, address: str, port: int) -> None: ...
+    def on_accepted(self, listening: SenderListeningSocket, sock: socket.socket, address: str, port: int) -> None: ...
 
     def move_address(self, old: str, new: str) -> None: ...
 
 
-class ListeningSocket:
+class SenderListeningSocket:
     """One listener of an ingest."""
 
     def __init__(self, listener: Listener, sock: socket.socket, connections: ConnectionOwner, context: ServiceContext) -> None:

@@ -23,7 +23,7 @@ from struct import Struct
 
 from appliance.senders.listener import Listener, Protocol, ProxyMode
 from appliance.senders.sender_accounts import network_of
-from services.ingest.listeners.listening_socket import ListeningSocket
+from services.ingest.listeners.listening_socket import SenderListeningSocket
 from services.ingest.listeners.proxy_header import BadProxyHeader, read_proxy_header
 from services.ingest.listeners.sender_stream import PLAIN, SenderStream, StreamError
 from services.ingest.protocols.session import MakeSession, Session
@@ -93,7 +93,7 @@ class SenderConnection:
     def __init__(
         self,
         sock: socket.socket,
-        listening: ListeningSocket,
+        listening: SenderListeningSocket,
         peer: tuple[str, int],
         intake: Intake,
         on_changed: Callable[[SenderConnection], None],

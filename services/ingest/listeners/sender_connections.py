@@ -21,7 +21,7 @@ from appliance.runtime.agent import ServiceContext
 from appliance.senders.listener import Listener
 from appliance.senders.listener import Protocol as ListenerProtocol
 from services.ingest.listeners.half_closed_connections import SESSION_SCOPED_IDS, HalfClosedConnections
-from services.ingest.listeners.listening_socket import ListeningSocket, ReservedDescriptor
+from services.ingest.listeners.listening_socket import ReservedDescriptor, SenderListeningSocket
 from services.ingest.listeners.sender_connection import ENDED, GONE, LINGERING, NEW, OPEN, RECEIVE_BYTES, PauseReason, SenderConnection
 from services.ingest.listeners.sender_limits import SenderLimits, UnfinishedFrames, connections_possible
 from services.ingest.listeners.sender_owners import REPEATING, AcceptedConnection, SenderOwners
@@ -77,7 +77,7 @@ class SenderConnections:
         """True if other processes accept from the same sockets."""
         self._owners = SenderOwners(context, self._serve) if self.is_one_of_several else None
         self._window_bytes = box.integer("ingest.connection.window.bytes")
-        self._listening_sockets: list[ListeningSocket] = []
+        self._listening_sockets: list[SenderListeningSocket] = []
         self._connections: dict[int, SenderConnection] = {}
         self._changed: dict[SenderConnection, None] = {}  # with something to send, to read again, or to end
         self._blocked: dict[SenderConnection, Partition] = {}
@@ -108,7 +108,7 @@ class SenderConnections:
 
     def add(self, listener: Listener, sock: socket.socket) -> None:
         """Accept senders of `listener` from this listening socket."""
-        self._listening_sockets.append(ListeningSocket(listener, sock, self, self._context))
+        self._listening_sockets.append(SenderListeningSocket(listener, sock, self, self._context))
 
     def accept(self, accepting: bool) -> None:
         for listening in self._listening_sockets:
@@ -116,7 +116,7 @@ class SenderConnections:
         if self._owners is not None:
             self._owners.accept(accepting)
 
-    def on_accepted(self, listening: ListeningSocket, sock: socket.socket, address: str, port: int) -> None:
+    def on_accepted(self, listening: SenderListeningSocket, sock: socket.socket, address: str, port: int) -> None:
         """A connection was accepted: serve it, or hand it over to the ingest that owns its sender."""
         if self._owners is None or listening.listener.protocol not in REPEATING or self._owners.owns(address):
             self.open(listening, sock, address, port)
@@ -132,7 +132,7 @@ class SenderConnections:
             return
         self.open(listening, accepted.socket, accepted.address, accepted.port)
 
-    def open(self, listening: ListeningSocket, sock: socket.socket, address: str, port: int) -> None:
+    def open(self, listening: SenderListeningSocket, sock: socket.socket, address: str, port: int) -> None:
         """Start serving a connection."""
         if not self._limits.acquire(address):
             listening.count_closed("connection-limit")

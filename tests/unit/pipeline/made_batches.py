@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from appliance.pipeline.opened_batches import StoredBatch
-from appliance.pipeline.record_columns import ColumnDecoder, RecordColumns, Wanted
+from appliance.pipeline.record_columns import ColumnDecoder, RecordColumns, WantedColumns
 from appliance.records.batch import ATTRIBUTES_AT, CRC_AT, LOG_APPEND_TIME_FLAG, batch_crc, read_batch_header, stamp_batch
 from appliance.records.builder import BatchBuilder
 from appliance.records.compression import Codec
@@ -15,7 +15,7 @@ from appliance.records.retained_batch import open_records, rebuild_batch, slice_
 
 LIMIT = 1 << 24
 Given = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
-ALL = Wanted(keys=True, values=True, headers=True)
+ALL = WantedColumns(keys=True, values=True, headers=True)
 
 
 def made(base_offset: int, values: Iterable[bytes | None], codec: Codec = Codec.NONE, producer_id: int = -1) -> bytes:

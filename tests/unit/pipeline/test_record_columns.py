@@ -10,7 +10,7 @@ import pytest
 
 from appliance.pipeline.opened_batches import BatchOpener, CorruptRecords
 from appliance.pipeline.problems import SourceProblem
-from appliance.pipeline.record_columns import ColumnDecoder, Wanted, look_for_starts, walk
+from appliance.pipeline.record_columns import ColumnDecoder, WantedColumns, look_for_starts, walk
 from appliance.pipeline.record_schema import ALL_COLUMNS, COLUMNS, HEADERS_TYPE, RecordBatches, record_schema
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.framing import FrameSplitter, parse_request_header
@@ -45,7 +45,7 @@ def test_a_batch_of_a_client_is_read_as_the_slow_reader_reads_it(path: Path) -> 
 
 def test_unrequested_columns_are_not_decoded() -> None:
     batch = made(0, [b"a", b"b"])
-    (columns,) = ColumnDecoder(Wanted(keys=False, values=True, headers=False)).decode(memoryview(batch), stored(batch), 0, 10)
+    (columns,) = ColumnDecoder(WantedColumns(keys=False, values=True, headers=False)).decode(memoryview(batch), stored(batch), 0, 10)
     assert (columns.keys, columns.headers) == (None, None)
     assert columns.values.to_pylist() == [b"a", b"b"]
 

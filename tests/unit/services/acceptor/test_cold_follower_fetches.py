@@ -13,7 +13,7 @@ import pytest
 from appliance.base.errors import ErrorCode
 from appliance.ipc.log_reader_messages import ReadAnswer
 from services.acceptor.fetch.cold_reads import ColdRead
-from services.acceptor.fetch.record_ranges import FileRange, OpenSegment, SegmentFiles
+from services.acceptor.fetch.record_ranges import FileRange, SegmentFiles, ServedSegment
 from tests.support.leader_side import END, Make, in_session, make_sides
 from tests.support.stepped_fetches import TOPIC, Followed, SteppedFetches
 
@@ -48,15 +48,15 @@ class PlayedDisks:
     def __init__(self, side: SteppedFetches, cold: set[int]) -> None:
         self.side = side
         self.cold = cold
-        self.asked: list[tuple[ColdRead, OpenSegment, int, int, bool, Callable[[], None]]] = []
+        self.asked: list[tuple[ColdRead, ServedSegment, int, int, bool, Callable[[], None]]] = []
         reading = cast(Any, side.fetches.reading)
         reading.residency = self
         side.fetches.follower_reads.cold_reads = cast(Any, self)
 
-    def is_resident(self, file: OpenSegment, _position: int, _size_bytes: int) -> bool:
+    def is_resident(self, file: ServedSegment, _position: int, _size_bytes: int) -> bool:
         return file.origin.partition not in self.cold
 
-    def ask(self, read: ColdRead, file: OpenSegment, position: int, most: int, _limit: int, _first: bool, is_active: bool, then: Callable[[], None]) -> bool:
+    def ask(self, read: ColdRead, file: ServedSegment, position: int, most: int, _limit: int, _first: bool, is_active: bool, then: Callable[[], None]) -> bool:
         read.base_offset, read.position = file.origin.base_offset, position
         self.asked.append((read, file, position, most, is_active, then))
         return True

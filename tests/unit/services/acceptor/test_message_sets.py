@@ -24,7 +24,7 @@ from appliance.shm.arena import MIN_ORDER, Arena
 from appliance.shm.counters import Counters, read_counters
 from lab.scratch_layout import scratch_layout
 from services.acceptor.fetch.message_sets import CONVERTED_BYTES_MAX, DownConversion, UpConversion
-from services.acceptor.fetch.record_ranges import FileRange, OpenSegment, SegmentOrigin
+from services.acceptor.fetch.record_ranges import FileRange, SegmentOrigin, ServedSegment
 from services.acceptor.request_memory import ArenaSlot, allocate_slot
 
 TIME = 1_700_000_000_000
@@ -133,9 +133,9 @@ def test_the_topics_timestamp_type_decides_what_a_producer_may_claim(arena: Aren
     assert UpConversion(view(), arena, counters).convert(placement(), slot, slot.position, len(claims))[2]
 
 
-def opened(path: Path) -> OpenSegment:
+def opened(path: Path) -> ServedSegment:
     nobody: Any = None
-    return OpenSegment(os.open(path, os.O_RDONLY), SegmentOrigin("d0", "old", 0, 0), nobody)
+    return ServedSegment(os.open(path, os.O_RDONLY), SegmentOrigin("d0", "old", 0, 0), nobody)
 
 
 def segment(path: Path, *codecs: Codec) -> FileRange:

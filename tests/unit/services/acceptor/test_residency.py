@@ -13,7 +13,7 @@ import pytest
 from appliance.ipc.log_reader_proxy import ArenaPart
 from appliance.storage.page_cache import has_cachestat
 from services.acceptor.connection import ARENA_HOLD_NS, Connection
-from services.acceptor.fetch.record_ranges import SEND_BYTES_A_TURN, ArenaRange, FileRange, OpenSegment, Residency, SegmentOrigin
+from services.acceptor.fetch.record_ranges import SEND_BYTES_A_TURN, ArenaRange, FileRange, Residency, SegmentOrigin, ServedSegment
 from services.acceptor.fetch.residency import CachestatResidency, MincoreResidency, choose_residency
 from services.acceptor.transport import NOT_RESIDENT, PlainTransport
 from tests.support.cold_segments import make_cold, resident_bytes
@@ -47,10 +47,10 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def open_file(path: Path, residency: Residency) -> OpenSegment:
+def open_file(path: Path, residency: Residency) -> ServedSegment:
     descriptor = os.open(path, os.O_RDONLY)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-    return OpenSegment(descriptor, ORIGIN, residency)
+    return ServedSegment(descriptor, ORIGIN, residency)
 
 
 def receive(client: socket.socket, connection: Connection, size_bytes: int) -> bytes:
