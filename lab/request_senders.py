@@ -19,7 +19,8 @@ from appliance.base.clock import SystemClock
 from lab.told_senders import Feed, Place, ToldSender
 
 PER_REQUEST = 20
-TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS = 60.0
+"""A request that is sent again within one incarnation is a new one: a stall must not cause that."""
 PAUSE_SECONDS = 0.02
 
 

@@ -86,6 +86,9 @@ class Replays:
         self._journal = ReplayJournal(directory, boot, entries_max * ENTRY_BYTES, keep_ms, clock, counters, log, self._checkpoint)
         self._checkpoint_bytes_max = self._journal.limit_bytes // 4
         self._in_flight: dict[BatchWithParts, JournalledBatch] = {}
+        self._forgotten: list[bytes] = []
+        self._answered: list[bytes] = []
+        """Of those, the ones of an earlier turn, which the journal still lacks."""
         self._unresolved = JournalledBatches(peers, self._on_resolved, now_ms)
         self._findings: JournalFindings | None = JournalFindings(self.memory, boot)
         self._reading: Iterator[JournalRecord] = iter(())
@@ -112,6 +115,11 @@ class Replays:
         if self._findings is not None:
             return self._load(self._findings, now_ms)
         work = self._journal.turn(now_ms)
+        if self._answered:
+            self._write_forgotten(self._answered)
+        if self._forgotten:  # their answers are sent at the end of this turn
+            self._answered, self._forgotten = self._forgotten, self._answered
+            work += 1
         if not self._unresolved.is_empty and rings_are_final:
             work += self._unresolved.turn(now_ms, image)
         if self._streams.holding:
@@ -187,10 +195,15 @@ class Replays:
         return StreamReplay(self._streams, (listener.name, source.host), on_aligned, on_dropped)
 
     def forget(self, identity: bytes) -> None:
-        """The sender has the answer or wants none: the identity is new from now on, in the next
-        incarnation, too."""
+        """The sender is answered or wants no answer: the identity is new from now on, and in the
+        next incarnation, too, once the answers of this turn are sent. A death before that leaves a
+        sender without the answer, and what it repeats has to be recognised."""
         self.memory.forget(identity)
-        self._journal.write(Forgotten(identity))
+        self._forgotten.append(identity)
+
+    def _write_forgotten(self, identities: list[bytes]) -> None:
+        self._journal.write(*map(Forgotten, identities))
+        identities.clear()
 
     # -- batches
 
@@ -206,7 +219,11 @@ class Replays:
         )
         self._in_flight[batch] = record
         frames = []
-        for identity in {part[0] for part in parts}:
+        identities = {part[0] for part in parts}
+        if not (identities.isdisjoint(self._answered) and identities.isdisjoint(self._forgotten)):
+            self._write_forgotten(self._answered)  # before the record that uses one of them again
+            self._write_forgotten(self._forgotten)
+        for identity in identities:
             stream = self._streams.known.get(identity)
             if stream is not None and stream.journalled_end < stream.end:
                 frames.append(_frames_of(stream))
@@ -250,6 +267,7 @@ class Replays:
 
     def close(self) -> None:
         """Write what was noted."""
+        self._write_forgotten(self._answered + self._forgotten)
         self._expire(self._clock.monotonic_ms())
         self._journal.close()
 

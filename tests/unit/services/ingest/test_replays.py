@@ -146,8 +146,33 @@ def test_an_identity_that_was_forgotten_is_new_in_the_next_incarnation(incarnati
     incarnations.replays.before_offer(batch)
     incarnations.replays.stored(batch)
     incarnations.replays.forget(CHUNK)
+    incarnations.run(100)
     incarnations.kill()
     assert incarnations.replays.memory.lookup(CHUNK) is Known.NEW and incarnations.replays.is_resolved
+
+
+def test_an_identity_is_forgotten_for_the_next_incarnation_only_after_a_turn_in_which_its_answer_is_sent(incarnations: Incarnations) -> None:
+    batch = WaitingBatch(10, [(CHUNK, 0, 10)])
+    incarnations.replays.before_offer(batch)
+    incarnations.replays.stored(batch)
+    incarnations.run(2000)  # the result is in the journal
+    incarnations.replays.forget(CHUNK)
+    assert incarnations.replays.memory.lookup(CHUNK) is Known.NEW
+    incarnations.run(50)
+    incarnations.kill()
+    assert incarnations.replays.memory.has(CHUNK, "syslog", 9)
+
+
+def test_an_identity_that_is_used_again_before_it_was_journalled_as_forgotten_is_kept(incarnations: Incarnations) -> None:
+    first, second = WaitingBatch(10, [(CHUNK, 0, 10)]), WaitingBatch(10, [(CHUNK, 0, 10)], sequence=10)
+    incarnations.replays.before_offer(first)
+    incarnations.replays.stored(first)
+    incarnations.replays.forget(CHUNK)
+    incarnations.replays.before_offer(second)
+    incarnations.replays.stored(second)
+    incarnations.run(2000)
+    incarnations.kill()
+    assert incarnations.replays.memory.has(CHUNK, "syslog", 9)
 
 
 def test_frames_of_a_session_that_died_with_the_process_are_found_again(incarnations: Incarnations) -> None:

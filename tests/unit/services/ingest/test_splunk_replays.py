@@ -14,9 +14,14 @@ from typing import Any
 import orjson
 import pytest
 
+from services.ingest.listeners.sender_connection import SenderConnection
 from services.ingest.protocols.splunk import splunk_hec
 from services.ingest.protocols.splunk.splunk_acks import AckLedger
 from tests.unit.services.ingest.stepped_ingest import SteppedIngest
+
+
+class _Died(Exception):
+    pass
 
 
 class Client:
@@ -42,9 +47,25 @@ class Client:
         self.box.run_until(lambda: self.box.is_ready)
         self._begin()
 
-    def post(self, path: str, body: bytes) -> Any:
+    def die_before_an_answer(self, path: str, body: bytes) -> None:
+        """Ingest handles the request and dies before it sends the answer."""
+
+        def die(_connection: SenderConnection) -> bool:
+            raise _Died
+
+        self._send(path, body)
+        with self._monkeypatch.context() as patched, pytest.raises(_Died):
+            patched.setattr(SenderConnection, "flush", die)
+            for _ in range(100):
+                self.box.step()
+        self.kill()
+
+    def _send(self, path: str, body: bytes) -> None:
         head = b"POST /services/collector/%b HTTP/1.1\r\nHost: localhost\r\nX-Splunk-Request-Channel: c\r\nContent-Length: %d\r\n\r\n"
         self._socket.sendall(head % (path.encode(), len(body)) + body)
+
+    def post(self, path: str, body: bytes) -> Any:
+        self._send(path, body)
         received = b""
 
         def is_whole() -> bool:
@@ -113,3 +134,18 @@ def test_what_a_polling_channel_sends_again_after_a_death_is_stored_once(client:
     client.kill()
     client.send("other")
     client.box.run_until(lambda: len(client.box.messages()) == 5, "and so is another")
+
+
+def test_a_request_whose_last_answer_was_not_sent_is_recognised_after_the_death(client: Client) -> None:
+    client.poll()
+    ack_id = client.send()
+    client.box.run_until(lambda: client.box.ledger().stored == 1, "it is stored")
+    client.send("other")  # the journal records what happened to the first with the second
+    client.box.run_until(lambda: client.box.ledger().stored == 2, "both are stored")
+    client.die_before_an_answer("ack", orjson.dumps({"acks": [ack_id]}))
+    client.poll()
+    again = client.send()
+    client.box.run_until(lambda: client.poll(again) == [True], "it is acknowledged")
+    assert client.box.messages() == ["hello", "other"]
+    client.send()
+    client.box.run_until(lambda: len(client.box.messages()) == 3, "what is sent after the acknowledgement is new")
