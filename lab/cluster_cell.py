@@ -204,7 +204,7 @@ class Cell:
         """As all boxes agree, all seen live by all: after a fault of the controller one may be late, after the ensemble's one may not be registered."""
 
         def agreed() -> int | None:
-            told = [AdminClient({"bootstrap.servers": box.address, "log_level": 0}).list_topics(timeout=5) for box in self._cluster.boxes.values()]
+            told = [AdminClient({"bootstrap.servers": box.address, "log_level": 0}).list_topics(timeout=30) for box in self._cluster.boxes.values()]
             controllers = {int(metadata.controller_id) for metadata in told}
             are_live = all(set(metadata.brokers) == set(self._cluster.boxes) for metadata in told)
             return controllers.pop() if are_live and len(controllers) == 1 and controllers != {-1} else None
@@ -238,7 +238,7 @@ class Cell:
             time.sleep(0.1)
 
     def _missing_replicas(self) -> list[str]:
-        told = self._admin.list_topics(timeout=5).topics
+        told = self._admin.list_topics(timeout=30).topics
         missing = []
         for name in self._topics.values():
             partitions = told[name].partitions if name in told else {}

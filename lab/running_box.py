@@ -34,7 +34,7 @@ from appliance.shm.counters import CounterSnapshot, read_counters
 from appliance.shm.mapping import list_names
 
 ROOT = Path(__file__).parent.parent
-READY_SECONDS = 30.0
+READY_SECONDS = 60.0
 STOP_SECONDS = 60.0
 COMMAND = [sys.executable, "-P", "-c", "from appliance.command.main import main; main()", "run"]
 LIST_OPTIONS = ("data", "zookeeper_members")
@@ -51,8 +51,9 @@ class Address(NamedTuple):
         return f"{self.host}:{self.port}"
 
 
-def eventually(condition: Callable[[], Any], what: str, seconds: float = 10.0) -> Any:
-    """The first true answer of `condition`; fails with `what` after `seconds`. Real processes give no other way to wait for them."""
+def eventually(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
+    """The first true answer of `condition`; fails with `what` after `seconds`. Real processes give no other way to wait for them, and on a busy
+    machine one may get no processor for seconds: a limit that says something about the product stands in the test."""
     began = time.monotonic()
     while not (answer := condition()):
         waited = time.monotonic() - began
@@ -111,7 +112,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{ROOT}/lab/not_for_users{os.pathsep}{ROOT}", "COLUMNS": "200"}
 
 
-def run_and_wait(arguments: list[str], seconds: float = 20.0) -> subprocess.CompletedProcess[str]:
+def run_and_wait(arguments: list[str], seconds: float = READY_SECONDS) -> subprocess.CompletedProcess[str]:
     """`millrace run` that is expected to end by itself."""
     return subprocess.run([*COMMAND, *arguments], env=environment(), capture_output=True, text=True, timeout=seconds, check=False)
 
@@ -249,7 +250,7 @@ class RunningBox:
         assert snapshot is not None, f"{name} has no counters"
         return snapshot
 
-    def await_restart(self, name: str, old_pid: int, seconds: float = 10.0) -> int:
+    def await_restart(self, name: str, old_pid: int, seconds: float = 30.0) -> int:
         """Wait until a new incarnation of `name` serves; returns its pid."""
 
         def new_pid() -> int | None:
@@ -261,7 +262,7 @@ class RunningBox:
     def get(self, path: str) -> tuple[int, Any]:
         """HTTP GET from the console: (status, JSON); status 0 if it hung up."""
         try:
-            with urllib.request.urlopen(f"http://{self.http}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{self.http}{path}", timeout=30) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             with error:
@@ -294,7 +295,7 @@ class RunningBox:
         assert self.process.stdout is not None
         self.process.stdout.close()
         self.exit_code = -signal.SIGKILL
-        eventually(lambda: not processes_of(self.layout), "the children die with their parent", 5)
+        eventually(lambda: not processes_of(self.layout), "the children die with their parent")
 
     def leftovers(self) -> list[str]:
         """What is still there of a box that has ended; nothing, if all is well."""

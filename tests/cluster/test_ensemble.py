@@ -29,7 +29,7 @@ def test_an_ensemble_elsewhere_may_be_shared_by_its_chroot(tmp_path: Path, start
     try:
         boxes = [start(name=name, zookeeper=f"{server.connect}/logs/{name}") for name in ("one", "other")]
         for box in boxes:
-            AdminClient({"bootstrap.servers": box.bootstrap}).list_topics(timeout=5)
+            AdminClient({"bootstrap.servers": box.bootstrap}).list_topics(timeout=30)
         client = KazooClient(server.connect, timeout=5)
         client.start(10)
         assert sorted(client.get_children("/logs")) == ["one", "other"]

@@ -45,7 +45,7 @@ EVERYDAY = (
 
 
 def brokers_known_to(address: str) -> dict[int, str]:
-    told = AdminClient({"bootstrap.servers": address, "log_level": 0}).list_topics(timeout=5).brokers
+    told = AdminClient({"bootstrap.servers": address, "log_level": 0}).list_topics(timeout=30).brokers
     return {number: f"{broker.host}:{broker.port}" for number, broker in told.items()}
 
 

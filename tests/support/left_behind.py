@@ -31,7 +31,7 @@ PREFIX = "millrace-tests-"
 KEPT_DIRECTORIES = "PYTEST_DEBUG_TEMPROOT"
 """pytest's variable: where `tmp_path` is. Set here, for it would follow TMPDIR."""
 _RUNTIME = "runtime"
-PATIENCE_SECONDS = 5.0
+PATIENCE_SECONDS = 30.0
 """A killed process may take a moment to end."""
 
 

@@ -29,7 +29,7 @@ from services.controller.agent import ControllerAgent
 from tests.support.fake_log_writer import FakeDirectory, FakeLogWriter
 from tests.support.memory_zookeeper import MemoryZooKeeper
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 30.0
 DISKS = ("d0", "d1")
 
 

@@ -121,6 +121,7 @@ def test_a_status_says_what_shared_memory_image_and_supervisor_know(box: StatusB
     assert document["rates"]["records_in_per_s"] == 100
 
 
+@pytest.mark.alone
 def test_a_supervisor_that_does_not_answer_holds_nothing_up(box: StatusBox) -> None:
     box.box["zookeeper"] = "127.0.0.1:2181"
     with listen_unix(box.layout.supervisor_socket):
