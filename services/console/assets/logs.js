@@ -33,8 +33,10 @@ const inputText = (milliseconds) => { const date = new Date(milliseconds); retur
 
 function chosenTimes() {
   const range = $("range").value, now = Date.now();
-  if (range !== "fixed") return { from: now - parseInt(range, 10) * AGE_MS[range.slice(-1)], to: now };
-  return { from: Date.parse($("since").value), to: $("until").value ? Date.parse($("until").value) : now };
+  // The box subtracts an age from its own time: the clock of this machine may be another.
+  if (range !== "fixed") return { from: now - parseInt(range, 10) * AGE_MS[range.slice(-1)], to: now, asked: { since: range } };
+  const from = Date.parse($("since").value), to = $("until").value ? Date.parse($("until").value) : now;
+  return { from, to, asked: { since: Math.floor(from), until: Math.ceil(to) } };
 }
 
 function showFixed() { for (const label of document.querySelectorAll(".fixed")) label.hidden = $("range").value !== "fixed"; }
@@ -82,9 +84,16 @@ function marked(text) {
 // ---- one record
 
 // Control characters and those that turn the direction of text are shown as their numbers.
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/gu;
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/gu;
 const visible = (text) => text.replace(HIDDEN, (character) => `\\u${pad(character.codePointAt(0).toString(16), 4)}`);
 const cut = (text, most) => (text.length > most ? `${text.slice(0, most)} … (${wholeText(text.length)} characters)` : text);
+
+// Of any value in a record. Values that JSON.stringify refuses (nested too deep) must not hide the records after them.
+function textOf(value) {
+  if (value == null) return "";
+  if (typeof value === "string") return value;
+  try { return JSON.stringify(value); } catch { return "(nested too deep to show)"; }
+}
 
 function parsed(record) {
   if (record.value == null) return { fields: null, message: `(not UTF-8) ${record.value_base64}` };
@@ -98,7 +107,7 @@ function parsed(record) {
 function severityOf(fields) {
   const value = fields?.severity;
   const number = typeof value === "number" ? value : SEVERITIES.indexOf(value);
-  return SEVERITIES[number] ? [SEVERITIES[number], number <= 3 ? "bad" : number === 4 ? "warn" : ""] : [value == null ? "" : String(value), ""];
+  return SEVERITIES[number] ? [SEVERITIES[number], number <= 3 ? "bad" : number === 4 ? "warn" : ""] : [textOf(value), ""];
 }
 
 function* leaves(fields, prefix = "") {
@@ -113,7 +122,7 @@ const quoted = (value) => (/^[\w.:-]+$/u.test(value) ? value : `"${value.replace
 function addToQuery(name, value, operator) {
   const text = typeof value === "number" ? `${name}${operator}${value}` : `${name}${operator}${quoted(String(value))}`;
   const query = $("query").value.trim();
-  $("query").value = / or /i.test(query) ? `(${query}) ${text}` : `${query} ${text}`.trim();
+  $("query").value = /\bor\b/i.test(query) ? `(${query}) ${text}` : `${query} ${text}`.trim();
   start();
 }
 
@@ -135,7 +144,7 @@ function wholeRecord(record) {
         buttons.append(button);
       }
     }
-    list.append(make("dt", "", visible(name)), buttons, make("dd", "", visible(cut(typeof value === "string" ? value : JSON.stringify(value), WHOLE_CHARACTERS))));
+    list.append(make("dt", "", visible(name)), buttons, make("dd", "", visible(cut(textOf(value), WHOLE_CHARACTERS))));
   }
   cell.append(list, make("pre", "", visible(cut(record.value ?? record.value_base64, WHOLE_CHARACTERS))));
   row.append(cell);
@@ -146,7 +155,7 @@ function recordBody(record) {
   const { fields, message } = parsed(record);
   const body = make("tbody"), row = make("tr", "record");
   const [severity, kind] = severityOf(fields);
-  const text = (value) => make("td", "short", value == null ? "" : visible(cut(typeof value === "string" ? value : JSON.stringify(value), 200)));
+  const text = (value) => make("td", "short", visible(cut(textOf(value), 200)));
   const shown = make("td", "message"), severityCell = make("td");
   if (severity) severityCell.append(badge(visible(cut(severity, 20)), kind));
   shown.append(...marked(visible(cut(message, SHOWN_CHARACTERS))));
@@ -245,7 +254,7 @@ async function start() {
   writeAddress();
   showFollow(false);
   const times = chosenTimes(), began = performance.now();
-  const wanted = { topic: $("topic").value, query: $("query").value, since: Math.floor(times.from), until: Math.ceil(times.to) };
+  const wanted = { topic: $("topic").value, query: $("query").value, ...times.asked };
   if (!(times.from < times.to)) { showProblem(new Refused(400, { error: "From has to be before To." })); return; }
   showState("Searching …");
   $("progress").hidden = false;
@@ -270,7 +279,7 @@ async function start() {
       : "No record matches. Search a longer time, another topic, or fewer words.");
     showNotes(end);
     $("progress").hidden = true;
-    if (found.length) await countTimes(wanted, times, signal);
+    if (found.length) await countTimes(wanted, times, signal).catch((error) => { if (!signal.aborted) showNotes({ ...end, notes: [...(end.notes ?? []), `Their times were not counted: ${error.message}`] }); });
   } catch (error) {
     if (signal.aborted) return;
     $("progress").hidden = true;
@@ -287,7 +296,7 @@ async function countTimes(wanted, times, signal) {
   let all = 0;
   for await (const documents of lines(await ask("/api/search", { ...wanted, by: `${unit},severity` }, signal))) {
     for (const { count } of documents) {
-      const at = count ? Date.parse(count.by[0]) : NaN;
+      const at = count ? Date.parse(String(count.by[0]).replace(/T(\d\d)Z$/, "T$1:00Z")) : NaN; // V8 takes no hour without minutes
       if (Number.isNaN(at)) continue;
       const [, kind] = severityOf({ severity: count.by[1] });
       const bar = counts.get(at) ?? {};
@@ -369,14 +378,14 @@ async function follow() {
   let seen = 0, dropped = 0;
   const frame = () => {
     if (signal.aborted) return;
+    requestAnimationFrame(frame); // first: what follows may fail for one record
     showWaiting();
     if (seen) showState(`${plural(seen, "record")} since ${clockText(new Date(began))}${pausedAt ? ` · paused, ${wholeText(waiting.length)} wait` : ""}${dropped ? ` · ${wholeText(dropped)} not shown` : ""}`);
-    requestAnimationFrame(frame);
   };
   const began = Date.now();
   try {
     await readMarks(signal);
-    const wanted = { topic: $("topic").value, query: $("query").value, since: began, order: "oldest", follow: "true", limit: "1000000" };
+    const wanted = { topic: $("topic").value, query: $("query").value, since: "now", order: "oldest", follow: "true", limit: "1000000" };
     const response = await ask("/api/search", wanted, signal);
     requestAnimationFrame(frame);
     for await (const documents of lines(response)) {
@@ -405,11 +414,11 @@ function download() {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-async function showTopics() {
-  setTimeout(showTopics, TOPICS_EVERY_MS);
+async function showTopics(isFirst = false) {
+  setTimeout(() => { showTopics().catch(() => {}); }, TOPICS_EVERY_MS);
   const { topics } = await (await fetch("/api/topics", ASKED)).json();
   $("topic-names").replaceChildren(...topics.map((topic) => { const option = make("option"); option.value = topic.name; return option; }));
-  if ($("topic").value) return;
+  if (!isFirst || $("topic").value) return;
   const names = topics.map((topic) => topic.name);
   if (names.length) $("topic").value = names.includes("syslog") ? "syslog" : names[0];
   else if (!found.length) showState("This box has no topic yet. Send it a line: logger -n 127.0.0.1 -P 5514 hello");
@@ -426,4 +435,4 @@ $("zone").textContent = `(${Intl.DateTimeFormat().resolvedOptions().timeZone})`;
 followTheme(() => {});
 chooseBars();
 const hasState = readAddress();
-showTopics().catch(showProblem).then(() => { if (hasState && $("topic").value) start(); });
+showTopics(true).catch(showProblem).then(() => { if (hasState && $("topic").value) start(); });
