@@ -72,6 +72,8 @@ class ClientConnections:
         self._arena = arena
         counters, box = context.counters, context.box
         self._connections: dict[int, Connection] = {}
+        self._replaceable: list[tuple[int, Connection]] = []
+        """Connections of other listeners with the times at which they were last active, the longest idle last."""
         self._per_address: Tally[tuple[str, str]] = Tally()
         """connections by listener and address"""
         self._dirty: set[Connection] = set()
@@ -254,14 +256,25 @@ class ClientConnections:
         return bool(idle)
 
     def _make_room_for(self, listening: ListeningSocket) -> bool:
-        """Close the connection of another listener that was idle for longest, if boxes connect through this one (KIP-402)."""
-        if not listening.is_inter_broker:
+        """Close a connection of another listener, if boxes connect through this one (KIP-402): the one that was idle for longest, or, if none
+        is idle, that was last active before the others."""
+        if not listening.is_inter_broker or not listening.can_serve:
             return False
-        others = (each for each in self._connections.values() if each.listening is not listening)
-        longest = min(others, key=lambda each: (not each.is_idle, each.last_active_ns), default=None)
+        longest = self._longest_idle(listening)
         if longest is not None:
             self._close(longest, CONNECTION_LIMIT, f"{self._connections_max} connections are open (max.connections), and a box connects")
         return longest is not None
+
+    def _longest_idle(self, listening: ListeningSocket) -> Connection | None:
+        """Look at all connections once for a burst: comparing 10,000 takes 15 ms."""
+        while self._replaceable:
+            active_ns, candidate = self._replaceable.pop()
+            if active_ns == candidate.last_active_ns and candidate.is_idle and not candidate.closed and candidate.listening is not listening:
+                return candidate
+        others = (each for each in self._connections.values() if each.listening is not listening)
+        longest = heapq.nsmallest(ACCEPT_BURST, others, key=lambda each: (not each.is_idle, each.last_active_ns))
+        self._replaceable = [(each.last_active_ns, each) for each in longest[:0:-1]]
+        return longest[0] if longest else None
 
     def _turn_away(self, listening: ListeningSocket) -> None:
         """Accept and close waiting clients, with the reserved descriptor: a closed client retries, a queued one hangs."""

@@ -41,6 +41,11 @@ class ListeningSocket:
 
             self.tls = ReloadedContext(TlsSettings.of(listener, {name: box.setting(name) for name in TLS_SETTINGS}), log)
 
+    @property
+    def can_serve(self) -> bool:
+        """False while it needs a certificate and has none that can be used."""
+        return self.tls is None or self.tls.current is not None
+
 
 def listening_sockets(box: Box, sockets: Mapping[str, socket.socket], connections_max: int, log: Logger) -> list[ListeningSocket]:
     """Return the listeners of the box whose sockets this process received, without blocking."""
