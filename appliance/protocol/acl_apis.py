@@ -4,8 +4,6 @@ DescribeAcls, CreateAcls and DeleteAcls 1-3, as in Kafka 4. The numbers of field
 `appliance/security/acl.py`. Version 3 allows the resource type USER.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Final, NamedTuple
 
 from appliance.protocol.apis import ApiKey

@@ -8,8 +8,6 @@ producer epoch) and `group.version` 1 (KIP-848). A Kafka with ZooKeeper has neit
 always on.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from struct import Struct

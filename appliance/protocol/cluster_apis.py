@@ -4,8 +4,6 @@ DescribeCluster 0-1, UnregisterBroker 0 (Kafka serves it without ZooKeeper only)
 FindCoordinator 0-6.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Final, NamedTuple
 

@@ -5,8 +5,6 @@ and IncrementalAlterConfigs 0-1. AlterConfigs replaces all configs of a resource
 the same time undo each other's changes; Kafka added IncrementalAlterConfigs for that.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 from typing import Annotated, Final, NamedTuple
 

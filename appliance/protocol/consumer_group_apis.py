@@ -5,8 +5,6 @@ it has not changed since the last request. ConsumerGroupDescribe 0-1 returns sta
 kio knows every version.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Final, NamedTuple
 
 from appliance.base.model import TopicId

@@ -10,8 +10,6 @@ brokers skip.
 Weak spot: partitions are in the order of the request; the caller decides which ones a session leaves out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from struct import Struct
 from typing import Final, NamedTuple, Protocol, TypeAlias, cast

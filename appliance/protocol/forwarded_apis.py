@@ -3,8 +3,6 @@
 The coordinator uses the table too. An acceptor imports this module only when one of the two is away.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final, NamedTuple
 
 from appliance.base.errors import ProtocolViolation

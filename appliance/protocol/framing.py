@@ -8,8 +8,6 @@ exception: it is answered in each version (`appliance.protocol.api_versions.enco
 Weak spot: header version 0 (ControlledShutdown 0) is unknown.
 """
 
-from __future__ import annotations
-
 from struct import Struct
 from typing import Final, NamedTuple
 

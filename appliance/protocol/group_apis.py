@@ -5,8 +5,6 @@ DeleteGroups 0-2. kio knows every version. Where old versions have another shape
 newest one only.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Final, NamedTuple
 
 from appliance.base.invariants import check

@@ -3,8 +3,6 @@
 OffsetCommit 0-9 (kio: 2-9), OffsetFetch 0-9 (kio: 1-9) and OffsetDelete 0 (KIP-496).
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Final, NamedTuple
 
 from appliance.base.invariants import check

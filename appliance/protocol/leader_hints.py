@@ -3,8 +3,6 @@
 The layouts are the same in both APIs (KIP-951).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from struct import Struct
 from typing import Final, NamedTuple

@@ -4,8 +4,6 @@ DescribeLogDirs 0-4 (KIP-113, KIP-827) and AlterReplicaLogDirs 0-2 (KIP-113). ki
 of both; version 0 has the same bytes (a test compares them).
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Final, NamedTuple
 
 from appliance.protocol.apis import ApiKey

@@ -5,8 +5,6 @@ topic can be encoded by itself (`encode_topic`) and kept by the caller while its
 that partitions share (leader, replicas, ISR) are encoded once and cached.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from struct import Struct

@@ -5,8 +5,6 @@ DeleteRecords 0-2 (KIP-107). A test compares the bytes of the versions that kio 
 Kafka's schema.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Final, NamedTuple
 
 from appliance.base.model import NO_LEADER_EPOCH, LeaderEpoch

@@ -8,8 +8,6 @@ Weak spot: versions 0-2 carry message sets of magic 0 and 1, which are located l
 caller converts them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
 from struct import Struct

@@ -4,8 +4,6 @@ The versions differ by the record errors in the response. Packed by hand like th
 because the batches are large: they are joined once. Weak spot: error messages of the response are skipped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from struct import Struct
 from typing import Final, NamedTuple

@@ -3,8 +3,6 @@
 AlterPartitionReassignments 0 and ListPartitionReassignments 0 (KIP-455), ElectLeaders 0-2.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Final, NamedTuple
 
 from appliance.protocol.apis import ApiKey

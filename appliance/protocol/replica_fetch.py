@@ -5,8 +5,6 @@ Used by the replica-fetcher; `protocol/fetch.py` is the leader's side. Hot: 0.7 
 the frame must be in memory as a whole before it is decoded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from struct import Struct
 from typing import Final, NamedTuple

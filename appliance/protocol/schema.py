@@ -5,7 +5,8 @@ For APIs that are not hot; Produce, Fetch and the Metadata response are packed b
 version that lacks a field gives it its default. A nested struct is a NamedTuple class, an array `ArrayOf(…)`
 of either. A field with a tag is in the tagged section and is written only if it differs from its default. If
 old versions have another shape (one group instead of many), an `OlderShape` translates, and callers see the
-new one only. Codecs are made at first use and kept, one per message and version.
+new one only. Codecs are made at first use and kept, one per message and version. Modules of messages do not
+import `annotations` from `__future__`: typing compiles each annotation that is a text, at every process's start.
 Weak spot: the elements of a message are counted in one place (`_elements`), so a process decodes one message
 at a time.
 """

@@ -5,8 +5,6 @@ and DescribeTopicPartitions 0 (KIP-966). Weak spot: the tagged `topicConfigError
 CreateTopics 5 and later is never written; it says only that the caller may not describe configs.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Final, NamedTuple
 
 from appliance.base.model import NO_TOPIC_ID, TopicId

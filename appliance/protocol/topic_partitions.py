@@ -3,8 +3,6 @@
 Messages as data. Weak spot: only for structs that are the same in each version.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Annotated, Any, NamedTuple
 

@@ -5,8 +5,6 @@ WriteTxnMarkers 0-2 (kio: 1-2), DescribeTransactions 0, ListTransactions 0-1 and
 DescribeProducers 0 (KIP-98, KIP-664, KIP-890, KIP-994).
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Final, NamedTuple
 
 from appliance.base.invariants import check

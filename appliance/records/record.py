@@ -121,8 +121,8 @@ def _encode(value: int) -> bytes:
     return bytes(out)
 
 
-TABLE = [_encode(value) for value in range(TABLE_END)]
-"""TABLE[n] is the encoding of n; public for loops that cannot afford a call."""
+TABLE = [bytes((value << 1,)) for value in range(64)] + [bytes((value << 1 & 0x7F | 0x80, value >> 6)) for value in range(64, TABLE_END)]
+"""TABLE[n] is the encoding of n, in one byte or two; public for loops that cannot afford a call."""
 
 NULL_LENGTH = _encode(-1)
 

@@ -53,8 +53,8 @@ _STEP_BITS = 10
 _STEP_BUCKETS = SUB_BUCKETS * _STEP_BITS
 _TABLE_END = 1 << _TABLE_BITS
 _SECOND_END = _TABLE_END << _STEP_BITS
-_TABLE = bytes(bucket_of(microseconds) for microseconds in range(_TABLE_END))
-assert bucket_of(_TABLE_END) == bucket_of(_TABLE_END >> _STEP_BITS) + _STEP_BUCKETS
+_TABLE = b"".join(bytes((bucket,)) * (last - first + 1) for bucket in range(bucket_of(_TABLE_END)) for first, last in (bucket_bounds_us(bucket),))
+assert len(_TABLE) == _TABLE_END and bucket_of(_TABLE_END) == bucket_of(_TABLE_END >> _STEP_BITS) + _STEP_BUCKETS
 
 
 class Histogram:
