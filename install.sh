@@ -335,6 +335,13 @@ skips() {
 # shellcheck disable=SC2329  # called through `step`
 tests() { "$VENV/bin/python" -m pytest -q -rs "$@" || [ $? = 5 ]; }
 
+# Compile product and tests while packages are fetched: in a new checkout each process of tests would otherwise do it for itself (30 s of a processor).
+compile_tests() {
+    ! compgen -G "tests/__pycache__/conftest.*" >/dev/null || return 0
+    "$VENV/bin/python" -m compileall -q appliance services lab loadtest >&2 || true
+    "$VENV/bin/python" -m pytest -q --collect-only >/dev/null 2>&1 || true # pytest rewrites asserts, and keeps that; what is wrong shows when they run
+}
+
 # Files of tests side by side. A worker that dies is not replaced: the next one would begin with the test that it died of, and pytest then waits for ever.
 SIDE_BY_SIDE=(--dist loadfile --no-loadscope-reorder --max-worker-restart 0)
 
@@ -368,6 +375,7 @@ run_tests() {
     export PATH="$VENV/bin:$PEERS/bin:$PATH" PYTHONDONTWRITEBYTECODE=
     [ -z "$deep" ] || export MILLRACE_DEEP=1
     beside clients_and_judges "$deep"
+    compile_tests
     if [ -n "$setup" ]; then
         join
         unlock
@@ -399,10 +407,8 @@ run_tests() {
     step "fast and slow tests" tests "${several[@]}" -p tests.support.branch_coverage --branch-coverage "$VENV/log/coverage" -m "not system and not alone and not spark"
     join
     step "branch coverage" "$VENV/bin/python" -m tests.support.branch_coverage "$VENV/log/coverage"
-    # Boxes wait more than they compute.
-    step "system tests" tests -n "$((workers < 2 ? 2 : 4))" "${SIDE_BY_SIDE[@]}" --word mark.system -m "system and not alone and not spark"
-    # Two processes, each with one JVM, whatever the machine has: a session costs seconds, and waits half of its time.
-    step "tests of Spark" tests -n 2 "${SIDE_BY_SIDE[@]}" --word spark -m spark
+    # Boxes wait more than they compute, and Spark half of its time.
+    step "system tests" tests -n "$((workers < 2 ? 2 : 4))" "${SIDE_BY_SIDE[@]}" --word mark.system --word "spark: " -m "(system or spark) and not alone"
     kill -STOP -- "-$fuzzers" 2>/dev/null || true
     step "tests alone" tests --word mark.alone -m alone
     kill -CONT -- "-$fuzzers" 2>/dev/null || true

@@ -49,25 +49,36 @@ use_archive()
 
 
 LONGEST = (
-    *("test_spark_cluster.py", "test_simulation.py", "test_broken_rules.py", "test_stream_command.py", "test_matrix.py", "test_zookeeper.py"),
+    *("test_spark_cluster.py", "test_load.py", "test_spark_sink.py", "test_matrix.py", "test_stream_command.py", "test_zookeeper.py"),
+    *("test_simulation.py", "test_broken_rules.py", "test_boxes_at_every_step.py", "test_transactions.py"),
     *("test_installed_box.py", "test_disk_orders.py", "test_upgrades.py", "test_the_lab.py"),  # one group, see below; the third ends by uninstalling
-    *("test_power_cuts.py", "test_load.py", "test_zookeeper_secret.py", "test_controller.py", "test_partition_moves.py", "test_supervisor.py"),
+    *("test_power_cuts.py", "test_zookeeper_secret.py", "test_controller.py", "test_partition_moves.py", "test_supervisor.py"),
     *("test_disk_faults.py", "test_second_protocol.py", "test_kafka_python_suite.py", "test_oldest_consumers.py", "test_hostile_clients.py"),
     *("test_reassignment.py", "test_command.py", "test_cluster_copies.py", "test_kafka_tools.py", "test_controller_moves.py", "test_hostile_senders.py"),
-    *("test_spark_sink.py", "test_cut_senders.py", "test_killed_senders.py", "test_syslog_senders.py", "test_fetch_sessions.py", "test_deaths.py"),
+    *("test_cut_senders.py", "test_killed_senders.py", "test_syslog_senders.py", "test_fetch_sessions.py", "test_deaths.py"),
     *("test_sink_commits.py", "test_transactional_log.py", "test_controller_admin.py", "test_disks.py", "test_fuzz.py", "test_storage_torture.py"),
 )
 """Files that come first, so that those who work side by side (`-n`, a file at a time) end at about the same time."""
 
+SESSIONS = (
+    ("test_spark_sink.py", "test_spark_source.py", "test_log_minutes.py", "test_spark_session.py"),
+    ("test_load.py", "test_stream_jobs.py"),
+)
+"""Files that have a Spark session together: one costs seconds and half a gigabyte. Another file with the fixture `spark` is right too, and has its own."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--word", help="leave out files in which this word does not stand: reading all takes seconds, and a marker is in the file that has it")
+    parser.addoption(
+        "--word", action="append", help="leave out files that have none of these words: reading all takes seconds, and a marker is in the file that has it"
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    word: str | None = config.getoption("--word")
-    is_file_of_tests = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
-    return True if word and is_file_of_tests and word not in collection_path.read_text() else None
+    words: list[str] | None = config.getoption("--word")
+    if not words or not collection_path.name.startswith("test_") or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text()
+    return None if any(word in text for word in words) else True
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects by markers
@@ -94,13 +105,15 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file in one process, and all of tests/systemd, whose files have one installed box."""
+    """A file in one process, and together: tests/systemd, whose files have one installed box, and files of one Spark session."""
     from xdist.scheduler import LoadFileScheduling
+
+    sessions = {name: f"Spark session {number}" for number, names in enumerate(SESSIONS) for name in names}
 
     class ByFile(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return "tests/systemd" if file.startswith("tests/systemd/") else file
+            return "tests/systemd" if file.startswith("tests/systemd/") else sessions.get(file.rpartition("/")[2], file)
 
     return ByFile(config, log)
 
