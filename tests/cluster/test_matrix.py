@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from appliance.cluster.zookeeper_probe import zookeeper_serves
 from lab.cluster import ZOOKEEPER_PORT, Cluster, all_serve, running_cluster
-from lab.cluster_cell import CONTROLLER, FAULTS, FOLLOWER, LEADER, ROLES, Cell, CellResult
+from lab.cluster_cell import CONTROLLER, FAULTS, LEADER, ROLES, Cell, CellResult
 from lab.cluster_load import Repeated, client_work
 from lab.cluster_table import table
 from lab.machine import address_of
@@ -37,10 +37,8 @@ EVERYDAY = (
     ("kill -9 of the box", LEADER),
     ("cut off its peers", LEADER),
     ("cut both ways", CONTROLLER),
-    ("kill -9 of log-writer", LEADER),
     ("disk hung", LEADER),
     ("clean stop", LEADER),
-    ("session expiry", FOLLOWER),
 )
 
 

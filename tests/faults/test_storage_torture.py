@@ -31,7 +31,7 @@ from tests.unit.storage.compaction_support import COMPACTED
 PLAIN = LogConfig(segment_bytes=600, index_interval_bytes=150)
 KEYED = COMPACTED
 DEEP = bool(os.environ.get("MILLRACE_DEEP"))
-POINTS_MAX = 20
+POINTS_MAX = 12
 ENDINGS = ("continues", "killed", "power")
 ERRORS = (errno.EIO, errno.ENOSPC)
 MEMORY_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

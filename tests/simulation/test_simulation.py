@@ -12,7 +12,7 @@ import pytest
 from tests.simulation.simulation import run
 
 BLOCK = 100
-BLOCKS = 6
+BLOCKS = 3
 """In a normal run; about two seconds each."""
 DEEP_BLOCKS = 400
 

@@ -13,7 +13,7 @@ from tests.simulation.transactions.mutations import MUTATIONS, found_by
 from tests.simulation.transactions.simulation import run
 
 BLOCK = 100
-BLOCKS = 4
+BLOCKS = 2
 """In a normal run; less than two seconds each."""
 DEEP_BLOCKS = 400
 FOUND_WITHIN = 600

@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -30,11 +30,19 @@ API_VERSIONS = b"\x00\x00\x00\x0a\x00\x12\x00\x00\x00\x00\x00\x01\xff\xff"
 """version 0"""
 
 
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., RunningBox]) -> Iterator[RunningBox]:
+    box = start_shared(tmp_path_factory.mktemp("listeners") / "box", disks=1, settings=SETTINGS)
+    yield box
+    box.stop()
+    assert box.leftovers() == []
+
+
 @pytest.fixture
-def box(tmp_path: Path) -> Iterator[RunningBox]:
-    running = start_box(tmp_path, disks=1, settings=SETTINGS)
-    yield running
-    running.stop()
+def box(running: RunningBox) -> RunningBox:
+    """Without connections of the test before, which would count against the limits."""
+    eventually(lambda: running.counters("acceptor@0").values["acceptor.connections"] == 0, "no client is connected")
+    return running
 
 
 def ports(box: RunningBox) -> dict[str, int]:

@@ -36,7 +36,7 @@ def test_every_end_of_a_transaction_raises_the_epoch_and_aborted_ones_stay_hidde
     assert sorted(_read_committed(box.bootstrap)) == sorted(f"{number}-{record}" for number in range(TRANSACTIONS) if number % 3 != 2 for record in range(4))
 
 
-@pytest.mark.parametrize(("producers", "transactions", "partitions"), [(1, 100, 2), pytest.param(10, 60, 8, marks=pytest.mark.deep)])
+@pytest.mark.parametrize(("producers", "transactions", "partitions"), [(1, 40, 2), pytest.param(10, 60, 8, marks=pytest.mark.deep)])
 def test_transactions_that_follow_each_other_at_once_are_all_committed(tmp_path: Path, producers: int, transactions: int, partitions: int) -> None:
     """With replicas on three boxes the markers of a transaction are on their way when the first batches of the next one arrive."""
     if reason := client_packages.missing_java4():

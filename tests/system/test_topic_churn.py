@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from appliance.records.builder import BatchBuilder
 from lab.raw_client import RawClient
 from lab.running_box import RunningBox, eventually
+from tests.conftest import DEEP
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -33,7 +34,8 @@ COMPACTED = {"cleanup.policy": "compact", "internal.segment.bytes": "16384", "mi
 BOTH = {"cleanup.policy": "compact,delete", "internal.segment.bytes": "16384", "retention.ms": "200", "min.cleanable.dirty.ratio": "0.01", "flush.ms": "100"}
 SHORT = {"internal.segment.bytes": "16384", "retention.bytes": "20000", "retention.ms": "300", "flush.messages": "1"}
 PARTITIONS = 6
-ROUNDS = 14
+ROUNDS = 14 if DEEP else 6
+"""More than four: every length of a round, and a round after the longest."""
 LIVES = ("log-writer@d0", "log-writer@d1", "log-reader@d0", "log-reader@d1", "acceptor@0", "controller", "coordinator")
 
 
