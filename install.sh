@@ -404,9 +404,11 @@ run_tests() {
     workers=$(nproc)
     local several=(-n "$((workers < 4 ? workers : 4))" "${SIDE_BY_SIDE[@]}")
     rm -rf "$VENV/log/coverage"
-    step "fast and slow tests" tests "${several[@]}" -p tests.support.branch_coverage --branch-coverage "$VENV/log/coverage" -m "not system and not alone and not spark"
+    local coverage=()
+    [ -z "$deep" ] || coverage=(-p tests.support.branch_coverage --branch-coverage "$VENV/log/coverage")
+    step "fast and slow tests" tests "${several[@]}" "${coverage[@]}" -m "not system and not alone and not spark"
     join
-    step "branch coverage" "$VENV/bin/python" -m tests.support.branch_coverage "$VENV/log/coverage"
+    [ -z "$deep" ] || step "branch coverage" "$VENV/bin/python" -m tests.support.branch_coverage "$VENV/log/coverage"
     # Boxes wait more than they compute, and Spark half of its time.
     step "system tests" tests -n "$((workers < 2 ? 2 : 4))" "${SIDE_BY_SIDE[@]}" --word mark.system --word "spark: " -m "(system or spark) and not alone"
     kill -STOP -- "-$fuzzers" 2>/dev/null || true
