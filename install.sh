@@ -348,8 +348,6 @@ SIDE_BY_SIDE=(--dist loadfile --no-loadscope-reorder --max-worker-restart 0)
 # shellcheck disable=SC2329  # called through `step`
 check_form() { ruff check . && ruff format --check .; }
 
-check_types() { step mypy mypy; }
-
 run_tests() {
     local deep= setup=
     for argument in "$@"; do
@@ -375,8 +373,9 @@ run_tests() {
     export PATH="$VENV/bin:$PEERS/bin:$PATH" PYTHONDONTWRITEBYTECODE=
     [ -z "$deep" ] || export MILLRACE_DEEP=1
     beside clients_and_judges "$deep"
-    compile_tests
+    compile_tests 9<&- & local compiling=$! # without the lock
     if [ -n "$setup" ]; then
+        wait "$compiling" || true
         join
         unlock
         say "SET UP: .venv has what the tests need; $([ ${#SKIPPED[@]} = 0 ] && echo "nothing skipped" || { printf 'skipped: '; printf '%s; ' "${SKIPPED[@]}"; })"
@@ -397,9 +396,10 @@ run_tests() {
     trap "kill -KILL -- -$fuzzers 2>/dev/null || true" EXIT # a stopped group would not hear another signal
     step ruff check_form
     step layers lint-imports --no-logo
+    step mypy mypy
+    wait "$compiling" || true
     join
     unlock
-    beside check_types # a processor would be idle meanwhile
     local workers
     workers=$(nproc)
     local several=(-n "$((workers < 4 ? workers : 4))" "${SIDE_BY_SIDE[@]}")
@@ -407,7 +407,6 @@ run_tests() {
     local coverage=()
     [ -z "$deep" ] || coverage=(-p tests.support.branch_coverage --branch-coverage "$VENV/log/coverage")
     step "fast and slow tests" tests "${several[@]}" "${coverage[@]}" -m "not system and not alone and not spark"
-    join
     [ -z "$deep" ] || step "branch coverage" "$VENV/bin/python" -m tests.support.branch_coverage "$VENV/log/coverage"
     # Boxes wait more than they compute, and Spark half of its time.
     step "system tests" tests -n "$((workers < 2 ? 2 : 4))" "${SIDE_BY_SIDE[@]}" --word mark.system --word "spark: " -m "(system or spark) and not alone"

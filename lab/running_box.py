@@ -54,11 +54,12 @@ class Address(NamedTuple):
 def eventually(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
     """The first true answer of `condition`; fails with `what` after `seconds`. Real processes give no other way to wait for them, and on a busy
     machine one may get no processor for seconds: a limit that says something about the product stands in the test."""
-    began = time.monotonic()
+    began = asked = time.monotonic()
     while not (answer := condition()):
-        waited = time.monotonic() - began
+        waited, took = time.monotonic() - began, time.monotonic() - asked
         assert waited < seconds, f"not within {seconds:g} s: {what}"
-        time.sleep(min(0.05, max(0.01, waited / 20)))  # after a second, many conditions cost more than the wait
+        time.sleep(max(min(0.05, max(0.01, waited / 20)), min(0.25, took)))  # a condition that runs a command costs more than the wait
+        asked = time.monotonic()
     return answer
 
 

@@ -34,7 +34,7 @@ def disk(tmp_path: Path) -> Iterator[LoopDisk]:
         yield make_one("disk", mib=128)
 
 
-@pytest.mark.parametrize("moment", ["after ready", "before a sync"])
+@pytest.mark.parametrize("moment", [pytest.param("after ready", marks=pytest.mark.deep), "before a sync"])
 def test_a_power_cut_during_a_clusters_first_seconds_leaves_a_cluster_that_starts(tmp_path: Path, disk: LoopDisk, moment: str) -> None:
     """What a member of ZooKeeper's ensemble writes when it starts it does not sync; the kernel does so after half a minute."""
     addresses = [":".join(map(str, ("127.0.0.1", free_port(), free_port(), free_port()))) for _ in range(3)]
