@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.base.model import BrokerId, Offset, TopicPartition, topic_name_problem
+from appliance.base.model import NO_LEADER, BrokerId, Offset, TopicPartition, topic_name_problem
 from appliance.client.cluster import ClusterClient, PartitionMetadata, TopicMetadata
 from appliance.client.coordinator import by_topic
-from appliance.client.errors import ClientFailed, is_retriable, refused
+from appliance.client.errors import ClientFailed, VersionUnsupported, is_retriable, refused
 from appliance.client.messages import (
     CREATE_PARTITIONS,
     CREATE_TOPICS,
@@ -47,6 +47,8 @@ from appliance.protocol.topic_apis import CreatableTopic, CreatePartitionsReques
 ADMIN_TIMEOUT_MS = 30_000
 SET_VALUE, DELETE_VALUE = 0, 1
 """Operations of IncrementalAlterConfigs (KIP-339)."""
+ASKED_MAX = 2_000
+"""Partitions in one request of `find_unserved`."""
 
 
 class FoundOffset(NamedTuple):
@@ -199,6 +201,37 @@ def try_list_offsets(
     return found, trouble
 
 
+UNSERVED_WAIT_MS = 3_000
+"""How long a leader may take to say where its logs end, which it reads from memory."""
+
+
+def find_unserved(cluster: ClusterClient, topics: Iterable[TopicMetadata]) -> dict[TopicPartition, str]:
+    """Ask each leader once for the log ends of its partitions: return why each partition that has a leader is not served.
+
+    Metadata says which broker should lead; a log-writer that restarts, a disk that hangs or a broker that is gone shows only there.
+    """
+    by_leader: dict[BrokerId, list[TopicPartition]] = {}
+    for topic in topics:
+        for each in topic.partitions:
+            if each.leader != NO_LEADER:
+                by_leader.setdefault(each.leader, []).append(TopicPartition(topic.name, each.partition))
+    unserved: dict[TopicPartition, str] = {}
+    for leader, led in by_leader.items():
+        for start in range(0, len(led), ASKED_MAX):
+            asked = led[start : start + ASKED_MAX]
+            try:
+                answers = _ask_leader(cluster, leader, asked, LATEST_TIMESTAMP, 0, UNSERVED_WAIT_MS)
+            except VersionUnsupported:
+                break
+            except (ClientFailed, RequestRefused):
+                unserved.update(dict.fromkeys(led[start:], f"broker {leader} does not answer"))
+                break
+            for partition, answer in answers.items():
+                if isinstance(answer, RequestRefused):
+                    unserved[partition] = answer.code.name
+    return unserved
+
+
 def _by_leader(cluster: ClusterClient, partitions: Iterable[TopicPartition]) -> dict[BrokerId, list[TopicPartition]]:
     by_leader: dict[BrokerId, list[TopicPartition]] = {}
     for partition in sorted(partitions):
@@ -216,10 +249,11 @@ def _by_leader(cluster: ClusterClient, partitions: Iterable[TopicPartition]) -> 
 
 
 def _ask_leader(
-    cluster: ClusterClient, leader: BrokerId, partitions: list[TopicPartition], timestamp: int, isolation_level: int
+    cluster: ClusterClient, leader: BrokerId, partitions: list[TopicPartition], timestamp: int, isolation_level: int, timeout_ms: int | None = None
 ) -> dict[TopicPartition, FoundOffset | Exception]:
     asked = by_topic((topic, ListOffsetsPartition(partition, timestamp=timestamp)) for topic, partition in partitions)
-    body = cluster.ask_broker(leader, LIST_OFFSETS, ListOffsetsRequest(-1, isolation_level, tuple(ListOffsetsTopic(*topic) for topic in asked)))
+    request = ListOffsetsRequest(-1, isolation_level, tuple(ListOffsetsTopic(*topic) for topic in asked))
+    body = cluster.ask_broker(leader, LIST_OFFSETS, request, timeout_ms)
     found: dict[TopicPartition, FoundOffset | Exception] = {}
     for topic in body.topics:
         for answer in topic.partitions:

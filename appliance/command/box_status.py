@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import select
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -43,8 +43,14 @@ class TopicStatus(NamedTuple):
     problems: dict[str, str]
 
 
-DISK_TROUBLES = {"hung": "hangs", "full": "is full: read only"}
-"""States of a disk in which its table looks well: a hung one's is of the moment before."""
+LOG_WRITER_DOWN = "log-writer down"
+DISK_TROUBLES = {
+    "hung": "hangs",
+    "full": "is full: read only",
+    "starting": "is starting: its logs are being opened",
+    LOG_WRITER_DOWN: "is not served: its log-writer does not run and is started again",
+}
+"""States of a disk in which its table looks well: that of a hung disk or of a dead log-writer is of the moment before."""
 
 
 def describe_topics(
@@ -58,10 +64,13 @@ def describe_topics(
         known = [row for row in here if row is not None]
         problems = {}
         for partition, (wanted, row) in enumerate(zip(topic.partitions, here, strict=True)):
-            if problem := partition_problem(wanted, row, broker_id):
+            problem = partition_problem(wanted, row, broker_id)
+            trouble = DISK_TROUBLES.get(disk_states.get(wanted.disk or "", "")) if broker_id in wanted.replicas else None
+            if trouble:
+                of_cluster = f"; {problem}" if problem and is_of_cluster(wanted) else ""
+                problem = f"disk {wanted.disk} {trouble}{of_cluster}"
+            if problem:
                 problems[str(partition)] = problem
-            elif broker_id in wanted.replicas and (trouble := DISK_TROUBLES.get(disk_states.get(wanted.disk or "", ""))):
-                problems[str(partition)] = f"disk {wanted.disk} {trouble}"
         described.append(
             TopicStatus(
                 name,
@@ -73,6 +82,11 @@ def describe_topics(
             )
         )
     return described
+
+
+def is_of_cluster(wanted: PartitionImage) -> bool:
+    """Return whether other boxes see a problem of the partition, too: no leader, or replicas out of sync."""
+    return wanted.leader < 0 or len(wanted.isr) < len(wanted.replicas)
 
 
 def partition_problem(wanted: PartitionImage, row: Row | None, broker_id: int) -> str | None:
@@ -163,10 +177,19 @@ class ClusterStatus(NamedTuple):
     """Whether this box's session is connected: else brokers, controller and leaders are those of before."""
     zookeeper: str = ""
     """The connect string, as clients of ZooKeeper take it."""
+    absent: tuple[int, ...] = ()
+    """Boxes that have replicas and are not registered."""
+    has_own_controller: bool = True
+    """Whether the controller process of this box runs: else all of this is of before."""
+    zookeeper_missing: str = ""
+    """Which members of the ensemble do not serve, in words; '' if all do or the box knows none."""
 
     def document(self) -> dict[str, Any]:
         return {
             "brokers": self.brokers,
+            "absent": self.absent,
+            "has_own_controller": self.has_own_controller,
+            "zookeeper_missing": self.zookeeper_missing,
             "controller": self.controller,
             "zookeeper": self.zookeeper,
             "has_zookeeper": self.has_zookeeper,
@@ -219,9 +242,12 @@ def read_shared_memory(layout: BoxLayout, disk_names: list[str], clock: Clock) -
         table = attach_table(layout, disk)
         if table is None:
             continue
+        writer = counters.get(f"log-writer@{disk}")
         states[disk] = DISK_STATE_NAMES[table.disk_state] if table.disk_state < len(DISK_STATE_NAMES) else str(table.disk_state)
         if overdue_operation(table.words, clock.monotonic_ns(), hung_ns):
             states[disk] = "hung"
+        if writer is None or not is_alive(writer.pid):
+            states[disk] = LOG_WRITER_DOWN
         rows += [(disk, row) for _, row in table.rows()]
         table.close()
     return Reading(clock.monotonic_ms(), clock.wall_ms(), counters, states, rows)
@@ -282,7 +308,7 @@ def describe_disks(disks: list[dict[str, Any]], reading: Reading) -> list[DiskSt
         values = {} if snapshot is None else snapshot.values
         state = reading.disk_states.get(name, "unknown")
         if snapshot is None or not is_alive(snapshot.pid):
-            state = "log-writer down"
+            state = LOG_WRITER_DOWN
         state += OLD_COPY.get(values.get("log_writer.old_copy", 0), "")
         draining = bool(marks.get(f'controller.disk_draining{{disk="{name}"}}'))
         described.append(DiskStatus(name, str(disk["path"]), state, values.get("disk.free_bytes"), values.get("disk.total_bytes"), draining))
@@ -294,11 +320,13 @@ class ProcessAnswers(NamedTuple):
 
     processes: list[ProcessStatus]
     memories: dict[str, Memory]
+    zookeeper_missing: str = ""
 
 
 def ask(layout: BoxLayout, box: dict[str, Any], reading: Reading) -> ProcessAnswers:
     """Ask, for ANSWERS_SECONDS at most: a process that hangs must not hold the status of the others."""
     deadline = time.monotonic() + ANSWERS_SECONDS
+    probed = _begin_probe(box)
     supervised = ask_supervisor(layout)
     require_running(layout, box, supervised, reading.counters)
     if box.get("managed_by") == SYSTEMD:
@@ -306,12 +334,29 @@ def ask(layout: BoxLayout, box: dict[str, Any], reading: Reading) -> ProcessAnsw
 
         supervised = with_unit_states(box, supervised, deadline - time.monotonic())
     processes = describe_processes(supervised, reading.counters)
-    return ProcessAnswers(processes, memory_of({process.name: process.pid for process in processes if process.pid}, max(0.0, deadline - time.monotonic())))
+    memories = memory_of({process.name: process.pid for process in processes if process.pid}, max(0.0, deadline - time.monotonic()))
+    return ProcessAnswers(processes, memories, probed())
+
+
+def _begin_probe(box: dict[str, Any]) -> Callable[[], str]:
+    """Probe the members of the ensemble meanwhile; call the result for the missing ones in words. One that answers neither yes nor no takes a second."""
+    texts = box.get("zookeeper_members", [])
+    if not texts:
+        return str
+    from concurrent.futures import ThreadPoolExecutor
+
+    from appliance.base.zookeeper_member import parse_member
+    from appliance.cluster.zookeeper_probe import missing_members, missing_words
+
+    pool = ThreadPoolExecutor(1)
+    found = pool.submit(lambda: missing_words(missing_members([parse_member(str(text)) for text in texts])))
+    pool.shutdown(wait=False)
+    return found.result
 
 
 def gather(layout: BoxLayout, box: dict[str, Any], before: Reading, after: Reading, answers: ProcessAnswers | None = None) -> BoxStatus:
     """The status from two readings some time apart, and from `answers` between them."""
-    processes, memories = answers or ask(layout, box, after)
+    processes, memories, zookeeper_missing = answers or ask(layout, box, after)
     image = image_of(layout)
     pids = {process.name: process.pid for process in processes if process.pid}
     return BoxStatus(
@@ -323,7 +368,7 @@ def gather(layout: BoxLayout, box: dict[str, Any], before: Reading, after: Readi
         {disk["name"]: lost for disk in box["disks"] if (lost := read_lost(lost_file(layout, disk["name"])))},
         standing_moves(layout, image, [str(disk["name"]) for disk in box["disks"]]),
         box_memory(pids, memories),
-        describe_cluster(image, after, int(box["broker_id"]), str(box.get("zookeeper", ""))),
+        describe_cluster(image, after, int(box["broker_id"]), str(box.get("zookeeper", "")))._replace(zookeeper_missing=zookeeper_missing),
         look_at_senders(layout, [process.name for process in processes], _setting_ms(layout, "ingest.sender.silent.ms"), after.wall_ms),
     )
 
@@ -341,8 +386,18 @@ def measure(layout: BoxLayout, box: dict[str, Any]) -> BoxStatus:
 def describe_cluster(image: MetadataImage, reading: Reading, broker_id: int, zookeeper: str = "") -> ClusterStatus:
     by_partition = {(row.topic_id, row.partition): row for _, row in reading.rows}
     controller = reading.counters.get("controller")
-    has_zookeeper = controller is None or bool(controller.values.get("controller.zookeeper_connected", 1))
-    return ClusterStatus(tuple(sorted(image.brokers)), image.controller_id, count_replication(image, by_partition, broker_id), has_zookeeper, zookeeper)
+    runs = controller is None or is_alive(controller.pid)
+    has_zookeeper = controller is None or not runs or bool(controller.values.get("controller.zookeeper_connected", 1))
+    placed = {replica for topic in image.topics.values() for partition in topic.partitions for replica in partition.replicas}
+    return ClusterStatus(
+        tuple(sorted(image.brokers)),
+        image.controller_id,
+        count_replication(image, by_partition, broker_id),
+        has_zookeeper,
+        zookeeper,
+        tuple(sorted(placed - image.brokers.keys())),
+        runs,
+    )
 
 
 def require_running(layout: BoxLayout, box: dict[str, Any], supervised: list[dict[str, Any]] | None, counters: dict[str, CounterSnapshot]) -> None:

@@ -70,11 +70,12 @@ def drain(
     drained = Drained(found.layout, box_disks, name, to, SystemClock())
     view = drained.look()
     plan = view.plan()
+    if view.unordered and not view.is_readable:
+        words = f"disk {name} cannot be read now: {view.state}; its partitions have no known size. Run this again when `millrace disk list` says online"
+        raise RequestRefused(ErrorCode.KAFKA_STORAGE_ERROR, words)
     print_plan(name, plan, view.moves)
     if plan.unplaced:
-        without = sum(placed.size_bytes for placed in plan.unplaced)
-        words = f"{plural(len(plan.unplaced), 'partition')} ({bytes_text(without)}) of disk {name} fit on no other disk; add one: millrace disk add PATH"
-        raise RequestRefused(ErrorCode.KAFKA_STORAGE_ERROR, words)
+        raise RequestRefused(ErrorCode.KAFKA_STORAGE_ERROR, unplaced_words(name, plan, view.closed))
     if dry_run:
         return
     try:
@@ -87,6 +88,14 @@ def drain(
         say(f"\nthe moves go on without this command; look again with: millrace disk drain {name}; take them back with: millrace disk drain {name} --cancel")
         raise typer.Exit(EXIT_FAILED) from None
     print(f"disk {name} is empty and takes no new partitions; take it out with: millrace disk remove {name}")
+
+
+def unplaced_words(name: str, plan: DrainPlan, closed: dict[str, str]) -> str:
+    """Say what fits on no disk that takes partitions now, and which disks take none."""
+    without = sum(placed.size_bytes for placed in plan.unplaced)
+    words = f"{plural(len(plan.unplaced), 'partition')} ({bytes_text(without)}) of disk {name} fit on no other disk"
+    others = ", ".join(f"{disk} ({state})" for disk, state in closed.items())
+    return f"{words}; add one: millrace disk add PATH" + (f"; or wait for disks that take none now: {others}" if others else "")
 
 
 def bytes_of(text: str) -> int:
@@ -119,6 +128,24 @@ class DrainView(NamedTuple):
     rooms: tuple[FreeSpace, ...]
     sizes: dict[tuple[str, int], int]
     """Bytes of everything that lies on the disk."""
+    state: str = "online"
+    """Of the disk that is emptied."""
+    closed: dict[str, str] = {}  # noqa: RUF012  never changed
+    """Other disks that take nothing now, with their states."""
+    has_controller: bool = True
+    """Whether the controller process of the box runs, which moves."""
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether sizes are known and partitions can be copied from the disk."""
+        return self.state.startswith(("online", "full"))
+
+    @property
+    def trouble(self) -> str:
+        """What the moves wait for; '' if they go on."""
+        if not self.has_controller:
+            return "waiting: the controller of this box does not run"
+        return "" if self.is_readable else f"waiting: the disk is not served ({self.state})"
 
     def plan(self) -> DrainPlan:
         """Plan where the partitions go that have no order yet."""
@@ -141,6 +168,7 @@ class Drained:
         from appliance.cluster.box_balance import FreeSpace, PartitionOnDisk
         from appliance.command.box_status import describe_disks, image_of, read_shared_memory
         from appliance.command.moves import standing_moves
+        from appliance.shm.disk_tables import is_alive
 
         names = [str(disk["name"]) for disk in self._disks]
         image, sizes = image_of(self._layout), self._sizes()
@@ -154,12 +182,19 @@ class Drained:
         names_by_id = {str(topic.topic_id): topic.name for topic in image.topics.values()}
         by_name = {(names_by_id.get(topic_id, topic_id), number): size for (topic_id, number), size in sizes.items()}
         promised = {name: sum(max(0, move.lag_bytes) for move in moves if move.target_disk == name) for name in names}
+        reading = read_shared_memory(self._layout, names, self._clock)
+        disks = {disk.name: disk for disk in describe_disks(self._disks, reading)}
+        targets = [disk for disk in disks.values() if disk.name != self._name and (not self._to or disk.name in self._to)]
         rooms = tuple(
             FreeSpace(disk.name, disk.free_bytes or 0, disk.total_bytes or 0, promised[disk.name])
-            for disk in describe_disks(self._disks, read_shared_memory(self._layout, names, self._clock))
-            if disk.name != self._name and disk.state == "online" and not disk.draining and (not self._to or disk.name in self._to)
+            for disk in targets
+            if disk.state == "online" and not disk.draining
         )
-        return DrainView(tuple(unordered), tuple(move for move in moves if move.source_disk == self._name), rooms, by_name)
+        closed = {disk.name: disk.shown_state for disk in targets if disk.state != "online" or disk.draining}
+        controller = reading.counters.get("controller")
+        has_controller = controller is None or is_alive(controller.pid)
+        own_moves = tuple(move for move in moves if move.source_disk == self._name)
+        return DrainView(tuple(unordered), own_moves, rooms, by_name, disks[self._name].state, closed, has_controller)
 
     def _sizes(self) -> dict[tuple[str, int], int]:
         from appliance.base.model import TopicId
@@ -181,7 +216,10 @@ class Drained:
         refused: list[list[Any]] = []
         for start in range(0, max(1, len(moves)), ORDERS_MAX):
             orders = {"disk": self._name, "draining": True, "throttle": throttle, "moves": moves[start : start + ORDERS_MAX]}
-            refused += ask_controller(self._layout, orders)
+            try:
+                refused += ask_controller(self._layout, orders)
+            except RequestRefused as error:
+                raise RequestRefused(error.code, f"{error.message}; {start} of {plural(len(moves), 'move')} are ordered and go on") from error
         _refuse(refused)
 
     def watch(self, throttle: int | None) -> None:
@@ -192,12 +230,23 @@ class Drained:
             if not view.unordered and not view.moves and not view.sizes:
                 bar.end(view)
                 return
-            if view.unordered:
-                plan = view.plan()
-                if plan.moves:
-                    self.order(plan, throttle)
-            bar.show(view)
+            trouble = view.trouble
+            if view.unordered and not trouble:
+                trouble = self._order_rest(view, throttle)
+            bar.show(view, trouble)
             time.sleep(LOOK_SECONDS)
+
+    def _order_rest(self, view: DrainView, throttle: int | None) -> str:
+        """Order what came upon the disk since the plan; return what that waits for, or ''."""
+        plan = view.plan()
+        if plan.moves:
+            try:
+                self.order(plan, throttle)
+            except RequestRefused as error:
+                if error.code != ErrorCode.BROKER_NOT_AVAILABLE:
+                    raise
+                return "waiting: the controller does not answer"
+        return f"waiting: {unplaced_words(self._name, plan, view.closed)}" if plan.unplaced else ""
 
 
 class ProgressBar:
@@ -211,10 +260,10 @@ class ProgressBar:
         self._next_line_ms = 0
         self._told: set[tuple[str, int, str]] = set()
 
-    def show(self, view: DrainView) -> None:
+    def show(self, view: DrainView, trouble: str = "") -> None:
         now_ms = self._clock.monotonic_ms()
         self._tell_failures(view.moves)
-        text = self.text(view, now_ms)
+        text = self.text(view, now_ms) + (f"  {trouble}" if trouble else "")
         if sys.stderr.isatty():
             sys.stderr.write(f"\r{text}\x1b[K")
             sys.stderr.flush()

@@ -84,14 +84,24 @@ def print_status(found: FoundBox, gathered: BoxStatus, now_ms: int) -> None:
         [Column("topic"), Column("partitions", is_number=True), Column("records", is_number=True), Column("size", is_number=True), Column("state")],
         [[topic.name, str(topic.partitions), count_text(topic.records), _size(topic), _problems(topic.problems)] for topic in gathered.topics],
     )
-    if gathered.cluster is not None and len(gathered.cluster.brokers) > 1:
+    if gathered.cluster is not None and (len(gathered.cluster.brokers) > 1 or gathered.cluster.absent):
         print(f"\n{cluster_line(gathered.cluster)}")
+    if gathered.cluster is not None and not gathered.cluster.has_own_controller:
+        print(f"\n{NO_CONTROLLER}")
     if gathered.cluster is not None and not gathered.cluster.has_zookeeper:
         print(f"\n{zookeeper_line(gathered.cluster)}")
+    if gathered.cluster is not None and gathered.cluster.zookeeper_missing:
+        print(f"\n{gathered.cluster.zookeeper_missing}")
     if gathered.senders is not None and gathered.senders.known_count:
         print(f"\n{senders_line(gathered.senders)}")
     print()
     print("  ".join(_rate(name, rate) for name, rate in gathered.rates.items()))
+
+
+NO_CONTROLLER = (
+    "the controller of this box does not run: boxes, leaders and in-sync sets are shown as it last saw them, and topics are neither created nor moved"
+    " until it runs again"
+)
 
 
 def cluster_line(cluster: ClusterStatus) -> str:
@@ -105,6 +115,8 @@ def cluster_line(cluster: ClusterStatus) -> str:
         "led by others instead": found.not_preferred,
     }
     words = [f"{count} {trouble}" for trouble, count in troubles.items() if count]
+    if cluster.absent:
+        words.insert(0, f"not registered, although partitions have replicas there: {', '.join(map(str, cluster.absent))}")
     if found.unreplicated_records_max:
         words.append(f"up to {count_text(found.unreplicated_records_max)} records of a partition not replicated yet")
     return f"cluster of brokers {', '.join(map(str, cluster.brokers))}, {controller}; here {found.leaders} partitions led and {found.followers} followed: " + (

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from appliance.base.errors import ErrorCode
-from appliance.base.model import topic_name_problem
+from appliance.base.errors import ErrorCode, MillraceError, RequestRefused
+from appliance.base.model import TopicPartition, topic_name_problem
+from appliance.client.errors import ConnectionLost
 from appliance.command.ensemble_view import probe_ensemble
 from appliance.command.failures import PartlyDone, UsageProblem
+from appliance.command.finding import find_running_box
 from appliance.command.kafka import open_cluster, require_topic_name
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option, parse_setting
 from appliance.command.output import NOTHING, Column, count_text, plural, print_table, say
@@ -25,7 +29,7 @@ from appliance.command.topic_trim import confirm, trim
 
 if TYPE_CHECKING:
     from appliance.client.admin import DescribedTopic
-    from appliance.client.cluster import TopicMetadata
+    from appliance.client.cluster import ClusterClient, ClusterMetadata, TopicMetadata
 
 
 def elect(
@@ -110,26 +114,96 @@ def create(
     require_topic_name(name)
     configs = dict(parse_setting(text) for text in setting or [])
     with open_cluster(bootstrap, data, config) as cluster:
-        from appliance.client.admin import create_topic
+        from appliance.client.admin import create_topic, find_unserved
 
-        create_topic(cluster, name, partitions=partitions, replication_factor=replication_factor, configs=configs)
+        was_there = exists(cluster, name)
+        words = "created topic"
+        try:
+            create_topic(cluster, name, partitions=partitions, replication_factor=replication_factor, configs=configs)
+        except MillraceError as error:
+            words = created_meanwhile(cluster, name, was_there, error)
         created = cluster.topic(name, is_new=True)
-        print(f"created topic {name} with {plural(len(created.partitions), 'partition')}")
+        unserved = find_unserved(cluster, [created])
+        print(f"{words} {name} with {plural(len(created.partitions), 'partition')}")
+        if unserved:
+            print(f"{unserved_text(unserved.values())} yet; look with: millrace topic list")
+
+
+def exists(cluster: ClusterClient, name: str) -> bool:
+    topic = cluster.metadata([name]).topics.get(name)
+    return topic is not None and topic.error != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+UNKNOWN_OUTCOMES = frozenset({ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.REQUEST_TIMED_OUT})
+"""Answers after which a controller, or its successor, may still carry out the request."""
+
+
+def created_meanwhile(cluster: ClusterClient, name: str, was_there: bool, error: MillraceError) -> str:
+    """Return what to say if the topic is there although the request failed: a controller that ends after ZooKeeper accepted the topic gives no
+    answer, and the next one completes it. Raises `error`, or RequestRefused that says that the outcome is not known."""
+    code = error.code if isinstance(error, RequestRefused) else None
+    if code is None or code in UNKNOWN_OUTCOMES or (code == ErrorCode.TOPIC_ALREADY_EXISTS and not was_there):
+        if not was_there and exists(cluster, name):
+            return "the controller restarted before it answered, and now there is topic"
+        if code in UNKNOWN_OUTCOMES or isinstance(error, ConnectionLost):
+            words = error.message if isinstance(error, RequestRefused) else str(error)
+            raise RequestRefused(code or ErrorCode.REQUEST_TIMED_OUT, f"{words}; it may still be created: look with: millrace topic list") from error
+    raise error
+
+
+def unserved_text(reasons: Iterable[str]) -> str:
+    """`3 not served (KAFKA_STORAGE_ERROR)`."""
+    counted = Counter(reasons)
+    return f"{counted.total()} not served ({', '.join(sorted(counted))})"
 
 
 def list_topics(bootstrap: BootstrapOption = None, data: DataOption = None, config: ConfigOption = None) -> None:
-    """List topics, and the members of the boxes' ZooKeeper ensemble that are missing: both decide whether another box may be restarted."""
+    """List topics, and what is missing of the cluster: boxes, its controller, members of its ZooKeeper ensemble. All decide whether another box may be
+    restarted. Each leader is asked whether it serves."""
     with open_cluster(bootstrap, data, config) as cluster:
-        topics = cluster.metadata(None).topics
+        from appliance.client.admin import find_unserved
+
+        found = cluster.metadata(None)
+        unserved = find_unserved(cluster, found.topics.values())
     rows = []
-    for name, topic in sorted(topics.items()):
-        leaderless = sum(partition.leader < 0 for partition in topic.partitions)
-        behind = sum(len(partition.isr) < len(partition.assigned_replicas) for partition in topic.partitions)
-        trouble = ", ".join(text for count, text in ((leaderless, f"{leaderless} without leader"), (behind, f"{behind} under-replicated")) if count)
-        rows.append([name, str(len(topic.partitions)), replicas_text(topic), trouble or "ok"])
+    for name, topic in sorted(found.topics.items()):
+        reasons = [unserved[key] for each in topic.partitions if (key := TopicPartition(name, each.partition)) in unserved]
+        rows.append([name, str(len(topic.partitions)), replicas_text(topic), topic_state(topic, reasons)])
     print_table([Column("topic"), Column("partitions", is_number=True), Column("replicas", is_number=True), Column("state")], rows)
-    if missing := probe_ensemble(bootstrap, data, config).words:
-        print(missing)
+    for words in [*cluster_troubles(found), controller_trouble(bootstrap, data, config), probe_ensemble(bootstrap, data, config).words]:
+        if words:
+            print(words)
+
+
+def topic_state(topic: TopicMetadata, unserved: list[str]) -> str:
+    """Return the state of a topic for `topic list`; `unserved`: why, for each partition whose leader does not serve it."""
+    leaderless = sum(partition.leader < 0 for partition in topic.partitions)
+    behind = sum(len(partition.isr) < len(partition.assigned_replicas) for partition in topic.partitions)
+    troubles = [f"{leaderless} without leader"] if leaderless else []
+    troubles += [unserved_text(unserved)] if unserved else []
+    troubles += [f"{behind} under-replicated"] if behind else []
+    return ", ".join(troubles) or "ok"
+
+
+def cluster_troubles(found: ClusterMetadata) -> list[str]:
+    """Say which boxes that have replicas are missing, and whether there is no controller."""
+    replicas = Counter(broker for topic in found.topics.values() for each in topic.partitions for broker in each.assigned_replicas)
+    troubles = [f"box {broker} is missing: {plural(replicas[broker], 'replica')}" for broker in sorted(replicas.keys() - found.brokers.keys())]
+    if found.controller_id not in found.brokers:
+        troubles.append("no box is the controller: topics, leaders and in-sync sets stay as they are until one is elected")
+    return troubles
+
+
+def controller_trouble(bootstrap: str | None, data: str | None, config: str | None) -> str:
+    """Say so if the controller process of the box that is asked does not run; '' if it does, or with `--bootstrap`."""
+    if bootstrap is not None:
+        return ""
+    from appliance.command.status import NO_CONTROLLER
+    from appliance.shm.counters import read_counters
+    from appliance.shm.disk_tables import is_alive
+
+    snapshot = read_counters(find_running_box(data, config).layout, "controller")
+    return NO_CONTROLLER if snapshot is not None and not is_alive(snapshot.pid) else ""
 
 
 def replicas_text(topic: TopicMetadata) -> str:

@@ -21,8 +21,6 @@ refresh reads it whole.
 
 from __future__ import annotations
 
-import os
-
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
 from appliance.shm.mapping import LayoutMismatch, SharedObject, SharedObjectAbsent, list_names
@@ -64,8 +62,14 @@ def attach_table(layout: BoxLayout, disk: str) -> PartitionTableReader | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process with this pid exists."""
-    return pid > 0 and os.path.exists(f"/proc/{pid}")
+    """Return whether a process with this pid runs. One that ended and was not reaped yet does not."""
+    if pid <= 0:
+        return False
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
 
 
 FLUSH_FACTOR = 20

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
+from appliance.shm.disk_tables import is_alive
 from lab.running_box import RunningBox, environment, eventually
 
 pytestmark = [pytest.mark.own_zookeeper, pytest.mark.system, pytest.mark.slow]
@@ -148,6 +151,33 @@ def test_the_status_shows_processes_disks_and_topics(box: RunningBox, millrace: 
     plain = millrace("status")
     assert b"memory (PSS) of all Python processes: " in plain.stdout
     assert plain.returncode == 0 and b"log-writer@" in plain.stdout and b"\x1b" not in plain.stdout
+
+
+def test_commands_say_what_does_not_serve_while_log_writer_and_controller_are_dead(box: RunningBox, millrace: Millrace) -> None:
+    """The supervisor is stopped, so that they stay dead; the image still says that all is well."""
+    assert millrace("topic", "create", "unserved").returncode == 0
+    assert [b"unserved", b"1", b"1", b"ok"] in [line.split() for line in millrace("topic", "list").stdout.splitlines()]
+    (disk,) = [disk.name for disk in box.box.disks if (Path(disk.path) / "unserved-0").is_dir()]
+    pids = {name: box.pid(name) for name in (f"log-writer@{disk}", "controller")}
+    os.kill(box.process.pid, signal.SIGSTOP)
+    try:
+        for pid in pids.values():
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not any(map(is_alive, pids.values())), "both are dead")
+        listed = millrace("topic", "list").stdout
+        (state,) = [line for line in listed.splitlines() if line.startswith(b"unserved ")]
+        assert b" 1 not served (" in state, listed
+        assert listed.splitlines()[-1].startswith(b"the controller of this box does not run"), listed
+        status = json.loads(millrace("status", "--json").stdout)
+        (topic,) = [topic for topic in status["topics"] if topic["name"] == "unserved"]
+        assert topic["problems"] == {"0": f"disk {disk} is not served: its log-writer does not run and is started again"}
+        assert not status["cluster"]["has_own_controller"]
+        drained = millrace("disk", "drain", disk, "--dry-run")
+        assert drained.returncode == 1 and b"cannot be read now: log-writer down" in drained.stderr, drained
+    finally:
+        os.kill(box.process.pid, signal.SIGCONT)
+    for name, pid in pids.items():
+        box.await_restart(name, pid)
 
 
 def test_a_tail_goes_on_through_the_death_of_any_process_on_its_way(box: RunningBox, millrace: Millrace, begin: Begin) -> None:

@@ -14,7 +14,7 @@ from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
 from appliance.cluster.box_balance import DrainPlan, PartitionOnDisk, PlannedMove
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage
-from appliance.command.disk_drain import DrainView, ProgressBar, ask_controller, bytes_of, print_plan
+from appliance.command.disk_drain import Drained, DrainView, ProgressBar, ask_controller, bytes_of, print_plan, unplaced_words
 from appliance.command.failures import UsageProblem
 from appliance.command.moves import move_row, standing_moves
 from appliance.ipc.disk_reports import CAUGHT_UP, COPYING, FAILED, MoveProgress, moves_file, write_moves
@@ -88,6 +88,26 @@ def test_a_plan_says_what_goes_where(capsys: pytest.CaptureFixture[str]) -> None
     assert "t-0        3.0 MiB  d1" in told and "1 partition, 3.0 MiB, to move from disk d0\n1 move from disk d0 under way already" in told
     print_plan("d0", DrainPlan((), ()), ())
     assert capsys.readouterr().out == "disk d0 holds nothing\n"
+
+
+def test_what_a_drain_waits_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    dead = DrainView((PartitionOnDisk("t", 2, 0),), (moving(1),), (), {}, "log-writer down", {"d1": "hung", "d2": "online, draining"})
+    assert (dead.is_readable, dead.trouble) == (False, "waiting: the disk is not served (log-writer down)")
+    assert dead._replace(has_controller=False).trouble == "waiting: the controller of this box does not run"
+    assert dead._replace(state="full").trouble == dead._replace(state="online, restored from a copy").trouble == ""
+    ProgressBar(ManualClock()).show(dead, dead.trouble)
+    assert capsys.readouterr().err.endswith("  waiting: the disk is not served (log-writer down)\n")
+    words = unplaced_words("d0", dead.plan(), dead.closed)
+    assert words.endswith("millrace disk add PATH; or wait for disks that take none now: d1 (hung), d2 (online, draining)")
+
+
+def test_a_drain_whose_controller_dies_says_how_many_moves_are_ordered(layout: BoxLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_controller(layout, [])
+    monkeypatch.setattr("appliance.command.disk_drain.ORDERS_MAX", 2)
+    monkeypatch.setattr("appliance.command.disk_drain.ATTEMPT_PAUSE_SECONDS", 0)
+    drained = Drained(layout, [], "d0", None, ManualClock())
+    with pytest.raises(RequestRefused, match=r"does not answer.*; 2 of 3 moves are ordered and go on"):
+        drained.order(DrainPlan(tuple(PlannedMove("t", number, 1, "d1") for number in range(3)), ()), None)
 
 
 def serve_controller(layout: BoxLayout, *answers: object) -> list[object]:

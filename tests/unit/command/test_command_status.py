@@ -41,7 +41,7 @@ from appliance.senders.sender_accounts import OTHERS, SenderFigures, senders_fil
 from appliance.shm.counters import Counters
 from appliance.shm.disk_tables import attach_table
 from appliance.shm.mapping import PID_WORD
-from appliance.shm.partition_table import DISK_ONLINE, ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, PartitionTableWriter, Row
+from appliance.shm.partition_table import DISK_ONLINE, DISK_STARTING, ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, PartitionTableWriter, Row
 from lab.running_box import ROOT
 from lab.scratch_layout import scratch_layout
 
@@ -279,6 +279,51 @@ def test_partitions_of_a_disk_that_hangs_or_is_full_are_not_called_ok() -> None:
     for state, problems in (("hung", {"1": "disk d1 hangs"}), ("full", {"1": "disk d1 is full: read only"}), ("online", {})):
         (topic,) = describe_topics(image_of(WANTED, WANTED._replace(disk="d1")), rows, BROKER_ID, {"d0": "online", "d1": state})
         assert topic.problems == problems
+
+
+@pytest.fixture
+def dead_pid() -> int:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    return dead.pid
+
+
+def test_partitions_are_not_ok_while_their_log_writer_restarts(box: StatusBox, dead_pid: int) -> None:
+    """Its table stays as it was when it died: every row still leads."""
+    write_image(box.layout.image_file, image_of(WANTED, WANTED._replace(replicas=(1, 2))))
+    box.table.add_row(ROW)
+    box.table.add_row(ROW._replace(partition=1))
+    box.counters.shared.words[PID_WORD] = dead_pid
+    controller = Counters.create_or_adopt(box.layout, "controller", 1, 0)  # else no process of the box runs
+    status = gather(box.layout, box.box, box.read(), box.read())
+    words = "disk d0 is not served: its log-writer does not run and is started again"
+    assert [topic.problems for topic in status.topics] == [{"0": words, "1": f"{words}; under-replicated: 1 of 2 replicas in sync"}]
+    assert [disk.state for disk in status.disks] == ["log-writer down"]
+    box.counters.shared.words[PID_WORD] = os.getpid()
+    for state, problem in ((DISK_STARTING, "disk d0 is starting: its logs are being opened"), (DISK_ONLINE, None)):
+        box.table.set_disk_state(state)
+        reading = box.read()
+        (topic,) = describe_topics(image_of(WANTED), reading.rows, BROKER_ID, reading.disk_states)
+        assert topic.problems.get("0") == problem
+    controller.close()
+
+
+def test_missing_boxes_members_and_a_dead_controller_are_named(box: StatusBox, dead_pid: int, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image(box.layout.image_file, image_of(WANTED._replace(replicas=(1, 3))))
+    with socket.create_server(("127.0.0.1", 0)) as refusing:
+        port = refusing.getsockname()[1]
+    box.box["zookeeper_members"] = [f"2=127.0.0.1:{port}:1:1"]
+    controller = Counters.create_or_adopt(box.layout, "controller", 1, 0)
+    controller.shared.words[PID_WORD] = dead_pid
+    gathered = gather(box.layout, box.box, box.read(), box.read())
+    controller.close()
+    document = gathered.document()["cluster"]
+    assert (document["absent"], document["has_own_controller"]) == ((3,), False)
+    assert "member 2" in document["zookeeper_missing"] and str(port) in document["zookeeper_missing"]
+    print_status(FoundBox(box.layout, box.box), gathered, box.clock.wall_ms())
+    shown = capsys.readouterr().out
+    assert "not registered, although partitions have replicas there: 3" in shown and "the controller of this box does not run" in shown
+    assert document["zookeeper_missing"] in shown
 
 
 def test_a_long_story_of_a_process_does_not_push_the_table_off_the_screen() -> None:
