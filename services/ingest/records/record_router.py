@@ -45,30 +45,35 @@ CUT_BYTES = 1 << 20
 class DeadLetters:
     """Rejects records that can never be stored in their topic: counts them, and stores a dead
     letter if the table names a topic. A dead letter is the record's value, cut to the limit of its
-    topic, with headers for the reason and the topic.
+    topic, with headers for the reason and the topic. It has the record's address, so a repeat of
+    the record, which is refused again, is no second dead letter.
 
     `topic` is "" without a dead letter topic. `on_blocked(topic, partition)`: that partition is
     blocked. Weak: a dead letter counts as a copy. One whose own topic is too small or cannot be
     created is counted and lost.
     """
 
-    def __init__(self, topic: str, topics: IngestTopics, ledger: IngestLedger, clock: Clock, on_blocked: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, topic: str, topics: IngestTopics, identified: IdentifiedRecords, ledger: IngestLedger, clock: Clock, on_blocked: Callable[[str, int], None]
+    ) -> None:
         self._topic = topic
         self._topics = topics
+        self._identified = identified
         self._ledger = ledger
         self._clock = clock
         self._on_blocked = on_blocked
 
-    def reject(self, group: AckGroup, number: int, reason: LossReason, topic: str, event: ProducerRecord) -> None:
+    def reject(self, group: AckGroup, number: int, reason: LossReason, topic: str, event: ProducerRecord, address: tuple[bytes | None, int]) -> None:
         """Count a record of the group that `topic` can never hold, and add it to the negative part
-        of the answer."""
+        of the answer. `address`: identity and ordinal in the replay memory."""
         self._ledger.on_counted(group, reason, 1)
         if group.on_completed is not None:
             group.rejected.append((number, str(reason)))
-        if self._topic:
-            self._store(group, reason, topic, event)
+        identity, ordinal = address
+        if self._topic and (identity is None or not self._identified.is_stored(group, identity, ordinal, self._topic, True)):
+            self._store(group, reason, topic, event, identity, ordinal)
 
-    def _store(self, group: AckGroup, reason: LossReason, topic: str, event: ProducerRecord) -> None:
+    def _store(self, group: AckGroup, reason: LossReason, topic: str, event: ProducerRecord, identity: bytes | None, ordinal: int) -> None:
         collector = self._topics.of(self._topic).collector
         limit, can_wait = CUT_BYTES, False
         if isinstance(collector, Batcher):
@@ -79,7 +84,7 @@ class DeadLetters:
         if len(event.value) > limit:
             headers.append(("truncated", b"true"))
         letter = ProducerRecord(event.timestamp_ms, event.key, event.value[: max(0, limit)], encode_headers(headers))
-        if collector.append(letter, self._clock.monotonic_ms(), group, can_wait, None, 0, True) is Acceptance.TAKEN_BUT_BLOCKED and can_wait:
+        if collector.append(letter, self._clock.monotonic_ms(), group, can_wait, identity, ordinal, True) is Acceptance.TAKEN_BUT_BLOCKED and can_wait:
             self._on_blocked(self._topic, collector.blocked_partition)
 
 
@@ -117,8 +122,8 @@ class RecordRouter:
         self._ledger = ledger
         self._acknowledger = acknowledger
         self._clock = clock
-        self._dead_letters = DeadLetters(router.dead_letter, topics, ledger, clock, self._on_blocked)
         self._identified = IdentifiedRecords(replays, ledger, acknowledger, self._store, held, clock)
+        self._dead_letters = DeadLetters(router.dead_letter, topics, self._identified, ledger, clock, self._on_blocked)
         acknowledger.on_completed = self._identified.on_completed
         topics.on_too_large = self._on_late_too_large
         topics.on_batched = self._on_batched
@@ -241,20 +246,24 @@ class RecordRouter:
             identity, ordinal = (None, 0) if addresses is None else addresses[:2]
             for index, outcome in collector.append_all(timestamps_ms, values, keys, headers, now_ms, group, source.can_wait, identity, ordinal):
                 event = ProducerRecord(timestamps_ms[index], keys[index], values[index], headers)
-                self._on_odd_outcome(outcome, collector, group, -1 if numbers is None else numbers[index], source.plain_topic, event)
+                number = -1 if numbers is None else numbers[index]
+                self._on_odd_outcome(outcome, collector, group, number, source.plain_topic, event, (identity, ordinal + index))
             return
         address_of = repeat(_NO_ADDRESS) if addresses is None else addresses.pairs if isinstance(addresses, AddressRun) else addresses
         for index, (identity, ordinal) in zip(range(len(values)), address_of, strict=False):
             event = ProducerRecord(timestamps_ms[index], keys[index], values[index], other_headers.get(index, headers))
             outcome = collector.append(event, now_ms, group, source.can_wait, identity, ordinal)
             if outcome:
-                self._on_odd_outcome(outcome, collector, group, -1 if numbers is None else numbers[index], source.plain_topic, event)
+                number = -1 if numbers is None else numbers[index]
+                self._on_odd_outcome(outcome, collector, group, number, source.plain_topic, event, (identity, ordinal))
 
-    def _on_odd_outcome(self, outcome: Acceptance, collector: Collector, group: AckGroup, number: int, topic: str, event: ProducerRecord) -> None:
+    def _on_odd_outcome(
+        self, outcome: Acceptance, collector: Collector, group: AckGroup, number: int, topic: str, event: ProducerRecord, address: tuple[bytes | None, int]
+    ) -> None:
         if outcome is Acceptance.TAKEN_BUT_BLOCKED:
             self.blocked_partition = (topic, collector.blocked_partition)
         elif outcome is _TOO_LARGE:
-            self._dead_letters.reject(group, number, LossReason.TOO_LARGE, topic, event)
+            self._dead_letters.reject(group, number, LossReason.TOO_LARGE, topic, event, address)
         else:
             self._ledger.on_counted(group, LossReason.OVERFLOW, 1)
 
@@ -335,7 +344,7 @@ class RecordRouter:
             key = key_of(destination.key, record, group.source.host)
             if key is None and destination.is_key_required:
                 if not is_copy:
-                    self._dead_letters.reject(group, number, LossReason.NO_KEY, destination.topic, event)
+                    self._dead_letters.reject(group, number, LossReason.NO_KEY, destination.topic, event, (identity, ordinal))
             elif identity is None or not self._identified.is_stored(group, identity, ordinal, destination.topic, is_copy):
                 self._append(source, group, number, event._replace(key=key), destination.topic, now_ms, identity, ordinal, is_copy)
             is_copy = True
@@ -360,14 +369,15 @@ class RecordRouter:
         if outcome is Acceptance.TAKEN_BUT_BLOCKED:
             self.blocked_partition = (topic, collector.blocked_partition)
         elif outcome is _TOO_LARGE and not is_copy:
-            self._dead_letters.reject(group, number, LossReason.TOO_LARGE, topic, event)
+            self._dead_letters.reject(group, number, LossReason.TOO_LARGE, topic, event, (identity, ordinal))
         elif outcome is Acceptance.OVERFLOW and not is_copy:
             self._ledger.on_counted(group, LossReason.OVERFLOW, 1)
 
     def _on_late_too_large(self, backlogged: BackloggedRecord) -> None:
         """The topic of a backlogged record exists now and refuses it."""
         if not backlogged.is_copy:
-            self._dead_letters.reject(backlogged.group, backlogged.number, LossReason.TOO_LARGE, "", backlogged.event)
+            address = backlogged.identity, backlogged.ordinal
+            self._dead_letters.reject(backlogged.group, backlogged.number, LossReason.TOO_LARGE, "", backlogged.event, address)
 
     def _on_blocked(self, topic: str, partition: int) -> None:
         """A dead letter reached a blocked partition."""

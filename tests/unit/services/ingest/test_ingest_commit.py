@@ -196,6 +196,28 @@ def test_a_repeated_group_that_can_never_be_stored_is_refused_again(box: Stepped
     assert box.ledger().balances
 
 
+@pytest.mark.parametrize(("reason", "rejected"), [("too_large", [1]), ("no_key", [0, 1, 2])])
+@pytest.mark.parametrize("is_each_identified", [False, True])
+def test_a_repeated_record_is_one_dead_letter(make: Callable[..., SteppedIngest], reason: str, rejected: list[int], is_each_identified: bool) -> None:
+    """The answer was lost: the record is refused again, and its letter is not stored again."""
+    required = {"route": [{"host": "web", "topic": "syslog", "key": "field.user", "key-required": True}]} if reason == "no_key" else {}
+    box = make(senders={**required, "dead-letter": {"topic": "dead"}})
+    box.create_other("dead")
+    box.publish(1, {"max.message.bytes": "2000"} if reason == "too_large" else {})
+    box.step()
+    values_sent = [b"b", b"a" * 3000, b"c"]
+    identities = [number.to_bytes(16, "big") for number in range(3)] if is_each_identified else [b"1" * 16]
+    for time in range(3):
+        sent = Sent(box, values_sent, identities)
+        box.run_until(lambda sent=sent: sent.completed)  # type: ignore[misc]
+        assert sent.unit.rejected == [(number, reason) for number in rejected]
+        letters = box.records_of(0, "dead")
+        assert [letter.value for letter in letters] == [values_sent[number] for number in rejected], f"sent {time + 1} times"
+    assert len(values(box)) == 3 - len(rejected) and box.ledger().balances
+    Sent(box, values_sent, [b"2" * 16])
+    box.run_until(lambda: len(box.records_of(0, "dead")) == 2 * len(rejected), "another request with the same records: other letters")
+
+
 def test_an_ack_group_that_is_refused_for_good_can_be_sent_again(box: SteppedIngest, monkeypatch: pytest.MonkeyPatch) -> None:
     assert box.log_writer is not None
     with monkeypatch.context() as refusing:
