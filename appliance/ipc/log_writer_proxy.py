@@ -122,19 +122,27 @@ class LogWriterProxy:
         return self.serving and self.channel is not None and self.channel.completions.has_entries()
 
     def drain(self, on_completion: Callable[[Any, tuple[Any, ...]], None]) -> int:
-        """Pass each published completion to its caller; returns how many."""
+        """Pass each published completion to its caller; returns how many, at most `DRAIN_BURST`."""
         channel = self.channel
         if channel is None or not self.serving:
             return 0
-        entries = channel.completions.poll(DRAIN_BURST)
         outstanding = self.outstanding
-        for entry in entries:
-            context, charge = outstanding.pop(entry[COMPLETION_TOKEN])
-            self.outstanding_bytes -= charge
-            on_completion(context, entry)
+        # What was taken from the ring and not yet handled dies with this process. The next incarnation of a source that
+        # keeps its rings reads the rest, so such a source takes one completion at a time.
+        burst = 1 if self._keep_ring_names else DRAIN_BURST
+        drained = 0
+        while drained < DRAIN_BURST:
+            entries = channel.completions.poll(burst)
+            for entry in entries:
+                context, charge = outstanding.pop(entry[COMPLETION_TOKEN])
+                self.outstanding_bytes -= charge
+                on_completion(context, entry)
+            drained += len(entries)
+            if len(entries) < burst:
+                break
         if self._queued:
             self._offer_queued()
-        return len(entries)
+        return drained
 
     # -- the state of the channel
 

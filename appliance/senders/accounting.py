@@ -10,7 +10,7 @@ received.
 
 Weak: if the process is killed after it took a completion from its ring and before it added it to
 `stored`, the records are counted as `crash` although they are stored. The sum stays right; the
-reason may be wrong for one burst.
+reason may be wrong for one batch.
 """
 
 from __future__ import annotations

@@ -356,6 +356,35 @@ def test_the_next_incarnation_counts_unread_completions_as_stored(box: SteppedIn
     assert (box.ledger().stored, box.ledger().counted) == (100, 0)
 
 
+def test_a_kill_over_a_burst_of_completions_counts_one_batch_as_crash_at_most(make: Start) -> None:
+    """The completions behind the one that was being handled are still in the ring."""
+    box = make(partitions=8)
+    box.start()
+    box.step()
+    box.connect().sendall(b"".join(line(number, f"host{number}") + b"\n" for number in range(8)))
+    assert box.ingest is not None and box.log_writer is not None
+    while len(box.records()) < 8:
+        box.log_writer.turn()
+        box.ingest.context.poller.poll(0)
+        box.agent._topics.close_batches(box.clock.monotonic_ns())
+        box.agent._sender.send(box.clock.monotonic_ns())
+        box.agent._proxies.flush()
+    (proxy,) = box.agent._proxies.by_disk.values()
+    batches = len(proxy.outstanding)
+    assert batches > 2
+
+    def die(_batch: Any, _entry: Any) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        proxy.drain(die)
+    box.kill_ingest()
+    box.start_ingest()
+    box.run_until(lambda: box.agent._crash_accounting.is_accounted)
+    assert box.ledger().balances
+    assert box.counter('ingest.counted{reason="crash"}') <= 8 - batches + 1, "records of one batch"
+
+
 def test_the_death_of_both_is_booked_when_the_log_writer_is_back(box: SteppedIngest) -> None:
     box.connect().sendall(b"".join(line(number) + b"\n" for number in range(100)))
     assert box.ingest is not None
