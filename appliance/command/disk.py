@@ -1,4 +1,4 @@
-"""`millrace disk …`: list, add, drain (`disk_drain`), remove, replace, while the box runs.
+"""`millrace disk …`: list, add, drain (`disk_drain`), remove, replace, orphans (`disk_orphans`), while the box runs.
 
 What touches a directory is done here, so that a disk that hangs can hang this command and not the supervisor; the supervisor then only starts, stops and
 writes down. Weak spot: that a disk is empty is looked up before it is removed; what is created on it in between is lost to its users until it is added again.
@@ -17,6 +17,7 @@ from appliance.base.clock import SystemClock
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.layout import BoxLayout
 from appliance.command.disk_drain import drain
+from appliance.command.disk_orphans import orphans
 from appliance.command.failures import UsageProblem
 from appliance.command.finding import FoundBox, find_running_box
 from appliance.command.options import ConfigOption, DataOption, argument, option
@@ -37,12 +38,17 @@ ANSWER_MS = 5_000
 
 
 def build_app(markup: Literal["rich"] | None) -> typer.Typer:
-    app = typer.Typer(help="List, add, drain, remove and replace disks while the box runs.", no_args_is_help=True, rich_markup_mode=markup)
+    app = typer.Typer(
+        help="List, add, drain, remove and replace disks while the box runs; find directories that no topic owns.",
+        no_args_is_help=True,
+        rich_markup_mode=markup,
+    )
     app.command("list")(list_disks)
     app.command("add")(add)
     app.command("drain")(drain)
     app.command("remove")(remove)
     app.command("replace")(replace)
+    app.command("orphans")(orphans)
     return app
 
 

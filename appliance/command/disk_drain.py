@@ -23,6 +23,7 @@ from appliance.command.finding import find_running_box
 from appliance.command.options import ConfigOption, DataOption, argument, option
 from appliance.command.output import Column, bytes_text, count_text, duration_text, plural, print_table, say
 from appliance.ipc.disk_reports import FAILED, MoveProgress
+from appliance.ipc.request_frames import MOVE_ORDERS, MOVE_ORDERS_DONE
 
 if TYPE_CHECKING:
     from appliance.cluster.box_balance import DrainPlan, FreeSpace, PartitionOnDisk
@@ -315,8 +316,8 @@ def _refuse(refused: list[list[Any]]) -> None:
         raise RequestRefused(ErrorCode(refused[0][1]), "\n".join([*shown, *more]))
 
 
-def ask_controller(layout: BoxLayout, orders: dict[str, Any], pause: Callable[[float], None] = time.sleep) -> list[list[Any]]:
-    """Give the controller orders (`MOVE_ORDERS`); what it refused. Asked again when it dies over them: an order that stands already is none. Raises
+def ask_controller(layout: BoxLayout, orders: dict[str, Any], pause: Callable[[float], None] = time.sleep, kind: int = MOVE_ORDERS) -> list[list[Any]]:
+    """Give the controller orders (a frame of `kind`); what it refused. Asked again when it dies over them: an order that stands already is none. Raises
     RequestRefused if no broker answers."""
     from appliance.ipc.frames import PeerGone, connect_unix
 
@@ -324,7 +325,7 @@ def ask_controller(layout: BoxLayout, orders: dict[str, Any], pause: Callable[[f
         connection = connect_unix(layout.controller_socket)
         if connection is not None:
             try:
-                answer = _answer_of(connection, orders)
+                answer = _answer_of(connection, orders, kind)
             except PeerGone:
                 answer = None
             finally:
@@ -335,10 +336,8 @@ def ask_controller(layout: BoxLayout, orders: dict[str, Any], pause: Callable[[f
     raise RequestRefused(ErrorCode.BROKER_NOT_AVAILABLE, "the controller does not answer; look with: millrace status")
 
 
-def _answer_of(connection: Any, orders: dict[str, Any]) -> list[list[Any]] | None:
-    from appliance.ipc.request_frames import MOVE_ORDERS, MOVE_ORDERS_DONE
-
-    connection.send(MOVE_ORDERS, 1, json.dumps(orders).encode())
+def _answer_of(connection: Any, orders: dict[str, Any], kind: int) -> list[list[Any]] | None:
+    connection.send(kind, 1, json.dumps(orders).encode())
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     while poll.poll(ANSWER_MS):

@@ -86,7 +86,7 @@ class FakeLogWriter:
                     "directory_id": self.directory.directory_id,
                     "replaces": self.directory.replaces,
                     "needs_epoch_bump": self.needs_epoch_bump,
-                    "partitions": [[topic, partition, topic_id, 0, 0] for (topic, partition), topic_id in self.directory.partitions.items()],
+                    "partitions": [[*name, topic_id, self.directory.leader_epochs.get(name, -1), 0] for name, topic_id in self.directory.partitions.items()],
                     "futures": [[topic, partition, *future] for (topic, partition), future in self.directory.futures.items()],
                     "frozen": [[topic, partition, self.directory.partitions[(topic, partition)]] for topic, partition in self.frozen],
                 }

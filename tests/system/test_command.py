@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from typing import IO, Any
 
 import pytest
 
+from appliance.base.model import TopicId
 from appliance.shm.disk_tables import is_alive
+from appliance.storage.directory_identity import encode_partition_metadata
 from lab.running_box import RunningBox, environment, eventually
 
 pytestmark = [pytest.mark.own_zookeeper, pytest.mark.system, pytest.mark.slow]
@@ -178,6 +181,38 @@ def test_commands_say_what_does_not_serve_while_log_writer_and_controller_are_de
         os.kill(box.process.pid, signal.SIGCONT)
     for name, pid in pids.items():
         box.await_restart(name, pid)
+
+
+def test_directories_that_no_topic_owns_are_listed_adopted_and_removed(box: RunningBox, millrace: Millrace) -> None:
+    """As after ZooKeeper's data was lost: the logs are there, with records and leader epochs, and no topic knows them."""
+    assert millrace("topic", "create", "owned").returncode == 0
+    assert millrace("send", "owned", stdin=b"1\n2\n3\n").returncode == 0
+    (disk,) = [disk for disk in box.box.disks if (Path(disk.path) / "owned-0").is_dir()]
+    pid = box.pid(f"log-writer@{disk.name}")
+    for name in ("lost", "old"):
+        copy = Path(disk.path) / f"{name}-0"
+        shutil.copytree(Path(disk.path) / "owned-0", copy)
+        (copy / "partition.metadata").write_bytes(encode_partition_metadata(TopicId(name.ljust(16).encode())))
+    stray = Path(disk.path) / f"owned-7.{'0' * 32}-stray"
+    stray.mkdir()
+    os.kill(pid, signal.SIGKILL)
+    box.await_restart(f"log-writer@{disk.name}", pid)
+    listed = {orphan["directory"]: orphan for orphan in json.loads(millrace("disk", "orphans", "--json").stdout)}
+    assert listed.keys() == {"lost-0", "old-0", stray.name}
+    lost = listed["lost-0"]
+    assert (lost["disk"], lost["log_start_offset"], lost["end_offset"], lost["reason"]) == (disk.name, 0, 3, "no topic of this name")
+    dry = millrace("disk", "orphans", "--adopt", "lost", "--dry-run")
+    assert dry.returncode == 0 and b"topic lost" not in millrace("topic", "list").stdout and b"retention begins at once" in dry.stdout
+    assert b"add --yes" in millrace("disk", "orphans", "--adopt", "lost").stderr
+    adopted = millrace("disk", "orphans", "--adopt", "lost", "--set", "retention.ms=-1", "--yes")
+    assert adopted.returncode == 0 and adopted.stdout.endswith(b"adopted topic lost with 1 partition\n"), adopted
+    assert millrace("send", "lost", stdin=b"4\n").returncode == 0
+    assert millrace("topic", "tail", "lost", "-b", "--max", "4").stdout == b"1\n2\n3\n4\n"
+    assert b"is no orphan" in millrace("disk", "orphans", "--remove", f"{disk.name}/lost-0", "--yes").stderr
+    removed = millrace("disk", "orphans", "--remove", f"{disk.name}/old-0", "--remove", f"{disk.name}/{stray.name}", "--yes")
+    assert removed.returncode == 0 and removed.stdout.endswith(b"removed 2 orphans\n"), removed
+    assert not stray.exists() and not (Path(disk.path) / "old-0").exists()
+    assert millrace("disk", "orphans").stdout.startswith(b"no orphans")
 
 
 def test_a_tail_goes_on_through_the_death_of_any_process_on_its_way(box: RunningBox, millrace: Millrace, begin: Begin) -> None:

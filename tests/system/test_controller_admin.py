@@ -12,10 +12,11 @@ import pytest
 from kazoo.client import KazooClient
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import TopicId
 from appliance.cluster.broker_configs import DYNAMIC_BROKER_CONFIGS
 from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS
 from appliance.ipc.descriptors import DescriptorKind
-from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
+from appliance.ipc.request_frames import KAFKA_REQUEST, ORPHAN_ORDERS, pack_kafka_request
 from appliance.protocol import config_apis, topic_apis
 from appliance.protocol.config_apis import (
     AlterConfigsRequest,
@@ -458,3 +459,62 @@ def test_what_would_take_the_controller_away_is_refused_whole(box: SteppedBox) -
     assert box.create(CreatableTopic("u", 2, 1))[0].error_code == 0
     grown = grow(box, TopicToGrow("t", 6_000), TopicToGrow("u", 6_000), validate_only=True)
     assert {result.error_code for result in grown.values()} == {ErrorCode.POLICY_VIOLATION}
+
+
+# --- logs that no topic owns -------------------------------------------------------------------------------------------
+
+
+def order_orphans(box: SteppedBox, **orders: object) -> list[list[Any]]:
+    box.send(ORPHAN_ORDERS, orjson.dumps(orders))
+    refused: list[list[Any]] = orjson.loads(box.answer())["refused"]
+    return refused
+
+
+@pytest.fixture
+def orphans(box: SteppedBox) -> str:
+    """Two logs of a topic that ZooKeeper does not know, led under epoch 7 before, and a third of an
+    earlier topic t; their id.
+    """
+    topic_id = str(TopicId(bytes(range(16))))
+    for disk, partition, epoch in (("d0", 0, 7), ("d1", 2, 3)):
+        box.directories[disk].partitions[("lost", partition)] = topic_id
+        box.directories[disk].leader_epochs[("lost", partition)] = epoch
+    box.directories["d0"].partitions[("t", 5)] = topic_id
+    for disk in ("d0", "d1"):
+        box.kill_writer(disk)
+        box.start_writer(disk, needs_epoch_bump=True)
+    agent = box.agent
+    assert agent is not None
+    box.until(lambda: {key for report in agent.cluster.reports.values() for key in report.partitions} >= {("lost", 0), ("lost", 2), ("t", 5)}, "all is reported")
+    box.until_quiet()
+    return topic_id
+
+
+def test_logs_of_an_unknown_topic_are_adopted_where_they_lie_under_larger_leader_epochs(box: SteppedBox, orphans: str, tree: KazooClient) -> None:
+    assert order_orphans(box, adopt={"topic": "lost", "topic_id": orphans, "config": {"retention.ms": "-1"}}) == []
+    image = box.image().topics["lost"]
+    assert (str(image.topic_id), image.config["retention.ms"]) == (orphans, "-1")
+    assert [partition.leader_epoch for partition in image.partitions] == [8, 0, 4]
+    assert (image.partitions[0].disk, image.partitions[2].disk) == ("d0", "d1")
+    led = {key: epoch for writer in box.writers.values() for key, epoch in writer.leading.items() if key[0] == "lost"}
+    assert led == {("lost", 0): 8, ("lost", 1): 0, ("lost", 2): 4}
+    again = {"topic": "lost", "topic_id": orphans, "config": {}}
+    assert order_orphans(box, adopt=again) == [], "an order that is repeated after a death is done"
+    ((_, code, words),) = order_orphans(box, adopt={"topic": "t", "topic_id": orphans, "config": {}})
+    assert code == ErrorCode.TOPIC_ALREADY_EXISTS and "already exists" in words
+    ((_, code, _),) = order_orphans(box, adopt={"topic": "none", "topic_id": orphans, "config": {}})
+    assert code == ErrorCode.UNKNOWN_TOPIC_ID
+
+
+def test_only_logs_that_no_topic_owns_are_removed(box: SteppedBox, orphans: str) -> None:
+    own_id = str(box.image().topics["t"].topic_id)
+    own = next(name for name, directory in box.directories.items() if directory.partitions.get(("t", 0)) == own_id)
+    wanted = [["d0", "lost", 0, orphans], ["d1", "lost", 2, own_id], ["d0", "t", 5, orphans], [own, "t", 0, own_id]]
+    refused = {what: words for what, _, words in order_orphans(box, remove=wanted)}
+    assert refused == {
+        "d1/lost-2": f"Disk d1 has no log lost-2 with topic id {own_id}.",
+        f"{own}/t-0": f"The cluster places t-0 on disk {own}.",
+    }
+    left = {name: set(directory.partitions) for name, directory in box.directories.items()}
+    assert ("lost", 0) not in left["d0"] and ("t", 5) not in left["d0"] and ("lost", 2) in left["d1"] and ("t", 0) in left[own]
+    assert order_orphans(box, remove=[["d1", "lost", 2, orphans]]) == []

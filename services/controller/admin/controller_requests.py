@@ -19,7 +19,16 @@ from appliance.base.settings import Box
 from appliance.cluster.broker_configs import broker_configs
 from appliance.cluster.placement import TopicCreation
 from appliance.ipc.frames import Frame
-from appliance.ipc.request_frames import AUTO_CREATE, AUTO_CREATE_DONE, KAFKA_REQUEST, KAFKA_RESPONSE, MOVE_ORDERS, MOVE_ORDERS_DONE, unpack_kafka_request
+from appliance.ipc.request_frames import (
+    AUTO_CREATE,
+    AUTO_CREATE_DONE,
+    KAFKA_REQUEST,
+    KAFKA_RESPONSE,
+    MOVE_ORDERS,
+    MOVE_ORDERS_DONE,
+    ORPHAN_ORDERS,
+    unpack_kafka_request,
+)
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.topic_apis import (
     CreatableTopic,
@@ -41,6 +50,7 @@ from services.controller.admin.configs import ConfigRequests, broker_side
 from services.controller.admin.elections import ElectionRequests
 from services.controller.admin.move_orders import MoveOrders
 from services.controller.admin.move_requests import MoveRequests
+from services.controller.admin.orphans import OrphanRequests
 from services.controller.admin.partitions import PartitionRequests
 from services.controller.admin.reassignments import ReassignmentRequests
 from services.controller.admin.topic_administration import CreationElsewhere
@@ -69,6 +79,7 @@ class ControllerRequests:
         self._requests = requests
         self._broker_configs = broker_configs(box)
         self._move_requests = MoveRequests(move_orders, administration.draining, box.disks, requests)
+        self._orphans = OrphanRequests(context, administration.topics, requests)
         configs = ConfigRequests(cluster, administration.configs, self._broker_configs, requests)
         reassignments = ReassignmentRequests(cluster, administration.reassignments, requests)
         self._by_api: dict[int, Callable[[ControllerRequest], None]] = {
@@ -95,8 +106,8 @@ class ControllerRequests:
         self._received.add()
         if frame.kind == AUTO_CREATE:
             self._on_auto_create(client, frame)
-        elif frame.kind == MOVE_ORDERS:
-            self._on_move_orders(client, frame)
+        elif frame.kind in (MOVE_ORDERS, ORPHAN_ORDERS):
+            self._on_disk_orders(client, frame)
         elif frame.kind == KAFKA_REQUEST:
             try:
                 self._on_kafka_request(client, frame)
@@ -113,9 +124,10 @@ class ControllerRequests:
             raise ProtocolViolation("unknown_api", f"the controller does not answer API {asked.api_key}")
         action(ControllerRequest(client, frame.token, asked.api_version, asked.body, asked.origin, asked.client_host))
 
-    def _on_move_orders(self, client: RequestClient, frame: Frame) -> None:
+    def _on_disk_orders(self, client: RequestClient, frame: Frame) -> None:
+        handler = self._move_requests if frame.kind == MOVE_ORDERS else self._orphans
         try:
-            self._move_requests.on_orders(frame.payload, lambda document: self._requests.respond(client, MOVE_ORDERS_DONE, frame.token, document))
+            handler.on_orders(frame.payload, lambda document: self._requests.respond(client, MOVE_ORDERS_DONE, frame.token, document))
         except ValueError:
             self._refused.add()
 

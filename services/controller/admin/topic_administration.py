@@ -129,9 +129,9 @@ class TopicAdministration:
         """Count topics and replicas, for all topics of one request."""
         return placed_replicas(self._cluster, {name: creation.plan for name, creation in self.creating.items()}, self._defaults)
 
-    def create(self, wanted: TopicCreation, validate_only: bool, placed: PlacedReplicas, on_result: OnResult) -> None:
+    def create(self, wanted: TopicCreation, validate_only: bool, placed: PlacedReplicas, on_result: OnResult, topic_id: TopicId | None = None) -> None:
         """Plan, and unless `validate_only` create. `on_result` is called when the topic is
-        complete, or at once if refused.
+        complete, or at once if refused. `topic_id`: None for a new one.
         """
         try:
             cluster = self._cluster
@@ -144,10 +144,34 @@ class TopicAdministration:
         if validate_only:
             on_result(Result(ErrorCode.NONE, None, plan))
             return
-        creation = Creation(plan, self._new_topic_id())
+        creation = Creation(plan, topic_id or self._new_topic_id())
         creation.listeners.append(on_result)
         self.creating[wanted.name] = creation
         self._start_creation(wanted.name)
+
+    def adopt(self, name: str, topic_id: TopicId, configs: dict[str, str], on_result: OnResult) -> None:
+        """Create a topic with the id, and from the logs, that lie on this box's disks and that no
+        topic owns. A partition without a log starts empty.
+        """
+        creation, topic = self.creating.get(name), self._cluster.topics.get(name)
+        if creation is not None and creation.topic_id == topic_id:  # the order again, after a controller that ended over it
+            creation.listeners.append(on_result)
+            return
+        if topic is not None and topic.topic_id == topic_id and name not in self._cluster.deleting:
+            on_result(Result(ErrorCode.NONE))
+            return
+        lying = [key[1] for report in self._cluster.reports.values() for key, known in report.partitions.items() if key[0] == name and known == str(topic_id)]
+        count = max(lying, default=-1) + 1
+        if not lying:
+            on_result(Result(ErrorCode.UNKNOWN_TOPIC_ID, f"No disk of this box has a log of '{name}' with topic id {topic_id}."))
+        elif len(set(lying)) < len(lying):
+            on_result(Result(ErrorCode.INVALID_REQUEST, f"A partition of '{name}' lies on two disks; remove one of the two first."))
+        elif (problem := self.request_problem([(0, count)])) is not None:
+            on_result(Result(ErrorCode.POLICY_VIOLATION, problem))
+        else:
+            assignments = tuple((partition, (self._cluster.broker_id,)) for partition in range(count))
+            wanted = TopicCreation(name, assignments=assignments, configs=tuple(configs.items()))
+            self.create(wanted, False, self.placed_replicas(), on_result, topic_id)
 
     def ensure(self, name: str, num_partitions: int, placed: PlacedReplicas, on_result: OnResult) -> None:
         """Create automatically: an existing topic, or one being created, is as good as a new one."""

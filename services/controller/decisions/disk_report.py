@@ -43,6 +43,8 @@ class ReplicaRole(NamedTuple):
         return self._replace(isr=other.isr, partition_epoch=other.partition_epoch) == other
 
 
+EPOCH_COLUMN = 3
+"""Of a partition in a greeting."""
 BUMP_COLUMN = 5
 """Of a partition in a greeting; a log-writer without it means all of them."""
 
@@ -58,6 +60,7 @@ class DiskReport:
         "futures",
         "incarnation",
         "is_offline",
+        "leader_epochs",
         "missing",
         "needs_epoch_bump",
         "partitions",
@@ -75,6 +78,8 @@ class DiskReport:
         self.needs_epoch_bump = needs_epoch_bump
         self.partitions = partitions
         """(topic, partition) → topic id as text."""
+        self.leader_epochs: dict[PartitionKey, int] = {}
+        """The latest leader epoch of each log, as far as it is known; -1 if it never had a leader."""
         self.futures: dict[PartitionKey, FutureReplica] = {}
         """Copies of partitions that are being moved to this disk."""
         self.is_offline = False
@@ -108,6 +113,7 @@ class DiskReport:
         report = cls(disk, str(info.get("directory_id") or disk), int(info.get("incarnation", 0)), bool(info.get("needs_epoch_bump", False)), partitions)
         if report.needs_epoch_bump:  # after a clean stop those alone that lack something
             report.unbumped = {(row[0], int(row[1])) for row in info.get("partitions", []) if len(row) <= BUMP_COLUMN or row[BUMP_COLUMN]}
+        report.leader_epochs = {(row[0], int(row[1])): int(row[EPOCH_COLUMN]) for row in info.get("partitions", []) if len(row) > EPOCH_COLUMN}
         report.is_offline = bool(info.get("offline"))
         report.replaces = frozenset(info.get("replaces", ()))
         report.futures = {(row[0], int(row[1])): FutureReplica(str(row[2]), row[3]) for row in info.get("futures", [])}
@@ -125,6 +131,7 @@ class DiskReport:
     def forget(self, key: PartitionKey) -> None:
         """Forget a partition that is no longer on this disk."""
         self.partitions.pop(key, None)
+        self.leader_epochs.pop(key, None)
         self.forget_role(key)
 
     def forget_role(self, key: PartitionKey) -> None:
@@ -139,5 +146,6 @@ class DiskReport:
         del self.sent[key]
         if is_taken:
             self.confirmed[key] = role
+            self.leader_epochs[key] = max(role.leader_epoch, self.leader_epochs.get(key, -1))
         else:
             self.confirmed.pop(key, None)

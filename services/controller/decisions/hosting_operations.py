@@ -71,6 +71,12 @@ def _is_reported(cluster: Cluster, topic: TopicState, partition: int) -> bool:
     return any(report.holds(topic, partition) for report in cluster.reports.values())
 
 
+def where_they_lie(cluster: Cluster, topic: TopicState) -> dict[int, str]:
+    """Return the directories that have logs of this topic id on this box: partition → directory id."""
+    local = topic.local_partitions(cluster.broker_id)
+    return {partition: report.directory_id for report in cluster.reports.values() for partition in local if report.holds(topic, partition)}
+
+
 # --- making ------------------------------------------------------------------------------------------------------------
 
 

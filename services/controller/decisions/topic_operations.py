@@ -45,7 +45,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.base.model import TopicId
+from appliance.base.model import LeaderEpoch, TopicId
 from appliance.cluster.placement import DiskSpace, TopicPlan, first_partition_state, place_partitions
 from appliance.cluster.znodes import (
     DirectoryAssignment,
@@ -58,7 +58,7 @@ from appliance.cluster.znodes import (
     topic_path,
 )
 from services.controller.decisions.cluster import Cluster
-from services.controller.decisions.hosting_operations import create_command, delete_logs, place_again
+from services.controller.decisions.hosting_operations import create_command, delete_logs, place_again, where_they_lie
 from services.controller.decisions.role_operations import send_roles
 from services.controller.decisions.state_changes import state_row
 from services.controller.zookeeper import broker_registry, topic_registry
@@ -85,7 +85,7 @@ def create_topic(cluster: Cluster, plan: TopicPlan, topic_id: TopicId, spaces: S
     """
     topic = TopicState(plan.name, topic_id, TopicAssignment.new(topic_id, plan.assignment), dict(plan.config))
     local = topic.local_partitions(cluster.broker_id)
-    topic.placement = place_partitions(local, spaces()) if local else {}
+    topic.placement = {**place_partitions(local, spaces()), **where_they_lie(cluster, topic)} if local else {}
     config = yield from broker_registry.read(topic_config_path(plan.name))
     placement = yield from broker_registry.read(placement_path(cluster.broker_id, plan.name))
     topic.config_version = config.version + 1 if config is not None else 0
@@ -141,10 +141,18 @@ def _first_states(cluster: Cluster, topic: TopicState, missing: list[int], own_a
         ready = placed[partition] & wanted | ({cluster.broker_id} & wanted if own_are_ready else set())
         state = first_partition_state(topic.replicas[partition], ready, epoch)
         if state is not None and (ready == wanted or is_overdue):
-            states[partition] = state
+            # An adopted log has leader epochs, and its log-writer leads only under a larger one.
+            states[partition] = state._replace(leader_epoch=LeaderEpoch(_latest_epoch(cluster, topic, partition) + 1))
         elif not is_overdue:
             break
     return states
+
+
+def _latest_epoch(cluster: Cluster, topic: TopicState, partition: int) -> int:
+    """Return the latest leader epoch of a log on this box when its log-writer connected; -1 for one
+    that never had a leader."""
+    key = (topic.name, partition)
+    return max((report.leader_epochs.get(key, -1) for report in cluster.reports.values() if report.holds(topic, partition)), default=-1)
 
 
 def _create_directories(cluster: Cluster, topic: TopicState, partitions: list[int], spaces: Spaces) -> Operation[ErrorCode]:
@@ -192,6 +200,8 @@ def _write_first_states(cluster: Cluster, fence: Fence, topic: TopicState, state
         yield from fence.guard((*chunk, change_write(ClusterChange(cluster.broker_id, states=written))))
     for partition, state in states.items():
         cluster.put_state(topic, partition, state, 0)
+        for report in cluster.reports.values():
+            report.unbumped.discard((topic.name, partition))  # the first state has a larger epoch than the log
 
 
 # --- growing -----------------------------------------------------------------------------------------------------------
