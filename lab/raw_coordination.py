@@ -12,7 +12,7 @@ from lab.protocol_messages import kio_element, kio_message
 from lab.raw_transactions import RawTransactions
 
 OFFSET_COMMIT, OFFSET_FETCH, JOIN_GROUP, HEARTBEAT, SYNC_GROUP, INIT_PRODUCER_ID, ADD_PARTITIONS, END_TXN, FIND_COORDINATOR = 8, 9, 11, 12, 14, 22, 24, 26, 10
-TXN_OFFSET_COMMIT = 28
+ADD_OFFSETS, TXN_OFFSET_COMMIT = 25, 28
 NEWEST_PLAIN = {
     OFFSET_COMMIT: 9,
     OFFSET_FETCH: 9,
@@ -21,6 +21,7 @@ NEWEST_PLAIN = {
     SYNC_GROUP: 5,
     INIT_PRODUCER_ID: 4,
     ADD_PARTITIONS: 3,
+    ADD_OFFSETS: 3,
     END_TXN: 3,
     FIND_COORDINATOR: 4,
     TXN_OFFSET_COMMIT: 3,
@@ -161,6 +162,11 @@ class RawCoordination(RawTransactions):
             v3_and_below_topics=(topic_class(name=topic, partitions=(0,)),),
         )
         return int(answer.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code)
+
+    def add_offsets(self, transactional_id: str, producer: Initialized, group: str) -> int:
+        epoch = producer.producer_epoch
+        answer = self._answer_to(ADD_OFFSETS, transactional_id=transactional_id, producer_id=producer.producer_id, producer_epoch=epoch, group_id=group)
+        return int(answer.error_code)
 
     def end_transaction(self, transactional_id: str, producer: Initialized, is_commit: bool) -> int:
         return int(

@@ -30,8 +30,10 @@ from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
 from appliance.ipc.frames import MAX_PAYLOAD_BYTES, Frame, FrameSocket, PeerGone, Registry, connect_unix
 from appliance.ipc.request_frames import GENERATION, IMAGE_CHANGED
+from appliance.shm.counters import read_counters
 
 RECONNECT_NS = 20_000_000
+COORDINATOR = "coordinator"
 WAITING_BYTES_MAX = 32 << 20
 """Limit for all requests in flight; clients that disconnect cannot revoke theirs."""
 
@@ -201,10 +203,36 @@ class ControllerLink(RequestLink):
 
 
 COORDINATOR_INCARNATIONS_MAX = 1
+SILENT_NS = 8_500_000_000
+"""No turn of the coordinator takes longer than 5 s."""
+LOOK_NS = 500_000_000
 
 
 class CoordinatorLink(RequestLink):
-    """The connection of one acceptor to the coordinator."""
+    """The connection of one acceptor to the coordinator.
+
+    A member may wait for the others of its group longer than for any other answer. If the
+    coordinator does not run (suspended, starved), it is lost after `SILENT_NS`, as if it had died:
+    the group may have another coordinator by then, and the watchdog takes 30 s.
+    """
 
     def __init__(self, layout: BoxLayout, registry: Registry, clock: Clock) -> None:
         super().__init__(layout.coordinator_socket, registry, clock, COORDINATOR_INCARNATIONS_MAX, lambda _frame: None)
+        self._layout = layout
+        self._next_look_ns = 0
+
+    def do_work(self, now_ns: int) -> int:
+        work = super().do_work(now_ns)
+        if self._waiting and now_ns >= self._next_look_ns:
+            self._next_look_ns = now_ns + LOOK_NS
+            snapshot = read_counters(self._layout, COORDINATOR)
+            if snapshot is not None and snapshot.heartbeat_ns and now_ns - snapshot.heartbeat_ns > SILENT_NS:
+                work += self._lose_sent()
+        return work
+
+    def _lose_sent(self) -> int:
+        sent = [token for token, waiting in self._waiting.items() if waiting.incarnations]
+        for token in sent:
+            if token in self._waiting:
+                self._lose(self._take(token))
+        return len(sent)

@@ -485,7 +485,9 @@ def orphans(box: SteppedBox) -> str:
         box.start_writer(disk, needs_epoch_bump=True)
     agent = box.agent
     assert agent is not None
-    box.until(lambda: {key for report in agent.cluster.reports.values() for key in report.partitions} >= {("lost", 0), ("lost", 2), ("t", 5)}, "all is reported")
+    box.until(
+        lambda: {key for report in agent.cluster.reports.values() for key in report.partitions} >= {("lost", 0), ("lost", 2), ("t", 5)}, "all is reported"
+    )
     box.until_quiet()
     return topic_id
 

@@ -250,7 +250,9 @@ def test_a_coordinator_that_does_not_run_keeps_no_client_waiting(client: RawCoor
         "OffsetCommit": lambda asking: asking.commit(name, TOPIC, 1, member),
         "OffsetFetch": lambda asking: asking.committed(name, TOPIC)[0],
         "TxnOffsetCommit": lambda asking: asking.commit_transactional(name, TOPIC, 1, name, producer),
+        "JoinGroup": lambda asking: asking.join(f"{name} too").error_code,
         "AddPartitionsToTxn": lambda asking: asking.add_partition(name, producer, TOPIC),
+        "AddOffsetsToTxn": lambda asking: asking.add_offsets(name, producer, name),
         "EndTxn": lambda asking: asking.end_transaction(name, producer, True),
         "InitProducerId": lambda asking: asking.init_producer("another").error_code,
     }
@@ -274,3 +276,33 @@ def test_a_coordinator_that_does_not_run_keeps_no_client_waiting(client: RawCoor
     retriable = {ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
     assert {what: answer for what, answer in answers.items() if answer[0] not in retriable or answer[1] > 10} == {}
     eventually(lambda: client.end_transaction(name, producer, True) == 0, "the transaction ends when the coordinator runs again")
+
+
+def test_a_transaction_with_offsets_ends_without_a_long_wait_through_deaths_of_coordinator_and_log_writers(
+    shared_box: RunningBox, client: RawCoordination
+) -> None:
+    """What `send_offsets_to_transaction` and `commit_transaction` of a client send, each into the death of all that answers it."""
+    name = "killed beneath"
+    producer = _open_transaction(client, name, b"y")
+    requests = {
+        "AddOffsetsToTxn": lambda: client.add_offsets(name, producer, name),
+        "TxnOffsetCommit": lambda: client.commit_transactional(name, TOPIC, 7, name, producer),
+        "EndTxn": lambda: client.end_transaction(name, producer, True),
+    }
+    again = {ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.CONCURRENT_TRANSACTIONS}
+    waits: list[tuple[str, int, float]] = []
+
+    def is_done(what: str) -> bool:
+        began = time.monotonic()
+        code = requests[what]()
+        waits.append((what, code, time.monotonic() - began))
+        assert code == 0 or code in again, waits
+        return code == 0
+
+    for what in requests:
+        old_pids = {victim: shared_box.kill(victim) for victim in ("coordinator", *(f"log-writer@{disk.name}" for disk in shared_box.box.disks))}
+        eventually(partial(is_done, what), f"{what} is carried out; {waits}", 60)
+        for victim, pid in old_pids.items():
+            shared_box.await_restart(victim, pid, 30)
+    assert max(seconds for _, _, seconds in waits) < 10, waits
+    eventually(lambda: client.committed(name, TOPIC, require_stable=True) == (0, 7), "the offsets are committed", 30)

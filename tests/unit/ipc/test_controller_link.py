@@ -18,9 +18,10 @@ from appliance.ipc.request_frames import (
     pack_kafka_request,
     unpack_kafka_request,
 )
-from appliance.ipc.request_link import ControllerLink
+from appliance.ipc.request_link import ControllerLink, CoordinatorLink
 from appliance.runtime.poller import Poller
 from appliance.security.principals import OF_BOX, UNAUTHENTICATED
+from appliance.shm.counters import Counters
 
 
 class LinkedController:
@@ -218,3 +219,30 @@ def test_a_request_that_killed_two_controller_processes_is_not_sent_again(linked
     linked.start_controller()
     assert [frame.payload for frame in linked.received()] == [b"later"]
     assert lost == ["deadly"] and linked.answers == [("beside", None)]
+
+
+def test_a_silent_coordinator_loses_its_requests_also_those_that_wait_for_members(layout: BoxLayout) -> None:
+    clock, poller, answers = ManualClock(), Poller(), []
+    counters = Counters.create_or_adopt(layout, "coordinator", 1)
+    link = CoordinatorLink(layout, poller, clock)
+    with listen_unix(layout.coordinator_socket) as listening:
+        clock.advance_ms(1_000)
+        link.do_work(clock.monotonic_ns())
+        peer = accept(listening)
+        assert peer is not None
+        for name in ("first", "second"):
+            link.request(KAFKA_REQUEST, name.encode(), 5_000, lambda answer, name=name: answers.append((name, answer)), answer_timeout_ms=86_400_000)  # type: ignore[misc]
+            for _ in range(100):
+                counters.beat(clock.monotonic_ns())
+                clock.advance_ms(1_000)
+                link.do_work(clock.monotonic_ns())
+            assert answers == [], "it runs, and its members wait"
+            clock.advance_ms(8_000)
+            assert link.do_work(clock.monotonic_ns()) == 1 and answers.pop() == (name, None)
+        peer.send(KAFKA_RESPONSE, peer.receive()[0].token, b"late")
+        poller.poll(0)
+        assert answers == []
+        peer.close()
+    link.close()
+    poller.close()
+    counters.close()
