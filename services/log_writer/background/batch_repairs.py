@@ -23,6 +23,7 @@ from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER
 from appliance.storage import file_io
 from appliance.storage.batch_repair import RepairPlan, RepairVerdict, SegmentPlace, plan_repair
+from appliance.storage.segment_check import DAMAGED_SUFFIX
 from appliance.storage.segment_files import LOG_SUFFIX, segment_path
 from services.log_writer.background.background_task import BackgroundTask
 from services.log_writer.completions import Completions
@@ -104,6 +105,7 @@ class BatchRepairs:
             count = len(repair.plan.writes)
             self._batches.add(count)
             words = f"disk {self._disk}: {count} damaged {'batch' if count == 1 else 'batches'} of {where} repaired with the copy of broker {repair.source_id}"
+            words += repair.evidence
             self._log.notice(words, **name._asdict(), disk=self._disk, peer=f"broker {repair.source_id}")
         if repair.channel is not None:
             entry = repair.entry
@@ -142,6 +144,8 @@ class BatchRepair:
         self.failure: StorageFailed | None = None
         """The disk did not take what was written."""
         self.is_written = False
+        self.evidence = ""
+        """Where the damaged bytes were put, for the message."""
         self._copy = copy
         self._versions = self._log_versions()
         self._fd = -1
@@ -166,7 +170,20 @@ class BatchRepair:
         self._fd = file_io.open_path(self._path, file_io.READ_WRITE)
         place = self.place
         own = file_io.pread_wanted(self._fd, place.position, min(len(self._copy), place.end_position - place.position))
-        self.plan = plan_repair(memoryview(self._copy), own, place)
+        plan = plan_repair(memoryview(self._copy), own, place)
+        if plan.writes:
+            self._keep_evidence(own[plan.writes[0].start : plan.writes[-1].end], place.position + plan.writes[0].start)
+        self.plan = plan
+
+    def _keep_evidence(self, damaged: bytes, position: int) -> None:
+        """Copy what is about to be overwritten: it shows what changed it. A full or failing disk does not stop the repair."""
+        path = f"{self._path}.{position}{DAMAGED_SUFFIX}"
+        try:
+            if not file_io.exists(path):
+                file_io.replace_file(path, damaged)
+            self.evidence = f"; what was there is in {path}"
+        except OSError as error:
+            self.evidence = f"; what was there could not be kept: {(error.strerror or str(error)).lower()}"
 
     def write(self) -> None:
         """Into the page cache, here; to the disk in the thread."""

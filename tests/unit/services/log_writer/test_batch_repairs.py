@@ -78,6 +78,8 @@ def test_a_damaged_batch_of_a_closed_segment_is_repaired_and_said_so(pair: list[
     done = repair(one, good[size:], RepairOrder(5, size, 3))
     assert (done.error_code, done.record_count, done.base_offset) == (0, RepairVerdict.REPAIR, 7)
     assert path.read_bytes() == good and counted(one) == 1
+    evidence = Path(f"{path}.{2 * size}.damaged")
+    assert evidence.read_bytes() == bytes(size) and f"what was there is in {evidence}" in one.writer.said
     assert "disk d0: 1 damaged batch of t-0 at offset 7 repaired with the copy of broker 3" in one.writer.said
     again = repair(one, good[size:], RepairOrder(5, size, 3))
     assert (again.error_code, again.record_count, counted(one)) == (0, RepairVerdict.SOUND, 1)
