@@ -28,6 +28,7 @@ class ApiKey(IntEnum):
     SYNC_GROUP = 14
     DESCRIBE_GROUPS = 15
     LIST_GROUPS = 16
+    SASL_HANDSHAKE = 17
     API_VERSIONS = 18
     CREATE_TOPICS = 19
     DELETE_TOPICS = 20
@@ -46,6 +47,7 @@ class ApiKey(IntEnum):
     ALTER_CONFIGS = 33
     ALTER_REPLICA_LOG_DIRS = 34
     DESCRIBE_LOG_DIRS = 35
+    SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
     DELETE_GROUPS = 42
     ELECT_LEADERS = 43
@@ -53,6 +55,8 @@ class ApiKey(IntEnum):
     ALTER_PARTITION_REASSIGNMENTS = 45
     LIST_PARTITION_REASSIGNMENTS = 46
     OFFSET_DELETE = 47
+    DESCRIBE_USER_SCRAM_CREDENTIALS = 50
+    ALTER_USER_SCRAM_CREDENTIALS = 51
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
     UNREGISTER_BROKER = 64
@@ -99,6 +103,7 @@ CODED_APIS: Final[dict[int, Api]] = {
         Api(ApiKey.SYNC_GROUP, "SyncGroup", 0, 5, 4, ""),
         Api(ApiKey.DESCRIBE_GROUPS, "DescribeGroups", 0, 6, 5, ""),
         Api(ApiKey.LIST_GROUPS, "ListGroups", 0, 5, 3, ""),
+        Api(ApiKey.SASL_HANDSHAKE, "SaslHandshake", 0, 1, NEVER_FLEXIBLE, "after 0 the tokens are frames without headers"),
         Api(ApiKey.API_VERSIONS, "ApiVersions", 0, 4, 3, "the response header is always the old one"),
         Api(ApiKey.CREATE_TOPICS, "CreateTopics", 0, 7, 5, ""),
         Api(ApiKey.DELETE_TOPICS, "DeleteTopics", 0, 6, 4, "by topic id from 6"),
@@ -117,6 +122,7 @@ CODED_APIS: Final[dict[int, Api]] = {
         Api(ApiKey.ALTER_CONFIGS, "AlterConfigs", 0, 2, 2, "topics; of a broker the throttles of replication"),
         Api(ApiKey.ALTER_REPLICA_LOG_DIRS, "AlterReplicaLogDirs", 0, 2, 2, "answered when the order is durable"),
         Api(ApiKey.DESCRIBE_LOG_DIRS, "DescribeLogDirs", 0, 4, 2, "an offline or hung disk is KAFKA_STORAGE_ERROR"),
+        Api(ApiKey.SASL_AUTHENTICATE, "SaslAuthenticate", 0, 2, 2, "SCRAM-SHA-256, SCRAM-SHA-512 and PLAIN"),
         Api(ApiKey.CREATE_PARTITIONS, "CreatePartitions", 0, 3, 2, ""),
         Api(ApiKey.DELETE_GROUPS, "DeleteGroups", 0, 2, 2, ""),
         Api(ApiKey.ELECT_LEADERS, "ElectLeaders", 0, 2, 2, "preferred, and unclean by order"),
@@ -124,6 +130,8 @@ CODED_APIS: Final[dict[int, Api]] = {
         Api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, "AlterPartitionReassignments", 0, 0, 0, "answered when the order stands"),
         Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, "ListPartitionReassignments", 0, 0, 0, ""),
         Api(ApiKey.OFFSET_DELETE, "OffsetDelete", 0, 0, NEVER_FLEXIBLE, ""),
+        Api(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, "DescribeUserScramCredentials", 0, 0, 0, ""),
+        Api(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, "AlterUserScramCredentials", 0, 0, 0, ""),
         Api(ApiKey.DESCRIBE_CLUSTER, "DescribeCluster", 0, 1, 0, ""),
         Api(ApiKey.DESCRIBE_PRODUCERS, "DescribeProducers", 0, 0, 0, ""),
         Api(ApiKey.UNREGISTER_BROKER, "UnregisterBroker", 0, 0, 0, "a box that is stopped and in sync nowhere; Kafka serves it without ZooKeeper only"),
@@ -136,7 +144,9 @@ CODED_APIS: Final[dict[int, Api]] = {
 }
 """Every API that this package can read and write."""
 
-NOT_YET_SERVED: Final[frozenset[ApiKey]] = frozenset()
+NOT_YET_SERVED: Final[frozenset[ApiKey]] = frozenset(
+    (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE, ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, ApiKey.ALTER_USER_SCRAM_CREDENTIALS)
+)
 """APIs with a codec and without a handler."""
 
 SERVED_APIS: Final[dict[int, Api]] = {key: api for key, api in CODED_APIS.items() if key not in NOT_YET_SERVED}

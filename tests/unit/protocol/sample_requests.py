@@ -19,6 +19,7 @@ from appliance.protocol import (
     metadata,
     offset_apis,
     reassignment_apis,
+    sasl_apis,
     schema,
     topic_apis,
     transaction_apis,
@@ -63,6 +64,10 @@ _FILLED: tuple[schema.Message[Any], ...] = (
     acl_apis.DESCRIBE_ACLS_REQUEST,
     acl_apis.CREATE_ACLS_REQUEST,
     acl_apis.DELETE_ACLS_REQUEST,
+    sasl_apis.SASL_HANDSHAKE_REQUEST,
+    sasl_apis.SASL_AUTHENTICATE_REQUEST,
+    sasl_apis.DESCRIBE_USER_SCRAM_CREDENTIALS_REQUEST,
+    sasl_apis.ALTER_USER_SCRAM_CREDENTIALS_REQUEST,
 )
 """Requests whose samples are made from their fields."""
 
