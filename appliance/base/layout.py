@@ -107,6 +107,11 @@ class BoxLayout:
         return f"{self.runtime_directory}/security-image"
 
     @property
+    def credential_image_file(self) -> str:
+        """What verifies the users, beside the security image."""
+        return f"{self.runtime_directory}/credential-image"
+
+    @property
     def controller_socket(self) -> str:
         return f"{self.runtime_directory}/controller.sock"
 

@@ -44,25 +44,35 @@ class SecurityImage(NamedTuple):
     bindings: frozenset[AclBinding] = frozenset()
 
     def encode(self) -> bytes:
-        payload = orjson.dumps(sorted(self.bindings), default=list)
-        checksum = crc32c(payload, crc32c(_GENERATION.pack(self.generation)))
-        return SECURITY_HEADER.pack(SECURITY_MAGIC, SECURITY_FORMAT_VERSION, 0, self.generation, len(payload), checksum) + payload
+        return pack_image(SECURITY_MAGIC, self.generation, orjson.dumps(sorted(self.bindings), default=list))
 
     @classmethod
     def decode(cls, encoded: bytes) -> SecurityImage:
         """Return the image in `encoded`. Raises SecurityImageUnreadable."""
-        if len(encoded) < SECURITY_HEADER.size:
-            raise SecurityImageUnreadable(f"a security image has at least {SECURITY_HEADER.size} bytes, this one has {len(encoded)}")
-        magic, version, _, generation, size_bytes, checksum = SECURITY_HEADER.unpack_from(encoded)
-        payload = encoded[SECURITY_HEADER.size :]
-        if magic != SECURITY_MAGIC or version != SECURITY_FORMAT_VERSION:
-            raise SecurityImageUnreadable(f"not a security image of format version {SECURITY_FORMAT_VERSION}: {magic!r} version {version}")
-        if len(payload) != size_bytes or crc32c(payload, crc32c(_GENERATION.pack(generation))) != checksum:
-            raise SecurityImageUnreadable(f"the security image of generation {generation} is damaged")
+        generation, payload = unpack_image(SECURITY_MAGIC, encoded)
         try:
             return cls(generation, frozenset(map(_binding, orjson.loads(payload))))
         except (ValueError, TypeError) as problem:
             raise SecurityImageUnreadable(f"the security image of generation {generation} holds no bindings: {problem}") from None
+
+
+def pack_image(image_magic: bytes, generation: int, payload: bytes) -> bytes:
+    """Return header and payload of a security image or a credential image."""
+    checksum = crc32c(payload, crc32c(_GENERATION.pack(generation)))
+    return SECURITY_HEADER.pack(image_magic, SECURITY_FORMAT_VERSION, 0, generation, len(payload), checksum) + payload
+
+
+def unpack_image(image_magic: bytes, encoded: bytes) -> tuple[int, bytes]:
+    """Return generation and payload. Raises SecurityImageUnreadable."""
+    if len(encoded) < SECURITY_HEADER.size:
+        raise SecurityImageUnreadable(f"a security image has at least {SECURITY_HEADER.size} bytes, this one has {len(encoded)}")
+    magic, version, _, generation, size_bytes, checksum = SECURITY_HEADER.unpack_from(encoded)
+    payload = encoded[SECURITY_HEADER.size :]
+    if magic != image_magic or version != SECURITY_FORMAT_VERSION:
+        raise SecurityImageUnreadable(f"not a security image of format version {SECURITY_FORMAT_VERSION}: {magic!r} version {version}")
+    if len(payload) != size_bytes or crc32c(payload, crc32c(_GENERATION.pack(generation))) != checksum:
+        raise SecurityImageUnreadable(f"the security image of generation {generation} is damaged")
+    return generation, payload
 
 
 def _binding(row: list[Any]) -> AclBinding:
@@ -72,11 +82,16 @@ def _binding(row: list[Any]) -> AclBinding:
 
 def write_security_image(path: str, image: SecurityImage) -> None:
     """Replace the file, which only its owner can read."""
+    write_private(path, image.encode())
+
+
+def write_private(path: str, content: bytes) -> None:
+    """Replace a file by one of mode 0600."""
     temporary = f"{path}.tmp"
     Path(temporary).unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(image.encode())
+        file.write(content)
     os.replace(temporary, path)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from appliance.base.errors import ProtocolViolation
 from appliance.ipc.request_frames import unpack_kafka_request
-from appliance.protocol import acl_apis, cluster_apis, config_apis, log_dir_apis, reassignment_apis, topic_apis
+from appliance.protocol import acl_apis, cluster_apis, config_apis, log_dir_apis, reassignment_apis, sasl_apis, topic_apis
 from appliance.protocol import consumer_group_apis as newer
 from appliance.protocol import group_apis as groups
 from appliance.protocol import group_offset_apis as offsets
@@ -65,6 +65,11 @@ CONTROLLER_APIS: Final[dict[int, tuple[Message[Any], Message[Any]]]] = {
     ApiKey.DESCRIBE_ACLS: (acl_apis.DESCRIBE_ACLS_REQUEST, acl_apis.DESCRIBE_ACLS_RESPONSE),
     ApiKey.CREATE_ACLS: (acl_apis.CREATE_ACLS_REQUEST, acl_apis.CREATE_ACLS_RESPONSE),
     ApiKey.DELETE_ACLS: (acl_apis.DELETE_ACLS_REQUEST, acl_apis.DELETE_ACLS_RESPONSE),
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: (
+        sasl_apis.DESCRIBE_USER_SCRAM_CREDENTIALS_REQUEST,
+        sasl_apis.DESCRIBE_USER_SCRAM_CREDENTIALS_RESPONSE,
+    ),
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: (sasl_apis.ALTER_USER_SCRAM_CREDENTIALS_REQUEST, sasl_apis.ALTER_USER_SCRAM_CREDENTIALS_RESPONSE),
     ApiKey.UNREGISTER_BROKER: (cluster_apis.UNREGISTER_BROKER_REQUEST, cluster_apis.UNREGISTER_BROKER_RESPONSE),
 }
 

@@ -13,7 +13,6 @@ import binascii
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -111,14 +110,6 @@ def made_up_credential(mechanism: ScramMechanism, user: str, secret: bytes, iter
     made = hmac.digest(secret, f"{mechanism.label} {user}".encode(), "sha512")
     key = hashlib.shake_256(made + b"key").digest(2 * mechanism.key_bytes)
     return ScramCredential(made[:SALT_BYTES], key[: mechanism.key_bytes], key[mechanism.key_bytes :], iterations)
-
-
-def usual_iterations(credentials: Iterable[ScramCredential]) -> int:
-    """Return the iterations that most users have, for those that are made up."""
-    counts: dict[int, int] = {}
-    for each in credentials:
-        counts[each.iterations] = counts.get(each.iterations, 0) + 1
-    return max(sorted(counts), key=counts.__getitem__, default=ITERATIONS_MIN)
 
 
 # --- messages

@@ -13,9 +13,12 @@ Weak: kazoo's threads share this process's interpreter lock with the duty cycle.
 
 from __future__ import annotations
 
+import hmac
 import os
 
 from appliance.base.model import TopicId
+from appliance.base.zookeeper_access import ZooKeeperAccess
+from appliance.cluster.credential_image import SECRET_BYTES
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.ipc.box_disks import BoxDisks
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
@@ -23,6 +26,7 @@ from services.controller.admin.acls import AclAdministration
 from services.controller.admin.cluster_administration import ClusterAdministration
 from services.controller.admin.move_administration import MoveAdministration
 from services.controller.admin.move_progress import MoveProgressFiles
+from services.controller.admin.users import UserAdministration
 from services.controller.box_replicas import BoxReplicas, DiskReports
 from services.controller.controller_server import ControllerServer
 from services.controller.decisions.cluster import Cluster, ControllerContext, topic_id_of
@@ -49,6 +53,13 @@ def new_topic_id() -> TopicId:
             return topic_id_of(os.urandom(16))
         except ValueError:
             continue
+
+
+def scram_secret(access: ZooKeeperAccess | None) -> bytes:
+    """Return what the made-up credentials of unknown users are derived from: the same on all boxes that share a secret for ZooKeeper."""
+    if access is None or not access.password:
+        return os.urandom(SECRET_BYTES)
+    return hmac.digest(access.password.encode(), b"credentials of unknown users", "sha256")
 
 
 class ControllerAgent:
@@ -97,6 +108,7 @@ class ControllerAgent:
             lambda: self._administration.topics.creating,
             lambda: self.session.session_id,
             self._on_cluster_changed,
+            lambda name: self._users.on_changed(name),
         )
         self._moves = MoveAdministration(
             shared,
@@ -109,9 +121,10 @@ class ControllerAgent:
         self._reports = DiskReports(shared, BoxDisks(layout, box), self._disks, self._replicas, self._moves, self._reconsider_at_once)
         has_authorizer = bool(box.text("authorizer.class.name"))
         self._acls = AclAdministration(shared, layout.security_image_file, lambda: self._server.on_published()) if has_authorizer else None
+        self._users = UserAdministration(shared, layout.credential_image_file, lambda: scram_secret(box_session.access), lambda: self._server.on_published())
         self._tree_guard = TreeGuard(box_session.access, box, self._runner, log)
         self._controlled_shutdown = ControlledShutdown(layout, shared, self._replicas.failover)
-        self._server = ControllerServer(context, shared, box_session, self._administration, self._moves, self._publisher, self._acls)
+        self._server = ControllerServer(context, shared, box_session, self._administration, self._moves, self._publisher, self._acls, self._users)
         self.session.start()
 
     def _make_counters(self) -> None:
@@ -137,6 +150,7 @@ class ControllerAgent:
             self._reconsider_at_ms = now_ms + RECONSIDER_MS
             self._replicas.reconsider()
             self._administration.reconsider()
+            self._users.reconsider()
             if self._acls is not None:
                 self._acls.reconsider()
         work += self._membership.keep_lease(self._replicas.bring_up.are_roles_sent)
@@ -215,6 +229,7 @@ class ControllerAgent:
         self._watcher.on_arrived()
         self._replicas.on_arrived()
         self._tree_guard.on_arrived()
+        self._users.on_arrived()
         if self._acls is not None:
             self._acls.on_arrived()
         self._reconsider_at_once()
@@ -228,6 +243,7 @@ class ControllerAgent:
 
     def on_left(self) -> None:
         self._watcher.forget()
+        self._users.on_left()
         if self._acls is not None:
             self._acls.on_left()
         self._publisher.forget_waiting()

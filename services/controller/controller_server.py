@@ -21,6 +21,7 @@ from services.controller.admin.coordinator_services import KINDS as COORDINATOR_
 from services.controller.admin.coordinator_services import CoordinatorServices
 from services.controller.admin.move_administration import MoveAdministration
 from services.controller.admin.topic_administration import CreationElsewhere
+from services.controller.admin.users import UserAdministration
 from services.controller.admin.waiting_requests import WaitingRequests
 from services.controller.decisions.cluster import ControllerContext
 from services.controller.image_publisher import ImagePublisher
@@ -39,6 +40,7 @@ class ControllerServer:
         moves: MoveAdministration,
         publisher: ImagePublisher,
         acls: AclAdministration | None,
+        users: UserAdministration,
     ) -> None:
         box = service.box
         self._publisher = publisher
@@ -49,7 +51,7 @@ class ControllerServer:
             lambda name: internal_topic(name, box, len(publisher.image.brokers)),
         )
         self._waiting = WaitingRequests(context, session.unreached, self._server.send)
-        self._requests = ControllerRequests(context, administration, self._elsewhere, moves.orders, box, self._waiting, acls)
+        self._requests = ControllerRequests(context, administration, self._elsewhere, moves.orders, box, self._waiting, acls, users)
         self._coordinator_services = CoordinatorServices(context, box.integer("producer.id.block.size"), self._server.send)
 
     def _on_frame(self, client: RequestClient, frame: Frame) -> None:

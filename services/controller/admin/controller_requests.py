@@ -54,6 +54,7 @@ from services.controller.admin.orphans import OrphanRequests
 from services.controller.admin.partitions import PartitionRequests
 from services.controller.admin.reassignments import ReassignmentRequests
 from services.controller.admin.topic_administration import CreationElsewhere
+from services.controller.admin.users import UserAdministration, UserRequests
 from services.controller.admin.waiting_requests import NOT_CONTROLLER, ControllerRequest, Key, Result, WaitingRequest, WaitingRequests, truncated
 from services.controller.decisions.cluster import ControllerContext
 
@@ -72,6 +73,7 @@ class ControllerRequests:
         box: Box,
         requests: WaitingRequests,
         acls: AclAdministration | None,
+        users: UserAdministration,
     ) -> None:
         self._cluster = cluster = context.cluster
         self._topics = administration.topics
@@ -95,6 +97,7 @@ class ControllerRequests:
             ApiKey.ELECT_LEADERS: ElectionRequests(cluster, administration.elections, requests).on_elect,
             ApiKey.UNREGISTER_BROKER: BoxRequests(context, requests).on_unregister,
             **AclRequests(acls, requests).by_api,
+            **UserRequests(users, requests).by_api,
         }
         self._received = context.counters.counter("controller.requests")
         self._refused = context.counters.counter("controller.requests_unreadable")

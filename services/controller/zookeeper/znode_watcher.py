@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from appliance.base.model import TopicId
+from appliance.cluster.user_znodes import user_of_entity
 from appliance.cluster.znodes import BROKER_IDS, BROKER_TOPICS, CONFIG_CHANGES, CONTROLLER, DEFAULT_BROKER, DELETE_TOPICS, broker_path
 from services.controller.decisions.arrival import follow_changes, read_topics, take_over
 from services.controller.decisions.cluster import ControllerContext
@@ -37,6 +38,7 @@ class ZnodeWatcher:
         creating: Callable[[], Iterable[str]],
         session_id: Callable[[], int],
         on_news: Callable[[], None],
+        on_user_changed: Callable[[str], None] = lambda _name: None,
     ) -> None:
         self._cluster = cluster = context.cluster
         self._runner = context.runner
@@ -46,6 +48,7 @@ class ZnodeWatcher:
         self._clock = context.clock
         self._log = context.log
         self._on_news = on_news
+        self._on_user_changed = on_user_changed
         self._on_failure = context.on_failure
         self._reloads: dict[str, Callable[[], Operation[bool]]] = {
             CONTROLLER: self._reload_controller,
@@ -154,6 +157,8 @@ class ZnodeWatcher:
                 yield from reload_topic_config(self._cluster, topic)
             elif entity in (f"brokers/{self._cluster.broker_id}", f"brokers/{DEFAULT_BROKER}"):
                 yield from reload_box_configs(self._cluster)
+            elif (user := user_of_entity(entity)) is not None:
+                self._on_user_changed(user)
         self._cluster.config_changes = names
         yield from config_changes.remove_old_config_changes(names, self._clock.wall_ms())
         return False

@@ -1,0 +1,326 @@
+"""Users: follow their SCRAM credentials in ZooKeeper, publish the credential image, answer the two APIs about them.
+
+Owned by the controller process of each box; any box may change a user, by a write with the version of what it
+read, as in Kafka. Credentials are loaded after each arrival, and one by one when a notification reports a change.
+A change is in the image before its client is answered. No key, salt or password is logged. Weak: users of boxes
+without a SASL listener are followed, too, because they are created before the listener.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.cluster.credential_image import CredentialImage, read_credential_image, write_credential_image
+from appliance.cluster.security_image import SecurityImageUnreadable
+from appliance.cluster.user_znodes import CONFIG_USERS, scram_texts, user_entity, user_of_node, user_path
+from appliance.cluster.znodes import (
+    CONFIG_CHANGE_PREFIX,
+    CONFIG_CHANGES,
+    DocumentUnreadable,
+    decode_config,
+    encode_config,
+    encode_config_change,
+)
+from appliance.protocol import sasl_apis
+from appliance.protocol.apis import ApiKey
+from appliance.protocol.sasl_apis import (
+    AlteredScramUser,
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    DescribedScramUser,
+    DescribeUserScramCredentialsResponse,
+    ScramCredentialInfo,
+    altered_users,
+)
+from appliance.security.scram import ITERATIONS_MAX, ITERATIONS_MIN, NAME_MAX, SCRAM_MECHANISMS, ScramCredential, ScramMechanism
+from services.controller.admin.pending_orders import PendingOrders
+from services.controller.admin.waiting_requests import ControllerRequest, Key, OnResult, Result, WaitingRequest, WaitingRequests, truncated
+from services.controller.decisions.cluster import ControllerContext
+from services.controller.zookeeper import broker_registry
+from services.controller.zookeeper.operation import Operation, OperationOutcome, OwnWrites, all_of
+from services.controller.zookeeper.requests import BadVersion, Create, GetChildren, MultiFailed, NodeExists, NoNode, SetData, ZooKeeperFailed
+from services.controller.zookeeper.requests import Get as GetNode
+
+USERS_MAX = 10_000
+"""Each takes about 1 KB in ZooKeeper and in each process that reads the image."""
+SALT_BYTES_MAX = 256
+ATTEMPTS_MAX = 5
+"""Attempts of a write when another box or tool writes the same user."""
+USERS_TIMEOUT_MS = 30_000
+LOAD = "users:load"
+
+Texts = dict[str, str]
+"""Credentials of a user by mechanism, as in ZooKeeper."""
+
+
+class UserChange(NamedTuple):
+    """New credentials of one user by mechanism, None to remove one; `by` is for the log."""
+
+    name: str
+    changes: Mapping[str, str | None]
+    by: str
+    on_result: OnResult
+
+    def answer(self, result: Result) -> None:
+        self.on_result(result)
+
+
+def load_users() -> Operation[dict[str, Texts]]:
+    """Read all users with credentials."""
+    names = yield GetChildren(CONFIG_USERS)
+    return (yield from read_users(name for name in map(user_of_node, names) if name is not None))
+
+
+def read_users(names: Iterable[str]) -> Operation[dict[str, Texts]]:
+    """Read these users; one without a node, or with one that cannot be read, has no credentials."""
+    wanted = list(names)
+    found: list[Any] = yield from all_of([GetNode(user_path(name)) for name in wanted])
+    users: dict[str, Texts] = {}
+    for name, node in zip(wanted, found, strict=True):
+        if isinstance(node, NoNode):
+            users[name] = {}
+        elif isinstance(node, ZooKeeperFailed):
+            raise node
+        else:
+            try:
+                users[name] = scram_texts(decode_config(user_path(name), node.data)) if node.data else {}
+            except DocumentUnreadable:
+                users[name] = {}
+    return users
+
+
+def change_user(change: UserChange) -> Operation[Texts]:
+    """Apply a change to the config of a user, whose quotas stay; return the credentials after it. Raises RequestRefused."""
+    path = user_path(change.name)
+    for _attempt in range(ATTEMPTS_MAX):
+        node = yield from broker_registry.read(path)
+        try:
+            config = decode_config(path, node.data) if node is not None and node.data else {}
+        except DocumentUnreadable as unreadable:
+            raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, f"{unreadable}; repair or remove the znode first") from unreadable
+        for label, text in change.changes.items():
+            if text is not None:
+                config[label] = text
+            elif config.pop(label, None) is None:
+                raise RequestRefused(ErrorCode.RESOURCE_NOT_FOUND, "Attempt to delete a user credential that does not exist")
+        data = encode_config(config)
+        write = Create(path, data) if node is None else SetData(path, data, node.version)
+        notification = Create(f"{CONFIG_CHANGES}/{CONFIG_CHANGE_PREFIX}", encode_config_change(user_entity(change.name)), sequence=True)
+        try:
+            yield from OwnWrites().guard((write, notification))
+        except MultiFailed as refused:
+            if isinstance(refused.cause, BadVersion | NodeExists | NoNode):
+                continue  # another box wrote it between our read and our write: read again
+            raise
+        return scram_texts(config)
+    raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, "the user was changed by others at the same time; try again")
+
+
+class UserAdministration:
+    """The users as this box knows them. `on_published()` is called after each new credential image."""
+
+    def __init__(self, context: ControllerContext, image_path: str, make_secret: Callable[[], bytes], on_published: Callable[[], None]) -> None:
+        """`make_secret` makes one for the credentials of unknown users, if no former image has it."""
+        self._context = context
+        self._log = context.log
+        self._image_path = image_path
+        self._on_published = on_published
+        self.users: dict[str, Texts] = {}
+        self._changed_again: set[str] = set()
+        self._is_loaded = False
+        self._waiting: list[Callable[[], None]] = []
+        self._pending = PendingOrders(context, "user:{}".format, self._alter, self._on_altered, lambda: self._is_loaded)
+        self._altered = context.counters.counter("controller.users_altered")
+        try:
+            former = read_credential_image(image_path)
+        except SecurityImageUnreadable:
+            former = None
+        self._image = former or CredentialImage(0, make_secret())
+
+    def when_loaded(self, callback: Callable[[], None]) -> None:
+        """Call back when the users are loaded, at once if they are."""
+        if self._is_loaded:
+            callback()
+        else:
+            self._waiting.append(callback)
+
+    def alter(self, change: UserChange) -> None:
+        """Its `on_result` is called when it is refused, or written and published."""
+        if len(self.users) >= USERS_MAX and change.name not in self.users:
+            change.answer(Result(ErrorCode.POLICY_VIOLATION, f"There are {USERS_MAX} users already; delete some"))
+        else:
+            self._pending.add(user_path(change.name), change)
+
+    # --- the tree
+
+    def on_arrived(self) -> None:
+        """The tree was loaded: load the users, too. What changes meanwhile leaves a notification."""
+        self._is_loaded = False
+        self._changed_again.clear()
+        self._context.runner.start(LOAD, load_users(), self._on_loaded)
+
+    def on_left(self) -> None:
+        """What was loaded may be outdated. The image stays as it is."""
+        self._is_loaded = False
+
+    def reconsider(self) -> None:
+        self._pending.reconsider()
+
+    def on_changed(self, name: str) -> None:
+        """A notification named this user."""
+        operation = read_users([name])
+        if not self._is_loaded or not self._context.runner.start(f"users:{name}", operation, partial(self._on_read, name)):
+            operation.close()
+            self._changed_again.add(name)
+
+    def _on_loaded(self, outcome: OperationOutcome) -> None:
+        if outcome.failure is not None:
+            self._context.on_failure(outcome.failure)
+            return
+        self.users = {name: texts for name, texts in outcome.value.items() if texts}
+        self._is_loaded = True
+        self._publish()
+        waiting, self._waiting = self._waiting, []
+        for callback in waiting:
+            callback()
+        again, self._changed_again = self._changed_again, set()
+        for name in again:
+            self.on_changed(name)
+        self._pending.reconsider()
+
+    def _on_read(self, name: str, outcome: OperationOutcome) -> None:
+        if outcome.failure is not None:
+            self._context.on_failure(outcome.failure)
+            return
+        self._use(name, outcome.value[name])
+        if name in self._changed_again:
+            self._changed_again.discard(name)
+            self.on_changed(name)
+
+    def _use(self, name: str, texts: Texts) -> None:
+        if texts:
+            self.users[name] = texts
+        else:
+            self.users.pop(name, None)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Write the image if the users differ from it. A first empty one is written, too: it ends the wait for it."""
+        if self.users != self._image.users or not self._image.generation:
+            self._image = self._image._replace(generation=self._image.generation + 1, users={name: dict(texts) for name, texts in self.users.items()})
+            write_credential_image(self._image_path, self._image)
+            self._on_published()
+
+    # --- changes
+
+    def _alter(self, _path: str, change: UserChange) -> Operation[Texts]:
+        return change_user(change)
+
+    def _on_altered(self, _path: str, change: UserChange, texts: Texts) -> bool:
+        self._use(change.name, texts)
+        for label, text in change.changes.items():
+            self._altered.add()
+            self._log.info(f"{'removed' if text is None else 'set'} the {label} credential of user {change.name!r}, by {change.by}")
+        change.answer(Result(ErrorCode.NONE))
+        return True
+
+
+class UserRequests:
+    """DescribeUserScramCredentials and AlterUserScramCredentials."""
+
+    def __init__(self, administration: UserAdministration, requests: WaitingRequests) -> None:
+        self._administration = administration
+        self._requests = requests
+        self.by_api: dict[int, Callable[[ControllerRequest], None]] = {
+            ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: self._on_describe,
+            ApiKey.ALTER_USER_SCRAM_CREDENTIALS: self._on_alter,
+        }
+
+    def _wait(self, keys: Iterable[Key], begin: Callable[[WaitingRequest], None], finish: Callable[[dict[Key, Result]], None]) -> None:
+        self._requests.wait(keys, USERS_TIMEOUT_MS, lambda waiting: self._administration.when_loaded(lambda: begin(waiting)), finish)
+
+    def _on_describe(self, request: ControllerRequest) -> None:
+        decoded = sasl_apis.DESCRIBE_USER_SCRAM_CREDENTIALS_REQUEST.decode(request.body, 0, len(request.body), request.version)
+
+        def finish(results: dict[Key, Result]) -> None:
+            users = self._administration.users
+            if results[0].code is not ErrorCode.NONE:
+                response = DescribeUserScramCredentialsResponse(0, results[0].code, results[0].message)
+            else:
+                counts = Counter(each.name for each in decoded.users) if decoded.users else Counter(sorted(users))
+                described = tuple(_described(name, users.get(name), count) for name, count in counts.items())
+                response = DescribeUserScramCredentialsResponse(0, results=described)
+            self._requests.answer(request, sasl_apis.DESCRIBE_USER_SCRAM_CREDENTIALS_RESPONSE.encode(request.version, response))
+
+        self._wait([0], lambda waiting: waiting.record(0, Result(ErrorCode.NONE)), finish)
+
+    def _on_alter(self, request: ControllerRequest) -> None:
+        decoded = sasl_apis.ALTER_USER_SCRAM_CREDENTIALS_REQUEST.decode(request.body, 0, len(request.body), request.version)
+        names = altered_users(decoded)
+        by = f"{request.origin.principal} from {request.client_host or 'this box'}"
+
+        def begin(waiting: WaitingRequest) -> None:
+            changes: dict[str, dict[str, str | None]] = {}
+            problems = _problems(decoded)
+            for name in names:
+                if name in problems:
+                    waiting.record(name, problems[name])
+                    continue
+                changes[name] = {ScramMechanism(each.mechanism).label: None for each in decoded.deletions if each.name == name}
+                for each in decoded.upsertions:
+                    if each.name == name:
+                        mechanism = ScramMechanism(each.mechanism)
+                        credential = ScramCredential.of_salted_password(mechanism, each.salt, each.salted_password, each.iterations)
+                        changes[name][mechanism.label] = credential.encode()
+            for name, of_user in changes.items():
+                self._administration.alter(UserChange(name, of_user, by, partial(waiting.record, name)))
+
+        def finish(results: dict[Key, Result]) -> None:
+            altered = tuple(AlteredScramUser(name, results[name].code, truncated(results[name].message)) for name in names)
+            response = AlterUserScramCredentialsResponse(0, altered)
+            self._requests.answer(request, sasl_apis.ALTER_USER_SCRAM_CREDENTIALS_RESPONSE.encode(request.version, response))
+
+        self._wait(names, begin, finish)
+
+
+def _described(name: str, texts: Texts | None, count: int) -> DescribedScramUser:
+    if count > 1:
+        message = f"Cannot describe SCRAM credentials for the same user twice in a single request: {name}"
+        return DescribedScramUser(name, ErrorCode.DUPLICATE_RESOURCE, truncated(message))
+    if not texts:
+        return DescribedScramUser(name, ErrorCode.RESOURCE_NOT_FOUND, truncated(f"Attempt to describe a user credential that does not exist: {name}"))
+    infos = tuple(ScramCredentialInfo(SCRAM_MECHANISMS[label], ScramCredential.decode(text).iterations) for label, text in sorted(texts.items()))
+    return DescribedScramUser(name, credential_infos=infos)
+
+
+def _problems(request: AlterUserScramCredentialsRequest) -> dict[str, Result]:
+    """Return why users are refused, with Kafka's codes and texts."""
+    problems: dict[str, Result] = {}
+    counts = Counter([*((each.name, each.mechanism) for each in request.deletions), *((each.name, each.mechanism) for each in request.upsertions)])
+
+    def refuse(name: str, code: ErrorCode, message: str) -> None:
+        problems.setdefault(name, Result(code, message))
+
+    for (name, mechanism), count in counts.items():
+        if not name:
+            refuse(name, ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty")
+        elif len(name) > NAME_MAX or name in (".", ".."):
+            refuse(name, ErrorCode.UNACCEPTABLE_CREDENTIAL, f"A user name has at most {NAME_MAX} characters, and is neither '.' nor '..'")
+        elif mechanism not in SCRAM_MECHANISMS.values():
+            refuse(name, ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism")
+        elif count > 1:
+            refuse(name, ErrorCode.DUPLICATE_RESOURCE, "A user credential cannot be altered twice in the same request")
+    for each in request.upsertions:
+        if each.name in problems:
+            continue
+        if each.iterations < ITERATIONS_MIN:
+            refuse(each.name, ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too few iterations")
+        elif each.iterations > ITERATIONS_MAX:
+            refuse(each.name, ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too many iterations")
+        elif not 0 < len(each.salt) <= SALT_BYTES_MAX or len(each.salted_password) != ScramMechanism(each.mechanism).key_bytes:
+            refuse(each.name, ErrorCode.UNACCEPTABLE_CREDENTIAL, "Salt or salted password has a wrong size")
+    return problems
