@@ -233,9 +233,9 @@ _LISTENER_ROWS = (
     ),
     SettingRow(
         "listener.security.protocol.map",
-        "PLAINTEXT:PLAINTEXT,SSL:SSL",
+        "PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL",
         "",
-        "security protocol of each listener, as in CLIENTS:SSL; PLAINTEXT and SSL are served",
+        "security protocol of each listener, as in CLIENTS:SASL_SSL: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL",
         "",
     ),
     SettingRow(
@@ -269,9 +269,45 @@ _TLS_ROWS = (
     ),
 )
 
+_SASL_ROWS = (
+    SettingRow(
+        "sasl.enabled.mechanisms",
+        "SCRAM-SHA-256,SCRAM-SHA-512",
+        "",
+        "how clients of SASL listeners authenticate: SCRAM-SHA-256, SCRAM-SHA-512 and PLAIN, all with the same users",
+        "",
+    ),
+    SettingRow(
+        "sasl.plain.without.tls",
+        False,
+        "",
+        "true: PLAIN is allowed on SASL_PLAINTEXT listeners, where the network carries passwords in clear text",
+        "passwords can be read on the network",
+    ),
+    SettingRow(
+        "connections.max.reauth.ms",
+        0,
+        "ms",
+        "clients of SASL listeners must authenticate again within this time, or are closed; 0: never. A deleted user is out after it",
+        "deleted users stay connected for longer",
+        0,
+        INT64_MAX,
+    ),
+    SettingRow(
+        "connection.failed.authentication.delay.ms",
+        100,
+        "ms",
+        "a failed authentication is answered, and its connection closed, after this time",
+        "guesses of passwords are slower, and connections stay open for longer",
+        0,
+        10 * SECOND,
+    ),
+)
+
 _NETWORK_ROWS = (
     *_LISTENER_ROWS,
     *_TLS_ROWS,
+    *_SASL_ROWS,
     SettingRow(
         "socket.request.max.bytes",
         32 * MIB,

@@ -144,7 +144,7 @@ CODED_APIS: Final[dict[int, Api]] = {
 }
 """Every API that this package can read and write."""
 
-NOT_YET_SERVED: Final[frozenset[ApiKey]] = frozenset((ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE))
+NOT_YET_SERVED: Final[frozenset[ApiKey]] = frozenset()
 """APIs with a codec and without a handler."""
 
 SERVED_APIS: Final[dict[int, Api]] = {key: api for key, api in CODED_APIS.items() if key not in NOT_YET_SERVED}

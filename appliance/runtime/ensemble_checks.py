@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from appliance.base.settings import Box
 from appliance.base.zookeeper_member import ZooKeeperMember
+from appliance.security.listeners import SSL, uses_sasl
 
 WILDCARDS = ("0.0.0.0", "::", "*", "")
 
@@ -62,7 +63,7 @@ def open_listeners(box: Box) -> list[str]:
     found = []
     for listener in box.kafka_listeners:
         client_auth = listener.settings.get("ssl.client.auth", box.setting("ssl.client.auth"))
-        is_authenticated = listener.protocol == "SSL" and client_auth == "required"
+        is_authenticated = uses_sasl(listener.protocol) or (listener.protocol == SSL and client_auth == "required")
         if not is_authenticated and not is_loopback(listener.address):
             found.append(f"{listener.name} ({listener.address}:{listener.port})")
     return found
@@ -76,7 +77,7 @@ def access_warning(box: Box) -> str | None:
     many = len(names) > 1
     return (
         f"{'listeners' if many else 'listener'} {', '.join(names)} {'serve' if many else 'serves'} Kafka clients of other machines without "
-        "authentication; restrict them by a firewall, a loopback address, or ssl.client.auth=required"
+        "authentication; restrict them by a firewall, a loopback address, SASL, or ssl.client.auth=required"
     )
 
 

@@ -26,12 +26,18 @@ TLS_SETTINGS: Final = (
     "ssl.cipher.suites",
     "ssl.principal.mapping.rules",
 )
-OVERRIDABLE: Final = ("max.connections", "max.connections.per.ip", "connections.max.idle.ms", *TLS_SETTINGS)
+SASL_SETTINGS: Final = ("sasl.enabled.mechanisms", "sasl.plain.without.tls", "connections.max.reauth.ms")
+OVERRIDABLE: Final = ("max.connections", "max.connections.per.ip", "connections.max.idle.ms", *TLS_SETTINGS, *SASL_SETTINGS)
 """Settings that a listener may have for itself, as `listener.name.NAME.SETTING`."""
 PLAINTEXT: Final = "PLAINTEXT"
 SSL: Final = "SSL"
-PROTOCOLS: Final = (PLAINTEXT, SSL)
+SASL_PLAINTEXT: Final = "SASL_PLAINTEXT"
+SASL_SSL: Final = "SASL_SSL"
+PROTOCOLS: Final = (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)
 """Security protocols that a listener can have."""
+PLAIN: Final = "PLAIN"
+MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512", PLAIN)
+"""SASL mechanisms that a listener can have."""
 ANY_ADDRESS: Final = ("0.0.0.0", "::")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
 _ENDPOINT = re.compile(r"([^:/]*)://(\[[0-9A-Fa-f:.%\w]*\]|[^:\[\]/\s]*):(\d{1,5})\Z")
@@ -66,6 +72,7 @@ def plan_listeners(settings: Mapping[str, SettingValue], overrides: Mapping[str,
         address = "0.0.0.0" if not host else host
         to_clients = advertised.get(name, (default.advertised_host if address in ANY_ADDRESS or not texts["listeners"] else address, 0))
         listeners.append(KafkaListener(name, protocol, address, port, *to_clients, by_listener.get(name.lower(), {})))
+    problems += [problem for each in listeners for problem in _sasl_problems(each, settings)]
     ports = [(each.port, each.address, each.name) for each in listeners if each.port]
     for index, (port, address, name) in enumerate(ports):
         for other_port, other_address, other in ports[:index]:
@@ -75,7 +82,33 @@ def plan_listeners(settings: Mapping[str, SettingValue], overrides: Mapping[str,
 
 
 def is_encrypted(protocol: str) -> bool:
-    return protocol == SSL
+    return protocol in (SSL, SASL_SSL)
+
+
+def uses_sasl(protocol: str) -> bool:
+    return protocol in (SASL_PLAINTEXT, SASL_SSL)
+
+
+def mechanisms_of(listener: KafkaListener, settings: Mapping[str, SettingValue]) -> tuple[str, ...]:
+    """Return the SASL mechanisms of a listener; none for one without SASL."""
+    if not uses_sasl(listener.protocol):
+        return ()
+    text = str(listener.settings.get("sasl.enabled.mechanisms", settings["sasl.enabled.mechanisms"]))
+    return tuple(dict.fromkeys(part.strip().upper() for part in text.split(",") if part.strip()))
+
+
+def _sasl_problems(listener: KafkaListener, settings: Mapping[str, SettingValue]) -> list[str]:
+    if not uses_sasl(listener.protocol):
+        return []
+    mechanisms = mechanisms_of(listener, settings)
+    where = f"listener {listener.name}: sasl.enabled.mechanisms"
+    if not mechanisms:
+        return [f"{where} is empty; name one or more of {_words(MECHANISMS)}"]
+    problems = [f"{where} has {name}; it can have {_words(MECHANISMS)}" for name in mechanisms if name not in MECHANISMS]
+    is_allowed = listener.settings.get("sasl.plain.without.tls", settings["sasl.plain.without.tls"])
+    if PLAIN in mechanisms and not is_encrypted(listener.protocol) and not is_allowed:
+        problems.append(f"{where} has PLAIN, which sends passwords in clear text over {listener.protocol}; use SASL_SSL, or set sasl.plain.without.tls")
+    return problems
 
 
 def _inter_broker_first(listeners: list[KafkaListener], wanted: str, problems: list[str]) -> list[KafkaListener]:

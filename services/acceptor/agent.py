@@ -27,7 +27,7 @@ from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.shm.lease import LeaseReader
 from services.acceptor.client_connections import ClientConnections
 from services.acceptor.delayed import DelayedRequests
-from services.acceptor.dispatch import RESTRICTED_APIS, ApiVersionsHandler, Dispatch, Handler, InterBrokerHandler
+from services.acceptor.dispatch import RESTRICTED_APIS, ApiVersionsHandler, Dispatch, Handler, InterBrokerHandler, SaslHandler
 from services.acceptor.fanned_out_request import InFlight
 from services.acceptor.fetch.cold_reads import ColdReads
 from services.acceptor.fetch.partition_read import RACK_AWARE_SELECTOR
@@ -131,6 +131,7 @@ class AcceptorAgent:
         handlers[ApiKey.DESCRIBE_LOG_DIRS] = DescribeLogDirsHandler(self._view, self._proxies, context.layout, lambda: box.disks, mark_dirty)
         handlers[ApiKey.DESCRIBE_TOPIC_PARTITIONS] = DescribeTopicPartitionsHandler(self._view, mark_dirty)
         handlers[ApiKey.API_VERSIONS] = ApiVersionsHandler(mark_dirty)
+        handlers.update(dict.fromkeys((ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE), SaslHandler(self._connections.sasl, mark_dirty)))
         for key in RESTRICTED_APIS:
             handlers[key] = InterBrokerHandler(ApiKey(key), handlers[key], self._inter_broker, mark_dirty)
         self._dispatch = Dispatch(self._produce, handlers) if authorizer is None else AuthorizedDispatch(self._produce, handlers, authorizer)
@@ -156,6 +157,8 @@ class AcceptorAgent:
             self._image.load()
             if self._security is not None:
                 self._security.load()
+            if self._connections.sasl is not None:
+                self._connections.sasl.credentials.load()
             work += 1
         work += self._peers.do_work(now_ns)
         if self._view.refresh() is CacheChange.PLACES:
@@ -219,6 +222,8 @@ class AcceptorAgent:
         """Ready when clients can be served: an image is there, and the log-writers answer and the brokers' host names are resolved, or have had their
         time: a disk that is dead or hung must not keep the others' clients out."""
         if self._view.image.generation == 0 or (self._security is not None and not self._security.has_image):
+            return
+        if self._connections.sasl is not None and not self._connections.sasl.credentials.has_image:
             return
         is_complete = self._inter_broker.is_settled and all(proxy.serving for proxy in self._proxies.by_disk.values())
         if not is_complete and self._clock.monotonic_ns() < self._wait_for_disks_until_ns:

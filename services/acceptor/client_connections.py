@@ -22,6 +22,7 @@ from appliance.runtime.listening import NO_ROOM_TO_ACCEPT
 from appliance.shm.arena import Arena
 from services.acceptor.closings import (
     ADDRESS_LIMIT,
+    AUTHENTICATION_TIMEOUT,
     CLIENT_LEFT,
     CONNECTION_LIMIT,
     DESCRIPTOR_LIMIT,
@@ -29,6 +30,7 @@ from services.acceptor.closings import (
     FRAME_TIMEOUT,
     IDLE,
     MEMORY_LIMIT,
+    SESSION_EXPIRED,
     SLOW_BODY,
     STOPPING,
     TLS_UNAVAILABLE,
@@ -43,6 +45,7 @@ from services.acceptor.request_memory import HeldMemory
 from services.acceptor.transport import ClientTransport, PlainTransport
 
 if TYPE_CHECKING:
+    from services.acceptor.sasl_connections import SaslConnections
     from services.acceptor.tls_connections import TlsConnections
 
 READ_INTEREST = select.EPOLLIN | select.EPOLLRDHUP
@@ -90,6 +93,8 @@ class ClientConnections:
         self._connections_max = self._find_connections_max(box.integer("max.connections"), segment_files_max)
         self._listening = listening_sockets(box, context.listen_sockets, self._connections_max, context.log)
         self._tls = self._make_tls()
+        self.sasl = self._make_sasl()
+        """the authentication of clients; None without a listener with SASL"""
         self._frame_timeout_ns = box.integer("request.frame.timeout.ms") * 1_000_000
         self._connections_open = counters.gauge("acceptor.connections")
         self._connections_accepted = counters.counter("acceptor.connections_accepted")
@@ -112,6 +117,13 @@ class ClientConnections:
 
         return TlsConnections(self._on_established, self._on_handshake_wants, self._close, self._receive_tls)
 
+    def _make_sasl(self) -> SaslConnections | None:
+        if not any(listening.mechanisms for listening in self._listening):
+            return None
+        from services.acceptor.sasl_connections import SaslConnections
+
+        return SaslConnections(self._context, self._on_authenticated, self._close, self.mark_dirty, self._update_interest)
+
     def __len__(self) -> int:
         return len(self._connections)
 
@@ -132,6 +144,8 @@ class ClientConnections:
         work = 0
         if self._tls is not None:
             work += self._tls.do_work()
+        if self.sasl is not None:
+            work += self.sasl.do_work(now_ns)
         if self._receiver.has_waiting:
             work += self._receiver.retry(self._resume)
         if self._unswept:
@@ -158,6 +172,8 @@ class ClientConnections:
             if listening.tls is not None:
                 listening.tls.reload()
         self._closings.sweep(now_ns)
+        if self.sasl is not None:
+            self.sasl.sweep(now_ns)
         self._held_bytes.set(self._held.total_bytes)
         if self._accepting:
             for listening in self._listening:
@@ -175,6 +191,8 @@ class ClientConnections:
     def close(self) -> None:
         for connection in list(self._connections.values()):
             self._close(connection, STOPPING)
+        if self.sasl is not None:
+            self.sasl.close()
         if self._reserve >= 0:
             os.close(self._reserve)
             self._reserve = -1
@@ -321,7 +339,10 @@ class ClientConnections:
         self._per_address[listening.name, address] += 1
         connection.interest = READ_INTEREST
         if listening.tls is None:
-            self._poller.register(descriptor, READ_INTEREST, lambda events: self._on_event(connection, events))
+            if listening.mechanisms:
+                self._begin_sasl(connection)
+            else:
+                self._poller.register(descriptor, READ_INTEREST, lambda events: self._on_event(connection, events))
         else:
             connection.frame_since_ns = connection.last_active_ns  # the deadline of the handshake is that of a request
             self._poller.register(descriptor, READ_INTEREST, lambda events: self._on_handshake_event(connection, events))
@@ -363,6 +384,9 @@ class ClientConnections:
         descriptor = connection.transport.fileno()
         self._poller.unregister(descriptor)
         connection.interest = READ_INTEREST
+        if connection.listening.mechanisms and not connection.mechanism:
+            self._begin_sasl(connection)
+            return
         self._poller.register(descriptor, READ_INTEREST, lambda events: self._on_tls_event(connection, events))
         if not self._stopping:
             self._receive_tls(connection)
@@ -390,6 +414,41 @@ class ClientConnections:
             self._poller.modify(connection.transport.fileno(), connection.interest)
         elif not connection.interest & select.EPOLLIN:
             self._update_interest(connection)
+
+    # -- SASL
+
+    def _begin_sasl(self, connection: Connection) -> None:
+        """Let the connection authenticate; its first request may have come with the end of a TLS handshake."""
+        assert self.sasl is not None
+        self._poller.register(connection.transport.fileno(), READ_INTEREST, lambda events: self._on_sasl_event(connection, events))
+        self.sasl.begin(connection)
+        if connection.listening.tls is not None and not self._stopping:
+            self.sasl.receive(connection)
+
+    def _on_sasl_event(self, connection: Connection, events: int) -> None:
+        if connection.closed or self.sasl is None:
+            return
+        if events & select.EPOLLIN and not connection.read_paused:
+            connection.last_active_ns = self._clock.monotonic_ns()
+            self.sasl.receive(connection)
+        elif events & (select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP):
+            self._close(connection, CLIENT_LEFT)
+            return
+        if events & select.EPOLLOUT and not connection.closed:
+            self._send(connection)
+
+    def _on_authenticated(self, connection: Connection, received: bytes) -> None:
+        """Receive requests from now on; `received` are the first ones."""
+        if connection.listening.tls is None:
+            descriptor = connection.transport.fileno()
+            self._poller.unregister(descriptor)
+            connection.interest = READ_INTEREST
+            self._poller.register(descriptor, READ_INTEREST, lambda events: self._on_event(connection, events))
+        connection.pending = received
+        if received:
+            self._resume(connection)
+        if connection.listening.tls is not None and not connection.closed:
+            self._on_established(connection)
 
     # -- reading and sending
 
@@ -493,7 +552,11 @@ class ClientConnections:
         for connection in some:
             if connection.closed:
                 continue
-            if connection.frame_since_ns and now_ns - connection.frame_since_ns > self._frame_timeout_ns:
+            if connection.sasl is not None and now_ns - connection.sasl.began_ns > self._frame_timeout_ns:
+                self._close(connection, AUTHENTICATION_TIMEOUT, "it did not authenticate in time (request.frame.timeout.ms)")
+            elif connection.expires_ns and connection.sasl is None and connection.last_active_ns > connection.expires_ns:
+                self._close(connection, SESSION_EXPIRED, "it sends requests, and did not authenticate again in time (connections.max.reauth.ms)")
+            elif connection.frame_since_ns and now_ns - connection.frame_since_ns > self._frame_timeout_ns:
                 self._close(connection, FRAME_TIMEOUT, "it did not send a whole request in time (request.frame.timeout.ms)")
             elif now_ns - connection.last_active_ns > connection.listening.idle_ns and not connection.replies:
                 self._close(connection, IDLE)

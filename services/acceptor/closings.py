@@ -40,6 +40,14 @@ CERTIFICATE_REFUSED = "tls-certificate"
 """The certificate of the client is not accepted, or no rule maps it to a principal."""
 TLS_UNAVAILABLE = "tls-unavailable"
 """The certificate files of the listener cannot be used."""
+AUTHENTICATION_FAILED = "authentication-failed"
+"""The client could not authenticate. Logged once a minute (`sasl_connections`)."""
+AUTHENTICATION_TIMEOUT = "authentication-timeout"
+"""It did not authenticate in time."""
+AUTHENTICATION_OVERLOAD = "authentication-overload"
+"""Too many passwords wait to be verified."""
+SESSION_EXPIRED = "session-expired"
+"""It did not authenticate again in time."""
 UNREADABLE = "request-refused-by-controller"
 """Controller or coordinator could not decode a forwarded request."""
 CONTROLLER_SILENT = "controller-silent"
@@ -63,6 +71,8 @@ class Closings:
         self._unlogged: Tally[str] = Tally()
         self._lines_saved = counters.counter("acceptor.closed_untold")
         for reason in (CLIENT_LEFT, STOPPING, IDLE, CONNECTION_LIMIT, ADDRESS_LIMIT, FRAME_TIMEOUT, MEMORY_LIMIT, SLOW_BODY, UNANSWERED, DISK_READ_FAILED):
+            self._counter(reason)
+        for reason in (AUTHENTICATION_FAILED, AUTHENTICATION_TIMEOUT, AUTHENTICATION_OVERLOAD, SESSION_EXPIRED):
             self._counter(reason)
         for reason in (UNREADABLE, CONTROLLER_SILENT, DESCRIPTOR_LIMIT, TLS_HANDSHAKE, CERTIFICATE_REFUSED, TLS_UNAVAILABLE):
             self._counter(reason)

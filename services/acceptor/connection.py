@@ -9,7 +9,7 @@ replies as they leave.
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from appliance.protocol.apis import ApiKey
 from appliance.security.authorizer import Rights
@@ -18,6 +18,9 @@ from services.acceptor.fetch.record_ranges import SEND_BYTES_A_TURN, ArenaRange,
 from services.acceptor.listening_socket import ListeningSocket
 from services.acceptor.produce.refused_sequences import RefusedSequences
 from services.acceptor.transport import NOT_RESIDENT, WOULD_BLOCK, ClientTransport
+
+if TYPE_CHECKING:
+    from services.acceptor.sasl_session import SaslSession  # hashlib brings OpenSSL
 
 RUNS_AHEAD = frozenset((ApiKey.PRODUCE, ApiKey.OFFSET_COMMIT))
 """Several requests of one of these APIs may be under way: they take effect in their order all the same."""
@@ -93,11 +96,13 @@ class Connection:
         "closed",
         "closing",
         "expects_large",
+        "expires_ns",
         "frame_since_ns",
         "held_bytes",
         "interest",
         "last_active_ns",
         "listening",
+        "mechanism",
         "next_bytes",
         "next_key",
         "origin",
@@ -110,6 +115,7 @@ class Connection:
         "replies",
         "request_bytes",
         "rights",
+        "sasl",
         "sent_file_bytes",
         "transport",
         "waits_for_disk",
@@ -157,6 +163,12 @@ class Connection:
         self.closing: tuple[str, str] | None = None
         """why a reply closed it"""
         self.sent_file_bytes = 0
+        self.sasl: SaslSession | None = None
+        """its authentication, while that is under way"""
+        self.mechanism = ""
+        """with which it has authenticated"""
+        self.expires_ns = 0
+        """when it must have authenticated again; 0: never"""
         self.waits_for_disk = False
         """a log-reader brings what has to be sent next"""
 

@@ -8,7 +8,7 @@ closes a connection (unknown API, unsupported version, malformed bytes).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from appliance.base.errors import ErrorCode
 from appliance.protocol.api_versions import (
@@ -39,6 +39,9 @@ from services.acceptor.connection import Connection
 from services.acceptor.handlers.produce import ProduceHandler
 from services.acceptor.inter_broker import InterBrokerGate
 from services.acceptor.request_memory import ArenaSlot
+
+if TYPE_CHECKING:
+    from services.acceptor.sasl_connections import SaslConnections
 
 
 class Handler(Protocol):
@@ -75,6 +78,32 @@ class ApiVersionsHandler:
         else:
             problem = api_versions_problem(decode_api_versions(buffer, header.body_position, limit, version), version)
             reply.pieces = [encode_api_versions_response(version, header.correlation_id, problem or 0)]
+        reply.ready = True
+        self._on_reply(connection)
+
+
+class SaslHandler:
+    """SaslHandshake and SaslAuthenticate of connections that are authenticated, or never have to be."""
+
+    def __init__(self, sasl: SaslConnections | None, on_reply: Callable[[Connection], None]) -> None:
+        self._sasl = sasl
+        self._on_reply = on_reply
+
+    def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
+        if self._sasl is not None and connection.expires_ns:
+            self._sasl.authenticate_again(connection, header, buffer, limit)
+            return
+        from appliance.protocol import sasl_apis  # schemas that few acceptors need
+
+        version = header.api_version
+        reply = connection.expect_reply(False)
+        if header.api_key == ApiKey.SASL_HANDSHAKE:
+            refused = sasl_apis.SaslHandshakeResponse(ErrorCode.ILLEGAL_SASL_STATE)
+            reply.pieces = [sasl_apis.SASL_HANDSHAKE_RESPONSE.encode_response(version, header.correlation_id, refused)]
+        else:
+            text = "SaslAuthenticate request received after successful authentication"
+            answer = sasl_apis.SaslAuthenticateResponse(ErrorCode.ILLEGAL_SASL_STATE, text)
+            reply.pieces = [sasl_apis.SASL_AUTHENTICATE_RESPONSE.encode_response(version, header.correlation_id, answer)]
         reply.ready = True
         self._on_reply(connection)
 

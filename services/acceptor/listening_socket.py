@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from appliance.base.logging import Logger
 from appliance.base.settings import Box, KafkaListener
 from appliance.runtime.listening import kafka_socket_names
-from appliance.security.listeners import TLS_SETTINGS, is_encrypted
+from appliance.security.listeners import SASL_SETTINGS, TLS_SETTINGS, is_encrypted, mechanisms_of
 from appliance.security.principals import ANONYMOUS, RequestOrigin
 
 if TYPE_CHECKING:
@@ -22,7 +22,19 @@ if TYPE_CHECKING:
 class ListeningSocket:
     """A listener as one acceptor serves it. `open_count`: its open connections."""
 
-    __slots__ = ("connections_max", "idle_ns", "is_inter_broker", "name", "open_count", "origin", "per_address_max", "socket", "tls")
+    __slots__ = (
+        "connections_max",
+        "idle_ns",
+        "is_inter_broker",
+        "mechanisms",
+        "name",
+        "open_count",
+        "origin",
+        "per_address_max",
+        "session_ms",
+        "socket",
+        "tls",
+    )
 
     def __init__(self, listener: KafkaListener, sock: socket.socket, box: Box, connections_max: int, log: Logger) -> None:
         """`connections_max`: for all listeners together."""
@@ -33,6 +45,10 @@ class ListeningSocket:
         self.connections_max = min(connections_max, box.integer_of(listener, "max.connections"))
         self.per_address_max = box.integer_of(listener, "max.connections.per.ip")
         self.idle_ns = box.integer_of(listener, "connections.max.idle.ms") * 1_000_000
+        self.mechanisms = mechanisms_of(listener, {name: box.setting(name) for name in SASL_SETTINGS})
+        """of SASL; none: its clients do not authenticate"""
+        self.session_ms = box.integer_of(listener, "connections.max.reauth.ms")
+        """after this time its clients must authenticate again; 0: never"""
         self.open_count = 0
         self.tls: ReloadedContext | None = None
         """None for a listener without TLS"""

@@ -77,7 +77,7 @@ class TlsConnections:
             if state != ESTABLISHED:
                 self._on_wants(connection, state == WANTS_WRITE)
                 return
-            name = transport.client_name(context.mapping)
+            name = transport.client_name(context.mapping) if not connection.listening.mechanisms else None  # SASL's principal counts, as in Kafka
         except CertificateRefused as refusal:
             self._on_failed(connection, CERTIFICATE_REFUSED, str(refusal))
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from appliance.base.settings import KafkaListener, default_settings
-from appliance.security.listeners import plan_listeners
+from appliance.security.listeners import mechanisms_of, plan_listeners
 
 DEFAULT = KafkaListener("PLAINTEXT", "PLAINTEXT", "0.0.0.0", 9092, "box.example")
 TWO = "PLAINTEXT://127.0.0.1:9091,CLIENTS://:9092"
@@ -81,3 +81,19 @@ def test_settings_that_need_listeners_are_reported_without_them() -> None:
 def test_two_plaintext_listeners_of_other_names_need_an_inter_broker_listener() -> None:
     _, problems = plan(listeners="A://:1,B://:2", listener_security_protocol_map="A:PLAINTEXT,B:PLAINTEXT")
     assert problems == ["inter.broker.listener.name is not set; name one of A, B, through which boxes connect"]
+
+
+def test_a_listener_with_sasl_has_mechanisms_and_plain_needs_tls() -> None:
+    two = {"listeners": TWO, "listener_security_protocol_map": "PLAINTEXT:PLAINTEXT,CLIENTS:SASL_PLAINTEXT"}
+    listeners, problems = plan(**two)
+    assert problems == []
+    assert [mechanisms_of(each, default_settings()) for each in listeners] == [(), ("SCRAM-SHA-256", "SCRAM-SHA-512")]
+    _, problems = plan({"listener.name.clients.sasl.enabled.mechanisms": "plain,GSSAPI"}, **two)
+    assert len(problems) == 2 and "has GSSAPI; it can have" in problems[0] and "PLAIN, which sends passwords in clear text" in problems[1]
+    override: dict[str, object] = {"listener.name.clients.sasl.enabled.mechanisms": "PLAIN", "listener.name.clients.sasl.plain.without.tls": True}
+    listeners, problems = plan(override, **two)
+    assert problems == [] and mechanisms_of(listeners[1], default_settings()) == ("PLAIN",)
+    _, problems = plan(listeners=TWO, listener_security_protocol_map="PLAINTEXT:PLAINTEXT,CLIENTS:SASL_SSL", sasl_enabled_mechanisms=" ")
+    assert any("is empty" in problem for problem in problems)
+    _, problems = plan(listeners=TWO, listener_security_protocol_map="PLAINTEXT:SASL_SSL,CLIENTS:SASL_SSL")
+    assert any("has no PLAINTEXT listener" in problem for problem in problems)

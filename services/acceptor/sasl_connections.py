@@ -1,0 +1,283 @@
+"""Connections of an acceptor that authenticate by SASL: their frames, password checks, delays, failed logins.
+
+Bytes of a connection go to its `SaslSession` until it is done, and to the receiver from then on; other connections
+pay nothing for it. SCRAM costs 30 µs in a turn. The derivation of a PLAIN password (1.6 to 13 ms) runs in one thread,
+without the interpreter lock; at most `CHECKS_MAX` wait for it, `CHECKS_PER_ADDRESS` of one address, and more are
+closed unanswered, so that clients try again. A failure is answered after
+`connection.failed.authentication.delay.ms`. Owned by one acceptor. Weak: clients of all addresses share the thread.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import select
+import threading
+from collections import Counter as Tally
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Final, NamedTuple
+
+from appliance.base.errors import ProtocolViolation
+from appliance.cluster.credential_image import CredentialFollower
+from appliance.protocol.framing import RequestHeader, read_frame_size
+from appliance.runtime.agent import ServiceContext
+from appliance.security.principals import USER_TYPE, Principal
+from appliance.security.scram import NONCE_BYTES
+from services.acceptor.closings import AUTHENTICATION_FAILED, AUTHENTICATION_OVERLOAD, CLIENT_LEFT
+from services.acceptor.connection import Connection, PendingReply
+from services.acceptor.sasl_session import FRAME_BYTES_MAX, PasswordCheck, SaslAnswer, SaslSession
+from services.acceptor.transport import WOULD_BLOCK
+
+CHECKS_MAX: Final = 64
+CHECKS_PER_ADDRESS: Final = 16
+RECEIVE_BYTES: Final = 4 << 10
+LOG_PERIOD_NS: Final = 60_000_000_000
+LINES_A_PERIOD: Final = 10
+FAILURES_KEPT: Final = 1_000
+"""Different failures of a period that are counted one by one."""
+
+
+class _Waiting(NamedTuple):
+    """A connection whose password is verified."""
+
+    connection: Connection
+    session: SaslSession
+    check: PasswordCheck
+    reply: PendingReply
+
+
+class _Delayed(NamedTuple):
+    deadline_ns: int
+    reply: PendingReply
+    response: bytes | None
+
+
+class PasswordChecks:
+    """One thread, started by the first check; it ends with the process. `on_result` is called in the acceptor's thread."""
+
+    def __init__(self, on_result: Callable[[_Waiting, bool], None]) -> None:
+        self._on_result = on_result
+        self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
+        self._results: deque[tuple[_Waiting, bool]] = deque()
+        self._per_address: Tally[str] = Tally()
+        self._thread: threading.Thread | None = None
+        self.wakes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def submit(self, waiting: _Waiting) -> bool:
+        """Return False if too many wait."""
+        address = waiting.connection.address
+        if self._per_address.total() >= CHECKS_MAX or self._per_address[address] >= CHECKS_PER_ADDRESS:
+            return False
+        self._per_address[address] += 1
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="password-checks", daemon=True)
+            self._thread.start()
+        self._queue.put(waiting)
+        return True
+
+    def _run(self) -> None:
+        while (waiting := self._queue.get()) is not None:
+            self._results.append((waiting, not waiting.connection.closed and waiting.check.is_right()))
+            os.eventfd_write(self.wakes, 1)
+
+    def on_woken(self, _events: int) -> None:
+        os.eventfd_read(self.wakes)
+        while self._results:
+            waiting, is_right = self._results.popleft()
+            address = waiting.connection.address
+            self._per_address[address] -= 1
+            if not self._per_address[address]:
+                del self._per_address[address]
+            self._on_result(waiting, is_right)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+        os.close(self.wakes)
+
+
+class FailedLogins:
+    """Counts failures by address, user and reason, and logs them once a minute."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._log = context.log
+        self._failures: Tally[tuple[str, str, str, str]] = Tally()
+        self._others = 0
+        self._period_ends_ns = 0
+
+    def add(self, address: str, user: str, mechanism: str, reason: str) -> None:
+        key = address, user, mechanism, reason
+        if key in self._failures or len(self._failures) < FAILURES_KEPT:
+            self._failures[key] += 1
+        else:
+            self._others += 1
+
+    def sweep(self, now_ns: int) -> None:
+        if now_ns < self._period_ends_ns or not self._failures:
+            return
+        self._period_ends_ns = now_ns + LOG_PERIOD_NS
+        first = self._failures.most_common(LINES_A_PERIOD)
+        for (address, user, mechanism, reason), count in first:
+            words = f"{mechanism or 'no mechanism'}: {reason}"
+            self._log.warning(f"{count} failed logins of user {user!r} from {address} ({words})", client=address, reason=AUTHENTICATION_FAILED)
+        left = self._failures.total() + self._others - sum(count for _, count in first)
+        if left:
+            self._log.warning(f"{left} more failed logins, not logged one by one", reason=AUTHENTICATION_FAILED)
+        self._failures.clear()
+        self._others = 0
+
+
+class SaslConnections:
+    """`begin` for each connection that must authenticate; `do_work` each turn, `sweep` once a second."""
+
+    def __init__(
+        self,
+        context: ServiceContext,
+        on_authenticated: Callable[[Connection, bytes], None],
+        close: Callable[[Connection, str, str], None],
+        mark_dirty: Callable[[Connection], None],
+        update_interest: Callable[[Connection], None],
+    ) -> None:
+        """`on_authenticated` gets what the client sent after its last token."""
+        self._clock = context.clock
+        self._on_authenticated = on_authenticated
+        self._close = close
+        self._mark_dirty = mark_dirty
+        self._update_interest = update_interest
+        self.credentials = CredentialFollower(context.layout, context.log)
+        self._delay_ns = context.box.integer("connection.failed.authentication.delay.ms") * 1_000_000
+        self._delayed: deque[_Delayed] = deque()
+        self._failed = FailedLogins(context)
+        self._checks = PasswordChecks(self._on_checked)
+        self._poller = context.poller
+        self._poller.register(self._checks.wakes, select.EPOLLIN, self._checks.on_woken)
+        self._scratch = memoryview(bytearray(RECEIVE_BYTES))
+        self._authentications = context.counters.counter("acceptor.authentications")
+        self._failures = context.counters.counter("acceptor.authentications_failed")
+
+    # -- before authentication
+
+    def begin(self, connection: Connection) -> None:
+        """Expect the authentication of a new connection."""
+        connection.sasl = self._session(connection, None)
+
+    def _session(self, connection: Connection, known: tuple[str, str] | None) -> SaslSession:
+        listening = connection.listening
+        return SaslSession(listening.mechanisms, self.credentials, _nonce, self._clock.monotonic_ns(), listening.session_ms, known)
+
+    def receive(self, connection: Connection) -> None:
+        """Receive what has come. Frames are taken one by one, each after the answer to the last one."""
+        session = connection.sasl
+        try:
+            while session is not None and connection.sasl is session and not connection.closed and not connection.read_paused:
+                size_bytes = connection.transport.receive_into(self._scratch)
+                if size_bytes == 0 or getattr(connection.transport, "wants_write", False):
+                    self._close(connection, CLIENT_LEFT, "")
+                    return
+                if size_bytes == WOULD_BLOCK:
+                    return
+                session.buffer += self._scratch[:size_bytes]
+                self._take_frames(connection, session)
+        except ProtocolViolation as violation:
+            self._close(connection, violation.reason, str(violation))
+        except OSError:
+            self._close(connection, CLIENT_LEFT, "")
+
+    def _take_frames(self, connection: Connection, session: SaslSession) -> None:
+        data = session.buffer
+        view = memoryview(data)
+        position = 0
+        while connection.sasl is session and not connection.read_paused and len(data) - position >= 4:
+            start = position + 4
+            limit = start + read_frame_size(view, position, FRAME_BYTES_MAX, 0)
+            if limit > len(data):
+                break
+            position = limit
+            session.buffer = data[position:]
+            self._answer(connection, session, session.on_frame(view, start, limit))
+
+    # -- after it
+
+    def authenticate_again(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
+        """Take SaslHandshake or SaslAuthenticate of an authenticated connection. Raises ProtocolViolation."""
+        if connection.sasl is None:
+            connection.sasl = self._session(connection, (connection.principal.name, connection.mechanism))
+        self._answer(connection, connection.sasl, connection.sasl.on_request(header, buffer, limit))
+
+    # -- answers
+
+    def _answer(self, connection: Connection, session: SaslSession, answer: SaslAnswer) -> None:
+        reply = connection.expect_reply(False)
+        if answer.check is not None:
+            connection.read_paused = session.known is None
+            if not self._checks.submit(_Waiting(connection, session, answer.check, reply)):
+                self._close(connection, AUTHENTICATION_OVERLOAD, f"{CHECKS_MAX} passwords wait to be verified, or {CHECKS_PER_ADDRESS} of its address")
+                return
+            self._update_interest(connection)
+        else:
+            self._finish(reply, session, answer)
+
+    def _on_checked(self, waiting: _Waiting, is_right: bool) -> None:
+        connection = waiting.connection
+        if not connection.closed:
+            if waiting.session.known is None:
+                connection.read_paused = False
+            self._finish(waiting.reply, waiting.session, waiting.session.on_checked(is_right))
+            if not connection.closed:
+                self._update_interest(connection)
+
+    def _finish(self, reply: PendingReply, session: SaslSession, answer: SaslAnswer) -> None:
+        connection = reply.connection
+        if answer.failure is not None:
+            self._failures.add()
+            self._failed.add(connection.address, session.user, session.mechanism, answer.failure)
+            connection.read_paused = True
+            self._update_interest(connection)
+            self._delayed.append(_Delayed(self._clock.monotonic_ns() + self._delay_ns, reply, answer.response))
+            return
+        if answer.response is not None:
+            reply.pieces = [answer.response]
+        reply.ready = True
+        self._mark_dirty(connection)
+        if answer.is_done:
+            self._on_done(connection, session)
+
+    def _on_done(self, connection: Connection, session: SaslSession) -> None:
+        self._authentications.add()
+        connection.sasl = None
+        listening = connection.listening
+        connection.expires_ns = self._clock.monotonic_ns() + listening.session_ms * 1_000_000 if listening.session_ms else 0
+        if session.known is None:
+            connection.mechanism = session.mechanism
+            connection.set_origin(connection.origin._replace(principal=Principal(USER_TYPE, session.user)))
+            self._on_authenticated(connection, session.buffer)
+
+    def do_work(self, now_ns: int) -> int:
+        """Answer and close failed logins whose delay has passed."""
+        work = 0
+        while self._delayed and self._delayed[0].deadline_ns <= now_ns:
+            work += 1
+            _, reply, response = self._delayed.popleft()
+            connection = reply.connection
+            if not connection.closed:
+                reply.pieces = [] if response is None else [response]
+                reply.ready = True
+                closing = connection.expect_reply(False)
+                closing.closes = closing.ready = True
+                closing.closing = AUTHENTICATION_FAILED, ""
+                self._mark_dirty(connection)
+        return work
+
+    def sweep(self, now_ns: int) -> None:
+        self._failed.sweep(now_ns)
+
+    def close(self) -> None:
+        self._poller.unregister(self._checks.wakes)
+        self._checks.close()
+
+
+def _nonce() -> str:
+    return base64.b64encode(os.urandom(NONCE_BYTES)).decode()

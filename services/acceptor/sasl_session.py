@@ -1,0 +1,215 @@
+"""The authentication of one connection: which requests it may send, and the state of its mechanism.
+
+Takes frames, yields responses; owns no socket, and no password longer than its check takes. Before authentication
+only ApiVersions, SaslHandshake and SaslAuthenticate are served, at most `REQUESTS_MAX` of them; anything else is a
+`ProtocolViolation`. After SaslHandshake 0 tokens are frames without headers. A re-authentication (KIP-368) is a
+session whose user and mechanism are given.
+
+Wrong passwords and unknown users get the same answers: an unknown user is asked with a made-up salt. Weak: a user
+whose iterations differ from those of most users can be recognised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from appliance.base.errors import ErrorCode, ProtocolViolation
+from appliance.cluster.credential_image import CredentialFollower
+from appliance.protocol.api_versions import api_versions_problem, decode_api_versions, encode_api_versions_response, encode_unsupported_version
+from appliance.protocol.apis import SERVED_APIS, ApiKey
+from appliance.protocol.framing import RequestHeader, frame, parse_request_header
+from appliance.protocol.sasl_apis import (
+    SASL_AUTHENTICATE_REQUEST,
+    SASL_AUTHENTICATE_RESPONSE,
+    SASL_HANDSHAKE_REQUEST,
+    SASL_HANDSHAKE_RESPONSE,
+    SaslAuthenticateResponse,
+    SaslHandshakeResponse,
+)
+from appliance.protocol.wire import Buffer
+from appliance.security.listeners import PLAIN
+from appliance.security.scram import SCRAM_MECHANISMS, ScramCredential, ScramFailed, ScramMechanism, ScramServer, read_client_first, read_plain
+
+REQUESTS_MAX: Final = 16
+FRAME_BYTES_MAX: Final = 16 << 10
+"""Before authentication."""
+WRONG: Final = "wrong password or unknown user"
+UNEXPECTED: Final = "unauthenticated-request"
+"""A closing reason, as of `closings`."""
+
+
+class PasswordCheck(NamedTuple):
+    """What a thread has to verify: the only costly part of a login."""
+
+    mechanism: ScramMechanism
+    credential: ScramCredential
+    password: str
+
+    def __repr__(self) -> str:
+        return f"PasswordCheck({self.mechanism.label}, ***)"
+
+    def is_right(self) -> bool:
+        return self.credential.verifies(self.mechanism, self.password)
+
+
+class SaslAnswer(NamedTuple):
+    """A response, and what follows from it; with `check` set the response comes from `on_checked`."""
+
+    response: bytes | None = None
+    is_done: bool = False
+    failure: str | None = None
+    """why it failed, for the log"""
+    check: PasswordCheck | None = None
+
+
+class SaslSession:
+    """`on_frame` for each frame, or `on_request` for one whose header was read."""
+
+    __slots__ = (
+        "_checked",
+        "_credentials",
+        "_is_raw",
+        "_lifetime_ms",
+        "_mechanisms",
+        "_random",
+        "_requests",
+        "_scram",
+        "began_ns",
+        "buffer",
+        "known",
+        "mechanism",
+        "user",
+    )
+
+    def __init__(
+        self,
+        mechanisms: tuple[str, ...],
+        credentials: CredentialFollower,
+        nonce: Callable[[], str],
+        began_ns: int,
+        lifetime_ms: int = 0,
+        known: tuple[str, str] | None = None,
+    ) -> None:
+        """`lifetime_ms`: of the session that begins when it is done; 0: for ever. `known`: user and mechanism of a connection that authenticates again."""
+        self._mechanisms = mechanisms
+        self._credentials = credentials
+        self._random = nonce
+        self._lifetime_ms = lifetime_ms
+        self._scram: ScramServer | None = None
+        self._is_raw = False
+        self._requests = 0
+        self._checked: RequestHeader | None = None
+        self.known = known
+        self.began_ns = began_ns
+        self.buffer = b""
+        """received, and no whole frame"""
+        self.mechanism = ""
+        """chosen by SaslHandshake"""
+        self.user = ""
+        """as the client says; authenticated when it is done"""
+
+    def on_frame(self, buffer: memoryview, position: int, limit: int) -> SaslAnswer:
+        """Take a frame without its size. Raises ProtocolViolation."""
+        self._requests += 1
+        if self._requests > REQUESTS_MAX:
+            raise ProtocolViolation(UNEXPECTED, f"{self._requests} requests, and it has not authenticated")
+        if self._is_raw:
+            return self._on_token(bytes(buffer[position:limit]), None)
+        return self.on_request(parse_request_header(buffer, position, limit), buffer, limit)
+
+    def on_request(self, header: RequestHeader, buffer: Buffer, limit: int) -> SaslAnswer:
+        """As `on_frame`."""
+        version = header.api_version
+        if header.api_key == ApiKey.API_VERSIONS and not self.mechanism and self.known is None:
+            return SaslAnswer(_api_versions(header, buffer, limit))
+        if header.api_key == ApiKey.SASL_HANDSHAKE and not self.mechanism:
+            handshake = SASL_HANDSHAKE_REQUEST.decode(buffer, header.body_position, limit, version)
+            return self._on_handshake(header, handshake.mechanism)
+        if header.api_key == ApiKey.SASL_AUTHENTICATE and self.mechanism:
+            return self._on_token(SASL_AUTHENTICATE_REQUEST.decode(buffer, header.body_position, limit, version).auth_bytes, header)
+        name = SERVED_APIS[header.api_key].name
+        raise ProtocolViolation(UNEXPECTED, f"{name} {'during' if self.mechanism else 'before'} its authentication")
+
+    def on_checked(self, is_right: bool) -> SaslAnswer:
+        """Return the answer to the token whose password was verified."""
+        header, self._checked = self._checked, None
+        return self._done(header, b"") if is_right else self._failed(header, WRONG)
+
+    def _on_handshake(self, header: RequestHeader, mechanism: str) -> SaslAnswer:
+        def response(code: ErrorCode) -> bytes:
+            return SASL_HANDSHAKE_RESPONSE.encode_response(header.api_version, header.correlation_id, SaslHandshakeResponse(code, self._mechanisms))
+
+        if mechanism not in self._mechanisms:
+            return SaslAnswer(response(ErrorCode.UNSUPPORTED_SASL_MECHANISM), failure=f"mechanism {mechanism[:50]!r} is not enabled")
+        if self.known is not None and (header.api_version == 0 or mechanism != self.known[1]):
+            return SaslAnswer(response(ErrorCode.ILLEGAL_SASL_STATE), failure="another mechanism than before")
+        self.mechanism = mechanism
+        self._is_raw = header.api_version == 0
+        return SaslAnswer(response(ErrorCode.NONE))
+
+    def _on_token(self, token: bytes, header: RequestHeader | None) -> SaslAnswer:
+        try:
+            if self._checked is not None:
+                raise ProtocolViolation(UNEXPECTED, "a token while the last one is verified")
+            if self.mechanism == PLAIN:
+                return self._on_plain(token, header)
+            if self._scram is None:
+                return self._on_client_first(token, header)
+            return self._done(header, self._scram.finish(token))
+        except ScramFailed as failed:
+            return self._failed(header, str(failed) if failed.is_malformed else WRONG)
+
+    def _on_plain(self, token: bytes, header: RequestHeader | None) -> SaslAnswer:
+        self.user, password = read_plain(token)
+        if (refused := self._another_user(header)) is not None:
+            return refused
+        mechanism, credential, _is_known = self._credentials.plain_credential(self.user)
+        self._checked = header or _RAW
+        return SaslAnswer(check=PasswordCheck(mechanism, credential, password))
+
+    def _on_client_first(self, token: bytes, header: RequestHeader | None) -> SaslAnswer:
+        first = read_client_first(token)
+        self.user = first.user
+        if first.by_token:
+            return self._failed(header, "delegation tokens are not supported")
+        if (refused := self._another_user(header)) is not None:
+            return refused
+        mechanism = SCRAM_MECHANISMS[self.mechanism]
+        credential, _is_known = self._credentials.credential(mechanism, first.user)
+        self._scram = ScramServer(mechanism, first, credential, self._random())
+        return SaslAnswer(self._response(header, self._scram.challenge, 0))
+
+    def _another_user(self, header: RequestHeader | None) -> SaslAnswer | None:
+        if self.known is None or self.user == self.known[0]:
+            return None
+        return self._failed(header, "another user than before")
+
+    def _done(self, header: RequestHeader | None, token: bytes) -> SaslAnswer:
+        return SaslAnswer(self._response(header, token, self._lifetime_ms), is_done=True)
+
+    def _response(self, header: RequestHeader | None, token: bytes, lifetime_ms: int) -> bytes:
+        if header is None or header is _RAW:
+            return frame(token)
+        response = SaslAuthenticateResponse(0, None, token, lifetime_ms)
+        return SASL_AUTHENTICATE_RESPONSE.encode_response(header.api_version, header.correlation_id, response)
+
+    def _failed(self, header: RequestHeader | None, reason: str) -> SaslAnswer:
+        """Clients get one text for all reasons; after SaslHandshake 0 only the end of the connection."""
+        if header is None or header is _RAW:
+            return SaslAnswer(failure=reason)
+        text = f"Authentication failed during authentication due to invalid credentials with SASL mechanism {self.mechanism}"
+        response = SaslAuthenticateResponse(ErrorCode.SASL_AUTHENTICATION_FAILED, text)
+        return SaslAnswer(SASL_AUTHENTICATE_RESPONSE.encode_response(header.api_version, header.correlation_id, response), failure=reason)
+
+
+_RAW: Final = RequestHeader(ApiKey.SASL_AUTHENTICATE, 0, 0, "", 0)
+"""Stands for a token without a header."""
+
+
+def _api_versions(header: RequestHeader, buffer: Buffer, limit: int) -> bytes:
+    version = header.api_version
+    if not SERVED_APIS[ApiKey.API_VERSIONS].serves(version):
+        return encode_unsupported_version(header.correlation_id)
+    problem = api_versions_problem(decode_api_versions(buffer, header.body_position, limit, version), version)
+    return encode_api_versions_response(version, header.correlation_id, problem or 0)

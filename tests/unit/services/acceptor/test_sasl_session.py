@@ -1,0 +1,200 @@
+"""The authentication of one connection, frame by frame (`services/acceptor/sasl_session.py`)."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.base.errors import ErrorCode, ProtocolViolation
+from appliance.base.layout import BoxLayout
+from appliance.base.logging import Logger
+from appliance.cluster.credential_image import CredentialFollower, CredentialImage, write_credential_image
+from appliance.protocol.apis import SERVED_APIS, ApiKey
+from appliance.protocol.framing import frame
+from appliance.protocol.sasl_apis import (
+    SASL_AUTHENTICATE_REQUEST,
+    SASL_AUTHENTICATE_RESPONSE,
+    SASL_HANDSHAKE_REQUEST,
+    SASL_HANDSHAKE_RESPONSE,
+    SaslAuthenticateRequest,
+    SaslHandshakeRequest,
+)
+from appliance.security.scram import ScramClient, ScramCredential, ScramMechanism, salted_password
+from services.acceptor.sasl_session import REQUESTS_MAX, SaslAnswer, SaslSession
+
+MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")
+SALT = b"0123456789abcdef"
+USERS = {
+    "alice": {
+        mechanism.label: ScramCredential.of_salted_password(mechanism, SALT, salted_password(mechanism, "pencil", SALT, 4096), 4096).encode()
+        for mechanism in ScramMechanism
+    },
+    "bob": {
+        "SCRAM-SHA-512": ScramCredential.of_salted_password(
+            ScramMechanism.SHA_512, SALT, salted_password(ScramMechanism.SHA_512, "pencil", SALT, 4096), 4096
+        ).encode()
+    },
+}
+
+
+class Exchange:
+    """A client of one session; `versions` of SaslHandshake and SaslAuthenticate."""
+
+    def __init__(self, credentials: CredentialFollower, versions: tuple[int, int] = (1, 2), **more: Any) -> None:
+        nonces = itertools.count()
+        self.session = SaslSession(MECHANISMS, credentials, lambda: f"nonce{next(nonces)}", 0, **more)
+        self.versions = versions
+
+    def send(self, api_key: ApiKey, version: int, body: bytes) -> SaslAnswer:
+        flexible = SERVED_APIS[api_key].is_flexible(version)
+        header = api_key.to_bytes(2, "big") + version.to_bytes(2, "big") + b"\x00\x00\x00\x07\x00\x01c" + (b"\x00" if flexible else b"")
+        return self.session.on_frame(memoryview(header + body), 0, len(header) + len(body))
+
+    def handshake(self, mechanism: str) -> tuple[SaslAnswer, Any]:
+        version = self.versions[0]
+        answer = self.send(ApiKey.SASL_HANDSHAKE, version, SASL_HANDSHAKE_REQUEST.encode(version, SaslHandshakeRequest(mechanism)))
+        assert answer.response is not None
+        return answer, SASL_HANDSHAKE_RESPONSE.decode(answer.response, 8, len(answer.response), version)
+
+    def token(self, token: bytes) -> SaslAnswer:
+        if self.versions[0] == 0:
+            return self.session.on_frame(memoryview(token), 0, len(token))
+        version = self.versions[1]
+        return self.send(ApiKey.SASL_AUTHENTICATE, version, SASL_AUTHENTICATE_REQUEST.encode(version, SaslAuthenticateRequest(token)))
+
+    def read(self, answer: SaslAnswer) -> Any:
+        """The response, or after SaslHandshake 0 the bare token."""
+        assert answer.response is not None
+        if self.versions[0] == 0:
+            assert answer.response[:4] == len(answer.response[4:]).to_bytes(4, "big")
+            return answer.response[4:]
+        version = self.versions[1]
+        return SASL_AUTHENTICATE_RESPONSE.decode(answer.response, 9 if version == 2 else 8, len(answer.response), version)
+
+    def log_in(self, mechanism: str, user: str, password: str) -> SaslAnswer:
+        """The last answer."""
+        self.handshake(mechanism)
+        if mechanism == "PLAIN":
+            answer = self.token(f"\0{user}\0{password}".encode())
+            assert answer.check is not None and answer.response is None
+            return self.session.on_checked(answer.check.is_right())
+        client = ScramClient(ScramMechanism(MECHANISMS.index(mechanism) + 1), user, password, "abc")
+        challenge = self.read(self.token(client.first))
+        answer = self.token(client.respond(challenge if self.versions[0] == 0 else challenge.auth_bytes))
+        if answer.is_done:
+            last = self.read(answer)
+            client.check(last if self.versions[0] == 0 else last.auth_bytes)
+        return answer
+
+
+@pytest.fixture
+def credentials(tmp_path: Path) -> CredentialFollower:
+    layout = BoxLayout(str(tmp_path))
+    follower = CredentialFollower(layout, Logger("test"))
+    assert not follower.has_image
+    write_credential_image(layout.credential_image_file, CredentialImage(1, b"secret", USERS))
+    follower.load()
+    assert follower.has_image
+    return follower
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("versions", [(0, 0), (1, 0), (1, 1), (1, 2)])
+def test_each_mechanism_in_each_version(credentials: CredentialFollower, mechanism: str, versions: tuple[int, int]) -> None:
+    exchange = Exchange(credentials, versions, lifetime_ms=60_000)
+    answer = exchange.log_in(mechanism, "alice", "pencil")
+    assert answer.is_done and answer.failure is None and exchange.session.user == "alice"
+    if versions[0]:
+        assert exchange.read(answer).session_lifetime_ms == (60_000 if versions[1] else 0)
+    elif mechanism == "PLAIN":
+        assert answer.response == frame(b"")
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_wrong_password_and_an_unknown_user_are_answered_alike(credentials: CredentialFollower, mechanism: str) -> None:
+    exchanges = [Exchange(credentials), Exchange(credentials)]
+    answers = [exchange.log_in(mechanism, user, "wrong") for exchange, user in zip(exchanges, ("alice", "nobody"), strict=True)]
+    assert answers[0] == answers[1]
+    assert not answers[0].is_done and answers[0].failure == "wrong password or unknown user"
+    response = exchanges[0].read(answers[0])
+    assert response.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED and mechanism in response.error_message
+
+
+def test_an_unknown_user_gets_the_same_salt_and_the_usual_iterations(credentials: CredentialFollower) -> None:
+    challenges = []
+    for _ in range(2):
+        exchange = Exchange(credentials)
+        exchange.handshake("SCRAM-SHA-512")
+        challenges.append(exchange.read(exchange.token(b"n,,n=nobody,r=abc")).auth_bytes)
+    assert challenges[0] == challenges[1] and challenges[0].endswith(b",i=4096")
+
+
+def test_plain_takes_a_user_who_has_only_the_other_mechanism(credentials: CredentialFollower) -> None:
+    assert Exchange(credentials).log_in("PLAIN", "bob", "pencil").is_done
+
+
+def test_a_password_is_not_in_the_text_of_its_check(credentials: CredentialFollower) -> None:
+    exchange = Exchange(credentials)
+    exchange.handshake("PLAIN")
+    assert "pencil" not in repr(exchange.token(b"\0alice\0pencil")) and "pencil" not in str(exchange.session)
+
+
+def test_a_mechanism_that_is_not_enabled_is_refused_with_those_that_are(credentials: CredentialFollower) -> None:
+    answer, response = Exchange(credentials).handshake("GSSAPI")
+    assert response.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM and response.mechanisms == MECHANISMS
+    assert answer.failure is not None
+
+
+def test_api_versions_is_answered_before_and_nothing_else(credentials: CredentialFollower) -> None:
+    exchange = Exchange(credentials)
+    assert exchange.send(ApiKey.API_VERSIONS, 0, b"").response is not None
+    assert exchange.send(ApiKey.API_VERSIONS, 99, b"").response is not None, "an unknown version is answered with what is known"
+    with pytest.raises(ProtocolViolation, match="Metadata before its authentication"):
+        exchange.send(ApiKey.METADATA, 0, b"\x00\x00\x00\x00")
+    with pytest.raises(ProtocolViolation, match="SaslAuthenticate before"):
+        exchange.token(b"")
+    exchange.handshake("PLAIN")
+    with pytest.raises(ProtocolViolation, match="ApiVersions during its authentication"):
+        exchange.send(ApiKey.API_VERSIONS, 0, b"")
+    with pytest.raises(ProtocolViolation, match="SaslHandshake during"):
+        exchange.handshake("PLAIN")
+
+
+def test_requests_before_authentication_are_limited(credentials: CredentialFollower) -> None:
+    exchange = Exchange(credentials)
+    for _ in range(REQUESTS_MAX):
+        exchange.send(ApiKey.API_VERSIONS, 0, b"")
+    with pytest.raises(ProtocolViolation, match="has not authenticated"):
+        exchange.send(ApiKey.API_VERSIONS, 0, b"")
+
+
+@pytest.mark.parametrize("token", [b"", b"\xff", b"n,,n=alice,r=abc,tokenauth=true", b"p=x,,n=alice,r=abc", b"n,a=bob,n=alice,r=abc"])
+def test_a_token_that_cannot_be_taken_fails_with_the_same_text(credentials: CredentialFollower, token: bytes) -> None:
+    exchange = Exchange(credentials)
+    exchange.handshake("SCRAM-SHA-256")
+    answer = exchange.token(token)
+    assert answer.failure and "invalid credentials" in exchange.read(answer).error_message
+    raw = Exchange(credentials, (0, 0))
+    raw.handshake("SCRAM-SHA-256")
+    assert raw.token(token).response is None, "the connection ends without a word"
+
+
+def test_a_second_authentication_has_the_user_and_mechanism_of_the_first(credentials: CredentialFollower) -> None:
+    known = ("alice", "SCRAM-SHA-256")
+    assert Exchange(credentials, known=known).log_in("SCRAM-SHA-256", "alice", "pencil").is_done
+    other, response = Exchange(credentials, known=known).handshake("SCRAM-SHA-512")
+    assert other.failure and response.error_code == ErrorCode.ILLEGAL_SASL_STATE
+    exchange = Exchange(credentials, known=known)
+    exchange.handshake("SCRAM-SHA-256")
+    assert exchange.token(b"n,,n=bob,r=abc").failure == "another user than before"
+    with pytest.raises(ProtocolViolation, match="ApiVersions before"):
+        Exchange(credentials, known=known).send(ApiKey.API_VERSIONS, 0, b"")
+
+
+def test_an_unreadable_image_leaves_the_last_credentials_in_use(credentials: CredentialFollower, tmp_path: Path) -> None:
+    Path(BoxLayout(str(tmp_path)).credential_image_file).write_bytes(b"damaged")
+    credentials.load()
+    assert Exchange(credentials).log_in("PLAIN", "alice", "pencil").is_done
