@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from appliance.base.clock import Clock, SystemClock
 from appliance.base.errors import ErrorCode, RequestRefused
@@ -20,6 +20,9 @@ from appliance.client.connection import CONNECT_TIMEOUT_MS, REQUEST_TIMEOUT_MS, 
 from appliance.client.errors import BrokerUnreachable, ConnectionLost, error_code, is_retriable, refused
 from appliance.client.messages import METADATA, Answered, Asked, ClientApi, PartitionOfMetadata, TopicOfMetadata
 from appliance.protocol.metadata import MetadataRequest, MetadataRequestTopic
+
+if TYPE_CHECKING:
+    from appliance.client.security import ClientSecurity
 
 # ---- metadata
 
@@ -122,7 +125,8 @@ class ClusterClient:
     """Questions to a cluster, with retries for `retry_ms`. Use it in a `with` block, or close it."""
 
     def __init__(self, bootstrap: Iterable[Address], *, client_id: str = "millrace", clock: Clock | None = None, sleep: Sleep = time.sleep,
-                 connect_timeout_ms: int = CONNECT_TIMEOUT_MS, request_timeout_ms: int = REQUEST_TIMEOUT_MS, retry_ms: int = 10_000) -> None:  # fmt: skip
+                 connect_timeout_ms: int = CONNECT_TIMEOUT_MS, request_timeout_ms: int = REQUEST_TIMEOUT_MS, retry_ms: int = 10_000,
+                 security: ClientSecurity | None = None) -> None:  # fmt: skip
         self.bootstrap = list(bootstrap)
         self.client_id = client_id
         self.clock: Clock = clock or SystemClock()
@@ -131,6 +135,7 @@ class ClusterClient:
         self._connect_timeout_ms = connect_timeout_ms
         self._request_timeout_ms = request_timeout_ms
         self._retry_ms = retry_ms
+        self._security = security
         self._connections: dict[Address, ClientConnection] = {}
 
     def __enter__(self) -> ClusterClient:
@@ -231,4 +236,4 @@ class ClusterClient:
 
     def _open(self, address: Address) -> ClientConnection:
         return ClientConnection(address, client_id=self.client_id, clock=self.clock,
-                                connect_timeout_ms=self._connect_timeout_ms, request_timeout_ms=self._request_timeout_ms)  # fmt: skip
+                                connect_timeout_ms=self._connect_timeout_ms, request_timeout_ms=self._request_timeout_ms, security=self._security)  # fmt: skip

@@ -11,7 +11,7 @@ import select
 import socket
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from appliance.base.clock import Clock, SystemClock
 from appliance.base.errors import ErrorCode, ProtocolViolation
@@ -20,6 +20,9 @@ from appliance.client.address import Address
 from appliance.client.errors import BrokerUnreachable, ConnectionLost, ReplyTimedOut, VersionUnsupported
 from appliance.client.messages import API_VERSIONS, CORRELATION_ID, Answered, Asked, ClientApi, decode_response, encode_request
 from appliance.protocol.api_versions import ApiVersionsRequest, ApiVersionsResponse
+
+if TYPE_CHECKING:
+    from appliance.client.security import ClientSecurity  # it brings OpenSSL
 
 CONNECT_TIMEOUT_MS = 5_000
 REQUEST_TIMEOUT_MS = 30_000
@@ -45,8 +48,9 @@ class _Sent(NamedTuple):
 class ClientConnection:
     """A connection after the exchange of ApiVersions. Raises BrokerUnreachable if no broker answers in Kafka's protocol."""
 
-    def __init__(self, address: Address, *, client_id: str = "millrace", clock: Clock | None = None,
-                 connect_timeout_ms: int = CONNECT_TIMEOUT_MS, request_timeout_ms: int = REQUEST_TIMEOUT_MS) -> None:  # fmt: skip
+    def __init__(self, address: Address, *, client_id: str = "millrace", clock: Clock | None = None, connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+                 request_timeout_ms: int = REQUEST_TIMEOUT_MS, security: ClientSecurity | None = None) -> None:  # fmt: skip
+        """`security` None: neither TLS nor SASL."""
         self.address = address
         self.client_id = client_id
         self.request_timeout_ms = request_timeout_ms
@@ -55,6 +59,8 @@ class ClientConnection:
         self._next_correlation_id = 1
         self._versions: dict[int, tuple[int, int]] = {}
         self._socket: socket.socket | None = _connect(address, connect_timeout_ms)
+        if security is not None:
+            self._socket = security.encrypt(self._socket, address.host, connect_timeout_ms)
         try:
             self._agree_on_versions(connect_timeout_ms)
         except ConnectionLost as error:
@@ -62,6 +68,12 @@ class ClientConnection:
         except ProtocolViolation as error:
             self.close()
             raise BrokerUnreachable(f"what listens at {address} does not speak Kafka's protocol: {error}") from error
+        if security is not None:
+            try:
+                security.authenticate(lambda api, body: self.request(api, body, connect_timeout_ms), address)
+            except BaseException:
+                self.close()
+                raise
 
     # --- what callers use
 
@@ -118,6 +130,12 @@ class ClientConnection:
     def fileno(self) -> int:
         """For select: readable means that a response (or the end) has begun to arrive."""
         return -1 if self._socket is None else self._socket.fileno()
+
+    @property
+    def has_buffered(self) -> bool:
+        """True if TLS has decrypted bytes that select does not report."""
+        pending = getattr(self._socket, "pending", None)
+        return pending is not None and bool(pending())
 
     def close(self) -> None:
         if self._socket is not None:
@@ -211,6 +229,8 @@ def await_readable(connections: Iterable[ClientConnection], timeout_ms: float) -
 
     Level-triggered: what was not read is reported again. poll(2), because select(2) takes no descriptor above 1,023."""
     by_descriptor = {connection.fileno(): connection for connection in connections}
+    if buffered := [connection for connection in by_descriptor.values() if connection.has_buffered]:
+        return buffered
     poll = select.poll()
     for descriptor in by_descriptor:
         poll.register(descriptor, select.POLLIN)

@@ -14,7 +14,7 @@ import typer
 
 from appliance.command.failures import UsageProblem
 from appliance.command.kafka import open_cluster
-from appliance.command.options import BootstrapOption, ConfigOption, DataOption, option
+from appliance.command.options import BootstrapOption, CommandConfigOption, ConfigOption, DataOption, option
 from appliance.command.output import Column, plural, print_table
 from appliance.command.topic_trim import confirm
 from appliance.security.acl import CLUSTER_NAME, SUPPORTED_OPERATIONS, AclBinding, AclFilter, AclOperation, AclPermission, AclResource, PatternType
@@ -53,6 +53,7 @@ def list_all(
     principal: PrincipalOption = None,
     as_json: JsonOption = False,
     bootstrap: BootstrapOption = None,
+    command_config: CommandConfigOption = None,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -62,7 +63,7 @@ def list_all(
     """
     named = _named(topic, group, transactional_id, cluster)
     wanted = AclFilter(principal=principal) if named is None else AclFilter(*named, PatternType.MATCH, principal)
-    with open_cluster(bootstrap, data, config) as connected:
+    with open_cluster(bootstrap, data, config, command_config) as connected:
         from appliance.client.acls import describe_acls
 
         show(describe_acls(connected, wanted), as_json)
@@ -81,6 +82,7 @@ def add(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
     bootstrap: BootstrapOption = None,
+    command_config: CommandConfigOption = None,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -94,7 +96,7 @@ def add(
     pattern = PatternType.PREFIXED if prefixed else PatternType.LITERAL
     permission = AclPermission.DENY if deny else AclPermission.ALLOW
     wanted = [AclBinding(*named, pattern, principal, host or "*", each, permission) for each in operations_of(operation, named[0])]
-    with open_cluster(bootstrap, data, config) as connected:
+    with open_cluster(bootstrap, data, config, command_config) as connected:
         from appliance.client.acls import create_acls, describe_acls
 
         there = set(describe_acls(connected, AclFilter()))
@@ -121,6 +123,7 @@ def remove(
     yes: Annotated[bool, option("--yes", "-y", help="Do not ask.")] = False,
     as_json: JsonOption = False,
     bootstrap: BootstrapOption = None,
+    command_config: CommandConfigOption = None,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -136,7 +139,7 @@ def remove(
     operations: Sequence[AclOperation] = operations_of(operation, resource) if operation else [AclOperation.ANY]
     permission = AclPermission.DENY if deny else AclPermission.ANY
     filters = [AclFilter(resource, name, pattern, principal, host, each, permission) for each in operations]
-    with open_cluster(bootstrap, data, config) as connected:
+    with open_cluster(bootstrap, data, config, command_config) as connected:
         from appliance.client.acls import delete_acls, describe_acls
 
         found = sorted({each for wanted in filters for each in describe_acls(connected, wanted)})

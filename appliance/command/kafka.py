@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from appliance.command.failures import UsageProblem
@@ -11,23 +13,43 @@ from appliance.command.finding import bootstrap_addresses
 
 if TYPE_CHECKING:
     from appliance.client.cluster import ClusterClient
+    from appliance.client.security import ClientSecurity
 
 CONNECT_TIMEOUT_MS = 5_000
+COMMAND_CONFIG_VARIABLE = "MILLRACE_COMMAND_CONFIG"
 
 
 @contextmanager
-def open_cluster(bootstrap: str | None, data: str | None, config: str | None) -> Iterator[ClusterClient]:
-    """A client of what the options name, closed at the end."""
+def open_cluster(bootstrap: str | None, data: str | None, config: str | None, command_config: str | None = None) -> Iterator[ClusterClient]:
+    """A client of what the options name, closed at the end.
+
+    `command_config`: a properties file with `security.protocol` and what it needs. With `bootstrap` the
+    environment variable MILLRACE_COMMAND_CONFIG may name it, too.
+    """
     addresses = bootstrap_addresses(bootstrap, data, config)
+    path = command_config or (os.environ.get(COMMAND_CONFIG_VARIABLE) if bootstrap is not None else None)
+    security = read_security(path) if path else None
     from appliance.client.cluster import ClusterClient
     from appliance.client.errors import BrokerUnreachable, ClientFailed
 
     try:
-        with ClusterClient(addresses, client_id="millrace-command", connect_timeout_ms=CONNECT_TIMEOUT_MS) as cluster:
+        with ClusterClient(addresses, client_id="millrace-command", connect_timeout_ms=CONNECT_TIMEOUT_MS, security=security) as cluster:
             yield cluster
     except BrokerUnreachable as error:
         hint = "look at `millrace status`" if bootstrap is None else "check the address, and that the broker runs"
         raise ClientFailed(f"{error}; {hint}") from error
+
+
+def read_security(path: str) -> ClientSecurity:
+    """Read a properties file. Raises UsageProblem."""
+    from appliance.client.security import read_client_security
+
+    try:
+        return read_client_security(Path(path).read_text(), path)
+    except OSError as error:
+        raise UsageProblem(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UsageProblem(str(error)) from error
 
 
 def require_topic_name(name: str) -> None:

@@ -45,6 +45,7 @@ def build_app() -> typer.Typer:
         topic,
         transaction,
         units,
+        user,
     )
     from appliance.command.options import IS_DRAWN
 
@@ -65,6 +66,7 @@ def build_app() -> typer.Typer:
     app.add_typer(cluster.build_app(markup), name="cluster")
     app.add_typer(group.build_app(markup), name="group")
     app.add_typer(acl.build_app(markup), name="acl")
+    app.add_typer(user.build_app(markup), name="user")
     app.add_typer(transaction.build_app(markup), name="transaction")
     app.add_typer(disk.build_app(markup), name="disk")
     app.add_typer(ingest.build_app(markup), name="ingest")

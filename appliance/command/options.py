@@ -42,3 +42,11 @@ DataOption = Annotated[
 ]
 ConfigOption = Annotated[str | None, option("--config", metavar="FILE", help="Settings file of the box.")]
 BootstrapOption = Annotated[str | None, option("--bootstrap", metavar="HOST:PORT", help="A Kafka broker to ask, instead of finding a box.")]
+CommandConfigOption = Annotated[
+    str | None,
+    option(
+        "--command-config",
+        metavar="FILE",
+        help="Properties file of a Kafka client: security.protocol, sasl.*, ssl.*. For all commands with --bootstrap: $MILLRACE_COMMAND_CONFIG",
+    ),
+]

@@ -15,6 +15,12 @@ from appliance.client.connection import ClientConnection, await_readable
 SELECT_MAX = 1024
 
 
+class BareConnection(socket.socket):
+    """A socket that stands for a connection without TLS."""
+
+    has_buffered = False
+
+
 @pytest.fixture
 def high_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     """One end has a descriptor that select(2) does not know."""
@@ -25,7 +31,7 @@ def high_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     while os.path.exists(f"/proc/self/fd/{descriptor}"):
         descriptor += 1
     os.dup2(near.fileno(), descriptor)
-    high = socket.socket(fileno=descriptor)
+    high = BareConnection(fileno=descriptor)
     yield high, far
     for sock in (near, far, high):
         sock.close()

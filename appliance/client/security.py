@@ -1,0 +1,136 @@
+"""How a client of ours authenticates and encrypts: Kafka's options in a properties file, as for `--command-config`.
+
+Understood are `security.protocol`, `sasl.mechanism` (SCRAM-SHA-256, SCRAM-SHA-512, PLAIN), `sasl.jaas.config` (or
+`sasl.username` and `sasl.password`), `ssl.truststore.location` (or `ssl.ca.location`), `ssl.keystore.location` (PEM
+files) and `ssl.endpoint.identification.algorithm`. Other `sasl.` and `ssl.` options are refused, because to ignore one
+may send in clear text what the user wants to protect; all others are ignored. Weak: the file is read once.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from appliance.base.errors import ErrorCode
+from appliance.client.address import Address
+from appliance.client.errors import BrokerUnreachable, ClientFailed
+from appliance.client.messages import SASL_AUTHENTICATE, SASL_HANDSHAKE, ClientApi
+from appliance.protocol.sasl_apis import SaslAuthenticateRequest, SaslHandshakeRequest
+from appliance.security.listeners import MECHANISMS, PLAIN, PROTOCOLS, is_encrypted, uses_sasl
+from appliance.security.scram import NONCE_BYTES, SCRAM_MECHANISMS, ScramClient, ScramFailed
+
+_NAMES: Final = {
+    "security.protocol",
+    "sasl.mechanism",
+    "sasl.jaas.config",
+    "sasl.username",
+    "sasl.password",
+    "ssl.truststore.location",
+    "ssl.truststore.type",
+    "ssl.ca.location",
+    "ssl.keystore.location",
+    "ssl.keystore.type",
+    "ssl.endpoint.identification.algorithm",
+}
+_JAAS_OPTION: Final = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
+
+
+class AuthenticationFailed(ClientFailed):
+    """The broker refused the user or the mechanism, or did not prove that it knows the password."""
+
+
+class ClientSecurity(NamedTuple):
+    """What one client uses for all its connections."""
+
+    protocol: str
+    mechanism: str = ""
+    user: str = ""
+    password: str = ""
+    authorities: str = ""
+    keystore: str = ""
+    checks_host: bool = True
+
+    def __repr__(self) -> str:
+        return f"ClientSecurity({self.protocol!r}, {self.mechanism!r}, {self.user!r}, ***)"
+
+    def encrypt(self, connected: socket.socket, host: str, timeout_ms: int) -> socket.socket:
+        """Return the socket behind TLS if the protocol has it. Raises BrokerUnreachable."""
+        if not is_encrypted(self.protocol):
+            return connected
+        try:
+            context = ssl.create_default_context(cafile=self.authorities or None)
+            context.check_hostname = self.checks_host
+            if self.keystore:
+                context.load_cert_chain(self.keystore)
+            connected.settimeout(timeout_ms / 1000)
+            return context.wrap_socket(connected, server_hostname=host)
+        except (OSError, ValueError) as error:
+            connected.close()
+            raise BrokerUnreachable(f"no TLS connection to {host}: {error}") from error
+
+    def authenticate(self, request: Callable[[ClientApi[Any, Any], Any], Any], address: Address) -> None:
+        """Authenticate a new connection if the protocol has SASL. `request` sends one and waits. Raises AuthenticationFailed."""
+        if not uses_sasl(self.protocol):
+            return
+        handshake = request(SASL_HANDSHAKE, SaslHandshakeRequest(self.mechanism))
+        if handshake.error_code != ErrorCode.NONE:
+            offered = ", ".join(handshake.mechanisms) or "no SASL"
+            raise AuthenticationFailed(f"the broker at {address} has {offered}, not {self.mechanism}; change sasl.mechanism")
+
+        def exchange(token: bytes) -> bytes:
+            answered = request(SASL_AUTHENTICATE, SaslAuthenticateRequest(token))
+            if answered.error_code != ErrorCode.NONE:
+                raise AuthenticationFailed(f"the broker at {address} refused user {self.user!r}: {answered.error_message}")
+            return bytes(answered.auth_bytes)
+
+        if self.mechanism == PLAIN:
+            exchange(f"\0{self.user}\0{self.password}".encode())
+            return
+        client = ScramClient(SCRAM_MECHANISMS[self.mechanism], self.user, self.password, base64.b64encode(os.urandom(NONCE_BYTES)).decode())
+        try:
+            client.check(exchange(client.respond(exchange(client.first))))
+        except ScramFailed as failed:
+            raise AuthenticationFailed(f"the broker at {address} cannot be trusted: {failed}") from failed
+
+
+def read_client_security(text: str, source: str) -> ClientSecurity:
+    """Return what a properties file says. Raises ValueError that names option and `source`, never a value of `sasl.`."""
+    options = {}
+    for line in text.replace("\\\n", "").splitlines():
+        name, equals, value = line.strip().partition("=")
+        if equals and not name.startswith(("#", "!")):
+            options[name.strip()] = value.strip()
+    unknown = sorted(name for name in options if name.startswith(("sasl.", "ssl.")) and name not in _NAMES)
+    if unknown:
+        raise ValueError(f"{source}: {', '.join(unknown)} is not supported; supported are {', '.join(sorted(_NAMES))}")
+    protocol = options.get("security.protocol", PROTOCOLS[0]).upper()
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"{source}: security.protocol is {protocol!r}; it can be {', '.join(PROTOCOLS)}")
+    for name in ("ssl.truststore.type", "ssl.keystore.type"):
+        if options.get(name, "PEM").upper() != "PEM":
+            raise ValueError(f"{source}: {name} is {options[name]!r}; only PEM is supported")
+    security = ClientSecurity(
+        protocol,
+        authorities=options.get("ssl.truststore.location") or options.get("ssl.ca.location", ""),
+        keystore=options.get("ssl.keystore.location", ""),
+        checks_host=options.get("ssl.endpoint.identification.algorithm", "https").lower() not in ("", "none"),
+    )
+    return security if not uses_sasl(protocol) else _with_user(security, options, source)
+
+
+def _with_user(security: ClientSecurity, options: dict[str, str], source: str) -> ClientSecurity:
+    mechanism = options.get("sasl.mechanism", "").upper()
+    if mechanism not in MECHANISMS:
+        raise ValueError(f"{source}: sasl.mechanism is {mechanism!r}; it can be {', '.join(MECHANISMS)}")
+    if mechanism == PLAIN and not is_encrypted(security.protocol):
+        raise ValueError(f"{source}: PLAIN sends the password in clear text over {security.protocol}; use SASL_SSL, or a SCRAM mechanism")
+    jaas = {name: re.sub(r"\\(.)", r"\1", value) for name, value in _JAAS_OPTION.findall(options.get("sasl.jaas.config", ""))}
+    user, password = options.get("sasl.username") or jaas.get("username", ""), options.get("sasl.password") or jaas.get("password", "")
+    if not user or not password:
+        raise ValueError(f'{source}: sasl.jaas.config has no username="…" and password="…"; set them, or sasl.username and sasl.password')
+    return security._replace(mechanism=mechanism, user=user, password=password)
