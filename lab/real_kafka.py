@@ -141,7 +141,16 @@ def dump_log_segments(files: Iterable[Path], *options: str) -> str:
 
 def kafka_acls(bootstrap: str, *options: str) -> str:
     """What Kafka's `kafka-acls.sh` prints."""
-    command = [java(), *JVM, "-cp", class_path(), "kafka.admin.AclCommand", "--bootstrap-server", bootstrap, *options]
+    return _tool("kafka.admin.AclCommand", bootstrap, *options)
+
+
+def kafka_configs(bootstrap: str, *options: str) -> str:
+    """What Kafka's `kafka-configs.sh` prints."""
+    return _tool("kafka.admin.ConfigCommand", bootstrap, *options)
+
+
+def _tool(main_class: str, bootstrap: str, *options: str) -> str:
+    command = [java(), *JVM, "-cp", class_path(), main_class, "--bootstrap-server", bootstrap, *options]
     ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stdout[-4000:]
     return ended.stdout

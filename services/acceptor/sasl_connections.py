@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from appliance.base.errors import ProtocolViolation
+from appliance.base.logging import Logger
 from appliance.cluster.credential_image import CredentialFollower
 from appliance.protocol.framing import RequestHeader, read_frame_size
 from appliance.runtime.agent import ServiceContext
@@ -49,9 +50,15 @@ class _Waiting(NamedTuple):
 
 
 class _Delayed(NamedTuple):
+    """A failure: first its response leaves, and after the same time again the connection closes.
+
+    Some clients do not read a response that arrives together with the end of the connection.
+    """
+
     deadline_ns: int
     reply: PendingReply
     response: bytes | None
+    closes: bool = False
 
 
 class PasswordChecks:
@@ -102,8 +109,8 @@ class PasswordChecks:
 class FailedLogins:
     """Counts failures by address, user and reason, and logs them once a minute."""
 
-    def __init__(self, context: ServiceContext) -> None:
-        self._log = context.log
+    def __init__(self, log: Logger) -> None:
+        self._log = log
         self._failures: Tally[tuple[str, str, str, str]] = Tally()
         self._others = 0
         self._period_ends_ns = 0
@@ -150,7 +157,7 @@ class SaslConnections:
         self.credentials = CredentialFollower(context.layout, context.log)
         self._delay_ns = context.box.integer("connection.failed.authentication.delay.ms") * 1_000_000
         self._delayed: deque[_Delayed] = deque()
-        self._failed = FailedLogins(context)
+        self._failed = FailedLogins(context.log)
         self._checks = PasswordChecks(self._on_checked)
         self._poller = context.poller
         self._poller.register(self._checks.wakes, select.EPOLLIN, self._checks.on_woken)
@@ -256,19 +263,23 @@ class SaslConnections:
             self._on_authenticated(connection, session.buffer)
 
     def do_work(self, now_ns: int) -> int:
-        """Answer and close failed logins whose delay has passed."""
+        """Answer failed logins whose delay has passed, and close those that were answered."""
         work = 0
         while self._delayed and self._delayed[0].deadline_ns <= now_ns:
             work += 1
-            _, reply, response = self._delayed.popleft()
+            _, reply, response, closes = self._delayed.popleft()
             connection = reply.connection
-            if not connection.closed:
-                reply.pieces = [] if response is None else [response]
-                reply.ready = True
-                closing = connection.expect_reply(False)
-                closing.closes = closing.ready = True
-                closing.closing = AUTHENTICATION_FAILED, ""
-                self._mark_dirty(connection)
+            if connection.closed:
+                continue
+            if closes or response is None:
+                reply.closes = True
+                reply.closing = AUTHENTICATION_FAILED, ""
+            else:
+                reply.pieces = [response]
+                last = connection.expect_reply(False)  # it keeps what else the client has sent from being served
+                self._delayed.append(_Delayed(now_ns + self._delay_ns, last, None, True))
+            reply.ready = True
+            self._mark_dirty(connection)
         return work
 
     def sweep(self, now_ns: int) -> None:

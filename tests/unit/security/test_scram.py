@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 
 import pytest
 
@@ -99,6 +101,17 @@ def test_a_credential_is_written_as_kafka_writes_it() -> None:
 def test_a_first_message_that_is_none_is_refused(message: bytes) -> None:
     with pytest.raises(ScramFailed):
         read_client_first(message)
+
+
+def test_the_nonce_of_old_librdkafka_is_taken_and_covered_by_the_proof() -> None:
+    """It sends its own nonce twice (before 2.6.1)."""
+    server = ScramServer(SHA_256, read_client_first(b"n,,n=user,r=abc"), credential(), "def")
+    without_proof = b"c=biws,r=abcabcdef"
+    salted = salted_password(SHA_256, "pencil", b"0123456789abcdef", 4096)
+    client_key = hmac.digest(salted, b"Client Key", "sha256")
+    signature = hmac.digest(hashlib.sha256(client_key).digest(), b"n=user,r=abc," + server.challenge + b"," + without_proof, "sha256")
+    proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
+    assert server.finish(without_proof + b",p=" + base64.b64encode(proof)).startswith(b"v=")
 
 
 def test_the_extension_of_delegation_tokens_is_seen() -> None:

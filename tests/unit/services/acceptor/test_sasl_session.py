@@ -23,6 +23,7 @@ from appliance.protocol.sasl_apis import (
     SaslHandshakeRequest,
 )
 from appliance.security.scram import ScramClient, ScramCredential, ScramMechanism, salted_password
+from services.acceptor.sasl_connections import LOG_PERIOD_NS, FailedLogins
 from services.acceptor.sasl_session import REQUESTS_MAX, SaslAnswer, SaslSession
 
 MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")
@@ -198,3 +199,22 @@ def test_an_unreadable_image_leaves_the_last_credentials_in_use(credentials: Cre
     Path(BoxLayout(str(tmp_path)).credential_image_file).write_bytes(b"damaged")
     credentials.load()
     assert Exchange(credentials).log_in("PLAIN", "alice", "pencil").is_done
+
+
+def test_failed_logins_are_logged_once_a_minute_with_names_escaped(capfd: pytest.CaptureFixture[str]) -> None:
+    failed = FailedLogins(Logger("test"))
+    failed.sweep(0)
+    for _ in range(3):
+        failed.add("10.0.0.7", "no\nbody", "PLAIN", "wrong password or unknown user")
+    failed.sweep(1)
+    shown = capfd.readouterr()
+    lines = (shown.out + shown.err).splitlines()
+    assert len(lines) == 1 and r"3 failed logins of user 'no\nbody' from 10.0.0.7 (PLAIN: wrong password" in lines[0].replace("\\\\", "\\")
+    for number in range(2000):
+        failed.add("10.0.0.7", f"user{number}", "PLAIN", "wrong password or unknown user")
+    failed.sweep(LOG_PERIOD_NS)
+    assert capfd.readouterr() == ("", ""), "the minute is not over"
+    failed.sweep(LOG_PERIOD_NS + 1)
+    shown = capfd.readouterr()
+    lines = (shown.out + shown.err).splitlines()
+    assert len(lines) == 11 and "1990 more failed logins" in lines[-1]

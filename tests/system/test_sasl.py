@@ -1,0 +1,275 @@
+"""SASL on the Kafka path: one real box, real clients of four kinds, users of `millrace user` and of Kafka's tool."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import struct
+import subprocess
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, AdminClient, ResourcePatternType, ResourceType
+
+from appliance.base.errors import ErrorCode
+from appliance.base.settings import load_box
+from appliance.client.address import Address
+from appliance.client.connection import ClientConnection
+from appliance.client.errors import BrokerUnreachable, ConnectionLost
+from appliance.client.messages import METADATA
+from appliance.client.security import AuthenticationFailed, ClientSecurity
+from appliance.command import user
+from appliance.command.kafka import open_cluster
+from appliance.protocol.metadata import MetadataRequest
+from lab.certificates import Authority
+from lab.real_kafka import kafka_configs, skip_without_kafka
+from lab.running_box import RunningBox, eventually, start_box
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from kafka import KafkaProducer
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+SECONDS = 20
+PASSWORD = "correct horse battery staple"
+MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")
+
+
+class Place:
+    """A box with a loopback listener for administration, SASL without and with TLS, and one whose sessions expire at once."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.authority = Authority(directory)
+        made = self.authority.sign("localhost", "DNS:localhost", "IP:127.0.0.1")
+        keystore = directory / "keystore.pem"
+        keystore.write_text(made.private_key.read_text() + made.certificate.read_text())
+        self.box: RunningBox = start_box(
+            directory / "box",
+            disks=1,
+            settings={
+                "listeners": "PLAINTEXT://127.0.0.1:0,CLIENTS://127.0.0.1:0,SECURE://127.0.0.1:0,EXPIRES://127.0.0.1:0",
+                "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CLIENTS:SASL_PLAINTEXT,SECURE:SASL_SSL,EXPIRES:SASL_PLAINTEXT",
+                "listener.name.secure.sasl.enabled.mechanisms": ",".join(MECHANISMS),
+                "listener.name.secure.connections.max.reauth.ms": 3_600_000,
+                "listener.name.expires.connections.max.reauth.ms": 1,
+                "ssl.keystore.location": str(keystore),
+                "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+                "super.users": "User:ANONYMOUS;User:root",
+            },
+        )
+        self.ports = {listener.name: listener.port for listener in load_box(self.box.layout).kafka_listeners}
+        for name in ("alice", "root"):
+            self.add(name)
+
+    @property
+    def administration(self) -> str:
+        """Where `millrace` connects."""
+        return f"127.0.0.1:{self.ports['PLAINTEXT']}"
+
+    def add(self, name: str, password: str = PASSWORD) -> None:
+        """`millrace user add`."""
+        path = self.directory / "password"
+        path.write_text(f"{password}\n")
+        user.add(name, password_file=str(path), bootstrap=self.administration)
+        path.unlink()
+
+    def settings_of(self, mechanism: str, user: str = "alice", password: str = PASSWORD, listener: str = "SECURE") -> dict[str, Any]:
+        """Settings of librdkafka."""
+        return {
+            "bootstrap.servers": f"127.0.0.1:{self.ports[listener]}",
+            "security.protocol": "SASL_SSL" if listener == "SECURE" else "SASL_PLAINTEXT",
+            "sasl.mechanism": mechanism,
+            "sasl.username": user,
+            "sasl.password": password,
+            "ssl.ca.location": str(self.authority.certificate),
+            "log_level": 0,
+        }
+
+    def connect(self, listener: str, mechanism: str = "SCRAM-SHA-256", user: str = "alice", password: str = PASSWORD) -> ClientConnection:
+        """A connection of our own client."""
+        protocol = "SASL_SSL" if listener == "SECURE" else "SASL_PLAINTEXT"
+        security = ClientSecurity(protocol, mechanism, user, password, str(self.authority.certificate))
+        return ClientConnection(Address("127.0.0.1", self.ports[listener]), security=security)
+
+    def counter(self, name: str) -> int:
+        return self.box.counters("acceptor@0").values.get(name, 0)
+
+    def closed(self, reason: str) -> int:
+        return self.counter(f'acceptor.closed{{reason="{reason}"}}')
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    made = Place(tmp_path_factory.mktemp("sasl"))
+    admin = AdminClient({"bootstrap.servers": made.administration, "log_level": 0})
+    allowed = [
+        AclBinding(kind, "logs", ResourcePatternType.LITERAL, "User:alice", "*", AclOperation.ALL, AclPermissionType.ALLOW)
+        for kind in (ResourceType.TOPIC, ResourceType.GROUP)
+    ]
+    for result in admin.create_acls(allowed).values():
+        result.result(SECONDS)
+    yield made
+    assert made.box.stop() == 0
+
+
+def produce(settings: dict[str, Any], topic: str, value: bytes) -> object:
+    """The error of the record, None if it was stored."""
+    errors: list[object] = []
+    producer = Producer(settings)
+    producer.produce(topic, value, on_delivery=lambda error, _: errors.append(error))
+    producer.flush(SECONDS)
+    return errors[0] if errors else "not delivered"
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_librdkafka_produces_and_consumes_with_the_rights_of_its_user(place: Place, mechanism: str) -> None:
+    settings = place.settings_of(mechanism)
+    assert produce(settings, "logs", mechanism.encode()) is None
+    assert "TOPIC_AUTHORIZATION_FAILED" in repr(produce(settings, "other", b""))
+    consumer = Consumer({**settings, "group.id": "logs", "auto.offset.reset": "earliest"})
+    consumer.subscribe(["logs"])
+    found = []
+    while mechanism.encode() not in found:
+        message = consumer.poll(SECONDS)
+        assert message is not None and message.error() is None
+        found.append(message.value())
+    consumer.close()
+
+
+@pytest.mark.parametrize(("mechanism", "listener"), [("SCRAM-SHA-256", "CLIENTS"), ("SCRAM-SHA-512", "CLIENTS"), ("PLAIN", "SECURE")])
+def test_kafka_python_and_kcat_log_in(place: Place, mechanism: str, listener: str) -> None:
+    wanted = place.settings_of(mechanism, listener=listener)
+    producer = KafkaProducer(
+        bootstrap_servers=wanted["bootstrap.servers"],
+        security_protocol=wanted["security.protocol"],
+        sasl_mechanism=mechanism,
+        sasl_plain_username="alice",
+        sasl_plain_password=PASSWORD,
+        ssl_cafile=str(place.authority.certificate),
+    )
+    producer.send("logs", b"python").get(SECONDS)
+    producer.close()
+    if (kcat := shutil.which("kcat")) is not None:
+        options = [f"-X{name}={value}" for name, value in wanted.items() if name not in ("bootstrap.servers", "log_level")]
+        command = [kcat, "-b", wanted["bootstrap.servers"], "-t", "logs", "-P", *options]
+        ended = subprocess.run(command, input="kcat\n", capture_output=True, text=True, check=False, timeout=SECONDS)
+        assert ended.returncode == 0, ended.stderr
+
+
+def test_java_logs_in_and_sets_a_user_with_kafkas_tool(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    skip_without_kafka()
+    properties = place.directory / "java.properties"
+    properties.write_text(
+        "security.protocol=SASL_SSL\nsasl.mechanism=SCRAM-SHA-512\nssl.truststore.type=PEM\n"
+        f"ssl.truststore.location={place.authority.certificate}\n"
+        f'sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required username="root" password="{PASSWORD}";\n'
+    )
+    options = ("--command-config", str(properties), "--entity-type", "users", "--entity-name", "carol")
+    kafka_configs(f"localhost:{place.ports['SECURE']}", *options, "--alter", "--add-config", f"SCRAM-SHA-256=[iterations=8192,password={PASSWORD}]")
+    user.list_all(as_json=True, bootstrap=place.administration)
+    listed = json.loads(capsys.readouterr().out)
+    assert {"user": "carol", "mechanism": "SCRAM-SHA-256", "iterations": 8192} in listed
+    place.connect("CLIENTS", user="carol").close()
+
+
+def test_our_own_client_logs_in_by_each_mechanism_and_again_within_its_session(place: Place) -> None:
+    for mechanism in MECHANISMS:
+        connection = place.connect("SECURE", mechanism)
+        again = ClientSecurity("SASL_SSL", mechanism, "alice", PASSWORD)
+        again.authenticate(connection.request, connection.address)
+        assert connection.request(METADATA, MetadataRequest(())).brokers
+        with pytest.raises(AuthenticationFailed):
+            again._replace(user="root").authenticate(connection.request, connection.address)
+        connection.close()
+
+
+def test_a_session_that_has_expired_is_closed(place: Place) -> None:
+    connection = place.connect("EXPIRES")
+
+    def is_closed() -> bool:
+        try:
+            connection.request(METADATA, MetadataRequest(()))
+        except ConnectionLost:
+            return True
+        return False
+
+    eventually(is_closed, "the session has expired")
+    eventually(lambda: place.closed("session-expired"), "it is counted")
+
+
+def test_wrong_passwords_and_unknown_users_are_refused_alike_and_counted(place: Place) -> None:
+    failed = place.counter("acceptor.authentications_failed")
+    wrong = "a wrong password that is nowhere"
+    texts = set()
+    for mechanism in MECHANISMS:
+        for name in ("alice", "no\nbody"):
+            with pytest.raises(AuthenticationFailed) as refused:
+                place.connect("SECURE", mechanism, name, wrong)
+            texts.add(str(refused.value).partition(": ")[2])
+    assert texts == {f"Authentication failed during authentication due to invalid credentials with SASL mechanism {mechanism}" for mechanism in MECHANISMS}
+    assert place.counter("acceptor.authentications_failed") >= failed + 6
+
+
+def test_no_file_of_the_box_has_a_password_and_only_one_has_credentials(place: Place) -> None:
+    holders = set()
+    for root in (place.box.directory, Path(place.box.layout.runtime_directory)):
+        for path in root.rglob("*"):
+            if path.is_file() and "zookeeper" not in path.parts:
+                content = path.read_bytes()
+                assert PASSWORD.encode() not in content and b"a wrong password that is nowhere" not in content, path
+                if b"stored_key" in content:
+                    holders.add(path.name)
+    assert holders == {"credential-image"}
+    assert "stored_key" not in json.dumps(place.box.status())
+
+
+def test_a_deleted_user_and_a_former_password_cannot_log_in_again(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    place.add("mallory")
+    place.connect("CLIENTS", user="mallory").close()
+    place.add("mallory", "another password")
+    place.connect("CLIENTS", user="mallory", password="another password").close()
+    with pytest.raises(AuthenticationFailed):
+        place.connect("CLIENTS", user="mallory")
+    user.delete("mallory", yes=True, bootstrap=place.administration)
+    with pytest.raises(AuthenticationFailed):
+        place.connect("CLIENTS", user="mallory", password="another password")
+    assert capsys.readouterr().out == "added user 'mallory'\nchanged the password of user 'mallory'\ndeleted user 'mallory'\n"
+
+
+@pytest.mark.parametrize("request_bytes", [struct.pack(">ihhih", 10, 3, 0, 1, -1), b"\x7f\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n"])
+def test_what_comes_before_the_authentication_ends_the_connection(place: Place, request_bytes: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", place.ports["CLIENTS"]), SECONDS) as client:
+        client.sendall(request_bytes)
+        assert client.recv(1) == b""
+    eventually(lambda: place.closed("unauthenticated-request") + place.closed("frame-too-large"), "it is counted")
+
+
+def test_plaintext_listeners_answer_that_they_have_no_sasl(place: Place) -> None:
+    connection = ClientConnection(Address("127.0.0.1", place.ports["PLAINTEXT"]))
+    with pytest.raises(AuthenticationFailed, match="has no SASL"):
+        ClientSecurity("SASL_PLAINTEXT", "SCRAM-SHA-256", "alice", PASSWORD).authenticate(connection.request, connection.address)
+    connection.close()
+    with pytest.raises(KafkaException):
+        AdminClient({**place.settings_of("SCRAM-SHA-256", listener="PLAINTEXT"), "socket.timeout.ms": 1000}).list_topics(timeout=2)
+    assert ErrorCode.ILLEGAL_SASL_STATE == 34
+
+
+def test_commands_reach_a_closed_listener_with_the_options_of_kafka(place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    properties = place.directory / "command.properties"
+    properties.write_text(
+        f"security.protocol=SASL_SSL\nsasl.mechanism=PLAIN\nsasl.username=root\nsasl.password={PASSWORD}\nssl.ca.location={place.authority.certificate}\n"
+    )
+    bootstrap = f"127.0.0.1:{place.ports['SECURE']}"
+    user.list_all(bootstrap=bootstrap, command_config=str(properties))
+    assert "alice" in capsys.readouterr().out
+    with pytest.raises(BrokerUnreachable):
+        ClientConnection(Address("127.0.0.1", place.ports["SECURE"]))
+    monkeypatch.setenv("MILLRACE_COMMAND_CONFIG", str(properties))
+    with open_cluster(bootstrap, None, None) as cluster:
+        assert "logs" in cluster.metadata(None).topics
