@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, NoReturn
 MEMORY_MIB = 600
 """Of the whole process, atheris and the corpus included; inputs have a few KiB."""
 SECONDS_AN_INPUT = 10
-INSTRUMENTED = ["appliance.protocol", "appliance.records", "appliance.senders", "services.ingest", "services.coordinator"]
+INSTRUMENTED = ["appliance.protocol", "appliance.records", "appliance.security", "appliance.senders", "services.ingest", "services.coordinator"]
 _EXECUTED = re.compile(rb"number_of_executed_units: (\d+)")
 _LOG_SHOWN_BYTES = 4000
 

@@ -13,10 +13,11 @@ from tests.fuzz.gelf_targets import GELF_TARGETS
 from tests.fuzz.http_targets import HTTP_TARGETS
 from tests.fuzz.kafka_targets import KAFKA_TARGETS
 from tests.fuzz.push_targets import PUSH_TARGETS
+from tests.fuzz.sasl_targets import SASL_TARGETS
 from tests.fuzz.security_targets import SECURITY_TARGETS
 from tests.fuzz.state_targets import STATE_TARGETS
 from tests.fuzz.syslog_targets import SYSLOG_TARGETS
 from tests.fuzz.target import Targets
 
 INGEST_TARGETS: Targets = SYSLOG_TARGETS | BATCH_TARGETS | AGENTS_TARGETS | GELF_TARGETS | HTTP_TARGETS | PUSH_TARGETS | STATE_TARGETS
-TARGETS: Targets = KAFKA_TARGETS | INGEST_TARGETS | SECURITY_TARGETS | ACL_TARGETS
+TARGETS: Targets = KAFKA_TARGETS | INGEST_TARGETS | SECURITY_TARGETS | ACL_TARGETS | SASL_TARGETS
