@@ -28,7 +28,7 @@ from appliance.ipc.frames import PeerGone, connect_unix
 from appliance.runtime.request_server import STATUS
 from appliance.runtime.unit_process import SYSTEMD
 from appliance.shm.counters import CounterSnapshot, list_counters, read_counters
-from appliance.shm.disk_tables import attach_table, is_alive, overdue_operation
+from appliance.shm.disk_tables import attach_table, overdue_operation
 from appliance.shm.partition_table import DISK_STATE_NAMES, ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, Row
 
 
@@ -246,7 +246,7 @@ def read_shared_memory(layout: BoxLayout, disk_names: list[str], clock: Clock) -
         states[disk] = DISK_STATE_NAMES[table.disk_state] if table.disk_state < len(DISK_STATE_NAMES) else str(table.disk_state)
         if overdue_operation(table.words, clock.monotonic_ns(), hung_ns):
             states[disk] = "hung"
-        if writer is None or not is_alive(writer.pid):
+        if writer is None or not writer.is_alive:
             states[disk] = LOG_WRITER_DOWN
         rows += [(disk, row) for _, row in table.rows()]
         table.close()
@@ -294,8 +294,9 @@ def describe_processes(supervised: list[dict[str, Any]] | None, counters: dict[s
 
 
 def _unsupervised(snapshot: CounterSnapshot) -> ProcessStatus:
-    alive = is_alive(snapshot.pid)
-    return ProcessStatus(snapshot.process_name, snapshot.pid if alive else None, snapshot.state if alive else "dead", snapshot.started_wall_ms, None)
+    return ProcessStatus(
+        snapshot.process_name, snapshot.pid if snapshot.is_alive else None, snapshot.state if snapshot.is_alive else "dead", snapshot.started_wall_ms, None
+    )
 
 
 def describe_disks(disks: list[dict[str, Any]], reading: Reading) -> list[DiskStatus]:
@@ -307,7 +308,7 @@ def describe_disks(disks: list[dict[str, Any]], reading: Reading) -> list[DiskSt
         snapshot = reading.counters.get(f"log-writer@{name}")
         values = {} if snapshot is None else snapshot.values
         state = reading.disk_states.get(name, "unknown")
-        if snapshot is None or not is_alive(snapshot.pid):
+        if snapshot is None or not snapshot.is_alive:
             state = LOG_WRITER_DOWN
         state += OLD_COPY.get(values.get("log_writer.old_copy", 0), "")
         draining = bool(marks.get(f'controller.disk_draining{{disk="{name}"}}'))
@@ -386,7 +387,7 @@ def measure(layout: BoxLayout, box: dict[str, Any]) -> BoxStatus:
 def describe_cluster(image: MetadataImage, reading: Reading, broker_id: int, zookeeper: str = "") -> ClusterStatus:
     by_partition = {(row.topic_id, row.partition): row for _, row in reading.rows}
     controller = reading.counters.get("controller")
-    runs = controller is None or is_alive(controller.pid)
+    runs = controller is None or controller.is_alive
     has_zookeeper = controller is None or not runs or bool(controller.values.get("controller.zookeeper_connected", 1))
     placed = {replica for topic in image.topics.values() for partition in topic.partitions for replica in partition.replicas}
     return ClusterStatus(
@@ -402,7 +403,7 @@ def describe_cluster(image: MetadataImage, reading: Reading, broker_id: int, zoo
 
 def require_running(layout: BoxLayout, box: dict[str, Any], supervised: list[dict[str, Any]] | None, counters: dict[str, CounterSnapshot]) -> None:
     """BoxNotRunning when neither the supervisor answers nor any process that has counters is alive."""
-    if supervised is None and not any(is_alive(snapshot.pid) for snapshot in counters.values()):
+    if supervised is None and not any(snapshot.is_alive for snapshot in counters.values()):
         directory = box["disks"][0]["path"] if box.get("disks") else layout.runtime_directory
         raise BoxNotRunning(f"the box of {directory} does not run: it ended without tidying up; start it again with `{_start_command(box)}`")
 

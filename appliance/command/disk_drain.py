@@ -169,7 +169,6 @@ class Drained:
         from appliance.cluster.box_balance import FreeSpace, PartitionOnDisk
         from appliance.command.box_status import describe_disks, image_of, read_shared_memory
         from appliance.command.moves import standing_moves
-        from appliance.shm.disk_tables import is_alive
 
         names = [str(disk["name"]) for disk in self._disks]
         image, sizes = image_of(self._layout), self._sizes()
@@ -193,7 +192,7 @@ class Drained:
         )
         closed = {disk.name: disk.shown_state for disk in targets if disk.state != "online" or disk.draining}
         controller = reading.counters.get("controller")
-        has_controller = controller is None or is_alive(controller.pid)
+        has_controller = controller is None or controller.is_alive
         own_moves = tuple(move for move in moves if move.source_disk == self._name)
         return DrainView(tuple(unordered), own_moves, rooms, by_name, disks[self._name].state, closed, has_controller)
 

@@ -200,10 +200,9 @@ def controller_trouble(bootstrap: str | None, data: str | None, config: str | No
         return ""
     from appliance.command.status import NO_CONTROLLER
     from appliance.shm.counters import read_counters
-    from appliance.shm.disk_tables import is_alive
 
     snapshot = read_counters(find_running_box(data, config).layout, "controller")
-    return NO_CONTROLLER if snapshot is not None and not is_alive(snapshot.pid) else ""
+    return NO_CONTROLLER if snapshot is not None and not snapshot.is_alive else ""
 
 
 def replicas_text(topic: TopicMetadata) -> str:

@@ -15,8 +15,8 @@ from appliance.base.model import TopicId
 from appliance.base.settings import Box
 from appliance.runtime.identity import read_joined_cluster
 from appliance.runtime.running_boxes import boxes_with
-from appliance.shm.disk_tables import attach_table, is_alive
-from appliance.shm.mapping import WORD_BYTES, LayoutMismatch
+from appliance.shm.disk_tables import attach_table
+from appliance.shm.mapping import WORD_BYTES, LayoutMismatch, is_held
 from appliance.shm.partition_table import (
     DISK_FULL,
     DISK_ONLINE,
@@ -109,7 +109,7 @@ def _cluster_id(box: Box) -> str | None:
 
 def _row(table: PartitionTableReader, topic_id: TopicId, partition: int) -> tuple[int, Row] | None:
     """Return index and row of a served partition; all rows are compared at once."""
-    if not is_alive(table.shared.pid) or table.disk_state not in (DISK_ONLINE, DISK_FULL) or table.is_suspect:
+    if not is_held(table.shared.name) or table.disk_state not in (DISK_ONLINE, DISK_FULL) or table.is_suspect:
         return None
     high, low = topic_id_words(topic_id)
     used = table.words[ROWS_USED_WORD]

@@ -46,10 +46,10 @@ def living_processes(layout: BoxLayout) -> list[int]:
 
 
 def living_pid(layout: BoxLayout, process_name: str) -> int:
-    """Return the pid of this process if it runs, otherwise 0. A reused pid has another process
-    name."""
-    pid = pid_in_counters(layout, process_name)
-    return pid if _comm(pid) in (process_name[:15], "java") and not _is_zombie(pid) else 0
+    """Return the pid of this process if it runs, otherwise 0. A JVM of ZooKeeper counts, too: it
+    may outlive the supervisor, which keeps its counters, for a moment."""
+    pid, is_held = pid_in_counters(layout, process_name)
+    return pid if is_held or (_comm(pid) == "java" and not _is_zombie(pid)) else 0
 
 
 def _comm(pid: int) -> str:

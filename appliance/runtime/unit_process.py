@@ -89,7 +89,10 @@ class StopTurn:
 
     def _is_held(self, name: str, now_ns: int) -> bool:
         snapshot = read_counters(self._layout, name)
-        return snapshot is not None and now_ns - snapshot.heartbeat_ns > HELD_NS and is_in_kernel(snapshot.pid)
+        if snapshot is None or now_ns - snapshot.heartbeat_ns <= HELD_NS:
+            return False
+        # A process in a user namespace of its own cannot be looked at: its silence has to do.
+        return not os.path.exists(f"/proc/{snapshot.pid}") or is_in_kernel(snapshot.pid)
 
 
 def stop_turn_of(context: ServiceContext) -> Callable[[], bool] | None:

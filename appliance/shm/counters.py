@@ -31,6 +31,7 @@ from appliance.shm.mapping import (
     SharedObject,
     SharedObjectAbsent,
     inode_of,
+    is_held,
     list_names,
     unlink,
 )
@@ -69,6 +70,8 @@ SIZE_BYTES = HISTOGRAM_LABELS_POSITION + HISTOGRAMS * LABEL_BYTES
 assert _HISTOGRAMS_POSITION % WORD_BYTES == 0
 assert _STATE_POSITION + STATE_BYTES <= VALUES_POSITION and VALUES_POSITION % WORD_BYTES == 0
 
+DEAD = "dead"
+"""State of a process whose counters another one keeps."""
 _OVERFLOW_LABEL = "counters.overflow"
 
 
@@ -112,12 +115,11 @@ class Counters:
         or new ones at zero."""
         name = layout.shared_memory_name("counters", process_name)
         try:
-            shared = SharedObject.attach(name, PURPOSE, writable=True)
+            shared = SharedObject.attach(name, PURPOSE, writable=True, adopts=True)
             if not shared.is_of_this_boot():
                 raise SharedObjectAbsent(f"{name} is of another boot")
             shared.words[INCARNATION_WORD] = incarnation
             shared.words[PID_WORD] = os.getpid()
-            shared.own()
         except (SharedObjectAbsent, LayoutMismatch):
             shared = SharedObject.create(name, PURPOSE, SIZE_BYTES, incarnation)
         shared.words[STARTED_WORD] = wall_ms
@@ -198,7 +200,8 @@ class Counters:
 
 
 class CounterSnapshot(NamedTuple):
-    """The counters of a process at the time of reading."""
+    """The counters of a process at the time of reading. `is_alive`: their owner runs, and does not
+    say that the process for which it keeps them (ZooKeeper's JVM) has ended."""
 
     process_name: str
     pid: int
@@ -207,6 +210,7 @@ class CounterSnapshot(NamedTuple):
     state: str
     values: dict[str, int]
     histograms: dict[str, HistogramReading] = {}  # noqa: RUF012  never changed
+    is_alive: bool = False
 
 
 def read_counters(layout: BoxLayout, process_name: str) -> CounterSnapshot | None:
@@ -223,21 +227,24 @@ def read_counters(layout: BoxLayout, process_name: str) -> CounterSnapshot | Non
     for index in range(min(words[HISTOGRAMS_USED_WORD], HISTOGRAMS)):
         with histogram_words(words, index) as buckets:
             histograms[read_label(memory, HISTOGRAM_LABELS_POSITION, index)] = HistogramReading(tuple(buckets))
-    snapshot = CounterSnapshot(process_name, words[PID_WORD], words[STARTED_WORD], words[HEARTBEAT_WORD], read_state(memory), values, histograms)
+    state = read_state(memory)
+    snapshot = CounterSnapshot(
+        process_name, words[PID_WORD], words[STARTED_WORD], words[HEARTBEAT_WORD], state, values, histograms, state != DEAD and is_held(shared.name)
+    )
     shared.close()
     return snapshot
 
 
-def pid_in_counters(layout: BoxLayout, process_name: str) -> int:
-    """Return the pid of the process that writes, or last wrote, these counters; 0 if there are
-    none."""
+def pid_in_counters(layout: BoxLayout, process_name: str) -> tuple[int, bool]:
+    """Return the pid of the process that writes, or last wrote, these counters, and whether their
+    owner runs; 0 if there are none."""
     try:
         shared = SharedObject.attach(layout.shared_memory_name("counters", process_name), PURPOSE, writable=False)
     except (SharedObjectAbsent, LayoutMismatch):
-        return 0
+        return 0, False
     pid = shared.pid
     shared.close()
-    return pid
+    return pid, is_held(shared.name)
 
 
 def list_counters(layout: BoxLayout) -> list[str]:
@@ -298,7 +305,9 @@ class CounterReader:
         known = min(words[HISTOGRAMS_USED_WORD], HISTOGRAMS)
         self._histogram_labels += [read_label(memory, HISTOGRAM_LABELS_POSITION, index) for index in range(len(self._histogram_labels), known)]
         histograms = {label: HistogramReading(tuple(histogram_words(words, index))) for index, label in enumerate(self._histogram_labels)}
-        return CounterSnapshot(self.process_name, words[PID_WORD], words[STARTED_WORD], words[HEARTBEAT_WORD], read_state(memory), values, histograms)
+        state = read_state(memory)
+        is_alive = state != DEAD and is_held(self._name)
+        return CounterSnapshot(self.process_name, words[PID_WORD], words[STARTED_WORD], words[HEARTBEAT_WORD], state, values, histograms, is_alive)
 
     def _attached(self) -> SharedObject | None:
         inode = inode_of(self._name)

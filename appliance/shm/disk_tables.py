@@ -1,8 +1,7 @@
 """Finds the current partition table of a disk: of several (a log-writer has just ended) that of the
 running process, otherwise the youngest.
 
-For observers (console, commands); sources get the name in WELCOME. Weak: a reused pid counts as
-running.
+For observers (console, commands); sources get the name in WELCOME.
 
 The header words of a partition table that describe its disk: overdue operations, fence, suspect.
 
@@ -23,7 +22,7 @@ from __future__ import annotations
 
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
-from appliance.shm.mapping import LayoutMismatch, SharedObject, SharedObjectAbsent, list_names
+from appliance.shm.mapping import LayoutMismatch, SharedObject, SharedObjectAbsent, is_held, list_names
 from appliance.shm.partition_table import (
     APPEND_SINCE_WORD,
     FENCE_WORD,
@@ -51,7 +50,7 @@ def attach_table(layout: BoxLayout, disk: str) -> PartitionTableReader | None:
             table = PartitionTableReader.attach(name)
         except SharedObjectAbsent:
             continue
-        candidate = (is_alive(table.shared.pid), table.shared.incarnation, table)
+        candidate = (is_held(name), table.shared.incarnation, table)
         if best is None or candidate[:2] > best[:2]:
             if best is not None:
                 best[2].close()
@@ -59,17 +58,6 @@ def attach_table(layout: BoxLayout, disk: str) -> PartitionTableReader | None:
         else:
             table.close()
     return None if best is None else best[2]
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process with this pid runs. One that ended and was not reaped yet does not."""
-    if pid <= 0:
-        return False
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
 
 
 FLUSH_FACTOR = 20

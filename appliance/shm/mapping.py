@@ -3,8 +3,12 @@
 The creator writes the magic last, so that an object is recognised as unfinished if its creator
 died. Memory is allocated at once (`posix_fallocate`): a full /dev/shm is an error here, not a
 SIGBUS later. Any user can create any name in /dev/shm, so only objects that no other user could
-have written are mapped, listed and removed. Weak: a name does not show whether its owner runs (the
-hang-up of a socket does); a name that another user has taken keeps a process from starting.
+have written are mapped, listed and removed. Weak: a name that another user has taken keeps a
+process from starting.
+
+The owner of an object holds a lock on it as long as it maps it; the kernel drops the lock when the
+process ends, however it ends. So an observer need not see the owner in /proc, which a process in
+another user namespace cannot.
 
 64-bit words shared by two processes, and the fence between a store and a load.
 
@@ -17,11 +21,13 @@ none of this, so `runtime/preflight.py` refuses to start there.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import stat
 import threading
 from collections.abc import Collection
+from struct import Struct
 from typing import Any
 
 import posix_ipc
@@ -111,8 +117,7 @@ class SharedObject:
         self._is_own = False
 
     def own(self) -> None:
-        """Register an object that a previous incarnation created as owned by this process (see
-        `lost_objects`)."""
+        """Register the object as owned by this process (see `lost_objects`)."""
         _OWN[self.name] = inode_of(self.name)
         self._is_own = True
 
@@ -140,6 +145,7 @@ class SharedObject:
                 raise SharedMemoryFull(
                     f"could not allocate {size_bytes >> 20} MiB of shared memory for {name}: {error.strerror}; make /dev/shm larger or the arenas smaller"
                 ) from error
+            _hold(shared.fd)
         finally:
             shared.close_fd()
         made = cls(name, mapped, writable=True)
@@ -156,8 +162,9 @@ class SharedObject:
         return made
 
     @classmethod
-    def attach(cls, name: str, purpose: bytes, writable: bool) -> SharedObject:
-        """Map an existing object. Raises SharedObjectAbsent, LayoutMismatch."""
+    def attach(cls, name: str, purpose: bytes, writable: bool, adopts: bool = False) -> SharedObject:
+        """Map an existing object. `adopts`: hold it as its owner, for an object that a previous
+        incarnation created. Raises SharedObjectAbsent, LayoutMismatch."""
         try:
             shared = posix_ipc.SharedMemory(name, 0, read_only=not writable)
         except (posix_ipc.Error, OSError) as error:
@@ -171,6 +178,8 @@ class SharedObject:
                 raise SharedObjectAbsent(f"shared-memory object {name} is unfinished")
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
             mapped = mmap.mmap(shared.fd, size_bytes, access=access)
+            if adopts:
+                _hold(shared.fd)
         finally:
             shared.close_fd()
         attached = cls(name, mapped, writable)
@@ -182,6 +191,8 @@ class SharedObject:
         if version != LAYOUT_VERSION:
             attached.close()
             raise LayoutMismatch(f"{name} has layout version {version}, this release has {LAYOUT_VERSION}; stop the other release first")
+        if adopts:
+            attached.own()
         return attached
 
     @property
@@ -240,6 +251,35 @@ def unlink(name: str) -> None:
         pass
     except posix_ipc.PermissionsError as error:
         raise SharedObjectTaken(_taken(name)) from error
+
+
+# struct flock of x86-64: type, whence, start, length, pid (0 for OFD locks), padding.
+_LOCK = Struct("@hhqqi4x")
+_LOCK_TYPE = Struct("@h")
+
+
+def _hold(descriptor: int) -> None:
+    """Lock the object for as long as this process maps it.
+
+    The lock belongs to the open file description, which the mapping keeps open (`mmap` duplicates
+    the descriptor). It is shared: an incarnation that its disk still holds does not keep the next
+    one from being seen.
+    """
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
+
+
+def is_held(name: str) -> bool:
+    """Return whether a process that owns the object runs, or has not ended completely."""
+    try:
+        descriptor = os.open(_SHARED_MEMORY_DIRECTORY + name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+    finally:
+        os.close(descriptor)
+    held: bool = _LOCK_TYPE.unpack_from(answer)[0] != fcntl.F_UNLCK
+    return held
 
 
 def _taken(name: str) -> str:

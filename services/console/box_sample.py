@@ -7,7 +7,7 @@ processes are read one after the other, so their figures may be some microsecond
 
 Whether a process serves, judged by its counters alone.
 
-Pure, apart from the check whether a pid exists. Weak: a process that hangs counts as serving until
+Pure. Weak: a process that hangs counts as serving until
 its heartbeat is older than the watchdog allows.
 
 Counts senders and silent senders, from files that the ingests write once a second.
@@ -54,17 +54,6 @@ def judge_process(snapshot: CounterSnapshot | None, alive: bool, now_ns: int, si
     if now_ns - snapshot.heartbeat_ns > silence_ns_max:
         return "hung"
     return None
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process with this pid exists."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return pid > 0
 
 
 class SendersSample(NamedTuple):
@@ -204,7 +193,7 @@ class BoxReader:
         return snapshots
 
     def _process(self, name: str, snapshot: CounterSnapshot | None, now_ns: int) -> ProcessSample:
-        alive = snapshot is not None and is_alive(snapshot.pid)
+        alive = snapshot is not None and snapshot.is_alive
         state = judge_process(snapshot, alive, now_ns, self._box.integer("watchdog.timeout.ms") * 1_000_000) or SERVING
         if snapshot is None or not alive:
             return ProcessSample(name, state)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from appliance.base.layout import BoxLayout
-from appliance.shm.disk_tables import attach_table, is_alive, overdue_operation, table_names
-from appliance.shm.mapping import WORD_BYTES, LayoutMismatch
+from appliance.shm.disk_tables import attach_table, overdue_operation, table_names
+from appliance.shm.mapping import WORD_BYTES, LayoutMismatch, is_held
 from appliance.shm.partition_table import (
     DISK_STATE_NAMES,
     FENCE_WORD,
@@ -64,7 +64,7 @@ class DiskReader:
     def look(self, now_ns: int) -> DiskSample:
         """Return a sample of the disk at `now_ns` (monotonic); DOWN without a running log-writer."""
         table = self._attached()
-        if table is None or not is_alive(table.shared.pid):
+        if table is None or not is_held(table.shared.name):
             return DiskSample(DOWN)
         words = table.words
         state = DISK_STATE_NAMES[table.disk_state] if table.disk_state < len(DISK_STATE_NAMES) else DOWN

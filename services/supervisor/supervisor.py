@@ -33,7 +33,7 @@ from appliance.runtime.service_main import EXIT_OTHER_RELEASE, EXIT_USAGE, name_
 from appliance.runtime.systemd import REFUSED, notify
 from appliance.runtime.zookeeper_watch import NAME as ZOOKEEPER
 from appliance.runtime.zookeeper_watch import ZooKeeperWatch
-from appliance.shm.counters import Counters, read_counters
+from appliance.shm.counters import DEAD, Counters, read_counters
 from appliance.shm.mapping import lost_objects
 from services.supervisor.child_start import NotifySocket, start_child
 from services.supervisor.disk_changes import DiskChanges, LogWriterSample
@@ -199,7 +199,7 @@ class Supervisor:
     def _mark_dead(self, child: Child) -> None:
         if self._zookeeper is not None and child.name == ZOOKEEPER:
             self._zookeeper.serves = False
-            self._zookeeper.set_state("dead")
+            self._zookeeper.set_state(DEAD)
 
     def _on_notification(self, _events: int) -> None:
         by_pid = {child.pid: child for child in self.children.values() if child.pid}

@@ -23,6 +23,7 @@ from appliance.runtime.service_main import EXIT_USAGE, StopRequest
 from appliance.runtime.spawning import spawn
 from appliance.runtime.unit_process import START_FACTOR, heart_of, stop_turn_of
 from appliance.runtime.zookeeper_watch import ASK_MS_WHILE_STARTING, ZooKeeperWatch
+from appliance.shm.counters import DEAD
 
 TURN_MS = 100
 STOP_MS = 10_000
@@ -69,7 +70,7 @@ class ZooKeeperKeeper:
             if not self._has_ended:
                 self._signal(signal.SIGKILL)
                 os.close(self._pidfd)
-            self._watch.set_state("dead")
+            self._watch.set_state(DEAD)
             self._watch.close()
 
     def _turn(self) -> None:

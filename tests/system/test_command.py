@@ -16,7 +16,6 @@ from typing import IO, Any
 import pytest
 
 from appliance.base.model import TopicId
-from appliance.shm.disk_tables import is_alive
 from appliance.storage.directory_identity import encode_partition_metadata
 from lab.running_box import RunningBox, environment, eventually
 
@@ -166,7 +165,7 @@ def test_commands_say_what_does_not_serve_while_log_writer_and_controller_are_de
     try:
         for pid in pids.values():
             os.kill(pid, signal.SIGKILL)
-        eventually(lambda: not any(map(is_alive, pids.values())), "both are dead")
+        eventually(lambda: not any(box.counters(name).is_alive for name in pids), "both are dead")
         listed = millrace("topic", "list").stdout
         (state,) = [line for line in listed.splitlines() if line.startswith(b"unserved ")]
         assert b" 1 not served (" in state, listed

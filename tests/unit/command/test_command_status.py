@@ -162,7 +162,7 @@ def test_without_a_supervisor_processes_come_from_their_counters(box: StatusBox)
 
 def test_a_box_whose_processes_are_all_dead_is_said_not_to_run(box: StatusBox) -> None:
     reading = box.read()
-    nobody = {name: snapshot._replace(pid=0) for name, snapshot in reading.counters.items()}
+    nobody = {name: snapshot._replace(is_alive=False) for name, snapshot in reading.counters.items()}
     with pytest.raises(BoxNotRunning, match=r"the box of /srv/d0 does not run.*millrace run"):
         gather(box.layout, box.box, reading, reading._replace(counters=nobody))
 
@@ -170,10 +170,10 @@ def test_a_box_whose_processes_are_all_dead_is_said_not_to_run(box: StatusBox) -
 def test_of_two_tables_that_of_the_running_process_is_read(box: StatusBox) -> None:
     older = PartitionTableWriter.create(box.layout.shared_memory_name("table", "d0", 0), 0)
     younger = PartitionTableWriter.create(box.layout.shared_memory_name("table", "d0", 9), 9)
-    younger.shared.words[6] = 0x7FFFFFF0  # made by a process that is no more
+    younger.shared.close()  # of a process that is no more
     found = attach_table(box.layout, "d0")
     assert found is not None and found.shared.incarnation == 1
-    for table in (older, younger, found):
+    for table in (older, found):
         table.shared.close()
 
 
@@ -281,25 +281,18 @@ def test_partitions_of_a_disk_that_hangs_or_is_full_are_not_called_ok() -> None:
         assert topic.problems == problems
 
 
-@pytest.fixture
-def dead_pid() -> int:
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    return dead.pid
-
-
-def test_partitions_are_not_ok_while_their_log_writer_restarts(box: StatusBox, dead_pid: int) -> None:
+def test_partitions_are_not_ok_while_their_log_writer_restarts(box: StatusBox) -> None:
     """Its table stays as it was when it died: every row still leads."""
     write_image(box.layout.image_file, image_of(WANTED, WANTED._replace(replicas=(1, 2))))
     box.table.add_row(ROW)
     box.table.add_row(ROW._replace(partition=1))
-    box.counters.shared.words[PID_WORD] = dead_pid
+    box.counters.close()  # as at the end of the process
     controller = Counters.create_or_adopt(box.layout, "controller", 1, 0)  # else no process of the box runs
     status = gather(box.layout, box.box, box.read(), box.read())
     words = "disk d0 is not served: its log-writer does not run and is started again"
     assert [topic.problems for topic in status.topics] == [{"0": words, "1": f"{words}; under-replicated: 1 of 2 replicas in sync"}]
     assert [disk.state for disk in status.disks] == ["log-writer down"]
-    box.counters.shared.words[PID_WORD] = os.getpid()
+    box.counters = Counters.create_or_adopt(box.layout, "log-writer@d0", 2, box.clock.wall_ms())
     for state, problem in ((DISK_STARTING, "disk d0 is starting: its logs are being opened"), (DISK_ONLINE, None)):
         box.table.set_disk_state(state)
         reading = box.read()
@@ -308,15 +301,13 @@ def test_partitions_are_not_ok_while_their_log_writer_restarts(box: StatusBox, d
     controller.close()
 
 
-def test_missing_boxes_members_and_a_dead_controller_are_named(box: StatusBox, dead_pid: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_boxes_members_and_a_dead_controller_are_named(box: StatusBox, capsys: pytest.CaptureFixture[str]) -> None:
     write_image(box.layout.image_file, image_of(WANTED._replace(replicas=(1, 3))))
     with socket.create_server(("127.0.0.1", 0)) as refusing:
         port = refusing.getsockname()[1]
     box.box["zookeeper_members"] = [f"2=127.0.0.1:{port}:1:1"]
-    controller = Counters.create_or_adopt(box.layout, "controller", 1, 0)
-    controller.shared.words[PID_WORD] = dead_pid
+    Counters.create_or_adopt(box.layout, "controller", 1, 0).close()  # its owner does not hold it any more
     gathered = gather(box.layout, box.box, box.read(), box.read())
-    controller.close()
     document = gathered.document()["cluster"]
     assert (document["absent"], document["has_own_controller"]) == ((3,), False)
     assert "member 2" in document["zookeeper_missing"] and str(port) in document["zookeeper_missing"]

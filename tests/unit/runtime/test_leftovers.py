@@ -71,10 +71,11 @@ def test_a_running_box_whose_state_directory_is_away_has_not_vanished(layout: Bo
         eventually(lambda: Path(f"/proc/{supervisor.pid}/comm").read_text() == "millrace\n", "the supervisor has its name")
         Path(layout.box_file).write_text(json.dumps({"state_directory": str(tmp_path / "away"), "pid": supervisor.pid, "disks": []}))
         assert clear_vanished_boxes() == []
-        Counters.create_or_adopt(layout, Path("/proc/self/comm").read_text().strip(), 1).close()
+        child = Counters.create_or_adopt(layout, "ingest@0", 1)
         supervisor.kill()
         supervisor.wait()
         assert clear_vanished_boxes() == [], "a child of the supervisor still runs"
+    child.close()
     assert os.path.exists(layout.box_file)
 
 
@@ -85,9 +86,8 @@ def test_a_state_directory_that_cannot_be_read_has_not_vanished(layout: BoxLayou
     assert clear_vanished_boxes() == [] and os.path.exists(layout.box_file)
 
 
-def test_a_process_is_living_only_under_its_own_name(layout: BoxLayout) -> None:
-    Counters.create_or_adopt(layout, "stranger", 1).close()  # with our pid, but we are no "stranger"
-    assert living_processes(layout) == []
-    comm = Path("/proc/self/comm").read_text().strip()
-    Counters.create_or_adopt(layout, comm, 1).close()
+def test_a_process_is_living_as_long_as_it_owns_its_counters(layout: BoxLayout) -> None:
+    counters = Counters.create_or_adopt(layout, "ingest@0", 1)
     assert living_processes(layout) == [os.getpid()]
+    counters.close()
+    assert living_processes(layout) == [], "the pid may have been reused"

@@ -19,17 +19,20 @@ from lab.scratch_layout import make_layout, remove_layout
 @pytest.fixture
 def make_box(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, bool], BoxLayout]]:
     layouts: list[BoxLayout] = []
+    owned: list[Counters] = []
     monkeypatch.setattr(running_boxes, "known_boxes", lambda: layouts)
 
     def make(name: str, running: bool) -> BoxLayout:
         layout = make_layout()
         Path(layout.box_file).write_text(json.dumps({"disks": [{"name": "d0", "path": f"/{name}/d0"}, {"name": "d1", "path": f"/{name}/d1"}]}))
         if running:
-            Counters.create_or_adopt(layout, Path("/proc/self/comm").read_text().strip(), 1).close()
+            owned.append(Counters.create_or_adopt(layout, "ingest@0", 1))
         layouts.append(layout)
         return layout
 
     yield make
+    for counters in owned:
+        counters.close()
     for layout in layouts:
         remove_layout(layout)
 

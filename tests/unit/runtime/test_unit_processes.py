@@ -163,22 +163,27 @@ def test_a_process_that_the_box_has_not_got_does_not_start(layout: BoxLayout, un
 
 
 class Living:
-    """A process that runs under a name, in the counters of a box."""
+    """A process that owns counters of a box."""
 
     def __init__(self, layout: BoxLayout, name: str) -> None:
-        program = f"import sys; open('/proc/self/comm', 'w').write({name[:15]!r}); print('', flush=True); sys.stdin.read()"
+        program = (
+            "import sys; from appliance.base.layout import BoxLayout; from appliance.shm.counters import Counters;"
+            f" held = Counters.create_or_adopt(BoxLayout({layout.runtime_directory!r}), {name!r}, 1); print('', flush=True); sys.stdin.read()"
+        )
         self.process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.process.stdout is not None and self.process.stdout.readline()
-        Counters.create_or_adopt(layout, name, 1).close()
-        shared = SharedObject.attach(layout.shared_memory_name("counters", name), b"MLRcount", writable=True)
-        shared.words[PID_WORD] = self.process.pid
-        shared.close()
-
         self._counters_name = layout.shared_memory_name("counters", name)
 
     def beat(self, now_ns: int) -> None:
+        self._store(HEARTBEAT_WORD, now_ns)
+
+    def hide(self) -> None:
+        """Have a pid that is not in /proc, like a process in another user namespace."""
+        self._store(PID_WORD, 2**22 + 1)
+
+    def _store(self, word: int, value: int) -> None:
         shared = SharedObject.attach(self._counters_name, b"MLRcount", writable=True)
-        shared.words[HEARTBEAT_WORD] = now_ns
+        shared.words[word] = value
         shared.close()
 
     def end(self) -> None:
@@ -238,6 +243,21 @@ def test_one_that_its_disk_holds_is_waited_for_a_moment_only(layout: BoxLayout, 
     living.beat(clock.monotonic_ns())
     clock.advance_ms(1_100)
     assert not turn.has_come(), "it is in the kernel and turns"
+    clock.advance_ms(HELD_NS // 1_000_000)
+    assert turn.has_come()
+    living.end()
+
+
+def test_one_that_cannot_be_looked_at_is_waited_for_while_it_turns(layout: BoxLayout) -> None:
+    Path(layout.stopping_file).touch()
+    clock, living = ManualClock(), Living(layout, "ingest@0")
+    living.hide()
+    turn = StopTurn(layout, "coordinator", NAMES, clock)
+    assert not has_come(turn, clock)
+    clock.advance_ms(HELD_NS // 1_000_000 - 1_000)
+    living.beat(clock.monotonic_ns())
+    clock.advance_ms(1_100)
+    assert not turn.has_come()
     clock.advance_ms(HELD_NS // 1_000_000)
     assert turn.has_come()
     living.end()

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
 from appliance.base.layout import BoxLayout
-from appliance.shm.counters import LABEL_BYTES, SLOTS, USED_WORD, Counters, list_counters, read_counters, unlink_all
+from appliance.shm.counters import DEAD, LABEL_BYTES, SLOTS, USED_WORD, CounterReader, Counters, list_counters, read_counters, unlink_all
 from appliance.shm.mapping import BOOT_WORD_LOW, VERSION_WORD, SharedObject
 from lab.scratch_layout import purposes_left
 
@@ -21,8 +23,43 @@ def test_any_process_reads_what_the_owner_counts(layout: BoxLayout) -> None:
     counters.set_state("serving")
     snapshot = read_counters(layout, NAME)
     assert snapshot is not None
-    assert snapshot == (NAME, os.getpid(), 1_700, 99, "serving", {'ingest.received{transport="udp"}': 42, "disk.free_bytes": 7}, {})
+    assert snapshot == (NAME, os.getpid(), 1_700, 99, "serving", {'ingest.received{transport="udp"}': 42, "disk.free_bytes": 7}, {}, True)
     counters.close()
+
+
+def test_counters_show_whether_a_process_owns_them(layout: BoxLayout) -> None:
+    """A lock shows it, so the owner need not be visible in /proc. Two incarnations may overlap while a disk holds the first."""
+    reader = CounterReader(layout, NAME)
+
+    def seen() -> list[bool]:
+        return [snapshot is not None and snapshot.is_alive for snapshot in (reader.read(), read_counters(layout, NAME))]
+
+    first = Counters.create_or_adopt(layout, NAME, 5)
+    second = Counters.create_or_adopt(layout, NAME, 6)
+    assert seen() == [True, True]
+    first.close()
+    assert seen() == [True, True]
+    second.set_state(DEAD)
+    assert seen() == [False, False], "their owner keeps them for another process, which has ended"
+    second.set_state("serving")
+    second.close()
+    assert seen() == [False, False]
+    reader.close()
+
+
+def test_the_kernel_lets_go_of_counters_whose_owner_is_killed(layout: BoxLayout) -> None:
+    program = (
+        "import sys; from appliance.base.layout import BoxLayout; from appliance.shm.counters import Counters;"
+        f" held = Counters.create_or_adopt(BoxLayout({layout.runtime_directory!r}), {NAME!r}, 1); print('', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None and owner.stdout.readline()
+        snapshot = read_counters(layout, NAME)
+        assert snapshot is not None and snapshot.is_alive
+        owner.kill()
+        owner.wait()
+    snapshot = read_counters(layout, NAME)
+    assert snapshot is not None and not snapshot.is_alive
 
 
 def test_a_process_that_never_counted_has_no_counters(layout: BoxLayout) -> None:
@@ -40,7 +77,7 @@ def test_the_next_incarnation_adopts_values_and_starts_its_own_clock(layout: Box
     heir.counter("b").add()
     heir.counter("a").add()
     snapshot = read_counters(layout, NAME)
-    assert snapshot is not None and snapshot[2:] == (2, 0, "starting", {"a": 4, "b": 1}, {})
+    assert snapshot is not None and snapshot[2:] == (2, 0, "starting", {"a": 4, "b": 1}, {}, True)
     heir.close()
 
 

@@ -143,6 +143,7 @@ def test_it_knows_its_processes_by_their_counters(box: UnitBox) -> None:
     living = Living(box.layout, "acceptor@0")
     counters = Counters.create_or_adopt(box.layout, "log-writer@d0", 1)
     counters.counter("runtime.starts").add(3)
+    counters.close()
     keeper.turn()
     states = described(keeper)
     assert states["supervisor"][:2] == (os.getpid(), "serving")
