@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from appliance.runtime.agent import Agent, ServiceContext
 from appliance.runtime.background_thread import REFUSALS
+from appliance.runtime.process_cost import CostReport
 from appliance.runtime.shared_memory import SharedMemoryWatch
 from appliance.runtime.unit_process import UnitHeart
 
@@ -53,6 +54,7 @@ class Runner:
         self._refusals_told_ns = -TOLD_NS
         log_writers = [f"log-writer@{disk.name}" for disk in context.box.disks]
         self._shared_memory = SharedMemoryWatch(context.layout, context.process_name, log_writers, context.clock, context.counters, context.log)
+        self._cost = CostReport(context.counters)
         self._collections = context.counters.counter("runtime.gc_collections")
         self._collection_time = context.counters.counter("runtime.gc_pause_us")
 
@@ -85,6 +87,7 @@ class Runner:
             self._heart.beat(now_ns, agent.status_line)
         work = agent.do_work()
         self._shared_memory.turn(now_ns)
+        self._cost.turn(now_ns)
         if REFUSALS.count != self._refusals_seen:
             self._on_refused_threads(now_ns)
         if work or not agent.may_park():

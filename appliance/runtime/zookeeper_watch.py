@@ -29,6 +29,7 @@ from appliance.base.layout import BoxLayout
 from appliance.base.settings import Box
 from appliance.base.zookeeper_member import in_words
 from appliance.runtime.poller import HANG_UP, READABLE, WRITABLE, Poller
+from appliance.runtime.process_cost import CostReport
 from appliance.shm.counters import PURPOSE, Counters
 from appliance.shm.mapping import PID_WORD, SharedObject
 
@@ -173,6 +174,7 @@ class ZooKeeperWatch:
         self._layout = layout
         self._clock = clock
         self._counters = Counters.create_or_adopt(layout, NAME, clock.monotonic_ns(), clock.wall_ms())
+        self._cost = CostReport(self._counters)
         self._own = ServerQuestion(box.own_zookeeper, poller, self._on_answer)
         self._others = {
             member.member_id: ServerQuestion(member.client_address, poller, lambda answer, other=member.member_id: self._on_other(other, answer))  # type: ignore[misc]
@@ -213,6 +215,7 @@ class ZooKeeperWatch:
         shared = SharedObject.attach(self._layout.shared_memory_name("counters", NAME), PURPOSE, writable=True)
         shared.words[PID_WORD] = pid  # readers of the counters want the pid of the JVM
         shared.close()
+        self._cost = CostReport(self._counters, pid)
         self._counters.beat(self._clock.monotonic_ns())
 
     def set_state(self, state: str) -> None:
@@ -264,6 +267,7 @@ class ZooKeeperWatch:
         """Poll our server, and the others while it waits for them."""
         self._now_ms = now_ms
         self._own.ask(now_ms)
+        self._cost.turn(self._clock.monotonic_ns())
         if self.serves and now_ms >= self._ask_tree_ms:
             self._ask_tree_ms = now_ms + ASK_TREE_MS
             self._tree.ask(now_ms)

@@ -1,20 +1,13 @@
 """Serves HTTP for people, probes and Prometheus on the inherited socket. An asyncio loop replaces
 the common runner.
 
-It reads shared memory, a file on tmpfs and /proc, and asks the coordinator about groups by its
+It reads shared memory, files on tmpfs and figures of the machine in /proc, and asks the coordinator about groups by its
 socket. It has no arena, no ring and no log directory; if it dies, no other process is affected. The
 loop waits in `HeartbeatSelector`, so heartbeat, stop and the longest wait of 100 ms are the same as
 in each other process. Weak: a handler that computes for long delays the heartbeat.
 
 The installed release: the file VERSION, or the version in pyproject.toml. Weak: a checkout does
 not show its commit.
-
-Reads the memory (PSS) of all processes in a separate thread.
-
-For PSS the kernel walks the page tables under a lock that a thread of the process may hold while it
-waits for a hung disk, so the console's loop never reads it. The thread reads each process once in
-`EVERY_SECONDS`; while one blocks it, the last figures stay. Weak: if a process has capabilities
-that the console lacks, the kernel refuses PSS, and resident memory is used.
 """
 
 from __future__ import annotations
@@ -24,9 +17,7 @@ import contextlib
 import gc
 import selectors
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -37,8 +28,7 @@ from appliance.base.http_hosts import box_names
 from appliance.base.networks import read_networks
 from appliance.ipc.frames import listen_unix
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
-from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
-from appliance.runtime.process_cost import read_pss_bytes
+from appliance.runtime.process_cost import CostReport
 from appliance.runtime.service_main import StopRequest
 from appliance.runtime.shared_memory import SharedMemoryWatch
 from appliance.runtime.unit_process import heart_of
@@ -66,48 +56,6 @@ def release_version(root: Path = ROOT) -> str:
     except OSError:
         return "unknown"
     return next((line.split('"')[1] for line in lines if line.startswith('version = "')), "unknown")
-
-
-EVERY_SECONDS = 10.0
-
-
-class MemoryMonitor:
-    """Reads the memory of all processes in a thread; `pss_bytes` by pid, as last read."""
-
-    def __init__(self, pids: Callable[[], list[int]]) -> None:
-        """The thread calls `pids`."""
-        self._pids = pids
-        self._ended = threading.Event()
-        self._thread: BackgroundThread | None = None
-        self.pss_bytes: dict[int, int] = {}
-
-    def maybe_start(self) -> None:
-        """Start the thread if it does not run; call it regularly, because a start may fail."""
-        if self._thread is not None:
-            return
-        thread = BackgroundThread(self._run, "memory-watch")
-        with suppress(ThreadRefused):
-            thread.start()
-            self._thread = thread
-
-    def _run(self) -> None:
-        while True:
-            self.look()
-            if self._ended.wait(EVERY_SECONDS):
-                return
-
-    def look(self) -> None:
-        """Read all processes, one after the other."""
-        seen = {}
-        for pid in self._pids():
-            pss_bytes = read_pss_bytes(pid)
-            if pss_bytes is not None:
-                seen[pid] = pss_bytes
-        self.pss_bytes = seen
-
-    def close(self) -> None:
-        """Ask the thread to end; the console does not wait for it."""
-        self._ended.set()
 
 
 LISTEN_NAME = "http"
@@ -143,7 +91,7 @@ class ConsoleAgent:
         self.watch = BoxMonitor(self._reader, context.clock, release_version(), self._on_alarm)
         self._questions = GroupQuestions(context.layout, context.poller, context.clock, self.watch.last_sample)
         self.watch.groups = lambda: self._questions.look
-        self._memory = MemoryMonitor(lambda: self._reader.pids)
+        self._cost = CostReport(context.counters)
         self.ending: StepsDown | None = None
         """Why the process stops itself, if it does."""
         self.on_ending: Callable[[], None] = lambda: None
@@ -159,8 +107,7 @@ class ConsoleAgent:
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = loop.call_later(TURN_SECONDS, self._turn, loop)
-        self._memory.maybe_start()
-        self._reader.pss_bytes = self._memory.pss_bytes
+        self._cost.turn(self._context.clock.monotonic_ns())
         self.watch.turn()
         self._questions.turn()
         try:
@@ -181,7 +128,6 @@ class ConsoleAgent:
         self._timer.cancel()
         self._host_figures.close(loop)
         loop.remove_reader(self._context.poller.fileno())
-        self._memory.close()
         self._questions.close()
         self._reader.close()
 

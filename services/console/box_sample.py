@@ -1,5 +1,5 @@
-"""Samples the whole box from shared memory, a file on tmpfs and /proc: counters, tables, metadata
-image, cost of processes.
+"""Samples the whole box from shared memory and files on tmpfs: counters, tables, metadata image,
+cost of processes.
 
 `BoxReader` keeps the mappings and reads what changed (about 1 ms for 2,000 idle partitions);
 `BoxSample` is the result. No request is sent to another process. Owned by the console's loop. Weak:
@@ -25,7 +25,7 @@ from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
 from appliance.base.settings import Box, load_box
 from appliance.cluster.metadata_image import ImageUnreadable, MetadataImage, read_image
-from appliance.runtime.process_cost import ProcessCost, read_cost
+from appliance.runtime.process_cost import ProcessCost, published_cost
 from appliance.senders.sender_accounts import OTHERS, read_senders, senders_file
 from appliance.shm.counters import CounterReader, CounterSnapshot, list_counters
 from services.console.disk_sample import DiskReader, DiskSample
@@ -161,11 +161,6 @@ class BoxReader:
         self._senders = SendersReader(layout, box.integer("ingest.sender.silent.ms"))
         self._image = MetadataImage.empty()
         self._image_identity: tuple[int, int] = (0, 0)
-        self.pids: list[int] = []
-        """Names of the processes in the last sample; replaced, never changed, so another thread may
-        read it."""
-        self.pss_bytes: dict[int, int] = {}
-        """By pid; set by the thread that reads memory."""
 
     def read(self) -> BoxSample:
         """Return a new sample. Takes about 1 ms for 2,000 idle partitions."""
@@ -174,7 +169,6 @@ class BoxReader:
         now_ns = self._clock.monotonic_ns()
         counters = self._read_counters()
         processes = tuple(self._process(name, counters.get(name), now_ns) for name in (SUPERVISOR, *self._box.process_names()))
-        self.pids = [process.pid for process in processes if process.pid]
         disks = {disk.name: self._disks[disk.name].look(now_ns) for disk in self._box.disks}
         wall_ms = self._clock.wall_ms()
         senders = self._senders.look([f"ingest@{index}" for index in range(self._box.ingests)], wall_ms)
@@ -197,8 +191,7 @@ class BoxReader:
         state = judge_process(snapshot, alive, now_ns, self._box.integer("watchdog.timeout.ms") * 1_000_000) or SERVING
         if snapshot is None or not alive:
             return ProcessSample(name, state)
-        pid = snapshot.pid
-        return ProcessSample(name, state, pid, snapshot.started_wall_ms, snapshot.heartbeat_ns, read_cost(pid), self.pss_bytes.get(pid))
+        return ProcessSample(name, state, snapshot.pid, snapshot.started_wall_ms, snapshot.heartbeat_ns, *published_cost(snapshot.values))
 
     def _look_at_box(self) -> None:
         """Follow disks that are added and removed."""

@@ -127,9 +127,6 @@ def _processes(sample: BoxSample) -> dict[str, Values]:
         "process_serving": {(process.name,): float(process.state == SERVING) for process in sample.processes},
         "process_state": {(process.name, state): float(process.state == state) for process in sample.processes for state in PROCESS_STATES},
         "process_start_time_seconds": {(process.name,): process.started_wall_ms / 1000 for process in living},
-        "process_cpu_seconds": {(process.name,): process.cost.cpu_seconds for process in living if process.cost},
-        "process_resident_bytes": {(process.name,): process.cost.resident_bytes for process in living if process.cost},
-        "process_pss_bytes": {(process.name,): process.pss_bytes for process in living if process.pss_bytes is not None},
         "process_heartbeat_age_seconds": {(process.name,): max(sample.monotonic_ns - process.heartbeat_ns, 0) / 1e9 for process in living},
     }
 

@@ -8,7 +8,7 @@ in the CHANGELOG.
 from __future__ import annotations
 
 from services.console.ingest_metrics import INGEST
-from services.console.metric_row import COUNTER, GAUGE, MICROSECONDS, MILLISECONDS, MetricRow, counter, gauge, timing
+from services.console.metric_row import GAUGE, MICROSECONDS, MILLISECONDS, MetricRow, counter, gauge, timing
 
 _DISK = ("disk",)
 _PROCESS_DISK = ("process", "disk")
@@ -36,13 +36,9 @@ PROCESSES = (
         ("process", "state"),
     ),
     _found("process_start_time_seconds", "When the process was last started, Unix time.", ("process",)),
-    _found("process_cpu_seconds", "CPU time since the process was last started, user and system.", ("process",), COUNTER),
-    _found(
-        "process_pss_bytes",
-        "Its proportional share of memory (PSS, arenas included), looked at every 10 s; left out where the kernel refuses to tell.",
-        ("process",),
-    ),
-    _found("process_resident_bytes", "Its resident memory; what is shared with other processes counts in full.", ("process",)),
+    counter("process_cpu_seconds", "process.cpu_us", "CPU time since the process was last started, user and system.", scale=MICROSECONDS),
+    gauge("process_pss_bytes", "process.pss_bytes", "Its proportional share of memory (PSS, arenas included), read every 10 s; 0 before."),
+    gauge("process_resident_bytes", "process.resident_bytes", "Its resident memory; what is shared with other processes counts in full."),
     _found("process_heartbeat_age_seconds", "Time since its duty cycle turned for the last time.", ("process",)),
     counter("process_starts", "runtime.starts", "Starts of this process since the box started; restarts are one less."),
     gauge("process_failed_starts", "runtime.failed_starts", "Starts in a row that ended before the process served; each delays the next one longer."),

@@ -38,6 +38,7 @@ from appliance.runtime.leftovers import clear_box, clear_dead_life, clear_vanish
 from appliance.runtime.listening import ListenSockets
 from appliance.runtime.poller import READABLE, Poller
 from appliance.runtime.preflight import ExternalCheck, PreparedBox, prepare_box, write_box
+from appliance.runtime.process_cost import CostReport
 from appliance.runtime.request_server import StatusServer
 from appliance.runtime.run_options import ReadSenders, RunOptions, resolve_options
 from appliance.runtime.service_main import EXIT_OTHER_RELEASE, EXIT_USAGE, install_excepthooks, name_process
@@ -106,6 +107,7 @@ class BoxKeeper:
         self._clock = clock
         self._poller = Poller()
         self._counters = Counters.create_or_adopt(self.layout, NAME, clock.monotonic_ns(), clock.wall_ms())
+        self._cost = CostReport(self._counters)
         self._started_wall_ms = clock.wall_ms()
         self._status = StatusServer(self.layout.supervisor_socket, self._poller, self.describe, self.on_disk_order)
         self._readers: dict[str, CounterReader] = {}
@@ -136,6 +138,7 @@ class BoxKeeper:
     def turn(self) -> None:
         """Send the heartbeat, read the state of each process and report changes."""
         self._counters.beat(self._clock.monotonic_ns())
+        self._cost.turn(self._clock.monotonic_ns())
         waiting = []
         names = self.box.process_names()
         for name in names:

@@ -27,6 +27,7 @@ from appliance.runtime.ensemble_checks import access_warning, peer_warnings
 from appliance.runtime.leftovers import await_previous_life, clear_box, clear_dead_life, clear_vanished_boxes
 from appliance.runtime.poller import READABLE, Poller
 from appliance.runtime.preflight import ExternalCheck, PreparedBox, prepare_box
+from appliance.runtime.process_cost import CostReport
 from appliance.runtime.request_server import StatusServer
 from appliance.runtime.run_options import ReadSenders, RunOptions, resolve_options
 from appliance.runtime.service_main import EXIT_OTHER_RELEASE, EXIT_USAGE, name_process
@@ -69,6 +70,7 @@ class Supervisor:
         self._poller = Poller()
         self._counters = Counters.create_or_adopt(self.layout, NAME, clock.monotonic_ns(), clock.wall_ms())
         self.log.dropped_counter = self._counters.counter(DROPPED_COUNTER)
+        self._cost = CostReport(self._counters)
         self._notify = NotifySocket(f"{self.layout.runtime_directory}/notify.sock")
         self._poller.register(self._notify.fileno(), READABLE, self._on_notification)
         self._status = StatusServer(self.layout.supervisor_socket, self._poller, self.describe, self._on_disk_order)
@@ -133,6 +135,7 @@ class Supervisor:
             for child in list(self.children.values()):
                 self._watch(child, now_ms)
             self._watch_own_objects()
+        self._cost.turn(self._clock.monotonic_ns())
         self._maybe_say_ready(now_ms)
         self._poller.poll(self._wait_ms(self._clock.monotonic_ms()))
         self._reap()

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.base.clock import ManualClock
+from appliance.runtime.process_cost import CostReport
 from lab.pretended_box import PretendedBox
 from services.console.box_sample import BoxReader
 from services.console.console_groups import GroupLag, GroupsSample, TopicLag
@@ -85,6 +86,7 @@ def test_processes_show_state_starts_and_cost(box: PretendedBox, clock: ManualCl
     clock.advance_ms(500)
     box.begin_life("acceptor@0")
     box.counters["log-writer@d0"].set_state("recovering")
+    CostReport(box.counters["console"]).turn(clock.monotonic_ns())
     series = scrape(watch_of(box))
     assert value(series, "millrace_process_serving", process="acceptor@0") == 1
     assert value(series, "millrace_process_serving", process="log-writer@d0") == 0
