@@ -19,10 +19,11 @@ from tests.unit.base.test_settings import make_box
 
 SYSTEMD = Path(__file__).parent.parent.parent.parent / "systemd"
 KINDS = {kind for group in STOP_ORDER for kind in group}
-EXPOSURES = {"console": 11, "ingest": 11, "load": 12}
-"""The largest exposure that a unit may have, as systemd-analyze counts it, in tenths. 1.0 for units that are not listed; why these are above:
-docs/security.md."""
+EXPOSURES = {"load": 12}
 EXPOSURE_MAX = 10
+"""The largest exposure that a unit may have, as systemd-analyze counts it, in tenths."""
+READ_FROM_OTHER_MACHINES = {"acceptor", "ingest", "console", "coordinator", "replica-fetcher"}
+"""They parse what comes from clients, senders, browsers and other boxes."""
 SCHEDULED = {"acceptor", "log-writer", "log-reader"}
 """They ask the kernel for a core, a time slice or an I/O class."""
 
@@ -115,6 +116,11 @@ def test_a_box_alone_connects_to_no_address_and_only_processes_that_need_the_sec
             assert "PrivateNetwork=no\n" in drop_ins[f"{unit}.d/20-settings.conf"], unit
     kinds_with_secret = {kind_of(path) for path, text in alone.items() if ".service.d/20-" in path and "zookeeper.secret" not in text}
     assert kinds_with_secret == {"supervisor", "controller", "zookeeper"}
+
+
+def test_processes_that_read_from_other_machines_have_user_namespaces_of_their_own() -> None:
+    alone = {kind_of(path.name) for path in SYSTEMD.glob("millrace-*.service") if "PrivateUsers=yes" in sections(path)["[Service]"]}
+    assert alone == READ_FROM_OTHER_MACHINES | {"load", "stop-order"}
 
 
 def test_zookeeper_of_a_box_alone_is_in_a_network_of_its_own_with_its_clients() -> None:
