@@ -93,7 +93,8 @@ def plan_of_settings(settings_file: str, root: str = "/") -> tuple[Box, UnitPlan
         raise ConfigurationProblems(list(dict.fromkeys(problems)))
     box = planned_box(options, box_name(options.state), disks, senders)
     points = _known_mount_points(box.disks, root)
-    return box, plan_units(box, {disk.path: mount_point_of(disk.path, points) for disk in box.disks})
+    load = "\n".join(_lines(os.path.join(root, "etc/millrace/load.conf")))
+    return box, plan_units(box, {disk.path: mount_point_of(disk.path, points) for disk in box.disks}, load)
 
 
 def _known_mount_points(disks: list[Disk], root: str) -> set[str]:

@@ -40,6 +40,8 @@ JVM_OVERHEAD_MIB = 256
 _FITS_UNIT_NAME = re.compile(r"[A-Za-z0-9_.:][A-Za-z0-9_.:\-]*\Z")
 UNIT_NAME_BYTES_MAX = 255
 _WILDCARDS = ("0.0.0.0", "::")
+_SERVER = re.compile(r"://|--(bootstrap|master)\b")
+"""In load.conf: a load connects to a database, a box or a Spark cluster that it names."""
 
 
 class UnitPlan(NamedTuple):
@@ -55,11 +57,11 @@ def unit_name(process_name: str) -> str:
     return f"millrace-{process_name}.service"
 
 
-def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
+def plan_units(box: Box, mount_points: Mapping[str, str], load: str = "") -> UnitPlan:
     """Plan all that follows from the settings of a box.
 
     `mount_points`: where the path of each disk and of the state directory is mounted ("/" for no
-    mount of its own). Raises ConfigurationProblems for a value that would add a line or name
+    mount of its own). `load`: the content of load.conf. Raises ConfigurationProblems for a value that would add a line or name
     another file, because systemd executes units as root.
     """
     listen = numeric_address(box.listen)
@@ -86,6 +88,7 @@ def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
         + _section("Service", [f"Environment={SETTINGS_MARK_VARIABLE}={settings_mark(box)}", "ReadOnlyPaths=", *_writes(state, *disks), *own_network]),
         "millrace-controller.service": _section("Service", [*_writes(state), *_zookeeper_addresses(box), *own_network]),
         "millrace-console.service": _section("Service", [hidden, *_own_addresses(box, listen)]),
+        "millrace-load.service": _section("Service", [hidden, *(ANY_ADDRESS if _SERVER.search(load) else _own_addresses(box, box.advertise))]),
     }
     network = [] if is_alone(box) else ["PrivateNetwork=no"]
     for unit in ("millrace-acceptor@.service", "millrace-coordinator.service", "millrace-replica-fetcher.service"):
