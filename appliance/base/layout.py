@@ -23,6 +23,8 @@ BOOT_ID_VARIABLE = "MILLRACE_BOOT_ID"
 """Set by the units, whose processes see no `/proc/sys`."""
 SYSTEM_ROOT = "/run/millrace"
 BOX_FILE = "box.json"
+INGEST_STATE = "ingest"
+"""The part of the state directory that ingest writes to."""
 BOX_FILE_BYTES_MAX = 16 << 20
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from appliance.base.box_registry import register_box, registry_directory
 from appliance.base.clock import Clock
 from appliance.base.errors import ConfigurationProblems
-from appliance.base.layout import BOX_FILE, BoxLayout, Disk, box_name, name_disks, preferred_roots
+from appliance.base.layout import BOX_FILE, INGEST_STATE, BoxLayout, Disk, box_name, name_disks, preferred_roots
 from appliance.base.settings import Box
 from appliance.base.trusted_files import directory_problem, open_directory
 from appliance.base.zookeeper_access import access_problems, zookeeper_access
@@ -283,6 +283,7 @@ def _take(
     if options.is_alone:
         identity = identity._replace(zookeeper_port=choose_zookeeper_port(identity.zookeeper_port))
     write_identity(options.state, identity)
+    os.makedirs(f"{options.state}/{INGEST_STATE}", mode=0o700, exist_ok=True)  # a unit of ingest may write nowhere else in the state directory
     layout = BoxLayout(runtime_directory)
     box = Box(
         box=layout.box,

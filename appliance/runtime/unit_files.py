@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from appliance.base.errors import ConfigurationProblems
-from appliance.base.layout import SYSTEM_ROOT, Disk
+from appliance.base.layout import INGEST_STATE, SYSTEM_ROOT, Disk
 from appliance.base.networks import is_network, split_networks
 from appliance.base.settings import Box, KafkaListener, SenderSocket
 from appliance.base.zookeeper_access import secret_path
@@ -99,7 +99,7 @@ def plan_units(box: Box, mount_points: Mapping[str, str], load: str = "") -> Uni
         memory = f"MemoryMax={box.integer('zookeeper.heap.mb') + JVM_OVERHEAD_MIB}M"
         drop_ins["millrace-zookeeper.service"] = _section("Service", [memory, *_writes(state), *_zookeeper_addresses(box), *own_network])
     listens = [f"Sockets={' '.join(map(sender_unit, box.sender_sockets))}"] if box.sender_sockets else []
-    drop_ins["millrace-ingest@.service"] = _section("Service", [*listens, *_writes(state), hidden, *_own_addresses(box, box.advertise)])
+    drop_ins["millrace-ingest@.service"] = _section("Service", [*listens, *_writes(f"-{state}/{INGEST_STATE}"), hidden, *_own_addresses(box, box.advertise)])
     for disk in box.disks:
         bound = _section("Unit", _mount_lines(disk.path, mount_points[disk.path]))
         drop_ins[unit_name(f"log-writer@{disk.name}")] = bound + _section("Service", [*_writes(disk.path, state), hidden])

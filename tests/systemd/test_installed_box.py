@@ -61,11 +61,15 @@ def test_a_process_that_is_taken_over_executes_no_file_of_its_own_connects_nowhe
     secret = installed.box.output("ls /var/lib/millrace/zookeeper.secret")
     box_file = installed.box.output("ls /run/millrace/*/box.json")
     sees_network, sees_secret, writes_box = set(), set(), set()
+    writes = {place: set() for place in ("/var/lib/millrace", "/var/lib/millrace/ingest", DISKS[0])}
     for unit, pid in sorted(installed.pids().items(), key=lambda found: kind_of(found[0]) == "supervisor"):  # its new file is writable for all
         enter = f"nsenter --target {pid} --mount --"
         for place in WRITABLE:
             planted = installed.box.run(f"{enter} sh -c 'test ! -w {place} && exit 126; cp /bin/true {place}/planted && {place}/planted'", check=False)
             assert planted.returncode == 126, (unit, place, planted)
+        for place, kinds in writes.items():
+            if installed.box.run(f"{enter} touch {place}/planted", check=False).returncode == 0:
+                kinds.add(unit if "log-writer" in unit else kind_of(unit))
         if installed.box.output(f"readlink /proc/{pid}/ns/net") == host_network:
             sees_network.add(kind_of(unit))
         if installed.box.output(f"{enter} stat -c %s {secret}") != "0":
@@ -73,7 +77,10 @@ def test_a_process_that_is_taken_over_executes_no_file_of_its_own_connects_nowhe
         replace = f"test -w {box_file} && cp -p {box_file} {box_file}.other && mv {box_file}.other {box_file}"
         if installed.box.run(f"{enter} sh -c '{replace}'", check=False).returncode == 0:
             writes_box.add(kind_of(unit))
-    installed.box.run(f"rm -f {' '.join(f'{place}/planted' for place in WRITABLE)}")
+    installed.box.run(f"rm -f {' '.join(f'{place}/planted' for place in (*WRITABLE, *writes))}")
+    log_writers = {"millrace-log-writer@d0.service", "millrace-log-writer@d1.service"}
+    of_storage = {"supervisor", "zookeeper", "controller", *log_writers}
+    assert list(writes.values()) == [of_storage, of_storage | {"ingest"}, {"supervisor", "millrace-log-writer@d0.service"}]
     assert sees_network == {"console", "ingest"}
     assert sees_secret == {"supervisor", "zookeeper", "controller"}
     assert writes_box == {"supervisor"}

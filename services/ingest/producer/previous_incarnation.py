@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from appliance.base.layout import boot_id
+from appliance.base.layout import INGEST_STATE, boot_id
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.ipc.descriptors import COMPLETION, DescriptorKind
 from appliance.runtime.agent import ServiceContext
@@ -135,7 +135,7 @@ class InheritedState:
 
     def __init__(self, context: ServiceContext, listeners: Mapping[str, Listener], peers: SequenceRequester, writer_incarnation: WriterIncarnation) -> None:
         box, counters, clock, log = context.box, context.counters, context.clock, context.log
-        state = f"{box.state_directory}/ingest/{context.instance or '0'}"
+        state = f"{box.state_directory}/{INGEST_STATE}/{context.instance or '0'}"
         found = {label: counters.counter(label).value for label in counters.labels()}
         self.spool = IngestSpool(f"{state}/spool", box.integer("ingest.spool.bytes"), clock, counters, log)
         self._left_over = SpoolReplay(self.spool, found, listeners, lambda name: listeners[SYSLOG_TCP]._replace(name=name))

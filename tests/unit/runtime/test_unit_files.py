@@ -188,7 +188,7 @@ def test_every_listener_of_the_table_has_a_socket_unit_that_ingest_is_given() ->
     assert f"Sockets={units}\n" in drop_ins["millrace-ingest@.service.d/20-settings.conf"]
     assert all(f"Wants={unit}\n" in drop_ins["millrace.target.d/20-settings.conf"] for unit in units.split())
     without = plan(make_box())["millrace-ingest@.service.d/20-settings.conf"]
-    assert "Sockets=" not in without and "ReadWritePaths=" in without, "its journal and its spool are in the state directory"
+    assert "Sockets=" not in without and "ReadWritePaths=-/srv/state/ingest\n" in without, "its journal and its spool are there"
 
 
 @pytest.mark.parametrize("path", ["/", "/srv/d0", "/srv/log-1", "/srv/.hidden/x y", "/srv/ä", "/a.b_c:d"])
