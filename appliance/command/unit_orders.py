@@ -1,4 +1,4 @@
-"""After an order about a disk, where systemd runs the box: its units are written, started and stopped by the command that gave the order, if root gave it.
+"""After an order about a disk, where systemd runs the box: its units are written, started and stopped by the command that gave the order, as root.
 
 The supervisor has changed `STATE/disks.json` by then; it may not start units, and need not. Root believes nothing else of what the box's user wrote: units
 are planned from the settings file, as by `millrace units apply`, and only the name of a disk comes from the running box. Weak spot: if this is cut off
@@ -19,14 +19,12 @@ from appliance.base.settings import read_settings_file
 from appliance.base.trusted_files import SYSTEM_USER
 from appliance.command.failures import UsageProblem
 from appliance.command.finding import SYSTEM_SETTINGS_FILE
-from appliance.command.output import say
 from appliance.command.unit_installation import install_units, plan_of_settings, systemctl
-from appliance.runtime.disk_orders import ADD, REMOVE, REPLACE, disk_processes
+from appliance.runtime.disk_orders import REMOVE, REPLACE, disk_processes
 from appliance.runtime.unit_files import UnitPlan, disk_problems, unit_name, unit_name_problem
 
 RUNTIME_UNITS = "/run/systemd/system"
 GIVEN_UP_DROP_IN = "90-given-up.conf"
-_ACTIONS = {ADD: "start", REMOVE: "stop", REPLACE: "restart"}
 _IMPATIENT = "[Service]\nTimeoutStopSec=1s\n"
 _OF_MKFS = frozenset({"lost+found"})
 """What a new file system has in it."""
@@ -84,14 +82,10 @@ def check_named_by_root(name: str, path: str, config: str | None) -> None:
 
 
 def carry_out(layout: BoxLayout, verb: str, disk: str, config: str | None) -> None:
-    """Have systemd do what was ordered, or say what to run. `config`: the settings file, if it is not the installed one."""
+    """Have systemd do what was ordered, as root. `config`: the settings file, if it is not the installed one."""
     if (problem := unit_name_problem(disk)) is not None:
         raise UsageProblem(f"the supervisor named a disk of which {problem}")
     units = [unit_name(process) for process in disk_processes(disk)]
-    if os.geteuid():
-        apply = "" if verb == REMOVE else "millrace units apply; "
-        say(f"run as root: {apply}systemctl {_ACTIONS[verb]} {' '.join(units)}")
-        return
     plan = plan_for(layout, verb, disk, config)
     if verb == REMOVE:
         systemctl("stop", "--", *units)

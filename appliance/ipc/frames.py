@@ -140,6 +140,10 @@ class FrameSocket:
         self._descriptors = []
         self._socket.close()
 
+    def peer_user(self) -> int:
+        """Return the user that the process at the other end had when it connected."""
+        return peer_user(self._socket)
+
 
 def close_descriptors(frame: Frame) -> None:
     """Close the descriptors of a frame that is not handled."""
@@ -182,13 +186,19 @@ def accept_trusted(listening: socket.socket) -> socket.socket | None:
     processes of a box do not depend on the modes of directories alone."""
     try:
         accepted, _ = listening.accept()
-        credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
+        user = peer_user(accepted)
     except OSError:
         return None
-    if is_trusted_user(PEER_CREDENTIALS.unpack(credentials)[1]):
+    if is_trusted_user(user):
         return accepted
     accepted.close()
     return None
+
+
+def peer_user(connected: socket.socket) -> int:
+    """Return the user that the process at the other end had when it connected (SO_PEERCRED)."""
+    user: int = PEER_CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size))[1]
+    return user
 
 
 def is_trusted_user(user_id: int) -> bool:

@@ -6,8 +6,8 @@ disconnects or sends an invalid frame is dropped; its request continues, and the
 discarded. Weak: answers to a client that does not read stay in memory, up to `UNSENT_FRAMES_MAX`,
 then it is dropped.
 
-`supervisor.sock`: answers requests for the state of the processes, and accepts disk orders.
-Frames with JSON.
+`supervisor.sock`: answers requests for the state of the processes, and accepts disk orders (under
+systemd from root alone, so that no process of the box can give them). Frames with JSON.
 
 Owned by the supervisor. Weak: a client that does not read its answers is disconnected at a limit.
 """
@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from appliance.ipc.frames import Frame, FrameSocket, PeerGone, accept, listen_unix
+from appliance.ipc.frames import Frame, FrameSocket, PeerGone, accept, is_trusted_user, listen_unix
 from appliance.runtime.poller import READABLE, WRITABLE, Poller
 
 UNSENT_FRAMES_MAX = 1000
@@ -125,18 +125,26 @@ DISK_ORDER = 2
 """Frame kind of a disk order (JSON: verb, name, path) and its answer (JSON: disk, or error)."""
 
 CLIENTS_MAX = 64
+NOT_ROOT = "only root may change the disks of a box that systemd runs; run the command with sudo"
 
 
 class StatusServer:
     """Answers each STATUS frame with the result of `describe`."""
 
     def __init__(
-        self, path: str, poller: Poller, describe: Callable[[], dict[str, Any]], order: Callable[[dict[str, str]], dict[str, str]] | None = None
+        self,
+        path: str,
+        poller: Poller,
+        describe: Callable[[], dict[str, Any]],
+        order: Callable[[dict[str, str]], dict[str, str]] | None = None,
+        may_order: Callable[[int], bool] = is_trusted_user,
     ) -> None:
+        """`may_order`: whether a user (SO_PEERCRED) may give orders."""
         self._path = path
         self._poller = poller
         self._describe = describe
         self._order = order
+        self._may_order = may_order
         self._listening = listen_unix(path)
         self._clients: dict[int, FrameSocket] = {}
         poller.register(self._listening.fileno(), READABLE, self._on_accept)
@@ -162,7 +170,9 @@ class StatusServer:
                     for passed in frame.descriptors:
                         os.close(passed)
                     if frame.kind == DISK_ORDER and self._order is not None and not client.wants_write:
-                        client.send(DISK_ORDER, frame.token, json.dumps(self._order(_order_of(frame.payload))).encode())
+                        order = _order_of(frame.payload)
+                        answer = self._order(order) if self._may_order(client.peer_user()) else {"error": NOT_ROOT}
+                        client.send(DISK_ORDER, frame.token, json.dumps(answer).encode())
                         continue
                     if frame.kind != STATUS or client.wants_write:
                         raise PeerGone("it sent an unknown request, or does not read its answers")

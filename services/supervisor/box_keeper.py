@@ -59,6 +59,10 @@ SEEN_SHARE = 0.2
 that was itself suspended has observed nothing."""
 
 
+def is_root(user: int) -> bool:
+    return user == 0
+
+
 class _Incarnation(NamedTuple):
     pid: int
     beat_ns: int
@@ -109,7 +113,7 @@ class BoxKeeper:
         self._counters = Counters.create_or_adopt(self.layout, NAME, clock.monotonic_ns(), clock.wall_ms())
         self._cost = CostReport(self._counters)
         self._started_wall_ms = clock.wall_ms()
-        self._status = StatusServer(self.layout.supervisor_socket, self._poller, self.describe, self.on_disk_order)
+        self._status = StatusServer(self.layout.supervisor_socket, self._poller, self.describe, self.on_disk_order, is_root)
         self._readers: dict[str, CounterReader] = {}
         self._watchdog_kills = WatchdogKills(self.box.integer("watchdog.timeout.ms"))
         self._disk_changes = DiskChanges(self.layout, clock, prepared.given, self._look_at_log_writer)

@@ -100,6 +100,10 @@ def test_a_process_that_reads_from_other_machines_reaches_into_no_other_process(
             looks[kind, other] = installed.box.run(f"nsenter --target {pid} {namespaces} -- {look}", check=False).returncode == 0
     assert not [pair for pair, seen in looks.items() if seen and pair[0] in READ_FROM_OTHER_MACHINES]
     assert looks["log-writer", "controller"] and not looks["log-writer", "console"], "so much for processes of the same user namespace"
+    order = "from appliance.command.disk import order_disk; from appliance.base.layout import BoxLayout; order_disk(BoxLayout(sys.argv[1]), 'remove', 'd0', '')"
+    command = f'/opt/millrace/current/.venv/bin/python -c "import sys; {order}" /run/millrace/*'
+    given = installed.box.run(f"setpriv --reuid {user} --regid {group} --clear-groups {command}", check=False)
+    assert given.returncode and "only root may change the disks" in given.stderr
 
 
 def test_the_console_shows_the_memory_of_every_process(installed: InstalledBox) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +15,11 @@ from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import RUNTIME_VARIABLE, BoxLayout, Disk
 from appliance.base.logging import Logger
 from appliance.base.settings import SenderSocket, load_box
+from appliance.ipc.frames import connect_unix
 from appliance.runtime.known_disks import KnownDisk, read_known_disk, write_known_disk
+from appliance.runtime.poller import Poller
 from appliance.runtime.preflight import PreparedBox, prepare_box
+from appliance.runtime.request_server import DISK_ORDER, NOT_ROOT, StatusServer
 from appliance.runtime.run_options import RunOptions, no_senders
 from appliance.runtime.unit_files import SETTINGS_MARK_VARIABLE, settings_mark
 from appliance.runtime.unit_process import SYSTEMD
@@ -23,7 +28,7 @@ from appliance.senders.table_checks import read_sender_table
 from appliance.shm.counters import Counters, read_counters, unlink_all
 from appliance.shm.mapping import LayoutMismatch
 from lab.running_box import listener
-from services.supervisor.box_keeper import RETRY_MS, BoxKeeper, adopt_box, settings_changed, wait_after_failure
+from services.supervisor.box_keeper import RETRY_MS, BoxKeeper, adopt_box, is_root, settings_changed, wait_after_failure
 from tests.unit.runtime.test_unit_processes import Living
 
 
@@ -204,6 +209,34 @@ def test_disks_come_and_go_and_are_replaced_by_order(box: UnitBox) -> None:
     assert load_box(box.layout).disks[0] == Disk("d1", f"{box.directory}/d1", 1) and not os.path.exists(box.layout.log_writer_socket("d1"))
     assert read_known_disk(str(box.state), f"{box.directory}/d1").replaces == ("old",)
     keeper.close()
+
+
+def test_an_order_is_carried_out_only_for_a_user_that_may_give_it(box: UnitBox) -> None:
+    users, orders, poller = [], [], Poller()
+
+    def may_order(user: int) -> bool:
+        users.append(user)
+        return len(users) > 1
+
+    def order(given: dict[str, str]) -> dict[str, str]:
+        orders.append(given)
+        return {"disk": "d0"}
+
+    def answer() -> Any:
+        connection.send(DISK_ORDER, 1, b'{"verb": "remove", "name": "d0"}')
+        while not (frames := connection.receive()):
+            poller.poll(100)
+        return json.loads(frames[0].payload)
+
+    os.makedirs(box.layout.runtime_directory, exist_ok=True)
+    server = StatusServer(box.layout.supervisor_socket, poller, dict, order, may_order)
+    connection = connect_unix(box.layout.supervisor_socket)
+    assert connection is not None
+    assert answer() == {"error": NOT_ROOT} and orders == []
+    assert answer() == {"disk": "d0"} and len(orders) == 1
+    assert users == [os.geteuid()] * 2 and is_root(0) and not is_root(1)
+    connection.close()
+    server.close()
 
 
 def test_after_a_start_that_failed_the_next_waits_unless_the_settings_were_changed(tmp_path: Path) -> None:
