@@ -5,7 +5,8 @@ ended. To cancel a search, it is killed. Owned by the console's loop. Weak: a pr
 quarter of a second of CPU.
 
 One of the processes is kept for the Unix socket, so that clients by TCP cannot block `millrace
-search`; and one network has one search that follows, because such a search has no end.
+search`. One network has at most half of the others, and one search that follows, because such a
+search has no end.
 """
 
 from __future__ import annotations
@@ -36,9 +37,14 @@ class Searcher(NamedTuple):
     follows: bool = False
 
     @property
+    def network(self) -> str | bytes | None:
+        """The network that a search comes from; None by the Unix socket."""
+        return network_of(self.address) if self.address is not None else None
+
+    @property
     def followed_from(self) -> str | bytes | None:
         """The network that a search follows from; None if it does not, or by the Unix socket."""
-        return network_of(self.address) if self.follows and self.address is not None else None
+        return self.network if self.follows else None
 
 
 class SearchProcesses:
@@ -63,6 +69,8 @@ class SearchProcesses:
         by_tcp = sum(each.address is not None for each in self._running)
         if searcher.address is not None and by_tcp >= max(self._processes_max - 1, 1):
             return "as many searches run as search.processes.max allows by TCP (one is kept for the box itself); wait for one to end"
+        if searcher.network is not None and sum(each.network == searcher.network for each in self._running) >= max(self._processes_max // 2, 1):
+            return "this address has half of the searches that search.processes.max allows by TCP; wait for one to end"
         if searcher.followed_from is not None and any(each.followed_from == searcher.followed_from for each in self._running):
             return "a search that follows runs for this address; end it, or search without follow"
         return None

@@ -267,7 +267,7 @@ async function start() {
       if (records.length) show(records);
       for (const each of documents) {
         if (each.search) total = each.search.bytes;
-        if (each.progress && total) $("progress").value = Math.min(each.progress.bytes / total, 1);
+        if (each.progress && total) $("progress").value = Math.min(each.progress.bytes / (each.progress.of || total), 1);
         if (each.error) throw new Refused(each.error.status, { error: each.error.message });
         if (each.end) end = each.end;
       }

@@ -37,5 +37,17 @@ def test_a_network_follows_with_one_search(layout: BoxLayout) -> None:
     asyncio.run(run())
 
 
+def test_a_network_has_half_of_the_processes(layout: BoxLayout) -> None:
+    async def run() -> None:
+        processes = SearchProcesses(layout, 4)
+        answers = [await processes.start(REQUEST, Searcher(address)) for address in ("2001:db8::1", "2001:db8::2")]
+        assert "this address has half" in str(processes.why_busy(Searcher("2001:db8::3")))
+        assert processes.why_busy(Searcher("10.0.0.1")) is None
+        for answer in answers:
+            answer.close()
+
+    asyncio.run(run())
+
+
 def test_without_processes_searching_is_off(layout: BoxLayout) -> None:
     assert SearchProcesses(layout, 0).is_off and not SearchProcesses(layout, 1).is_off
