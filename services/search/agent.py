@@ -2,9 +2,9 @@
 
 The console starts it for a search and owns the other end. A request is one line of JSON, the answer
 lines of JSON: `search` (what will be read) or `error` first, then `record`, `count` and `progress`,
-then `end`. The console cancels by killing the process. It has no shared memory of its own; CPU and
+then `end`, or `error`. The console cancels by killing the process. It has no shared memory of its own; CPU and
 disk priority are the lowest that the machine grants. Weak: memory is limited as a whole
-(RLIMIT_DATA), so a query that exceeds it fails instead of taking longer.
+(RLIMIT_DATA): a batch that does not fit is left out and named, and a query that exceeds it fails.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import resource
 import socket
 import threading
+import traceback
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -37,6 +38,8 @@ FOLLOW_HOLD_MS = 0
 LATEST_MS = 1 << 62
 LIMIT_MAX = 1_000_000
 BY_MAX = 4
+WAITING_SHARE = 8
+"""Matches that wait for their order take at most this part of the memory."""
 
 
 class SearchRefused(MillraceError):
@@ -111,6 +114,11 @@ class SearchAgent:
             self._emit({"error": {"status": 507, "message": "the search needs more memory than search.memory.bytes; narrow it by time, partition or limit"}})
         except MillraceError as error:
             self._emit({"error": {"status": 500, "message": str(error)}})
+        except ConnectionError:
+            raise  # the console has closed its end
+        except Exception as error:
+            traceback.print_exc()
+            self._emit({"error": {"status": 500, "message": f"the search failed: {type(error).__name__}: {error}; the journal of the console has more"}})
 
     def _search(self, request: SearchRequest) -> None:
         try:
@@ -129,6 +137,7 @@ class SearchAgent:
         options = SearchOptions(
             request.limit, request.order, request.is_count, request.by, box.integer("search.threads"),
             box.integer("search.disk.bytes.per.second"), 0 if request.follow else box.integer("search.duration.max.ms"),
+            waiting_bytes_max=box.integer("search.memory.bytes") // WAITING_SHARE,
         )  # fmt: skip
         chosen = request.partitions or tuple(range(len(topic.partitions)))
         self._carry_out(_Places(self._layout, box, topic), chosen, wanted, options, request.follow)
@@ -219,5 +228,5 @@ def limit_memory(memory_bytes: int) -> None:
 def run_search(layout: BoxLayout, channel: socket.socket) -> None:
     """Serve the one request of this process."""
     limit_memory(load_box(layout).integer("search.memory.bytes"))
-    with suppress(ConnectionError):  # the console has closed its end
+    with suppress(ConnectionError), channel:  # the console has closed its end
         SearchAgent(layout, channel).serve()

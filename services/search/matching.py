@@ -20,6 +20,7 @@ BETWEEN_TEXTS = "\x00"
 """Separates the texts of a record; no query contains it."""
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _DEPTH_MAX = 100
+_NAMES_DEPTH_MAX = 5
 
 
 class Document:
@@ -78,6 +79,26 @@ def texts_of(content: Any, depth: int = 0) -> Iterator[str]:
     elif depth < _DEPTH_MAX and isinstance(content, dict | list):
         for part in content.values() if isinstance(content, dict) else content:
             yield from texts_of(part, depth + 1)
+
+
+def field_names(content: Any, prefix: str = "", depth: int = 0) -> Iterator[str]:
+    """Yield the names of the fields of parsed JSON, with dots for those inside."""
+    for name, inner in content.items() if isinstance(content, dict) and depth < _NAMES_DEPTH_MAX else ():
+        yield prefix + name
+        yield from field_names(inner, f"{prefix}{name}.", depth + 1)
+
+
+def fields_of(node: Node) -> Iterator[str]:
+    """Yield the fields that a query names."""
+    match node:
+        case And(parts) | Or(parts):
+            for part in parts:
+                yield from fields_of(part)
+        case Not(part):
+            yield from fields_of(part)
+        case Text(field) | Regex(field) | Equals(field) | Compare(field):
+            if field != ANY_FIELD:
+                yield field
 
 
 Predicate = Callable[[Document], bool]

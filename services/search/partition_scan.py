@@ -12,9 +12,11 @@ that come later than that are missed.
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
+from itertools import islice
 from typing import NamedTuple
 
 from appliance.base.model import Offset
@@ -40,10 +42,18 @@ from appliance.records.compression import Codec, CorruptBatch, decompress, opene
 from appliance.records.record import decode_varint
 from appliance.senders.record_query import parse_query
 from appliance.storage.reading import LogReading
-from services.search.matching import Document, Predicate, compile_node
+from services.search.matching import Document, Predicate, compile_node, field_names, fields_of
 from services.search.prefilter import Literals, Prefilter, Verdict, folded_value, literals_of, verdict_of
 
 WINDOW_BYTES = 8 << 20
+MATCH_BYTES = 200
+"""Of a match in memory, besides its value."""
+MATCHES_BYTES = 8 << 20
+"""A window with more of them is handed on in parts."""
+LARGE_BATCH_BYTES = 1 << 20
+SAMPLE_RECORDS = 200
+SAMPLE_FIELDS_MAX = 500
+NOTES_MAX = 100
 LATE_MS = 3_600_000
 LATE_BYTES = 128 << 20
 """A sender whose clock is wrong shares the partition with others: its records end no scan."""
@@ -66,13 +76,15 @@ class Wanted(NamedTuple):
     since_ms: int
     until_ms: int
     verdict: Verdict | None = None
+    fields: tuple[str, ...] = ()
+    """that the query names"""
 
     @classmethod
     def of(cls, query: str, since_ms: int, until_ms: int) -> Wanted:
         """Raises `QueryProblem`."""
         node = parse_query(query)
         has_negation = "-" in query or "not" in query.lower()
-        return cls(compile_node(node), literals_of(node), since_ms, until_ms, verdict_of(node) if has_negation else None)
+        return cls(compile_node(node), literals_of(node), since_ms, until_ms, verdict_of(node) if has_negation else None, tuple(fields_of(node)))
 
 
 class Window(NamedTuple):
@@ -84,6 +96,16 @@ class Window(NamedTuple):
     """uncompressed"""
     frontier_ms: int
     next_offset: int
+
+
+class _Matches(list[Match]):
+    """Of a window, or a part of one."""
+
+    size_bytes = 0
+
+
+_one_large = threading.Lock()
+"""Large batches are opened one at a time, so that two threads do not need twice the memory."""
 
 
 class _Batch(NamedTuple):
@@ -109,12 +131,18 @@ class PartitionScan:
         self._late_bytes = 0
         self._prefilter = None if wanted.literals is None else Prefilter(wanted.literals)
         self.notes: list[str] = []
-        """What could not be searched, for people."""
+        """What could not be searched, for people; at most `NOTES_MAX`."""
+        self.sampled_fields: set[str] = set()
+        self.sampled_records = 0
         self.range = self._range(topic, start_offset)
 
     @property
     def directory(self) -> str:
         return self._found.directory
+
+    @property
+    def wanted_fields(self) -> tuple[str, ...]:
+        return self._wanted.fields
 
     def _range(self, topic: str, start_offset: int | None) -> OffsetRange:
         """Return the offsets that may have records of the time range."""
@@ -137,23 +165,32 @@ class PartitionScan:
         progress = ReadProgress(wanted.start)
         segments = LocalSegments(self._found, wanted, True, self._window_bytes)
         frontier_ms = -1
-        with closing(segments.raw_batches(progress, lambda loss: self.notes.append(str(loss)))) as pieces:
+        with closing(segments.raw_batches(progress, lambda loss: self._note(str(loss)))) as pieces:
             for raw in pieces:
-                start = raw.position
-                matches: list[Match] = []
-                opened, reached_ms = self._search(raw, progress, matches)
-                frontier_ms = max(frontier_ms, reached_ms)
-                matches.sort()
-                yield Window(matches, progress.position - start, opened, frontier_ms, progress.next_offset)
+                start, offset = raw.position, progress.next_offset
+                for part in self._search(raw, progress):
+                    frontier_ms = max(frontier_ms, part.frontier_ms)
+                    part.matches.sort()
+                    yield part._replace(frontier_ms=frontier_ms, next_offset=offset)
+                yield Window([], progress.position - start, 0, frontier_ms, progress.next_offset)
                 if self._late_bytes >= LATE_BYTES:
                     return
 
-    def _search(self, raw: RawBatches, progress: ReadProgress, matches: list[Match]) -> tuple[int, int]:
-        """Search the whole batches of a window; return (uncompressed bytes, time reached)."""
+    def _search(self, raw: RawBatches, progress: ReadProgress) -> Iterator[Window]:
+        """Search the whole batches of a window; yield matches, uncompressed bytes and time reached."""
         opened_bytes, reached_ms = 0, -1
         neighbours: list[_Batch] = []
+        matches = _Matches()
         for batch in self._walk(raw, progress):
             reached_ms = max(reached_ms, batch.base_timestamp)
+            if not batch.codec and self._wants_sample:
+                self._sample(raw.memory, batch.position + RECORDS_AT, batch.end, batch)
+            if matches.size_bytes > MATCHES_BYTES:
+                if neighbours:
+                    opened_bytes += self._search_plain(raw.memory, neighbours, matches)
+                    neighbours = []
+                yield Window(matches, 0, opened_bytes, reached_ms, 0)
+                matches, opened_bytes = _Matches(), 0
             if batch.codec:
                 opened_bytes += self._search_compressed(raw.memory, batch, matches)
                 continue
@@ -163,7 +200,7 @@ class PartitionScan:
             neighbours.append(batch)
         if neighbours:
             opened_bytes += self._search_plain(raw.memory, neighbours, matches)
-        return opened_bytes, reached_ms
+        yield Window(matches, 0, opened_bytes, reached_ms, 0)
 
     def _walk(self, raw: RawBatches, progress: ReadProgress) -> Iterator[_Batch]:
         """Yield the batches that may have wanted records, and advance `progress` past all."""
@@ -205,26 +242,29 @@ class PartitionScan:
 
     def _behind_damage(self, raw: RawBatches, position: int, next_offset: int) -> tuple[int, int]:
         reason = stored_batch_problem(raw.memory, position, raw.limit)
-        self.notes.append(f"a damaged batch of {self.range.topic}-{self.partition} at offset {next_offset} was passed over: {reason}")
+        self._note(f"a damaged batch of {self.range.topic}-{self.partition} at offset {next_offset} was passed over: {reason}")
         following = find_batch(raw.memory, position + 1, raw.limit, next_offset)
         return following or (raw.limit, self.range.end if raw.resume_offset is None else max(raw.resume_offset, next_offset))
 
-    def _search_compressed(self, memory: memoryview, batch: _Batch, matches: list[Match]) -> int:
+    def _search_compressed(self, memory: memoryview, batch: _Batch, matches: _Matches) -> int:
         if not self._is_intact(memory, batch):
             return 0
         stored = memory[batch.position + RECORDS_AT : batch.end]
-        try:
-            body = memoryview(decompress(Codec(batch.codec), stored, opened_batch_limit(len(stored))))
-        except (CorruptBatch, ValueError) as problem:
-            self._note_damage(batch, str(problem))
-            return 0
-        if self._prefilter is None:
-            self._search_whole(body, 0, len(body), batch, matches)
-        else:
-            self._search_hits(body, [batch._replace(position=-RECORDS_AT, end=len(body))], matches, is_checked=True)
-        return len(body)
+        with _one_large if len(stored) > LARGE_BATCH_BYTES else nullcontext():
+            try:
+                body = memoryview(decompress(Codec(batch.codec), stored, opened_batch_limit(len(stored))))
+            except (CorruptBatch, ValueError, MemoryError) as problem:
+                self._note_damage(batch, problem)
+                return 0
+            if self._wants_sample:
+                self._sample(body, 0, len(body), batch)
+            if self._prefilter is None:
+                self._search_whole(body, 0, len(body), batch, matches)
+            else:
+                self._search_hits(body, [batch._replace(position=-RECORDS_AT, end=len(body))], matches, is_checked=True)
+            return len(body)
 
-    def _search_plain(self, memory: memoryview, batches: list[_Batch], matches: list[Match]) -> int:
+    def _search_plain(self, memory: memoryview, batches: list[_Batch], matches: _Matches) -> int:
         if self._prefilter is None:
             for batch in batches:
                 if self._is_intact(memory, batch):
@@ -233,15 +273,15 @@ class PartitionScan:
             self._search_hits(memory, batches, matches, is_checked=False)
         return batches[-1].end - batches[0].position
 
-    def _search_whole(self, memory: memoryview, start: int, end: int, batch: _Batch, matches: list[Match]) -> None:
+    def _search_whole(self, memory: memoryview, start: int, end: int, batch: _Batch, matches: _Matches) -> None:
         try:
             opened = _OpenedBatch(memory, start, end, batch)
             for number in range(batch.records_count):
                 self._judge(opened, number, matches)
-        except (CorruptBatch, IndexError) as problem:
-            self._note_damage(batch, str(problem))
+        except (CorruptBatch, IndexError, MemoryError) as problem:
+            self._note_damage(batch, problem)
 
-    def _search_hits(self, memory: memoryview, batches: list[_Batch], matches: list[Match], is_checked: bool) -> None:
+    def _search_hits(self, memory: memoryview, batches: list[_Batch], matches: _Matches, is_checked: bool) -> None:
         """Parse the records of neighbouring batches that contain a literal, each once."""
         assert self._prefilter is not None
         starts = [batch.position for batch in batches]
@@ -263,14 +303,14 @@ class PartitionScan:
                 number = found.number_at(position)
                 self._judge(found, number, matches)
                 return found.end_of(number)
-            except (CorruptBatch, IndexError) as problem:
+            except (CorruptBatch, IndexError, MemoryError) as problem:
                 opened[place] = None
-                self._note_damage(batch, str(problem))
+                self._note_damage(batch, problem)
                 return batch.end
 
         self._prefilter.scan(memory, max(starts[0], 0), batches[-1].end, on_hit)
 
-    def _judge(self, opened: _OpenedBatch, number: int, matches: list[Match]) -> None:
+    def _judge(self, opened: _OpenedBatch, number: int, matches: _Matches) -> None:
         if number in opened.judged:
             return
         opened.judged.add(number)
@@ -281,6 +321,7 @@ class PartitionScan:
         verdict = wanted.verdict(folded_value(record.value)) if wanted.verdict is not None else None
         if verdict or (verdict is None and wanted.predicate(Document(record.value))):
             matches.append(record._replace(partition=self.partition))
+            matches.size_bytes += len(record.value) + MATCH_BYTES
 
     def _is_intact(self, memory: memoryview, batch: _Batch) -> bool:
         if batch_crc(memory, batch.position, batch.end - batch.position) == read_batch_header(memory, batch.position).crc:
@@ -288,8 +329,33 @@ class PartitionScan:
         self._note_damage(batch, "its checksum does not match its bytes")
         return False
 
-    def _note_damage(self, batch: _Batch, reason: str) -> None:
-        self.notes.append(f"the batch of {self.range.topic}-{self.partition} at offset {batch.base_offset} was left out: {reason}")
+    def _note_damage(self, batch: _Batch, problem: Exception | str) -> None:
+        reason = "it needs more memory than search.memory.bytes" if isinstance(problem, MemoryError) else str(problem)
+        self._note(f"the batch of {self.range.topic}-{self.partition} at offset {batch.base_offset} was left out: {reason}")
+
+    def _note(self, text: str) -> None:
+        if len(self.notes) < NOTES_MAX:
+            self.notes.append(text)
+        elif len(self.notes) == NOTES_MAX:
+            self.notes.append(f"more of this kind in {self.range.topic}-{self.partition}")
+
+    @property
+    def _wants_sample(self) -> bool:
+        return self.sampled_records < SAMPLE_RECORDS and bool(self._wanted.fields)
+
+    def _sample(self, memory: memoryview, start: int, end: int, batch: _Batch) -> None:
+        """Collect the names of the fields in the first records, so that a name that none has can be
+        said."""
+        try:
+            opened = _OpenedBatch(memory, start, end, batch)
+            count = min(batch.records_count, SAMPLE_RECORDS - self.sampled_records)
+            for number in range(count):
+                record = opened.read(number)
+                names = field_names(Document(record.value).fields) if record is not None else ()
+                self.sampled_fields.update(islice(names, SAMPLE_FIELDS_MAX - len(self.sampled_fields)))
+            self.sampled_records += count
+        except (CorruptBatch, IndexError, MemoryError):
+            pass  # the search itself reports it
 
 
 class _OpenedBatch:

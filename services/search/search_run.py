@@ -21,13 +21,17 @@ from appliance.base.clock import Clock
 from appliance.base.errors import MillraceError
 from appliance.pipeline.local_segments import NotReadHere
 from services.search.matching import Document
-from services.search.partition_scan import Match, PartitionScan, Window
+from services.search.partition_scan import MATCH_BYTES, Match, PartitionScan, Window
 
 HOLD_MS = 60_000
 WAITING_BYTES_MAX = 32 << 20
 PROGRESS_MS = 250
 GROUPS_MAX = 10_000
+GROUP_CHARACTERS_MAX = 200
 NOTES_MAX = 20
+FIELDS_SHOWN = 30
+LEAVE_SECONDS = 1.0
+"""How long a search that was stopped waits for its threads; one that reads a hung disk is left."""
 TIME_FORMATS = {"second": "%Y-%m-%dT%H:%M:%SZ", "minute": "%Y-%m-%dT%H:%MZ", "hour": "%Y-%m-%dT%HZ", "day": "%Y-%m-%d"}
 OLDEST, NEWEST = "oldest", "newest"
 
@@ -46,6 +50,7 @@ class SearchOptions(NamedTuple):
     bytes_per_second: int = 0
     duration_ms_max: int = 0
     hold_ms: int = HOLD_MS
+    waiting_bytes_max: int = WAITING_BYTES_MAX
 
 
 class SearchTotals(NamedTuple):
@@ -102,6 +107,9 @@ class SearchRun:
         self._scanned = self._opened = 0
         self._groups: Tally[tuple[Any, ...]] = Tally()
         self._stopped: str | None = None
+        self._is_left = False
+        self._dropped = 0
+        """Of the newest records, those without space."""
         self.next_offsets: dict[int, int] = {scan.partition: scan.range.start for scan in scans}
         self.notes: list[str] = []
         self.failed: dict[int, str] = {}
@@ -109,17 +117,21 @@ class SearchRun:
 
     def run(self) -> SearchTotals:
         """Search until the end, the limit, or the longest duration."""
-        with ThreadPoolExecutor(max(self._options.threads, 1), thread_name_prefix="search") as pool:
-            try:
-                self._run(pool)
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+        pool = ThreadPoolExecutor(max(self._options.threads, 1), thread_name_prefix="search")
+        try:
+            self._run(pool)
+        finally:
+            pool.shutdown(wait=not self._is_left, cancel_futures=True)
         if self._stopped is None or self._options.order == NEWEST:
             self._pass_on(None)
         for each in self._counts() if self._options.is_count or self._options.by else ():
             self._emit({"count": each})
+        if self._dropped:
+            self.notes.append(f"the newest {self._passed} records only: {self._dropped} more do not fit in search.memory.bytes")
         for scan in self._scans:
             self.notes += scan.notes
+        if not self._matches and self._stopped is None:
+            self.notes += absent_fields(self._scans)
         elapsed_ms = self._clock.monotonic_ms() - self._started_ms
         matches = self._matches if self._options.is_count or self._options.by else self._passed
         return SearchTotals(matches, self._scanned, self._opened, elapsed_ms, self._unordered, self._stopped)
@@ -132,7 +144,7 @@ class SearchRun:
             while idle and len(running) < self._options.threads:
                 entry = heapq.heappop(idle)
                 running[pool.submit(_next_window, entry[2])] = entry
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            done, _ = wait(running, PROGRESS_MS / 1_000, FIRST_COMPLETED)
             for future in done:
                 frontier_ms, partition, windows = running.pop(future)
                 try:
@@ -149,8 +161,11 @@ class SearchRun:
             self._pace()
         for future in running:
             future.cancel()
-        wait(running)
-        for _, _, windows in [*idle, *running.values()]:
+        _, busy = wait(running, LEAVE_SECONDS)
+        self._is_left = bool(busy)
+        for future in busy if self._stopped == "duration" else ():
+            self.failed[running[future][1]] = "its disk had not answered when the search ended"
+        for _, _, windows in [*idle, *(entry for future, entry in running.items() if future not in busy)]:
             windows.close()
 
     def _take(self, window: Window, partition: int) -> None:
@@ -167,22 +182,23 @@ class SearchRun:
                 self._hold(match)
 
     def _hold(self, match: Match) -> None:
-        if self._options.order == NEWEST and self._options.limit and len(self._waiting) >= self._options.limit:
-            heapq.heappushpop(self._waiting, match)
-            return
         heapq.heappush(self._waiting, match)
-        self._waiting_bytes += len(match.value)
+        self._waiting_bytes += len(match.value) + MATCH_BYTES
+        if self._options.order == NEWEST:
+            while len(self._waiting) > 1 and (len(self._waiting) > self._options.limit > 0 or self._waiting_bytes > self._options.waiting_bytes_max):
+                self._dropped += not len(self._waiting) > self._options.limit > 0
+                self._waiting_bytes -= len(heapq.heappop(self._waiting).value) + MATCH_BYTES
 
     def _pass_on(self, before_ms: int | None) -> None:
         """Pass on the matches before a time, or all; none while the newest ones are sought."""
         waiting, limit = self._waiting, self._options.limit
         if self._options.order == NEWEST and before_ms is not None:
             return
-        is_full = self._waiting_bytes > WAITING_BYTES_MAX
+        is_full = self._waiting_bytes > self._options.waiting_bytes_max
         while waiting and (before_ms is None or waiting[0].timestamp_ms < before_ms or is_full):
             match = heapq.heappop(waiting)
-            self._waiting_bytes -= len(match.value)
-            is_full = self._waiting_bytes > WAITING_BYTES_MAX
+            self._waiting_bytes -= len(match.value) + MATCH_BYTES
+            is_full = self._waiting_bytes > self._options.waiting_bytes_max
             self._unordered += match.timestamp_ms < self._last_ms
             self._last_ms = max(self._last_ms, match.timestamp_ms)
             self._emit({"record": record_document(match)})
@@ -200,7 +216,7 @@ class SearchRun:
                 continue
             document = document or Document(match.value)
             found = document.field(name)
-            key.append(found if found is None or isinstance(found, str | int | float) else str(found))
+            key.append(found if found is None or isinstance(found, int | float) else str(found)[:GROUP_CHARACTERS_MAX])
         group = tuple(key)
         if group not in self._groups and len(self._groups) >= GROUPS_MAX:
             group = tuple("(others)" for _ in key)
@@ -233,8 +249,20 @@ class SearchRun:
         rate = self._options.bytes_per_second
         if rate:
             ahead_ms = self._scanned * 1000 // rate - (self._clock.monotonic_ms() - self._started_ms)
-            if ahead_ms > 0:
-                self._pause(ahead_ms)
+            for waited_ms in range(0, max(ahead_ms, 0), PROGRESS_MS):
+                if self._stopped is not None:
+                    return
+                self._pause(min(PROGRESS_MS, ahead_ms - waited_ms))
+                self._report()
+
+
+def absent_fields(scans: Iterable[PartitionScan]) -> list[str]:
+    """Return a note about each field of the query that none of the first records has."""
+    looked_at = sum(scan.sampled_records for scan in scans)
+    known = set().union(*(scan.sampled_fields for scan in scans))
+    wanted = dict.fromkeys(name for scan in scans for name in scan.wanted_fields)
+    there = ", ".join(sorted(known)[:FIELDS_SHOWN]) or "no JSON"
+    return [f"none of the first {looked_at} records has a field {name}; they have {there}" for name in wanted if looked_at and name not in known]
 
 
 def _time_text(timestamp_ms: int, form: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import socket
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.base.clock import ManualClock
+from appliance.base.clock import ManualClock, SystemClock
+from appliance.base.layout import BoxLayout
 from appliance.base.model import LeaderEpoch, Offset, Position, TopicId
 from appliance.pipeline.local_rows import LocalRow
 from appliance.records.compression import Codec
@@ -20,8 +23,8 @@ from appliance.records.record import iterate_records
 from appliance.shm.partition_table import ROLE_LEADER, Row
 from appliance.storage.directory_identity import encode_partition_metadata
 from appliance.storage.transaction_index import AbortedTxn, encode_transaction_index
-from services.search import partition_scan
-from services.search.agent import SearchRequest
+from services.search import partition_scan, search_run
+from services.search.agent import SearchAgent, SearchRequest
 from services.search.partition_scan import Match, PartitionScan, Wanted
 from services.search.search_run import NEWEST, SearchOptions, SearchRun
 from tests.unit.pipeline.made_batches import made_of, marker, with_append_time
@@ -209,3 +212,94 @@ def test_a_time_that_no_calendar_has_is_counted_as_such(tmp_path: Path) -> None:
     content = made_of(0, [(253_402_300_800_000, None, line(1, "error"), ())])
     documents, _ = search([PartitionScan(partition_at(tmp_path / "p", [(0, content)], 1), "searched", 0, wanted_of("error"))], by=("hour",))
     assert documents == [{"count": {"by": ["(no time)"], "count": 1}}]
+
+
+class Held:
+    """A scan whose disk answers when `answers` is set."""
+
+    def __init__(self, inner: PartitionScan) -> None:
+        self.answers = threading.Event()
+        self._inner = inner
+        self.partition, self.range, self.notes = inner.partition, inner.range, inner.notes
+        self.sampled_records, self.sampled_fields, self.wanted_fields = 0, set[str](), ()
+
+    def windows(self) -> Iterator[Any]:
+        self.answers.wait(60)
+        yield from self._inner.windows()
+
+
+@pytest.mark.slow
+def test_a_search_whose_disk_does_not_answer_reports_progress_and_ends_in_time(three_partitions: list[LocalRow], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_run, "LEAVE_SECONDS", 0.05)
+    held = Held(scans_of(three_partitions)[0])
+    documents: list[dict[str, Any]] = []
+    scans: Any = [held]
+    try:
+        run = SearchRun(scans, SearchOptions(duration_ms_max=600), documents.append, SystemClock(), lambda _ms: None)
+        totals = run.run()
+    finally:
+        held.answers.set()
+    assert totals.stopped == "duration" and "progress" in documents[0]
+    assert "had not answered" in run.failed[0]
+
+
+def test_a_search_with_a_limited_rate_reports_progress_while_it_pauses(three_partitions: list[LocalRow]) -> None:
+    documents: list[dict[str, Any]] = []
+    clock = ManualClock()
+    run = SearchRun(scans_of(three_partitions, "absent"), SearchOptions(bytes_per_second=1_000), documents.append, clock, clock.advance_ms)
+    run.run()
+    times = [each["progress"]["bytes"] for each in documents if "progress" in each]
+    assert len(times) > 2 * 3 * 4, "several for each window of 400 bytes, which take 0.4 s each"
+
+
+def test_the_newest_records_that_do_not_fit_in_memory_are_counted(three_partitions: list[LocalRow]) -> None:
+    documents: list[dict[str, Any]] = []
+    options = SearchOptions(limit=1_000, order=NEWEST, waiting_bytes_max=2_500)
+    run = SearchRun(scans_of(three_partitions), options, documents.append, ManualClock(), lambda _ms: None)
+    run.run()
+    times = [each["record"]["timestamp"] for each in documents]
+    assert times == [1_000 * number for number in range(300 - len(times), 300)] and 5 < len(times) < 15
+    assert run.notes == [f"the newest {len(times)} records only: {300 - len(times)} more do not fit in search.memory.bytes"]
+
+
+def test_a_window_with_many_matches_is_handed_on_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"".join(made_of(offset, [(offset, None, line(1, "an error"), ())], Codec.LZ4) for offset in range(50))
+    monkeypatch.setattr(partition_scan, "MATCHES_BYTES", 1_000)
+    scan = PartitionScan(partition_at(tmp_path / "p", [(0, content)], 50), "searched", 0, wanted_of("error"))
+    windows = list(scan.windows())
+    assert [match.offset for window in windows for match in window.matches] == list(range(50))
+    assert max(len(window.matches) for window in windows) < 6 and windows[-1].next_offset == 50
+
+
+def test_a_batch_that_does_not_fit_in_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"".join(made_of(offset, [(offset, None, line(1, "an error"), ())], Codec.LZ4) for offset in range(2))
+
+    def decompress(*_: Any) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(partition_scan, "decompress", decompress)
+    _, scan = found_in(partition_at(tmp_path / "p", [(0, content)], 2), wanted_of("error"))
+    assert len(scan.notes) == 2 and "needs more memory than search.memory.bytes" in scan.notes[0]
+
+
+def test_a_field_that_no_record_has_is_named(three_partitions: list[LocalRow]) -> None:
+    run = SearchRun(scans_of(three_partitions, "id=7 host=web1"), SearchOptions(), lambda _document: None, ManualClock(), lambda _ms: None)
+    run.run()
+    assert run.notes == ["none of the first 300 records has a field id; they have host, message, severity"]
+
+
+def test_the_value_of_a_group_is_cut(tmp_path: Path) -> None:
+    content = made_of(0, [(0, None, line(1, "x" * 10_000), ())])
+    documents, _ = search([PartitionScan(partition_at(tmp_path / "p", [(0, content)], 1), "searched", 0, wanted_of(""))], by=("message",))
+    assert len(documents[0]["count"]["by"][0]) == 200
+
+
+def test_an_exception_in_the_process_becomes_a_document(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.sendall(b'{"query":"","topic":"t"}\n')
+        with theirs:
+            SearchAgent(BoxLayout(str(tmp_path)), theirs).serve()
+        error = orjson.loads(ours.recv(1 << 16))["error"]
+    assert error["status"] == 500 and "the search failed: FileNotFoundError" in error["message"]
+    assert "Traceback" in capfd.readouterr().err
