@@ -37,6 +37,7 @@ from appliance.storage.segment_files import (
     LOG_SUFFIX,
     SNAPSHOT_SUFFIX,
     START_SUFFIX,
+    SUMMARY_SUFFIX,
     TIME_INDEX_SUFFIX,
     TRANSACTION_INDEX_SUFFIX,
     offset_of_name,
@@ -157,7 +158,7 @@ class LogLoader:
         self._log_start_offset = max(recorded, *(offset_of_name(name, START_SUFFIX) or FIRST_OFFSET for name in names), FIRST_OFFSET)
         bases = {name[: -len(LOG_SUFFIX)] for name in names if name.endswith(LOG_SUFFIX)}
         for name in names:
-            orphaned = name.endswith((INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)) and name.rsplit(".", 1)[0] not in bases
+            orphaned = name.endswith((INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX, SUMMARY_SUFFIX)) and name.rsplit(".", 1)[0] not in bases
             start = offset_of_name(name, START_SUFFIX)
             if orphaned or name.endswith(_LEFTOVERS) or (start is not None and start <= recorded):
                 file_io.unlink_if_there(f"{self._directory}/{name}")

@@ -13,7 +13,10 @@ INDEX_SUFFIX = ".index"
 TIME_INDEX_SUFFIX = ".timeindex"
 TRANSACTION_INDEX_SUFFIX = ".txnindex"
 SNAPSHOT_SUFFIX = ".snapshot"
-SEGMENT_SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
+SUMMARY_SUFFIX = ".summary"
+"""Of a sealed segment, for searches (`services/search/summary.py`). Another process may make it at
+any time."""
+SEGMENT_SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX, SUMMARY_SUFFIX)
 """In the order of removal: an index without a log is swept up at the next start, a log without an
 index is a rebuild."""
 

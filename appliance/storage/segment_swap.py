@@ -24,6 +24,7 @@ has to look again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 from appliance.base.model import FILE_START, NO_OFFSET, Offset
@@ -34,6 +35,7 @@ from appliance.storage.segment_files import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
     SEGMENT_SUFFIXES,
+    SUMMARY_SUFFIX,
     SWAP_SUFFIX,
     TIME_INDEX_SUFFIX,
     TRANSACTION_INDEX_SUFFIX,
@@ -70,7 +72,7 @@ def plan_swap(directory: str, bases: list[Offset], exists: Callable[[str], bool]
     log = segment_path(directory, first, LOG_SUFFIX)
     replaced.append(SwapStep(LINK, log, log + DELETED_SUFFIX))
     for base in bases[1:]:
-        for suffix in SEGMENT_SUFFIXES:
+        for suffix in (LOG_SUFFIX, *_INDEXES):
             name = segment_path(directory, base, suffix)
             if there(name, suffix):
                 replaced.append(SwapStep(RENAME, name, name + DELETED_SUFFIX))
@@ -100,6 +102,9 @@ def apply_swap(directory: str, bases: list[Offset]) -> list[str]:
         _rename_all(SwapStep(RENAME, step.target, step.source) for step in reversed(done))
         raise
     _rename_all(replaced[1:])
+    for base in bases:
+        with suppress(OSError):  # it belongs to the old file and counts for nothing
+            file_io.unlink_if_there(segment_path(directory, base, SUMMARY_SUFFIX))
     return [step.target for step in replaced if step.target.endswith(DELETED_SUFFIX)]
 
 

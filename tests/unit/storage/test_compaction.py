@@ -155,6 +155,22 @@ def test_small_segments_become_one_and_the_log_reads_on(tmp_path: Path) -> None:
     log.close()
 
 
+def test_summaries_go_with_the_segments_that_they_were_made_of(tmp_path: Path) -> None:
+    log = filled(tmp_path)
+    roll(log)
+    bases = log.segment_base_offsets[:-1]
+    for base in bases:
+        (tmp_path / f"{base:020d}.summary").write_bytes(b"made of the segment before")
+    assert compact(log)
+    first = log.segment_base_offsets[0]
+    assert not (tmp_path / f"{first:020d}.summary").exists()
+    (tmp_path / f"{first:020d}.summary").write_bytes(b"made of the new one")
+    removed = log.advance_log_start_offset(log.log_end_offset)
+    assert removed is not None and f"{first:020d}.summary.deleted" in [os.path.basename(path) for path in removed.rename()]
+    log.close()
+    assert not list(tmp_path.glob("*.summary"))
+
+
 def test_indexes_of_compacted_segments_are_what_a_rebuild_would_write(tmp_path: Path) -> None:
     log = filled(tmp_path, rounds=3, keys=40, segment_bytes=4000)
     compact(log)

@@ -264,7 +264,14 @@ def test_leader_epochs_that_no_batch_has_are_not_believed(tmp_path: Path, config
 
 def test_leftovers_are_swept_and_unknown_files_stay(tmp_path: Path) -> None:
     filled(tmp_path).close()
-    left = ["00000000000000000007.index", "00000000000000000000.log.deleted", "00000000000000000000.log.cleaned", "leader-epoch-checkpoint.tmp"]
+    left = [
+        "00000000000000000007.index",
+        "00000000000000000007.summary",
+        "00000000000000000000.summary.tmp",
+        "00000000000000000000.log.deleted",
+        "00000000000000000000.log.cleaned",
+        "leader-epoch-checkpoint.tmp",
+    ]
     for name in [*left, "notes.txt"]:
         (tmp_path / name).write_bytes(b"x")
     open_log(tmp_path).close()
