@@ -141,6 +141,11 @@ class BoxLayout:
         controller."""
         return f"{self.runtime_directory}/left"
 
+    @property
+    def searched_directory(self) -> str:
+        """Of the topics that were searched."""
+        return f"{self.runtime_directory}/searched"
+
     def log_writer_socket(self, disk: str) -> str:
         """Return the path of the socket of a disk's log-writer."""
         return f"{self.runtime_directory}/log-writer@{disk}.sock"

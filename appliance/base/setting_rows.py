@@ -540,6 +540,15 @@ _SEARCH_ROWS = (
     SettingRow(
         "search.disk.bytes.per.second", 0, "bytes/s", "mean rate at which one search reads segments; 0: no limit", "disk time of other readers", 0, INT64_MAX
     ),
+    SettingRow(
+        "search.summaries",
+        "searched",
+        "",
+        "topics whose sealed segments get a summary by which searches skip them: those searched in the last 7 days, all, or none",
+        "about 10 s of CPU for 1 GB at the lowest priority, once, and their space",
+        choices=("off", "searched", "all"),
+    ),
+    SettingRow("search.summaries.data.percent", 2, "%", "largest summary, in percent of its segment", "space; fewer segments are read for nothing", 1, 20),
     SettingRow("search.duration.max.ms", 30 * 60 * SECOND, "ms", "longest search; it then ends with what it has found", "", SECOND, 24 * HOUR),
 )
 

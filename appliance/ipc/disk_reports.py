@@ -15,6 +15,9 @@ counters have their number.
 
 The offsets that logs of a disk lack (`storage/log_damage.py`): a file in the runtime directory,
 written by the log-writer, read by `millrace status`.
+
+The topics that were searched: a file for each in a folder of the runtime directory, written by
+searches, read by log-writers, which make summaries of their segments. It does not survive a reboot.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from appliance.base.layout import BoxLayout
-from appliance.base.model import FIRST_OFFSET, NO_OFFSET, Offset, Position
+from appliance.base.model import FIRST_OFFSET, NO_OFFSET, Offset, Position, TopicId
 
 MOVES_MAX = 1_000
 
@@ -180,3 +183,51 @@ def read_lost(path: str) -> tuple[LostOffsets, ...]:
             return tuple(LostOffsets(**each) for each in json.load(file))
     except (FileNotFoundError, ValueError, TypeError):
         return ()
+
+
+SEARCHED_MS = 7 * 24 * 3_600_000
+"""So long a topic counts as searched."""
+SEARCHED_AGAIN_MS = 3_600_000
+_CHECK = b"check"
+
+
+class SearchedTopic(NamedTuple):
+    """When a topic was searched without its summaries, and whether one of them was torn."""
+
+    marked_ms: int
+    checks_pages: bool
+
+
+def mark_searched(layout: BoxLayout, topic_id: TopicId, now_ms: int, lacks_summaries: bool, has_broken: bool) -> None:
+    """Note that a topic was searched, unless that is noted and nothing is lacking; forget those of
+    long ago. Raises OSError."""
+    directory = layout.searched_directory
+    os.makedirs(directory, 0o700, exist_ok=True)
+    known = read_searched(layout, 0)
+    for old, seen in known.items():
+        if seen.marked_ms < now_ms - SEARCHED_MS:
+            os.unlink(f"{directory}/{old.hex()}")
+    mark = known.get(topic_id)
+    if mark is None or lacks_summaries or has_broken or mark.marked_ms < now_ms - SEARCHED_AGAIN_MS:
+        path = f"{directory}/{topic_id.hex()}"
+        with open(path, "wb") as file:
+            file.write(_CHECK if has_broken else b"")
+        os.utime(path, ns=(now_ms * 1_000_000, now_ms * 1_000_000))
+
+
+def read_searched(layout: BoxLayout, since_ms: int) -> dict[TopicId, SearchedTopic]:
+    """Return the topics that were searched since then. Raises OSError."""
+    found: dict[TopicId, SearchedTopic] = {}
+    try:
+        names = os.listdir(layout.searched_directory)
+    except FileNotFoundError:
+        return found
+    for name in names:
+        path = f"{layout.searched_directory}/{name}"
+        try:
+            topic_id, figures = TopicId(bytes.fromhex(name)), os.stat(path)
+        except (ValueError, FileNotFoundError):
+            continue
+        if figures.st_mtime_ns // 1_000_000 >= since_ms:
+            found[topic_id] = SearchedTopic(figures.st_mtime_ns // 1_000_000, figures.st_size > 0)
+    return found

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import errno
 import mmap
-from collections.abc import Generator, Iterator
+import os
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import NamedTuple
 
@@ -56,6 +57,11 @@ class LocalSegment:
     @property
     def inode(self) -> int:
         return self._figures.st_ino
+
+    @property
+    def figures(self) -> os.stat_result:
+        """Return what the file system said about the file when it was opened."""
+        return self._figures
 
     @property
     def size_bytes(self) -> int:
@@ -119,10 +125,20 @@ class NotReadHere(Exception):
     """This machine cannot read the range, or the rest of it; the text says why. Another path may."""
 
 
+MaySkip = Callable[[Offset, int, os.stat_result], bool]
+"""Takes base offset, position and file figures of a sealed segment; says whether to go on behind it."""
+
+
+def _never(_base_offset: Offset, _position: int, _figures: os.stat_result) -> bool:
+    return False
+
+
 class LocalSegments:
     """One partition of a local box, to read one range once."""
 
-    def __init__(self, found: LocalRow, wanted: OffsetRange, read_committed: bool, window_bytes: int = WINDOW_BYTES) -> None:
+    def __init__(self, found: LocalRow, wanted: OffsetRange, read_committed: bool, window_bytes: int = WINDOW_BYTES, may_skip: MaySkip = _never) -> None:
+        """`may_skip` is called with each sealed segment before anything of it is read."""
+        self._may_skip = may_skip
         self._found = found
         self._wanted = wanted
         self._read_committed = read_committed
@@ -188,6 +204,9 @@ class LocalSegments:
             following = min((other for other in reading.segments() if other > base), default=self._wanted.end)
             window_bytes = self._window_bytes
             position: int = located.position
+            if not is_active and self._may_skip(Offset(base), position, segment.figures):
+                progress.reach(min(following, self._wanted.end))
+                return
             while position < end and progress.next_offset < self._wanted.end:
                 window_end = min(end, position + window_bytes)
                 with segment.window(position, window_end) as window:

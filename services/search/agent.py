@@ -24,6 +24,7 @@ from appliance.base.layout import BoxLayout
 from appliance.base.model import INTERNAL_TOPICS, Offset
 from appliance.base.settings import Box, load_box
 from appliance.cluster.metadata_image import MetadataImage, TopicImage, read_image
+from appliance.ipc.disk_reports import mark_searched
 from appliance.pipeline.local_rows import LocalRow, find_row_in_box
 from appliance.senders.record_query import QueryProblem
 from appliance.storage import file_io
@@ -121,11 +122,13 @@ class SearchAgent:
             self._emit({"error": {"status": 500, "message": f"the search failed: {type(error).__name__}: {error}; the journal of the console has more"}})
 
     def _search(self, request: SearchRequest) -> None:
+        box = load_box(self._layout)
         try:
             wanted = Wanted.of(request.query, request.since_ms, request.until_ms)
+            if box.text("search.summaries") == "off":
+                wanted = wanted._replace(segments=None)
         except QueryProblem as problem:
             raise SearchRefused(400, str(problem), problem.column) from problem
-        box = load_box(self._layout)
         image = read_image(self._layout.image_file) or MetadataImage.empty()
         if request.topic in INTERNAL_TOPICS:
             raise SearchRefused(403, f"topic {request.topic} is internal; it is not searched")
@@ -149,6 +152,10 @@ class SearchAgent:
         self._emit({"search": {"topic": places.topic.name, "partitions": searched, "not_searched": absent, "bytes": total_bytes}})
         run = SearchRun(scans, options, self._emit, self._clock, self._pause, total_bytes)
         totals = run.run()
+        if wanted.segments is not None:
+            with suppress(OSError):
+                lacks, broken = any(scan.lacks_summaries for scan in scans), any(scan.has_broken_summaries for scan in scans)
+                mark_searched(self._layout, places.topic.topic_id, self._clock.wall_ms(), lacks, broken)
         while follow and totals.stopped is None:
             self._never.wait(FOLLOW_SECONDS)
             self._emit({"progress": {"bytes": totals.scanned_bytes, "matches": totals.matches}})

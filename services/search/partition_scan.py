@@ -12,6 +12,7 @@ that come later than that are missed.
 
 from __future__ import annotations
 
+import os
 import threading
 from bisect import bisect_right
 from collections.abc import Generator, Iterator
@@ -42,8 +43,10 @@ from appliance.records.compression import Codec, CorruptBatch, decompress, opene
 from appliance.records.record import decode_varint
 from appliance.senders.record_query import parse_query
 from appliance.storage.reading import LogReading
+from appliance.storage.segment_files import SUMMARY_SUFFIX, segment_path
 from services.search.matching import Document, Predicate, compile_node, field_names, fields_of
 from services.search.prefilter import Literals, Prefilter, Verdict, folded_value, literals_of, verdict_of
+from services.search.summary import SEGMENT_BYTES_MIN, SegmentFilter, SegmentIdentity, SegmentSummary
 
 WINDOW_BYTES = 8 << 20
 MATCH_BYTES = 200
@@ -78,13 +81,16 @@ class Wanted(NamedTuple):
     verdict: Verdict | None = None
     fields: tuple[str, ...] = ()
     """that the query names"""
+    segments: SegmentFilter | None = None
+    """None: no summaries are used."""
 
     @classmethod
-    def of(cls, query: str, since_ms: int, until_ms: int) -> Wanted:
+    def of(cls, query: str, since_ms: int, until_ms: int, uses_summaries: bool = True) -> Wanted:
         """Raises `QueryProblem`."""
         node = parse_query(query)
         has_negation = "-" in query or "not" in query.lower()
-        return cls(compile_node(node), literals_of(node), since_ms, until_ms, verdict_of(node) if has_negation else None, tuple(fields_of(node)))
+        return cls(compile_node(node), literals_of(node), since_ms, until_ms, verdict_of(node) if has_negation else None, tuple(fields_of(node)),
+            SegmentFilter(node, since_ms, until_ms) if uses_summaries else None)  # fmt: skip
 
 
 class Window(NamedTuple):
@@ -132,6 +138,9 @@ class PartitionScan:
         self._prefilter = None if wanted.literals is None else Prefilter(wanted.literals)
         self.notes: list[str] = []
         """What could not be searched, for people; at most `NOTES_MAX`."""
+        self.skipped_bytes = 0
+        """Of segments whose summaries rule the query out."""
+        self.lacks_summaries = self.has_broken_summaries = False
         self.sampled_fields: set[str] = set()
         self.sampled_records = 0
         self.range = self._range(topic, start_offset)
@@ -163,7 +172,7 @@ class PartitionScan:
             self._found.table.close()
             return
         progress = ReadProgress(wanted.start)
-        segments = LocalSegments(self._found, wanted, True, self._window_bytes)
+        segments = LocalSegments(self._found, wanted, True, self._window_bytes, self._may_skip)
         frontier_ms = -1
         with closing(segments.raw_batches(progress, lambda loss: self._note(str(loss)))) as pieces:
             for raw in pieces:
@@ -175,6 +184,25 @@ class PartitionScan:
                 yield Window([], progress.position - start, 0, frontier_ms, progress.next_offset)
                 if self._late_bytes >= LATE_BYTES:
                     return
+
+    def _may_skip(self, base_offset: Offset, position: int, figures: os.stat_result) -> bool:
+        """Return whether the summary of a segment rules the query out."""
+        rules = self._wanted.segments
+        if rules is None or figures.st_size < SEGMENT_BYTES_MIN:
+            return False
+        summary = SegmentSummary.open(segment_path(self.directory, base_offset, SUMMARY_SUFFIX), SegmentIdentity.of(figures))
+        if summary is None:
+            self.lacks_summaries = True
+            return False
+        try:
+            is_ruled_out = rules.rules_out(summary)
+        finally:
+            summary.close()
+        self.has_broken_summaries = self.has_broken_summaries or summary.is_broken
+        if is_ruled_out:
+            self.skipped_bytes += figures.st_size - position
+            self._late_bytes = 0  # what was skipped may be in time
+        return is_ruled_out
 
     def _search(self, raw: RawBatches, progress: ReadProgress) -> Iterator[Window]:
         """Search the whole batches of a window; yield matches, uncompressed bytes and time reached."""

@@ -89,7 +89,7 @@ def literals_of(node: Node) -> Literals | None:
             return usable if found and len(usable) == len(found) <= LITERALS_MAX else None
         case Equals("severity", _, int(number)):
             return (SeverityIn(frozenset({number})),)
-        case Equals(_, pieces) if not _is_number("".join(pieces)) or node.number is not None:
+        case Equals(_, pieces) if not is_number("".join(pieces)) or node.number is not None:
             return _of_texts(pieces)
         case Compare("severity", operator, float(value)):
             return (SeverityIn(frozenset(number for number in range(10) if OPERATORS[operator](number, value))),)
@@ -106,7 +106,8 @@ def _of_texts(texts: tuple[str, ...]) -> Literals | None:
     return (folded(longest.encode()),) if longest.strip() else None
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Return whether JSON may have written this number in another way."""
     try:
         float(text)
     except ValueError:

@@ -59,6 +59,7 @@ class SearchTotals(NamedTuple):
     matches: int
     scanned_bytes: int
     opened_bytes: int
+    skipped_bytes: int
     milliseconds: int
     unordered: int
     stopped: str | None
@@ -69,6 +70,7 @@ class SearchTotals(NamedTuple):
             self.matches + earlier.matches,
             self.scanned_bytes + earlier.scanned_bytes,
             self.opened_bytes + earlier.opened_bytes,
+            self.skipped_bytes + earlier.skipped_bytes,
             self.milliseconds + earlier.milliseconds,
             self.unordered + earlier.unordered,
             self.stopped,
@@ -134,7 +136,7 @@ class SearchRun:
             self.notes += absent_fields(self._scans)
         elapsed_ms = self._clock.monotonic_ms() - self._started_ms
         matches = self._matches if self._options.is_count or self._options.by else self._passed
-        return SearchTotals(matches, self._scanned, self._opened, elapsed_ms, self._unordered, self._stopped)
+        return SearchTotals(matches, self._scanned, self._opened, self._skipped, elapsed_ms, self._unordered, self._stopped)
 
     def _run(self, pool: ThreadPoolExecutor) -> None:
         idle = [(-1, scan.partition, scan.windows()) for scan in {scan.partition: scan for scan in self._scans}.values()]
@@ -227,15 +229,20 @@ class SearchRun:
             return [{"by": [], "count": self._matches}]
         return [{"by": list(group), "count": count} for group, count in sorted(self._groups.items(), key=lambda each: [str(part) for part in each[0]])]
 
+    @property
+    def _skipped(self) -> int:
+        return sum(scan.skipped_bytes for scan in self._scans)
+
     def _report(self) -> None:
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._progress_ms >= PROGRESS_MS:
             self._progress_ms = now_ms
             rate = self._scanned * 1000 // max(now_ms - self._started_ms, 1)
-            left_ms = max(self._total_bytes - self._scanned, 0) * 1000 // rate if rate else None
+            total_bytes = max(self._total_bytes - self._skipped, self._scanned)
+            left_ms = (total_bytes - self._scanned) * 1000 // rate if rate else None
             progress = {
                 "bytes": self._scanned,
-                "of": max(self._total_bytes, self._scanned),
+                "of": total_bytes,
                 "bytes_per_second": rate,
                 "left_ms": left_ms,
                 "matches": self._matches,

@@ -221,7 +221,7 @@ class Held:
         self.answers = threading.Event()
         self._inner = inner
         self.partition, self.range, self.notes = inner.partition, inner.range, inner.notes
-        self.sampled_records, self.sampled_fields, self.wanted_fields = 0, set[str](), ()
+        self.sampled_records, self.sampled_fields, self.wanted_fields, self.skipped_bytes = 0, set[str](), (), 0
 
     def windows(self) -> Iterator[Any]:
         self.answers.wait(60)

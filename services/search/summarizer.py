@@ -1,0 +1,567 @@
+"""Makes the summaries of sealed segments: a log-writer starts it for searched topics, at idle
+priority, and it ends when all have one.
+
+The job is read from standard input, a file in memory; a report goes to standard output for each
+summary. The partition's directory is pinned, because a new topic may have its name before the work
+ends. A summary is written beside, synced and renamed, so it is whole or not there. A segment with a
+damaged batch gets a summary that rules nothing out; a repair changes the file, and so asks for
+another. Weak: in one piece of half a megabyte the work takes about 40 MB besides the filter.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, suppress
+from typing import Any, NamedTuple
+
+import orjson
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is imported; nothing here computes with matrices
+
+import numpy as np
+from numpy.typing import NDArray
+
+from appliance.base.clock import Clock, SystemClock
+from appliance.base.model import Offset, TopicId
+from appliance.pipeline.local_segments import LocalSegment
+from appliance.records.batch import (
+    BATCH_HEADER,
+    CODEC_MASK,
+    CONTROL_FLAG,
+    LOG_APPEND_TIME_FLAG,
+    LOG_OVERHEAD,
+    MAGIC,
+    RECORDS_AT,
+    TRANSACTIONAL_FLAG,
+    stored_batch_problem,
+)
+from appliance.records.compression import Codec, CorruptBatch, decompress, opened_batch_limit
+from appliance.records.crc32c import crc32c
+from appliance.records.record import decode_varint
+from appliance.runtime.scheduling import take_idle_priority
+from appliance.runtime.service_main import name_process
+from appliance.runtime.spawning import bind_to_parent
+from appliance.storage import file_io
+from appliance.storage.directory_identity import read_topic_id
+from appliance.storage.partition_directory import PinnedDirectory
+from appliance.storage.segment_files import LOG_SUFFIX, SUMMARY_SUFFIX, segment_name
+from services.search.agent import limit_memory
+from services.search.summary import (
+    BASE,
+    FIELDS,
+    HASHES,
+    MIX_1,
+    MIX_2,
+    MIX_3,
+    PAGE_BITS,
+    PAGE_BYTES,
+    PAGE_WORDS,
+    SEGMENT_BYTES_MIN,
+    TOKEN_BYTES_MAX,
+    VALUES_BYTES_MAX,
+    VALUES_MAX,
+    SegmentIdentity,
+    SummaryHeader,
+    read_header,
+    token_hash,
+)
+
+WINDOW_BYTES = 8 << 20
+PIECE_BYTES = 512 << 10
+CHUNK_BYTES = 128 << 10
+"""Hashed at a time: its arrays stay in the cache of a core."""
+OVERLAP_BYTES = TOKEN_BYTES_MAX + 2
+FILTER_BYTES_MAX = 32 << 20
+FILL_MAX = 0.35
+"""The filter is halved while fewer of its bits would be set: one of 70 absent words is then found."""
+VALUE_BYTES_MAX = 48
+SEEN_BITS = 16
+MEMORY_BYTES = 384 << 20
+FREE_SHARE_MIN = 20
+"""No summary is written when less than this part of the disk is free."""
+_PADDING = bytes(16)
+
+Words = NDArray[np.uint64]
+Places = NDArray[np.int64]
+
+
+def _table(members: Iterable[int]) -> NDArray[np.bool_]:
+    table = np.zeros(256, np.bool_)
+    table[list(members)] = True
+    return table
+
+
+_IS_WORD = _table(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_")
+_IS_SHORT_ESCAPE = _table(b"bfnrt")
+_ENDS_SCALAR = _table(b",}] \t\r\n")
+_HEX = np.zeros(256, np.uint8)
+for _digit in b"0123456789abcdefABCDEF":
+    _HEX[_digit] = int(chr(_digit), 16)
+
+
+class Unfit(Exception):
+    """The segment gets no summary that counts; the text says why."""
+
+
+class SegmentFigures(NamedTuple):
+    """What of a segment is in its summary."""
+
+    first_ms: int
+    last_ms: int
+    records: int
+    has_transactions: bool
+    has_words: bool
+    fields: dict[str, list[Any] | None]
+
+
+class WordFilter:
+    """The Bloom filter under construction."""
+
+    def __init__(self, pages: int) -> None:
+        """`pages`: a power of two."""
+        self._words: NDArray[np.uint32] = np.zeros(pages * PAGE_WORDS, np.uint32)
+        self._seen: Words = np.zeros(1 << SEEN_BITS, np.uint64)
+        """The last word with each of these leading bits: frequent ones are not set again."""
+
+    def add(self, hashed: Words) -> None:
+        """Add words by their hashes."""
+        slots = (hashed >> np.uint64(64 - SEEN_BITS)).astype(np.int64)
+        new = self._seen[slots] != hashed
+        self._seen[slots] = hashed
+        hashed = hashed[new]
+        if not hashed.size:
+            return
+        pages = np.uint64(self._words.size // PAGE_WORDS - 1)
+        first = (hashed & pages).astype(np.int64) * PAGE_WORDS
+        other = hashed * np.uint64(MIX_3)
+        other ^= other >> np.uint64(29)
+        for number in range(HASHES):
+            bits = ((other >> np.uint64(16 * number) & np.uint64(0xFFFF)) * np.uint64(PAGE_BITS) >> np.uint64(16)).astype(np.int64)
+            places, masks = first + (bits >> 5), np.uint32(1) << (bits & 31).astype(np.uint32)
+            while places.size:  # of two bits in one word, one assignment sets only the last
+                self._words[places] |= masks
+                missing = (self._words[places] & masks) == 0
+                places, masks = places[missing], masks[missing]
+
+    def encode(self) -> tuple[int, bytes]:
+        """Return the number of pages, and the pages."""
+        words = self._words
+        while words.size > PAGE_WORDS:
+            half = words[: words.size // 2] | words[words.size // 2 :]
+            if int(np.bitwise_count(half).sum()) > FILL_MAX * 32 * half.size:
+                break
+            words = half
+        content = bytearray()
+        for start in range(0, words.size, PAGE_WORDS):
+            page = words[start : start + PAGE_WORDS].astype("<u4").tobytes()
+            content += page + crc32c(page).to_bytes(4, "little")
+        return words.size // PAGE_WORDS, bytes(content)
+
+
+class FieldValues:
+    """The values of one field, as JSON writes them; None if they are too many or not plain."""
+
+    def __init__(self, name: str, factors: Words) -> None:
+        """`factors`: random and odd, so that no sender can make two values look the same."""
+        self._factors = factors
+        self._hash = np.uint64(token_hash(name.encode()))
+        self._found: dict[bytes, Any] | None = {}
+        self._bytes = 0
+
+    @property
+    def values(self) -> list[Any] | None:
+        return None if self._found is None else list(self._found.values())
+
+    def add(self, data: NDArray[np.uint8], starts: Places, ends: Places, hashed: Words) -> None:
+        """Add what follows the words that are this field's name."""
+        if self._found is None:
+            return
+        named = hashed == self._hash
+        starts, ends = starts[named], ends[named]
+        is_name = (data[np.maximum(starts - 1, 0)] == ord('"')) & (data[ends] == ord('"')) & (starts > 0)
+        ends = ends[is_name]
+        behind = data[ends + 1]
+        if np.any((behind == ord(" ")) | (behind == ord("\t")) | (behind == ord("\n")) | (behind == ord("\r"))):
+            self._found = None
+            return
+        at = ends[behind == ord(":")] + 2
+        rows = data[np.minimum(at[:, None] + np.arange(VALUE_BYTES_MAX), data.size - 1)]
+        is_text = rows[:, 0] == ord('"')
+        is_end = np.where(is_text[:, None], rows == ord('"'), _ENDS_SCALAR[rows])
+        is_end[:, 0] = False
+        length = np.argmax(is_end, axis=1)
+        has_end = is_end[np.arange(length.size), length]
+        length += is_text
+        rows = np.where(np.arange(VALUE_BYTES_MAX) < length[:, None], rows, np.uint8(0))
+        if not has_end.all() or np.any(rows == ord("\\")):
+            self._found = None
+            return
+        _, first = np.unique((rows.view(np.uint64) * self._factors).sum(axis=1, dtype=np.uint64), return_index=True)
+        for row, size_bytes in zip(rows[first], length[first], strict=True):
+            self._take(row[: int(size_bytes)].tobytes())
+
+    def _take(self, written: bytes) -> None:
+        if self._found is None or written in self._found:
+            return
+        try:
+            value = orjson.loads(written)
+        except orjson.JSONDecodeError:
+            self._found = None
+            return
+        self._bytes += len(written)
+        if isinstance(value, list | dict) or len(self._found) >= VALUES_MAX or self._bytes > VALUES_BYTES_MAX:
+            self._found = None
+            return
+        self._found[written] = value
+
+
+class SegmentSummarizer:
+    """Collects what is in the records of one segment."""
+
+    def __init__(self, pages: int, random: bytes) -> None:
+        """`random`: 48 bytes."""
+        self.filter = WordFilter(pages)
+        factors = np.frombuffer(random, np.uint64) | np.uint64(1)
+        self._fields = {name: FieldValues(name, factors) for name in FIELDS}
+        self._first_ms, self._last_ms = 1 << 62, -(1 << 62)
+        self._records = 0
+        self.has_transactions = False
+        self._has_escaped_letters = False
+        powers = np.full(CHUNK_BYTES + OVERLAP_BYTES + 1, BASE, np.uint64)
+        powers[0] = 1
+        self._powers: Words = np.multiply.accumulate(powers)
+        powers[1:] = pow(BASE, -1, 1 << 64)
+        self._inverses: Words = np.multiply.accumulate(powers)
+
+    def figures(self) -> SegmentFigures:
+        """Return everything but the filter."""
+        fields = {name: each.values for name, each in self._fields.items()}
+        return SegmentFigures(self._first_ms, self._last_ms, self._records, self.has_transactions, not self._has_escaped_letters, fields)
+
+    def take(self, content: bytes, starts: list[int], times: list[int], append_times: list[int]) -> None:
+        """Take records: where each begins in `content`, its batch's base timestamp, and its append
+        time (-1: none). Raises `Unfit`."""
+        if not starts:
+            return
+        data = np.frombuffer(content + _PADDING, np.uint8)
+        at = np.array(starts, np.int64) + 1
+        delta, at = _varints(data, at)
+        _, at = _varints(data, at)
+        key_bytes, at = _varints(data, at)
+        value_bytes, at = _varints(data, at + np.maximum(key_bytes, 0))
+        ends = at + np.maximum(value_bytes, 0)
+        if int(ends.max()) >= len(content) or int(key_bytes.min()) < -1 or int(value_bytes.min()) < -1 or np.any(np.diff(ends) < 0):
+            raise Unfit("records that do not fill their batch")
+        stamped = np.array(append_times, np.int64)
+        written = np.where(stamped < 0, np.array(times, np.int64) + delta, stamped)
+        self._first_ms = min(self._first_ms, int(written.min()))
+        self._last_ms = max(self._last_ms, int(written.max()))
+        self._records += len(starts)
+        is_word = _IS_WORD[data]
+        is_word[at - 1] = False  # what surrounds a value is no part of its first and last word
+        is_word[ends] = False
+        is_word[len(content) :] = False
+        self._take_words(data, is_word, len(content))
+
+    def _take_words(self, data: NDArray[np.uint8], is_word: NDArray[np.bool_], size_bytes: int) -> None:
+        escaped = self._behind_escapes(data, size_bytes)
+        for start in range(0, size_bytes, CHUNK_BYTES):
+            first, end = max(start - OVERLAP_BYTES, 0), min(start + CHUNK_BYTES, size_bytes)
+            marked = is_word[first:end]
+            edges = np.flatnonzero(marked[1:] != marked[:-1]) + 1
+            edges = np.concatenate((edges[:0] if not marked[0] else np.zeros(1, np.int64), edges, [marked.size] if marked[-1] else edges[:0]))
+            starts, ends = edges[0::2], edges[1::2]
+            more = escaped[(escaped >= first) & (escaped < end)] - first
+            if more.size and starts.size:
+                more = more[marked[more]]
+                run = np.searchsorted(starts, more, "right") - 1
+                starts, ends = np.concatenate((starts, more)), np.concatenate((ends, ends[run]))
+            is_short = ends - starts <= TOKEN_BYTES_MAX
+            starts, ends = starts[is_short], ends[is_short]
+            hashed = self._hashes(data[first:end], starts, ends)
+            for values in self._fields.values():
+                values.add(data, starts + first, ends + first, hashed)
+            self.filter.add(hashed)
+
+    def _behind_escapes(self, data: NDArray[np.uint8], size_bytes: int) -> Places:
+        """Return where words may begin because what precedes is an escape of JSON."""
+        slashes = np.flatnonzero(data[:size_bytes] == ord("\\"))
+        letters = data[slashes + 1]
+        codes = slashes[letters == ord("u")]
+        character = _HEX[data[codes + 4]] << 4 | _HEX[data[codes + 5]]
+        is_ascii = (data[codes + 2] == ord("0")) & (data[codes + 3] == ord("0"))
+        self._has_escaped_letters = self._has_escaped_letters or bool(np.any(is_ascii & _IS_WORD[character]))
+        return np.concatenate((slashes[_IS_SHORT_ESCAPE[letters]] + 2, codes + 6))
+
+    def _hashes(self, data: NDArray[np.uint8], starts: Places, ends: Places) -> Words:
+        """Return the hashes of words; as `token_hash`."""
+        sums = np.zeros(data.size + 1, np.uint64)
+        np.cumsum((data | np.uint8(0x20)) * self._powers[: data.size], out=sums[1:])
+        hashed: Words = (sums[ends] - sums[starts]) * self._inverses[starts]
+        hashed ^= (ends - starts).astype(np.uint64) * np.uint64(MIX_3)
+        hashed ^= hashed >> np.uint64(30)
+        hashed *= np.uint64(MIX_1)
+        hashed ^= hashed >> np.uint64(27)
+        hashed *= np.uint64(MIX_2)
+        hashed ^= hashed >> np.uint64(31)
+        return hashed
+
+
+def _varints(data: NDArray[np.uint8], at: Places) -> tuple[Places, Places]:
+    """Return zigzag varints at many places, and the places behind them. Raises `Unfit`."""
+    if at.size and int(at.max()) >= data.size - 10:
+        raise Unfit("records that do not fill their batch")
+    byte = data[at]
+    value, at = (byte & 0x7F).astype(np.uint64), at + 1
+    open_ones = np.flatnonzero(byte & 0x80)
+    for shift in range(7, 70, 7):
+        if not open_ones.size:
+            break
+        byte = data[at[open_ones]]
+        value[open_ones] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
+        at[open_ones] += 1
+        open_ones = open_ones[byte & 0x80 != 0]
+    if open_ones.size:
+        raise Unfit("a number that does not end")
+    return (value >> np.uint64(1)).astype(np.int64) ^ -(value & np.uint64(1)).astype(np.int64), at
+
+
+class _Piece:
+    """Records of neighbouring batches, until they are worth a turn."""
+
+    def __init__(self, summarizer: SegmentSummarizer) -> None:
+        self._summarizer = summarizer
+        self._bodies: list[bytes] = []
+        self._bytes = 0
+        self._starts: list[int] = []
+        self._times: list[int] = []
+        self._append_times: list[int] = []
+
+    def add(self, body: bytes, count: int, base_ms: int, append_ms: int) -> None:
+        """Add a batch's records. Raises `Unfit`."""
+        position, starts, before = 0, self._starts, self._bytes
+        try:
+            for _ in range(count):
+                length = body[position]
+                if length < 0x80:
+                    size_bytes, position = length >> 1, position + 1
+                elif (byte := body[position + 1]) < 0x80:
+                    size_bytes, position = (length & 0x7F | byte << 7) >> 1, position + 2
+                else:
+                    size_bytes, position = decode_varint(body, position)
+                starts.append(before + position)
+                position += size_bytes
+        except (IndexError, CorruptBatch) as problem:
+            raise Unfit(f"records that do not fill their batch: {problem}") from problem
+        if position != len(body):
+            raise Unfit("records that do not fill their batch")
+        self._times += [base_ms] * count
+        self._append_times += [append_ms] * count
+        self._bodies.append(body)
+        self._bytes += len(body)
+        if self._bytes >= PIECE_BYTES:
+            self.flush()
+
+    def note_transaction(self) -> None:
+        self._summarizer.has_transactions = True
+
+    def flush(self) -> None:
+        """Hand the records on. Raises `Unfit`."""
+        self._summarizer.take(b"".join(self._bodies), self._starts, self._times, self._append_times)
+        self._bodies, self._bytes, self._starts, self._times, self._append_times = [], 0, [], [], []
+
+
+def summarize(segment: LocalSegment, summarizer: SegmentSummarizer) -> Iterator[int]:
+    """Take all records of a segment; yield the bytes read so far. Raises `Unfit`, OSError."""
+    piece = _Piece(summarizer)
+    position, end, window_bytes = 0, segment.size_bytes, WINDOW_BYTES
+    while position < end:
+        window_end = min(end, position + window_bytes)
+        with segment.window(position, window_end) as window:
+            reached = window.start + _take_batches(window.memory, position - window.start, window_end - window.start, piece)
+        if reached == position:
+            if window_end == end:
+                raise Unfit(f"no whole batch at byte {position}")
+            window_bytes *= 2
+            continue
+        position, window_bytes = reached, WINDOW_BYTES
+        yield position
+    piece.flush()
+
+
+def _take_batches(memory: memoryview, position: int, limit: int, piece: _Piece) -> int:
+    """Take the whole batches of a window; return where they end. Raises `Unfit`."""
+    while position + RECORDS_AT <= limit:
+        fields = BATCH_HEADER.unpack_from(memory, position)
+        _, length, _, magic, _, attributes, _, base_ms, max_ms, _, _, _, count = fields
+        end = position + length + LOG_OVERHEAD
+        if magic != MAGIC or length + LOG_OVERHEAD < RECORDS_AT:
+            raise Unfit(f"no batch at byte {position} of a window")
+        if end > limit:
+            break
+        problem = stored_batch_problem(memory, position, limit)
+        if problem is not None:
+            raise Unfit(problem)
+        if attributes & (CONTROL_FLAG | TRANSACTIONAL_FLAG):
+            piece.note_transaction()
+        if not attributes & CONTROL_FLAG and count > 0:
+            stored = memory[position + RECORDS_AT : end]
+            codec = Codec(attributes & CODEC_MASK)
+            try:
+                body = bytes(decompress(codec, stored, opened_batch_limit(len(stored))) if codec else stored)
+            except (CorruptBatch, ValueError, MemoryError) as error:
+                raise Unfit(str(error) or "a batch needs too much memory") from error
+            piece.add(body, count, base_ms, max_ms if attributes & LOG_APPEND_TIME_FLAG else -1)
+        position = end
+    return position
+
+
+def pages_for(segment_bytes: int, share_percent: int) -> int:
+    """Return the largest power of two of pages that stays in the share, beside a header's."""
+    pages = min(segment_bytes * share_percent // 100, FILTER_BYTES_MAX) // PAGE_BYTES - 1
+    return 1 << max(pages, 1).bit_length() - 1
+
+
+class PartitionSummaries:
+    """The summaries of one partition's directory."""
+
+    def __init__(self, directory: str, topic_id: TopicId, share_percent: int, random: bytes) -> None:
+        """Raises OSError, and `Unfit` if the directory belongs to another topic."""
+        self._directory = PinnedDirectory(directory)
+        self._share_percent = share_percent
+        self._random = random
+        try:
+            if read_topic_id(self._directory.path) != topic_id:
+                raise Unfit(f"{directory} belongs to another topic now")
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._directory.close()
+
+    def remove_orphans(self) -> None:
+        """Remove summaries whose segment is gone, and what an earlier run left."""
+        names = set(file_io.listdir(self._directory.path))
+        for name in names:
+            base, dot, suffix = name.partition(".")
+            is_orphan = suffix == SUMMARY_SUFFIX[1:] and f"{base}{LOG_SUFFIX}" not in names
+            if dot and (is_orphan or name.endswith(f"{SUMMARY_SUFFIX}.tmp")):
+                file_io.unlink_in(self._directory.fd, name)
+
+    def has(self, base_offset: Offset, checks_pages: bool) -> bool:
+        """Return whether a segment needs no summary, or has one. Raises OSError."""
+        figures = file_io.stat(self._path(base_offset, LOG_SUFFIX))
+        if figures.st_size < SEGMENT_BYTES_MIN:
+            return True
+        try:
+            fd = file_io.open_path(self._path(base_offset, SUMMARY_SUFFIX), file_io.READ_ONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            found = read_header(fd)
+            if found is None or found[0].identity != SegmentIdentity.of(figures):
+                return False
+            return not checks_pages or all(_is_whole(fd, found[1] + number * PAGE_BYTES) for number in range(found[0].pages))
+        except (ValueError, TypeError):
+            return False
+        finally:
+            file_io.close(fd)
+
+    def make(self, base_offset: Offset) -> Iterator[int]:
+        """Make the summary of a segment; yield the bytes read so far, then those written. Raises
+        OSError."""
+        path = self._path(base_offset, LOG_SUFFIX)
+        with closing(LocalSegment(file_io.open_path(path, file_io.READ_ONLY), path, False)) as segment:
+            identity = SegmentIdentity.of(segment.figures)
+            summarizer = SegmentSummarizer(pages_for(identity.size_bytes, self._share_percent), self._random)
+            content = b""
+            try:
+                yield from summarize(segment, summarizer)
+                figures = summarizer.figures()
+                pages, content = summarizer.filter.encode() if figures.has_words else (0, b"")
+                header = SummaryHeader(identity, *figures[:5], pages, figures.fields)
+            except Unfit as problem:
+                header = SummaryHeader(identity, problem=str(problem))
+            budget = identity.size_bytes * self._share_percent // 100
+            for name in sorted(header.fields, key=lambda each: -len(orjson.dumps(header.fields[each]))):
+                if len(header.encode()) + len(content) > budget:
+                    header = header._replace(fields=header.fields | {name: None})
+            yield self._write(base_offset, header.encode() + content, identity)
+
+    def _write(self, base_offset: Offset, content: bytes, identity: SegmentIdentity) -> int:
+        """Write a summary, unless its segment has changed or the disk is nearly full."""
+        space = file_io.space(self._directory.path)
+        if (space.free_bytes - len(content)) * FREE_SHARE_MIN < space.total_bytes:
+            return 0
+        path = self._path(base_offset, SUMMARY_SUFFIX)
+        fd = file_io.open_path(f"{path}.tmp", file_io.CREATE_EMPTY)
+        try:
+            file_io.write_all(fd, (content,), 0, len(content))
+            file_io.sync_data(fd)  # so that a power cut leaves no summary instead of a torn one
+        finally:
+            file_io.close(fd)
+        try:
+            is_same = SegmentIdentity.of(file_io.stat(self._path(base_offset, LOG_SUFFIX))) == identity
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
+            file_io.unlink_if_there(f"{path}.tmp")
+            return 0
+        file_io.rename(f"{path}.tmp", path)
+        return len(content)
+
+    def _path(self, base_offset: Offset, suffix: str) -> str:
+        return f"{self._directory.path}/{segment_name(base_offset, suffix)}"
+
+
+def _is_whole(fd: int, position: int) -> bool:
+    page = file_io.pread_all(fd, position, PAGE_BYTES)
+    return len(page) == PAGE_BYTES and crc32c(page[: 4 * PAGE_WORDS]) == int.from_bytes(page[4 * PAGE_WORDS :], "little")
+
+
+def run_job(job: dict[str, Any], report: Callable[[dict[str, int]], None], clock: Clock, pause: Callable[[float], None]) -> None:
+    """Make the missing summaries of the partitions in `job`, the newest segments first. `pause`
+    waits for some seconds."""
+    rate, started_ms, total_bytes = job["bytes_per_second"], clock.monotonic_ms(), 0
+    for wanted in job["partitions"]:
+        try:
+            partition = PartitionSummaries(wanted["directory"], TopicId(bytes.fromhex(wanted["topic_id"])), job["share_percent"], os.urandom(VALUE_BYTES_MAX))
+        except (FileNotFoundError, Unfit):
+            continue  # the topic was deleted
+        with closing(partition):
+            partition.remove_orphans()
+            for base_offset in sorted(map(Offset, wanted["bases"]), reverse=True):
+                with suppress(FileNotFoundError):  # retention was faster
+                    if partition.has(base_offset, wanted["checks_pages"]):
+                        continue
+                    read_bytes = written_bytes = 0
+                    for figure in partition.make(base_offset):
+                        read_bytes, written_bytes = max(read_bytes, written_bytes), figure
+                        if rate and (ahead_ms := (total_bytes + figure) * 1_000 // rate - (clock.monotonic_ms() - started_ms)) > 0:
+                            pause(ahead_ms / 1_000)
+                    total_bytes += read_bytes
+                    report({"read_bytes": read_bytes, "written_bytes": written_bytes})
+
+
+def main() -> int:
+    if not bind_to_parent():
+        return 1
+    name_process(f"summarizer@{sys.argv[1]}" if len(sys.argv) > 1 else "summarizer")
+    take_idle_priority()
+    limit_memory(MEMORY_BYTES)
+    job = orjson.loads(os.pread(0, os.fstat(0).st_size, 0))
+
+    def report(said: dict[str, int]) -> None:
+        os.write(1, orjson.dumps(said) + b"\n")
+
+    never = threading.Event()
+    run_job(job, report, SystemClock(), lambda seconds: (never.wait(seconds), None)[1])
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
