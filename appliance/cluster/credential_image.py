@@ -95,8 +95,8 @@ class CredentialFollower:
     def credential(self, mechanism: ScramMechanism, user: str) -> tuple[ScramCredential, bool]:
         """Return the credential of a user and True, or one that no password fits and False; at about equal cost."""
         text = self._image.users.get(user, {}).get(mechanism.label)
-        made_up = made_up_credential(mechanism, user, self._image.secret, self._iterations.get(mechanism.label, ITERATIONS_MIN))
-        return (ScramCredential.decode(text or made_up.encode()), text is not None)
+        made_up = made_up_credential(mechanism, user, self._image.secret, self._iterations.get(mechanism.label, ITERATIONS_MIN)).encode()
+        return ScramCredential.decode(made_up if text is None else text), text is not None
 
     def plain_credential(self, user: str) -> tuple[ScramMechanism, ScramCredential, bool]:
         """Return a credential that verifies the password of PLAIN: of SCRAM-SHA-256 if the user has it."""

@@ -31,6 +31,7 @@ from appliance.protocol import (
     log_dir_apis,
     offset_apis,
     reassignment_apis,
+    sasl_apis,
     topic_apis,
     transaction_apis,
 )
@@ -144,6 +145,7 @@ class Brokers(NamedTuple):
     kafka: RealKafka
     box: RunningBox
     box_zookeeper: RealZooKeeper
+    kafka_zookeeper: RealZooKeeper
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +183,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
             for key_type in (cluster_apis.GROUP_KEY, cluster_apis.TRANSACTION_KEY):
                 eventually(lambda admin=admin, kind=key_type: coordinator_is_there(admin, kind), "a coordinator", 30)
             admin.close()
-        yield Brokers(kafka, box, zookeepers[1])
+        yield Brokers(kafka, box, zookeepers[1], zookeepers[0])
     finally:
         kafka.stop()
         if box is not None:
@@ -446,6 +448,61 @@ def test_a_parked_incremental_fetch_is_answered_when_its_permission_is_revoked(b
     assert answers[0].responses[0].partitions[0].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
     admin.close()
     consumer.close()
+
+
+def user_config(zookeeper: RealZooKeeper, node: str) -> dict[str, Any] | None:
+    """The document of a user, each credential by its parts; None without a node."""
+    client = KazooClient(zookeeper.connect)
+    client.start()
+    try:
+        path = f"/config/users/{node}"
+        if client.exists(path) is None:
+            return None
+        document = json.loads(client.get(path)[0])
+        return {**document, "config": {name: sorted(text.split(",")) for name, text in document["config"].items()}}
+    finally:
+        client.stop()
+        client.close()
+
+
+def test_scram_users_are_altered_and_described_as_by_kafka_and_kept_in_the_same_znodes(brokers: Brokers) -> None:
+    upsertion = sasl_apis.ScramCredentialUpsertion("User ü*", 1, 4096, b"0123456789abcdef", bytes(range(32)))
+    alterations = [
+        sasl_apis.AlterUserScramCredentialsRequest((), (upsertion, upsertion._replace(mechanism=2, iterations=8192, salted_password=bytes(64)))),
+        sasl_apis.AlterUserScramCredentialsRequest(
+            (sasl_apis.ScramCredentialDeletion("nobody", 1), sasl_apis.ScramCredentialDeletion("unknown", 9)),
+            (
+                upsertion._replace(name="few", iterations=4095),
+                upsertion._replace(name="many", iterations=16385),
+                upsertion._replace(name=""),
+                upsertion._replace(name="twice"),
+                upsertion._replace(name="twice"),
+            ),
+        ),
+        sasl_apis.AlterUserScramCredentialsRequest((sasl_apis.ScramCredentialDeletion("User ü*", 1),), ()),
+    ]
+    names = tuple(map(sasl_apis.ScramUserName, ("User ü*", "nobody", "twice", "twice")))
+    seen = []
+    for address, zookeeper in ((("127.0.0.1", brokers.kafka.port), brokers.kafka_zookeeper), (address_of(brokers.box), brokers.box_zookeeper)):
+        admin, found = RawClient(address, ADMIN), []
+        for request in alterations:
+            answered = ask(admin, sasl_apis.ALTER_USER_SCRAM_CREDENTIALS_REQUEST, sasl_apis.ALTER_USER_SCRAM_CREDENTIALS_RESPONSE, 0, request)
+            found += [sorted(answered.results), user_config(zookeeper, "User%20%C3%BC%2A"), user_config(zookeeper, "few")]
+        for users in (names, None):
+            wanted = sasl_apis.DescribeUserScramCredentialsRequest(users)
+            described = ask(admin, sasl_apis.DESCRIBE_USER_SCRAM_CREDENTIALS_REQUEST, sasl_apis.DESCRIBE_USER_SCRAM_CREDENTIALS_RESPONSE, 0, wanted)
+            found.append((described.error_code, sorted(described.results)))
+        client = RawClient(address, "127.0.1.1")
+        request = sasl_apis.AlterUserScramCredentialsRequest((), (upsertion._replace(name="denied"),))
+        answered = ask(client, sasl_apis.ALTER_USER_SCRAM_CREDENTIALS_REQUEST, sasl_apis.ALTER_USER_SCRAM_CREDENTIALS_RESPONSE, 0, request)
+        wanted = sasl_apis.DescribeUserScramCredentialsRequest(names[:1])  # Kafka does not answer null here
+        described = ask(client, sasl_apis.DESCRIBE_USER_SCRAM_CREDENTIALS_REQUEST, sasl_apis.DESCRIBE_USER_SCRAM_CREDENTIALS_RESPONSE, 0, wanted)
+        found.append(([(each.user, each.error_code) for each in answered.results], described.error_code, user_config(zookeeper, "denied")))
+        client.close()
+        admin.close()
+        seen.append(found)
+    different = [(ours, theirs) for theirs, ours in zip(*seen, strict=True) if ours != theirs]
+    assert not different
 
 
 def acl_command(box: RunningBox, *arguments: str) -> str:

@@ -60,10 +60,12 @@ class Place:
                 "listener.name.expires.connections.max.reauth.ms": 1,
                 "ssl.keystore.location": str(keystore),
                 "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-                "super.users": "User:ANONYMOUS;User:root",
+                "super.users": "User:root;User:ANONYMOUS",
+                "request.frame.timeout.ms": 20_000,
             },
         )
         self.ports = {listener.name: listener.port for listener in load_box(self.box.layout).kafka_listeners}
+        self.silent = socket.create_connection(("127.0.0.1", self.ports["CLIENTS"]), SECONDS)
         for name in ("alice", "root"):
             self.add(name)
 
@@ -140,6 +142,13 @@ def test_librdkafka_produces_and_consumes_with_the_rights_of_its_user(place: Pla
         assert message is not None and message.error() is None
         found.append(message.value())
     consumer.close()
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_clients_of_kafka_0_10_log_in_by_frames_without_headers(place: Place, mechanism: str) -> None:
+    """SaslHandshake 0, as librdkafka speaks it with brokers that it takes for old ones."""
+    old = {"api.version.request": False, "broker.version.fallback": "0.10.0.0"}
+    assert produce({**place.settings_of(mechanism), **old}, "logs", b"old") is None
 
 
 @pytest.mark.parametrize(("mechanism", "listener"), [("SCRAM-SHA-256", "CLIENTS"), ("SCRAM-SHA-512", "CLIENTS"), ("PLAIN", "SECURE")])
@@ -273,3 +282,11 @@ def test_commands_reach_a_closed_listener_with_the_options_of_kafka(place: Place
     monkeypatch.setenv("MILLRACE_COMMAND_CONFIG", str(properties))
     with open_cluster(bootstrap, None, None) as cluster:
         assert "logs" in cluster.metadata(None).topics
+
+
+def test_a_connection_that_does_not_authenticate_is_closed(place: Place) -> None:
+    """It was opened before the other tests."""
+    place.silent.settimeout(3 * SECONDS)
+    assert place.silent.recv(1) == b""
+    eventually(lambda: place.closed("authentication-timeout"), "it is counted")
+    place.silent.close()

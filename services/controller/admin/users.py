@@ -280,7 +280,7 @@ class UserRequests:
                 self._administration.alter(UserChange(name, of_user, by, partial(waiting.record, name)))
 
         def finish(results: dict[Key, Result]) -> None:
-            altered = tuple(AlteredScramUser(name, results[name].code, truncated(results[name].message)) for name in names)
+            altered = tuple(AlteredScramUser(name, results[name].code, truncated(results[name].message or "")) for name in names)
             response = AlterUserScramCredentialsResponse(0, altered)
             self._requests.answer(request, sasl_apis.ALTER_USER_SCRAM_CREDENTIALS_RESPONSE.encode(request.version, response))
 
@@ -294,7 +294,7 @@ def _described(name: str, texts: Texts | None, count: int) -> DescribedScramUser
     if not texts:
         return DescribedScramUser(name, ErrorCode.RESOURCE_NOT_FOUND, truncated(f"Attempt to describe a user credential that does not exist: {name}"))
     infos = tuple(ScramCredentialInfo(SCRAM_MECHANISMS[label], ScramCredential.decode(text).iterations) for label, text in sorted(texts.items()))
-    return DescribedScramUser(name, credential_infos=infos)
+    return DescribedScramUser(name, ErrorCode.NONE, "", infos)
 
 
 def _problems(request: AlterUserScramCredentialsRequest) -> dict[str, Result]:

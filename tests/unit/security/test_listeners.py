@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from appliance.base.settings import KafkaListener, default_settings
+import re
+import tomllib
+from pathlib import Path
+
+from appliance.base.settings import KafkaListener, default_settings, resolve_settings
 from appliance.security.listeners import mechanisms_of, plan_listeners
 
+ROOT = Path(__file__).parent.parent.parent.parent
 DEFAULT = KafkaListener("PLAINTEXT", "PLAINTEXT", "0.0.0.0", 9092, "box.example")
 TWO = "PLAINTEXT://127.0.0.1:9091,CLIENTS://:9092"
 MAP = "PLAINTEXT:PLAINTEXT,CLIENTS:PLAINTEXT"
@@ -97,3 +102,16 @@ def test_a_listener_with_sasl_has_mechanisms_and_plain_needs_tls() -> None:
     assert any("is empty" in problem for problem in problems)
     _, problems = plan(listeners=TWO, listener_security_protocol_map="PLAINTEXT:SASL_SSL,CLIENTS:SASL_SSL")
     assert any("has no PLAINTEXT listener" in problem for problem in problems)
+
+
+def test_the_listeners_of_the_documentation_are_valid() -> None:
+    """The blocks of docs/security.md, which an operator copies."""
+    blocks = [tomllib.loads(block) for block in re.findall(r"```\n(\"listeners\".*?)```", (ROOT / "docs/security.md").read_text(), re.DOTALL)]
+    protocols = []
+    for block in blocks:
+        settings, problems = resolve_settings(block, "docs/security.md")
+        assert problems == []
+        listeners, problems = plan_listeners(settings, {}, DEFAULT)
+        assert problems == []
+        protocols.append([listener.protocol for listener in listeners])
+    assert protocols == [["PLAINTEXT", "SSL"], ["PLAINTEXT", "SASL_SSL"]]

@@ -109,7 +109,7 @@ def users(box: SteppedBox) -> dict[str, set[str]]:
 
 def test_a_credential_is_in_kafkas_znode_and_in_the_image_before_the_answer(boxes: Boxes) -> None:
     box = boxes.start()
-    assert boxes.alter(box, upsertion("alice"), upsertion("alice", SHA_512, 8192), upsertion("ö b*~")) == {"alice": (0, None), "ö b*~": (0, None)}
+    assert boxes.alter(box, upsertion("alice"), upsertion("alice", SHA_512, 8192), upsertion("ö b*~")) == {"alice": (0, ""), "ö b*~": (0, "")}
     assert users(box) == {"alice": {"SCRAM-SHA-256", "SCRAM-SHA-512"}, "ö b*~": {"SCRAM-SHA-256"}}
     config = decode_config("", boxes.server.write(Get("/config/users/alice")).data)
     assert ScramCredential.decode(config["SCRAM-SHA-512"]).verifies(SHA_512, "pencil")
@@ -125,7 +125,7 @@ def test_quotas_of_a_user_stay_when_its_credentials_change(boxes: Boxes) -> None
     box = boxes.start()
     boxes.server.write(Create("/config/users/alice", encode_config({"producer_byte_rate": "1024"})))
     boxes.alter(box, upsertion("alice"))
-    assert boxes.alter(box, deletions=(("alice", 1),)) == {"alice": (0, None)}
+    assert boxes.alter(box, deletions=(("alice", 1),)) == {"alice": (0, "")}
     assert decode_config("", boxes.server.write(Get("/config/users/alice")).data) == {"producer_byte_rate": "1024"}
     assert users(box) == {}
 
