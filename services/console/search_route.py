@@ -17,6 +17,7 @@ import orjson
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from appliance.base.time_texts import parse_moment
 from appliance.senders.record_query import And, Equals, Node, Or, QueryProblem, Regex, Text, parse_query
@@ -81,6 +82,21 @@ def marks_of(node: Node) -> Iterator[dict[str, Any]]:
             yield {"field": field, "regex": pattern}
 
 
+class SearchStream(StreamingResponse):
+    """An answer that ends its search however it ends: if a client leaves while the header waits
+    to be sent, the content never starts, and its own `finally` would not run."""
+
+    def __init__(self, content: AsyncIterator[bytes], answer: SearchAnswer, headers: dict[str, str]) -> None:
+        super().__init__(content, media_type=CONTENT_TYPE, headers=headers)
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answer.close()
+
+
 class SearchRoute:
     """The handlers. `headers` go with each answer; `may_search` judges the client of a request."""
 
@@ -125,7 +141,7 @@ class SearchRoute:
             answer.close()
             error: dict[str, Any] = orjson.loads(first)["error"] if first else {"status": 500, "message": "the search process failed; the journal says why"}
             return self._refused(error["status"], {"error": error["message"], "column": error.get("column")})
-        return StreamingResponse(self._stream(request, first, answer), media_type=CONTENT_TYPE, headers=self._headers)
+        return SearchStream(self._stream(request, first, answer), answer, self._headers)
 
     async def check(self, request: Request) -> Response:
         """Answer a GET of what a query means."""
@@ -160,13 +176,10 @@ class SearchRoute:
 
     async def _stream(self, request: Request, first: bytes, answer: SearchAnswer) -> AsyncIterator[bytes]:
         request.scope[STREAMED] = len(first)
-        try:
-            yield first
-            async for chunk in answer.rest():
-                request.scope[STREAMED] += len(chunk)
-                yield chunk
-        finally:
-            answer.close()
+        yield first
+        async for chunk in answer.rest():
+            request.scope[STREAMED] += len(chunk)
+            yield chunk
 
     def _refused(self, status: int, document: dict[str, Any]) -> Response:
         return Response(orjson.dumps(document) + b"\n", status, media_type="application/json", headers=self._headers)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from typing import Any
+
+from starlette.requests import Request
 
 from appliance.base.layout import BoxLayout
-from services.console.search_processes import Searcher, SearchProcesses
+from services.console.search_processes import SearchAnswer, Searcher, SearchProcesses
+from services.console.search_route import SearchRoute
 
 REQUEST = b"{}"
 
@@ -51,3 +56,47 @@ def test_a_network_has_half_of_the_processes(layout: BoxLayout) -> None:
 
 def test_without_processes_searching_is_off(layout: BoxLayout) -> None:
     assert SearchProcesses(layout, 0).is_off and not SearchProcesses(layout, 1).is_off
+
+
+class OneAnswer:
+    """Processes whose only search has begun."""
+
+    is_off = False
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def why_busy(self, _searcher: Searcher) -> str | None:
+        return None
+
+    async def start(self, _request: bytes, _searcher: Searcher) -> SearchAnswer:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.sendall(b'{"search":{}}\n')
+        reader, writer = await asyncio.open_connection(sock=ours)
+        return SearchAnswer(self._on_closed, reader, writer)
+
+    def _on_closed(self) -> None:
+        self.closed += 1
+
+
+def test_a_client_that_leaves_before_the_first_byte_frees_its_search() -> None:
+    async def run() -> None:
+        processes: Any = OneAnswer()
+        left = asyncio.Event()
+        scope: dict[str, Any] = {"type": "http", "method": "GET", "headers": [], "query_string": b"topic=t", "client": ("10.0.0.1", 1), "path": "/"}
+
+        async def receive() -> dict[str, Any]:
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(_message: Any) -> None:
+            left.set()
+            await asyncio.Event().wait()  # it reads nothing
+
+        response = await SearchRoute(processes, lambda: 0, {}).answer(Request(scope, receive))
+        await response(scope, receive, send)
+        assert processes.closed == 1
+        await asyncio.sleep(0)  # the transport closes its socket in the next turn of the loop
+
+    asyncio.run(run())
