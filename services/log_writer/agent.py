@@ -46,6 +46,7 @@ from services.log_writer.background.disk_trouble import ATTEMPTS_LABEL, WELL_NS,
 from services.log_writer.background.flush_rounds import FlushRounds
 from services.log_writer.background.index_repairs import IndexRepairs
 from services.log_writer.background.retention_rounds import RetentionRounds
+from services.log_writer.background.summary_rounds import SummaryRounds
 from services.log_writer.command_queue import CommandQueue, LogWriterCommands
 from services.log_writer.completions import Completions, HeldAcknowledgements
 from services.log_writer.log_writer_appends import APPENDS, AppendParts, LogWriterAppends, Work
@@ -105,6 +106,7 @@ class LogWriterAgent:
         self.completions = Completions(counters)
         self.trouble = DiskTrouble(context, self.disk, self.table, self.flush_rounds.disk_is_full, self.let_go_of_disk)
         self.cleaning = CleaningRounds(self.partitions, self._clock, counters, box, context.log, self.disk.name)
+        self.summaries = SummaryRounds(self.partitions, self._clock, counters, box, context.layout, context.log)
         parts = AppendParts(self.partitions, self.completions, self._held, self.batch_flushes, self.trouble, self._clock, counters)
         self._appends = LogWriterAppends(parts)
         incoming = IncomingMoves(
@@ -282,6 +284,7 @@ class LogWriterAgent:
         self.moves.incoming.close()
         self._index_repairs.close()
         self._batch_repairs.close()
+        self.summaries.close()
         self.probe.task.join(5)
         try:
             self.cleaning.close()
@@ -395,6 +398,7 @@ class LogWriterAgent:
         self._deletions.fail()
         self.moves.incoming.fail()
         self._batch_repairs.fail()
+        self.summaries.close()
         self.completions.refused.add(self._held.fail_all(ErrorCode.KAFKA_STORAGE_ERROR, self.completions.by_channel))
         self.batch_flushes.give_up()
         self.directory.abandon()
@@ -413,6 +417,7 @@ class LogWriterAgent:
             self.flush_rounds.turn()
             self.retention.turn()
             self.cleaning.turn()
+            self.summaries.turn(self.disk.name)
             self.moves.turn(now_ns)
             self._batch_repairs.turn()
             self._words[APPEND_SINCE_WORD] = 0

@@ -1,7 +1,7 @@
-"""The helpers of a log-writer as processes: one cleaning run, and one mover.
+"""The helpers of a log-writer as processes: one cleaning run, one mover, one that makes summaries.
 
 The log-writer's side of `services/log_writer/cleaner/__main__.py` and
-`services/log_writer/mover/__main__.py`. posix_spawn, not fork: nothing of the log-writer is copied,
+`services/log_writer/mover/__main__.py`, and of `services/search/summarizer.py`. posix_spawn, not fork: nothing of the log-writer is copied,
 and its threads do not matter. A child binds itself to this process and dies with it. Weak spot: a
 child whose disk hangs cannot be killed before the disk answers; it is left to the kernel then.
 """
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from appliance.runtime.poller import Poller
 from appliance.runtime.run_options import python_arguments
 from appliance.runtime.spawning import BOUND_VARIABLE, PARENT_VARIABLE
+from appliance.storage import file_io
 from appliance.storage.cleaning_plan import DIRECTORY_FD, CleaningJob, RunReport
 from appliance.storage.move_record import PACKET_BYTES_MAX, MoveCommand, MoveJob, MoveSaid
 from appliance.storage.partition_directory import PinnedDirectory
@@ -75,6 +76,47 @@ class CleaningProcess:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
             self.status = -signal.SIGKILL
+        os.close(self._reports)
+
+
+class SummaryProcess:
+    """Makes summaries of segments. Starts in its constructor, which raises OSError if the machine
+    refuses. A killed one is not waited for, because its disk may hang."""
+
+    def __init__(self, job: bytes, disk: str) -> None:
+        self._reports = os.memfd_create("summary-reports")
+        self._position = 0
+        self.status: int | None = None
+        """The exit code as of `waitstatus_to_exitcode`; None while it runs."""
+        job_file = -1
+        try:
+            job_file = os.memfd_create("summary-job")
+            file_io.write_all(job_file, (job,), 0, len(job))
+            self.pid = _spawn("services.search.summarizer", disk, [(os.POSIX_SPAWN_DUP2, job_file, 0), (os.POSIX_SPAWN_DUP2, self._reports, 1)])
+        except BaseException:
+            os.close(self._reports)
+            raise
+        finally:
+            if job_file >= 0:
+                os.close(job_file)
+
+    def poll(self) -> list[bytes]:
+        """Return the lines that it has reported since the last call."""
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+        said = os.pread(self._reports, os.fstat(self._reports).st_size - self._position, self._position)
+        whole = said[: said.rfind(b"\n") + 1]
+        self._position += len(whole)
+        return whole.splitlines()
+
+    def kill(self) -> None:
+        """End it; `poll` sees its end when its disk lets it go."""
+        if self.status is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
         os.close(self._reports)
 
 

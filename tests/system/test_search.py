@@ -98,7 +98,8 @@ def test_the_same_by_http_as_lines_of_json(shared_box: RunningBox, topic: str) -
     assert status == 200 and list(documents[0]) == ["search"] and documents[0]["search"]["partitions"] == [0, 1, 2, 3]
     assert [json.loads(each["record"]["value"])["message"] for each in documents if "record" in each] == ["request 1200 timed out"]
     assert documents[-1]["end"] | {"milliseconds": 0, "scanned_bytes": 0, "opened_bytes": 0} == {
-        "matches": 1, "scanned_bytes": 0, "opened_bytes": 0, "milliseconds": 0, "unordered": 0, "stopped": None, "not_searched": [], "notes": [],
+        "matches": 1, "scanned_bytes": 0, "opened_bytes": 0, "skipped_bytes": 0, "milliseconds": 0, "unordered": 0, "stopped": None,
+        "not_searched": [], "notes": [],
     }  # fmt: skip
     assert ask(shared_box, topic=topic, query="(a")[0] == 400 and ask(shared_box, topic=topic, query="(a")[1][0]["column"] == 1
     assert ask(shared_box, topic="absent", query="a")[0] == 404
@@ -159,3 +160,39 @@ def test_a_stream_that_lasts_longer_than_an_answer_may_take_is_not_closed(shared
         response = connection.getresponse()
         while time.monotonic() < started + 35:
             assert response.readline()
+
+
+@pytest.fixture(scope="module")
+def large_topic(shared_box: RunningBox) -> str:
+    """10 MB in five segments; each record has a word of its own."""
+    name = "summarized"
+    admin = AdminClient({"bootstrap.servers": shared_box.bootstrap})
+    admin.create_topics([NewTopic(name, 1, 1, config={"segment.bytes": "2097152"})])[name].result(30)
+    producer = Producer({"bootstrap.servers": shared_box.bootstrap, "linger.ms": 20})
+    for number in range(10_000):
+        producer.produce(name, json.dumps({"host": "web", "message": f"n{number} " + "padding " * 120}).encode())
+        if number % 1_000 == 999:
+            assert producer.flush(30) == 0
+    return name
+
+
+def test_a_searched_topic_gets_summaries_and_a_lost_one_is_made_again(shared_box: RunningBox, large_topic: str) -> None:
+    def skipped() -> int:
+        _, documents = ask(shared_box, topic=large_topic, query="n9999")
+        assert [json.loads(each["record"]["value"])["message"].split()[0] for each in documents if "record" in each] == ["n9999"]
+        return int(documents[-1]["end"]["skipped_bytes"])
+
+    (directory,) = [disk / f"{large_topic}-0" for disk in shared_box.disks if (disk / f"{large_topic}-0").exists()]
+    sealed = sorted(directory.glob("*.log"))[:-1]
+    assert not list(directory.glob("*.summary")), "no search has asked for one"
+    assert skipped() == 0
+    eventually(lambda: len(list(directory.glob("*.summary"))) == len(sealed), "each sealed segment has a summary", 60)
+    assert skipped() == sum(path.stat().st_size for path in sealed)
+    assert sum(path.stat().st_size for path in directory.glob("*.summary")) <= sum(path.stat().st_size for path in sealed) // 50
+    lost = sealed[0].with_suffix(".summary")
+    lost.unlink()
+    assert skipped() == sum(path.stat().st_size for path in sealed[1:])
+    eventually(lost.exists, "it is made again", 60)
+    admin = AdminClient({"bootstrap.servers": shared_box.bootstrap})
+    admin.delete_topics([large_topic])[large_topic].result(30)
+    eventually(lambda: not directory.exists(), "the summaries go with their segments", 30)
