@@ -176,7 +176,7 @@ def print_damages(disk: str, damages: tuple[FoundDamage, ...]) -> None:
 def print_lost(disk: str, lost: tuple[LostOffsets, ...]) -> None:
     print(f"\ndisk {disk}: {len(lost)} ranges of offsets are missing; their files were changed beside the log-writer")
     for each in lost[:DAMAGES_SHOWN]:
-        state = "consumers go on behind them" if each.is_settled else "waits for a leader"
+        state = "consumers go on behind them" if each.is_settled else "waits for a leader, or a restart of the log-writer"
         print(f"  {each.topic}-{each.partition} lacks offsets {each.first} to {each.until - 1}: {state}")
     if len(lost) > DAMAGES_SHOWN:
         print(f"  and {len(lost) - DAMAGES_SHOWN} more (--json shows all)")

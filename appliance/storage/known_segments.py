@@ -36,9 +36,19 @@ def look_at_segment(directory: str, base_offset: Offset) -> SegmentFile:
     return SegmentFile(figures.st_size, figures.st_mtime_ns)
 
 
+GONE = SegmentFile(0, 0)
+"""A segment whose file was removed beside the log-writer: listed, so that the next start misses it."""
+
+
 def look_at_segments(directory: str, base_offsets: Iterable[Offset]) -> KnownSegments:
     """Return what these segments are now. Raises OSError."""
-    return {base: look_at_segment(directory, base) for base in base_offsets}
+    found: dict[Offset, SegmentFile] = {}
+    for base in base_offsets:
+        try:
+            found[base] = look_at_segment(directory, base)
+        except FileNotFoundError:
+            found[base] = GONE
+    return found
 
 
 def encode_segments(logs: Mapping[TopicPartition, KnownSegments]) -> bytes:

@@ -35,6 +35,9 @@ class LogDamage:
         self._path = f"{directory}/{LOST_OFFSETS}"
         self.ranges = self._read()
         """Ascending."""
+        self.noted: tuple[LostRange, ...] = ()
+        """Found while the log is open, whose files are gone: on record, and open from the next start on,
+        which knows what files there are."""
 
     def _read(self) -> tuple[LostRange, ...]:
         """An unreadable file counts as none: what it says was in the journal."""
@@ -61,6 +64,15 @@ class LogDamage:
         if new:
             self._write((*self.ranges, *new))
 
+    def note(self, found: Iterable[LostRange]) -> tuple[LostRange, ...]:
+        """Let `noted` be these ranges; return those that are new. One that grew is not."""
+        found = tuple(found)
+        known = {each.first for each in self.noted}
+        new = tuple(each for each in found if each.first not in known)
+        if found != self.noted:
+            self._write(self.ranges, found)
+        return new
+
     def settle(self) -> None:
         """The log leads: what it lacks is filled."""
         if self.open:
@@ -77,14 +89,15 @@ class LogDamage:
         if kept != self.ranges:
             self._write(kept)
 
-    def _write(self, ranges: tuple[LostRange, ...]) -> None:
+    def _write(self, ranges: tuple[LostRange, ...], noted: tuple[LostRange, ...] | None = None) -> None:
         ranges = tuple(sorted(ranges))
+        noted = self.noted if noted is None else noted
         try:
-            if ranges:
-                text = "".join(f"{each.first} {each.until} {_SETTLED if each.is_settled else _OPEN}\n" for each in ranges)
+            if ranges or noted:
+                text = "".join(f"{each.first} {each.until} {_SETTLED if each.is_settled else _OPEN}\n" for each in sorted((*ranges, *noted)))
                 file_io.replace_file(self._path, text.encode())
             else:
                 file_io.unlink_if_there(self._path)
         except OSError as error:
             raise file_io.storage_failure(f"write {self._path}", error) from error
-        self.ranges = ranges
+        self.ranges, self.noted = ranges, noted

@@ -180,11 +180,12 @@ ALARMS: tuple[Alarm, ...] = (
         CRITICAL,
         AlarmCondition("millrace_log_writer_lost_offsets", ">", 0),
         0,
-        "logs of disk {disk} lacked offsets at the start of the box",
+        "logs of disk {disk} lack offsets",
         "Their files were cut, emptied or removed beside the log-writer. Replicas on other boxes have the records; without one they are lost.",
         check=("`millrace status` and the journal name the offsets; `ls /srv/DISK/*/*.damaged`; `dmesg -T`; find what changes files there."),
         act=(
-            "restore the records from the copies or a backup into another topic. The offsets are not "
+            "if the journal says *while the log-writer runs*, restart that log-writer. Without a "
+            "replica restore the records from the copies or a backup into another topic. The offsets are not "
             "used again: consumers skip them (`millrace_log_reader_gaps_skipped_total`), or reset if "
             "the log's start is gone. Then remove the copies; the alarm ends with the next start."
         ),

@@ -41,8 +41,10 @@ from appliance.base.settings import Box
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
 from appliance.storage.checkpoints import LOG_START_OFFSETS
+from appliance.storage.log_damage import LostRange
 from appliance.storage.removed_segments import DepartingFiles, RemovedSegments
 from appliance.storage.retention import TIMELESS_POLICIES, TOPIC_POLICIES, FreeSpaceReserve, LogFacts, RetentionPlan, SegmentFacts, SegmentTimes, plan_retention
+from appliance.storage.segment_files import LOG_SUFFIX, segment_name, segment_path
 from services.log_writer.background.background_task import BackgroundTask
 from services.log_writer.replicas.replica import Replica
 from services.log_writer.replicas.replicas_of_disk import Replicas
@@ -138,6 +140,7 @@ class RetentionRounds:
         self._rounds = counters.counter("retention.rounds")
         self._held_by_clock = counters.counter("retention.rounds_without_time")
         self._disagreement = counters.gauge("retention.clock_disagreement_ms")
+        self._lost_offsets = counters.gauge("log_writer.lost_offsets")
         self._departing_files = counters.gauge("retention.departing_files")
         self._missing = counters.gauge("retention.reserve_missing_bytes")
         self._shortened: dict[TopicPartition, int] = {}
@@ -265,10 +268,12 @@ class RetentionRounds:
         wall_ms = self._clock.wall_ms()
         generations = {replica: (replica.log.segment_list_generation, replica.log.replacements) for replica, _, _ in examined}
 
-        def examine() -> tuple[list[_Planned], list[tuple[Replica, str]]]:
+        def examine() -> tuple[list[_Planned], list[tuple[Replica, str]], list[tuple[Replica, list[LostRange]]]]:
             planned: list[_Planned] = []
             missing: list[tuple[Replica, str]] = []
+            gone: list[tuple[Replica, list[LostRange]]] = []
             for replica, facts, times in examined:
+                gone.append((replica, _gone_segments(replica.log.directory, facts)))
                 try:
                     plan = plan_retention(facts, policies, times.largest, wall_ms)
                 except FileNotFoundError as error:
@@ -276,16 +281,38 @@ class RetentionRounds:
                     continue
                 if plan is not None:
                     planned.append(_Planned(replica, facts, plan, facts.config.file_delete_delay_ms))
-            return planned, missing
+            return planned, missing, gone
 
-        def take(examined: tuple[list[_Planned], list[tuple[Replica, str]]]) -> None:
-            planned, missing = examined
+        def is_unchanged(replica: Replica) -> bool:
+            """Whether no segment was deleted or compacted since."""
+            return self._is_here(replica) and generations[replica] == (replica.log.segment_list_generation, replica.log.replacements)
+
+        def take(examined: tuple[list[_Planned], list[tuple[Replica, str]], list[tuple[Replica, list[LostRange]]]]) -> None:
+            planned, missing, gone = examined
             self._planned.extend(planned)
+            for replica, lost in gone:
+                if (lost or replica.log.damage.noted) and is_unchanged(replica):
+                    self._note_gone(replica, lost)
             for replica, path in missing:
-                if self._is_here(replica) and generations[replica] == (replica.log.segment_list_generation, replica.log.replacements):
+                if is_unchanged(replica):
                     self._tell_missing(replica, path)
 
         self.task.start(examine, take)
+
+    def _note_gone(self, replica: Replica, lost: list[LostRange]) -> None:
+        """Report segments whose files were removed beside this process, and write them down: a start
+        in the same boot does not look at closed segments. Raises StorageFailed.
+        """
+        name = replica.topic_partition
+        new = replica.log.damage.note(lost)
+        if new and replica not in self._partitions.damaged:
+            self._partitions.damaged.append(replica)
+        for each in new:
+            self._lost_offsets.set(self._lost_offsets.value + each.until - each.first)
+            path = segment_path(replica.log.directory, each.first, LOG_SUFFIX)
+            words = f"log {name} lacks {each.until - each.first} offsets, {each.first} to {each.until - 1}: {path} was removed while the log-writer runs"
+            words += "; restart the log-writer: the log is fetched from a replica on another box, or consumers go on behind the offsets"
+            self._log.critical(words, **name._asdict())
 
     def _tell_missing(self, replica: Replica, path: str) -> None:
         """A file of a log that was neither deleted nor compacted meanwhile: retention cannot tell
@@ -493,6 +520,17 @@ class RetentionRounds:
 
     def _is_here(self, replica: Replica) -> bool:
         return self._partitions.by_row.get(replica.row) is replica
+
+
+def _gone_segments(directory: str, facts: LogFacts) -> list[LostRange]:
+    """Return the offsets of segments whose log file is missing; none if the log was deleted. Raises
+    OSError.
+    """
+    try:
+        names = set(file_io.listdir(directory))
+    except FileNotFoundError:
+        return []
+    return [LostRange(each.base_offset, each.end_offset) for each in facts.segments if segment_name(each.base_offset, LOG_SUFFIX) not in names]
 
 
 def _facts(replica: Replica) -> LogFacts:

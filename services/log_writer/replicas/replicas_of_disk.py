@@ -52,7 +52,7 @@ class Replicas:
         self.by_row: dict[int, Replica] = {}
         self._by_identity: dict[tuple[TopicId, int], Replica] = {}
         self.damaged: list[Replica] = []
-        """Those that lacked offsets when they were opened."""
+        """Those that lacked offsets when they were opened, or later."""
 
     def __len__(self) -> int:
         return len(self.by_row)
@@ -193,7 +193,11 @@ class Replicas:
 
     def lost_offsets(self) -> tuple[LostOffsets, ...]:
         """Return what the logs lack, for the report."""
-        here = [(replica.topic_partition, replica.log.damage.ranges) for replica in self.damaged if self.by_row.get(replica.row) is replica]
+        here = [
+            (replica.topic_partition, (*replica.log.damage.ranges, *replica.log.damage.noted))
+            for replica in self.damaged
+            if self.by_row.get(replica.row) is replica
+        ]
         return tuple(LostOffsets(*name, first, until, is_settled) for name, ranges in here for first, until, is_settled in ranges)
 
     def recovery_points(self) -> dict[TopicPartition, Offset]:

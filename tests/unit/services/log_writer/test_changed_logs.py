@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from appliance.base.model import Offset
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.records.builder import BatchBuilder
 from appliance.shm.mapping import list_names, unlink
+from appliance.shm.partition_table import DISK_ONLINE
 from appliance.storage.segment_scan import SegmentScan
 from tests.support.real_log_writer import BROKER_ID, DISK, TOPIC_ID, RealLogWriter
 
@@ -28,8 +30,8 @@ def _batch(value: bytes = b"value") -> bytes:
     return builder.build()
 
 
-def started(layout: BoxLayout, path: Path, incarnation: int) -> RealLogWriter:
-    writer = RealLogWriter(layout, path / "d0", incarnation)
+def started(layout: BoxLayout, path: Path, incarnation: int, settings: dict[str, Any] | None = None) -> RealLogWriter:
+    writer = RealLogWriter(layout, path / "d0", incarnation, settings)
     writer.recover()
     return writer
 
@@ -246,6 +248,63 @@ def test_a_log_without_its_first_segment_begins_later_and_says_so(layout: BoxLay
     third = started(layout, tmp_path, 3)
     assert "lacks" not in third.said
     third.stop()
+
+
+def _rounds(writer: RealLogWriter, until: Callable[[], bool]) -> None:
+    """Retention, second by second, until a condition holds."""
+    for _ in range(200):
+        writer.seconds(1)
+        writer.agent.retention.task.join()
+        if until():
+            return
+    raise AssertionError(writer.said)
+
+
+def _last(directory: Path) -> Path:
+    return directory / f"{9:020d}.log"
+
+
+@pytest.mark.parametrize("ends_cleanly", [True, False])
+@pytest.mark.parametrize(("find", "lost"), [(_first, (0, 3)), (_middle, (3, 6)), (_last, (9, 10))])
+def test_a_segment_that_is_removed_while_the_box_runs_is_reported_and_stays_lost_in_the_same_boot(
+    layout: BoxLayout, tmp_path: Path, find: Callable[[Path], Path], lost: tuple[int, int], ends_cleanly: bool
+) -> None:
+    writer = started(layout, tmp_path, 1, {"log.retention.check.interval.ms": 1000})
+    assert command(writer, DescriptorKind.CREATE, 0, config=SMALL) == 0
+    assert command(writer, DescriptorKind.BECOME_LEADER, 0, config=SMALL) == 0
+    produce(writer, RECORDS)
+    directory = tmp_path / "d0" / "t-0"
+    find(directory).unlink()
+    words = f"CRITICAL log-writer: log t-0 lacks {lost[1] - lost[0]} offsets, {lost[0]} to {lost[1] - 1}: {find(directory)} was removed"
+    _rounds(writer, lambda: words in writer.said)
+    rounds = writer.counters.counter("retention.rounds").value
+    _rounds(writer, lambda: writer.counters.counter("retention.rounds").value > rounds + 2)
+    assert writer.said.count(words) == 1
+    assert [(each.first, each.until, each.is_settled) for each in writer.agent.partitions.lost_offsets()] == [(*lost, False)]
+    assert writer.counters.gauge("log_writer.lost_offsets").value == lost[1] - lost[0]
+    assert writer.disk_state == DISK_ONLINE
+    if ends_cleanly:
+        writer.stop()
+    else:
+        writer.die()
+    second = started(layout, tmp_path, 2)
+    assert f"lacks {lost[1] - lost[0]} offsets" in second.said and second.agent.describe()["needs_epoch_bump"]
+    assert command(second, DescriptorKind.BECOME_LEADER, 1, config=SMALL) == 0
+    produce(second, 1)
+    second.stop()
+    assert [batch for batch in batches_of(directory) if batch[2]] == [(offset, offset, 1) for offset in range(RECORDS + 1) if not lost[0] <= offset < lost[1]]
+
+
+def test_a_segment_that_was_removed_just_before_a_clean_stop_is_missed_by_the_next_start(layout: BoxLayout, tmp_path: Path) -> None:
+    writer = started(layout, tmp_path, 1)
+    assert command(writer, DescriptorKind.CREATE, 0, config=SMALL) == 0
+    assert command(writer, DescriptorKind.BECOME_LEADER, 0, config=SMALL) == 0
+    produce(writer, RECORDS)
+    _middle(tmp_path / "d0" / "t-0").unlink()
+    writer.stop()
+    second = started(layout, tmp_path, 2)
+    assert second.agent.boot == "clean" and "lacks 3 offsets between its segments, 3 to 5" in second.said
+    second.stop()
 
 
 @pytest.mark.parametrize(("find", "begins_at"), [(_first, 0), (_middle, 3)])
