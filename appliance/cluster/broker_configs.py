@@ -49,7 +49,6 @@ ALWAYS: Final = (
     BrokerConfig("broker.id.generation.enable", "boolean", "false", "false", "Whether ZooKeeper gives out broker ids; it does not."),
     BrokerConfig("client.quota.callback.class", "class", None, None, "A class that sets quotas; there is none."),
     BrokerConfig("compression.type", "string", "producer", "producer", "The codec in which batches are stored: the one in which they were sent."),
-    BrokerConfig("connections.max.reauth.ms", "long", "0", "0", "How long an authentication holds; 0, for there is none."),
     BrokerConfig("control.plane.listener.name", "string", None, None, "A listener of its own for the controller; there is none."),
     BrokerConfig("create.topic.policy.class.name", "class", None, None, "A class that may refuse topics; there is none."),
     BrokerConfig("delegation.token.secret.key", "password", None, None, "The secret of delegation tokens; there are none."),

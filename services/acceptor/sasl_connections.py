@@ -40,7 +40,7 @@ FAILURES_KEPT: Final = 1_000
 """Different failures of a period that are counted one by one."""
 
 
-class _Waiting(NamedTuple):
+class WaitingCheck(NamedTuple):
     """A connection whose password is verified."""
 
     connection: Connection
@@ -64,15 +64,15 @@ class _Delayed(NamedTuple):
 class PasswordChecks:
     """One thread, started by the first check; it ends with the process. `on_result` is called in the acceptor's thread."""
 
-    def __init__(self, on_result: Callable[[_Waiting, bool], None]) -> None:
+    def __init__(self, on_result: Callable[[WaitingCheck, bool], None]) -> None:
         self._on_result = on_result
-        self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
-        self._results: deque[tuple[_Waiting, bool]] = deque()
+        self._queue: SimpleQueue[WaitingCheck | None] = SimpleQueue()
+        self._results: deque[tuple[WaitingCheck, bool]] = deque()
         self._per_address: Tally[str] = Tally()
         self._thread: threading.Thread | None = None
         self.wakes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
-    def submit(self, waiting: _Waiting) -> bool:
+    def submit(self, waiting: WaitingCheck) -> bool:
         """Return False if too many wait."""
         address = waiting.connection.address
         if self._per_address.total() >= CHECKS_MAX or self._per_address[address] >= CHECKS_PER_ADDRESS:
@@ -220,14 +220,14 @@ class SaslConnections:
         reply = connection.expect_reply(False)
         if answer.check is not None:
             connection.read_paused = session.known is None
-            if not self._checks.submit(_Waiting(connection, session, answer.check, reply)):
+            if not self._checks.submit(WaitingCheck(connection, session, answer.check, reply)):
                 self._close(connection, AUTHENTICATION_OVERLOAD, f"{CHECKS_MAX} passwords wait to be verified, or {CHECKS_PER_ADDRESS} of its address")
                 return
             self._update_interest(connection)
         else:
             self._finish(reply, session, answer)
 
-    def _on_checked(self, waiting: _Waiting, is_right: bool) -> None:
+    def _on_checked(self, waiting: WaitingCheck, is_right: bool) -> None:
         connection = waiting.connection
         if not connection.closed:
             if waiting.session.known is None:

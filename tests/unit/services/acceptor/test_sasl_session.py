@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import select
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,10 @@ from appliance.protocol.sasl_apis import (
     SaslHandshakeRequest,
 )
 from appliance.security.scram import ScramClient, ScramCredential, ScramMechanism, salted_password
-from services.acceptor.sasl_connections import LOG_PERIOD_NS, FailedLogins
-from services.acceptor.sasl_session import REQUESTS_MAX, SaslAnswer, SaslSession
+from services.acceptor.connection import Connection, PendingReply
+from services.acceptor.sasl_connections import CHECKS_MAX, CHECKS_PER_ADDRESS, LOG_PERIOD_NS, FailedLogins, PasswordChecks, WaitingCheck
+from services.acceptor.sasl_session import REQUESTS_MAX, PasswordCheck, SaslAnswer, SaslSession
+from services.acceptor.transport import PlainTransport
 
 MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")
 SALT = b"0123456789abcdef"
@@ -218,3 +222,29 @@ def test_failed_logins_are_logged_once_a_minute_with_names_escaped(capfd: pytest
     shown = capfd.readouterr()
     lines = (shown.out + shown.err).splitlines()
     assert len(lines) == 11 and "1990 more failed logins" in lines[-1]
+
+
+def test_password_checks_are_limited_in_total_and_for_one_address() -> None:
+    results: list[bool] = []
+    checks = PasswordChecks(lambda _waiting, is_right: results.append(is_right))
+    right = ScramCredential.of_salted_password(ScramMechanism.SHA_256, SALT, salted_password(ScramMechanism.SHA_256, "pencil", SALT, 1), 1)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+
+        def submit(address: str, password: str) -> bool:
+            connection = Connection(PlainTransport(ours), address, 0)
+            session = SaslSession(MECHANISMS, CredentialFollower(BoxLayout("/nonexistent"), Logger("test")), lambda: "", 0)
+            check = PasswordCheck(ScramMechanism.SHA_256, right, password)
+            return checks.submit(WaitingCheck(connection, session, check, PendingReply(connection)))
+
+        try:
+            assert all(submit("10.0.0.1", "pencil") for _ in range(CHECKS_PER_ADDRESS)) and not submit("10.0.0.1", "pencil")
+            taken = sum(submit(f"10.0.1.{number}", "wrong") for number in range(CHECKS_MAX))
+            assert taken == CHECKS_MAX - CHECKS_PER_ADDRESS
+            while len(results) < CHECKS_MAX:
+                select.select([checks.wakes], [], [], 10)
+                checks.on_woken(0)
+            assert results == [True] * CHECKS_PER_ADDRESS + [False] * taken
+            assert submit("10.0.0.1", "pencil"), "they are counted as long as they wait"
+        finally:
+            checks.close()
