@@ -49,9 +49,9 @@ use_archive()
 
 
 LONGEST = (
-    *("test_spark_cluster.py", "test_load.py", "test_spark_sink.py", "test_matrix.py", "test_stream_command.py", "test_zookeeper.py"),
-    *("test_simulation.py", "test_broken_rules.py", "test_boxes_at_every_step.py", "test_transactions.py"),
+    *("test_simulation.py", "test_broken_rules.py", "test_boxes_at_every_step.py", "test_transactions.py", "test_spark_cluster.py", "test_load.py"),
     *("test_installed_box.py", "test_disk_orders.py", "test_upgrades.py", "test_the_lab.py"),  # one group, see below; the third ends by uninstalling
+    *("test_matrix.py", "test_spark_sink.py", "test_stream_command.py", "test_zookeeper.py"),
     *("test_power_cuts.py", "test_zookeeper_secret.py", "test_controller.py", "test_partition_moves.py", "test_supervisor.py"),
     *("test_disk_faults.py", "test_second_protocol.py", "test_kafka_python_suite.py", "test_oldest_consumers.py", "test_hostile_clients.py"),
     *("test_reassignment.py", "test_command.py", "test_cluster_copies.py", "test_kafka_tools.py", "test_controller_moves.py", "test_hostile_senders.py"),
