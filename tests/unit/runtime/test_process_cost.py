@@ -1,14 +1,15 @@
-"""What a process publishes about its own cost."""
+"""What a process costs, from /proc, and what it publishes about that."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from appliance.base.layout import BoxLayout
-from appliance.runtime.process_cost import COST_NS, PSS_AFTER_NS, CostReport, published_cost
+from appliance.runtime.process_cost import COST_NS, PSS_AFTER_NS, CostReport, published_cost, read_cost, read_pss_bytes
 from appliance.shm.counters import Counters, read_counters
 from lab.running_box import eventually
 from lab.scratch_layout import scratch_layout
@@ -20,6 +21,20 @@ NAME = "acceptor@0"
 def layout() -> Iterator[BoxLayout]:
     with scratch_layout() as made:
         yield made
+
+
+def ended_pid() -> int:
+    """The pid of a process that is gone."""
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(pid, 0)
+    return pid
+
+
+def test_a_living_process_has_time_and_memory_and_a_dead_one_has_none() -> None:
+    cost, pss_bytes = read_cost(os.getpid()), read_pss_bytes(os.getpid())
+    assert cost is not None and pss_bytes is not None
+    assert cost.cpu_seconds > 0 and 1 << 20 < pss_bytes <= cost.resident_bytes * 1.5
+    assert read_cost(ended_pid()) is None and read_pss_bytes(ended_pid()) is None
 
 
 def test_a_process_publishes_its_processor_time_and_memory(layout: BoxLayout) -> None:
@@ -54,7 +69,7 @@ def test_a_process_that_has_ended_leaves_its_last_figures(layout: BoxLayout) -> 
     report.turn(3 * COST_NS)
     assert seen is not None and seen.values == (read_counters(layout, "zookeeper") or seen).values
     cost, _ = published_cost(seen.values)
-    assert cost is not None and cost.resident_bytes
+    assert cost is not None
     assert published_cost({}) == (None, None)
     counters.close()
 
