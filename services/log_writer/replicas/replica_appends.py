@@ -12,9 +12,10 @@ replica-fetcher has checked them.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from appliance.base.errors import ErrorCode, StorageFailed
+from appliance.base.errors import DiskFull, ErrorCode, StorageFailed
 from appliance.base.logging import Logger
 from appliance.base.model import FIRST_OFFSET, NO_LEADER_EPOCH, NO_OFFSET, Offset
 from appliance.ipc.channel import SinkChannel
@@ -132,14 +133,18 @@ class ReplicaAppends:
     def _cut(self, replica: Replica, order: TruncateOrder) -> None:
         log, name = replica.log, replica.topic_partition
         before, before_high_watermark = log.log_end_offset, replica.high_watermark
+        offset = order.offset
+        if order.kind == Truncation.DIVERGED:
+            offset = truncation_offset(order.leader_epoch, offset, log.leader_epochs.end_offset_for, before)
+        offset = max(FIRST_OFFSET, offset)
+        # Before the log: after a power cut in between, a log that ends below its recovery point would count as damaged.
+        with suppress(DiskFull):  # the truncation frees space, and nothing is appended before they are written
+            self._partitions.directory.checkpoints.cap(name, offset)
         replica.needs_checkpoints = True
         if order.kind == Truncation.START_AT:
-            log.truncate_fully_and_start_at(order.offset)
+            log.truncate_fully_and_start_at(offset)
         else:
-            offset = order.offset
-            if order.kind == Truncation.DIVERGED:
-                offset = truncation_offset(order.leader_epoch, offset, log.leader_epochs.end_offset_for, before)
-            log.truncate_to(max(FIRST_OFFSET, offset))
+            log.truncate_to(offset)
         self._cleaning.on_truncated(replica)
         is_below = replica.on_truncated()
         self._completions.rows_moved = True

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from appliance.base.layout import BoxLayout
-from appliance.base.model import Offset
-from appliance.ipc.descriptors import DescriptorKind
+from appliance.base.model import NO_LEADER_EPOCH, Offset
+from appliance.ipc.descriptors import DescriptorKind, TruncateOrder, Truncation, truncate_descriptor
 from appliance.records.builder import BatchBuilder
 from appliance.shm.mapping import list_names, unlink
 from appliance.shm.partition_table import DISK_ONLINE
 from appliance.storage.segment_scan import SegmentScan
+from services.log_writer.replicas.replica import Replica
 from tests.support.real_log_writer import BROKER_ID, DISK, TOPIC_ID, RealLogWriter
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
@@ -131,6 +132,45 @@ def test_a_changed_log_that_follows_fetches_what_it_lacks(layout: BoxLayout, tmp
     replica = writer.agent.partitions.find(TOPIC_ID, 0)
     assert replica is not None and replica.log.log_end_offset == 7 and not replica.log.damage.ranges
     writer.stop()
+
+
+@pytest.mark.parametrize("kind", [Truncation.TO_OFFSET, Truncation.START_AT])
+def test_a_power_cut_between_a_truncation_and_its_checkpoint_is_no_damage(
+    layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Truncation
+) -> None:
+    class PowerCut(Exception):
+        pass
+
+    def cut_power(_replica: Replica) -> bool:
+        raise PowerCut
+
+    writer = started(layout, tmp_path, 1)
+    writer.create(writer.source("controller"), 0)
+    _answer(writer)
+    assert command(writer, DescriptorKind.BECOME_LEADER, 0) == 0
+    produce(writer, RECORDS)
+    writer.agent.flush_rounds.start_round(writer.clock.monotonic_ns())
+    writer.seconds(3)
+    writer.agent.partitions.save_checkpoints()
+    assert command(writer, DescriptorKind.BECOME_FOLLOWER, 1, leader=2, replicas=[2, BROKER_ID]) == 0
+    replica = writer.agent.partitions.find(TOPIC_ID, 0)
+    assert replica is not None and replica.log.recovery_point == RECORDS
+    fetcher = writer.source("replica-fetcher")
+    order = TruncateOrder(kind, NO_LEADER_EPOCH, Offset(4))
+    assert fetcher.by_disk[DISK].offer(truncate_descriptor(replica.row, replica.row_generation, replica.leader_epoch, order), 0, ("truncate", 0))
+    fetcher.flush()
+    with monkeypatch.context() as power:
+        power.setattr(Replica, "on_truncated", cut_power)
+        with pytest.raises(PowerCut):
+            _answer(writer)
+    writer.die()
+    for name in list_names(layout.shared_memory_prefix + "table"):
+        unlink(name)
+    second = started(layout, tmp_path, 2)
+    assert second.agent.boot == "unclean" and "lacks" not in second.said and second.agent.partitions.lost_offsets() == ()
+    found = second.agent.partitions.find(TOPIC_ID, 0)
+    assert found is not None and found.log.log_end_offset == 4
+    second.stop()
 
 
 def test_a_log_of_a_clean_stop_is_opened_as_it_was(layout: BoxLayout, tmp_path: Path) -> None:
