@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from lab.foreign_clients import open_client
+from lab.foreign_clients import Refused, open_client
 from lab.running_box import ROOT, RunningBox, environment, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -40,7 +40,10 @@ def flip(path: Path, at: int) -> None:
 
 
 def test_flipped_bits_are_reported_by_position_and_an_index_is_rebuilt(start: Callable[..., RunningBox]) -> None:
-    box = start(disks=1, settings={"log.segment.bytes": 65536, "log.scrub.bytes.per.second": 8 << 20, "log.scrub.interval.ms": 200})
+    box = start(
+        disks=1,
+        settings={"log.segment.bytes": 65536, "log.scrub.bytes.per.second": 8 << 20, "log.scrub.interval.ms": 200, "log.retention.check.interval.ms": 1000},
+    )
     admin = AdminClient({"bootstrap.servers": box.bootstrap})
     admin.create_topics([NewTopic("t", 1, 1)])["t"].result(10)
     producer = Producer({"bootstrap.servers": box.bootstrap, "linger.ms": 5, "batch.size": 4000})
@@ -69,3 +72,20 @@ def test_flipped_bits_are_reported_by_position_and_an_index_is_rebuilt(start: Ca
     reader = open_client("librdkafka", box.bootstrap)
     assert reader.offset("t", "latest") == RECORDS, "everything else goes on"
     assert [record.offset for record in reader.fetch("t", 10, end)] == list(range(end, end + 10))
+
+    java = open_client("kafka-clients", box.bootstrap)
+    with pytest.raises(Refused, match="seek past the record"):
+        java.fetch("t", end - base, base)
+    assert [record.offset for record in java.fetch("t", 10, end)][:10] == list(range(end, end + 10)), "a consumer may seek behind it"
+
+    gone, behind = int(closed[3].stem), int(sorted(directory.glob("*.log"))[4].stem)
+    closed[3].unlink()
+    lost = {"disk": "d0", "topic": "t", "partition": 0, "first": gone, "until": behind, "is_settled": False}
+    eventually(lambda: status(box)["lost_offsets"] == [lost], "a segment that is removed while the box runs is reported", 20)
+    assert f"CRITICAL log-writer@d0: log t-0 lacks {behind - gone} offsets, {gone} to {behind - 1}" in box.messages
+    old_pid = box.kill("log-writer@d0")
+    box.await_restart("log-writer@d0", old_pid)
+    eventually(lambda: status(box)["lost_offsets"] == [lost | {"is_settled": True}], "consumers go on behind the offsets", 20)
+    for client in (java, reader):
+        assert [record.offset for record in client.fetch("t", 10, gone - 5)][:10] == [*range(gone - 5, gone), *range(behind, behind + 5)], client.name
+    java.close()
