@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import orjson
@@ -443,6 +443,11 @@ class PartitionSummaries:
     def close(self) -> None:
         self._directory.close()
 
+    def has_space(self) -> bool:
+        """Return False if the disk is nearly full. Raises OSError."""
+        space = file_io.space(self._directory.path)
+        return space.free_bytes * FREE_SHARE_MIN >= space.total_bytes
+
     def remove_orphans(self) -> None:
         """Remove summaries whose segment is gone, and what an earlier run left."""
         names = set(file_io.listdir(self._directory.path))
@@ -484,8 +489,8 @@ class PartitionSummaries:
                 figures = summarizer.figures()
                 pages, content = summarizer.filter.encode() if figures.has_words else (0, b"")
                 header = SummaryHeader(identity, *figures[:5], pages, figures.fields)
-            except Unfit as problem:
-                header = SummaryHeader(identity, problem=str(problem))
+            except (Unfit, MemoryError) as problem:
+                header, content = SummaryHeader(identity, problem=str(problem) or "it needs too much memory"), b""
             budget = identity.size_bytes * self._share_percent // 100
             for name in sorted(header.fields, key=lambda each: -len(orjson.dumps(header.fields[each]))):
                 if len(header.encode()) + len(content) > budget:
@@ -493,10 +498,7 @@ class PartitionSummaries:
             yield self._write(base_offset, header.encode() + content, identity)
 
     def _write(self, base_offset: Offset, content: bytes, identity: SegmentIdentity) -> int:
-        """Write a summary, unless its segment has changed or the disk is nearly full."""
-        space = file_io.space(self._directory.path)
-        if (space.free_bytes - len(content)) * FREE_SHARE_MIN < space.total_bytes:
-            return 0
+        """Write a summary, unless its segment has changed."""
         path = self._path(base_offset, SUMMARY_SUFFIX)
         fd = file_io.open_path(f"{path}.tmp", file_io.CREATE_EMPTY)
         try:
@@ -523,7 +525,7 @@ def _is_whole(fd: int, position: int) -> bool:
     return len(page) == PAGE_BYTES and crc32c(page[: 4 * PAGE_WORDS]) == int.from_bytes(page[4 * PAGE_WORDS :], "little")
 
 
-def run_job(job: dict[str, Any], report: Callable[[dict[str, int]], None], clock: Clock, pause: Callable[[float], None]) -> None:
+def run_job(job: dict[str, Any], report: Callable[[dict[str, Any]], None], clock: Clock, pause: Callable[[float], None]) -> None:
     """Make the missing summaries of the partitions in `job`, the newest segments first. `pause`
     waits for some seconds."""
     rate, started_ms, total_bytes = job["bytes_per_second"], clock.monotonic_ms(), 0
@@ -535,9 +537,11 @@ def run_job(job: dict[str, Any], report: Callable[[dict[str, int]], None], clock
         with closing(partition):
             partition.remove_orphans()
             for base_offset in sorted(map(Offset, wanted["bases"]), reverse=True):
-                with suppress(FileNotFoundError):  # retention was faster
+                try:
                     if partition.has(base_offset, wanted["checks_pages"]):
                         continue
+                    if not partition.has_space():
+                        return
                     read_bytes = written_bytes = 0
                     for figure in partition.make(base_offset):
                         read_bytes, written_bytes = max(read_bytes, written_bytes), figure
@@ -545,6 +549,10 @@ def run_job(job: dict[str, Any], report: Callable[[dict[str, int]], None], clock
                             pause(ahead_ms / 1_000)
                     total_bytes += read_bytes
                     report({"read_bytes": read_bytes, "written_bytes": written_bytes})
+                except FileNotFoundError:
+                    continue  # retention was faster
+                except OSError as error:
+                    report({"problem": f"{wanted['directory']}/{segment_name(base_offset, LOG_SUFFIX)}: {(error.strerror or str(error)).lower()}"})
 
 
 def main() -> int:
@@ -555,7 +563,7 @@ def main() -> int:
     limit_memory(MEMORY_BYTES)
     job = orjson.loads(os.pread(0, os.fstat(0).st_size, 0))
 
-    def report(said: dict[str, int]) -> None:
+    def report(said: dict[str, Any]) -> None:
         os.write(1, orjson.dumps(said) + b"\n")
 
     never = threading.Event()

@@ -16,7 +16,7 @@ import orjson
 from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
-from appliance.base.model import Offset, TopicId
+from appliance.base.model import INTERNAL_TOPICS, Offset, TopicId
 from appliance.base.settings import Box
 from appliance.ipc.disk_reports import SEARCHED_MS, SearchedTopic, read_searched
 from appliance.shm.counters import Counters
@@ -69,7 +69,7 @@ class SummaryRounds:
         for replica in self._partitions.by_row.values():
             mark = searched.get(replica.topic_id, NEVER_SEARCHED if self._mode == "all" else None)
             bases = replica.log.segment_base_offsets
-            if mark is None or len(bases) < 2 or replica.is_moving or replica.log.failed is not None:
+            if mark is None or replica.topic_partition.topic in INTERNAL_TOPICS or len(bases) < 2 or replica.is_moving or replica.log.failed is not None:
                 continue
             state = bases[-1], mark
             if self._done.get(_key(replica)) != state:
@@ -100,6 +100,10 @@ class SummaryRounds:
 
     def _poll(self, process: SummaryProcess, disk: str) -> None:
         for report in map(orjson.loads, process.poll()):
+            if problem := report.get("problem"):
+                self._failures.add()
+                self._log.warning(f"could not make the summary of a segment: {problem}; searches read it without", disk=disk)
+                continue
             self._made.add(report["written_bytes"] > 0)
             self._read_bytes.add(report["read_bytes"])
             self._written_bytes.add(report["written_bytes"])

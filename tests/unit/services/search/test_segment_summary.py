@@ -22,7 +22,7 @@ from appliance.senders.record_query import QueryProblem
 from appliance.storage.segment_files import SUMMARY_SUFFIX, segment_path
 from services.search import partition_scan, summarizer
 from services.search.partition_scan import PartitionScan, Wanted
-from services.search.summarizer import PartitionSummaries, WordFilter, run_job
+from services.search.summarizer import WordFilter, run_job
 from services.search.summary import SegmentIdentity, SegmentSummary, token_hash
 from tests.unit.pipeline.made_batches import made_of, marker, with_append_time
 from tests.unit.services.search.test_partition_scan import TOPIC_ID, found_in, line, partition_at
@@ -45,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("partitions")
 
 
-def summarize(directory: str, share_percent: int = 1_000, checks_pages: bool = False, topic_id: TopicId = TOPIC_ID) -> list[dict[str, int]]:
+def summarize(directory: str, share_percent: int = 1_000_000, checks_pages: bool = False, topic_id: TopicId = TOPIC_ID) -> list[dict[str, int]]:
     """Make the summaries of all segments but the last."""
     bases = sorted(int(path.stem) for path in Path(directory).glob("*.log"))[:-1]
     reports: list[dict[str, int]] = []
@@ -223,6 +223,8 @@ def test_a_summary_stays_in_its_share_whatever_the_records_are(tmp_path: Path) -
     assert report["read_bytes"] == len(content) and 0 < report["written_bytes"] <= len(content) // 50
     _, scan = offsets_of(found, "absent", 0, 1 << 60, True)
     assert scan.has_broken_summaries is False
+    for number in range(0, 12_000, 1_500):  # in a filter of several pages, nearly full
+        assert offsets_of(found, f"host=h{number}", 0, 1 << 60, True)[0] == [number]
 
 
 def test_the_hash_of_many_words_is_that_of_one(tmp_path: Path) -> None:
@@ -286,11 +288,28 @@ def test_what_surrounds_a_value_in_its_batch_is_no_part_of_its_words(tmp_path: P
         assert offsets_of(found, "first", 0, 1 << 60, True)[0] == offsets_of(found, "last", 0, 1 << 60, True)[0] == [0]
 
 
-def test_a_disk_that_is_nearly_full_gets_no_summary(four_segments: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summarizer, "FREE_SHARE_MIN", 0)
-    monkeypatch.setattr(summarizer.file_io, "space", lambda _path: (_ for _ in ()).throw(OSError(28, "no space")))
-    with pytest.raises(OSError, match="no space"):
+def test_a_disk_that_is_nearly_full_gets_no_summary_and_one_that_fails_is_named(four_segments: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(summarizer.file_io, "space", lambda _path: summarizer.file_io.Space(1_000, 49))
+        assert summarize(four_segments.directory) == []
+
+    def fail(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(summarizer.file_io, "sync_data", fail)
+        reports = summarize(four_segments.directory)
+    assert [set(each) for each in reports] == [{"problem"}] * 3 and "00200.log: input/output error" in str(reports[0])
+    assert len(summarize(four_segments.directory)) == 3 and not list(Path(four_segments.directory).glob("*.tmp"))
+
+
+def test_a_segment_that_needs_too_much_memory_is_read_in_any_case(four_segments: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WordFilter, "add", fail)
         summarize(four_segments.directory)
-    partition = PartitionSummaries(four_segments.directory, TOPIC_ID, 2, RANDOM)
-    assert not partition.has(Offset(0), False)
-    partition.close()
+    assert summarize(four_segments.directory) == [], "it is not tried again"
+    _, scan = offsets_of(four_segments, "absent", 0, 1 << 60, True)
+    assert scan.skipped_bytes == 0 and not scan.lacks_summaries
