@@ -545,7 +545,7 @@ _SEARCH_ROWS = (
         "searched",
         "",
         "topics whose sealed segments get a summary by which searches skip them: those searched in the last 7 days, all, or none",
-        "about 10 s of CPU for 1 GB at the lowest priority, once, and their space",
+        "10 to 25 s of CPU for 1 GB at the lowest priority, once, and their space",
         choices=("off", "searched", "all"),
     ),
     SettingRow("search.summaries.data.percent", 2, "%", "largest summary, in percent of its segment", "space; fewer segments are read for nothing", 1, 20),

@@ -213,7 +213,10 @@ class Printer:
         if not quiet:
             seconds = self._end["milliseconds"] / 1_000
             rate = self._end["scanned_bytes"] / max(seconds, 0.001)
-            say(f"{self.words()}, {seconds:.1f} s, {bytes_text(rate)}/s" + ("; more may follow (--limit)" if self._end["stopped"] == "limit" else ""))
+            skipped = self._end["skipped_bytes"]
+            passed_over = f" ({bytes_text(skipped)} skipped by summaries)" if skipped else ""
+            words = f"{self.words()}{passed_over}, {seconds:.1f} s, {bytes_text(rate)}/s"
+            say(words + ("; more may follow (--limit)" if self._end["stopped"] == "limit" else ""))
         if absent := self._end["not_searched"]:
             lines = [f"partition {each['partition']} of {self._topic} was not searched: {each['reason']}" for each in absent]
             raise PartlyDone("\n".join(lines))

@@ -176,7 +176,7 @@ def large_topic(shared_box: RunningBox) -> str:
     return name
 
 
-def test_a_searched_topic_gets_summaries_and_a_lost_one_is_made_again(shared_box: RunningBox, large_topic: str) -> None:
+def test_a_searched_topic_gets_summaries_and_a_lost_one_is_made_again(shared_box: RunningBox, large_topic: str, search: Search) -> None:
     def skipped() -> int:
         _, documents = ask(shared_box, topic=large_topic, query="n9999")
         assert [json.loads(each["record"]["value"])["message"].split()[0] for each in documents if "record" in each] == ["n9999"]
@@ -188,6 +188,7 @@ def test_a_searched_topic_gets_summaries_and_a_lost_one_is_made_again(shared_box
     assert skipped() == 0
     eventually(lambda: len(list(directory.glob("*.summary"))) == len(sealed), "each sealed segment has a summary", 60)
     assert skipped() == sum(path.stat().st_size for path in sealed)
+    assert "skipped by summaries" in search("n9999", "--topic", large_topic).stderr
     assert sum(path.stat().st_size for path in directory.glob("*.summary")) <= sum(path.stat().st_size for path in sealed) // 50
     lost = sealed[0].with_suffix(".summary")
     lost.unlink()

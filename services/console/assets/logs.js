@@ -275,7 +275,7 @@ async function start() {
     if (!end) throw new Refused(500, { error: "the search ended before its end; what is shown is not all" });
     const seconds = ((performance.now() - began) / 1000).toFixed(1);
     showState(found.length
-      ? `${plural(found.length, "record")}${found.length >= Number($("limit").value) ? ", the newest" : ""} · ${bytesText(end.scanned_bytes)} searched in ${seconds} s`
+      ? `${plural(found.length, "record")}${found.length >= Number($("limit").value) ? ", the newest" : ""} · ${bytesText(end.scanned_bytes)} searched in ${seconds} s${end.skipped_bytes ? `, ${bytesText(end.skipped_bytes)} skipped` : ""}`
       : "No record matches. Search a longer time, another topic, or fewer words.");
     showNotes(end);
     $("progress").hidden = true;
