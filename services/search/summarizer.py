@@ -260,10 +260,11 @@ class SegmentSummarizer:
         self._first_ms = min(self._first_ms, int(written.min()))
         self._last_ms = max(self._last_ms, int(written.max()))
         self._records += len(starts)
-        is_word = _IS_WORD[data]
-        is_word[at - 1] = False  # what surrounds a value is no part of its first and last word
-        is_word[ends] = False
-        is_word[len(content) :] = False
+        inside = np.zeros(data.size, np.int8)
+        inside[at] += 1
+        inside[ends] -= 1
+        is_word = _IS_WORD[data]  # lengths, keys and headers are no words, and no parts of one
+        is_word &= np.add.accumulate(inside, dtype=np.int8).view(np.bool_)
         self._take_words(data, is_word, len(content))
 
     def _take_words(self, data: NDArray[np.uint8], is_word: NDArray[np.bool_], size_bytes: int) -> None:
