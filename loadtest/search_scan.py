@@ -1,35 +1,40 @@
-"""How fast a search reads: `python -m loadtest.search_scan [MEGABYTES] [DIRECTORY]`.
+"""How fast a search reads: `python -m loadtest.search_scan [MEGABYTES] [DIRECTORY] [CODEC…]`.
 
 No box is started: a partition's segments are written as ingest writes them (batches of 64 KiB; uncompressed, then zstd), and the search's own
 code scans them on one thread, beside `grep` over the same lines and `zstdcat | grep`, and ripgrep if it is installed. CPU seconds count (user and
-system), because the machine may be busy; the files are in the page cache. Nothing is asserted; figures are in docs/search.md. Weak spot:
-one kind of line.
+system), because the machine may be busy; the files are in the page cache. Then the summaries of the segments (of log.segment.bytes, 1 GiB) are
+made as a log-writer's helper makes them, and a word that one segment has is searched with them. Nothing is asserted; figures are in
+NOTES.md. Weak spot: one kind of line.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from appliance.base.model import LeaderEpoch, Offset, Position, TopicId
 from appliance.pipeline.local_rows import LocalRow
 from appliance.records.batch import stamp_batch
 from appliance.records.builder import BatchBuilder
 from appliance.records.compression import Codec
+from appliance.runtime.spawning import PARENT_VARIABLE
 from appliance.shm.partition_table import ROLE_LEADER, Row
 from appliance.storage.directory_identity import encode_partition_metadata
 from services.search.partition_scan import PartitionScan, Wanted
 
 TOPIC_ID = TopicId(b"0123456789abcdef")
 BATCH_BYTES = 64 << 10
+SEGMENT_BYTES = 1 << 30
 FIRST_MS = 1_795_000_000_000
 LINE = (
     b'{"time":"2026-11-21T01:54:57.%06d+00:00","host":"web%d","app":"nginx","proc_id":"%d","msg_id":null,"severity":%d,"severity_name":"info",'
@@ -63,37 +68,68 @@ def lines(count: int) -> Iterator[bytes]:
 
 
 def write_partition(directory: Path, count: int, codec: Codec) -> LocalRow:
-    """Write one segment."""
+    """Write segments, the last of which is the active one."""
     directory.mkdir()
     (directory / "partition.metadata").write_bytes(encode_partition_metadata(TOPIC_ID))
-    for suffix in ("index", "timeindex"):
-        (directory / f"{0:020d}.{suffix}").write_bytes(b"")
-    base = offset = size_bytes = 0
+    base = offset = active = 0
     builder, filled = BatchBuilder(codec), 0
-    with open(directory / f"{0:020d}.log", "wb") as file:
-        for line in lines(count):
-            builder.append(FIRST_MS + offset, None, line, ())
-            filled += len(line)
-            offset += 1
-            if filled >= BATCH_BYTES or offset == count:
-                batch = bytearray(builder.build(-1, -1))
-                stamp_batch(batch, 0, Offset(base), LeaderEpoch(0))
-                size_bytes += file.write(batch)
-                builder, filled, base = BatchBuilder(codec), 0, offset
-    end, place = Offset(count), Position(size_bytes)
-    row = Row(TOPIC_ID, 0, 1, ROLE_LEADER, LeaderEpoch(0), Offset(0), end, end, end, 1, 1, 0, Offset(0), place, Offset(0), place, 1)
+    file = _new_segment(directory, 0)
+    for line in lines(count):
+        builder.append(FIRST_MS + offset, None, line, ())
+        filled += len(line)
+        offset += 1
+        if filled >= BATCH_BYTES or offset == count:
+            batch = bytearray(builder.build(-1, -1))
+            stamp_batch(batch, 0, Offset(base), LeaderEpoch(0))
+            if file.tell() + len(batch) > SEGMENT_BYTES:
+                file.close()
+                file, active = _new_segment(directory, base), base
+            file.write(batch)
+            builder, filled, base = BatchBuilder(codec), 0, offset
+    end, place, last = Offset(count), Position(file.tell()), Offset(active)
+    file.close()
+    row = Row(TOPIC_ID, 0, 1, ROLE_LEADER, LeaderEpoch(0), Offset(0), end, end, end, 1, 1, 0, last, place, last, place, 1)
     table: Any = OneRow(row)
     return LocalRow(TOPIC_ID, str(directory), table, 0, row)
 
 
-def scan(found: LocalRow, query: str) -> int:
-    """Return the number of matches."""
-    windows = PartitionScan(found, "searched", 0, Wanted.of(query, 0, 1 << 60)).windows()
-    return sum(len(window.matches) for window in windows)
+def _new_segment(directory: Path, base: int) -> BinaryIO:
+    for suffix in ("index", "timeindex"):
+        (directory / f"{base:020d}.{suffix}").write_bytes(b"")
+    return open(directory / f"{base:020d}.log", "wb")
+
+
+def scan(found: LocalRow, query: str, uses_summaries: bool = False) -> tuple[int, int]:
+    """Return the number of matches, and the bytes that were skipped."""
+    scan = PartitionScan(found, "searched", 0, Wanted.of(query, 0, 1 << 60, uses_summaries))
+    return sum(len(window.matches) for window in scan.windows()), scan.skipped_bytes
+
+
+def summarize(found: LocalRow) -> None:
+    """Make the summaries in a process, print what they cost, and search with them."""
+    logs = sorted(Path(found.directory).glob("*.log"))[:-1]
+    partition = {"directory": found.directory, "topic_id": TOPIC_ID.hex(), "bases": [int(path.stem) for path in logs], "checks_pages": False}
+    job = Path(found.directory) / "job.json"
+    job.write_text(json.dumps({"share_percent": 2, "bytes_per_second": 0, "partitions": [partition]}))
+    started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
+    with open(job, "rb") as file:
+        subprocess.run([sys.executable, "-P", "-m", "services.search.summarizer"], stdin=file, stdout=subprocess.DEVNULL, env=environment, check=True)
+    after, took = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - started
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    gigabytes = sum(path.stat().st_size for path in logs) / 1e9 or 1.0
+    made = sum(path.stat().st_size for path in Path(found.directory).glob("*.summary")) / 1e9
+    print(f"summaries of {len(logs)} segments: {made / gigabytes:.2%} of {gigabytes:.1f} GB, {cpu / gigabytes:.1f} cpu-s/GB, {took / gigabytes:.1f} s/GB")
+    for query in (NEEDLE.decode(), "absent-0815", "host=db*", "id=4711", "severity<=crit"):
+        started = time.monotonic()
+        matches, skipped = scan(found, query, True)
+        print(f"with summaries {query:32} {time.monotonic() - started:8.3f} s   {matches} records, {skipped / 1e9:.1f} GB skipped", flush=True)
+    (anonymous,) = (line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    print(f"private memory after all searches: {int(anonymous) >> 10} MB")
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """Return the CPU time of this process and its children, the least of three runs."""
+    """Return the CPU time of this process and its children, the least of three runs, or of as many as take 15 s."""
 
     def spent() -> float:
         return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -103,6 +139,8 @@ def cpu_seconds(work: Callable[[], object]) -> float:
         before = spent()
         work()
         took.append(spent() - before)
+        if sum(took) > 15:
+            break
     return min(took)
 
 
@@ -116,11 +154,13 @@ def main() -> int:
             file.writelines(line + b"\n" for line in lines(count))
         size = text.stat().st_size
         print(f"{size / 1e6:.0f} MB of lines, {count} records; MB of lines a CPU second")
-        for codec in (Codec.NONE, Codec.ZSTD):
+        for codec in [Codec[name.upper()] for name in sys.argv[3:]] or (Codec.NONE, Codec.ZSTD):
             found = write_partition(place / codec.name, count, codec)
+            summarize(found)
             for query in QUERIES:
-                seconds = cpu_seconds(partial(scan, found, query))
-                print(f"millrace {codec.name.lower():5} {query:32} {size / 1e6 / seconds:8.0f}   {scan(found, query)} records", flush=True)
+                matches: list[int] = []
+                seconds = cpu_seconds(lambda query=query, found=found, matches=matches: matches.append(scan(found, query)[0]))  # type: ignore[misc]
+                print(f"millrace {codec.name.lower():5} {query:32} {size / 1e6 / seconds:8.0f}   {matches[-1]} records", flush=True)
         subprocess.run(["zstd", "-q", "-f", str(text)], check=False) if shutil.which("zstd") else None
         others = [["grep", "-c", "-F", NEEDLE.decode(), str(text)], ["grep", "-c", "-i", NEEDLE.decode(), str(text)], ["rg", "-c", NEEDLE.decode(), str(text)]]
         if os.path.exists(f"{text}.zst"):
