@@ -76,6 +76,7 @@ _NO_SECRETS = "InaccessiblePaths=-/var/lib/millrace/zookeeper -/var/lib/millrace
 _NOT_EXECUTABLE = "NoExecPaths=/var/lib/millrace"
 UNIT_DIFFERENCES: dict[str, dict[str, tuple[Lines, Lines]]] = {
     # Writable directories are not executable, ZooKeeper's secret is for two processes, and no process but the supervisor changes box.json.
+    # Ingest writes to a part of the state directory, and a load connects to its box only.
     "0.1.0": {
         "millrace-.service.d/10-box.conf": ((), ("ReadOnlyPaths=-/run/millrace/d7883b4450/box.json",)),
         **{
@@ -83,7 +84,17 @@ UNIT_DIFFERENCES: dict[str, dict[str, tuple[Lines, Lines]]] = {
             for unit in ("acceptor@", "console", "coordinator", "replica-fetcher")
         },
         **{f"millrace-{unit}.service.d/20-settings.conf": ((), (_NOT_EXECUTABLE,)) for unit in ("controller", "zookeeper")},
-        "millrace-ingest@.service.d/20-settings.conf": ((), (_NOT_EXECUTABLE, _NO_SECRETS, "IPAddressDeny=", "IPAddressAllow=")),
+        "millrace-ingest@.service.d/20-settings.conf": (
+            ("ReadWritePaths=/var/lib/millrace",),
+            (
+                "ReadWritePaths=-/var/lib/millrace/ingest",
+                f"{_NOT_EXECUTABLE.replace('/var', '-/var')}/ingest",
+                _NO_SECRETS,
+                "IPAddressDeny=",
+                "IPAddressAllow=",
+            ),
+        ),
+        "millrace-load.service.d/20-settings.conf": ((), (_HEADER, "[Service]", _NO_SECRETS, "IPAddressDeny=", "IPAddressAllow=")),
         **{f"millrace-log-reader@d{number}.service.d/20-settings.conf": ((), ("[Service]", _NO_SECRETS)) for number in range(3)},
         **{
             f"millrace-log-writer@{disk}.service.d/20-settings.conf": ((), (f"NoExecPaths=/srv/{mount}/{disk} /var/lib/millrace", _NO_SECRETS))
