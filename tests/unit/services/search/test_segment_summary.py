@@ -45,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("partitions")
 
 
-def summarize(directory: str, share_percent: int = 1_000_000, checks_pages: bool = False, topic_id: TopicId = TOPIC_ID) -> list[dict[str, int]]:
+def summarize(directory: str, share_percent: int = 30_000, checks_pages: bool = False, topic_id: TopicId = TOPIC_ID) -> list[dict[str, int]]:
     """Make the summaries of all segments but the last."""
     bases = sorted(int(path.stem) for path in Path(directory).glob("*.log"))[:-1]
     reports: list[dict[str, int]] = []
@@ -121,6 +121,7 @@ def segments_of(given: Any) -> tuple[list[tuple[int, bytes]], int]:
     return segments, offset
 
 
+@pytest.mark.slow
 @given(given_segments, st.lists(queries, min_size=1, max_size=4), st.integers(0, 6), st.integers(1, 12))
 def test_a_search_with_summaries_finds_what_one_without_finds(place: Path, given: Any, asked: list[str], since: int, span: int) -> None:
     segments, end = segments_of(given)
@@ -214,6 +215,7 @@ def test_a_segment_with_damage_or_transactions_is_read_in_any_case(tmp_path: Pat
     assert scan.skipped_bytes == 0 and not scan.lacks_summaries
 
 
+@pytest.mark.slow
 def test_a_summary_stays_in_its_share_whatever_the_records_are(tmp_path: Path) -> None:
     chance = random.Random(1)
     records = [(0, None, json.dumps({"host": f"h{number}", "message": chance.randbytes(60).hex(" ", 3)}).encode(), ()) for number in range(12_000)]
@@ -278,6 +280,7 @@ def test_times_that_descend_in_a_batch_are_found(tmp_path: Path) -> None:
     assert offsets_of(found, "error", 10, 11, True)[0] == [1]
 
 
+@pytest.mark.slow
 def test_what_surrounds_a_value_in_its_batch_is_no_part_of_its_words(tmp_path: Path) -> None:
     """The length before a value, and the number of headers behind it, may look like letters."""
     headers = tuple((f"h{number}", b"") for number in range(49))  # the number is written as b
