@@ -535,8 +535,15 @@ def run_job(job: dict[str, Any], report: Callable[[dict[str, Any]], None], clock
             partition = PartitionSummaries(wanted["directory"], TopicId(bytes.fromhex(wanted["topic_id"])), job["share_percent"], os.urandom(VALUE_BYTES_MAX))
         except (FileNotFoundError, Unfit):
             continue  # the topic was deleted
+        except (OSError, ValueError) as error:
+            report({"problem": f"{wanted['directory']}: {str(error).lower()}"})
+            continue
         with closing(partition):
-            partition.remove_orphans()
+            try:
+                partition.remove_orphans()
+            except OSError as error:
+                report({"problem": f"{wanted['directory']}: {(error.strerror or str(error)).lower()}"})
+                continue
             for base_offset in sorted(map(Offset, wanted["bases"]), reverse=True):
                 try:
                     if partition.has(base_offset, wanted["checks_pages"]):

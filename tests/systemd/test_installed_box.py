@@ -138,6 +138,24 @@ def test_a_line_that_comes_by_syslog_is_read_by_a_kafka_client_from_the_page_cac
         assert installed.metric("millrace_fetch_cold_reads_total") == cold_before, "its unit lets an acceptor ask what is in the page cache"
 
 
+def test_a_search_finds_records_and_log_writers_have_summaries_made(installed: InstalledBox) -> None:
+    """By processes of console and log-writer, within the limits of their units."""
+    with installed.box.inside():
+        client = RawClient(KAFKA)
+    client.create_topic("searched", 1, segment_bytes=str(2 << 20))
+    for number in range(8):
+        assert client.produce("searched", 0, batch(f"n{number} {os.urandom(350_000).hex()}")).error_code == 0
+    client.close()
+
+    def found(word: str) -> int:
+        return len(installed.millrace("search", word, "--topic", "searched", "--since", "2020-01-01", "--json").stdout.splitlines())
+
+    assert (found("n2"), found("n9")) == (1, 0)
+    directories = " ".join(f"{disk}/searched-0" for disk in DISKS)
+    eventually(lambda: installed.box.output(f"find {directories} -name '*.summary' 2>/dev/null || true"), "a sealed segment has a summary", 60)
+    assert found("n2") == 1 and not int(installed.metric("millrace_summaries_failures_total"))
+
+
 def test_a_listener_is_a_socket_unit_from_the_next_start_on_and_as_long_as_it_is_in_the_settings(installed: InstalledBox) -> None:
     settings, port = "/etc/millrace/millrace.toml", 6514
     relays = tables_text({"listener": [listener("relays", "syslog", port=port, topic="relayed")]})

@@ -86,8 +86,8 @@ class Replays:
         self._journal = ReplayJournal(directory, boot, entries_max * ENTRY_BYTES, keep_ms, clock, counters, log, self._checkpoint)
         self._checkpoint_bytes_max = self._journal.limit_bytes // 4
         self._in_flight: dict[BatchWithParts, JournalledBatch] = {}
-        self._forgotten: list[bytes] = []
-        self._answered: list[bytes] = []
+        self._forgotten: set[bytes] = set()
+        self._answered: set[bytes] = set()
         """Of those, the ones of an earlier turn, which the journal still lacks."""
         self._unresolved = JournalledBatches(peers, self._on_resolved, now_ms)
         self._findings: JournalFindings | None = JournalFindings(self.memory, boot)
@@ -199,9 +199,9 @@ class Replays:
         next incarnation, too, once the answers of this turn are sent. A death before that leaves a
         sender without the answer, and what it repeats has to be recognised."""
         self.memory.forget(identity)
-        self._forgotten.append(identity)
+        self._forgotten.add(identity)
 
-    def _write_forgotten(self, identities: list[bytes]) -> None:
+    def _write_forgotten(self, identities: set[bytes]) -> None:
         self._journal.write(*map(Forgotten, identities))
         identities.clear()
 
@@ -267,7 +267,7 @@ class Replays:
 
     def close(self) -> None:
         """Write what was noted."""
-        self._write_forgotten(self._answered + self._forgotten)
+        self._write_forgotten(self._answered | self._forgotten)
         self._expire(self._clock.monotonic_ms())
         self._journal.close()
 

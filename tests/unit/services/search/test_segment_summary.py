@@ -45,12 +45,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("partitions")
 
 
-def summarize(directory: str, share_percent: int = 30_000, checks_pages: bool = False, topic_id: TopicId = TOPIC_ID) -> list[dict[str, int]]:
+def summarize(*directories: str, share_percent: int = 30_000, checks_pages: bool = False, topic_id: TopicId = TOPIC_ID) -> list[dict[str, int]]:
     """Make the summaries of all segments but the last."""
-    bases = sorted(int(path.stem) for path in Path(directory).glob("*.log"))[:-1]
     reports: list[dict[str, int]] = []
-    partition = {"directory": directory, "topic_id": topic_id.hex(), "bases": bases, "checks_pages": checks_pages}
-    run_job({"share_percent": share_percent, "bytes_per_second": 0, "partitions": [partition]}, reports.append, ManualClock(), lambda _seconds: None)
+    partitions = [
+        {
+            "directory": directory,
+            "topic_id": topic_id.hex(),
+            "bases": sorted(int(path.stem) for path in Path(directory).glob("*.log"))[:-1],
+            "checks_pages": checks_pages,
+        }
+        for directory in directories
+    ]
+    run_job({"share_percent": share_percent, "bytes_per_second": 0, "partitions": partitions}, reports.append, ManualClock(), lambda _seconds: None)
     return reports
 
 
@@ -305,6 +312,13 @@ def test_a_disk_that_is_nearly_full_gets_no_summary_and_one_that_fails_is_named(
         reports = summarize(four_segments.directory)
     assert [set(each) for each in reports] == [{"problem"}] * 3 and "00200.log: input/output error" in str(reports[0])
     assert len(summarize(four_segments.directory)) == 3 and not list(Path(four_segments.directory).glob("*.tmp"))
+
+
+def test_a_partition_that_cannot_be_identified_keeps_no_other_from_its_summaries(four_segments: Any, tmp_path: Path) -> None:
+    (tmp_path / "partition.metadata").write_text("no metadata")
+    reports = summarize(str(tmp_path), four_segments.directory)
+    assert str(tmp_path) in str(reports[0]["problem"]) and len(reports) == 4
+    assert len(list(Path(four_segments.directory).glob("*.summary"))) == 3
 
 
 def test_a_segment_that_needs_too_much_memory_is_read_in_any_case(four_segments: Any, monkeypatch: pytest.MonkeyPatch) -> None:
