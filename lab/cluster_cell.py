@@ -222,9 +222,10 @@ class Cell:
             for made in self._admin.create_topics(topics, operation_timeout=20).values():
                 made.result(30)
         except KafkaException as error:
-            if error.args[0].code() not in (KafkaError.NOT_CONTROLLER, KafkaError.INVALID_REPLICA_ASSIGNMENT):
+            # A box whose session ended with what was before this cell is about to register again, or the ensemble elects.
+            if error.args[0].code() not in (KafkaError.NOT_CONTROLLER, KafkaError.INVALID_REPLICA_ASSIGNMENT, KafkaError.REQUEST_TIMED_OUT):
                 raise
-            return None  # a box whose session ended with what was before this cell is about to register again
+            return None
         assert self._await_in_sync() == []
         return victim
 

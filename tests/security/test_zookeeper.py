@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoAuthError, QuotaExceededError
@@ -54,8 +55,19 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
 
 
 def create_topic(box: RunningBox, name: str) -> None:
+    """Retried while the box has lost its ZooKeeper session, which changes nothing: the flood of a test may cost it that for seconds."""
     admin = AdminClient({"bootstrap.servers": box.bootstrap})
-    admin.create_topics([NewTopic(name, 2)])[name].result(20)
+
+    def is_created() -> bool:
+        try:
+            admin.create_topics([NewTopic(name, 2)])[name].result(20)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.REQUEST_TIMED_OUT:
+                raise
+            return False
+        return True
+
+    eventually(is_created, f"topic {name} is created", 60)
 
 
 def own(box: RunningBox) -> Credentials:
