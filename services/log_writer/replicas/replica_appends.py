@@ -138,8 +138,11 @@ class ReplicaAppends:
             offset = truncation_offset(order.leader_epoch, offset, log.leader_epochs.end_offset_for, before)
         offset = max(FIRST_OFFSET, offset)
         # Before the log: after a power cut in between, a log that ends below its recovery point would count as damaged.
+        end = offset
+        if order.kind != Truncation.START_AT and offset >= log.segment_base_offsets[0]:
+            end = min(offset, log.boundary_at(offset).offset)  # the batch that holds the offset goes whole
         with suppress(DiskFull):  # the truncation frees space, and nothing is appended before they are written
-            self._partitions.directory.checkpoints.cap(name, offset)
+            self._partitions.directory.checkpoints.cap(name, end)
         replica.needs_checkpoints = True
         if order.kind == Truncation.START_AT:
             log.truncate_fully_and_start_at(offset)

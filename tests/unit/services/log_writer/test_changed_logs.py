@@ -25,9 +25,10 @@ RECORDS = 10
 SEGMENT = "00000000000000000000.log"
 
 
-def _batch(value: bytes = b"value") -> bytes:
+def _batch(value: bytes = b"value", records: int = 1) -> bytes:
     builder = BatchBuilder()
-    builder.append(1_700_000_000_000, None, value)
+    for _ in range(records):
+        builder.append(1_700_000_000_000, None, value)
     return builder.build()
 
 
@@ -53,10 +54,10 @@ def _answer(writer: RealLogWriter) -> int:
     return writer.answers[-1][2]
 
 
-def produce(writer: RealLogWriter, count: int) -> None:
+def produce(writer: RealLogWriter, count: int, records: int = 1) -> None:
     acceptor = writer.sources.get("acceptor@0") or writer.source("acceptor@0")
     for _ in range(count):
-        writer.produce(acceptor, 0, _batch())
+        writer.produce(acceptor, 0, _batch(records=records))
         assert _answer(writer) == 0
 
 
@@ -134,9 +135,9 @@ def test_a_changed_log_that_follows_fetches_what_it_lacks(layout: BoxLayout, tmp
     writer.stop()
 
 
-@pytest.mark.parametrize("kind", [Truncation.TO_OFFSET, Truncation.START_AT])
+@pytest.mark.parametrize(("kind", "records", "end"), [(Truncation.TO_OFFSET, 1, 4), (Truncation.TO_OFFSET, 3, 3), (Truncation.START_AT, 1, 4)])
 def test_a_power_cut_between_a_truncation_and_its_checkpoint_is_no_damage(
-    layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Truncation
+    layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Truncation, records: int, end: int
 ) -> None:
     class PowerCut(Exception):
         pass
@@ -148,13 +149,13 @@ def test_a_power_cut_between_a_truncation_and_its_checkpoint_is_no_damage(
     writer.create(writer.source("controller"), 0)
     _answer(writer)
     assert command(writer, DescriptorKind.BECOME_LEADER, 0) == 0
-    produce(writer, RECORDS)
+    produce(writer, RECORDS, records)
     writer.agent.flush_rounds.start_round(writer.clock.monotonic_ns())
     writer.seconds(3)
     writer.agent.partitions.save_checkpoints()
     assert command(writer, DescriptorKind.BECOME_FOLLOWER, 1, leader=2, replicas=[2, BROKER_ID]) == 0
     replica = writer.agent.partitions.find(TOPIC_ID, 0)
-    assert replica is not None and replica.log.recovery_point == RECORDS
+    assert replica is not None and replica.log.recovery_point == RECORDS * records
     fetcher = writer.source("replica-fetcher")
     order = TruncateOrder(kind, NO_LEADER_EPOCH, Offset(4))
     assert fetcher.by_disk[DISK].offer(truncate_descriptor(replica.row, replica.row_generation, replica.leader_epoch, order), 0, ("truncate", 0))
@@ -169,7 +170,7 @@ def test_a_power_cut_between_a_truncation_and_its_checkpoint_is_no_damage(
     second = started(layout, tmp_path, 2)
     assert second.agent.boot == "unclean" and "lacks" not in second.said and second.agent.partitions.lost_offsets() == ()
     found = second.agent.partitions.find(TOPIC_ID, 0)
-    assert found is not None and found.log.log_end_offset == 4
+    assert found is not None and found.log.log_end_offset == end
     second.stop()
 
 
