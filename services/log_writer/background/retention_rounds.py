@@ -137,6 +137,8 @@ class RetentionRounds:
         """When DeleteRecords that wait for a checkpoint are tried again on a full disk; what frees
         space comes first."""
         self._clock_told_ns = self._reserve_told_ns = self._missing_told_ns = -TOLD_NS
+        self._without_directory: set[Replica] = set()
+        """Logs whose directory was removed beside this process, each reported once."""
         self._rounds = counters.counter("retention.rounds")
         self._held_by_clock = counters.counter("retention.rounds_without_time")
         self._disagreement = counters.gauge("retention.clock_disagreement_ms")
@@ -256,6 +258,7 @@ class RetentionRounds:
                     "more than time went by; when the clock is right, restart the log-writer"
                 )
         self._to_examine = list(self._partitions.by_row.values())
+        self._without_directory.intersection_update(self._to_examine)
 
     def _examine_some(self) -> None:
         """The next logs: facts here, timestamps and plans in the thread."""
@@ -268,12 +271,15 @@ class RetentionRounds:
         wall_ms = self._clock.wall_ms()
         generations = {replica: (replica.log.segment_list_generation, replica.log.replacements) for replica, _, _ in examined}
 
-        def examine() -> tuple[list[_Planned], list[tuple[Replica, str]], list[tuple[Replica, list[LostRange]]]]:
+        def examine() -> tuple[list[_Planned], list[tuple[Replica, str]], list[tuple[Replica, list[LostRange] | None]]]:
             planned: list[_Planned] = []
             missing: list[tuple[Replica, str]] = []
-            gone: list[tuple[Replica, list[LostRange]]] = []
+            gone: list[tuple[Replica, list[LostRange] | None]] = []
             for replica, facts, times in examined:
-                gone.append((replica, _gone_segments(replica.log.directory, facts)))
+                lost = _gone_segments(replica.log.directory, facts)
+                gone.append((replica, lost))
+                if lost is None:
+                    continue
                 try:
                     plan = plan_retention(facts, policies, times.largest, wall_ms)
                 except FileNotFoundError as error:
@@ -287,11 +293,14 @@ class RetentionRounds:
             """Whether no segment was deleted or compacted since."""
             return self._is_here(replica) and generations[replica] == (replica.log.segment_list_generation, replica.log.replacements)
 
-        def take(examined: tuple[list[_Planned], list[tuple[Replica, str]], list[tuple[Replica, list[LostRange]]]]) -> None:
+        def take(examined: tuple[list[_Planned], list[tuple[Replica, str]], list[tuple[Replica, list[LostRange] | None]]]) -> None:
             planned, missing, gone = examined
             self._planned.extend(planned)
             for replica, lost in gone:
-                if (lost or replica.log.damage.noted) and is_unchanged(replica):
+                if lost is None:
+                    if is_unchanged(replica):
+                        self._tell_without_directory(replica)
+                elif (lost or replica.log.damage.noted) and is_unchanged(replica):
                     self._note_gone(replica, lost)
             for replica, path in missing:
                 if is_unchanged(replica):
@@ -313,6 +322,19 @@ class RetentionRounds:
             words = f"log {name} lacks {each.until - each.first} offsets, {each.first} to {each.until - 1}: {path} was removed while the log-writer runs"
             words += "; restart the log-writer: the log is fetched from a replica on another box, or consumers go on behind the offsets"
             self._log.critical(words, **name._asdict())
+
+    def _tell_without_directory(self, replica: Replica) -> None:
+        """Its directory was removed, so nothing can be written down."""
+        if replica in self._without_directory:
+            return
+        self._without_directory.add(replica)
+        log, name = replica.log, replica.topic_partition
+        count = log.log_end_offset - log.log_start_offset
+        self._lost_offsets.set(self._lost_offsets.value + count)
+        what = f" and all {count} offsets, {log.log_start_offset} to {log.log_end_offset - 1}" if count else ""
+        words = f"log {name} lacks its directory{what}: {log.directory} was removed while the log-writer runs; restart the log-writer: the log is fetched"
+        words += " from a replica on another box, or begins anew, empty"
+        self._log.critical(words, **name._asdict())
 
     def _tell_missing(self, replica: Replica, path: str) -> None:
         """A file of a log that was neither deleted nor compacted meanwhile: retention cannot tell
@@ -522,15 +544,16 @@ class RetentionRounds:
         return self._partitions.by_row.get(replica.row) is replica
 
 
-def _gone_segments(directory: str, facts: LogFacts) -> list[LostRange]:
-    """Return the offsets of segments whose log file is missing; none if the log was deleted. Raises
+def _gone_segments(directory: str, facts: LogFacts) -> list[LostRange] | None:
+    """Return the offsets of segments whose log file is missing; None if the directory is. Raises
     OSError.
     """
     try:
         names = set(file_io.listdir(directory))
     except FileNotFoundError:
-        return []
-    return [LostRange(each.base_offset, each.end_offset) for each in facts.segments if segment_name(each.base_offset, LOG_SUFFIX) not in names]
+        return None
+    gone = [LostRange(each.base_offset, each.end_offset) for each in facts.segments if segment_name(each.base_offset, LOG_SUFFIX) not in names]
+    return [each for each in gone if each.until > each.first]  # the active segment may be empty
 
 
 def _facts(replica: Replica) -> LogFacts:

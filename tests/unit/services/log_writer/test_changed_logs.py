@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -334,6 +335,36 @@ def test_a_segment_that_is_removed_while_the_box_runs_is_reported_and_stays_lost
     produce(second, 1)
     second.stop()
     assert [batch for batch in batches_of(directory) if batch[2]] == [(offset, offset, 1) for offset in range(RECORDS + 1) if not lost[0] <= offset < lost[1]]
+
+
+def test_a_directory_that_is_removed_while_the_box_runs_is_reported_once(layout: BoxLayout, tmp_path: Path) -> None:
+    writer = started(layout, tmp_path, 1, {"log.retention.check.interval.ms": 1000})
+    assert command(writer, DescriptorKind.CREATE, 0, config=SMALL) == 0
+    assert command(writer, DescriptorKind.BECOME_LEADER, 0, config=SMALL) == 0
+    produce(writer, RECORDS)
+    shutil.rmtree(tmp_path / "d0" / "t-0")
+    words = f"CRITICAL log-writer: log t-0 lacks its directory and all {RECORDS} offsets, 0 to {RECORDS - 1}: {tmp_path}/d0/t-0 was removed"
+    _rounds(writer, lambda: words in writer.said)
+    rounds = writer.counters.counter("retention.rounds").value
+    _rounds(writer, lambda: writer.counters.counter("retention.rounds").value > rounds + 2)
+    assert writer.said.count(words) == 1 and writer.counters.gauge("log_writer.lost_offsets").value == RECORDS
+    assert writer.disk_state == DISK_ONLINE and not (tmp_path / "d0" / "t-0").exists()
+    writer.die()
+
+
+def test_an_empty_segment_that_is_removed_lacks_no_offsets(layout: BoxLayout, tmp_path: Path) -> None:
+    writer = started(layout, tmp_path, 1, {"log.retention.check.interval.ms": 1000})
+    assert command(writer, DescriptorKind.CREATE, 0, config=SMALL) == 0
+    assert command(writer, DescriptorKind.BECOME_LEADER, 0, config=SMALL) == 0
+    produce(writer, RECORDS)
+    replica = writer.agent.partitions.find(TOPIC_ID, 0)
+    assert replica is not None
+    replica.log.roll()
+    (tmp_path / "d0" / "t-0" / f"{RECORDS:020d}.log").unlink()
+    rounds = writer.counters.counter("retention.rounds").value
+    _rounds(writer, lambda: writer.counters.counter("retention.rounds").value > rounds + 2)
+    assert "lacks" not in writer.said and writer.agent.partitions.lost_offsets() == ()
+    writer.die()
 
 
 def test_a_segment_that_was_removed_just_before_a_clean_stop_is_missed_by_the_next_start(layout: BoxLayout, tmp_path: Path) -> None:
