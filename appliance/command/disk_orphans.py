@@ -1,7 +1,8 @@
 """`millrace disk orphans`: partition directories that no topic owns, and ways to adopt or remove them.
 
-The command reads directories, partition tables and the image; the controller decides once more by ZooKeeper before it removes or adopts a log. What no
-log-writer serves (`-stray`, an unreadable `partition.metadata`) is removed here. Weak: a disk that hangs may hang this command.
+The command reads directories, partition tables and the image; the controller decides once more by ZooKeeper before it removes or adopts a log, also by
+name alone, if `partition.metadata` cannot be read. Only a `-stray` directory, whose name is never used again, is removed here. Weak: a disk that hangs
+may hang this command.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class OrphanDirectory(NamedTuple):
     log_start_offset: int | None
     end_offset: int | None
     reason: str
+    inode: tuple[int, int]
+    """Device and inode of the directory that was listed."""
 
     @property
     def name(self) -> str:
@@ -62,6 +65,9 @@ def orphans(
     remove: Annotated[
         list[str] | None, option("--remove", metavar="DISK/DIRECTORY", help="Delete this one for good, or `all`; may be given several times.")
     ] = None,
+    allow_missing: Annotated[
+        bool, option("--allow-missing", help="Adopt with empty partitions, although other boxes of the cluster may have their logs.")
+    ] = False,
     yes: Annotated[bool, option("--yes", "-y", help="Do not ask.")] = False,
     dry_run: Annotated[bool, option("--dry-run", help="Show what would be adopted or removed, change nothing.")] = False,
     as_json: Annotated[bool, option("--json", help="For programs.")] = False,
@@ -74,14 +80,14 @@ def orphans(
     """
     if adopt and remove:
         raise UsageProblem("adopt or remove, not both at once")
-    if (topic_id or setting) and not adopt:
-        raise UsageProblem("--topic-id and --set belong to --adopt TOPIC")
+    if (topic_id or setting or allow_missing) and not adopt:
+        raise UsageProblem("--topic-id, --set and --allow-missing belong to --adopt TOPIC")
     found = find_running_box(data, config)
     listed, unread = find_orphans(found)
     for words in unread:
         say(f"millrace: {words}")
     if adopt:
-        _adopt(found, choose_topic(listed, adopt, topic_id), dict(parse_setting(text) for text in setting or []), yes, dry_run)
+        _adopt(found, choose_topic(listed, adopt, topic_id), dict(parse_setting(text) for text in setting or []), allow_missing, yes, dry_run)
     elif remove:
         _remove(found, choose_directories(listed, remove), yes, dry_run)
     elif as_json:
@@ -100,13 +106,14 @@ def find_orphans(found: FoundBox) -> tuple[list[OrphanDirectory], list[str]]:
     image, broker_id = image_of(found.layout), int(found.box["broker_id"])
     rows = {(disk, str(_text_of(row.topic_id)), row.partition): row for disk, row in reading.rows}
     listed: list[OrphanDirectory] = []
-    unread = []
-    for disk in describe_disks(disks, reading):
-        if not disk.state.startswith(("online", "full")):
-            unread.append(f"disk {disk.name} is not looked at: {disk.state}")
+    described = describe_disks(disks, reading)
+    away = {disk.name: disk.state for disk in described if not disk.state.startswith(("online", "full"))}
+    unread = [f"disk {name} is not looked at: {state}" for name, state in away.items()]
+    for disk in described:
+        if disk.name in away:
             continue
         try:
-            listed += orphans_in(disk.name, disk.path, image, broker_id, rows, reading.wall_ms)
+            listed += orphans_in(disk.name, disk.path, image, broker_id, rows, away, reading.wall_ms)
         except OSError as error:
             unread.append(f"could not read disk {disk.name}: {(error.strerror or str(error)).lower()}: {error.filename}")
     return listed, unread
@@ -118,8 +125,10 @@ def _text_of(topic_id: bytes) -> str:
     return str(TopicId(topic_id))
 
 
-def orphans_in(disk: str, path: str, image: MetadataImage, broker_id: int, rows: dict[tuple[str, str, int], Row], now_ms: int) -> list[OrphanDirectory]:
-    """Return the orphans of one log directory. Raises OSError."""
+def orphans_in(
+    disk: str, path: str, image: MetadataImage, broker_id: int, rows: dict[tuple[str, str, int], Row], away: dict[str, str], now_ms: int
+) -> list[OrphanDirectory]:
+    """Return the orphans of one log directory. `away`: the states of disks that do not serve. Raises OSError."""
     from appliance.storage.directory_identity import read_topic_id
     from appliance.storage.partition_directory import STRAY_SUFFIX, is_leaving, parse_partition_name
 
@@ -134,18 +143,39 @@ def orphans_in(disk: str, path: str, image: MetadataImage, broker_id: int, rows:
         except ValueError:
             known = None
         topic_id = None if known is None else str(known)
-        reason = STRAY if is_stray else UNREADABLE if topic_id is None else orphan_reason(image, broker_id, disk, parsed.topic, parsed.partition, topic_id)
+        if is_stray:
+            reason = STRAY
+        elif topic_id is None:
+            reason = _unreadable(image, broker_id, disk, *parsed, rows)
+        else:
+            reason = orphan_reason(image, broker_id, disk, *parsed, topic_id, away)
         if not reason:
             continue
         row = None if is_stray or topic_id is None else rows.get((disk, topic_id, parsed.partition))
+        inode = _inode(f"{path}/{name}")
         size_bytes, changed_ms, start, end = _contents(f"{path}/{name}")
         if row is not None:
             start, end = row.log_start_offset, row.log_end_offset
-        listed.append(OrphanDirectory(disk, name, *parsed, topic_id, size_bytes, max(0, now_ms - changed_ms) // 1000, start, end, reason))
+        listed.append(OrphanDirectory(disk, name, *parsed, topic_id, size_bytes, max(0, now_ms - changed_ms) // 1000, start, end, reason, inode))
     return listed
 
 
-def orphan_reason(image: MetadataImage, broker_id: int, disk: str, topic: str, partition: int, topic_id: str) -> str:
+def _inode(path: str) -> tuple[int, int]:
+    status = os.lstat(path)
+    return status.st_dev, status.st_ino
+
+
+def _unreadable(image: MetadataImage, broker_id: int, disk: str, topic: str, partition: int, rows: dict[tuple[str, str, int], Row]) -> str:
+    """As `orphan_reason`, of a log without an id: '' too if the log of this name is open."""
+    known = image.topics.get(topic)
+    if known is not None:
+        topic_id = str(known.topic_id)
+        if (disk, topic_id, partition) in rows or not orphan_reason(image, broker_id, disk, topic, partition, topic_id, {}):
+            return ""
+    return UNREADABLE
+
+
+def orphan_reason(image: MetadataImage, broker_id: int, disk: str, topic: str, partition: int, topic_id: str, away: dict[str, str]) -> str:
     """Return why no topic owns a log on this disk, or ''."""
     known = image.topics.get(topic)
     if known is None:
@@ -154,8 +184,11 @@ def orphan_reason(image: MetadataImage, broker_id: int, disk: str, topic: str, p
         return ANOTHER_TOPIC
     if partition < len(known.partitions):
         placed = known.partitions[partition]
-        if broker_id in placed.replicas and disk in (placed.disk or disk, placed.moving_to):
-            return ""
+        if broker_id in placed.replicas:
+            if disk in (placed.disk or disk, placed.moving_to):
+                return ""
+            if placed.disk in away:
+                return f"{PLACED_ELSEWHERE}, on disk {placed.disk} ({away[placed.disk]}): perhaps the only copy, not removed"
     return PLACED_ELSEWHERE
 
 
@@ -200,15 +233,15 @@ def choose_topic(listed: Iterable[OrphanDirectory], name: str, topic_id: str | N
         raise UsageProblem(f"no orphan is a log of topic {name}{f' with id {topic_id}' if topic_id else ''}; look with: millrace disk orphans")
     if any(each.reason == ANOTHER_TOPIC for each in named):
         raise UsageProblem(f"there is another topic {name}; its records stay. Delete it before, or remove the orphans")
-    if any(each.reason == PLACED_ELSEWHERE for each in named):
-        raise UsageProblem(f"topic {name} is there, and its replicas are on other disks or boxes; remove the orphans, or use millrace topic reassign")
+    if any(each.reason.startswith(PLACED_ELSEWHERE) for each in named):
+        raise UsageProblem(f"topic {name} is there, with its replicas on other disks or boxes: read it there, then remove the orphans")
     ids = sorted({str(each.topic_id) for each in named})
     if len(ids) > 1:
         raise UsageProblem(f"orphans of topic {name} are of several topics; choose with --topic-id: {', '.join(ids)}")
     return named
 
 
-def _adopt(found: FoundBox, logs: list[OrphanDirectory], settings: dict[str, str], yes: bool, dry_run: bool) -> None:
+def _adopt(found: FoundBox, logs: list[OrphanDirectory], settings: dict[str, str], allow_missing: bool, yes: bool, dry_run: bool) -> None:
     name, topic_id = logs[0].topic, logs[0].topic_id
     print_orphans(logs)
     count = max(each.partition for each in logs) + 1
@@ -222,7 +255,7 @@ def _adopt(found: FoundBox, logs: list[OrphanDirectory], settings: dict[str, str
         from appliance.command.topic_trim import confirm
 
         confirm(f"Adopt topic {name}?", "add --yes")
-    refused = _order(found, {"adopt": {"topic": name, "topic_id": topic_id, "config": settings}})
+    refused = _order(found, {"adopt": {"topic": name, "topic_id": topic_id, "config": settings, "allow_missing": allow_missing}})
     if refused:
         _, code, words = refused[0]
         if code == ErrorCode.NOT_CONTROLLER:
@@ -252,29 +285,41 @@ def _remove(found: FoundBox, chosen: list[OrphanDirectory], yes: bool, dry_run: 
         from appliance.command.topic_trim import confirm
 
         confirm(f"Delete {plural(len(chosen), 'orphan')} and all their records for good?", "add --yes")
-    served = [each for each in chosen if each.is_served]
-    removals = [[each.disk, each.topic, each.partition, each.topic_id] for each in served]
-    failed = [f"{what}: {words or ErrorCode(code).name}" for what, code, words in (_order(found, {"remove": removals}) if removals else [])]
+    removals = [[each.disk, each.topic, each.partition, each.topic_id] for each in chosen if each.reason != STRAY]
+    refused = {what: words or ErrorCode(code).name for what, code, words in (_order(found, {"remove": removals}) if removals else [])}
+    failed = [f"{what}: {words}" for what, words in refused.items()]
     paths = {str(disk["name"]): str(disk["path"]) for disk in found.box["disks"]}
     for each in chosen:
-        if not each.is_served:
-            try:
+        try:
+            if each.reason == STRAY:
                 _remove_directory(paths[each.disk], each)
-            except OSError as error:
-                failed.append(f"{each.name}: {(error.strerror or str(error)).lower()}")
+            elif each.name not in refused and _is_there(f"{paths[each.disk]}/{each.directory}", each):
+                failed.append(f"{each.name}: its log-writer serves it now")
+        except OSError as error:
+            failed.append(f"{each.name}: {(error.strerror or str(error)).lower()}")
     print(f"removed {plural(len(chosen) - len(failed), 'orphan')}")
     if failed:
         raise PartlyDone("\n".join(f"could not remove {words}" for words in failed))
 
 
+def _is_there(path: str, orphan: OrphanDirectory) -> bool:
+    try:
+        return _inode(path) == orphan.inode
+    except FileNotFoundError:
+        return False
+
+
 def _remove_directory(path: str, orphan: OrphanDirectory) -> None:
-    """Rename it first: if this is interrupted, the next start of the log-writer goes on. Raises OSError."""
+    """Rename it first: if this is interrupted, the next start of the log-writer goes on. Raises OSError, also if another directory has its name."""
+    import errno
     import shutil
 
     from appliance.base.model import TopicPartition
     from appliance.storage.partition_directory import DELETE_SUFFIX, leaving_name
 
     leaving = f"{path}/{leaving_name(TopicPartition(orphan.topic, orphan.partition), os.urandom(16).hex(), DELETE_SUFFIX)}"
+    if not _is_there(f"{path}/{orphan.directory}", orphan):
+        raise OSError(errno.ESTALE, "it is another directory now, or gone; list again")
     os.rename(f"{path}/{orphan.directory}", leaving)
     shutil.rmtree(leaving)
 

@@ -29,8 +29,9 @@ MOVE_ORDERS_DONE = 17
 """controller → client: JSON {"refused": [[what, Kafka error code, message], …]}; empty: all of it
 is durable."""
 ORPHAN_ORDERS = 18
-"""command → controller: JSON {"remove": [[disk, topic, partition, topic id], …], "adopt": {"topic":
-name, "topic_id": id, "config": {…}} or absent}. The answer is MOVE_ORDERS_DONE."""
+"""command → controller: JSON {"remove": [[disk, topic, partition, topic id or null], …], "adopt":
+{"topic": name, "topic_id": id, "config": {…}, "allow_missing": true or absent} or absent}. The answer
+is MOVE_ORDERS_DONE."""
 LEASE_PRODUCER_IDS = 6
 """coordinator → controller: JSON {}."""
 COMMIT_LEGACY_OFFSETS = 7

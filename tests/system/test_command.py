@@ -194,10 +194,12 @@ def test_directories_that_no_topic_owns_are_listed_adopted_and_removed(box: Runn
         (copy / "partition.metadata").write_bytes(encode_partition_metadata(TopicId(name.ljust(16).encode())))
     stray = Path(disk.path) / f"owned-7.{'0' * 32}-stray"
     stray.mkdir()
+    torn = Path(disk.path) / "torn-0"
+    torn.mkdir()
     os.kill(pid, signal.SIGKILL)
     box.await_restart(f"log-writer@{disk.name}", pid)
     listed = {orphan["directory"]: orphan for orphan in json.loads(millrace("disk", "orphans", "--json").stdout)}
-    assert listed.keys() == {"lost-0", "old-0", stray.name}
+    assert listed.keys() == {"lost-0", "old-0", stray.name, "torn-0"}
     lost = listed["lost-0"]
     assert (lost["disk"], lost["log_start_offset"], lost["end_offset"], lost["reason"]) == (disk.name, 0, 3, "no topic of this name")
     dry = millrace("disk", "orphans", "--adopt", "lost", "--dry-run")
@@ -211,6 +213,13 @@ def test_directories_that_no_topic_owns_are_listed_adopted_and_removed(box: Runn
     removed = millrace("disk", "orphans", "--remove", f"{disk.name}/old-0", "--remove", f"{disk.name}/{stray.name}", "--yes")
     assert removed.returncode == 0 and removed.stdout.endswith(b"removed 2 orphans\n"), removed
     assert not stray.exists() and not (Path(disk.path) / "old-0").exists()
+    metadata = Path(disk.path) / "lost-0" / "partition.metadata"
+    content = metadata.read_bytes()
+    metadata.unlink()
+    removed = millrace("disk", "orphans", "--remove", "all", "--yes")
+    assert removed.returncode == 0 and removed.stdout.endswith(b"removed 1 orphan\n") and not torn.exists(), removed
+    assert millrace("topic", "tail", "lost", "-b", "--max", "4").stdout == b"1\n2\n3\n4\n", "a served log that lost its id is no orphan"
+    metadata.write_bytes(content)
     assert millrace("disk", "orphans").stdout.startswith(b"no orphans")
 
 

@@ -12,9 +12,10 @@ import pytest
 from kazoo.client import KazooClient
 
 from appliance.base.errors import ErrorCode
-from appliance.base.model import TopicId
+from appliance.base.model import NO_TOPIC_ID, TopicId
 from appliance.cluster.broker_configs import DYNAMIC_BROKER_CONFIGS
 from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS
+from appliance.cluster.znodes import BoxRecord
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.request_frames import KAFKA_REQUEST, ORPHAN_ORDERS, pack_kafka_request
 from appliance.protocol import config_apis, topic_apis
@@ -520,3 +521,50 @@ def test_only_logs_that_no_topic_owns_are_removed(box: SteppedBox, orphans: str)
     left = {name: set(directory.partitions) for name, directory in box.directories.items()}
     assert ("lost", 0) not in left["d0"] and ("t", 5) not in left["d0"] and ("lost", 2) in left["d1"] and ("t", 0) in left[own]
     assert order_orphans(box, remove=[["d1", "lost", 2, orphans]]) == []
+
+
+def test_a_directory_without_an_id_is_kept_where_its_name_is_served_or_placed(box: SteppedBox, orphans: str) -> None:
+    own_id = str(box.image().topics["t"].topic_id)
+    own = next(name for name, directory in box.directories.items() if directory.partitions.get(("t", 0)) == own_id)
+    refused = {what: words for what, _, words in order_orphans(box, remove=[[own, "t", 0, None], ["d0", "lost", 0, None], ["d0", "torn", 0, None]])}
+    assert refused == {
+        f"{own}/t-0": f"Disk {own} serves t-0, with topic id {own_id}.",
+        "d0/lost-0": f"Disk d0 serves lost-0, with topic id {orphans}.",
+    }
+    (removed,) = [payload for kind, payload in box.writers["d0"].commands if kind is DescriptorKind.DELETE]
+    assert (removed["topic"], removed["topic_id"]) == ("torn", str(NO_TOPIC_ID))
+    assert box.agent is not None
+    box.agent.cluster.reports[own].forget(("t", 0))  # as after a start that could not open it
+    ((_, _, words),) = order_orphans(box, remove=[[own, "t", 0, None]])
+    assert words == f"The cluster places t-0 on disk {own}."
+
+
+def test_what_may_be_the_only_copy_is_not_removed(box: SteppedBox) -> None:
+    own_id = str(box.image().topics["t"].topic_id)
+    own = next(name for name, directory in box.directories.items() if directory.partitions.get(("t", 0)) == own_id)
+    other = "d1" if own == "d0" else "d0"
+    box.directories[other].partitions[("t", 0)] = own_id
+    for disk in (own, other):
+        box.kill_writer(disk)
+    box.start_writer(other)
+    agent = box.agent
+    assert agent is not None
+    box.until(lambda: other in agent.cluster.reports and own not in agent.cluster.reports, "one disk serves")
+    ((_, _, words),) = order_orphans(box, remove=[[other, "t", 0, own_id]])
+    assert words == f"The cluster places t-0 on disk {own}, which does not serve it: this may be the only copy."
+    box.start_writer(own)
+    box.until(lambda: own in agent.cluster.reports, "both disks serve")
+    box.until_quiet()
+    assert order_orphans(box, remove=[[other, "t", 0, own_id]]) == []
+    assert ("t", 0) not in box.directories[other].partitions and ("t", 0) in box.directories[own].partitions
+
+
+def test_a_topic_with_missing_partitions_is_adopted_in_a_cluster_only_if_that_is_allowed(box: SteppedBox, orphans: str) -> None:
+    assert box.agent is not None
+    box.agent.cluster.box_records[2] = BoxRecord("", {})
+    adopt = {"topic": "lost", "topic_id": orphans, "config": {}}
+    ((_, code, words),) = order_orphans(box, adopt=adopt)
+    assert code == ErrorCode.INVALID_REQUEST and "has partitions 1 of 'lost', and another box may" in words and "--allow-missing" in words
+    assert "lost" not in box.image().topics
+    assert order_orphans(box, adopt={**adopt, "allow_missing": True}) == []
+    assert len(box.image().topics["lost"].partitions) == 3

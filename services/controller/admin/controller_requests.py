@@ -81,7 +81,7 @@ class ControllerRequests:
         self._requests = requests
         self._broker_configs = broker_configs(box)
         self._move_requests = MoveRequests(move_orders, administration.draining, box.disks, requests)
-        self._orphans = OrphanRequests(context, administration.topics, requests)
+        self._orphans = OrphanRequests(context, administration.topics, requests, move_orders.is_online)
         configs = ConfigRequests(cluster, administration.configs, self._broker_configs, requests)
         reassignments = ReassignmentRequests(cluster, administration.reassignments, requests)
         self._by_api: dict[int, Callable[[ControllerRequest], None]] = {

@@ -31,7 +31,7 @@ class MoveOrders:
     def __init__(self, context: ControllerContext, is_online: Callable[[str], bool], on_ordered: Callable[[], None]) -> None:
         self._cluster = context.cluster
         self._runner = context.runner
-        self._is_online = is_online
+        self.is_online = is_online
         self._log = context.log
         self._notify_ordered = on_ordered
         self._on_failure = context.on_failure
@@ -78,7 +78,7 @@ class MoveOrders:
     def _refusal(self, name: str, partition: int, disk: str | None) -> Result | None:
         if disk is None:
             return Result(ErrorCode.LOG_DIR_NOT_FOUND, "This box has no such log directory.")
-        if disk not in self._cluster.reports or not self._is_online(disk):
+        if disk not in self._cluster.reports or not self.is_online(disk):
             return Result(ErrorCode.KAFKA_STORAGE_ERROR, f"Disk {disk} is offline.")
         topic = self._cluster.topics.get(name)
         if topic is None or name in self._cluster.deleting or partition not in topic.replicas:
@@ -86,7 +86,7 @@ class MoveOrders:
         if partition not in topic.placement or partition not in topic.states:
             return Result(ErrorCode.REPLICA_NOT_AVAILABLE, "The partition has no replica on this broker.")
         source = self._cluster.disk_of_partition(topic, partition)
-        if source is None or source not in self._cluster.reports or not self._is_online(source):
+        if source is None or source not in self._cluster.reports or not self.is_online(source):
             return Result(ErrorCode.KAFKA_STORAGE_ERROR, "The partition's disk is offline.")
         if source != disk and self._cluster.is_draining(self._cluster.reports[disk].directory_id):
             return Result(ErrorCode.POLICY_VIOLATION, f"Disk {disk} is being drained.")

@@ -149,9 +149,10 @@ class TopicAdministration:
         self.creating[wanted.name] = creation
         self._start_creation(wanted.name)
 
-    def adopt(self, name: str, topic_id: TopicId, configs: dict[str, str], on_result: OnResult) -> None:
+    def adopt(self, name: str, topic_id: TopicId, configs: dict[str, str], allow_missing: bool, on_result: OnResult) -> None:
         """Create a topic with the id, and from the logs, that lie on this box's disks and that no
-        topic owns. A partition without a log starts empty.
+        topic owns. A partition without a log starts empty; if the cluster has other boxes, which
+        may have that log, only with `allow_missing`.
         """
         creation, topic = self.creating.get(name), self._cluster.topics.get(name)
         if creation is not None and creation.topic_id == topic_id:  # the order again, after a controller that ended over it
@@ -166,6 +167,9 @@ class TopicAdministration:
             on_result(Result(ErrorCode.UNKNOWN_TOPIC_ID, f"No disk of this box has a log of '{name}' with topic id {topic_id}."))
         elif len(set(lying)) < len(lying):
             on_result(Result(ErrorCode.INVALID_REQUEST, f"A partition of '{name}' lies on two disks; remove one of the two first."))
+        elif (missing := sorted(set(range(count)) - set(lying))) and self._cluster.has_other_boxes and not allow_missing:
+            words = f"No disk of this box has partitions {', '.join(map(str, missing[:10]))}{', ...' if missing[10:] else ''} of '{name}', and another box may:"
+            on_result(Result(ErrorCode.INVALID_REQUEST, f"{words} a replica that is added there later loses its records. --allow-missing makes them empty."))
         elif (problem := self.request_problem([(0, count)])) is not None:
             on_result(Result(ErrorCode.POLICY_VIOLATION, problem))
         else:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from appliance.base.model import TopicId
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage
-from appliance.command.disk_orphans import OrphanDirectory, choose_directories, choose_topic, orphans_in, print_orphans
+from appliance.command.disk_orphans import OrphanDirectory, _remove_directory, choose_directories, choose_topic, orphans_in, print_orphans
 from appliance.command.failures import UsageProblem
 from appliance.storage.directory_identity import encode_partition_metadata
 
@@ -28,7 +30,7 @@ def make(root: Path, name: str, topic_id: TopicId | None, *files: str) -> None:
 
 
 def find(root: Path) -> list[OrphanDirectory]:
-    return orphans_in("d0", str(root), IMAGE, 1, {}, 160_000)
+    return orphans_in("d0", str(root), IMAGE, 1, {}, {}, 160_000)
 
 
 def test_what_no_topic_owns_is_found_with_the_reason(tmp_path: Path) -> None:
@@ -57,6 +59,36 @@ def test_what_no_topic_owns_is_found_with_the_reason(tmp_path: Path) -> None:
     gone = found["gone-0"]
     assert (gone.name, gone.topic_id, gone.log_start_offset, gone.end_offset) == ("d0/gone-0", str(OTHER), 0, 40)
     assert gone.size_bytes >= 10_000
+
+
+def test_a_log_without_a_readable_id_is_no_orphan_where_its_name_is_placed_or_open(tmp_path: Path) -> None:
+    for name in ("t-0", "t-1", "t-2"):
+        make(tmp_path, name, None)
+    assert [each.directory for each in find(tmp_path)] == ["t-1"]
+    row: Any = SimpleNamespace(log_start_offset=0, log_end_offset=1)
+    assert orphans_in("d0", str(tmp_path), IMAGE, 1, {("d0", str(OWN), 1): row}, {}, 160_000) == []
+
+
+def test_the_list_says_if_the_disk_of_a_log_does_not_serve(tmp_path: Path) -> None:
+    make(tmp_path, "t-1", OWN)
+    (found,) = orphans_in("d0", str(tmp_path), IMAGE, 1, {}, {"d1": "offline"}, 160_000)
+    assert found.reason == "the cluster places it elsewhere, on disk d1 (offline): perhaps the only copy, not removed"
+
+
+def test_another_directory_of_a_listed_name_is_not_removed(tmp_path: Path) -> None:
+    name = f"t-0.{'0' * 32}-stray"
+    make(tmp_path, name, OWN)
+    (listed,) = find(tmp_path)
+    (tmp_path / name).rename(tmp_path / "kept")
+    make(tmp_path, name, OWN)
+    with pytest.raises(OSError, match="another directory now"):
+        _remove_directory(str(tmp_path), listed)
+    assert (tmp_path / name).is_dir()
+    (tmp_path / name / "partition.metadata").unlink()
+    (tmp_path / name).rmdir()
+    (tmp_path / "kept").rename(tmp_path / name)
+    _remove_directory(str(tmp_path), listed)
+    assert not any(tmp_path.iterdir())
 
 
 def test_logs_of_one_unknown_topic_can_be_adopted(tmp_path: Path) -> None:
