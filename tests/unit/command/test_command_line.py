@@ -105,7 +105,7 @@ def test_a_reader_that_has_had_enough_is_no_error(bootstrap: str) -> None:
         (["topic", "list", "--bootstrap", "127.0.0.1:x"], 2, "port"),
         (["status", "--data", "/nowhere"], 2, "no running box has the data directory /nowhere"),
         (["log", "dump", "/nowhere/00000000000000000000.log"], 2, "no such file"),
-        (["log", "dump", "/etc/hostname"], 2, "is no file of a log: known are OFFSET with .log, .index, .timeindex, .txnindex, .snapshot"),
+        (["log", "dump", "/etc/hostname"], 2, "is no file of a log: known are OFFSET with .log, .index, .timeindex, .txnindex, .summary, .snapshot"),
         (["log", "dump", "/etc"], 2, "/etc is a directory; name a file in it"),
         (["send", "a", "--key-separator", "", "--bootstrap", "BROKER"], 2, "must not be empty"),
         (["send", "a", "--compression", "rar", "--bootstrap", "BROKER"], 2, "rar"),
