@@ -9,9 +9,11 @@ a member may take to join them, ours is restarted: its connections are from befo
 and TCP retries them rarely, while new ones reach the others at once. That time starts with the
 first answer of the JVM, so a busy machine may take longer to start it, and doubles with each such
 restart until the member serves. A server that serves is ready when its files are synced
-(`StateSync`), because ZooKeeper does not sync its first snapshot.
+(`StateSync`), because ZooKeeper does not sync its first snapshot, nor the one that a member writes
+after an election; so they are synced again when a member serves under another leader.
 
-Weak: `srvr` does not show a disk that hangs under the transaction log until a session writes. Host
+Weak: for a second after an election its snapshot is in the page cache alone, beside older ones and
+the log. `srvr` does not show a disk that hangs under the transaction log until a session writes. Host
 names of members are resolved here; a name server that does not answer blocks the process (addresses
 do not).
 """
@@ -116,9 +118,16 @@ class StateSync:
         self._sync = sync
         self._state = state
         self._pid = 0
+        self._is_outdated = False
+        """Whether the files changed after the sync began."""
         self.is_done = False
         self.problem = ""
         """Why the sync failed; '' while it runs and when it is done."""
+
+    def repeat(self) -> None:
+        """Sync again, after the sync that runs, if any: the server has written more."""
+        self.is_done = False
+        self._is_outdated = self._pid != 0
 
     def turn(self) -> None:
         """Start the sync, or check whether it has ended."""
@@ -132,7 +141,8 @@ class StateSync:
             return
         self._pid = 0
         code = os.waitstatus_to_exitcode(status)
-        self.is_done = code == 0
+        self.is_done = code == 0 and not self._is_outdated
+        self._is_outdated = False
         if code:
             self.problem = os.strerror(code) if code > 0 else f"signal {-code}"
 
@@ -143,6 +153,7 @@ class StateSync:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, os.WNOHANG)
         self._pid = 0
+        self._is_outdated = False
         self.is_done = False
         self.problem = ""
 
@@ -196,6 +207,8 @@ class ZooKeeperWatch:
         self._left_behind_count = 0
         """Restarts because the member could not rejoin, since it last served."""
         self._state_sync = StateSync(sync, box.state_directory)
+        self._term: tuple[str, int] | None = None
+        """The role of a server that serves, and the epoch of its last transaction."""
         self._now_ms = 0
         self.serves = False
         self.heard_ms = 0
@@ -205,6 +218,7 @@ class ZooKeeperWatch:
         self._own.hang_up()
         self._tree.hang_up()
         self.serves = False
+        self._term = None
         self._serving_others.clear()
         self._answers_since_ms = 0
         self._state_sync.abandon()
@@ -266,6 +280,8 @@ class ZooKeeperWatch:
     def ask(self, now_ms: int) -> None:
         """Poll our server, and the others while it waits for them."""
         self._now_ms = now_ms
+        if self.serves:
+            self._state_sync.turn()
         self._own.ask(now_ms)
         self._cost.turn(self._clock.monotonic_ns())
         if self.serves and now_ms >= self._ask_tree_ms:
@@ -281,6 +297,10 @@ class ZooKeeperWatch:
             return  # the JVM starts or hangs; the watchdog handles it
         self.serves = b"\nMode: " in answer
         self._answers_since_ms = self._answers_since_ms or self._now_ms
+        term = _term_of(answer) if self.serves else None
+        if term != self._term and term is not None:
+            self._state_sync.repeat()
+        self._term = term
         if self.serves:
             self._left_behind_count = 0
             self._is_there.clear()
@@ -316,3 +336,14 @@ class ZooKeeperWatch:
         for question in (self._own, self._tree, *self._others.values()):
             question.hang_up()
         self._counters.close()
+
+
+def _term_of(answer: bytes) -> tuple[str, int]:
+    """Return the role of a server and the epoch of its last transaction: a member that joins a new
+    leader has other ones than before, once it has written its snapshot."""
+    fields = dict(line.split(": ", 1) for line in answer.decode("ascii", "replace").splitlines() if ": " in line)
+    try:
+        zxid = int(fields.get("Zxid", "0"), 16)
+    except ValueError:
+        zxid = 0
+    return fields["Mode"], zxid >> 32

@@ -198,6 +198,61 @@ def test_a_server_that_serves_is_not_ready_before_its_files_are_synced(watched: 
     assert not server.watch.is_ready
 
 
+def _answer(mode: bytes, zxid: bytes) -> bytes:
+    return b"Zookeeper version: 3.9\nZxid: 0x%b\nMode: %b\nNode count: 5\n" % (zxid, mode)
+
+
+@pytest.mark.parametrize(
+    ("answers", "syncs"),
+    [
+        ([_answer(b"follower", b"100000020"), _answer(b"follower", b"100000021")], 1),
+        ([_answer(b"follower", b"100000020"), _answer(b"leader", b"200000000"), _answer(b"leader", b"200000001")], 2),
+        ([_answer(b"leader", b"100000020"), _answer(b"follower", b"100000020")], 2),
+        ([_answer(b"follower", b"100000020"), WAITS, _answer(b"follower", b"100000020")], 2),
+    ],
+)
+def test_the_files_of_a_member_are_synced_again_when_it_serves_after_an_election(
+    watched: Callable[[list[bytes | None]], Watched], tmp_path: Path, answers: list[bytes], syncs: int
+) -> None:
+    """It has written a snapshot that ZooKeeper does not sync; a cut on a loaded machine found it empty."""
+    log = tmp_path / "syncs"
+
+    def sync(_state: str) -> None:
+        with open(log, "ab", buffering=0) as file:
+            file.write(b".")
+
+    member = watched([answers[0], None, None], sync)  # type: ignore[call-arg]
+    for answer in answers:
+        member.servers[0].answer = answer
+        member.ask()
+        if member.watch.serves:
+            eventually(lambda: member.watch.is_ready, "the sync has ended")
+    assert log.read_bytes() == b"." * syncs
+
+
+def test_what_is_written_while_a_sync_runs_is_synced_after_it(watched: Callable[[list[bytes | None]], Watched], tmp_path: Path) -> None:
+    gate, log = tmp_path / "gate", tmp_path / "syncs"
+    os.mkfifo(gate)
+
+    def sync(_state: str) -> None:
+        with open(log, "ab", buffering=0) as file:
+            file.write(b".")
+        gate.read_bytes()
+
+    member = watched([_answer(b"follower", b"100000020"), None, None], sync)  # type: ignore[call-arg]
+    member.ask()
+    assert not member.watch.is_ready
+    writing = os.open(gate, os.O_WRONLY)
+    member.servers[0].answer = _answer(b"leader", b"200000000")
+    member.ask()
+    os.close(writing)
+    eventually(lambda: member.watch.is_ready or log.read_bytes() == b"..", "the second sync has begun")
+    assert not member.watch.is_ready
+    os.close(os.open(gate, os.O_WRONLY))
+    eventually(lambda: member.watch.is_ready, "it has ended")
+    assert log.read_bytes() == b".."
+
+
 def test_a_server_whose_files_cannot_be_synced_is_never_ready_and_the_reason_is_known(watched: Callable[[list[bytes | None]], Watched]) -> None:
     def sync(_state: str) -> None:
         raise OSError(errno.EIO, "of the disk")
