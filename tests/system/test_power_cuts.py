@@ -146,7 +146,7 @@ class NumberingProducer:
                 "bootstrap.servers": box.bootstrap,
                 "acks": "all",
                 "linger.ms": 1,
-                "message.timeout.ms": 2000,
+                "message.timeout.ms": 60_000,  # one that times out on a loaded machine is a gap in what is stored
                 "retries": 0,
                 "enable.idempotence": False,
                 "log_level": 1,
@@ -165,7 +165,7 @@ class NumberingProducer:
             self._producer.poll(0)
             return sum(map(len, self.acknowledged.values())) >= enough
 
-        eventually(step, f"{enough} acknowledgements", 20)
+        eventually(step, f"{enough} acknowledgements", 60)
 
     def _on_delivery(self, error: object, message: object) -> None:
         if error is None:
