@@ -160,6 +160,7 @@ class ControllerAgent:
             self.cluster.is_image_due = False
             self._publisher.publish(lambda _: None)
         work += self._publisher.do_work(now_ns)
+        work += self._users.publish()
         work += self._server.do_work(now_ns)
         self._disks.flush()
         if not self._is_ready:

@@ -9,7 +9,7 @@ without a SASL listener are followed, too, because they are created before the l
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -47,6 +47,8 @@ from services.controller.zookeeper.requests import Get as GetNode
 
 USERS_MAX = 10_000
 """Each takes about 1 KB in ZooKeeper and in each process that reads the image."""
+ALTERED_MAX = 1_000
+"""Users of one request: each is an operation in ZooKeeper."""
 SALT_BYTES_MAX = 256
 ATTEMPTS_MAX = 5
 """Attempts of a write when another box or tool writes the same user."""
@@ -121,7 +123,7 @@ def change_user(change: UserChange) -> Operation[Texts]:
 
 
 class UserAdministration:
-    """The users as this box knows them. `on_published()` is called after each new credential image."""
+    """The users as this box knows them. `publish` is called each turn, and `on_published()` after each new credential image."""
 
     def __init__(self, context: ControllerContext, image_path: str, make_secret: Callable[[], bytes], on_published: Callable[[], None]) -> None:
         """`make_secret` makes one for the credentials of unknown users, if no former image has it."""
@@ -132,6 +134,12 @@ class UserAdministration:
         self.users: dict[str, Texts] = {}
         self._changed_again: set[str] = set()
         self._is_loaded = False
+        self._is_changed = False
+        """`users` may differ from the image"""
+        self._altered_users: list[UserChange] = []
+        """written, and answered when the image has them"""
+        self._coming: Counter[str] = Counter()
+        """changes under way that make a user"""
         self._waiting: list[Callable[[], None]] = []
         self._pending = PendingOrders(context, "user:{}".format, self._alter, self._on_altered, lambda: self._is_loaded)
         self._altered = context.counters.counter("controller.users_altered")
@@ -150,10 +158,19 @@ class UserAdministration:
 
     def alter(self, change: UserChange) -> None:
         """Its `on_result` is called when it is refused, or written and published."""
-        if len(self.users) >= USERS_MAX and change.name not in self.users:
-            change.answer(Result(ErrorCode.POLICY_VIOLATION, f"There are {USERS_MAX} users already; delete some"))
-        else:
-            self._pending.add(user_path(change.name), change)
+        if change.name not in self.users and any(change.changes.values()):
+            if change.name not in self._coming and len(self.users) + len(self._coming) >= USERS_MAX:
+                change.answer(Result(ErrorCode.POLICY_VIOLATION, f"There are {USERS_MAX} users already; delete some"))
+                return
+            self._coming[change.name] += 1
+            change = change._replace(on_result=partial(self._on_came, change))
+        self._pending.add(user_path(change.name), change)
+
+    def _on_came(self, change: UserChange, result: Result) -> None:
+        self._coming[change.name] -= 1
+        if not self._coming[change.name]:
+            del self._coming[change.name]
+        change.answer(result)
 
     # --- the tree
 
@@ -182,8 +199,8 @@ class UserAdministration:
             self._context.on_failure(outcome.failure)
             return
         self.users = {name: texts for name, texts in outcome.value.items() if texts}
-        self._is_loaded = True
-        self._publish()
+        self._is_loaded = self._is_changed = True
+        self.publish()
         waiting, self._waiting = self._waiting, []
         for callback in waiting:
             callback()
@@ -206,14 +223,24 @@ class UserAdministration:
             self.users[name] = texts
         else:
             self.users.pop(name, None)
-        self._publish()
+        self._is_changed = True
 
-    def _publish(self) -> None:
-        """Write the image if the users differ from it. A first empty one is written, too: it ends the wait for it."""
+    def publish(self) -> int:
+        """Write the image if the users differ from it, and answer the changes that are in it; return how many.
+
+        It is written once for all changes of a turn. A first empty one is written, too: it ends the wait for it.
+        """
+        if not self._is_changed:
+            return 0
+        self._is_changed = False
         if self.users != self._image.users or not self._image.generation:
             self._image = self._image._replace(generation=self._image.generation + 1, users={name: dict(texts) for name, texts in self.users.items()})
             write_credential_image(self._image_path, self._image)
             self._on_published()
+        altered, self._altered_users = self._altered_users, []
+        for change in altered:
+            change.answer(Result(ErrorCode.NONE))
+        return len(altered)
 
     # --- changes
 
@@ -225,7 +252,7 @@ class UserAdministration:
         for label, text in change.changes.items():
             self._altered.add()
             self._log.info(f"{'removed' if text is None else 'set'} the {label} credential of user {change.name!r}, by {change.by}")
-        change.answer(Result(ErrorCode.NONE))
+        self._altered_users.append(change)
         return True
 
 
@@ -261,21 +288,18 @@ class UserRequests:
     def _on_alter(self, request: ControllerRequest) -> None:
         decoded = sasl_apis.ALTER_USER_SCRAM_CREDENTIALS_REQUEST.decode(request.body, 0, len(request.body), request.version)
         names = altered_users(decoded)
+        if len(names) > ALTERED_MAX:
+            refused = tuple(AlteredScramUser(name, ErrorCode.INVALID_REQUEST, f"A request alters at most {ALTERED_MAX} users") for name in names)
+            response = AlterUserScramCredentialsResponse(0, refused)
+            self._requests.answer(request, sasl_apis.ALTER_USER_SCRAM_CREDENTIALS_RESPONSE.encode(request.version, response))
+            return
         by = f"{request.origin.principal} from {request.client_host or 'this box'}"
 
         def begin(waiting: WaitingRequest) -> None:
-            changes: dict[str, dict[str, str | None]] = {}
             problems = _problems(decoded)
-            for name in names:
-                if name in problems:
-                    waiting.record(name, problems[name])
-                    continue
-                changes[name] = {ScramMechanism(each.mechanism).label: None for each in decoded.deletions if each.name == name}
-                for each in decoded.upsertions:
-                    if each.name == name:
-                        mechanism = ScramMechanism(each.mechanism)
-                        credential = ScramCredential.of_salted_password(mechanism, each.salt, each.salted_password, each.iterations)
-                        changes[name][mechanism.label] = credential.encode()
+            for name, problem in problems.items():
+                waiting.record(name, problem)
+            changes = _changes(decoded, problems)
             for name, of_user in changes.items():
                 self._administration.alter(UserChange(name, of_user, by, partial(waiting.record, name)))
 
@@ -295,6 +319,20 @@ def _described(name: str, texts: Texts | None, count: int) -> DescribedScramUser
         return DescribedScramUser(name, ErrorCode.RESOURCE_NOT_FOUND, truncated(f"Attempt to describe a user credential that does not exist: {name}"))
     infos = tuple(ScramCredentialInfo(SCRAM_MECHANISMS[label], ScramCredential.decode(text).iterations) for label, text in sorted(texts.items()))
     return DescribedScramUser(name, ErrorCode.NONE, "", infos)
+
+
+def _changes(request: AlterUserScramCredentialsRequest, refused: Container[str]) -> dict[str, dict[str, str | None]]:
+    """Return what to change, by user and mechanism, in one pass: a request may have 100,000 elements."""
+    changes: dict[str, dict[str, str | None]] = {}
+    for deletion in request.deletions:
+        if deletion.name not in refused:
+            changes.setdefault(deletion.name, {})[ScramMechanism(deletion.mechanism).label] = None
+    for each in request.upsertions:
+        if each.name not in refused:
+            mechanism = ScramMechanism(each.mechanism)
+            credential = ScramCredential.of_salted_password(mechanism, each.salt, each.salted_password, each.iterations)
+            changes.setdefault(each.name, {})[mechanism.label] = credential.encode()
+    return changes
 
 
 def _problems(request: AlterUserScramCredentialsRequest) -> dict[str, Result]:

@@ -25,6 +25,7 @@ from appliance.protocol.sasl_apis import (
     ScramUserName,
 )
 from appliance.security.scram import ScramCredential, ScramMechanism, salted_password
+from services.controller.admin.users import ALTERED_MAX, _changes
 from services.controller.zookeeper.requests import Create, Get, GetChildren, SetData
 from tests.support.memory_zookeeper import MemoryZooKeeper
 from tests.support.stepped_controller import SteppedBox
@@ -188,3 +189,50 @@ def test_names_are_those_of_kafkas_sanitizer() -> None:
     assert user_of_node("<default>") is None and user_of_node("%C3%BC") == "ü"
     assert user_of_entity("users/a%20b") == "a b"
     assert user_of_entity("users/a/clients/b") is user_of_entity("topics/t") is user_of_entity(None) is None
+
+
+def test_a_request_with_too_many_users_is_refused_as_a_whole(boxes: Boxes) -> None:
+    box = boxes.start()
+    too_many = [upsertion("alice")._replace(name=f"user{number}") for number in range(ALTERED_MAX + 1)]
+    answered = boxes.alter(box, *too_many)
+    assert set(answered.values()) == {(ErrorCode.INVALID_REQUEST, "A request alters at most 1000 users")} and len(answered) == len(too_many)
+    assert users(box) == {}
+
+
+def test_the_elements_of_a_request_are_read_once() -> None:
+    """Not once for each user: 8,000 users took seconds of the controller's turn."""
+    reads = []
+
+    class Watched(tuple[Any, ...]):
+        def __iter__(self) -> Iterator[Any]:
+            for each in super().__iter__():
+                reads.append(each)
+                yield each
+
+    request = AlterUserScramCredentialsRequest(
+        Watched(ScramCredentialDeletion(f"gone{number}", SHA_256) for number in range(30)),
+        Watched(upsertion("")._replace(name=f"user{number}") for number in range(30)),
+    )
+    changes = _changes(request, {"user7"})
+    assert len(reads) == 60 and len(changes) == 59
+    assert changes["gone7"] == {"SCRAM-SHA-256": None} and changes["user8"].keys() == {"SCRAM-SHA-256"}
+
+
+def test_names_under_way_count_as_users(boxes: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.controller.admin.users.USERS_MAX", 3)
+    box = boxes.start()
+    answered = boxes.alter(box, *(upsertion(name) for name in "abcde"))
+    assert [code for code, _ in answered.values()] == [0, 0, 0, ErrorCode.POLICY_VIOLATION, ErrorCode.POLICY_VIOLATION]
+    assert boxes.alter(box, upsertion("a", iterations=5000), deletions=(("b", 1),)) == {"a": (0, ""), "b": (0, "")}
+    assert boxes.alter(box, upsertion("d"), deletions=(("nobody", 1),))["d"] == (0, "")
+    assert users(box).keys() == {"a", "c", "d"}
+
+
+def test_users_that_change_in_one_turn_are_published_once(boxes: Boxes) -> None:
+    box = boxes.start()
+    boxes.alter(box, upsertion("alice"))
+    before = image(box)
+    boxes.alter(box, *(upsertion(f"user{number}") for number in range(30)))
+    after = image(box)
+    assert before is not None and after is not None and len(after.users) == 31
+    assert after.generation - before.generation < 10
