@@ -62,6 +62,19 @@ def pack_image(image_magic: bytes, generation: int, payload: bytes) -> bytes:
     return SECURITY_HEADER.pack(image_magic, SECURITY_FORMAT_VERSION, 0, generation, len(payload), checksum) + payload
 
 
+def read_generation(path: str, image_magic: bytes) -> int:
+    """Return the generation in the header of an image, without its payload; 0 if there is none that can be read."""
+    try:
+        with Path(path).open("rb", buffering=0) as file:
+            header = file.read(SECURITY_HEADER.size)
+    except FileNotFoundError:
+        return 0
+    if len(header) < SECURITY_HEADER.size:
+        return 0
+    magic, version, _, generation, _, _ = SECURITY_HEADER.unpack(header)
+    return int(generation) if magic == image_magic and version == SECURITY_FORMAT_VERSION else 0
+
+
 def unpack_image(image_magic: bytes, encoded: bytes) -> tuple[int, bytes]:
     """Return generation and payload. Raises SecurityImageUnreadable."""
     if len(encoded) < SECURITY_HEADER.size:
