@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import os
 import select
-import threading
 from collections import Counter as Tally
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from appliance.base.logging import Logger
 from appliance.cluster.credential_image import CredentialFollower
 from appliance.protocol.framing import RequestHeader, read_frame_size
 from appliance.runtime.agent import ServiceContext
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.security.principals import USER_TYPE, Principal
 from appliance.security.scram import NONCE_BYTES
 from services.acceptor.closings import AUTHENTICATION_FAILED, AUTHENTICATION_OVERLOAD, CLIENT_LEFT
@@ -69,18 +69,22 @@ class PasswordChecks:
         self._queue: SimpleQueue[WaitingCheck | None] = SimpleQueue()
         self._results: deque[tuple[WaitingCheck, bool]] = deque()
         self._per_address: Tally[str] = Tally()
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
         self.wakes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def submit(self, waiting: WaitingCheck) -> bool:
-        """Return False if too many wait."""
+        """Return False if too many wait, or no thread can be started now; the next one tries again."""
         address = waiting.connection.address
         if self._per_address.total() >= CHECKS_MAX or self._per_address[address] >= CHECKS_PER_ADDRESS:
             return False
-        self._per_address[address] += 1
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="password-checks", daemon=True)
-            self._thread.start()
+            thread = BackgroundThread(self._run, "password-checks")
+            try:
+                thread.start()
+            except ThreadRefused:  # it is counted and logged
+                return False
+            self._thread = thread
+        self._per_address[address] += 1
         self._queue.put(waiting)
         return True
 
@@ -221,7 +225,8 @@ class SaslConnections:
         if answer.check is not None:
             connection.read_paused = session.known is None
             if not self._checks.submit(WaitingCheck(connection, session, answer.check, reply)):
-                self._close(connection, AUTHENTICATION_OVERLOAD, f"{CHECKS_MAX} passwords wait to be verified, or {CHECKS_PER_ADDRESS} of its address")
+                words = f"{CHECKS_MAX} passwords wait to be verified, or {CHECKS_PER_ADDRESS} of its address, or no thread could be started for them"
+                self._close(connection, AUTHENTICATION_OVERLOAD, words)
                 return
             self._update_interest(connection)
         else:

@@ -1,0 +1,118 @@
+"""Connections that authenticate, over real sockets: an acceptor's connections stepped by hand (`services/acceptor/sasl_connections.py`)."""
+
+from __future__ import annotations
+
+import _thread
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import pytest
+
+from appliance.base.clock import ManualClock
+from appliance.base.logging import Logger
+from appliance.base.settings import KafkaListener
+from appliance.cluster.credential_image import CredentialImage, write_credential_image
+from appliance.protocol.apis import SERVED_APIS, ApiKey
+from appliance.protocol.framing import frame
+from appliance.protocol.sasl_apis import SASL_AUTHENTICATE_REQUEST, SASL_HANDSHAKE_REQUEST, SaslAuthenticateRequest, SaslHandshakeRequest
+from appliance.runtime.agent import ServiceContext
+from appliance.runtime.poller import Poller
+from appliance.runtime.systemd import SystemdNotifier
+from appliance.shm.arena import Arena
+from appliance.shm.counters import Counters
+from lab.scratch_layout import scratch_layout
+from services.acceptor.client_connections import ClientConnections
+from services.acceptor.dispatch import ApiVersionsHandler, Dispatch, SaslHandler
+from services.acceptor.fetch.cold_reads import ColdReads
+from tests.unit.base.test_settings import make_box
+from tests.unit.services.acceptor.test_sasl_session import USERS
+
+PATIENCE_SECONDS = 20
+LISTENER = KafkaListener(
+    "CLIENTS", "SASL_PLAINTEXT", "127.0.0.1", 0, "127.0.0.1", 0, {"sasl.enabled.mechanisms": "PLAIN", "connections.max.reauth.ms": 3_600_000}
+)
+
+
+def request(api_key: ApiKey, version: int, body: bytes = b"") -> bytes:
+    tags = b"\x00" if SERVED_APIS[api_key].is_flexible(version) else b""
+    return frame(api_key.to_bytes(2, "big") + version.to_bytes(2, "big") + b"\x00\x00\x00\x07\x00\x01c" + tags + body)
+
+
+API_VERSIONS = request(ApiKey.API_VERSIONS, 0)
+HANDSHAKE = request(ApiKey.SASL_HANDSHAKE, 1, SASL_HANDSHAKE_REQUEST.encode(1, SaslHandshakeRequest("PLAIN")))
+TOKEN = request(ApiKey.SASL_AUTHENTICATE, 0, SASL_AUTHENTICATE_REQUEST.encode(0, SaslAuthenticateRequest(b"\0alice\0pencil")))
+
+
+class Door:
+    """The connections of one acceptor that serves ApiVersions and SASL; `ask` is a client's request."""
+
+    def __init__(self, context: ServiceContext, arena: Arena, listening: socket.socket) -> None:
+        self.context = context
+        self.address = listening.getsockname()
+        self.connections = ClientConnections(context, arena, 0)
+        handlers: dict[int, Any] = {ApiKey.API_VERSIONS: ApiVersionsHandler(self.connections.mark_dirty)}
+        handlers |= dict.fromkeys((ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE), SaslHandler(self.connections.sasl, self.connections.mark_dirty))
+        cold = ColdReads({}, context.clock, context.counters, lambda _: None, lambda _: None)
+        self.connections.serve(Dispatch(None, handlers).on_request, cold)  # type: ignore[arg-type]
+        assert self.connections.sasl is not None
+        self.connections.sasl.credentials.load()
+        self.connections.accept()
+
+    def connect(self) -> socket.socket:
+        client = socket.create_connection(self.address, PATIENCE_SECONDS)
+        client.setblocking(False)
+        return client
+
+    def ask(self, client: socket.socket, sent: bytes) -> bytes:
+        """The response, or nothing if the connection was closed."""
+        client.sendall(sent)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            self.context.poller.poll(1)
+            self.connections.do_work(self.context.clock.monotonic_ns())
+            self.connections.send_dirty()
+            try:
+                return client.recv(65536)
+            except BlockingIOError:
+                pass
+            except ConnectionResetError:
+                return b""
+        raise AssertionError("no answer in time")
+
+    def closed(self, reason: str) -> int:
+        return self.context.counters.counter(f'acceptor.closed{{reason="{reason}"}}').value
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    with scratch_layout() as layout, socket.create_server(("127.0.0.1", 0)) as listening:
+        write_credential_image(layout.credential_image_file, CredentialImage(1, b"secret", USERS))
+        counters = Counters.create_or_adopt(layout, "acceptor@0", 1)
+        arena = Arena.create(layout.shared_memory_name("arena", "test", 1), 1 << 16, 1)
+        box, log = make_box(listeners=[LISTENER]), Logger("acceptor@0")
+        context = ServiceContext(layout, box, ManualClock(), counters, Poller(), "acceptor@0", "0", 1, SystemdNotifier(counters), log, {"kafka": listening})
+        made = Door(context, arena, listening)
+        yield made
+        made.connections.close()
+        made.connections.__dict__.clear()  # its views of the arena
+        arena.close()
+        counters.close()
+
+
+def _refuse(*_: object) -> NoReturn:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_login_that_no_thread_can_be_started_for_is_closed_and_a_later_one_works(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    with door.connect() as first, door.connect() as second, door.connect() as third:
+        with monkeypatch.context() as patch:
+            patch.setattr(_thread, "start_new_thread", _refuse)
+            patch.setattr("threading._start_new_thread", _refuse)
+            for client in first, second:
+                assert door.ask(client, HANDSHAKE)
+                assert door.ask(client, TOKEN) == b""
+        assert door.closed("authentication-overload") == 2
+        assert door.ask(third, HANDSHAKE) and door.ask(third, TOKEN)
+        assert door.ask(third, API_VERSIONS), "it is served"
