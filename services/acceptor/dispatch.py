@@ -58,6 +58,9 @@ class Dispatch:
     def on_request(self, connection: Connection, buffer: memoryview, position: int, limit: int, body_slot: ArenaSlot | None) -> bool:
         """Take the request at `buffer[position:limit]`. False: the arena has no free slot now."""
         header = parse_request_header(buffer, position, limit)
+        if connection.sasl is not None:  # it authenticates again, and sends nothing else meanwhile: as in Kafka
+            self._handlers[ApiKey.SASL_AUTHENTICATE].handle(connection, header, buffer, limit)
+            return True
         if header.api_key == ApiKey.PRODUCE:
             return self._produce.handle(connection, header, buffer, limit, body_slot)
         self._handlers[header.api_key].handle(connection, header, buffer, limit)

@@ -3,7 +3,7 @@
 Takes frames, yields responses; owns no socket, and no password longer than its check takes. Before authentication
 only ApiVersions, SaslHandshake and SaslAuthenticate are served, at most `REQUESTS_MAX` of them; anything else is a
 `ProtocolViolation`. After SaslHandshake 0 tokens are frames without headers. A re-authentication (KIP-368) is a
-session whose user and mechanism are given.
+session whose user and mechanism are given; no other request is served until it is done.
 
 Wrong passwords and unknown users get the same answers: an unknown user is asked with a made-up salt. Weak: a user
 whose iterations differ from those of most users can be recognised.
@@ -32,8 +32,8 @@ from appliance.security.listeners import PLAIN
 from appliance.security.scram import SCRAM_MECHANISMS, ScramCredential, ScramFailed, ScramMechanism, ScramServer, read_client_first, read_plain
 
 REQUESTS_MAX: Final = 16
-FRAME_BYTES_MAX: Final = 16 << 10
-"""Before authentication."""
+FRAME_BYTES_MAX: Final = 8 << 10
+"""Before authentication, when no `HeldMemory` counts it; tokens have at most 4 KB."""
 WRONG: Final = "wrong password or unknown user"
 UNEXPECTED: Final = "unauthenticated-request"
 """A closing reason, as of `closings`."""

@@ -26,6 +26,7 @@ from lab.scratch_layout import scratch_layout
 from services.acceptor.client_connections import ClientConnections
 from services.acceptor.dispatch import ApiVersionsHandler, Dispatch, SaslHandler
 from services.acceptor.fetch.cold_reads import ColdReads
+from services.acceptor.sasl_session import FRAME_BYTES_MAX
 from tests.unit.base.test_settings import make_box
 from tests.unit.services.acceptor.test_sasl_session import USERS
 
@@ -116,3 +117,20 @@ def test_a_login_that_no_thread_can_be_started_for_is_closed_and_a_later_one_wor
         assert door.closed("authentication-overload") == 2
         assert door.ask(third, HANDSHAKE) and door.ask(third, TOKEN)
         assert door.ask(third, API_VERSIONS), "it is served"
+
+
+def test_a_connection_that_authenticates_again_sends_nothing_else_meanwhile(door: Door) -> None:
+    """Otherwise a session could be used after its end, until the time for the authentication is over."""
+    with door.connect() as client:
+        for _ in range(2):
+            assert door.ask(client, HANDSHAKE) and door.ask(client, TOKEN)
+            assert door.ask(client, API_VERSIONS)
+        assert door.ask(client, HANDSHAKE)
+        assert door.ask(client, API_VERSIONS) == b""
+    assert door.closed("unauthenticated-request") == 1
+
+
+def test_frames_before_the_authentication_are_small(door: Door) -> None:
+    with door.connect() as client:
+        assert door.ask(client, (FRAME_BYTES_MAX + 1).to_bytes(4, "big")) == b""
+    assert FRAME_BYTES_MAX == 8 << 10 and door.closed("frame-too-large") == 1
