@@ -62,7 +62,10 @@ class _Delayed(NamedTuple):
 
 
 class PasswordChecks:
-    """One thread, started by the first check; it ends with the process. `on_result` is called in the acceptor's thread."""
+    """One thread, started by the first check, and again if it died; it ends with the process. `on_result` is called in the acceptor's thread.
+
+    Weak: a check in which the thread died is lost, and counts towards the limits until the process ends.
+    """
 
     def __init__(self, on_result: Callable[[WaitingCheck, bool], None]) -> None:
         self._on_result = on_result
@@ -77,7 +80,7 @@ class PasswordChecks:
         address = waiting.connection.address
         if self._per_address.total() >= CHECKS_MAX or self._per_address[address] >= CHECKS_PER_ADDRESS:
             return False
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():
             thread = BackgroundThread(self._run, "password-checks")
             try:
                 thread.start()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import select
 import socket
+import threading
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from appliance.protocol.sasl_apis import (
     SaslHandshakeRequest,
 )
 from appliance.security.scram import ScramClient, ScramCredential, ScramMechanism, salted_password
+from lab.running_box import eventually
 from services.acceptor.connection import Connection, PendingReply
 from services.acceptor.sasl_connections import CHECKS_MAX, CHECKS_PER_ADDRESS, LOG_PERIOD_NS, FailedLogins, PasswordChecks, WaitingCheck
 from services.acceptor.sasl_session import REQUESTS_MAX, PasswordCheck, SaslAnswer, SaslSession
@@ -260,3 +263,38 @@ def test_an_image_in_use_is_not_read_again(credentials: CredentialFollower, tmp_
     write_credential_image(path, CredentialImage(2, b"secret", {"bob": USERS["bob"]}))
     credentials.load()
     assert not Exchange(credentials).log_in("PLAIN", "alice", "pencil").is_done
+
+
+_threads: SimpleQueue[int] = SimpleQueue()
+
+
+class _Dies(PasswordCheck):
+    """Ends the thread that takes it, as a lack of memory would."""
+
+    def is_right(self) -> bool:
+        _threads.put(threading.get_native_id())
+        raise SystemExit
+
+
+def test_password_checks_go_on_in_another_thread_when_theirs_has_died(credentials: CredentialFollower) -> None:
+    results: list[bool] = []
+    checks = PasswordChecks(lambda _waiting, is_right: results.append(is_right))
+    mechanism, credential, _ = credentials.plain_credential("alice")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        connection = Connection(PlainTransport(ours), "10.0.0.1", 0)
+        session = SaslSession(MECHANISMS, credentials, lambda: "", 0)
+
+        def submit(kind: type[PasswordCheck]) -> bool:
+            return checks.submit(WaitingCheck(connection, session, kind(mechanism, credential, "pencil"), PendingReply(connection)))
+
+        try:
+            assert submit(_Dies)
+            died = _threads.get(timeout=20)
+            eventually(lambda: not Path(f"/proc/self/task/{died}").exists(), "the thread has ended")
+            assert submit(PasswordCheck)
+            assert select.select([checks.wakes], [], [], 10)[0], "no thread takes it"
+            checks.on_woken(0)
+            assert results == [True]
+        finally:
+            checks.close()
