@@ -84,7 +84,7 @@ class ProductTree:
 
 def markdown_bytes() -> tuple[int, int]:
     """Return the bytes of the Markdown that persons write, and of the pages and marked parts that programs write."""
-    hidden = {".venv", ".git", "node_modules"}
+    hidden = {".venv", ".git", ".pytest_cache", "node_modules"}
     pages = {str(path.relative_to(ROOT)): path.read_text() for path in ROOT.rglob("*.md") if not hidden & set(path.parts)}
     parts = [text if name in GENERATED else "".join(match.group() for match in MARKED.finditer(text)) for name, text in pages.items()]
     total, generated = (sum(len(text.encode()) for text in texts) for texts in (pages.values(), parts))
