@@ -33,6 +33,8 @@ from appliance.senders.conditions import FACILITIES, SEVERITIES
 QUERY_CHARACTERS_MAX = 2_000
 DEPTH_MAX = 40
 CONDITIONS_MAX = 100
+EXPRESSIONS_MAX = 10
+"""Compiling one takes up to 2 ms, and a console that checks a query serves others."""
 REGEX_BYTES_MAX = 1 << 20
 """Memory of a compiled expression."""
 ANY_FIELD = ""
@@ -133,6 +135,7 @@ class _Parser:
         self._text = text
         self._at = 0
         self._conditions = 0
+        self._expressions = 0
         self._skip_spaces()
 
     @property
@@ -247,6 +250,9 @@ class _Parser:
 
     def _regex(self, field: str, quoted: str, column: int, is_negated: bool = False) -> Node:
         pattern = quoted[1:-1].replace("\\/", "/")
+        self._expressions += 1
+        if self._expressions > EXPRESSIONS_MAX:
+            raise QueryProblem(f"a query has at most {EXPRESSIONS_MAX} regular expressions", column)
         try:
             compile_regex(pattern)
         except ValueError as problem:

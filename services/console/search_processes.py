@@ -28,6 +28,8 @@ from appliance.senders.sender_accounts import network_of
 CHUNK_BYTES = 64 << 10
 LINE_BYTES_MAX = 1 << 20
 REAP_SECONDS = 0.5
+ENDED_MAX = 4
+"""Processes that were killed and have not ended: a disk that hangs holds them."""
 
 
 class Searcher(NamedTuple):
@@ -64,6 +66,9 @@ class SearchProcesses:
 
     def why_busy(self, searcher: Searcher) -> str | None:
         """Return why a search has to wait; None if it may start."""
+        self._reap()
+        if len(self._ended) >= ENDED_MAX:
+            return "searches that were ended still wait for a disk; look at `millrace status`"
         if len(self._running) >= self._processes_max:
             return "as many searches run as search.processes.max allows; wait for one to end"
         by_tcp = sum(each.address is not None for each in self._running)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from typing import Any
 
+import pytest
 from starlette.requests import Request
 
 from appliance.base.layout import BoxLayout
-from services.console.search_processes import SearchAnswer, Searcher, SearchProcesses
+from services.console.search_processes import ENDED_MAX, SearchAnswer, Searcher, SearchProcesses
 from services.console.search_route import SearchRoute
+
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 REQUEST = b"{}"
 
@@ -50,6 +54,23 @@ def test_a_network_has_half_of_the_processes(layout: BoxLayout) -> None:
         assert processes.why_busy(Searcher("10.0.0.1")) is None
         for answer in answers:
             answer.close()
+
+    asyncio.run(run())
+
+
+def test_searches_that_do_not_end_after_their_kill_are_bounded(layout: BoxLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while their disk hangs."""
+
+    async def run() -> None:
+        processes = SearchProcesses(layout, 2)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "waitpid", lambda _pid, _options: (0, 0))
+            for _ in range(ENDED_MAX):
+                assert processes.why_busy(Searcher(None)) is None
+                (await processes.start(REQUEST, Searcher(None))).close()
+            assert "still wait for a disk" in str(processes.why_busy(Searcher(None)))
+        while processes.why_busy(Searcher(None)) is not None:
+            await asyncio.sleep(0.01)
 
     asyncio.run(run())
 

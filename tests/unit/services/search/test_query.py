@@ -189,6 +189,7 @@ def test_a_value_that_is_no_object_is_one_text() -> None:
         ("a\x07", 2, "control character"),
         ("(" * 60 + "a" + ")" * 60, 42, "levels"),
         ("a " * 101, 201, "at most 100"),
+        ("/a/ " * 11, 41, "at most 10 regular"),
     ],
 )
 def test_a_mistake_names_its_column(query: str, column: int, reason: str) -> None:
