@@ -408,8 +408,10 @@ run_tests() {
     [ -z "$deep" ] || coverage=(-p tests.support.branch_coverage --branch-coverage "$VENV/log/coverage")
     step "fast and slow tests" tests "${several[@]}" "${coverage[@]}" -m "not system and not alone and not spark"
     [ -z "$deep" ] || step "branch coverage" "$VENV/bin/python" -m tests.support.branch_coverage "$VENV/log/coverage"
-    # Boxes wait more than they compute, and Spark half of its time.
-    step "system tests" tests -n "$((workers < 2 ? 2 : 4))" "${SIDE_BY_SIDE[@]}" --word mark.system --word "spark: " -m "(system or spark) and not alone"
+    # Boxes wait more than they compute.
+    step "system tests" tests -n "$((workers < 2 ? 2 : 4))" "${SIDE_BY_SIDE[@]}" --word mark.system -m "system and not alone and not spark"
+    # Two processes, each with one JVM, whatever the machine has: a session costs seconds, and waits half of its time.
+    step "tests of Spark" tests -n 2 "${SIDE_BY_SIDE[@]}" --word spark -m spark
     kill -STOP -- "-$fuzzers" 2>/dev/null || true
     step "tests alone" tests --word mark.alone -m alone
     kill -CONT -- "-$fuzzers" 2>/dev/null || true
