@@ -92,7 +92,8 @@ def clear_vanished_boxes() -> list[str]:
     for layout in known_boxes():
         try:
             box = layout.read_box()
-            vanished = _is_missing(box["state_directory"]) and not _is_running(int(box["pid"]), layout)
+            # Last whether the state directory is missing: its disk may be mounted again at any moment.
+            vanished = not _is_running(int(box["pid"]), layout) and _is_missing(box["state_directory"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if vanished and clear_box(layout):

@@ -40,6 +40,7 @@ SOCKET_PATH_BYTES_MAX = 107
 ZOOKEEPER_CHECK_FAILED = "the check for the embedded ZooKeeper failed (see above); install again with ./install.sh, or name a server with --zookeeper HOST:PORT"
 CERTIFICATE_CHECK_FAILED = "the check of the certificates failed (see above); install again with ./install.sh, or remove the listeners with TLS"
 _NEW_BOX_FILE = f"{BOX_FILE}.new"
+_WRITES_MAX = 3
 _SOCKET_NAME_SPARE_BYTES = 32  # "/log-writer@.sock" and the pid of the temporary name
 
 ExternalCheck = Callable[[], list[str]]
@@ -335,7 +336,22 @@ def _registry_problem(state: str, runtime_directory: str) -> str | None:
 
 
 def write_box(layout: BoxLayout, box: Box) -> None:
-    """Write box.json with mode 0600: it contains the tokens of senders."""
+    """Write box.json with mode 0600: it contains the tokens of senders.
+
+    The runtime directory is made again if it is gone: another box that starts removes what this one
+    left, if it found the state directory missing a moment ago.
+    """
+    for _ in range(_WRITES_MAX):
+        try:
+            return _write_box_once(layout, box)
+        except FileNotFoundError:
+            problem = make_runtime_directory(layout.runtime_directory, "runtime directory")
+            if problem is not None:
+                raise ConfigurationProblems([problem]) from None
+    return _write_box_once(layout, box)
+
+
+def _write_box_once(layout: BoxLayout, box: Box) -> None:
     directory = open_directory(layout.runtime_directory)
     try:
         os.fchmod(directory, 0o700)

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from appliance.base.layout import BoxLayout
+from appliance.base.settings import Box
 from appliance.runtime import leftovers
 from appliance.runtime.leftovers import clear_box, clear_previous_life, clear_vanished_boxes, living_processes
+from appliance.runtime.preflight import write_box
 from appliance.shm.counters import Counters
 from appliance.shm.mapping import SharedObject, list_names
 from lab.running_box import eventually
@@ -60,6 +62,13 @@ def test_only_dead_boxes_without_a_state_directory_are_cleared_by_others(layout:
     state.rmdir()
     assert clear_vanished_boxes() == [layout.box]
     assert list_names(layout.shared_memory_prefix) == []
+
+
+def test_a_box_that_starts_makes_its_runtime_directory_again_if_another_removes_it(layout: BoxLayout) -> None:
+    """The other one found the state directory missing, and its disk was mounted since."""
+    clear_box(layout)
+    write_box(layout, Box(layout.box, 1, [], "/state", "127.0.0.1", "127.0.0.1", 1, 2, 3))
+    assert layout.read_box()["state_directory"] == "/state"
 
 
 def test_a_running_box_whose_state_directory_is_away_has_not_vanished(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
