@@ -51,7 +51,7 @@ class QueryProblem(MillraceError):
         self.column = column
 
 
-class Text(NamedTuple):
+class Contains(NamedTuple):
     """A word or phrase in a field (`ANY_FIELD`: in any); `pieces` in lower case, any characters
     between two of them. The first and the last are empty if the text begins or ends with `*`."""
 
@@ -67,7 +67,7 @@ class Regex(NamedTuple):
 
 
 class Equals(NamedTuple):
-    """The whole field; `pieces` as in `Text`."""
+    """The whole field; `pieces` as in `Contains`."""
 
     field: str
     pieces: tuple[str, ...]
@@ -97,7 +97,7 @@ class Or(NamedTuple):
     parts: tuple[Node, ...]
 
 
-Node = Text | Regex | Equals | Compare | Not | And | Or
+Node = Contains | Regex | Equals | Compare | Not | And | Or
 
 _TOKEN = re.compile(
     r"""\s+
@@ -324,4 +324,4 @@ def _text(field: str, text: str, is_word: bool, column: int) -> Node:
         if is_word and field:
             return Equals(field, ("", ""))
         raise QueryProblem("the text is empty", column)
-    return Text(field, pieces)
+    return Contains(field, pieces)

@@ -20,7 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from appliance.base.time_texts import parse_moment
-from appliance.senders.record_query import And, Equals, Node, Or, QueryProblem, Regex, Text, parse_query
+from appliance.senders.record_query import And, Contains, Equals, Node, Or, QueryProblem, Regex, parse_query
 from services.console.search_processes import SearchAnswer, Searcher, SearchProcesses
 
 CONTENT_TYPE = "application/x-ndjson"
@@ -74,7 +74,7 @@ def marks_of(node: Node) -> Iterator[dict[str, Any]]:
         case And(parts) | Or(parts):
             for part in parts:
                 yield from marks_of(part)
-        case Text(field, pieces):
+        case Contains(field, pieces):
             yield {"field": field, "pieces": pieces}
         case Equals(field, pieces) if any(pieces):
             yield {"field": field, "pieces": pieces, "is_whole": True}

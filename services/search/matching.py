@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from appliance.senders.record_query import ANY_FIELD, And, Compare, Equals, Node, Not, Or, Regex, Text, compile_regex, fold
+from appliance.senders.record_query import ANY_FIELD, And, Compare, Contains, Equals, Node, Not, Or, Regex, compile_regex, fold
 
 BETWEEN_TEXTS = "\x00"
 """Separates the texts of a record; no query contains it."""
@@ -96,7 +96,7 @@ def fields_of(node: Node) -> Iterator[str]:
                 yield from fields_of(part)
         case Not(part):
             yield from fields_of(part)
-        case Text(field) | Regex(field) | Equals(field) | Compare(field):
+        case Contains(field) | Regex(field) | Equals(field) | Compare(field):
             if field != ANY_FIELD:
                 yield field
 
@@ -116,7 +116,7 @@ def compile_node(node: Node) -> Predicate:
         case Not(part):
             inner = compile_node(part)
             return lambda document: not inner(document)
-        case Text():
+        case Contains():
             return _text(node)
         case Regex(field, pattern):
             search = compile_regex(pattern).search
@@ -175,7 +175,7 @@ def whole_match(pieces: tuple[str, ...]) -> Search:
     return match
 
 
-def _text(node: Text) -> Predicate:
+def _text(node: Contains) -> Predicate:
     search = word_search(node.pieces)
     longest = max(node.pieces, key=len)
     if node.field == ANY_FIELD:

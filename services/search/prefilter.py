@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.senders.record_query import And, Compare, Equals, Node, Not, Or, Regex, Text
+from appliance.senders.record_query import And, Compare, Contains, Equals, Node, Not, Or, Regex
 from services.search.matching import OPERATORS
 
 FOLD_BIT = 0x20
@@ -80,7 +80,7 @@ def literals_of(node: Node) -> Literals | None:
                     return None
                 joined += literals
             return tuple(dict.fromkeys(joined)) if len(joined) <= LITERALS_MAX else None
-        case Text(_, pieces):
+        case Contains(_, pieces):
             return _of_texts(pieces)
         case Regex(_, pattern):
             texts = regex_texts(pattern)

@@ -106,7 +106,7 @@ class Unfit(Exception):
     """The segment gets no summary that counts; the text says why."""
 
 
-class SegmentFigures(NamedTuple):
+class SummaryFigures(NamedTuple):
     """What of a segment is in its summary."""
 
     first_ms: int
@@ -236,10 +236,10 @@ class SegmentSummarizer:
         powers[1:] = pow(BASE, -1, 1 << 64)
         self._inverses: Words = np.multiply.accumulate(powers)
 
-    def figures(self) -> SegmentFigures:
+    def figures(self) -> SummaryFigures:
         """Return everything but the filter."""
         fields = {name: each.values for name, each in self._fields.items()}
-        return SegmentFigures(self._first_ms, self._last_ms, self._records, self.has_transactions, not self._has_escaped_letters, fields)
+        return SummaryFigures(self._first_ms, self._last_ms, self._records, self.has_transactions, not self._has_escaped_letters, fields)
 
     def take(self, content: bytes, starts: list[int], times: list[int], append_times: list[int]) -> None:
         """Take records: where each begins in `content`, its batch's base timestamp, and its append

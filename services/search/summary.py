@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from appliance.records.crc32c import crc32c
-from appliance.senders.record_query import ANY_FIELD, And, Compare, Equals, Node, Not, Or, Regex, Text
+from appliance.senders.record_query import ANY_FIELD, And, Compare, Contains, Equals, Node, Not, Or, Regex
 from appliance.storage import file_io
 from services.search.matching import Document, compile_node
 from services.search.prefilter import is_number, regex_texts
@@ -215,7 +215,7 @@ def possible_of(node: Node) -> Possible:
             return lambda summary: any(part(summary) for part in some)
         case Not():
             return lambda _summary: True
-        case Text(field, pieces):
+        case Contains(field, pieces):
             return _condition(node, field, [words_of(pieces)])
         case Regex(field, pattern):
             return _condition(node, field, [words_of(("", text, "")) for text in regex_texts(pattern) or ("",)])
