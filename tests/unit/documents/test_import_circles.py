@@ -1,6 +1,6 @@
-"""No file of the product imports a file that imports it, directly or through other files.
+"""No file of the product imports a file that imports it, directly or through other files; and a class name exists once.
 
-Files in a circle can only be read, tested and moved together. Imports under TYPE_CHECKING count.
+Files in a circle can only be read, tested and moved together. Imports under TYPE_CHECKING count. Private classes may share a name.
 """
 
 from __future__ import annotations
@@ -31,3 +31,8 @@ def test_a_file_that_imports_its_importer_closes_a_circle(tree: ProductTree) -> 
     changed.imports[imported].add(importer)
     [circle] = changed.circles()
     assert {imported, importer} <= set(circle)
+
+
+@pytest.mark.slow
+def test_a_class_name_exists_once(tree: ProductTree) -> None:
+    assert {name: modules for name, modules in tree.classes.items() if len(modules) > 1} == {}
