@@ -484,7 +484,7 @@ _BOX_ROWS = (
         "boxes without a member, old consumers",
         "",
     ),
-    SettingRow("zookeeper.heap.mb", 64, "MiB", "Java heap of the embedded ZooKeeper, which takes a connection for every 2 MiB", "memory", 32, 16_384),
+    SettingRow("zookeeper.heap.mb", 64, "MiB", "Java heap of the embedded ZooKeeper, which takes a connection for every 4 MiB", "memory", 32, 16_384),
     SettingRow(
         "watchdog.timeout.ms",
         30 * SECOND,

@@ -173,9 +173,10 @@ def connections_max(box: Box) -> int:
     """Return the limit of all connections; one address gets three quarters of them.
 
     Each box has one, each old consumer has one. A connection may announce a packet of 1 MiB before
-    it has logged in, and the server allocates it at once. So the limit keeps them to half the heap.
+    it has logged in, and the server allocates it at once; of one that was closed it keeps the
+    packet for a while, on a busy machine. So the limit keeps them to a quarter of the heap.
     """
-    return box.integer("zookeeper.heap.mb") // 2
+    return box.integer("zookeeper.heap.mb") // 4
 
 
 def _access_lines(secret: str | None, is_required: bool) -> list[str]:
