@@ -145,7 +145,7 @@ class SharedObject:
                 raise SharedMemoryFull(
                     f"could not allocate {size_bytes >> 20} MiB of shared memory for {name}: {error.strerror}; make /dev/shm larger or the arenas smaller"
                 ) from error
-            _hold(shared.fd, mapped)
+            _hold(shared.fd)
         finally:
             shared.close_fd()
         made = cls(name, mapped, writable=True)
@@ -179,7 +179,7 @@ class SharedObject:
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
             mapped = mmap.mmap(shared.fd, size_bytes, access=access)
             if adopts:
-                _hold(shared.fd, mapped)
+                _hold(shared.fd)
         finally:
             shared.close_fd()
         attached = cls(name, mapped, writable)
@@ -258,15 +258,13 @@ _LOCK = Struct("@hhqqi4x")
 _LOCK_TYPE = Struct("@h")
 
 
-def _hold(descriptor: int, mapped: mmap.mmap) -> None:
+def _hold(descriptor: int) -> None:
     """Lock the object for as long as this process maps it.
 
     The lock belongs to the open file description, which the mapping keeps open (`mmap` duplicates
     the descriptor). It is shared: an incarnation that its disk still holds does not keep the next
-    one from being seen. A forked child does not map the object, or the lock would stay until the
-    child ends, which a hung disk may delay.
+    one from being seen. Weak: a forked child holds it, too, until it ends, which a hung disk may delay.
     """
-    mapped.madvise(mmap.MADV_DONTFORK)
     fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 
@@ -10,7 +9,6 @@ import pytest
 from appliance.base.layout import BoxLayout
 from appliance.shm.counters import DEAD, LABEL_BYTES, SLOTS, USED_WORD, CounterReader, Counters, list_counters, read_counters, unlink_all
 from appliance.shm.mapping import BOOT_WORD_LOW, VERSION_WORD, SharedObject
-from lab.running_box import eventually
 from lab.scratch_layout import purposes_left
 
 NAME = "ingest@0"
@@ -62,25 +60,6 @@ def test_the_kernel_lets_go_of_counters_whose_owner_is_killed(layout: BoxLayout)
         owner.wait()
     snapshot = read_counters(layout, NAME)
     assert snapshot is not None and not snapshot.is_alive
-
-
-def test_a_forked_child_does_not_hold_the_counters_of_its_parent(layout: BoxLayout) -> None:
-    """A hung disk may hold the child, so it outlives the parent."""
-    program = (
-        "import os, signal; from appliance.base.layout import BoxLayout; from appliance.shm.counters import Counters;"
-        f" held = Counters.create_or_adopt(BoxLayout({layout.runtime_directory!r}), {NAME!r}, 1); child = os.fork();"
-        " print(child or '', end='\\n' if child else '', flush=True); child or os.closerange(3, 1 << 16); signal.pause()"
-    )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as owner:
-        assert owner.stdout is not None
-        child = int(owner.stdout.readline())
-        try:
-            owner.kill()
-            owner.wait()
-            assert os.path.exists(f"/proc/{child}")
-            eventually(lambda: (found := read_counters(layout, NAME)) is not None and not found.is_alive, "its child has closed the descriptors")
-        finally:
-            os.kill(child, signal.SIGKILL)
 
 
 def test_a_process_that_never_counted_has_no_counters(layout: BoxLayout) -> None:
