@@ -52,7 +52,7 @@ class LoopDisk:
     def __init__(self, place: Path, mib: int = 64, kind: str = "ext4", is_faulty: bool = False) -> None:
         place.mkdir(parents=True)
         # A mount namespace of another test may hold a copy of what is mounted here, and a file system exists while anything has it mounted: after a power
-        # cut it would come back shut down. From a shared mount, an unmount reaches copies that are slaves (`FOLLOWING`).
+        # cut it would come back shut down. From a shared mount, an unmount reaches copies that are slaves (`FOLLOWING`); `unmount` waits for other copies.
         _run("mount", "--bind", str(place), str(place))
         _run("mount", "--make-shared", str(place))
         self.place = place
@@ -109,8 +109,10 @@ class LoopDisk:
         _run("mount", self._device, str(self.path))
 
     def unmount(self) -> None:
-        """Fails while any process has a file open on it."""
+        """Fails while any process has a file open on it, or a mount namespace of another test keeps a copy of the mount."""
         _wait(lambda: subprocess.run(["umount", str(self.path)], capture_output=True, check=False).returncode == 0, f"{self.path} can be unmounted", 20)
+        in_use = Path("/sys/fs", self.kind, Path(self._device).name)
+        _wait(lambda: not in_use.exists(), f"no mount namespace has {self._device} mounted", 20)
 
     # -- what can be done to it
 

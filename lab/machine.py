@@ -23,6 +23,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from appliance.runtime.spawning import die_with_parent
+from lab.loop_disks import FOLLOWING
 from lab.running_box import ROOT
 
 CLONE_NEWNET = 0x40000000
@@ -52,7 +53,7 @@ class Namespace:
 
     def __init__(self) -> None:
         self._keeper = subprocess.Popen(
-            ["unshare", "--net", "--mount", "--propagation", "private", sys.executable, "-S", str(ROOT / "lab/namespace_keeper.py")],
+            ["unshare", "--net", "--mount", *FOLLOWING, sys.executable, "-S", str(ROOT / "lab/namespace_keeper.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

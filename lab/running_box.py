@@ -10,7 +10,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -192,6 +191,13 @@ class RunningBox:
         self.box: Box = load_box(self.layout)
         self.disks = [Path(disk.path) for disk in self.box.disks]
         self.exit_code: int | None = None
+        self._listeners: dict[str, int] = {}
+        """Ports by inodes of sockets: when the box has ended, another test's process may listen on its port."""
+        self._find_listeners()
+
+    def _find_listeners(self) -> None:
+        ports = {self.kafka.port, self.syslog.port, self.http.port}
+        self._listeners |= {inode: port for inode, port in listening_sockets().items() if port in ports}
 
     def _find_layout(self) -> BoxLayout:
         state = str(self.directory / "state")
@@ -277,6 +283,7 @@ class RunningBox:
         """End it (once) and wait; returns the exit code."""
         if self.exit_code is None:
             if self.process.poll() is None:
+                self._find_listeners()
                 self.process.send_signal(number)
             try:
                 self.exit_code = self.process.wait(STOP_SECONDS)
@@ -291,6 +298,7 @@ class RunningBox:
 
     def kill_supervisor(self) -> None:
         """kill -9 of the parent; returns when it and every process of the box are gone."""
+        self._find_listeners()
         self.process.kill()
         self.process.wait()
         assert self.process.stdout is not None
@@ -305,10 +313,8 @@ class RunningBox:
         if os.path.exists(self.layout.runtime_directory):
             found.append(f"{self.layout.runtime_directory}: {os.listdir(self.layout.runtime_directory)}")
         found += [f"lock on {path}" for path in [self.directory / "state", *self.disks] if lock_holder(str(path)) is not None]
-        for address in (self.kafka, self.syslog, self.http):
-            with socket.socket() as probe:
-                if probe.connect_ex(address) == 0:
-                    found.append(f"a process listens on {address}")
+        still = listening_sockets()
+        found += [f"a process listens on port {port}" for inode, port in self._listeners.items() if inode in still]
         return found
 
 
@@ -325,6 +331,17 @@ def processes_of(layout: BoxLayout) -> dict[int, str]:
                 found[int(entry)] = Path(f"/proc/{entry}/comm").read_text().strip()
         except OSError:
             continue  # it ended while we looked, or it is not ours
+    return found
+
+
+def listening_sockets() -> dict[str, int]:
+    """Ports of the TCP sockets of this network namespace that listen, by the sockets' inodes."""
+    found = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                found[fields[9]] = int(fields[1].rpartition(":")[2], 16)
     return found
 
 

@@ -33,7 +33,7 @@ from appliance.runtime.spawning import die_with_parent
 from lab.systemd_boot import DISKS, OVERLAY, ROOT, read_plan, run
 
 NAMESPACES = ["--mount", "--uts", "--ipc", "--net", "--cgroup", "--pid", "--propagation", "private"]
-CLONE_NEWNS, MS_REC_PRIVATE, MNT_DETACH = 0x20000, 0x44000, 2
+CLONE_NEWNS, MS_REC_PRIVATE, MS_REC_SLAVE, MNT_DETACH = 0x20000, 0x44000, 0x84000, 2
 THAW, SHUTDOWN, LOSE_UNSYNCED = 0xC0045878, 0x8004587D, 2
 CONTROL_GROUPS = "cgroup"
 PIPE_VARIABLE = "MILLRACE_BOX_PIPE"
@@ -51,13 +51,15 @@ def leave_mounts_of_host(needed: Sequence[str]) -> None:
     """Whatever is mounted from here on is seen by this process and its children only. Mounts of other tests are let go of: their disks are busy while
     any process has them mounted. `needed` are paths that stay reachable."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, MS_REC_PRIVATE, None):
+    if libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, MS_REC_SLAVE, None):  # until ours is let go of, an unmount there reaches it
         raise OSError(ctypes.get_errno(), "a mount namespace of its own")
     temporary = f"{os.environ.get('PYTEST_DEBUG_TEMPROOT') or tempfile.gettempdir()}/"  # where directories of other runs are, too
     for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
         place = line.split()[4]
         if place.startswith(temporary) and not any(f"{path}/".startswith(f"{place}/") for path in needed):
             libc.umount2(place.encode(), MNT_DETACH)
+    if libc.mount(b"none", b"/", None, MS_REC_PRIVATE, None):
+        raise OSError(ctypes.get_errno(), "mounts that no other namespace changes")
 
 
 class Keeper:
