@@ -122,7 +122,7 @@ ensure_java() {
 }
 
 # ensure_classes: what ZooKeeper loads, as a file, so that it starts faster; once for each .venv. Without it everything works, too.
-ensure_classes() { [ -f "$VENV/share/millrace/zookeeper-classes.jsa" ] || "$VENV/bin/python" -P -m services.zookeeper.zookeeper_classes >&2 || true; }
+ensure_classes() { [ "$VENV/share/millrace/zookeeper-classes.jsa" -nt "$ROOT/appliance/cluster/zookeeper_server.py" ] || "$VENV/bin/python" -P -m services.zookeeper.zookeeper_classes >&2 || true; }
 
 # locked_for_venv select|only [EXTRA…]: writes .venv/locked, the packages of requirements.lock with their SHA-256.
 locked_for_venv() { "$VENV/bin/python" -B "$ROOT/install/lock.py" "$@" >"$VENV/locked"; }
