@@ -1,8 +1,9 @@
 """How a client of ours authenticates and encrypts: Kafka's options in a properties file, as for `--command-config`.
 
-Understood are `security.protocol`, `sasl.mechanism` (SCRAM-SHA-256, SCRAM-SHA-512, PLAIN), `sasl.jaas.config` (or
-`sasl.username` and `sasl.password`), `ssl.truststore.location` (or `ssl.ca.location`), `ssl.keystore.location` (PEM
-files) and `ssl.endpoint.identification.algorithm`. Other `sasl.` and `ssl.` options are refused, because to ignore one
+Understood are `security.protocol`, `sasl.mechanism` (SCRAM-SHA-256, SCRAM-SHA-512, PLAIN, OAUTHBEARER),
+`sasl.jaas.config` (or `sasl.username` and `sasl.password`), `sasl.oauthbearer.token.endpoint.url` (a file),
+`ssl.truststore.location` (or `ssl.ca.location`), `ssl.keystore.location` (PEM files) and
+`ssl.endpoint.identification.algorithm`. Other `sasl.` and `ssl.` options are refused, because to ignore one
 may send in clear text what the user wants to protect; all others are ignored. Weak: the file is read once.
 """
 
@@ -22,6 +23,7 @@ from appliance.client.errors import BrokerUnreachable, ClientFailed
 from appliance.client.messages import SASL_AUTHENTICATE, SASL_HANDSHAKE, ClientApi
 from appliance.protocol.sasl_apis import SaslAuthenticateRequest, SaslHandshakeRequest
 from appliance.security.listeners import MECHANISMS, PLAIN, PROTOCOLS, is_encrypted, uses_sasl
+from appliance.security.oauth import OAUTHBEARER
 from appliance.security.scram import NONCE_BYTES, SCRAM_MECHANISMS, ScramClient, ScramFailed
 
 _NAMES: Final = {
@@ -30,6 +32,8 @@ _NAMES: Final = {
     "sasl.jaas.config",
     "sasl.username",
     "sasl.password",
+    "sasl.oauthbearer.token.endpoint.url",
+    "sasl.login.callback.handler.class",  # Java needs it for OAUTHBEARER
     "ssl.truststore.location",
     "ssl.truststore.type",
     "ssl.ca.location",
@@ -54,6 +58,8 @@ class ClientSecurity(NamedTuple):
     authorities: str = ""
     keystore: str = ""
     checks_host: bool = True
+    token_file: str = ""
+    """of OAUTHBEARER, read at each login"""
 
     def __repr__(self) -> str:
         return f"ClientSecurity({self.protocol!r}, {self.mechanism!r}, {self.user!r}, ***)"
@@ -85,17 +91,30 @@ class ClientSecurity(NamedTuple):
         def exchange(token: bytes) -> bytes:
             answered = request(SASL_AUTHENTICATE, SaslAuthenticateRequest(token))
             if answered.error_code != ErrorCode.NONE:
-                raise AuthenticationFailed(f"the broker at {address} refused user {self.user!r}: {answered.error_message}")
+                whom = f"user {self.user!r}" if self.user else f"the token in {self.token_file}"
+                raise AuthenticationFailed(f"the broker at {address} refused {whom}: {answered.error_message}")
             return bytes(answered.auth_bytes)
 
         if self.mechanism == PLAIN:
             exchange(f"\0{self.user}\0{self.password}".encode())
+            return
+        if self.mechanism == OAUTHBEARER:
+            if exchange(b"n,,\x01auth=Bearer " + _token(self.token_file) + b"\x01\x01"):
+                exchange(b"\x01")  # which is answered by the reason
             return
         client = ScramClient(SCRAM_MECHANISMS[self.mechanism], self.user, self.password, base64.b64encode(os.urandom(NONCE_BYTES)).decode())
         try:
             client.check(exchange(client.respond(exchange(client.first))))
         except ScramFailed as failed:
             raise AuthenticationFailed(f"the broker at {address} cannot be trusted: {failed}") from failed
+
+
+def _token(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read().strip()
+    except OSError as error:
+        raise AuthenticationFailed(f"could not read the token in {path}: {error.strerror}") from None
 
 
 def read_client_security(text: str, source: str) -> ClientSecurity:
@@ -127,8 +146,13 @@ def _with_user(security: ClientSecurity, options: dict[str, str], source: str) -
     mechanism = options.get("sasl.mechanism", "").upper()
     if mechanism not in MECHANISMS:
         raise ValueError(f"{source}: sasl.mechanism is {mechanism!r}; it can be {', '.join(MECHANISMS)}")
-    if mechanism == PLAIN and not is_encrypted(security.protocol):
-        raise ValueError(f"{source}: PLAIN sends the password in clear text over {security.protocol}; use SASL_SSL, or a SCRAM mechanism")
+    if mechanism in (PLAIN, OAUTHBEARER) and not is_encrypted(security.protocol):
+        raise ValueError(f"{source}: {mechanism} sends password or token in clear text over {security.protocol}; use SASL_SSL, or a SCRAM mechanism")
+    if mechanism == OAUTHBEARER:
+        url = options.get("sasl.oauthbearer.token.endpoint.url", "")
+        if not url.startswith("file:///"):
+            raise ValueError(f"{source}: sasl.oauthbearer.token.endpoint.url is {url!r}; name a file with the token, file:///PATH")
+        return security._replace(mechanism=mechanism, token_file=url.removeprefix("file://"))
     jaas = {name: re.sub(r"\\(.)", r"\1", value) for name, value in _JAAS_OPTION.findall(options.get("sasl.jaas.config", ""))}
     user, password = options.get("sasl.username") or jaas.get("username", ""), options.get("sasl.password") or jaas.get("password", "")
     if not user or not password:

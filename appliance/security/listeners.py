@@ -15,6 +15,7 @@ from typing import Final
 from appliance.base.setting_row import SettingValue
 from appliance.base.setting_rows import SETTING_ROWS
 from appliance.base.settings import KafkaListener, setting_problem
+from appliance.security.oauth import OAUTHBEARER
 
 OVERRIDE_PREFIX: Final = "listener.name."
 TLS_SETTINGS: Final = (
@@ -27,7 +28,8 @@ TLS_SETTINGS: Final = (
     "ssl.principal.mapping.rules",
 )
 SASL_SETTINGS: Final = ("sasl.enabled.mechanisms", "sasl.plain.without.tls", "connections.max.reauth.ms")
-OVERRIDABLE: Final = ("max.connections", "max.connections.per.ip", "connections.max.idle.ms", *TLS_SETTINGS, *SASL_SETTINGS)
+TOKEN_SETTINGS: Final = tuple(name for name in SETTING_ROWS if name.startswith("sasl.oauthbearer."))
+OVERRIDABLE: Final = ("max.connections", "max.connections.per.ip", "connections.max.idle.ms", *TLS_SETTINGS, *SASL_SETTINGS, *TOKEN_SETTINGS)
 """Settings that a listener may have for itself, as `listener.name.NAME.SETTING`."""
 PLAINTEXT: Final = "PLAINTEXT"
 SSL: Final = "SSL"
@@ -36,10 +38,11 @@ SASL_SSL: Final = "SASL_SSL"
 PROTOCOLS: Final = (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)
 """Security protocols that a listener can have."""
 PLAIN: Final = "PLAIN"
-MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512", PLAIN)
+MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512", PLAIN, OAUTHBEARER)
 """SASL mechanisms that a listener can have."""
 ANY_ADDRESS: Final = ("0.0.0.0", "::")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
+_KEYS_URL = re.compile(r"(https://[^/?#@\s]+|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?)(/[!-~]*)?\Z|file:///[^\x00-\x1f]+\Z")
 _ENDPOINT = re.compile(r"([^:/]*)://(\[[0-9A-Fa-f:.%\w]*\]|[^:\[\]/\s]*):(\d{1,5})\Z")
 
 
@@ -93,8 +96,12 @@ def mechanisms_of(listener: KafkaListener, settings: Mapping[str, SettingValue])
     """Return the SASL mechanisms of a listener; none for one without SASL."""
     if not uses_sasl(listener.protocol):
         return ()
-    text = str(listener.settings.get("sasl.enabled.mechanisms", settings["sasl.enabled.mechanisms"]))
-    return tuple(dict.fromkeys(part.strip().upper() for part in text.split(",") if part.strip()))
+    return tuple(dict.fromkeys(word.upper() for word in words_of(str(listener.settings.get("sasl.enabled.mechanisms", settings["sasl.enabled.mechanisms"])))))
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """Return the parts of a list with commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _sasl_problems(listener: KafkaListener, settings: Mapping[str, SettingValue]) -> list[str]:
@@ -106,8 +113,20 @@ def _sasl_problems(listener: KafkaListener, settings: Mapping[str, SettingValue]
         return [f"{where} is empty; name one or more of {_words(MECHANISMS)}"]
     problems = [f"{where} has {name}; it can have {_words(MECHANISMS)}" for name in mechanisms if name not in MECHANISMS]
     is_allowed = listener.settings.get("sasl.plain.without.tls", settings["sasl.plain.without.tls"])
-    if PLAIN in mechanisms and not is_encrypted(listener.protocol) and not is_allowed:
-        problems.append(f"{where} has PLAIN, which sends passwords in clear text over {listener.protocol}; use SASL_SSL, or set sasl.plain.without.tls")
+    for name, what in ((PLAIN, "passwords"), (OAUTHBEARER, "tokens")):
+        if name in mechanisms and not is_encrypted(listener.protocol) and not is_allowed:
+            problems.append(f"{where} has {name}, which sends {what} in clear text over {listener.protocol}; use SASL_SSL, or set sasl.plain.without.tls")
+    return problems + (_token_problems(listener, settings) if OAUTHBEARER in mechanisms else [])
+
+
+def _token_problems(listener: KafkaListener, settings: Mapping[str, SettingValue]) -> list[str]:
+    """Without issuer and audience, a token for any other service would be taken."""
+    texts = {name: str(listener.settings.get(name, settings[name])) for name in TOKEN_SETTINGS}
+    required = ("sasl.oauthbearer.jwks.endpoint.url", "sasl.oauthbearer.expected.issuer", "sasl.oauthbearer.expected.audience")
+    problems = [f"listener {listener.name} has OAUTHBEARER, and {name} is empty; set it" for name in required if not words_of(texts[name])]
+    url = texts[required[0]]
+    if url and not _KEYS_URL.match(url):
+        problems.append(f"{required[0]} is {url!r}; it must be https://HOST/PATH or file:///PATH (http:// only to 127.0.0.1, [::1] or localhost)")
     return problems
 
 

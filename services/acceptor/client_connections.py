@@ -122,7 +122,7 @@ class ClientConnections:
             return None
         from services.acceptor.sasl_connections import SaslConnections
 
-        return SaslConnections(self._context, self._on_authenticated, self._close, self.mark_dirty, self._update_interest)
+        return SaslConnections(self._context, self._listening, self._on_authenticated, self._close, self.mark_dirty, self._update_interest)
 
     def __len__(self) -> int:
         return len(self._connections)

@@ -2,7 +2,8 @@
 
 Bytes of a connection go to its `SaslSession` until it is done, and to the receiver from then on; other connections
 pay nothing for it. A SCRAM login takes 0.14 ms of turns, 10 µs of them HMACs. The password of PLAIN is derived
-(1.6 to 13 ms) in one thread, without the interpreter lock; at most `CHECKS_MAX` wait for it, `CHECKS_PER_ADDRESS` of
+(1.6 to 13 ms) in one thread, without the interpreter lock, which verifies bearer tokens (0.1 ms), too; at most
+`CHECKS_MAX` wait for it, `CHECKS_PER_ADDRESS` of
 one address, and more are closed unanswered, so that clients try again. A failure is answered after
 `connection.failed.authentication.delay.ms`. Owned by one acceptor. Weak: clients of all addresses share the thread.
 """
@@ -14,7 +15,7 @@ import os
 import select
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Final, NamedTuple
 
@@ -24,11 +25,14 @@ from appliance.cluster.credential_image import CredentialFollower
 from appliance.protocol.framing import RequestHeader, read_frame_size
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
+from appliance.security.oauth import TokenRefused
 from appliance.security.principals import USER_TYPE, Principal
 from appliance.security.scram import NONCE_BYTES
 from services.acceptor.closings import AUTHENTICATION_FAILED, AUTHENTICATION_OVERLOAD, CLIENT_LEFT
 from services.acceptor.connection import Connection, PendingReply
-from services.acceptor.sasl_session import FRAME_BYTES_MAX, PasswordCheck, SaslAnswer, SaslSession
+from services.acceptor.listening_socket import ListeningSocket, TokenSettings
+from services.acceptor.sasl_session import FRAME_BYTES_MAX, WRONG, CheckedLogin, PasswordCheck, SaslAnswer, SaslSession, TokenCheck, VerifyToken
+from services.acceptor.token_keys import TokenKeys
 from services.acceptor.transport import WOULD_BLOCK
 
 CHECKS_MAX: Final = 64
@@ -45,7 +49,7 @@ class WaitingCheck(NamedTuple):
 
     connection: Connection
     session: SaslSession
-    check: PasswordCheck
+    check: PasswordCheck | TokenCheck
     reply: PendingReply
 
 
@@ -61,16 +65,16 @@ class _Delayed(NamedTuple):
     closes: bool = False
 
 
-class PasswordChecks:
+class LoginChecks:
     """One thread, started by the first check, and again if it died; it ends with the process. `on_result` is called in the acceptor's thread.
 
     Weak: a check in which the thread died is lost, and counts towards the limits until the process ends.
     """
 
-    def __init__(self, on_result: Callable[[WaitingCheck, bool], None]) -> None:
+    def __init__(self, on_result: Callable[[WaitingCheck, CheckedLogin], None]) -> None:
         self._on_result = on_result
         self._queue: SimpleQueue[WaitingCheck | None] = SimpleQueue()
-        self._results: deque[tuple[WaitingCheck, bool]] = deque()
+        self._results: deque[tuple[WaitingCheck, CheckedLogin]] = deque()
         self._per_address: Tally[str] = Tally()
         self._thread: BackgroundThread | None = None
         self.wakes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -81,7 +85,7 @@ class PasswordChecks:
         if self._per_address.total() >= CHECKS_MAX or self._per_address[address] >= CHECKS_PER_ADDRESS:
             return False
         if self._thread is None or not self._thread.is_alive():
-            thread = BackgroundThread(self._run, "password-checks")
+            thread = BackgroundThread(self._run, "login-checks")
             try:
                 thread.start()
             except ThreadRefused:  # it is counted and logged
@@ -93,18 +97,18 @@ class PasswordChecks:
 
     def _run(self) -> None:
         while (waiting := self._queue.get()) is not None:
-            self._results.append((waiting, not waiting.connection.closed and waiting.check.is_right()))
+            self._results.append((waiting, CheckedLogin(WRONG) if waiting.connection.closed else waiting.check.result()))
             os.eventfd_write(self.wakes, 1)
 
     def on_woken(self, _events: int) -> None:
         os.eventfd_read(self.wakes)
         while self._results:
-            waiting, is_right = self._results.popleft()
+            waiting, checked = self._results.popleft()
             address = waiting.connection.address
             self._per_address[address] -= 1
             if not self._per_address[address]:
                 del self._per_address[address]
-            self._on_result(waiting, is_right)
+            self._on_result(waiting, checked)
 
     def close(self) -> None:
         if self._thread is not None:
@@ -150,6 +154,7 @@ class SaslConnections:
     def __init__(
         self,
         context: ServiceContext,
+        listeners: Iterable[ListeningSocket],
         on_authenticated: Callable[[Connection, bytes], None],
         close: Callable[[Connection, str, str], None],
         mark_dirty: Callable[[Connection], None],
@@ -165,12 +170,30 @@ class SaslConnections:
         self._delay_ns = context.box.integer("connection.failed.authentication.delay.ms") * 1_000_000
         self._delayed: deque[_Delayed] = deque()
         self._failed = FailedLogins(context.log)
-        self._checks = PasswordChecks(self._on_checked)
+        self._checks = LoginChecks(self._on_checked)
         self._poller = context.poller
         self._poller.register(self._checks.wakes, select.EPOLLIN, self._checks.on_woken)
         self._scratch = memoryview(bytearray(RECEIVE_BYTES))
         self._authentications = context.counters.counter("acceptor.authentications")
         self._failures = context.counters.counter("acceptor.authentications_failed")
+        self._token_keys: dict[str, TokenKeys] = {}
+        self._verifiers = {each.name: self._token_verifier(context, each.tokens) for each in listeners if each.tokens is not None}
+
+    def _token_verifier(self, context: ServiceContext, tokens: TokenSettings) -> VerifyToken:
+        """Return what verifies tokens, in the thread of logins. Listeners with the same address share the keys."""
+        if (keys := self._token_keys.get(tokens.url)) is None:
+            failures = context.counters.counter("acceptor.token_keys_failed")
+            keys = self._token_keys[tokens.url] = TokenKeys(tokens.url, tokens.refresh_ms, context.log, failures)
+        clock = context.clock
+
+        def verify(token: str) -> CheckedLogin:
+            try:
+                verified = keys.verify(token, tokens.rules)
+            except TokenRefused as refused:
+                return CheckedLogin(str(refused))
+            return CheckedLogin("", verified.user, max(1, verified.expires * 1000 - clock.wall_ms()))
+
+        return verify
 
     # -- before authentication
 
@@ -180,7 +203,8 @@ class SaslConnections:
 
     def _session(self, connection: Connection, known: tuple[str, str] | None) -> SaslSession:
         listening = connection.listening
-        return SaslSession(listening.mechanisms, self.credentials, _nonce, self._clock.monotonic_ns(), listening.session_ms, known)
+        verify = self._verifiers.get(listening.name)
+        return SaslSession(listening.mechanisms, self.credentials, _nonce, self._clock.monotonic_ns(), listening.session_ms, known, verify)
 
     def receive(self, connection: Connection) -> None:
         """Receive what has come. Frames are taken one by one, each after the answer to the last one."""
@@ -235,14 +259,23 @@ class SaslConnections:
         else:
             self._finish(reply, session, answer)
 
-    def _on_checked(self, waiting: WaitingCheck, is_right: bool) -> None:
+    def _on_checked(self, waiting: WaitingCheck, checked: CheckedLogin) -> None:
         connection = waiting.connection
         if not connection.closed:
             if waiting.session.known is None:
                 connection.read_paused = False
-            self._finish(waiting.reply, waiting.session, waiting.session.on_checked(is_right))
+            self._finish(waiting.reply, waiting.session, waiting.session.on_checked(checked))
             if not connection.closed:
                 self._update_interest(connection)
+                self._go_on(connection, waiting.session)
+
+    def _go_on(self, connection: Connection, session: SaslSession) -> None:
+        """Take what has come while a token was verified that was not the last one."""
+        if session.buffer and connection.sasl is session and session.known is None:
+            try:
+                self._take_frames(connection, session)
+            except ProtocolViolation as violation:
+                self._close(connection, violation.reason, str(violation))
 
     def _finish(self, reply: PendingReply, session: SaslSession, answer: SaslAnswer) -> None:
         connection = reply.connection
@@ -263,8 +296,7 @@ class SaslConnections:
     def _on_done(self, connection: Connection, session: SaslSession) -> None:
         self._authentications.add()
         connection.sasl = None
-        listening = connection.listening
-        connection.expires_ns = self._clock.monotonic_ns() + listening.session_ms * 1_000_000 if listening.session_ms else 0
+        connection.expires_ns = self._clock.monotonic_ns() + session.lifetime_ms * 1_000_000 if session.lifetime_ms else 0
         if session.known is None:
             connection.mechanism = session.mechanism
             connection.set_origin(connection.origin._replace(principal=Principal(USER_TYPE, session.user)))
@@ -292,8 +324,12 @@ class SaslConnections:
 
     def sweep(self, now_ns: int) -> None:
         self._failed.sweep(now_ns)
+        for keys in self._token_keys.values():
+            keys.sweep()
 
     def close(self) -> None:
+        for keys in self._token_keys.values():
+            keys.close()
         self._poller.unregister(self._checks.wakes)
         self._checks.close()
 

@@ -3,7 +3,8 @@
 Takes frames, yields responses; owns no socket, and no password longer than its check takes. Before authentication
 only ApiVersions, SaslHandshake and SaslAuthenticate are served, at most `REQUESTS_MAX` of them; anything else is a
 `ProtocolViolation`. After SaslHandshake 0 tokens are frames without headers. A re-authentication (KIP-368) is a
-session whose user and mechanism are given; no other request is served until it is done.
+session whose user and mechanism are given; no other request is served until it is done. A bearer token that is
+refused is answered as RFC 7628 says, and fails with the client's next message.
 
 Wrong passwords and unknown users get the same answers: an unknown user is asked with a made-up salt. Weak: a user
 whose iterations differ from those of most users can be recognised.
@@ -29,6 +30,7 @@ from appliance.protocol.sasl_apis import (
 )
 from appliance.protocol.wire import Buffer
 from appliance.security.listeners import PLAIN
+from appliance.security.oauth import INVALID_TOKEN, OAUTHBEARER, TokenRefused, read_bearer
 from appliance.security.scram import SCRAM_MECHANISMS, ScramCredential, ScramFailed, ScramMechanism, ScramServer, read_client_first, read_plain
 
 REQUESTS_MAX: Final = 16
@@ -39,8 +41,16 @@ UNEXPECTED: Final = "unauthenticated-request"
 """A closing reason, as of `closings`."""
 
 
+class CheckedLogin(NamedTuple):
+    """`reason`: why it is refused; '' if it is not. `user` and `lifetime_ms` are those of a token."""
+
+    reason: str = ""
+    user: str = ""
+    lifetime_ms: int = 0
+
+
 class PasswordCheck(NamedTuple):
-    """What a thread has to verify: the only costly part of a login."""
+    """What a thread has to verify: the only costly part of a login by PLAIN."""
 
     mechanism: ScramMechanism
     credential: ScramCredential
@@ -49,8 +59,28 @@ class PasswordCheck(NamedTuple):
     def __repr__(self) -> str:
         return f"PasswordCheck({self.mechanism.label}, ***)"
 
-    def is_right(self) -> bool:
-        return self.credential.verifies(self.mechanism, self.password)
+    def result(self) -> CheckedLogin:
+        return CheckedLogin("" if self.credential.verifies(self.mechanism, self.password) else WRONG)
+
+
+VerifyToken = Callable[[str], CheckedLogin]
+
+
+class TokenCheck(NamedTuple):
+    """As `PasswordCheck`, for OAUTHBEARER. `authorization_id`: the user that the client wants to be, '' for that of the token."""
+
+    verify: VerifyToken
+    token: str
+    authorization_id: str
+
+    def __repr__(self) -> str:
+        return "TokenCheck(***)"
+
+    def result(self) -> CheckedLogin:
+        checked = self.verify(self.token)
+        if not checked.reason and self.authorization_id not in ("", checked.user):
+            return CheckedLogin("another user than that of its token")
+        return checked
 
 
 class SaslAnswer(NamedTuple):
@@ -60,7 +90,7 @@ class SaslAnswer(NamedTuple):
     is_done: bool = False
     failure: str | None = None
     """why it failed, for the log"""
-    check: PasswordCheck | None = None
+    check: PasswordCheck | TokenCheck | None = None
 
 
 class SaslSession:
@@ -70,14 +100,16 @@ class SaslSession:
         "_checked",
         "_credentials",
         "_is_raw",
-        "_lifetime_ms",
         "_mechanisms",
         "_random",
+        "_refusal",
         "_requests",
         "_scram",
+        "_verify_token",
         "began_ns",
         "buffer",
         "known",
+        "lifetime_ms",
         "mechanism",
         "user",
     )
@@ -90,17 +122,21 @@ class SaslSession:
         began_ns: int,
         lifetime_ms: int = 0,
         known: tuple[str, str] | None = None,
+        verify_token: VerifyToken | None = None,
     ) -> None:
-        """`lifetime_ms`: of the session that begins when it is done; 0: for ever. `known`: user and mechanism of a connection that authenticates again."""
+        """`known`: user and mechanism of a connection that authenticates again. `verify_token` is called by another thread."""
         self._mechanisms = mechanisms
         self._credentials = credentials
         self._random = nonce
-        self._lifetime_ms = lifetime_ms
+        self._verify_token = verify_token
+        self._refusal = ""
         self._scram: ScramServer | None = None
         self._is_raw = False
         self._requests = 0
         self._checked: RequestHeader | None = None
         self.known = known
+        self.lifetime_ms = lifetime_ms
+        """of what begins when it is done; 0: for ever. With OAUTHBEARER not longer than the token's"""
         self.began_ns = began_ns
         self.buffer = b""
         """received, and no whole frame"""
@@ -131,10 +167,19 @@ class SaslSession:
         name = SERVED_APIS[header.api_key].name
         raise ProtocolViolation(UNEXPECTED, f"{name} {'during' if self.mechanism else 'before'} its authentication")
 
-    def on_checked(self, is_right: bool) -> SaslAnswer:
-        """Return the answer to the token whose password was verified."""
+    def on_checked(self, checked: CheckedLogin) -> SaslAnswer:
+        """Return the answer to the token that was verified."""
         header, self._checked = self._checked, None
-        return self._done(header, b"") if is_right else self._failed(header, WRONG)
+        if self.mechanism != OAUTHBEARER:
+            return self._failed(header, checked.reason) if checked.reason else self._done(header, b"")
+        if not checked.reason:
+            self.user = checked.user
+            if (refused := self._another_user(header)) is not None:
+                return refused
+            self.lifetime_ms = min(self.lifetime_ms or checked.lifetime_ms, checked.lifetime_ms)
+            return self._done(header, b"")
+        self._refusal = checked.reason
+        return SaslAnswer(self._response(header, INVALID_TOKEN, 0))
 
     def _on_handshake(self, header: RequestHeader, mechanism: str) -> SaslAnswer:
         def response(code: ErrorCode) -> bytes:
@@ -154,9 +199,13 @@ class SaslSession:
                 raise ProtocolViolation(UNEXPECTED, "a token while the last one is verified")
             if self.mechanism == PLAIN:
                 return self._on_plain(token, header)
+            if self.mechanism == OAUTHBEARER:
+                return self._on_bearer(token, header)
             if self._scram is None:
                 return self._on_client_first(token, header)
             return self._done(header, self._scram.finish(token))
+        except TokenRefused as refused:
+            return self._failed(header, str(refused))
         except ScramFailed as failed:
             return self._failed(header, str(failed) if failed.is_malformed else WRONG)
 
@@ -167,6 +216,14 @@ class SaslSession:
         mechanism, credential, _is_known = self._credentials.plain_credential(self.user)
         self._checked = header or _RAW
         return SaslAnswer(check=PasswordCheck(mechanism, credential, password))
+
+    def _on_bearer(self, token: bytes, header: RequestHeader | None) -> SaslAnswer:
+        if self._refusal:  # the client has read why
+            return self._failed(header, self._refusal)
+        assert self._verify_token is not None
+        message = read_bearer(token)
+        self._checked = header or _RAW
+        return SaslAnswer(check=TokenCheck(self._verify_token, message.token, message.authorization_id))
 
     def _on_client_first(self, token: bytes, header: RequestHeader | None) -> SaslAnswer:
         first = read_client_first(token)
@@ -186,7 +243,7 @@ class SaslSession:
         return self._failed(header, "another user than before")
 
     def _done(self, header: RequestHeader | None, token: bytes) -> SaslAnswer:
-        return SaslAnswer(self._response(header, token, self._lifetime_ms), is_done=True)
+        return SaslAnswer(self._response(header, token, self.lifetime_ms), is_done=True)
 
     def _response(self, header: RequestHeader | None, token: bytes, lifetime_ms: int) -> bytes:
         if header is None or header is _RAW:
@@ -199,6 +256,8 @@ class SaslSession:
         if header is None or header is _RAW:
             return SaslAnswer(failure=reason)
         text = f"Authentication failed during authentication due to invalid credentials with SASL mechanism {self.mechanism}"
+        if self._refusal:
+            text = INVALID_TOKEN.decode()
         response = SaslAuthenticateResponse(ErrorCode.SASL_AUTHENTICATION_FAILED, text)
         return SaslAnswer(SASL_AUTHENTICATE_RESPONSE.encode_response(header.api_version, header.correlation_id, response), failure=reason)
 

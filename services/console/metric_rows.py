@@ -145,6 +145,7 @@ ACCEPTOR = (
     counter("acceptor_closed_untold", "acceptor.closed_untold", "Of those, connections without a log message of their own."),
     counter("acceptor_authentications", "acceptor.authentications", "Logins by SASL, repeated ones of a connection too.", _LISTENER),
     counter("acceptor_authentications_failed", "acceptor.authentications_failed", "Logins by SASL that failed.", _LISTENER),
+    counter("acceptor_token_keys_failed", "acceptor.token_keys_failed", "Keys of bearer tokens that could not be read.", _LISTENER),
     counter("acceptor_accept_failures", "acceptor.accept_failures", "Connections that the kernel refused to hand over.", _LISTENER),
     counter("acceptor_received_bytes", "acceptor.received_bytes", "Bytes received.", _LISTENER),
     counter(

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import orjson
+
 from appliance.base.errors import ProtocolViolation
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger, Severity
@@ -16,8 +18,9 @@ from appliance.cluster.credential_image import CredentialFollower, CredentialIma
 from appliance.cluster.security_image import SECURITY_HEADER, SecurityImageUnreadable
 from appliance.cluster.user_znodes import sanitized, scram_texts, user_of_entity, user_of_node
 from appliance.records.crc32c import crc32c
+from appliance.security.oauth import KeySet, TokenRefused, TokenRules, read_bearer
 from appliance.security.scram import ScramClient, ScramCredential, ScramFailed, ScramMechanism, ScramServer, read_client_first, read_plain
-from services.acceptor.sasl_session import SaslSession
+from services.acceptor.sasl_session import CheckedLogin, SaslSession
 from tests.fuzz.target import Target, Targets
 
 _CREDENTIAL = ScramCredential(b"0123456789abcdef", bytes(32), bytes(32), 4096)
@@ -35,6 +38,16 @@ _FRAMES = (
 )
 
 
+_N = (
+    "ofgWCuLjybRlzo0tZWJjNiuSfb4p4fAkd_wWJcyQoTbji9k0l8W26mPddxHmfHQp-Vaw-4qPCJrcS2mJPMEzP1Pt0Bm4d4QlL-yRT-SFd2lZS-pCgNM"
+    "sD1W_YpRPEwOWvG6b32690r2jZ47soMZo9wGzjb_7OMg0LOL-bSf63kpaSHSXndS5z5rexMdbBYUsLA9e-KXBdQOS-UTo7WTBEMa2R2CapHg665xsmt"
+    "dVMTBQY4uDZlxvb3qCo5ZwKh9kG4LT6_I5IhlJH7aGhyxXFvUK-DWNmoudF8NAco9_h9iaGNj8q2ethFkMLs91kzk2PAcDTW9gb54h4FRWyuXpoQ"
+)
+_KEY_DOCUMENT = orjson.dumps({"keys": [{"kty": "RSA", "n": _N, "e": "AQAB"}]})
+_KEYS = KeySet.parse(_KEY_DOCUMENT)
+_TOKEN = b"eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiJqb2UiLA0KICJleHAiOjEzMDA4MTkzODAsDQogImh0dHA6Ly9leGFtcGxlLmNvbS9pc19yb290Ijp0cnVlfQ.AAAA"
+
+
 def fuzz_sasl_frames(data: bytes) -> None:
     """A conversation: each frame has one byte of length before it."""
     session = SaslSession(_MECHANISMS, _FOLLOWER, lambda: "nonce", 0)
@@ -48,7 +61,7 @@ def fuzz_sasl_frames(data: bytes) -> None:
             if answer.failure is not None:
                 return
             if answer.check is not None:
-                answer = session.on_checked(False)
+                answer = session.on_checked(CheckedLogin("refused"))
                 assert answer.failure
                 return
             position = end
@@ -77,6 +90,18 @@ def fuzz_scram_server(data: bytes) -> None:
     if b"i=4096" in data or b"i=" not in data:
         with suppress(ScramFailed):
             client.respond(data)
+
+
+def fuzz_bearer_tokens(data: bytes) -> None:
+    """Messages of OAUTHBEARER, tokens and documents of keys. No token is right without the private key."""
+    with suppress(TokenRefused):
+        message = read_bearer(data)
+        assert message.token.encode() in data
+    with suppress(ValueError):
+        KeySet.parse(data)
+    with suppress(TokenRefused):
+        _KEYS.verify(data.decode("latin-1"), TokenRules("https://issuer.example.com", ("millrace",)))
+        raise AssertionError("a token without a signature")
 
 
 def fuzz_user_documents(data: bytes) -> None:
@@ -113,6 +138,13 @@ def _challenges() -> Iterator[bytes]:
     yield b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
 
 
+def _bearer_messages() -> Iterator[bytes]:
+    """Of RFC 7628 (4.1); the token and the key are those of RFC 7515 (A.2)."""
+    yield b"n,a=user@example.com,\x01host=server.example.com\x01port=143\x01auth=Bearer vF9dft4qmTc2Nvb3RlckBhbHRhdmlzdGEuY29tCg==\x01\x01"
+    yield _TOKEN
+    yield _KEY_DOCUMENT
+
+
 def _documents() -> Iterator[bytes]:
     yield _CREDENTIAL.encode().encode()
     yield CredentialImage(3, b"secret", {"alice": {"SCRAM-SHA-256": _CREDENTIAL.encode()}}).encode()
@@ -122,5 +154,6 @@ SASL_TARGETS: Targets = {
     "sasl_frames": Target(fuzz_sasl_frames, _conversations, 256),
     "scram_messages": Target(fuzz_scram_messages, _messages, 256),
     "scram_server": Target(fuzz_scram_server, _challenges, 128),
+    "bearer_tokens": Target(fuzz_bearer_tokens, _bearer_messages, 512),
     "user_documents": Target(fuzz_user_documents, _documents, 512),
 }

@@ -7,8 +7,10 @@ import shutil
 import socket
 import struct
 import subprocess
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +31,22 @@ from appliance.protocol.metadata import MetadataRequest
 from lab.certificates import Authority
 from lab.real_kafka import kafka_configs, skip_without_kafka
 from lab.running_box import RunningBox, eventually, start_box
+from lab.token_issuer import AUDIENCE, ISSUER, TokenIssuer, key_set
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from kafka import KafkaProducer
+    from kafka.net.sasl.oauth import AbstractTokenProvider
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 SECONDS = 20
 PASSWORD = "correct horse battery staple"
+PROTOCOLS = {"PLAINTEXT": "PLAINTEXT", "CLIENTS": "SASL_PLAINTEXT", "SECURE": "SASL_SSL", "EXPIRES": "SASL_PLAINTEXT", "TOKENS": "SASL_SSL"}
 MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")
 
 
 class Place:
-    """A box with a loopback listener for administration, SASL without and with TLS, and one whose sessions expire at once."""
+    """A box with a loopback listener for administration, SASL without and with TLS, one whose sessions expire at once, and one for bearer tokens."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -49,12 +54,18 @@ class Place:
         made = self.authority.sign("localhost", "DNS:localhost", "IP:127.0.0.1")
         keystore = directory / "keystore.pem"
         keystore.write_text(made.private_key.read_text() + made.certificate.read_text())
+        self.issuer = TokenIssuer(directory)
+        self.publish(self.issuer)
         self.box: RunningBox = start_box(
             directory / "box",
             disks=1,
             settings={
-                "listeners": "PLAINTEXT://127.0.0.1:0,CLIENTS://127.0.0.1:0,SECURE://127.0.0.1:0,EXPIRES://127.0.0.1:0",
-                "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CLIENTS:SASL_PLAINTEXT,SECURE:SASL_SSL,EXPIRES:SASL_PLAINTEXT",
+                "listeners": ",".join(f"{name}://127.0.0.1:0" for name in PROTOCOLS),
+                "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in PROTOCOLS.items()),
+                "listener.name.tokens.sasl.enabled.mechanisms": "OAUTHBEARER",
+                "sasl.oauthbearer.jwks.endpoint.url": f"file://{directory}/keys.json",
+                "sasl.oauthbearer.expected.issuer": ISSUER,
+                "sasl.oauthbearer.expected.audience": AUDIENCE,
                 "listener.name.secure.sasl.enabled.mechanisms": ",".join(MECHANISMS),
                 "listener.name.secure.connections.max.reauth.ms": 3_600_000,
                 "listener.name.expires.connections.max.reauth.ms": 1,
@@ -98,6 +109,23 @@ class Place:
         protocol = "SASL_SSL" if listener == "SECURE" else "SASL_PLAINTEXT"
         security = ClientSecurity(protocol, mechanism, user, password, str(self.authority.certificate))
         return ClientConnection(Address("127.0.0.1", self.ports[listener]), security=security)
+
+    def publish(self, *issuers: TokenIssuer) -> None:
+        """Replace the keys that verify tokens."""
+        new = self.directory / "keys.json.new"
+        new.write_bytes(key_set(*(issuer.public_key() for issuer in issuers)))
+        new.rename(self.directory / "keys.json")
+
+    def token_settings(self, token: Callable[[], str]) -> dict[str, Any]:
+        """Settings of librdkafka for OAUTHBEARER."""
+        wanted = {**self.settings_of("OAUTHBEARER", listener="TOKENS"), "security.protocol": "SASL_SSL", "oauth_cb": lambda _: (token(), time.time() + 600)}
+        return {name: value for name, value in wanted.items() if name not in ("sasl.username", "sasl.password")}
+
+    def connect_by_token(self, token: str) -> ClientConnection:
+        path = self.directory / "token"
+        path.write_text(f"{token}\n")
+        security = ClientSecurity("SASL_SSL", "OAUTHBEARER", authorities=str(self.authority.certificate), token_file=str(path))
+        return ClientConnection(Address("127.0.0.1", self.ports["TOKENS"]), security=security)
 
     def counter(self, name: str) -> int:
         return self.box.counters("acceptor@0").values.get(name, 0)
@@ -198,17 +226,85 @@ def test_our_own_client_logs_in_by_each_mechanism_and_again_within_its_session(p
         connection.close()
 
 
-def test_a_session_that_has_expired_is_closed(place: Place) -> None:
-    connection = place.connect("EXPIRES")
+def test_librdkafka_and_kafka_python_log_in_by_bearer_tokens(place: Place) -> None:
+    assert produce(place.token_settings(place.issuer.token), "logs", b"token") is None
+    assert "TOPIC_AUTHORIZATION_FAILED" in repr(produce(place.token_settings(place.issuer.token), "other", b""))
 
-    def is_closed() -> bool:
-        try:
-            connection.request(METADATA, MetadataRequest(()))
-        except ConnectionLost:
+    class Provider(AbstractTokenProvider):  # type: ignore[misc]
+        def token(self) -> str:
+            return place.issuer.token()
+
+    producer = KafkaProducer(
+        bootstrap_servers=f"127.0.0.1:{place.ports['TOKENS']}",
+        security_protocol="SASL_SSL",
+        sasl_mechanism="OAUTHBEARER",
+        sasl_oauth_token_provider=Provider(),
+        ssl_cafile=str(place.authority.certificate),
+    )
+    producer.send("logs", b"python").get(SECONDS)
+    producer.close()
+
+
+def test_java_logs_in_by_a_bearer_token(place: Place) -> None:
+    skip_without_kafka()
+    token, properties = place.directory / "java.token", place.directory / "token.properties"
+    token.write_text(place.issuer.token("root"))
+    properties.write_text(
+        "security.protocol=SASL_SSL\nsasl.mechanism=OAUTHBEARER\nssl.truststore.type=PEM\n"
+        f"ssl.truststore.location={place.authority.certificate}\n"
+        "sasl.login.callback.handler.class=org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler\n"
+        f"sasl.oauthbearer.token.endpoint.url=file://{token}\n"
+        "sasl.jaas.config=org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;\n"
+    )
+    bootstrap = f"localhost:{place.ports['TOKENS']}"
+    options = ("--command-config", str(properties), "--entity-type", "users", "--entity-name", "dave")
+    kafka_configs(bootstrap, *options, "--alter", "--add-config", f"SCRAM-SHA-256=[iterations=8192,password={PASSWORD}]")
+    place.connect("CLIENTS", user="dave").close()
+    with open_cluster(bootstrap, None, None, command_config=str(properties)) as cluster:
+        assert "logs" in cluster.metadata(None).topics
+
+
+def test_tokens_that_are_refused_and_keys_that_change(place: Place, tmp_path: Path) -> None:
+    """A new key is found when its first token comes, at the latest; without keys the last ones are used."""
+    failed = place.counter("acceptor.authentications_failed")
+    other = TokenIssuer(tmp_path, "second")
+    for token in (place.issuer.token(seconds=-60), place.issuer.token(aud="others"), other.token(), "no.jwt.here", place.issuer.token("alice")[:-3]):
+        with pytest.raises(AuthenticationFailed, match="invalid_token"):
+            place.connect_by_token(token)
+    assert place.counter("acceptor.authentications_failed") == failed + 5
+    (place.directory / "keys.json").write_text("{}")
+    eventually(lambda: "the last ones are used" in place.box.messages, "that is logged")
+    place.connect_by_token(place.issuer.token()).close()
+    place.publish(other, place.issuer)
+
+    def is_known() -> bool:
+        with suppress(AuthenticationFailed):
+            place.connect_by_token(other.token()).close()
             return True
         return False
 
-    eventually(is_closed, "the session has expired")
+    eventually(is_known, "the second key is used")
+    place.connect_by_token(place.issuer.token()).close()
+    assert place.counter("acceptor.token_keys_failed") >= 1
+    assert "eyJ" not in place.box.messages, "no token is logged"
+
+
+def test_a_session_ends_with_its_token(place: Place) -> None:
+    connection = place.connect_by_token(place.issuer.token(seconds=-10))  # within the skew of clocks
+    eventually(lambda: is_closed(connection), "the token has ended")
+
+
+def is_closed(connection: ClientConnection) -> bool:
+    try:
+        connection.request(METADATA, MetadataRequest(()))
+    except ConnectionLost:
+        return True
+    return False
+
+
+def test_a_session_that_has_expired_is_closed(place: Place) -> None:
+    connection = place.connect("EXPIRES")
+    eventually(lambda: is_closed(connection), "the session has expired")
     eventually(lambda: place.closed("session-expired"), "it is counted")
 
 

@@ -115,3 +115,26 @@ def test_the_listeners_of_the_documentation_are_valid() -> None:
         assert problems == []
         protocols.append([listener.protocol for listener in listeners])
     assert protocols == [["PLAINTEXT", "SSL"], ["PLAINTEXT", "SASL_SSL"]]
+
+
+def test_oauthbearer_wants_to_know_whose_tokens_it_takes_and_where_their_keys_are() -> None:
+    settings = default_settings() | {
+        "listeners": "PLAINTEXT://127.0.0.1:9091,CLIENTS://0.0.0.0:9092",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CLIENTS:SASL_SSL",
+        "sasl.enabled.mechanisms": "OAUTHBEARER",
+    }
+    _, problems = plan_listeners(settings, {}, DEFAULT)
+    assert [problem.split(" is empty")[0].rpartition(".")[2] for problem in problems] == ["url", "issuer", "audience"]
+    known = {"sasl.oauthbearer.expected.issuer": "https://issuer", "sasl.oauthbearer.expected.audience": "logs"}
+    for url, is_right in {
+        "https://issuer.example.com/keys": True,
+        "http://127.0.0.1:8080/keys": True,
+        "file:///etc/millrace/keys.json": True,
+        "http://issuer.example.com/keys": False,
+        "http://localhost.example.com/keys": False,
+        "https://user@issuer.example.com/keys": False,
+        "ftp://issuer/keys": False,
+        "/etc/keys.json": False,
+    }.items():
+        _, problems = plan_listeners(settings | known | {"sasl.oauthbearer.jwks.endpoint.url": url}, {}, DEFAULT)
+        assert (problems == []) is is_right, url

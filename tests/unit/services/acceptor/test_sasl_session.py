@@ -29,8 +29,8 @@ from appliance.protocol.sasl_apis import (
 from appliance.security.scram import ScramClient, ScramCredential, ScramMechanism, salted_password
 from lab.running_box import eventually
 from services.acceptor.connection import Connection, PendingReply
-from services.acceptor.sasl_connections import CHECKS_MAX, CHECKS_PER_ADDRESS, LOG_PERIOD_NS, FailedLogins, PasswordChecks, WaitingCheck
-from services.acceptor.sasl_session import REQUESTS_MAX, PasswordCheck, SaslAnswer, SaslSession
+from services.acceptor.sasl_connections import CHECKS_MAX, CHECKS_PER_ADDRESS, LOG_PERIOD_NS, FailedLogins, LoginChecks, WaitingCheck
+from services.acceptor.sasl_session import REQUESTS_MAX, CheckedLogin, PasswordCheck, SaslAnswer, SaslSession
 from services.acceptor.transport import PlainTransport
 
 MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")
@@ -53,7 +53,8 @@ class Exchange:
 
     def __init__(self, credentials: CredentialFollower, versions: tuple[int, int] = (1, 2), **more: Any) -> None:
         nonces = itertools.count()
-        self.session = SaslSession(MECHANISMS, credentials, lambda: f"nonce{next(nonces)}", 0, **more)
+        mechanisms = more.pop("mechanisms", MECHANISMS)
+        self.session = SaslSession(mechanisms, credentials, lambda: f"nonce{next(nonces)}", 0, **more)
         self.versions = versions
 
     def send(self, api_key: ApiKey, version: int, body: bytes) -> SaslAnswer:
@@ -88,7 +89,7 @@ class Exchange:
         if mechanism == "PLAIN":
             answer = self.token(f"\0{user}\0{password}".encode())
             assert answer.check is not None and answer.response is None
-            return self.session.on_checked(answer.check.is_right())
+            return self.session.on_checked(answer.check.result())
         client = ScramClient(ScramMechanism(MECHANISMS.index(mechanism) + 1), user, password, "abc")
         challenge = self.read(self.token(client.first))
         answer = self.token(client.respond(challenge if self.versions[0] == 0 else challenge.auth_bytes))
@@ -229,7 +230,7 @@ def test_failed_logins_are_logged_once_a_minute_with_names_escaped(capfd: pytest
 
 def test_password_checks_are_limited_in_total_and_for_one_address() -> None:
     results: list[bool] = []
-    checks = PasswordChecks(lambda _waiting, is_right: results.append(is_right))
+    checks = LoginChecks(lambda _waiting, checked: results.append(not checked.reason))
     right = ScramCredential.of_salted_password(ScramMechanism.SHA_256, SALT, salted_password(ScramMechanism.SHA_256, "pencil", SALT, 1), 1)
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -271,14 +272,14 @@ _threads: SimpleQueue[int] = SimpleQueue()
 class _Dies(PasswordCheck):
     """Ends the thread that takes it, as a lack of memory would."""
 
-    def is_right(self) -> bool:
+    def result(self) -> CheckedLogin:
         _threads.put(threading.get_native_id())
         raise SystemExit
 
 
 def test_password_checks_go_on_in_another_thread_when_theirs_has_died(credentials: CredentialFollower) -> None:
     results: list[bool] = []
-    checks = PasswordChecks(lambda _waiting, is_right: results.append(is_right))
+    checks = LoginChecks(lambda _waiting, checked: results.append(not checked.reason))
     mechanism, credential, _ = credentials.plain_credential("alice")
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -298,3 +299,30 @@ def test_password_checks_go_on_in_another_thread_when_theirs_has_died(credential
             assert results == [True]
         finally:
             checks.close()
+
+
+def test_a_bearer_token_that_is_refused_is_answered_before_the_login_fails(credentials: CredentialFollower) -> None:
+    """RFC 7628, 3.2.3; and the session ends with the token."""
+    answers = {"good": CheckedLogin("", "alice", 5000), "bad": CheckedLogin("expired")}
+    for known, lifetime_ms, token, wanted in (
+        (None, 0, b"n,,\x01auth=Bearer good\x01\x01", 5000),
+        (None, 1000, b"n,a=alice,\x01auth=Bearer good\x01\x01", 1000),
+        (("alice", "OAUTHBEARER"), 0, b"n,,\x01auth=Bearer good\x01\x01", 5000),
+        (("bob", "OAUTHBEARER"), 0, b"n,,\x01auth=Bearer good\x01\x01", None),
+        (None, 0, b"n,a=bob,\x01auth=Bearer good\x01\x01", None),
+        (None, 0, b"n,,\x01auth=Bearer bad\x01\x01", None),
+        (None, 0, b"n,,", None),
+    ):
+        exchange = Exchange(credentials, mechanisms=("OAUTHBEARER",), lifetime_ms=lifetime_ms, known=known, verify_token=answers.__getitem__)
+        exchange.handshake("OAUTHBEARER")
+        answer = exchange.token(token)
+        if answer.check is not None:
+            answer = exchange.session.on_checked(answer.check.result())
+        if wanted is not None:
+            assert answer.is_done and exchange.session.user == "alice" and exchange.read(answer).session_lifetime_ms == wanted
+            continue
+        assert not answer.is_done
+        if answer.failure is None:
+            assert exchange.read(answer)[:3] == (0, None, b'{"status":"invalid_token"}')
+            answer = exchange.token(b"\x01")
+        assert answer.failure and exchange.read(answer).error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
