@@ -39,6 +39,8 @@ class BackgroundTask:
         self._thread: BackgroundThread | None = None
         self._raised: Exception | None = None
         self._then: Callable[[], object] = _nothing
+        self.is_started = False
+        """Until `finish`: it runs or has ended. An attribute, because each turn reads it several times."""
 
     @property
     def is_running(self) -> bool:
@@ -67,6 +69,7 @@ class BackgroundTask:
                 self._on_end()
 
         self._thread = BackgroundThread(body, self._name)
+        self.is_started = True
         try:
             self._thread.start()
         except ThreadRefused as refusal:
@@ -77,6 +80,7 @@ class BackgroundTask:
     def take_failure(self) -> Exception | None:
         """End a task that has ended, without its `then`; return why it failed, None if it did not."""
         self._thread, failure = None, self._raised
+        self.is_started = False
         if self._on_end is not None:
             self._on_end()  # a thread that died before its work (no memory) has not called it
         return file_io.storage_failure(self._action, failure) if isinstance(failure, OSError) else failure

@@ -119,10 +119,8 @@ class CleaningRounds:
     @property
     def goes_on(self) -> bool:
         """Whether the next step can be taken now: `turn` then, not in a second."""
-        if self.task.is_running:
-            return False
-        if self.task.has_ended:
-            return True
+        if self.task.is_started:
+            return self.task.has_ended
         if self.run is not None:
             return bool(self.run.groups) or self._ending is not None or self._clock.monotonic_ns() >= self._next_poll_ns
         return self._chosen is not None or (self._is_enabled and self._clock.monotonic_ns() >= self._next_look_ns)

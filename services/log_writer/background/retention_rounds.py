@@ -160,10 +160,8 @@ class RetentionRounds:
         """Whether something is under way whose next step can be taken now: `turn` then, not in a
         second.
         """
-        if self.task.is_running:
-            return False
-        if self.task.has_ended:
-            return True
+        if self.task.is_started:
+            return self.task.has_ended
         is_busy = self._planned or self.removals or self._to_examine or self._reserve_waits is not None
         if not is_busy and not self._departing and not self.waiting and not self._missing_bytes:
             return False
@@ -177,7 +175,7 @@ class RetentionRounds:
     @property
     def is_under_way(self) -> bool:
         """Whether the next step comes soon: do not park for long."""
-        return self.task.is_running or self.goes_on
+        return self.task.is_started or self.goes_on
 
     @property
     def trouble(self) -> str:

@@ -271,7 +271,7 @@ class IncomingMoves:
     @property
     def goes_on(self) -> bool:
         """Whether there is something to do now: `turn` then, not in a second."""
-        if self.task.has_ended:
+        if self.task.is_started and self.task.has_ended:
             return True
         return self._has_news or (self._report_due and self._clock.monotonic_ns() >= self._next_report_ns)
 
