@@ -14,7 +14,7 @@ from collections.abc import Callable
 from appliance.runtime.agent import Agent, ServiceContext
 from appliance.runtime.background_thread import REFUSALS
 from appliance.runtime.process_cost import CostReport
-from appliance.runtime.shared_memory import SharedMemoryWatch
+from appliance.runtime.shared_memory import LOOK_NS, SharedMemoryWatch
 from appliance.runtime.unit_process import UnitHeart
 
 STOP_MS = 10_000
@@ -55,6 +55,7 @@ class Runner:
         log_writers = [f"log-writer@{disk.name}" for disk in context.box.disks]
         self._shared_memory = SharedMemoryWatch(context.layout, context.process_name, log_writers, context.clock, context.counters, context.log)
         self._cost = CostReport(context.counters)
+        self._next_look_ns = 0
         self._collections = context.counters.counter("runtime.gc_collections")
         self._collection_time = context.counters.counter("runtime.gc_pause_us")
 
@@ -86,8 +87,10 @@ class Runner:
         if self._heart is not None:
             self._heart.beat(now_ns, agent.status_line)
         work = agent.do_work()
-        self._shared_memory.turn(now_ns)
-        self._cost.turn(now_ns)
+        if now_ns >= self._next_look_ns:  # here, because a produce takes two turns
+            self._next_look_ns = now_ns + LOOK_NS
+            self._shared_memory.turn(now_ns)
+            self._cost.turn(now_ns)
         if REFUSALS.count != self._refusals_seen:
             self._on_refused_threads(now_ns)
         if work or not agent.may_park():
