@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, Literal
 
@@ -23,7 +24,7 @@ def build_app(markup: Literal["rich"] | None) -> typer.Typer:
 
 
 def check(
-    file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="A settings file (TOML).", show_default=False)] = None,
+    file: Annotated[str | None, typer.Argument(metavar="[FILE]", help=f"A settings file (TOML). [default: {SYSTEM_SETTINGS_FILE}]", show_default=False)] = None,
     reference: Annotated[bool, option("--reference", help="Print the reference of all settings (Markdown) instead.")] = False,
 ) -> None:
     """Print everything that is wrong with a settings file, or what its tables of senders mean; exit
@@ -37,11 +38,11 @@ def check(
         with until_reader_closes():
             sys.stdout.write(reference_page())
         return
-    if file is None:
-        raise UsageProblem("name a settings file to check, or give --reference")
+    if file is None and not os.path.exists(SYSTEM_SETTINGS_FILE):
+        raise UsageProblem(f"there is no {SYSTEM_SETTINGS_FILE}; name the settings file to check, or give --reference")
     from appliance.command.config_check import print_check
 
-    if not print_check(file):
+    if not print_check(file or SYSTEM_SETTINGS_FILE):
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -7,9 +7,10 @@ Weak spot: the settings file itself may lie on any disk; it is read only when no
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from appliance.base.layout import DATA_VARIABLE, BoxLayout
+from appliance.base.layout import DATA_VARIABLE, SYSTEM_ROOT, BoxLayout
 from appliance.client.address import Address, parse_addresses
 from appliance.command.failures import UsageProblem
 
@@ -94,8 +95,37 @@ def _what_to_do() -> str:
     from appliance.runtime.running_boxes import boxes_with
 
     running = [directory for box in boxes_with(None) for directory in box.data_directories[:1]]
+    if not running and (owner := _owner_of_another_box()) is not None:
+        return f"; a box of user {owner} is on this machine, which only that user and root may look at: run the command with sudo"
     if not running and os.path.exists(INSTALLED_TARGET):
         return "; no box runs on this machine: systemctl start millrace.target. Where that does not help, journalctl -u millrace-supervisor -n 30 says why"
     if not running:
         return "; no box runs on this machine: start one with `millrace run` (or ./install.sh run)"
     return "; name one of these with --data DIR: " + ", ".join(running)
+
+
+def _owner_of_another_box() -> str | None:
+    """The user of a box that was started as a service and that we may not look at."""
+    if os.geteuid() == 0:
+        return None
+    try:
+        places = [entry.path for entry in os.scandir(SYSTEM_ROOT)]
+    except PermissionError:
+        places = [SYSTEM_ROOT]
+    except OSError:
+        return None
+    for place in places:
+        with suppress(OSError):
+            owner = os.lstat(place).st_uid
+            if owner != os.geteuid():
+                return _name_of(owner)
+    return None
+
+
+def _name_of(user: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)

@@ -47,12 +47,13 @@ def build_app() -> typer.Typer:
         units,
         user,
     )
-    from appliance.command.options import IS_DRAWN
+    from appliance.command.options import IS_DRAWN, options_of_millrace
 
     markup: Literal["rich"] | None = "rich" if IS_DRAWN else None
     context = {"help_option_names": ["-h", "--help"]}
-    app = typer.Typer(name="millrace", help="A log appliance that speaks Kafka.", epilog=EPILOG, no_args_is_help=True, add_completion=False,
+    app = typer.Typer(name="millrace", help="A log appliance that speaks Kafka.", epilog=EPILOG, no_args_is_help=True,
                       rich_markup_mode=markup, pretty_exceptions_enable=False, context_settings=context)  # fmt: skip
+    app.callback()(options_of_millrace)
     app.command("run")(run.run)
     app.command("status")(status.status)
     app.command("top")(top.top)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from appliance import __version__
 from appliance.command.failures import UsageProblem
 
 
@@ -50,3 +51,15 @@ CommandConfigOption = Annotated[
         help="Properties file of a Kafka client: security.protocol, sasl.*, ssl.*. For all commands with --bootstrap: $MILLRACE_COMMAND_CONFIG",
     ),
 ]
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"millrace {__version__}")
+        raise typer.Exit
+
+
+def options_of_millrace(
+    version: Annotated[bool, option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)] = False,
+) -> None:
+    """Options before the command."""

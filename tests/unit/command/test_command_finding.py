@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import pwd
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,18 @@ def test_where_nothing_runs_it_is_said_how_to_start(here: Path, monkeypatch: pyt
         find_running_box(None, None)
     monkeypatch.setattr("appliance.command.finding.INSTALLED_TARGET", str(here))
     with pytest.raises(UsageProblem, match=r"systemctl start millrace\.target"):
+        find_running_box(None, None)
+
+
+def test_a_user_without_rights_reads_that_and_not_that_no_box_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("appliance.runtime.directories.runtime_roots", lambda _state="": [])
+    monkeypatch.setattr("appliance.command.finding.SYSTEM_ROOT", str(here / "run"))
+    owner = (here / "run" / "one").stat().st_uid
+    monkeypatch.setattr("os.geteuid", lambda: owner + 7)
+    with pytest.raises(UsageProblem, match=f"a box of user {pwd.getpwuid(owner).pw_name} is on this machine, .*: run the command with sudo"):
+        find_running_box(None, None)
+    monkeypatch.setattr("appliance.command.finding.SYSTEM_ROOT", str(here / "no"))
+    with pytest.raises(UsageProblem, match="no box runs on this machine"):
         find_running_box(None, None)
 
 

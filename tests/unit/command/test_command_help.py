@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 from rich.text import Text
 from typer.testing import CliRunner
 
+from appliance import __version__
 from appliance.command import options
 from appliance.command.main import build_app
 
@@ -21,3 +26,18 @@ def test_a_default_in_brackets_is_shown_whether_help_is_drawn_or_not(is_drawn: b
 def test_a_list_of_commands_says_all_of_each(command: list[str]) -> None:
     result = CliRunner().invoke(build_app(), [*command, "--help"])
     assert result.exit_code == 0 and "Commands:" in result.output and "..." not in result.output.partition("Commands:")[2]
+
+
+def test_the_version_is_shown() -> None:
+    result = CliRunner().invoke(build_app(), ["--version"])
+    assert (result.exit_code, result.output) == (0, f"millrace {__version__}\n")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands(shell: str) -> None:
+    """As the shell asks by the script of `millrace --show-completion`."""
+    words = {"COMP_WORDS": "millrace transa", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "millrace transa", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    command = [sys.executable, "-c", "import sys; sys.argv[0] = 'millrace'; from appliance.command.main import main; main()"]
+    variables = {**os.environ, **words, "_MILLRACE_COMPLETE": f"complete_{shell}"}
+    shown = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
+    assert "transaction" in shown and "topic" not in shown
