@@ -13,9 +13,10 @@ from typing import Any
 
 from appliance.base.clock import Clock
 from appliance.client.address import Address
-from appliance.client.peer_connection import PeerConnection
+from appliance.client.peer_connection import PeerAnswer, PeerConnection
 from appliance.cluster.metadata_image import BrokerImage
 from appliance.ipc.frames import Registry
+from appliance.ipc.request_frames import KafkaRequest
 from appliance.protocol.schema import Message
 
 OnAnswer = Callable[[Any], None]
@@ -67,7 +68,24 @@ class Peers:
         line = self._line(broker_id, channel)
         if line is None:
             self._lost.append(on_answer)
+        else:
+            line.connection.ask(question, reply, body, self._once(line, on_answer), timeout_ms, version_min)
+
+    def pass_on(self, broker_id: int, request: KafkaRequest, on_body: Callable[[bytes | None], None], timeout_ms: int, *, channel: int) -> None:
+        """Send a client's request as it is, in its version; `on_body` gets the body of the response as `OnAnswer` does."""
+        line = self._line(broker_id, channel)
+        if line is None:
+            self._lost.append(on_body)
             return
+        answered, version = self._once(line, on_body), request.api_version
+
+        def on_bytes(answer: PeerAnswer | None) -> None:
+            answered(None if answer is None else bytes(answer.memory[answer.position : answer.limit]))
+
+        line.connection.request(request.api_key, version, version, lambda _version: request.body, on_bytes, timeout_ms)
+
+    def _once(self, line: _Line, on_answer: OnAnswer) -> OnAnswer:
+        """Return what calls `on_answer`, unless the end of the box's registration has done so."""
         self._questions = number = self._questions + 1
         line.waiting[number] = on_answer
 
@@ -75,7 +93,7 @@ class Peers:
             if line.waiting.pop(number, None) is not None:
                 on_answer(body)
 
-        line.connection.ask(question, reply, body, answered, timeout_ms, version_min)
+        return answered
 
     def _line(self, broker_id: int, channel: int) -> _Line | None:
         broker = self._brokers.get(broker_id)

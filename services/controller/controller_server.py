@@ -3,7 +3,7 @@ all clients of new images.
 
 Owned by the controller process. `controller_requests` handles admin requests and automatic
 creation, `coordinator_services` the coordinator's requests. A topic that only another box's
-controller may create is requested there (`CreationElsewhere`). Weak: as of `request_server`.
+controller may create is requested there (`OtherController`). Weak: as of `request_server`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from services.controller.admin.controller_requests import ControllerRequests
 from services.controller.admin.coordinator_services import KINDS as COORDINATOR_KINDS
 from services.controller.admin.coordinator_services import CoordinatorServices
 from services.controller.admin.move_administration import MoveAdministration
-from services.controller.admin.topic_administration import CreationElsewhere
+from services.controller.admin.topic_administration import CLIENT_ID, OtherController
 from services.controller.admin.users import UserAdministration
 from services.controller.admin.waiting_requests import WaitingRequests
 from services.controller.decisions.cluster import ControllerContext
@@ -45,8 +45,9 @@ class ControllerServer:
         box = service.box
         self._publisher = publisher
         self._server = RequestServer(service.layout.controller_socket, service.poller, self._on_frame, self._notification)
-        self._elsewhere = CreationElsewhere(
-            Peers(f"controller of broker {box.broker_id}", service.poller, service.clock),
+        self._elsewhere = OtherController(
+            box.broker_id,
+            Peers(f"{CLIENT_ID}{box.broker_id}", service.poller, service.clock),
             lambda: publisher.image,
             lambda name: internal_topic(name, box, len(publisher.image.brokers)),
         )

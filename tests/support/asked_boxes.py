@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from appliance.client.peers import OnAnswer
+from appliance.ipc.request_frames import KafkaRequest
 from appliance.protocol.schema import Message
 from appliance.protocol.topic_partitions import PartitionResult, TopicResult
 from appliance.protocol.transaction_apis import TxnMarkerResult, WriteTxnMarkersResponse
@@ -49,6 +50,8 @@ class AskedBoxes:
     def __init__(self) -> None:
         self.questions: list[Question] = []
         self.brokers: Any = {}
+        self.passed_on: list[tuple[int, OnAnswer]] = []
+        """Channel of each request that was passed on, and what takes the body of its response."""
 
     def refresh(self, brokers: Any) -> None:
         self.brokers = brokers
@@ -69,3 +72,6 @@ class AskedBoxes:
         assert timeout_ms > 0 and version_min <= version
         encoded = question.encode(version, body)
         self.questions.append(Question(broker_id, channel, question.decode(encoded, 0, len(encoded), version), reply, version, on_answer))
+
+    def pass_on(self, broker_id: int, request: KafkaRequest, on_body: OnAnswer, timeout_ms: int, *, channel: int) -> None:
+        self.passed_on.append((channel, on_body))

@@ -27,6 +27,7 @@ from appliance.ipc.request_frames import (
     MOVE_ORDERS,
     MOVE_ORDERS_DONE,
     ORPHAN_ORDERS,
+    KafkaRequest,
     unpack_kafka_request,
 )
 from appliance.protocol.apis import ApiKey
@@ -53,12 +54,24 @@ from services.controller.admin.move_requests import MoveRequests
 from services.controller.admin.orphans import OrphanRequests
 from services.controller.admin.partitions import PartitionRequests
 from services.controller.admin.reassignments import ReassignmentRequests
-from services.controller.admin.topic_administration import CreationElsewhere
+from services.controller.admin.topic_administration import TIMEOUT_MS, OtherController
 from services.controller.admin.users import UserAdministration, UserRequests
 from services.controller.admin.waiting_requests import NOT_CONTROLLER, ControllerRequest, Key, Result, WaitingRequest, WaitingRequests, truncated
 from services.controller.decisions.cluster import ControllerContext
 
 AUTO_CREATE_TIMEOUT_MS = 30_000
+CONTROLLER_ALONE = frozenset(
+    {
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DELETE_TOPICS,
+        ApiKey.CREATE_PARTITIONS,
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        ApiKey.LIST_PARTITION_REASSIGNMENTS,
+        ApiKey.ELECT_LEADERS,
+        ApiKey.UNREGISTER_BROKER,
+    }
+)
+"""What other boxes answer with NOT_CONTROLLER."""
 
 
 class ControllerRequests:
@@ -68,7 +81,7 @@ class ControllerRequests:
         self,
         context: ControllerContext,
         administration: ClusterAdministration,
-        elsewhere: CreationElsewhere,
+        elsewhere: OtherController,
         move_orders: MoveOrders,
         box: Box,
         requests: WaitingRequests,
@@ -99,7 +112,9 @@ class ControllerRequests:
             **AclRequests(acls, requests).by_api,
             **UserRequests(users, requests).by_api,
         }
+        self._can_begin = context.can_begin
         self._received = context.counters.counter("controller.requests")
+        self._passed_on = context.counters.counter("controller.requests_passed_on")
         self._refused = context.counters.counter("controller.requests_unreadable")
 
     def on_frame(self, client: RequestClient, frame: Frame) -> None:
@@ -125,7 +140,29 @@ class ControllerRequests:
         action = self._by_api.get(asked.api_key)
         if action is None:
             raise ProtocolViolation("unknown_api", f"the controller does not answer API {asked.api_key}")
+        if asked.api_key in CONTROLLER_ALONE and self._can_begin() and self._cluster.fence is None and self._pass_on(client, frame, asked):
+            return
         action(ControllerRequest(client, frame.token, asked.api_version, asked.body, asked.origin, asked.client_host))
+
+    def _pass_on(self, client: RequestClient, frame: Frame, asked: KafkaRequest) -> bool:
+        """Pass a request on to the controller; return whether that is possible.
+
+        librdkafka asks for the controller once and after five minutes, and Kafka 4's brokers pass
+        on (KIP-590). The acceptor has authorized the client; the controller's box authorizes this
+        box, which may do everything. If no response comes, it is not known whether the request was
+        carried out; after NOT_CONTROLLER, Java's client retries as after a lost connection.
+        """
+        from appliance.protocol.forwarded_apis import CONTROLLER_APIS, error_answer  # all schemas, rarely needed
+
+        decoded = CONTROLLER_APIS[asked.api_key][0].decode(asked.body, 0, len(asked.body), asked.api_version)
+
+        def on_body(body: bytes | None) -> None:
+            answer = body or error_answer(frame.payload, ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER.message)
+            self._requests.respond(client, KAFKA_RESPONSE, frame.token, answer or b"")
+
+        is_sent = self._elsewhere.pass_on(asked, getattr(decoded, "timeout_ms", TIMEOUT_MS), on_body)
+        self._passed_on.add(is_sent)
+        return is_sent
 
     def _on_disk_orders(self, client: RequestClient, frame: Frame) -> None:
         handler = self._move_requests if frame.kind == MOVE_ORDERS else self._orphans

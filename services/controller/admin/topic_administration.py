@@ -28,6 +28,7 @@ from appliance.cluster.placement import (
     request_problem,
     wanted_partitions,
 )
+from appliance.ipc.request_frames import KafkaRequest
 from appliance.protocol.topic_apis import CREATE_TOPICS_REQUEST, CREATE_TOPICS_RESPONSE, CreatableTopic, CreateTopicsRequest, CreateTopicsResponse, TopicConfig
 from appliance.shm.counters import Counters
 from services.controller.admin.waiting_requests import OnResult, Result
@@ -310,24 +311,55 @@ class TopicAdministration:
 
 
 TIMEOUT_MS = 10_000
+CLIENT_ID = "controller of broker "
+"""How the client id of a box's controller begins; the broker id follows."""
+NO_CONTROLLER = -1
+PASSED_ON_MAX = 8
+"""Requests of clients under way to the controller, each on a connection of its own."""
+PASSED_ON_MS_MAX = 50_000
+MARGIN_MS = 2_000
+"""The controller answers by the time-out of the request. With both, before the acceptor gives up (`FORWARD_TIMEOUT_MS`)."""
 _VERSION_MIN = 4
 """From this version on, −1 means the defaults."""
 
 
-class CreationElsewhere:
-    """Request topics from the controller on another box, by CreateTopics.
+class OtherController:
+    """What the controller on another box has to do: automatic creations, and requests of clients that have not noticed that the controller moved.
 
-    Only the cluster's controller creates topics. Clients that create one explicitly find it by
-    themselves; an automatic creation starts at any box that a client uses. Owned by the controller
-    process of a box that is not the controller; without a controller nothing is created, and
-    clients retry. `internal_topic(name)` returns how to create a coordinator's topic.
+    Only the cluster's controller creates topics. An automatic creation starts at any box that a
+    client uses. Owned by the controller process of a box that is not the controller; without a
+    controller nothing is created, and clients retry. `internal_topic(name)` returns how to create a
+    coordinator's topic.
     """
 
-    def __init__(self, peers: Peers, image: Callable[[], MetadataImage], internal_topic: Callable[[str], TopicCreation | None]) -> None:
+    def __init__(self, broker_id: int, peers: Peers, image: Callable[[], MetadataImage], internal_topic: Callable[[str], TopicCreation | None]) -> None:
+        self._broker_id = broker_id
         self._peers = peers
         self._image = image
         self._internal_topic = internal_topic
         self._refreshed = MetadataImage.empty()
+        self._channels = set(range(1, PASSED_ON_MAX + 1))
+        """Those without a request: an acceptor answers the requests of a connection one after the other."""
+
+    def pass_on(self, request: KafkaRequest, timeout_ms: int, on_body: Callable[[bytes | None], None]) -> bool:
+        """Send a client's request to the controller; `on_body` gets the body of its response, or None.
+
+        Return False if no other box is the controller, if the request was passed on before (two
+        boxes may each take the other one for the controller), or if too many are under way.
+        """
+        controller_id = self._image().controller_id
+        if controller_id in (self._broker_id, NO_CONTROLLER) or request.client_id.startswith(CLIENT_ID) or not self._channels:
+            return False
+        channel = min(self._channels)
+        self._channels.remove(channel)
+
+        def answered(body: bytes | None) -> None:
+            self._channels.add(channel)
+            on_body(body)
+
+        self._refresh()
+        self._peers.pass_on(controller_id, request, answered, min(max(timeout_ms, 0), PASSED_ON_MS_MAX) + MARGIN_MS, channel=channel)
+        return True
 
     def ensure(self, name: str, num_partitions: int, on_result: OnResult) -> None:
         """As `TopicAdministration.ensure`: an existing topic is as good as a new one."""
