@@ -64,6 +64,8 @@ HOUSEKEEPING_NS = 1_000_000_000
 SLICE_PARK_MS = 5
 """The longest wait between the slices of a flush round, of a removal, and between the swaps of a
 cleaning run."""
+CLOSE_SECONDS = 5.0
+"""How long a stop waits for a thread that the disk may have stopped."""
 _CONTROLLER = "controller"
 _PROGRESS = int(DescriptorKind.PROGRESS)
 _REPLICA_APPEND = int(DescriptorKind.REPLICA_APPEND)
@@ -278,6 +280,8 @@ class LogWriterAgent:
         nothing was left open.
         """
         self.door.close()
+        if self._late is not None:
+            self._late.close(CLOSE_SECONDS)
         if self.trouble.offline or self._words[FENCE_WORD]:
             return  # nothing of the disk is touched again, nor waited for
         self.retention.close()
@@ -285,7 +289,7 @@ class LogWriterAgent:
         self._index_repairs.close()
         self._batch_repairs.close()
         self.summaries.close()
-        self.probe.task.join(5)
+        self.probe.task.join(CLOSE_SECONDS)
         try:
             self.cleaning.close()
             self.flush_rounds.close()
@@ -401,6 +405,8 @@ class LogWriterAgent:
         self.summaries.close()
         self.completions.refused.add(self._held.fail_all(ErrorCode.KAFKA_STORAGE_ERROR, self.completions.by_channel))
         self.batch_flushes.give_up()
+        if self._late is not None:
+            self._late.let_go()
         self.directory.abandon()
 
     def _keep_house(self) -> None:
@@ -450,13 +456,14 @@ class LogWriterAgent:
         self.door.disconnect(_CONTROLLER)
 
     def _open_late(self, late: LogWriterStartup) -> int:
-        """One log a turn of those that recovery found no space for."""
+        """Go on with the logs that recovery found no space for."""
         try:
-            if late.open_late():
-                return 1
+            is_progress = late.open_late()
         except StorageFailed as failure:
             self.trouble.on_failure(failure)
             return 1
+        if late.waits_for_space:
+            return int(is_progress)
         self._late = None
         self.context.log.info(late.summary(), disk=self.disk.name)
         self._invite_controller()

@@ -7,7 +7,8 @@
 * Unclean boot: each log is scanned from its recovery point, and no partition leads before the controller
   has raised its leader epoch: unsynced batches that consumers have seen may be lost.
 
-If the disk has no space for opening a log, that log waits (`open_late`), and the others are served. Logs
+If the disk has no space for opening a log, that log waits, and the others are served; later a thread
+recovers it (`open_late`), because scanning it may take longer than a turn may. Logs
 without a free row or descriptor stay closed and untouched in this incarnation. Weak spot: logs of one
 disk are recovered one after the other (disks are parallel, each has a process).
 """
@@ -15,8 +16,11 @@ disk are recovered one after the other (disks are parallel, each has a process).
 from __future__ import annotations
 
 import os
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
 
-from appliance.base.errors import DiskFull, OutOfDescriptors
+from appliance.base.errors import DiskFull, OutOfDescriptors, OutOfThreads
 from appliance.base.layout import Disk
 from appliance.base.model import FIRST_OFFSET, Offset, TopicId, TopicPartition
 from appliance.cluster.metadata_image import ImageUnreadable, MetadataImage, TopicImage, read_image
@@ -27,10 +31,12 @@ from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, ROWS, Part
 from appliance.storage import file_io
 from appliance.storage.checkpoints import HIGH_WATERMARKS, LOG_START_OFFSETS, RECOVERY_POINTS
 from appliance.storage.known_segments import NONE_KNOWN
+from appliance.storage.log import Log
 from appliance.storage.log_damage import LostRange
 from appliance.storage.log_directory import LogDirectory
 from appliance.storage.move_record import read_move
 from appliance.storage.recovery import Clean, Recovery, SameBoot, Unclean
+from services.log_writer.background.background_task import BackgroundTask
 from services.log_writer.background.disk_trouble import check_not_swapped
 from services.log_writer.command_queue import lead
 from services.log_writer.directory_generation import Age, DirectoryGeneration
@@ -42,6 +48,18 @@ from services.log_writer.replicas.replicas_of_disk import DescriptorBudget, Prod
 CLEAN_STOP = "clean"
 SAME_BOOT = "same"
 UNCLEAN_BOOT = "unclean"
+
+
+class _Opening(NamedTuple):
+    """How a log is to be opened."""
+
+    name: TopicPartition
+    topic_id: TopicId
+    topic: TopicImage | None
+    recovery: Recovery
+    log_start_offset: Offset
+    high_watermark: Offset
+    has_moved: bool
 
 
 class LogWriterStartup:
@@ -84,6 +102,10 @@ class LogWriterStartup:
         self._is_synced = False
         """Whether the file system was synced since we started."""
         self._short_of_space: list[tuple[TopicPartition, TopicId]] = []
+        self._loading = BackgroundTask("late-log", f"recover a log of {disk.path}")
+        self._loaded: deque[Log] = deque()
+        """What the thread has opened and no turn has taken."""
+        self._has_let_go = False
         self._space_problem = ""
         self._left: list[TopicPartition] = []
         logs_max = DescriptorBudget().logs_max
@@ -165,6 +187,7 @@ class LogWriterStartup:
         """
         if not self._waiting:
             self._checkpoints.unserved.update(self._left, (name for name, _ in self._short_of_space))
+            self.partitions.waiting = self._short_of_space
             if not self._short_of_space:
                 self._previous.forget()
             return False
@@ -182,18 +205,29 @@ class LogWriterStartup:
     def _recover(self, name: TopicPartition, topic_id: TopicId) -> None:
         self._progress.begin(name)
         try:
-            replica = self._open(name, topic_id)
-            self._cut_bytes += replica.log.recovered_cut_bytes
-            self.recovery_points_went_back |= replica.log.recovery_point < self._checkpoints.lines[RECOVERY_POINTS].get(name, FIRST_OFFSET)
-            self._report_damage(replica)
-            if self.boot == SAME_BOOT:
-                self._serve_again(replica)
-            elif self.boot == UNCLEAN_BOOT:
-                replica.needs_epoch_bump = True
+            opening = self._opening(name, topic_id)
+            self._serve(opening, self._load(opening, self._progress.on_scanned))
         except (DiskFull, TableFull, OutOfDescriptors):
             self._progress.put_off(name)  # or left, which skips it
             raise
         self._progress.end()
+
+    def _load(self, opening: _Opening, on_scanned: Callable[[int], None] = lambda _: None) -> Log:
+        config = opening.topic.config if opening.topic else {}
+        return self.partitions.load(opening.name, opening.topic_id, config, opening.recovery, opening.log_start_offset, on_scanned)
+
+    def _serve(self, opening: _Opening, log: Log) -> None:
+        replica = self.partitions.add(log, opening.high_watermark)
+        replica.is_moving = opening.topic is not None and _is_moving(opening.topic, opening.name.partition)
+        if opening.has_moved:
+            self.moved_here.append(replica)
+        self._cut_bytes += replica.log.recovered_cut_bytes
+        self.recovery_points_went_back |= replica.log.recovery_point < self._checkpoints.lines[RECOVERY_POINTS].get(opening.name, FIRST_OFFSET)
+        self._report_damage(replica)
+        if self.boot == SAME_BOOT:
+            self._serve_again(replica)
+        elif self.boot == UNCLEAN_BOOT:
+            replica.needs_epoch_bump = True
 
     def _report_damage(self, replica: Replica) -> None:
         """Write down and report what a log lacks, until it leads or follows.
@@ -236,14 +270,27 @@ class LogWriterStartup:
         """Why logs that are there are not open yet; empty when all are."""
         return self._space_problem if self._short_of_space else ""
 
-    def open_late(self) -> int:
-        """Try one of those that wait for space; how many still wait.
+    def open_late(self) -> bool:
+        """Go on with those that wait for space: a thread recovers one after the other.
 
-        Raises DiskFull while there is none.
+        Return whether something was done. Raises DiskFull while there is none.
         """
+        if self._loading.is_running:
+            return False
         name, topic_id = self._short_of_space[-1]
         replica = self.partitions.find(topic_id, name.partition)
-        if name not in self._checkpoints.unserved:
+        if self._loading.has_ended:
+            self.partitions.loading = None
+            try:
+                self._loading.finish()
+            except OutOfThreads:
+                return False  # the next turn tries again
+            except (TableFull, OutOfDescriptors) as failure:
+                self._leave([name], str(failure))
+            else:
+                self._checkpoints.unserved.discard(name)
+                self._progress.skip(name)
+        elif name not in self._checkpoints.unserved:
             self._progress.skip(name)  # deleted, or created again
         elif replica is not None:  # it was opened, and could not write down that it leads
             if replica.role not in (ROLE_LEADER, ROLE_FOLLOWER) and self.boot == SAME_BOOT:
@@ -251,34 +298,48 @@ class LogWriterStartup:
             self._checkpoints.unserved.discard(name)
             self._progress.skip(name)
         else:
-            try:
-                self._recover(name, topic_id)
-            except (TableFull, OutOfDescriptors) as failure:
-                self._leave([name], str(failure))
-            else:
-                self._checkpoints.unserved.discard(name)
+            opening = self._opening(name, topic_id)
+            self.partitions.loading = name
+            self._loading.start(lambda: self._load_late(opening), lambda _: self._serve(opening, self._loaded.pop()))
+            return True
         self._short_of_space.pop()
         if not self._short_of_space:
             self._previous.forget()
-        return len(self._short_of_space)
+        return True
 
-    def _open(self, name: TopicPartition, topic_id: TopicId) -> Replica:
+    def _load_late(self, opening: _Opening) -> None:
+        self._loaded.append(self._load(opening))
+        if self._has_let_go:
+            self._abandon_loaded()
+
+    def _abandon_loaded(self) -> None:
+        try:
+            self._loaded.pop().abandon()
+        except IndexError:
+            pass  # the other thread has done so, or there is none
+
+    def let_go(self) -> None:
+        """The disk is not used any more: what a thread has opened, or is about to, is closed."""
+        self._has_let_go = True
+        self._abandon_loaded()
+
+    def close(self, timeout_seconds: float) -> None:
+        """Wait for the thread that recovers a log; what it opened is not served any more."""
+        self.let_go()
+        self._loading.join(timeout_seconds)
+
+    def _opening(self, name: TopicPartition, topic_id: TopicId) -> _Opening:
         if self._previous.is_suspect:
             self.directory.forget_pages(name)
         elif self.boot == UNCLEAN_BOOT:  # the machine may still be up: a box that ends removes its tables, even after its disk failed
             self.directory.forget_pages(name, self._checkpoints.lines[RECOVERY_POINTS].get(name, FIRST_OFFSET))
         row = self._previous.rows.get((topic_id, name.partition)) if self.boot == SAME_BOOT else None
-        moved = self._take_move_record(name)
+        has_moved = self._take_move_record(name)
         topic = self._image.topics_by_id.get(topic_id)
         high_watermark = row.high_watermark if row is not None else self._checkpoints.lines[HIGH_WATERMARKS].get(name, FIRST_OFFSET)
         # The row is of this topic id, and never older.
         log_start_offset = self._checkpoints.lines[LOG_START_OFFSETS].get(name, FIRST_OFFSET) if row is None else row.log_start_offset
-        config = topic.config if topic else {}
-        replica = self.partitions.open(name, topic_id, config, self._recovery(name, row), log_start_offset, high_watermark, self._progress.on_scanned)
-        replica.is_moving = topic is not None and _is_moving(topic, name.partition)
-        if moved:
-            self.moved_here.append(replica)
-        return replica
+        return _Opening(name, topic_id, topic, self._recovery(name, row), log_start_offset, high_watermark, has_moved)
 
     def _take_move_record(self, name: TopicPartition) -> bool:
         """Whether a log came from another disk, and its record may say more than the checkpoints:

@@ -7,7 +7,7 @@ table and entries here are added and removed together.
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from appliance.base.clock import Clock
@@ -51,6 +51,10 @@ class Replicas:
         """The boxes that live, as the controller says; None while it has not."""
         self.by_row: dict[int, Replica] = {}
         self._by_identity: dict[tuple[TopicId, int], Replica] = {}
+        self.waiting: Collection[tuple[TopicPartition, TopicId]] = ()
+        """Logs that are recovered one after the other, by a thread."""
+        self.loading: TopicPartition | None = None
+        """The one of them that is recovered now."""
         self.damaged: list[Replica] = []
         """Those that lacked offsets when they were opened, or later."""
 
@@ -78,6 +82,18 @@ class Replicas:
         Raises StorageFailed; TableFull and OutOfDescriptors when this disk has as many open logs as
         it can.
         """
+        return self.add(self.load(topic_partition, topic_id, config, recovery, log_start_offset, on_scanned), high_watermark)
+
+    def load(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: TopicId,
+        config: Mapping[str, str],
+        recovery: Recovery,
+        log_start_offset: Offset,
+        on_scanned: Callable[[int], None] = lambda _: None,
+    ) -> Log:
+        """The first half of `open`, which reads the disk: in any thread."""
         if not self.table.free_rows:
             raise TableFull(f"{self.directory.path} serves {ROWS} partitions already; add a disk or delete topics")
         path = f"{self.directory.path}/{topic_partition}"
@@ -95,9 +111,17 @@ class Replicas:
         except StorageFailed:
             log.abandon()
             raise
-        replica = Replica(topic_partition, topic_id, log, self.table, high_watermark, self._terms, self._producers.verifies_transactions)
+        return log
+
+    def add(self, log: Log, high_watermark: Offset) -> Replica:
+        """The second half of `open`: from here on, the log is one of this disk's. Raises TableFull."""
+        try:
+            replica = Replica(log.topic_partition, log.topic_id, log, self.table, high_watermark, self._terms, self._producers.verifies_transactions)
+        except TableFull:
+            log.abandon()
+            raise
         self.by_row[replica.row] = replica
-        self._by_identity[(topic_id, topic_partition.partition)] = replica
+        self._by_identity[(log.topic_id, log.topic_partition.partition)] = replica
         return replica
 
     def create(self, topic_partition: TopicPartition, topic_id: TopicId, config: Mapping[str, str]) -> Replica:
@@ -109,6 +133,8 @@ class Replicas:
         existing = self.find(topic_id, topic_partition.partition)
         if existing is not None:
             return existing
+        if (topic_partition, topic_id) in self.waiting:
+            raise _not_yet(topic_partition)
         if not self.table.free_rows:
             raise RequestRefused(
                 ErrorCode.POLICY_VIOLATION, f"{self.directory.path} holds {ROWS} partitions, the most that a disk can; add a disk or delete topics"
@@ -144,7 +170,11 @@ class Replicas:
     def delete(self, topic_partition: TopicPartition, topic_id: TopicId) -> None:
         """Remove a partition: first its row, so that no request is sent to it, then its directory
         is renamed and later removed. Idempotent.
+
+        Raises RequestRefused while the log is being recovered.
         """
+        if topic_partition == self.loading:
+            raise _not_yet(topic_partition)
         replica = self._by_identity.pop((topic_id, topic_partition.partition), None)
         if replica is not None:
             replica.withdraw(ROLE_NONE)
@@ -224,6 +254,10 @@ class Replicas:
 
     def configure(self, replica: Replica, config: Mapping[str, str]) -> None:
         replica.log.configure(LogConfig.from_topic_config(config))
+
+
+def _not_yet(topic_partition: TopicPartition) -> RequestRefused:
+    return RequestRefused(ErrorCode.KAFKA_STORAGE_ERROR, f"log {topic_partition} is being recovered; the order is repeated after that")
 
 
 SWEEP_NS = 600_000_000_000

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from appliance.base.errors import ErrorCode, StepsDown
+from appliance.base.errors import ErrorCode, StepsDown, StorageFailed
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicPartition
 from appliance.records.builder import BatchBuilder
@@ -24,7 +25,7 @@ from appliance.storage import checkpoints, file_io
 from lab.scratch_layout import open_descriptors
 from services.log_writer.background import flush_rounds
 from services.log_writer.previous_incarnations import PreviousTables
-from tests.support.real_log_writer import DISK, RealLogWriter, open_files_limit
+from tests.support.real_log_writer import DISK, TOPIC_ID, RealLogWriter, open_files_limit
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
@@ -209,10 +210,68 @@ def test_a_log_that_needs_space_to_be_opened_waits_for_it_and_the_others_are_ser
     assert second.disk_state == DISK_FULL
     monkeypatch.setattr(file_io, "open_file", whole_open)
     monkeypatch.setattr(file_io, "pwritev", whole_write)
-    second.seconds(6)
-    assert second.disk_state == DISK_ONLINE and len(second.agent.partitions) == 3
+    while len(second.agent.partitions) < 3:
+        second.seconds(1)
+    assert second.disk_state == DISK_ONLINE
     second.stop()
     assert (tmp_path / "d0" / ".kafka_cleanshutdown").exists()
+
+
+@pytest.mark.parametrize("end", ["opened", "stopped", "offline"])
+def test_a_log_that_waited_for_space_is_recovered_beside_the_turns(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """A scan of gigabytes in one turn would let the box's controller move all leaders of the disk."""
+    first = _started(layout, tmp_path, partitions=2)
+    first.produce(first.source("acceptor@0"), 1, _batch())
+    first.turn()
+    first.die()
+    whole_open, whole_write = file_io.open_file, file_io.pwritev
+    monkeypatch.setattr(file_io, "open_file", _failing(whole_open, errno.ENOSPC, lambda path, flags, *_: "/t-1/" in path and flags & os.O_CREAT))
+    monkeypatch.setattr(file_io, "pwritev", _failing(whole_write, errno.ENOSPC, lambda *_: True))
+    second = _started(layout, tmp_path, incarnation=2)
+    assert second.disk_state == DISK_FULL and len(second.agent.partitions) == 1
+    reads, may_read = threading.Event(), threading.Event()
+
+    def slow_open(path: str, *arguments: Any, **more: Any) -> int:
+        if "/t-1/0" in path and not may_read.is_set():
+            assert threading.current_thread() is not threading.main_thread(), "the turn waits for the disk"
+            reads.set()
+            may_read.wait()
+        return whole_open(path, *arguments, **more)
+
+    monkeypatch.setattr(file_io, "open_file", slow_open)
+    monkeypatch.setattr(file_io, "pwritev", whole_write)
+    while not reads.is_set():
+        second.seconds(1)
+    controller, acceptor = second.source("controller"), second.source("acceptor@0")
+    second.lead(controller, 0)
+    second.create(controller, 1)
+    second.turn()
+    second.produce(acceptor, 0, _batch())
+    second.turn()
+    assert (second.codes("lead"), second.codes("create"), second.codes("produce")) == ([0], [ErrorCode.KAFKA_STORAGE_ERROR], [0])
+    assert not second.agent.do_work(), "nothing spins while the thread reads"
+    if end == "offline":
+        second.agent.trouble.go_offline(StorageFailed("it failed"))
+    if end == "stopped":
+        threading.Timer(0.01, may_read.set).start()
+    else:
+        may_read.set()
+    if end == "opened":
+        while len(second.agent.partitions) < 2:
+            second.turn()
+        replica = second.agent.partitions.find(TOPIC_ID, 1)
+        assert replica is not None and replica.log.log_end_offset == 1
+    second.stop()
+    assert _open_files_of(tmp_path / "d0" / "t-1") == []
+    assert (tmp_path / "d0" / ".kafka_cleanshutdown").exists() == (end == "opened")
+
+
+def _open_files_of(directory: Path) -> list[str]:
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return [name for name in found if name.startswith(f"{directory}/")]
 
 
 def _tables(layout: BoxLayout) -> list[str]:
