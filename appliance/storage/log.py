@@ -63,6 +63,7 @@ from appliance.records.retained_batch import gap_batch
 from appliance.storage import file_io
 from appliance.storage.append_plan import AppendPlan, AppendResult, RefusedBatch, SegmentPart, plan_append, plan_roll
 from appliance.storage.log_config import LogConfig
+from appliance.storage.log_damage import LostRange
 from appliance.storage.log_loader import LogLoader, open_truncated
 from appliance.storage.open_log import OpenLog
 from appliance.storage.producer_loading import load_producers, producers_at
@@ -186,6 +187,14 @@ class Log(OpenLog):
             BASE_OFFSET_AND_EPOCH.pack_into(batch, 0, first, len(batch) - LOG_OVERHEAD, leader_epoch)
             self._segments.insert(first, bytes(batch))
             first = Offset(next_offset)
+
+    @property
+    def lost_beginning(self) -> LostRange | None:
+        """The open range of `damage` if it is the only one, and lies before the first segment."""
+        if not self.damage.ranges:
+            return None
+        lost, first = self.damage.open, self._segments.first_base_offset
+        return lost[0] if len(lost) == 1 and lost[0].until <= first < self.log_end_offset else None
 
     def cut_to_damage(self) -> bool:
         """Remove what lies behind the first open range of `damage`, because a leader has all of it.

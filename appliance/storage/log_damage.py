@@ -4,7 +4,8 @@ Owned by its log and kept in the partition's `lost-offsets`: one line `FIRST UNT
 range [first, until). A range is *open* until the log leads or follows. A leader fills it with
 batches without records, so that its offsets are never given to other records (*settled*, which
 stays on record until the log start offset has passed it). A follower of a live leader is cut where
-its first open range begins, and fetches the rest again. So a hole in a log that is not compacted is
+its first open range begins, and fetches the rest again; not if it lacks only what the leader's
+retention has removed as well. So a hole in a log that is not compacted is
 always on record. Weak spot: of a compacted log, a hole is found only after a clean stop.
 """
 

@@ -237,7 +237,7 @@ class LogWriterCommands:
             return ErrorCode.FENCED_LEADER_EPOCH  # an epoch has one leader
         self._configure_hosted(replica, command)
         replica.needs_epoch_bump = False
-        if command.get("leader", -1) >= 0:
+        if command.get("leader", -1) >= 0 and replica.log.lost_beginning is None:  # what the leader has of that, its first answer shows
             self._partitions.cut_to_damage(replica)  # the leader has what it lacks
         replica.follow(leader_epoch, tuple(command["isr"]), tuple(command["replicas"]), int(command.get("config_generation", 0)))
         return ErrorCode.NONE

@@ -4,7 +4,8 @@ A batch is accepted only if it is whole, its checksum is right and it continues 
 is refused leaves nothing. The high watermark is the leader's, up to the own log end; the log start
 offset is raised to the leader's, never above the high watermark. A log is truncated where the
 leader epochs of the two diverge, which is below the high watermark only if a replica was elected
-that did not have everything. Before a truncated log grows again, no checkpoint exceeds it. With
+that did not have everything. A log that lacks only its beginning is reported as empty, and kept if
+the leader's log starts where the own one does, or later (`Log.lost_beginning`). Before a truncated log grows again, no checkpoint exceeds it. With
 acknowledgement after the flush an append is answered when it is durable, because the leader counts
 on it. Weak spot: checksums are computed in the duty cycle, 0.1 ms a MiB, although the
 replica-fetcher has checked them.
@@ -62,6 +63,7 @@ class ReplicaAppends:
         first_offset = NO_OFFSET
         self._words[APPEND_SINCE_WORD] = self._clock.monotonic_ns()
         try:
+            self._cut_to_damage(replica)  # what was fetched is what the log lacks
             if length:
                 code, batches = self.read_batches(replica, content)
                 if not code:
@@ -121,7 +123,7 @@ class ReplicaAppends:
         if replica is not None and not code and order.kind != Truncation.TELL:
             self._words[APPEND_SINCE_WORD] = self._clock.monotonic_ns()
             try:
-                self._cut(replica, order)
+                self._apply(replica, order)
             except StorageFailed as failure:
                 self._trouble.on_failure(failure)
                 code = ErrorCode.KAFKA_STORAGE_ERROR
@@ -129,6 +131,25 @@ class ReplicaAppends:
             if self._words[FENCE_WORD]:
                 code = ErrorCode.KAFKA_STORAGE_ERROR
         self._tell(channel, entry, replica, code)
+
+    def _apply(self, replica: Replica, order: TruncateOrder) -> None:
+        log = replica.log
+        lost = log.lost_beginning
+        if lost is None or order.kind != Truncation.START_AT or not lost.until <= order.offset <= log.log_end_offset:
+            self._cut_to_damage(replica)
+            self._cut(replica, order)
+            return
+        log.damage.forget_open()
+        name = replica.topic_partition
+        words = f"{name} lacks nothing that its leader has, whose log starts at offset {order.offset}: offsets {log.log_start_offset} on are kept"
+        self._log.info(words, **name._asdict())
+
+    def _cut_to_damage(self, replica: Replica) -> None:
+        """The leader has the beginning that the log lacks: remove the rest, which is fetched again behind it."""
+        if replica.log.lost_beginning is not None:
+            self._partitions.cut_to_damage(replica)
+            self._cleaning.on_truncated(replica)
+            self._completions.rows_moved = True
 
     def _cut(self, replica: Replica, order: TruncateOrder) -> None:
         log, name = replica.log, replica.topic_partition
@@ -183,4 +204,7 @@ def _completion(entry: Entry, replica: Replica | None, code: ErrorCode, first_of
     if replica is None or code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
         return told_of_log(entry, code, NO_OFFSET, NO_OFFSET, NO_OFFSET, NO_LEADER_EPOCH)
     log = replica.log
+    lost = log.lost_beginning
+    if lost is not None:
+        return told_of_log(entry, code, first_offset, lost.first, lost.first, NO_LEADER_EPOCH)
     return told_of_log(entry, code, first_offset, log.log_start_offset, log.log_end_offset, log.leader_epochs.latest)

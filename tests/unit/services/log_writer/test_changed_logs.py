@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from appliance.base.layout import BoxLayout
-from appliance.base.model import NO_LEADER_EPOCH, Offset
-from appliance.ipc.descriptors import DescriptorKind, TruncateOrder, Truncation, truncate_descriptor
+from appliance.base.model import NO_LEADER_EPOCH, LeaderEpoch, Offset
+from appliance.ipc.descriptors import Completion, DescriptorKind, ReplicaAppend, TruncateOrder, Truncation, replica_append_descriptor, truncate_descriptor
+from appliance.records.batch import stamp_batch
 from appliance.records.builder import BatchBuilder
 from appliance.shm.mapping import list_names, unlink
 from appliance.shm.partition_table import DISK_ONLINE
@@ -379,7 +380,63 @@ def test_a_segment_that_was_removed_just_before_a_clean_stop_is_missed_by_the_ne
     second.stop()
 
 
-@pytest.mark.parametrize(("find", "begins_at"), [(_first, 0), (_middle, 3)])
+def _as_fetcher(writer: RealLogWriter, descriptor: Callable[[int, int, LeaderEpoch], tuple[int, ...]]) -> Completion:
+    """What the log-writer answers an order of the replica-fetcher."""
+    fetcher = writer.sources.get("replica-fetcher") or writer.source("replica-fetcher")
+    replica = writer.agent.partitions.find(TOPIC_ID, 0)
+    assert replica is not None
+    assert fetcher.by_disk[DISK].offer(descriptor(replica.row, replica.row_generation, replica.leader_epoch), 0, ("fetcher", 0))
+    _answer(writer)
+    return writer.completions[-1]
+
+
+def _truncate(writer: RealLogWriter, kind: Truncation, offset: int = -1) -> Completion:
+    return _as_fetcher(writer, lambda *row: truncate_descriptor(*row, TruncateOrder(kind, NO_LEADER_EPOCH, Offset(offset))))
+
+
+def _follows_without_its_beginning(layout: BoxLayout, path: Path, ends_cleanly: bool) -> RealLogWriter:
+    _first(_segments_written(layout, path, ends_cleanly)).unlink()
+    writer = started(layout, path, 2)
+    assert command(writer, DescriptorKind.BECOME_FOLLOWER, 1, leader=2, replicas=[2, BROKER_ID], config=SMALL) == 0
+    told = _truncate(writer, Truncation.TELL)
+    assert (told.log_start_offset, told.log_end_offset, told.leader_epoch) == (0, 0, NO_LEADER_EPOCH), "its fetches do not count yet"
+    assert writer.agent.partitions.lost_offsets() != ()
+    return writer
+
+
+@pytest.mark.parametrize("ends_cleanly", [True, False])
+@pytest.mark.parametrize(
+    ("leaders_start", "start", "end"), [(2, 2, 2), (3, 3, RECORDS), (7, 3, RECORDS), (RECORDS, 3, RECORDS), (RECORDS + 1, RECORDS + 1, RECORDS + 1)]
+)
+def test_a_follower_that_lacks_what_its_leader_has_not_either_keeps_the_rest(
+    layout: BoxLayout, tmp_path: Path, leaders_start: int, start: int, end: int, ends_cleanly: bool
+) -> None:
+    """The leader answered a fetch from offset 0 that this is out of its range."""
+    writer = _follows_without_its_beginning(layout, tmp_path, ends_cleanly)
+    told = _truncate(writer, Truncation.START_AT, leaders_start)
+    assert (told.error_code, told.log_start_offset, told.log_end_offset) == (0, start, end)
+    assert writer.agent.partitions.lost_offsets() == ()
+    _end(writer, ends_cleanly)
+    third = started(layout, tmp_path, 3)
+    assert "CRITICAL" not in third.said
+    third.stop()
+
+
+@pytest.mark.parametrize("ends_cleanly", [True, False])
+def test_a_follower_that_lacks_a_beginning_that_its_leader_has_fetches_all_of_it(layout: BoxLayout, tmp_path: Path, ends_cleanly: bool) -> None:
+    writer = _follows_without_its_beginning(layout, tmp_path, ends_cleanly)
+    fetched = bytearray(_batch(records=2))
+    stamp_batch(fetched, 0, Offset(0), LeaderEpoch(0))
+    arena = writer.sources["replica-fetcher"].source.arena
+    position = arena.allocate(len(fetched))
+    arena.memory[position : position + len(fetched)] = fetched
+    told = _as_fetcher(writer, lambda *row: replica_append_descriptor(*row, position, len(fetched), ReplicaAppend(Offset(RECORDS), Offset(0))))
+    assert (told.error_code, told.log_start_offset, told.log_end_offset) == (0, 0, 2)
+    assert batches_of(tmp_path / "d0" / "t-0") == [(0, 1, 2)]
+    writer.stop()
+
+
+@pytest.mark.parametrize(("find", "begins_at"), [(_middle, 3), (_last, 9)])
 @pytest.mark.parametrize("ends_cleanly", [True, False])
 def test_a_follower_is_cut_where_its_damage_begins(layout: BoxLayout, tmp_path: Path, find: Callable[[Path], Path], begins_at: int, ends_cleanly: bool) -> None:
     directory = _segments_written(layout, tmp_path, ends_cleanly)
