@@ -317,12 +317,16 @@ class BoxRecord(NamedTuple):
 
     `is_fenced`: no box elects it or adds it to an in-sync set. A box is fenced during its
     controlled shutdown, and after its start until its disks have reported what they lost.
+
+    `generation`: a number that the box raises while it runs, first in its state directory. If that
+    has a smaller one, the box was restored from a copy.
     """
 
     box_id: str
     directories: dict[str, str]
     draining: tuple[str, ...] = ()
     is_fenced: bool = False
+    generation: int = 0
 
     def encode(self) -> bytes:
         document: dict[str, Any] = {"version": 1, "box_id": self.box_id, "directories": self.directories}
@@ -330,13 +334,16 @@ class BoxRecord(NamedTuple):
             document["draining"] = list(self.draining)
         if self.is_fenced:
             document["fenced"] = True
+        if self.generation:
+            document["generation"] = self.generation
         return orjson.dumps(document)
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> BoxRecord:
         document = _load(path, data)
         draining, is_fenced = tuple(document.get("draining", ())), bool(document.get("fenced", False))
-        return cls(str(_field(path, document, "box_id")), dict(document.get("directories", {})), draining, is_fenced)
+        generation = int(document.get("generation", 0))
+        return cls(str(_field(path, document, "box_id")), dict(document.get("directories", {})), draining, is_fenced, generation)
 
 
 class MoveOrder(NamedTuple):

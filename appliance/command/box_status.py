@@ -310,7 +310,7 @@ def describe_disks(disks: list[dict[str, Any]], reading: Reading) -> list[DiskSt
         state = reading.disk_states.get(name, "unknown")
         if snapshot is None or not snapshot.is_alive:
             state = LOG_WRITER_DOWN
-        state += OLD_COPY.get(values.get("log_writer.old_copy", 0), "")
+        state += OLD_COPY.get(1 if marks.get("controller.restored") else values.get("log_writer.old_copy", 0), "")
         draining = bool(marks.get(f'controller.disk_draining{{disk="{name}"}}'))
         described.append(DiskStatus(name, str(disk["path"]), state, values.get("disk.free_bytes"), values.get("disk.total_bytes"), draining))
     return described

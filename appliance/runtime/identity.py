@@ -22,6 +22,7 @@ from appliance.runtime.directories import LOCK_FILE, META_PROPERTIES, in_use_pro
 DEFAULT_BROKER_ID = 1
 _FILE = "identity.json"
 _CLUSTER_FILE = "cluster.id"
+_GENERATION_FILE = "generation"
 
 
 class Identity(NamedTuple):
@@ -61,6 +62,24 @@ def read_joined_cluster(state: str) -> str:
 def write_joined_cluster(state: str, cluster_id: str) -> None:
     os.makedirs(state, exist_ok=True)
     _write_through(f"{state}/{_CLUSTER_FILE}", cluster_id)
+
+
+def read_generation(state: str) -> int | None:
+    """Return the box's generation (`BoxRecord.generation`), None if it has none, or it cannot be read."""
+    try:
+        with open(f"{state}/{_GENERATION_FILE}", "rb") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None
+
+
+def write_generation(state: str, number: int) -> None:
+    """Replace the box's generation, synced: in place, so that a power cut cannot bring the former file back. Raises OSError."""
+    descriptor = os.open(f"{state}/{_GENERATION_FILE}", os.O_WRONLY | os.O_CREAT | os.O_SYNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, b"%020d\n" % number)
+    finally:
+        os.close(descriptor)
 
 
 def _write_through(path: str, text: str) -> None:

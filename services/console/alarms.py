@@ -201,6 +201,16 @@ ALARMS: tuple[Alarm, ...] = (
         act="wait until the replicas are in sync. What had no other replica is lost; its offsets are skipped. The alarm ends with the next start.",
     ),
     Alarm(
+        "MillraceRestoredBox",
+        CRITICAL,
+        AlarmCondition("millrace_controller_restored", ">", 0),
+        0,
+        "this box was restored from a copy",
+        "State directory and disks are older than the cluster remembers. The replicas here left the in-sync sets and fetch what they lack.",
+        check="`millrace status`; the journal of `millrace-controller` names both generations.",
+        act="wait until the replicas are in sync. What had no other replica is lost. The alarm ends with the next start of the controller.",
+    ),
+    Alarm(
         "MillraceDamageNotRepaired",
         CRITICAL,
         AlarmCondition("millrace_replica_repairs_left_total", ">", 0, over_seconds=HOUR),

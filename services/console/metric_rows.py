@@ -293,6 +293,7 @@ CONTROLLER = (
     gauge("controller_is_controller", "controller.is_controller", "1 on the box that has the controller's role."),
     counter("controller_acls_altered", "controller.acls_altered", "Access control entries that this box added or removed."),
     counter("controller_users_altered", "controller.users_altered", "SCRAM credentials that this box set or removed."),
+    gauge("controller_restored", "controller.restored", "1: this box is older than the cluster remembers; it was restored from a copy."),
     counter("controller_terms", "controller.terms", "Times that this box became controller."),
     gauge("controller_offline_partitions", "controller.offline_partitions", "Partitions of the cluster without a leader; 0 on boxes that are not controller."),
     counter(

@@ -154,6 +154,7 @@ class ControllerAgent:
             if self._acls is not None:
                 self._acls.reconsider()
         work += self._membership.keep_lease(self._replicas.bring_up.are_roles_sent)
+        work += self._membership.keep_generation(now_ms, self._replicas.bring_up.all_settled)
         work += self._replicas.do_work()
         work += self._moves.do_work(now_ns, self._membership.has_arrived)
         if self.cluster.is_image_due:
@@ -228,6 +229,8 @@ class ControllerAgent:
         self._moves.on_arrived()
         self._administration.on_arrived()
         self._watcher.on_arrived()
+        if self.cluster.is_restored:
+            self._reports.on_restored()
         self._replicas.on_arrived()
         self._tree_guard.on_arrived()
         self._users.on_arrived()

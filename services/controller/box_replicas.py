@@ -89,12 +89,19 @@ class DiskReports:
     def on_connected(self, disk: str) -> None:
         """A log-writer has connected and reported its disk's contents."""
         report = DiskReport.from_writer_info(disk, self._disks.writer_info(disk))
+        if self._cluster.is_restored:
+            report.distrust()
         self._cluster.add_report(report)
         bump = "; raising their leader epochs first" if report.needs_epoch_bump else ""
         self._log.info(f"log-writer@{disk} connected with {len(report.partitions)} partitions{bump}", disk=disk, peer=f"log-writer@{disk}")
         self._moves.on_disk_connected(report)
         self._bring_up.on_connected(report)
         self._on_news()
+
+    def on_restored(self) -> None:
+        """This box was restored from a copy, with its disks."""
+        for report in self._cluster.reports.values():
+            report.distrust()
 
     def on_gone(self, disk: str) -> None:
         """A log-writer has died or was stopped."""

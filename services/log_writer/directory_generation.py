@@ -7,7 +7,7 @@ crash in between leaves a pair that agrees. A directory that was restored from a
 a disk, or a disk that was used elsewhere or given up has another one. At a clean stop the state directory also
 gets the log end offsets, so that offsets that an older directory lacks are not given again. Weak
 spots: if both directories are restored together (a snapshot of a whole machine), nothing here shows
-it; after a stop that was not
+it, but the cluster remembers the box's generation (`BoxRecord`); after a stop that was not
 clean the remembered ends are those of the clean stop before it.
 """
 

@@ -248,6 +248,11 @@ class SteppedBox:
         self.send(AUTO_CREATE, payload)
         return self.answer()
 
+    def restored(self) -> bool:
+        """Whether its controller found that the box was restored from a copy."""
+        assert self._counters is not None
+        return bool(self._counters.gauge("controller.restored").value)
+
     def image(self) -> MetadataImage:
         return read_image(self.layout.image_file) or MetadataImage.empty()
 

@@ -13,7 +13,17 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from appliance.base.model import TopicId
-from appliance.cluster.znodes import CLUSTER_ID, CONTROLLER, CONTROLLER_EPOCH, BoxRecord, BrokerRegistration, decode_controller, encode_controller, topic_path
+from appliance.cluster.znodes import (
+    CLUSTER_ID,
+    CONTROLLER,
+    CONTROLLER_EPOCH,
+    BoxRecord,
+    BrokerRegistration,
+    box_path,
+    decode_controller,
+    encode_controller,
+    topic_path,
+)
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.config_operations import configs_in_effect, load_box_configs, send_changed_configs
 from services.controller.zookeeper import broker_registry, change_log, topic_registry
@@ -48,6 +58,8 @@ class Arrival(NamedTuple):
     """
     timestamp_ms: int
     new_topic_id: Callable[[], TopicId]
+    generation: int | None = None
+    """The box's, in its state directory."""
 
 
 def arrive(cluster: Cluster, arrival: Arrival) -> Operation[None]:
@@ -63,7 +75,9 @@ def arrive(cluster: Cluster, arrival: Arrival) -> Operation[None]:
     cluster_id = yield from broker_registry.take_cluster_id(arrival.cluster_id)
     if arrival.cluster_id_expected and cluster_id != arrival.cluster_id:
         raise ForeignCluster(f"this ZooKeeper belongs to cluster {cluster_id}, the box to cluster {arrival.cluster_id}: name the right one with --zookeeper")
-    yield from broker_registry.register_broker(arrival.registration, arrival.box, arrival.session_id)
+    cluster.is_restored = yield from _is_restored(cluster.broker_id, arrival)
+    box = arrival.box._replace(is_fenced=True) if cluster.is_restored else arrival.box
+    yield from broker_registry.register_broker(arrival.registration, box, arrival.session_id)
     record, _ = yield from broker_registry.record_directories(cluster.broker_id, arrival.box)
     controller_id, fence = yield from become_controller(cluster.broker_id, arrival.session_id, arrival.timestamp_ms)
     changes = yield from change_log.list_changes()
@@ -91,6 +105,16 @@ def arrive(cluster: Cluster, arrival: Arrival) -> Operation[None]:
         report.sent.clear()  # the operations that waited for these answers were dropped
     yield from send_changed_configs(cluster, former_configs)  # roles that stay are not sent again
     yield Publish()
+
+
+def _is_restored(broker_id: int, arrival: Arrival) -> Operation[bool]:
+    """Return whether the cluster remembers a later generation of this box: state directory and disks were restored from a copy."""
+    path = box_path(broker_id)
+    node = yield from read(path)
+    if node is None or not node.data or arrival.generation is None:  # without data, no box has registered under this id
+        return False
+    record = BoxRecord.decode(path, node.data)
+    return record.box_id == arrival.box.box_id and record.generation > arrival.generation
 
 
 def _write_topic_ids(broker_id: int, fence: Fence, topics: Iterable[TopicState]) -> Operation[None]:

@@ -49,6 +49,8 @@ class Cluster:
         With the record, the image names the disk also while its log-writer is away.
         """
         self.box = BoxRecord("", {})
+        self.is_restored = False
+        """Whether this box was restored from a copy, as the last arrival found; until its disks are settled."""
         self.cluster_id = ""
         self.controller_id = -1
         self.fence: Fence | None = None

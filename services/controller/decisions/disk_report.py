@@ -120,6 +120,11 @@ class DiskReport:
         report.frozen = {(row[0], int(row[1])): str(row[2]) for row in info.get("frozen", [])}
         return report
 
+    def distrust(self) -> None:
+        """The disk was restored from a copy: it has lost records, as after an unclean boot."""
+        self.needs_epoch_bump = True
+        self.unbumped = set(self.partitions)
+
     def holds(self, topic: TopicState, partition: int) -> bool:
         return self.partitions.get((topic.name, partition)) == str(topic.topic_id)
 

@@ -291,7 +291,7 @@ def change_record(broker_id: int, decide: Callable[[BoxRecord], BoxRecord]) -> O
 
 def _merged(former: BoxRecord, box: BoxRecord) -> BoxRecord:
     kept = {directory: disk for directory, disk in former.directories.items() if disk not in box.directories.values()}
-    return BoxRecord(box.box_id, dict(sorted({**kept, **box.directories}.items())), former.draining)
+    return BoxRecord(box.box_id, dict(sorted({**kept, **box.directories}.items())), former.draining, generation=former.generation)
 
 
 def _same_content(data: bytes, registration: BrokerRegistration) -> bool:

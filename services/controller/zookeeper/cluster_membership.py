@@ -22,18 +22,20 @@ from typing import Protocol
 from appliance.base.model import TopicId
 from appliance.cluster.znodes import BoxRecord, BrokerRegistration, broker_path
 from appliance.runtime.agent import ServiceContext
-from appliance.runtime.identity import read_joined_cluster, write_joined_cluster
+from appliance.runtime.identity import read_generation, read_joined_cluster, write_generation, write_joined_cluster
 from services.controller.decisions.arrival import Arrival, arrive
 from services.controller.decisions.cluster import ControllerContext
 from services.controller.zookeeper.admission import Admission, Refusal
 from services.controller.zookeeper.box_session import BoxSession, LeaseKeeper
-from services.controller.zookeeper.broker_registry import RegistrationLost
-from services.controller.zookeeper.operation import ControllerMoved, OperationOutcome
+from services.controller.zookeeper.broker_registry import RegistrationLost, change_record
+from services.controller.zookeeper.operation import ControllerMoved, Operation, OperationOutcome
 from services.controller.zookeeper.requests import ZooKeeperConnectionLost
 from services.controller.zookeeper.session import SessionState
 
 BOX_ID_FILE = "box.id"
 ARRIVE_AGAIN_MS = 1000
+GENERATION_MS = 600_000
+"""A copy that is older than this is recognised when the box is restored from it."""
 
 
 def box_id(state_directory: str) -> str:
@@ -87,6 +89,8 @@ class ClusterMembership:
         """Whether the loaded tree may be acted on."""
         self._arrive_at_ms: int | None = None
         self._last_failure = ""
+        self._raise_at_ms = 0
+        self._restored = service.counters.gauge("controller.restored")
         session_ms = box.integer("zookeeper.session.timeout.ms")
         self._lease = LeaseKeeper(service.layout, service.incarnation, box.broker_id, session_ms, zookeeper, service.clock)
         self._admission = Admission(service, listener.may_give_up)
@@ -169,7 +173,10 @@ class ClusterMembership:
         cluster_id = known or str(self._new_topic_id())
         record = BoxRecord(self._identity, directories, is_fenced=self._listener.is_fenced())
         has_been_member = bool(self._joined_cluster)
-        return Arrival(self._session.zookeeper.session_id, registration, record, cluster_id, bool(known), has_been_member, now_ms, self._new_topic_id)
+        generation = read_generation(box.state_directory)
+        return Arrival(
+            self._session.zookeeper.session_id, registration, record, cluster_id, bool(known), has_been_member, now_ms, self._new_topic_id, generation
+        )
 
     def _on_loaded(self, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:
@@ -180,7 +187,44 @@ class ClusterMembership:
         if self._joined_cluster != self._cluster.cluster_id:
             self._keep_cluster(self._cluster.cluster_id)
         self._admission.on_admitted()
+        if self._cluster.is_restored:
+            self._report_restored()
         self._listener.on_arrived()
+
+    def _report_restored(self) -> None:
+        self._restored.set(1)
+        number, state = self._cluster.box.generation, self._box.state_directory
+        self._log.critical(
+            f"this box was restored from a copy: {state} has generation {read_generation(state)}, and the cluster remembers {number}. No replica here leads"
+            " before its leader epoch has grown, and all leave the in-sync sets. Replicas on other boxes have what is missing, or it is lost"
+        )
+
+    # --- the generation
+
+    def keep_generation(self, now_ms: int, are_disks_settled: Callable[[], bool]) -> int:
+        """Raise the generation after the arrival and every `GENERATION_MS`; not before the disks of a restored box are settled."""
+        if not self.has_arrived or now_ms < self._raise_at_ms or (self._cluster.is_restored and not are_disks_settled()):
+            return 0
+        self._raise_at_ms = now_ms + GENERATION_MS
+        state = self._box.state_directory
+        number = max(read_generation(state) or 0, self._cluster.box.generation) + 1
+        try:
+            write_generation(state, number)  # first: the cluster never remembers more than the state directory has
+        except OSError as error:
+            self._log.warning(f"could not write the generation of this box to {state}: {error.strerror}; retrying in {GENERATION_MS // 60_000} minutes")
+            return 1
+        self._cluster.is_restored = False
+        self._runner.start("generation", self._remember_generation(number), self._on_remembered)
+        return 1
+
+    def _remember_generation(self, number: int) -> Operation[None]:
+        cluster = self._cluster
+        cluster.use_own_record(*(yield from change_record(cluster.broker_id, lambda record: record._replace(generation=number))))
+
+    def _on_remembered(self, outcome: OperationOutcome) -> None:
+        if outcome.failure is not None:
+            self._raise_at_ms = 0
+            self.on_failure(outcome.failure)
 
     def _keep_cluster(self, cluster_id: str) -> None:
         """Store the cluster id: from now on the box, and after its next start each disk, belongs to

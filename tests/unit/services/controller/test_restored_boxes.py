@@ -1,0 +1,84 @@
+"""A box whose state directory and disks were both restored from a copy: the cluster remembers a later generation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from appliance.cluster.znodes import BoxRecord, box_path
+from appliance.runtime.identity import read_generation, write_generation
+from services.controller.zookeeper.cluster_membership import GENERATION_MS
+from tests.support.stepped_cluster import SteppedCluster
+
+pytestmark = pytest.mark.slow
+
+
+def _generations(three: SteppedCluster, broker_id: int) -> tuple[int | None, int]:
+    """In the state directory, and in the cluster."""
+    path = box_path(broker_id)
+    return read_generation(three.all[broker_id].box.state_directory), BoxRecord.decode(path, three.zookeeper.data(path)).generation
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_box_that_was_restored_from_a_copy_leads_only_under_larger_epochs(three: SteppedCluster, is_restored: bool) -> None:
+    three.create("alone", (2,))
+    three.create("copied", (2, 1, 3))
+    assert _generations(three, 2) == (1, 1)
+    for broker_id in (1, 3, 2):
+        three.kill(broker_id)
+    three.start(2)  # no other box could elect a leader meanwhile
+    three.until_quiet()
+    assert _generations(three, 2) == (2, 2)
+    before = {topic: three.state(topic) for topic in ("alone", "copied")}
+    assert all(state.leader == 2 and three.leads(2, topic) == state.leader_epoch for topic, state in before.items())
+    three.kill(2)
+    if is_restored:
+        write_generation(three.all[2].box.state_directory, 1)
+    box = three.start(2)
+    three.until_quiet()
+    assert box.restored() == is_restored
+    for topic, state in before.items():
+        assert three.state(topic).leader_epoch == three.leads(2, topic) == state.leader_epoch + is_restored
+    assert _generations(three, 2) == (3, 3)
+    assert not box.agent.cluster.is_fenced(2)  # type: ignore[union-attr]
+
+
+def test_a_restored_box_hands_over_to_replicas_that_have_more(three: SteppedCluster) -> None:
+    three.kill(2)
+    three.start(2)
+    three.create("t", (2, 1, 3))
+    sessions = [box.agent.session.session_id for box in three.boxes.values()]  # type: ignore[union-attr]
+    for broker_id in (1, 2, 3):
+        three.kill(broker_id, expire=False)
+    for session_id in sessions:
+        three.zookeeper.end_session(session_id)
+    assert (three.state("t").leader, three.state("t").isr) == (2, (2, 1, 3)), "all at once"
+    write_generation(three.all[2].box.state_directory, 1)
+    three.start(2)
+    three.start(1)
+    three.until(lambda: three.state("t").leader == 1 and 2 not in three.state("t").isr, "box 1 leads, and 2 fetches")
+
+
+def test_a_box_raises_its_generation_while_it_runs(three: SteppedCluster) -> None:
+    assert _generations(three, 1) == (1, 1)
+    three.clock.advance_ms(GENERATION_MS)
+    three.until_quiet()
+    assert _generations(three, 1) == (2, 2)
+
+
+def test_a_box_that_cannot_write_its_state_directory_lets_the_cluster_remember_what_is_there(three: SteppedCluster) -> None:
+    state = Path(three.all[1].box.state_directory)
+    (state / "generation").unlink()
+    (state / "generation").mkdir()
+    three.clock.advance_ms(GENERATION_MS)
+    three.until_quiet()
+    assert _generations(three, 1) == (None, 1)
+
+
+def test_a_box_with_a_new_state_directory_is_none_that_was_restored(three: SteppedCluster) -> None:
+    box = three.kill(1)
+    (Path(box.box.state_directory) / "generation").unlink()
+    assert not three.start(1).restored()
+    three.until_quiet()
+    assert _generations(three, 1) == (2, 2)
