@@ -8,7 +8,8 @@ records that were offered again, `copies` those in further topics; neither is re
 twice. What was refused before it was a record (`ingest.refused`) and kernel drops were never
 received.
 
-Weak: if the process is killed after it took a completion from its ring and before it added it to
+Weak: what a leader had appended when the process was killed counts as stored, also if that leader
+dies before a follower has it. If the process is killed after it took a completion from its ring and before it added it to
 `stored`, the records are counted as `crash` although they are stored. The sum stays right; the
 reason may be wrong for one batch.
 """
@@ -47,6 +48,7 @@ class LossReason(StrEnum):
 RECEIVED_COUNTER = 'ingest.received{{listener="{listener}"}}'
 STORED_COUNTER = 'ingest.stored{{listener="{listener}"}}'
 ACKNOWLEDGED_COUNTER = 'ingest.acknowledged{{listener="{listener}"}}'
+APPENDED_COUNTER = 'ingest.appended{{listener="{listener}"}}'
 DUPLICATE_COUNTER = 'ingest.duplicate{{listener="{listener}"}}'
 COUNTED_COUNTER = 'ingest.counted{{listener="{listener}",reason="{reason}"}}'
 REFUSED_COUNTER = 'ingest.refused{{listener="{listener}",reason="{reason}"}}'
@@ -134,8 +136,11 @@ def plan_crash_accounting(ledger: Ledger, completed_unseen: int) -> CrashAccount
     return CrashAccounting(stored, max(0, ledger.in_flight) - stored)
 
 
-def plan_crash_accountings(ledgers: Mapping[str, Ledger], completed_unseen: int, spooled: Mapping[str, int]) -> dict[str, CrashAccounting]:
-    """Do the same for each listener. Records in the spool are still in flight.
+def plan_crash_accountings(
+    ledgers: Mapping[str, Ledger], completed_unseen: int, spooled: Mapping[str, int], appended: Mapping[str, int]
+) -> dict[str, CrashAccounting]:
+    """Do the same for each listener. Records in the spool are still in flight; `appended` ones are
+    stored.
 
     Completions do not name their listeners, so they are given to the listeners in turn, at most
     what each has in flight. The sums are right; with several listeners the split between stored and
@@ -143,7 +148,9 @@ def plan_crash_accountings(ledgers: Mapping[str, Ledger], completed_unseen: int,
     """
     bookings = {}
     for listener, ledger in ledgers.items():
-        booking = plan_crash_accounting(ledger._replace(received=ledger.received - spooled.get(listener, 0)), completed_unseen)
+        ledger = ledger._replace(received=ledger.received - spooled.get(listener, 0))
+        seen = min(max(0, appended.get(listener, 0)), max(0, ledger.in_flight))
+        booking = plan_crash_accounting(ledger._replace(stored=ledger.stored + seen), completed_unseen)
         completed_unseen -= booking.stored
-        bookings[listener] = booking
+        bookings[listener] = booking._replace(stored=booking.stored + seen)
     return bookings

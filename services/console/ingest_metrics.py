@@ -17,6 +17,7 @@ INGEST = (
     counter("ingest_received_bytes", "ingest.input_bytes", "Bytes received from senders.", _LISTENER),
     counter("ingest_stored_lines", "ingest.stored", "Lines stored.", _LISTENER),
     counter("ingest_acknowledged_lines", "ingest.acknowledged", "Lines acknowledged to their sender; plain syslog has no acknowledgements.", _LISTENER),
+    gauge("ingest_appended_lines", "ingest.appended", "Lines that a leader has appended and its followers have not.", _LISTENER),
     counter("ingest_duplicate_lines", "ingest.duplicate", "Lines that were stored before: a sender sent them again.", _LISTENER),
     counter(
         "ingest_lost_lines",

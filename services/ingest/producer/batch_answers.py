@@ -99,6 +99,7 @@ class BatchAnswers:
             self._replays.stored(batch)
 
     def on_unknown(self, batch: ProducerBatch) -> None:
+        self._acknowledger.on_returned(batch)
         self._queues.requeue(batch, 0)
 
     def on_refused(self, batch: ProducerBatch, code: int) -> None:

@@ -63,7 +63,12 @@ class BatchSender:
         self.leaders = PartitionLeaders(view.broker_id, budget_bytes, counters, self._can_spool, on_changed)
         self.queues = PartitionQueues(self.leaders, counters)
         self._spooling = IngestSpooling(
-            previous.spool, self.queues.charge, lambda batch: batch.bytes_in(arena), acknowledger.on_lost, previous.replays.before_offer
+            previous.spool,
+            self.queues.charge,
+            lambda batch: batch.bytes_in(arena),
+            acknowledger.on_lost,
+            acknowledger.on_returned,
+            previous.replays.before_offer,
         )
         answers = BatchAnswers(self.queues, self.leaders.topic_ids, acknowledger, previous.replays, self._on_ended, context)
         self._local = LocalLeaders(arena, view, self.queues.of, answers, may_be_replaced)

@@ -42,8 +42,8 @@ class IngestSpooling:
     """`put` into the overflow, `refill` from it.
 
     `charge(queue, batch)` charges the memory of a batch, `bytes_of` returns the bytes of a batch in
-    memory, `on_lost(batch, reason)` counts its records, `journal(batch)` records the stamp under
-    which it was offered.
+    memory, `on_lost(batch, reason)` counts its records, `on_written(batch)` is called for each batch in
+    the spool, `journal(batch)` records the stamp under which it was offered.
     """
 
     def __init__(
@@ -52,12 +52,14 @@ class IngestSpooling:
         charge: Callable[[PartitionQueue, ProducerBatch], None],
         bytes_of: Callable[[ProducerBatch], bytes],
         on_lost: Callable[[ProducerBatch, LossReason], int],
+        on_written: Callable[[ProducerBatch], None],
         journal: Callable[[ProducerBatch], None],
     ) -> None:
         self._spool = spool
         self._charge = charge
         self._bytes_of = bytes_of
         self._on_lost = on_lost
+        self._on_written = on_written
         self._journal = journal
         self._is_full = False
         """True from a refused write until a batch in the spool is done or no batch waits."""
@@ -85,6 +87,8 @@ class IngestSpooling:
 
     def _write(self, batch: ProducerBatch) -> bool:
         batch.is_spooled = self._spool.write(batch, self._bytes_of(batch))
+        if batch.is_spooled:
+            self._on_written(batch)
         return batch.is_spooled
 
     def refill(self, queue: PartitionQueue) -> None:

@@ -7,12 +7,13 @@ are final; read the journal, 20 ms each turn. Senders are not read before the jo
 Rings are final when their log-writer has retired them (it notices the hang-up within a turn), or
 another incarnation of the log-writer serves. Then unread completions count as stored, and the rest
 of what was in flight counts as `crash`, except for what is in the spool. New records may arrive
-meanwhile: the accounting concerns the ledger as it was found. Which of those records are in the log
+meanwhile. What was appended, read, and not yet replicated counts as stored, too (`APPENDED_COUNTER`).
+The accounting concerns the ledger as it was found. Which of those records are in the log
 is a different question, for senders that repeat them. Leaders are asked (`journalled_batches`) when
 all rings are final, because after that nothing can be appended from them.
 
 Weak: a hung log-writer is waited for `PATIENCE_NS`; what it appends later was counted as `crash`,
-although it is stored. So is what was appended, read, and not yet replicated. The sums are right.
+although it is stored. The sums are right.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from appliance.base.layout import INGEST_STATE, boot_id
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.ipc.descriptors import COMPLETION, DescriptorKind
 from appliance.runtime.agent import ServiceContext
-from appliance.senders.accounting import COUNTED_COUNTER, STORED_COUNTER, LossReason, listeners_of, plan_crash_accountings, read_ledger
+from appliance.senders.accounting import APPENDED_COUNTER, COUNTED_COUNTER, STORED_COUNTER, LossReason, listeners_of, plan_crash_accountings, read_ledger
 from appliance.senders.listener import SYSLOG_TCP, Listener
 from appliance.shm.mapping import LayoutMismatch, SharedObjectAbsent, list_names, unlink
 from appliance.shm.ring import RingPair
@@ -50,6 +51,7 @@ class PreviousIncarnation:
         self._spooled = spooled
         values = {label: counters.counter(label).value for label in counters.labels()}
         self._ledgers = {listener: read_ledger(values, listener) for listener in listeners_of(values)}
+        self._appended = {listener: values.get(APPENDED_COUNTER.format(listener=listener), 0) for listener in self._ledgers}
         self._completed_unseen = 0
         self._rings: list[tuple[str, RingPair]] = []  # (disk, rings)
         self.is_accounted = False
@@ -98,14 +100,15 @@ class PreviousIncarnation:
 
     def _account(self) -> None:
         self.is_accounted = True
-        accountings = plan_crash_accountings(self._ledgers, self._completed_unseen, self._spooled)
+        accountings = plan_crash_accountings(self._ledgers, self._completed_unseen, self._spooled, self._appended)
         for listener, accounting in accountings.items():
+            self._counters.counter(APPENDED_COUNTER.format(listener=listener)).add(-self._appended[listener])
             self._counters.counter(STORED_COUNTER.format(listener=listener)).add(accounting.stored)
             if accounting.crash:
                 self._counters.counter(COUNTED_COUNTER.format(listener=listener, reason=LossReason.CRASH)).add(accounting.crash)
         stored, crash = (sum(column) for column in zip(*accountings.values(), strict=True)) if accountings else (0, 0)
         if stored or crash:
-            message = f"the previous incarnation ended: {stored} records were stored without a read completion"
+            message = f"the previous incarnation ended: {stored} records had been stored, or appended by their leader"
             self._log.warning(f"{message}, {crash} were only in its memory and are counted as crash", reason="crash")
 
     @staticmethod

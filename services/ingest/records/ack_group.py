@@ -159,13 +159,15 @@ class Share:
     count) in the order of the records. A record whose repeat cannot be recognised has none.
     """
 
-    __slots__ = ("copies", "count", "group", "is_completed", "parts")
+    __slots__ = ("copies", "count", "group", "is_appended", "is_completed", "parts")
 
     def __init__(self, group: AckGroup) -> None:
         self.group = group
         self.count = 0
         self.copies = 0
         self.parts: list[Part] = []
+        self.is_appended = False
+        """It is counted as in the leader's log (`Acknowledger.on_appended`)."""
         self.is_completed = False
 
     @property

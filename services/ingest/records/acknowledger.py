@@ -35,10 +35,19 @@ class Acknowledger:
     # -- batches
 
     def on_appended(self, batch: ProducerBatch) -> None:
-        """Complete the shares that need only the leader's append."""
+        """Complete the shares that need only the leader's append, and count the others as in its
+        log: if this process dies now, they are stored. What is in the spool is offered again."""
         for share in batch.shares:
             if batch.was_leased and not share.wants_all:
                 self._store(share)
+            elif share.count and not batch.is_spooled and not share.is_appended and not share.is_completed:
+                share.is_appended = True
+                self.ledger.on_appended(share.group, share.count)
+
+    def on_returned(self, batch: ProducerBatch) -> None:
+        """The batch is offered again, by this process or, from the spool, by its next incarnation."""
+        for share in batch.shares:
+            self._forget_append(share)
 
     def on_stored(self, batch: ProducerBatch) -> None:
         """Complete all shares: every in-sync replica has the batch, or the leader has it and no
@@ -57,6 +66,7 @@ class Acknowledger:
             if share.is_completed:
                 continue
             share.is_completed = True
+            self._forget_append(share)
             lost += share.count
             if share.count:
                 self.ledger.on_counted(share.group, reason, share.count)
@@ -76,9 +86,15 @@ class Acknowledger:
         if share.is_completed:
             return
         share.is_completed = True
+        self._forget_append(share)  # before it counts as stored: a process that dies in between counts it once
         self.ledger.on_stored(share.group, share.count, share.copies)
         if share.is_awaited:
             self.release(share.group)
+
+    def _forget_append(self, share: Share) -> None:
+        if share.is_appended:
+            share.is_appended = False
+            self.ledger.on_appended(share.group, -share.count)
 
     # -- groups
 

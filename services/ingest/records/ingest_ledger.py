@@ -20,6 +20,7 @@ from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
 from appliance.senders.accounting import (
     ACKNOWLEDGED_COUNTER,
+    APPENDED_COUNTER,
     COPIES_COUNTER,
     COUNTED_COUNTER,
     DUPLICATE_COUNTER,
@@ -84,6 +85,7 @@ class ListenerLedgers:
         "_counters",
         "_refused",
         "acknowledged",
+        "appended",
         "copies",
         "duplicate",
         "input_bytes",
@@ -101,6 +103,8 @@ class ListenerLedgers:
         self.stored = counters.counter(STORED_COUNTER.format(listener=listener))
         self.acknowledged = counters.counter(ACKNOWLEDGED_COUNTER.format(listener=listener))
         """Records whose sender received a positive acknowledgement."""
+        self.appended = counters.counter(APPENDED_COUNTER.format(listener=listener))
+        """Records that are in a leader's log and wait for its followers."""
         self.duplicate = counters.counter(DUPLICATE_COUNTER.format(listener=listener))
         self.input_bytes = counters.counter(INPUT_BYTES_COUNTER.format(listener=listener))
         self.copies = counters.counter(COPIES_COUNTER.format(listener=listener))
@@ -155,6 +159,10 @@ class IngestLedger:
         account.received += count
         account.network.records += count
         account.seen(now_ms)
+
+    def on_appended(self, group: AckGroup, count: int) -> None:
+        """`count` records more, or less, are in the log of a leader and wait for its followers."""
+        self.of(group.listener).appended.add(count)
 
     def on_stored(self, group: AckGroup, count: int, copies: int) -> None:
         ledger = self.of(group.listener)

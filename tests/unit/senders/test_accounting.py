@@ -60,7 +60,8 @@ def test_every_listener_has_a_ledger_of_its_own_and_their_sum_is_that_of_all() -
 
 def test_a_crash_is_booked_by_listener_and_what_waits_in_the_spool_is_not_lost() -> None:
     ledgers = {"relp": Ledger(30, 15, 0), "udp": Ledger(70, 60, 0), "idle": Ledger(5, 5, 0)}
-    bookings = plan_crash_accountings(ledgers, 18, {"relp": 4})
+    bookings = plan_crash_accountings(ledgers, 18, {"relp": 4}, {})
+    assert plan_crash_accountings(ledgers, 15, {"relp": 4}, {"udp": 3}) == bookings, "what was appended is stored"
     assert bookings == {"relp": CrashAccounting(11, 0), "udp": CrashAccounting(7, 3), "idle": CrashAccounting(0, 0)}
     left = {name: ledger.in_flight - bookings[name].stored - bookings[name].crash for name, ledger in ledgers.items()}
     assert left == {"relp": 4, "udp": 0, "idle": 0}

@@ -98,6 +98,41 @@ def test_acks_all_waits_for_the_high_watermark_and_acks_1_does_not(box: SteppedI
     assert (box.ledger().balances, box.ledger().resent) == (True, 0)
 
 
+def test_a_kill_over_records_that_wait_for_followers_does_not_count_them_as_crash(box: SteppedIngest) -> None:
+    """The leader's log has them. What was never appended was lost with the process."""
+    follow_slowly(box)
+    Sent(box, [b"a", b"b", b"c"])
+    box.run_until(lambda: box.counter("ingest.appended") == 3)
+    box.kill_ingest()
+    box.start_ingest()
+    box.run_until(lambda: box.agent._crash_accounting.is_accounted)
+    assert box.ledger().balances and box.counter("ingest.appended") == 0
+    assert (box.ledger().stored, box.counter('ingest.counted{reason="crash"}')) == (3, 0)
+    assert values(box) == [b"a", b"b", b"c"]
+
+
+def test_records_that_are_offered_again_are_not_counted_as_appended(box: SteppedIngest) -> None:
+    """Another leader may have truncated them."""
+    follow_slowly(box)
+    Sent(box, [b"a", b"b"])
+    box.run_until(lambda: box.counter("ingest.appended") == 2)
+    box.command(0, DescriptorKind.BECOME_FOLLOWER, {"leader_epoch": 2, "leader": 2, "isr": [1, 2], "replicas": [1, 2], "config": {}})
+    box.run_until(lambda: box.counter("ingest.appended") == 0)
+    box.kill_ingest()
+    box.start_ingest()
+    box.run_until(lambda: box.agent._crash_accounting.is_accounted)
+    assert (box.ledger().stored, box.counter('ingest.counted{reason="crash"}')) == (0, 2)
+
+
+def test_records_that_were_committed_are_not_counted_as_appended_any_more(box: SteppedIngest) -> None:
+    follow_slowly(box)
+    sent = Sent(box, [b"a", b"b"])
+    box.run_until(lambda: box.counter("ingest.appended") == 2)
+    box.lead(0, leader_epoch=2)
+    box.run_until(lambda: sent.completed)
+    assert (box.counter("ingest.appended"), box.ledger().stored) == (0, 2)
+
+
 @pytest.fixture
 def lease(box: SteppedIngest) -> Iterator[LeaseWriter]:
     writer = LeaseWriter(box.layout, 1)
