@@ -8,15 +8,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, ElectionType, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, NewTopic, ResourceType
 
+from appliance.base.errors import ErrorCode
+from lab.raw_coordination import RawCoordination
 from lab.real_zookeeper import RealZooKeeper
 from lab.running_box import RunningBox, environment, eventually, start_box
 
@@ -30,6 +34,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 MIB = 1 << 20
 SMALL = {"acceptor.arena.bytes": 16 * MIB, "socket.request.max.bytes": 8 * MIB, "disk.budget.bytes": 8 * MIB, "ingest.arena.bytes": 8 * MIB}
 SMALL |= {"offsets.topic.num.partitions": 1, "offsets.topic.replication.factor": 1, "ingest.topic.replication.factor": 1}
+SMALL |= {"transaction.state.log.num.partitions": 1, "transaction.state.log.replication.factor": 1}
 SECONDS = 20
 PARTITIONS = 3
 COMMAND = [sys.executable, "-P", "-c", "from appliance.command.main import main; main()"]
@@ -211,6 +216,57 @@ def test_a_producer_goes_on_when_leadership_leaves_a_box_and_comes_back(admin: A
         for number in range(50):
             producer.produce("returned", b"%d" % number, partition=0)
         assert producer.flush(10) == 0
+
+
+def test_a_group_goes_on_when_its_coordinator_moves_between_boxes(admin: AdminClient, python_admin: KafkaAdminClient, boxes: list[RunningBox]) -> None:
+    """Its member stays in its generation, no commit is lost, and a request that waits for other members is answered by the former coordinator.
+
+    While a coordinator loads, it answers heartbeats with NONE, as Kafka's does.
+    """
+    group, topic, offsets = "moved", "grouped", "__consumer_offsets"
+    create(admin, topic, [[1]])
+    with closing(RawCoordination(boxes[0].kafka)) as asking:
+        eventually(lambda: asking.find_coordinators(group) == [0, 0], "a coordinator")
+    first = placed(admin, offsets)[0][0]
+    second = first % len(boxes) + 1
+    waits: list[float] = []
+
+    def timed(request: Callable[[], Any]) -> Any:
+        began = time.monotonic()
+        answer = request()
+        waits.append(time.monotonic() - began)
+        return answer
+
+    def lead(*replicas: int) -> None:
+        python_admin.alter_partition_reassignments({PythonPartition(offsets, 0): list(replicas)})
+        eventually(lambda: placed(admin, offsets)[0][1:] == (list(replicas), set(replicas)), "both boxes have the group's log")
+        python_admin.elect_leaders(0, {offsets: [0]})
+        eventually(lambda: placed(admin, offsets)[0][0] == replicas[0], "every box knows the leader")
+
+    lead(first, second)
+    with closing(RawCoordination(boxes[first - 1].kafka)) as former, closing(RawCoordination(boxes[second - 1].kafka)) as present:
+        member = former.join(group, session_ms=60_000)
+        assert former.sync(group, member) == former.commit(group, topic, 1, member) == 0
+        parked: list[int] = []
+
+        def join() -> None:
+            with closing(RawCoordination(boxes[first - 1].kafka)) as joining:
+                parked.append(joining.join(group).error_code)
+
+        joining = threading.Thread(target=join)
+        joining.start()
+        eventually(lambda: former.heartbeat(group, member) == ErrorCode.REBALANCE_IN_PROGRESS, "another member waits for this one")
+        lead(second, first)
+        joining.join(30)
+        assert parked == [ErrorCode.NOT_COORDINATOR]
+        assert timed(lambda: former.heartbeat(group, member)) == timed(lambda: former.commit(group, topic, 9, member)) == ErrorCode.NOT_COORDINATOR
+        eventually(lambda: timed(lambda: present.committed(group, topic)) == (0, 1), "the group is loaded")
+        assert timed(lambda: present.heartbeat(group, member)) == timed(lambda: present.commit(group, topic, 2, member)) == 0
+        lead(first, second)
+        eventually(lambda: timed(lambda: former.committed(group, topic)) == (0, 2), "the group is loaded again")
+        assert timed(lambda: former.heartbeat(group, member)) == 0
+    assert max(waits) < 10, waits
+    lead(first)
 
 
 def throttled_boxes(admin: AdminClient) -> set[str]:
