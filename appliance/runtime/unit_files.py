@@ -86,7 +86,7 @@ def plan_units(box: Box, mount_points: Mapping[str, str], load: str = "") -> Uni
         "millrace-ingest-http.socket": _listens("ListenStream", listen, box.ingest_port),
         "millrace-supervisor.service": _section("Unit", [f"RequiresMountsFor={state}", "ConditionPathExists=", *wanted])
         + _section("Service", [f"Environment={SETTINGS_MARK_VARIABLE}={settings_mark(box)}", "ReadOnlyPaths=", *_writes(state, *disks), *own_network]),
-        "millrace-controller.service": _section("Service", [*_writes(state), *_zookeeper_addresses(box), *own_network]),
+        "millrace-controller.service": _section("Service", [*_writes(state), *([] if is_alone(box) else ANY_ADDRESS), *own_network]),
         "millrace-console.service": _section("Service", [hidden, *_own_addresses(box, listen)]),
         "millrace-load.service": _section("Service", [hidden, *(ANY_ADDRESS if _SERVER.search(load) else _own_addresses(box, box.advertise))]),
     }
@@ -141,10 +141,8 @@ ANY_ADDRESS = ["IPAddressDeny=", "IPAddressAllow="]
 
 
 def _zookeeper_addresses(box: Box) -> list[str]:
-    """Return the addresses that may reach the ZooKeeper of this box, and that its controller may
-    connect to. systemd accepts addresses only: if a member has a host name, nothing is refused."""
-    if not box.embedded_zookeeper:
-        return ANY_ADDRESS
+    """Return the addresses that may reach the ZooKeeper of this box. systemd accepts addresses only:
+    if a member has a host name, nothing is refused."""
     if not box.zookeeper_members:
         return []
     hosts = [member.plain_host for member in box.ensemble]
