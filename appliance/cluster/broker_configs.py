@@ -6,8 +6,9 @@ exist here are left out; of the others, only what is true of this box is shown.
 
 *Dynamic* configs (KIP-226) are kept as in Kafka in `/config/brokers/N`, and for all brokers in
 `/config/brokers/<default>`; a broker's own value has priority. Of Kafka's, the throttles of
-replication and of moves between disks, and the settings that topics fall back to, can be set. Two
-are ours: the brokers that get no new replicas, and the protected age of segments.
+replication and of moves between disks, the number of connections, and the settings that topics
+fall back to can be set. Two are ours: the brokers that get no new replicas, and the protected age
+of segments.
 
 Weak: a setting whose line in the settings file equals the default is shown as a default. A dynamic
 list is set as a whole, so of two concurrent changes one may be overwritten. A copy that is under
@@ -164,13 +165,16 @@ DYNAMIC_TOPIC_DEFAULTS: Final = (
 )
 """Settings that topics fall back to and that Kafka 4 lets be altered while a broker runs
 (`DynamicLogConfig`, `LogCleaner`), and ours."""
+CONNECTIONS_MAX: Final = "max.connections"
+"""Of each acceptor."""
+_DYNAMIC_SETTINGS: Final = (*DYNAMIC_TOPIC_DEFAULTS, CONNECTIONS_MAX)
 NOT_ZERO: Final = frozenset({"log.retention.ms", "log.roll.ms"})
 """Of them, those whose 0 means unset in the settings file, and that Kafka lets be 1 or more, or
 -1."""
 DYNAMIC_BROKER_CONFIGS: Final = {
     **{name: BrokerConfig(name, "long", str(NO_LIMIT), str(NO_LIMIT), meaning) for name, meaning in _MEANINGS.items()},
     CLOSED: BrokerConfig(CLOSED, "list", "", "", _CLOSED_MEANING),
-    **{name: _from_setting(SETTING_ROWS[name], SETTING_ROWS[name].default) for name in DYNAMIC_TOPIC_DEFAULTS},
+    **{name: _from_setting(SETTING_ROWS[name], SETTING_ROWS[name].default) for name in _DYNAMIC_SETTINGS},
 }
 
 
@@ -178,7 +182,7 @@ def dynamic_settings(config: Mapping[str, str]) -> dict[str, SettingValue]:
     """Return the settings among a broker's dynamic configs, as values; those that another tool
     wrote and that are invalid are left out.
     """
-    values = {name: _setting_value(SETTING_ROWS[name], config[name]) for name in DYNAMIC_TOPIC_DEFAULTS if name in config}
+    values = {name: _setting_value(SETTING_ROWS[name], config[name]) for name in _DYNAMIC_SETTINGS if name in config}
     return {name: value for name, value in values.items() if value is not None and setting_problem(SETTING_ROWS[name], value) is None}
 
 
@@ -210,7 +214,7 @@ def _dynamic_problem(name: str, value: str, stored: str | None) -> str | None:
     if name == CLOSED:
         if not all(part.strip().isdigit() for part in value.split(",") if part.strip()):
             return f"Invalid value {value} for configuration {name}: must be a list of broker ids."
-    elif name in DYNAMIC_TOPIC_DEFAULTS:
+    elif name in _DYNAMIC_SETTINGS:
         row = SETTING_ROWS[name]
         number = _setting_value(row, value)
         if number is None or setting_problem(row, number) is not None or (number == 0 and name in NOT_ZERO):

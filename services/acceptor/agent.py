@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from appliance.client.peers import Peers
 from appliance.client.transaction_gate import TransactionPeers
+from appliance.cluster.broker_configs import CONNECTIONS_MAX, dynamic_settings
 from appliance.cluster.lease_gate import LeaseGate
 from appliance.cluster.metadata_cache import CacheChange, MetadataCache
 from appliance.cluster.metadata_image import ImageFollower
@@ -164,6 +165,7 @@ class AcceptorAgent:
         if self._view.refresh() is CacheChange.PLACES:
             self._peers.refresh(self._view.image.brokers)
             self._inter_broker.refresh(self._view.image.brokers)
+            self._connections.set_connections_max(self._connections_wanted())
             self._fetch.files.keep_only(self._view.rows())
             self._fetch.on_view_changed()
             work += 1
@@ -231,6 +233,11 @@ class AcceptorAgent:
         self._ready = True
         self._connections.accept()
         self._context.notifier.ready()
+
+    def _connections_wanted(self) -> int:
+        """`max.connections` as it was altered while the box runs, or as in its settings."""
+        altered = dynamic_settings(self._view.image.box_config).get(CONNECTIONS_MAX)
+        return altered if isinstance(altered, int) else self._context.box.integer(CONNECTIONS_MAX)
 
     # -- news
 

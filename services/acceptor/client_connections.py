@@ -17,6 +17,7 @@ from collections import Counter as Tally
 from typing import TYPE_CHECKING
 
 from appliance.base.errors import ProtocolViolation
+from appliance.cluster.broker_configs import CONNECTIONS_MAX
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.listening import NO_ROOM_TO_ACCEPT
 from appliance.shm.arena import Arena
@@ -90,7 +91,9 @@ class ClientConnections:
         self._closings = Closings(counters, self._clock, context.log)
         self._held = HeldMemory(box.integer("acceptor.heap.bytes"))
         self._held_bytes = counters.gauge("acceptor.held_bytes")
-        self._connections_max = self._find_connections_max(box.integer("max.connections"), segment_files_max)
+        self._segment_files_max = segment_files_max
+        self._connections_wanted = box.integer(CONNECTIONS_MAX)
+        self._connections_max = self._find_connections_max(self._connections_wanted)
         self._listening = listening_sockets(box, context.listen_sockets, self._connections_max, context.log)
         self._tls = self._make_tls()
         self.sasl = self._make_sasl()
@@ -165,6 +168,7 @@ class ClientConnections:
 
     def sweep(self, now_ns: int) -> None:
         """Called once a second. The following turns check the connections, in slices."""
+        self._close_excess()
         self._unswept = list(self._connections.values())
         for connection in self._receiver.slow_bodies(now_ns):
             self._close(connection, SLOW_BODY, "it sends a large request too slowly, and other requests wait for its arena slot")
@@ -199,15 +203,31 @@ class ClientConnections:
 
     # -- coming
 
-    def _find_connections_max(self, wanted: int, segment_files_max: int) -> int:
+    def _find_connections_max(self, wanted: int) -> int:
         """As the setting says, or fewer where the process may not open so many descriptors."""
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if allowed == resource.RLIM_INFINITY:
             return wanted
-        possible = max(allowed - DESCRIPTORS_RESERVED - segment_files_max, allowed // 2)
+        possible = max(allowed - DESCRIPTORS_RESERVED - self._segment_files_max, allowed // 2)
         if possible < wanted:
             self._context.log.notice(f"takes {possible} connections, not the {wanted} of max.connections: it may open {allowed} descriptors (ulimit -Hn)")
         return min(wanted, possible)
+
+    def set_connections_max(self, wanted: int) -> None:
+        """Apply `max.connections`, which may change while the box runs; the next sweeps close those above it."""
+        if wanted != self._connections_wanted:
+            self._connections_wanted = wanted
+            self._connections_max = self._find_connections_max(wanted)
+            for listening in self._listening:
+                listening.limit_connections(self._connections_max)
+
+    def _close_excess(self) -> None:
+        """As in Kafka (KIP-402): those that were last active before the others go, and none of the listener of boxes."""
+        excess = len(self._connections) - self._connections_max
+        if excess > 0:
+            others = (each for each in self._connections.values() if not each.listening.is_inter_broker or len(self._listening) == 1)
+            for connection in heapq.nsmallest(min(excess, SHED_AT_ONCE), others, key=lambda each: (not each.is_idle, each.last_active_ns)):
+                self._close(connection, CONNECTION_LIMIT, f"only {self._connections_max} connections may be open now (max.connections)")
 
     def accept(self) -> None:
         """Take connections, from now on."""

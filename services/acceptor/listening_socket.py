@@ -47,6 +47,7 @@ class ListeningSocket:
     """A listener as one acceptor serves it. `open_count`: its open connections."""
 
     __slots__ = (
+        "_own_connections_max",
         "connections_max",
         "idle_ns",
         "is_inter_broker",
@@ -67,7 +68,8 @@ class ListeningSocket:
         self.is_inter_broker = listener.name == box.kafka_listeners[0].name
         self.socket = sock
         self.origin = RequestOrigin(ANONYMOUS, listener.name)
-        self.connections_max = min(connections_max, box.integer_of(listener, "max.connections"))
+        self._own_connections_max = listener.settings.get("max.connections")
+        self.limit_connections(connections_max)
         self.per_address_max = box.integer_of(listener, "max.connections.per.ip")
         self.idle_ns = box.integer_of(listener, "connections.max.idle.ms") * 1_000_000
         self.mechanisms = mechanisms_of(listener, {name: box.setting(name) for name in SASL_SETTINGS})
@@ -82,6 +84,11 @@ class ListeningSocket:
             from appliance.security.tls_contexts import ReloadedContext, TlsSettings  # OpenSSL takes 4 MB
 
             self.tls = ReloadedContext(TlsSettings.of(listener, {name: box.setting(name) for name in TLS_SETTINGS}), log)
+
+    def limit_connections(self, connections_max: int) -> None:
+        """Accept as many as all listeners together may have, or fewer if the listener has a limit of its own."""
+        own = self._own_connections_max
+        self.connections_max = min(connections_max, own) if isinstance(own, int) else connections_max
 
     @property
     def can_serve(self) -> bool:

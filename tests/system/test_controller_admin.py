@@ -438,7 +438,8 @@ def test_values_of_brokers_that_are_out_of_bounds_are_refused_and_change_nothing
     for name, value in [("log.segment.bytes", "65536"), ("message.max.bytes", str(1 << 30)), ("log.retention.ms", "0"), ("log.cleanup.policy", "no")]:
         refused = alter_broker(box, "1", ConfigToAlter(name, SET, value))
         assert refused.error_code == ErrorCode.INVALID_CONFIG and name in (refused.error_message or ""), name
-    assert alter_broker(box, "1", ConfigToAlter("max.connections", SET, "5")).error_code == ErrorCode.INVALID_REQUEST
+    assert alter_broker(box, "1", ConfigToAlter("max.connections.per.ip", SET, "5")).error_code == ErrorCode.INVALID_REQUEST
+    assert alter_broker(box, "1", ConfigToAlter("max.connections", SET, "0")).error_code == ErrorCode.INVALID_CONFIG
     assert not tree.exists("/config/brokers/1") and sent_configs(box) == []
 
 

@@ -134,3 +134,20 @@ def test_frames_before_the_authentication_are_small(door: Door) -> None:
     with door.connect() as client:
         assert door.ask(client, (FRAME_BYTES_MAX + 1).to_bytes(4, "big")) == b""
     assert FRAME_BYTES_MAX == 8 << 10 and door.closed("frame-too-large") == 1
+
+
+def test_a_lowered_max_connections_closes_the_longest_idle_connections_and_a_raised_one_admits_more(door: Door) -> None:
+    """`max.connections` may be altered while the box runs. The listener has no limit of its own."""
+    with door.connect() as first, door.connect() as second, door.connect() as third:
+        for client in first, second, third:
+            door.context.clock.advance_ms(1000)  # type: ignore[attr-defined]
+            assert door.ask(client, HANDSHAKE) and door.ask(client, TOKEN)
+        door.connections.set_connections_max(1)
+        door.connections.sweep(door.context.clock.monotonic_ns())
+        assert len(door.connections) == 1 and door.closed("connection-limit") == 2
+        assert door.ask(third, API_VERSIONS)
+        with door.connect() as refused:
+            assert door.ask(refused, HANDSHAKE) == b""
+        door.connections.set_connections_max(2)
+        with door.connect() as admitted:
+            assert door.ask(admitted, HANDSHAKE)
