@@ -114,6 +114,11 @@ class BoxLayout:
         return f"{self.runtime_directory}/credential-image"
 
     @property
+    def quota_image_file(self) -> str:
+        """The client quotas, beside the security image."""
+        return f"{self.runtime_directory}/quota-image"
+
+    @property
     def controller_socket(self) -> str:
         return f"{self.runtime_directory}/controller.sock"
 

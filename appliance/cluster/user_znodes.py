@@ -1,5 +1,7 @@
 """Users in ZooKeeper, as Kafka 3.9 keeps them: `/config/users/NAME` with SCRAM credentials and quotas by their names.
 
+Quotas of client ids are in `/config/clients/ID`, those of a client id of a user in `/config/users/NAME/clients/ID`.
+
 Pure. Names are URL-encoded as Kafka's `Sanitizer` does it. Weak: a credential that cannot be read is skipped, so
 that its user cannot log in with that mechanism.
 """
@@ -10,12 +12,15 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote, unquote_plus
 
+from appliance.security.quotas import DEFAULT_NAME, QuotaEntity
 from appliance.security.scram import SCRAM_MECHANISMS, ScramCredential
 
 CONFIG_USERS: Final = "/config/users"
 DEFAULT_USER: Final = "<default>"
 """A node with quotas for all users."""
 ENTITY_PREFIX: Final = "users/"
+CLIENTS: Final = "clients"
+CONFIG_CLIENTS: Final = "/config/clients"
 
 
 def sanitized(name: str) -> str:
@@ -41,6 +46,32 @@ def user_of_entity(entity: str | None) -> str | None:
     if entity is None or not entity.startswith(ENTITY_PREFIX):
         return None
     return user_of_node(entity.removeprefix(ENTITY_PREFIX))
+
+
+def name_of_node(node: str) -> str:
+    """Return the name of an entity with quotas, or `DEFAULT_NAME`."""
+    return DEFAULT_NAME if node == DEFAULT_USER else unquote_plus(node)
+
+
+def entity_path(entity: QuotaEntity) -> str:
+    """Return the path of an entity with quotas below `/config`, as notifications name it."""
+    user, client_id = (None if name is None else sanitized(name) or DEFAULT_USER for name in entity)
+    client = f"{CLIENTS}/{client_id}"
+    if user is None:
+        return client
+    return f"{ENTITY_PREFIX}{user}" if client_id is None else f"{ENTITY_PREFIX}{user}/{client}"
+
+
+def entity_of_path(path: str | None) -> QuotaEntity | None:
+    """Inverse of `entity_path`; None for other paths."""
+    match (path or "").split("/"):
+        case ["users", str(user)] if user:
+            return QuotaEntity(name_of_node(user))
+        case ["users", str(user), "clients", str(client_id)] if user and client_id:
+            return QuotaEntity(name_of_node(user), name_of_node(client_id))
+        case ["clients", str(client_id)] if client_id:
+            return QuotaEntity(None, name_of_node(client_id))
+    return None
 
 
 def scram_texts(config: Mapping[str, str]) -> dict[str, str]:

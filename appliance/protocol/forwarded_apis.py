@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from appliance.base.errors import ProtocolViolation
 from appliance.ipc.request_frames import unpack_kafka_request
-from appliance.protocol import acl_apis, cluster_apis, config_apis, log_dir_apis, reassignment_apis, sasl_apis, topic_apis
+from appliance.protocol import acl_apis, cluster_apis, config_apis, log_dir_apis, quota_apis, reassignment_apis, sasl_apis, topic_apis
 from appliance.protocol import consumer_group_apis as newer
 from appliance.protocol import group_apis as groups
 from appliance.protocol import group_offset_apis as offsets
@@ -65,6 +65,8 @@ CONTROLLER_APIS: Final[dict[int, tuple[Message[Any], Message[Any]]]] = {
     ApiKey.DESCRIBE_ACLS: (acl_apis.DESCRIBE_ACLS_REQUEST, acl_apis.DESCRIBE_ACLS_RESPONSE),
     ApiKey.CREATE_ACLS: (acl_apis.CREATE_ACLS_REQUEST, acl_apis.CREATE_ACLS_RESPONSE),
     ApiKey.DELETE_ACLS: (acl_apis.DELETE_ACLS_REQUEST, acl_apis.DELETE_ACLS_RESPONSE),
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: (quota_apis.DESCRIBE_CLIENT_QUOTAS_REQUEST, quota_apis.DESCRIBE_CLIENT_QUOTAS_RESPONSE),
+    ApiKey.ALTER_CLIENT_QUOTAS: (quota_apis.ALTER_CLIENT_QUOTAS_REQUEST, quota_apis.ALTER_CLIENT_QUOTAS_RESPONSE),
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: (
         sasl_apis.DESCRIBE_USER_SCRAM_CREDENTIALS_REQUEST,
         sasl_apis.DESCRIBE_USER_SCRAM_CREDENTIALS_RESPONSE,

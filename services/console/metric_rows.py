@@ -294,6 +294,7 @@ CONTROLLER = (
     counter("controller_acls_altered", "controller.acls_altered", "Access control entries that this box added or removed."),
     counter("controller_users_altered", "controller.users_altered", "SCRAM credentials that this box set or removed."),
     gauge("controller_restored", "controller.restored", "1: this box is older than the cluster remembers; it was restored from a copy."),
+    counter("controller_quotas_altered", "controller.quotas_altered", "Client quotas that this box set or removed, by entity."),
     counter("controller_terms", "controller.terms", "Times that this box became controller."),
     gauge("controller_offline_partitions", "controller.offline_partitions", "Partitions of the cluster without a leader; 0 on boxes that are not controller."),
     counter(

@@ -23,6 +23,7 @@ from appliance.cluster.metadata_image import MetadataImage
 from appliance.ipc.box_disks import BoxDisks
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from services.controller.admin.acls import AclAdministration
+from services.controller.admin.client_quotas import QuotaAdministration
 from services.controller.admin.cluster_administration import ClusterAdministration
 from services.controller.admin.move_administration import MoveAdministration
 from services.controller.admin.move_progress import MoveProgressFiles
@@ -109,6 +110,7 @@ class ControllerAgent:
             lambda: self.session.session_id,
             self._on_cluster_changed,
             lambda name: self._users.on_changed(name),
+            lambda path: self._quotas.on_changed(path),
         )
         self._moves = MoveAdministration(
             shared,
@@ -122,9 +124,10 @@ class ControllerAgent:
         has_authorizer = bool(box.text("authorizer.class.name"))
         self._acls = AclAdministration(shared, layout.security_image_file, lambda: self._server.on_published()) if has_authorizer else None
         self._users = UserAdministration(shared, layout.credential_image_file, lambda: scram_secret(box_session.access), lambda: self._server.on_published())
+        self._quotas = QuotaAdministration(shared, layout.quota_image_file, lambda: self._server.on_published())
         self._tree_guard = TreeGuard(box_session.access, box, self._runner, log)
         self._controlled_shutdown = ControlledShutdown(layout, shared, self._replicas.failover)
-        self._server = ControllerServer(context, shared, box_session, self._administration, self._moves, self._publisher, self._acls, self._users)
+        self._server = ControllerServer(context, shared, box_session, self._administration, self._moves, self._publisher, self._acls, self._users, self._quotas)
         self.session.start()
 
     def _make_counters(self) -> None:
@@ -151,6 +154,7 @@ class ControllerAgent:
             self._replicas.reconsider()
             self._administration.reconsider()
             self._users.reconsider()
+            self._quotas.reconsider()
             if self._acls is not None:
                 self._acls.reconsider()
         work += self._membership.keep_lease(self._replicas.bring_up.are_roles_sent)
@@ -162,6 +166,7 @@ class ControllerAgent:
             self._publisher.publish(lambda _: None)
         work += self._publisher.do_work(now_ns)
         work += self._users.publish()
+        work += self._quotas.publish()
         work += self._server.do_work(now_ns)
         self._disks.flush()
         if not self._is_ready:
@@ -234,6 +239,7 @@ class ControllerAgent:
         self._replicas.on_arrived()
         self._tree_guard.on_arrived()
         self._users.on_arrived()
+        self._quotas.on_arrived()
         if self._acls is not None:
             self._acls.on_arrived()
         self._reconsider_at_once()
@@ -248,6 +254,7 @@ class ControllerAgent:
     def on_left(self) -> None:
         self._watcher.forget()
         self._users.on_left()
+        self._quotas.on_left()
         if self._acls is not None:
             self._acls.on_left()
         self._publisher.forget_waiting()

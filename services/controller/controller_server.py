@@ -15,6 +15,7 @@ from appliance.ipc.request_frames import GENERATION, IMAGE_CHANGED
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.request_server import RequestClient, RequestServer
 from services.controller.admin.acls import AclAdministration
+from services.controller.admin.client_quotas import QuotaAdministration
 from services.controller.admin.cluster_administration import ClusterAdministration
 from services.controller.admin.controller_requests import ControllerRequests
 from services.controller.admin.coordinator_services import KINDS as COORDINATOR_KINDS
@@ -41,6 +42,7 @@ class ControllerServer:
         publisher: ImagePublisher,
         acls: AclAdministration | None,
         users: UserAdministration,
+        quotas: QuotaAdministration,
     ) -> None:
         box = service.box
         self._publisher = publisher
@@ -52,7 +54,7 @@ class ControllerServer:
             lambda name: internal_topic(name, box, len(publisher.image.brokers)),
         )
         self._waiting = WaitingRequests(context, session.unreached, self._server.send)
-        self._requests = ControllerRequests(context, administration, self._elsewhere, moves.orders, box, self._waiting, acls, users)
+        self._requests = ControllerRequests(context, administration, self._elsewhere, moves.orders, box, self._waiting, acls, users, quotas)
         self._coordinator_services = CoordinatorServices(context, box.integer("producer.id.block.size"), self._server.send)
 
     def _on_frame(self, client: RequestClient, frame: Frame) -> None:

@@ -410,6 +410,8 @@ RULES: Final[dict[ApiKey, Rule]] = {
     ApiKey.DESCRIBE_ACLS: _on_cluster(DESCRIBE),
     ApiKey.CREATE_ACLS: _on_cluster(ALTER),
     ApiKey.DELETE_ACLS: _on_cluster(ALTER),
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: _on_cluster(AclOperation.DESCRIBE_CONFIGS),
+    ApiKey.ALTER_CLIENT_QUOTAS: _on_cluster(AclOperation.ALTER_CONFIGS),
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: _on_cluster(DESCRIBE),
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _on_cluster(ALTER),
     ApiKey.OFFSET_COMMIT: _offset_commit,

@@ -45,6 +45,7 @@ from appliance.protocol.topic_apis import (
 from appliance.runtime.request_server import RequestClient
 from services.controller.admin.acls import AclAdministration, AclRequests
 from services.controller.admin.box_requests import BoxRequests
+from services.controller.admin.client_quotas import CREATE_TOPICS, DELETE_TOPICS, MutationQuota, QuotaAdministration, QuotaRequests
 from services.controller.admin.cluster_administration import ClusterAdministration
 from services.controller.admin.config_descriptions import describe_topic
 from services.controller.admin.configs import ConfigRequests, broker_side
@@ -87,11 +88,13 @@ class ControllerRequests:
         requests: WaitingRequests,
         acls: AclAdministration | None,
         users: UserAdministration,
+        quotas: QuotaAdministration,
     ) -> None:
         self._cluster = cluster = context.cluster
         self._topics = administration.topics
         self._elsewhere = elsewhere
         self._requests = requests
+        self._mutations = quotas.mutations
         self._broker_configs = broker_configs(box)
         self._move_requests = MoveRequests(move_orders, administration.draining, box.disks, requests)
         self._orphans = OrphanRequests(context, administration.topics, requests, move_orders.is_online)
@@ -100,7 +103,7 @@ class ControllerRequests:
         self._by_api: dict[int, Callable[[ControllerRequest], None]] = {
             ApiKey.CREATE_TOPICS: self._on_create_topics,
             ApiKey.DELETE_TOPICS: self._on_delete_topics,
-            ApiKey.CREATE_PARTITIONS: PartitionRequests(cluster, administration.partitions, requests).on_create_partitions,
+            ApiKey.CREATE_PARTITIONS: PartitionRequests(cluster, administration.partitions, requests, quotas.mutations).on_create_partitions,
             ApiKey.ALTER_REPLICA_LOG_DIRS: self._move_requests.on_alter,
             ApiKey.DESCRIBE_CONFIGS: configs.on_describe,
             ApiKey.ALTER_CONFIGS: configs.on_replace,
@@ -111,6 +114,7 @@ class ControllerRequests:
             ApiKey.UNREGISTER_BROKER: BoxRequests(context, requests).on_unregister,
             **AclRequests(acls, requests).by_api,
             **UserRequests(users, requests).by_api,
+            **QuotaRequests(quotas, requests).by_api,
         }
         self._can_begin = context.can_begin
         self._received = context.counters.counter("controller.requests")
@@ -142,7 +146,7 @@ class ControllerRequests:
             raise ProtocolViolation("unknown_api", f"the controller does not answer API {asked.api_key}")
         if asked.api_key in CONTROLLER_ALONE and self._can_begin() and self._cluster.fence is None and self._pass_on(client, frame, asked):
             return
-        action(ControllerRequest(client, frame.token, asked.api_version, asked.body, asked.origin, asked.client_host))
+        action(ControllerRequest(client, frame.token, asked.api_version, asked.body, asked.origin, asked.client_host, asked.client_id))
 
     def _pass_on(self, client: RequestClient, frame: Frame, asked: KafkaRequest) -> bool:
         """Pass a request on to the controller; return whether that is possible.
@@ -176,14 +180,17 @@ class ControllerRequests:
     def _on_create_topics(self, request: ControllerRequest) -> None:
         decoded = decode_create_topics(request.body, 0, len(request.body), request.version)
         counts = Counter(topic.name for topic in decoded.topics)
+        quota = self._mutations.of(request, CREATE_TOPICS)
         self._requests.wait(
             counts,
             decoded.timeout_ms,
-            lambda waiting: self._begin_create(waiting, decoded.topics, counts, decoded.validate_only),
-            lambda results: self._requests.answer(request, self._created_body(request.version, decoded.topics, results)),
+            lambda waiting: self._begin_create(waiting, decoded.topics, counts, decoded.validate_only, quota),
+            lambda results: self._requests.answer(request, quota.throttled(self._created_body(request.version, decoded.topics, results))),
         )
 
-    def _begin_create(self, waiting: WaitingRequest, topics: tuple[CreatableTopic, ...], counts: Counter[str], validate_only: bool) -> None:
+    def _begin_create(
+        self, waiting: WaitingRequest, topics: tuple[CreatableTopic, ...], counts: Counter[str], validate_only: bool, quota: MutationQuota
+    ) -> None:
         too_much = self._topics.request_problem((topic.num_partitions, len(topic.assignments)) for topic in topics if counts[topic.name] == 1)
         placed = self._topics.placed_replicas()
         for topic in _once(topics):
@@ -194,6 +201,12 @@ class ControllerRequests:
                 on_result(Result(ErrorCode.POLICY_VIOLATION, too_much))
             elif counts[topic.name] > 1:
                 on_result(Result(ErrorCode.INVALID_REQUEST, "Create topics request from client contains multiple entries for this topic."))
+            elif (
+                topic.name not in self._cluster.topics
+                and not validate_only
+                and (refused := quota.refusal(self._topics.partitions_of(topic.num_partitions, len(topic.assignments)))) is not None
+            ):
+                on_result(refused)
             else:
                 self._topics.create(_wanted(topic), validate_only, placed, on_result)
 
@@ -217,14 +230,17 @@ class ControllerRequests:
     def _on_delete_topics(self, request: ControllerRequest) -> None:
         decoded = decode_delete_topics(request.body, 0, len(request.body), request.version)
         named: dict[int, tuple[str, TopicId]] = {}
+        quota = self._mutations.of(request, DELETE_TOPICS)
         self._requests.wait(
             range(len(decoded.topics)),
             decoded.timeout_ms,
-            lambda waiting: self._begin_delete(waiting, decoded.topics, named, request.version),
-            lambda results: self._requests.answer(request, _deleted_body(request.version, decoded.topics, named, results)),
+            lambda waiting: self._begin_delete(waiting, decoded.topics, named, request.version, quota),
+            lambda results: self._requests.answer(request, quota.throttled(_deleted_body(request.version, decoded.topics, named, results))),
         )
 
-    def _begin_delete(self, waiting: WaitingRequest, topics: tuple[TopicToDelete, ...], named: dict[int, tuple[str, TopicId]], version: int) -> None:
+    def _begin_delete(
+        self, waiting: WaitingRequest, topics: tuple[TopicToDelete, ...], named: dict[int, tuple[str, TopicId]], version: int, quota: MutationQuota
+    ) -> None:
         for index, topic in enumerate(topics):
             on_result = partial(waiting.record, index)
             refused = self._deletion_refused(topic, version)
@@ -233,6 +249,10 @@ class ControllerRequests:
                 continue
             name = topic.name or self._name_of(topic) or ""
             named[index] = name, self._cluster.topics[name].topic_id
+            refused = quota.refusal(len(self._cluster.topics[name].replicas))
+            if refused is not None:
+                on_result(refused)
+                continue
             self._topics.delete(name, on_result)
 
     def _deletion_refused(self, topic: TopicToDelete, version: int) -> Result | None:

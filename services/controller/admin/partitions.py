@@ -22,6 +22,7 @@ from appliance.protocol.topic_apis import (
     GrownTopic,
     TopicToGrow,
 )
+from services.controller.admin.client_quotas import CREATE_PARTITIONS, MutationQuota, MutationQuotas
 from services.controller.admin.pending_orders import PendingOrders
 from services.controller.admin.topic_administration import Bounds, placed_replicas
 from services.controller.admin.waiting_requests import NOT_CONTROLLER, ControllerRequest, Key, OnResult, Result, WaitingRequest, WaitingRequests, truncated
@@ -141,22 +142,24 @@ class PartitionAdministration:
 class PartitionRequests:
     """Requests to add partitions to topics."""
 
-    def __init__(self, cluster: Cluster, administration: PartitionAdministration, requests: WaitingRequests) -> None:
+    def __init__(self, cluster: Cluster, administration: PartitionAdministration, requests: WaitingRequests, mutations: MutationQuotas) -> None:
         self._cluster = cluster
         self._administration = administration
         self._requests = requests
+        self._mutations = mutations
 
     def on_create_partitions(self, request: ControllerRequest) -> None:
         decoded = CREATE_PARTITIONS_REQUEST.decode(request.body, 0, len(request.body), request.version)
         counts = Counter(topic.name for topic in decoded.topics)
+        quota = self._mutations.of(request, CREATE_PARTITIONS)
         self._requests.wait(
             counts,
             decoded.timeout_ms,
-            lambda waiting: self._begin(waiting, decoded, counts),
-            lambda results: self._requests.answer(request, _body(request.version, counts, results)),
+            lambda waiting: self._begin(waiting, decoded, counts, quota),
+            lambda results: self._requests.answer(request, quota.throttled(_body(request.version, counts, results))),
         )
 
-    def _begin(self, waiting: WaitingRequest, decoded: CreatePartitionsRequest, counts: Counter[str]) -> None:
+    def _begin(self, waiting: WaitingRequest, decoded: CreatePartitionsRequest, counts: Counter[str], quota: MutationQuota) -> None:
         too_much = self._administration.request_problem((topic.name, topic.partition_count) for topic in decoded.topics if counts[topic.name] == 1)
         placed = self._administration.placed_replicas()
         for topic in {topic.name: topic for topic in decoded.topics}.values():
@@ -167,8 +170,14 @@ class PartitionRequests:
                 on_result(Result(ErrorCode.POLICY_VIOLATION, too_much))
             elif counts[topic.name] > 1:
                 on_result(Result(ErrorCode.INVALID_REQUEST, "Duplicate topic in request."))
+            elif not decoded.validate_only and (added := self._added(topic)) > 0 and (refused := quota.refusal(added)) is not None:
+                on_result(refused)
             else:
                 self._administration.grow(_wanted(topic), decoded.validate_only, placed, on_result)
+
+    def _added(self, topic: TopicToGrow) -> int:
+        known = self._cluster.topics.get(topic.name)
+        return 0 if known is None else topic.partition_count - len(known.replicas)
 
 
 def _wanted(topic: TopicToGrow) -> TopicGrowth:

@@ -112,7 +112,11 @@ class TopicAdministration:
         """Return why so many partitions, default or assigned, are too much for one request, or
         None.
         """
-        return request_problem((wanted_partitions(partitions, assigned, self._defaults) for partitions, assigned in counts), self._defaults)
+        return request_problem((self.partitions_of(partitions, assigned) for partitions, assigned in counts), self._defaults)
+
+    def partitions_of(self, partitions: int, assigned: int) -> int:
+        """Return how many partitions a new topic will have, if it is valid."""
+        return wanted_partitions(partitions, assigned, self._defaults)
 
     def affordable(self, topics: Mapping[str, int]) -> set[str]:
         """Return those of the topics to create automatically that one turn can plan; clients retry

@@ -57,6 +57,7 @@ class ControllerRequest(NamedTuple):
     body: bytes
     origin: RequestOrigin = UNAUTHENTICATED
     client_host: str = ""
+    client_id: str = ""
 
 
 class WaitingRequest:

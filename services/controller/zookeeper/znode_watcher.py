@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from appliance.base.model import TopicId
-from appliance.cluster.user_znodes import user_of_entity
+from appliance.cluster.user_znodes import entity_of_path, user_of_entity
 from appliance.cluster.znodes import BROKER_IDS, BROKER_TOPICS, CONFIG_CHANGES, CONTROLLER, DEFAULT_BROKER, DELETE_TOPICS, broker_path
 from services.controller.decisions.arrival import follow_changes, read_topics, take_over
 from services.controller.decisions.cluster import ControllerContext
@@ -39,6 +39,7 @@ class ZnodeWatcher:
         session_id: Callable[[], int],
         on_news: Callable[[], None],
         on_user_changed: Callable[[str], None] = lambda _name: None,
+        on_quotas_changed: Callable[[str], None] = lambda _path: None,
     ) -> None:
         self._cluster = cluster = context.cluster
         self._runner = context.runner
@@ -49,6 +50,7 @@ class ZnodeWatcher:
         self._log = context.log
         self._on_news = on_news
         self._on_user_changed = on_user_changed
+        self._on_quotas_changed = on_quotas_changed
         self._on_failure = context.on_failure
         self._reloads: dict[str, Callable[[], Operation[bool]]] = {
             CONTROLLER: self._reload_controller,
@@ -159,6 +161,8 @@ class ZnodeWatcher:
                 yield from reload_box_configs(self._cluster)
             elif (user := user_of_entity(entity)) is not None:
                 self._on_user_changed(user)
+            if entity is not None and entity_of_path(entity) is not None:
+                self._on_quotas_changed(entity)
         self._cluster.config_changes = names
         yield from config_changes.remove_old_config_changes(names, self._clock.wall_ms())
         return False

@@ -18,6 +18,7 @@ from appliance.protocol import (
     log_dir_apis,
     metadata,
     offset_apis,
+    quota_apis,
     reassignment_apis,
     sasl_apis,
     schema,
@@ -66,6 +67,8 @@ _FILLED: tuple[schema.Message[Any], ...] = (
     acl_apis.DELETE_ACLS_REQUEST,
     sasl_apis.SASL_HANDSHAKE_REQUEST,
     sasl_apis.SASL_AUTHENTICATE_REQUEST,
+    quota_apis.DESCRIBE_CLIENT_QUOTAS_REQUEST,
+    quota_apis.ALTER_CLIENT_QUOTAS_REQUEST,
     sasl_apis.DESCRIBE_USER_SCRAM_CREDENTIALS_REQUEST,
     sasl_apis.ALTER_USER_SCRAM_CREDENTIALS_REQUEST,
 )

@@ -1,0 +1,189 @@
+"""Client quotas: which quota limits a client, and how long it is throttled. Pure.
+
+A quota belongs to a user, a client id, both, or the default of either (KIP-13, KIP-55). Of those that fit a
+client, the most specific one counts, in Kafka's order, which also says which clients share it. Byte rates and
+request time (KIP-124) are measured over eleven windows of a second, as Kafka's `Rate`, so that the throttle times
+are Kafka's; mutations of partitions (KIP-599) take tokens from a bucket. Weak: a client that chooses a new client id
+for each connection has a new quota each time, unless its user has one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
+CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
+REQUEST_PERCENTAGE: Final = "request_percentage"
+CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
+QUOTA_KEYS: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE, CONTROLLER_MUTATION_RATE)
+WHOLE_QUOTAS: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
+"""Bytes per second; the others may be fractions."""
+
+SAMPLES: Final = 11
+WINDOW_MS: Final = 1_000
+"""Kafka's `quota.window.num` and `quota.window.size.seconds`, and those of the controller."""
+THROTTLE_MS_MAX: Final = 2**31 - 1
+
+DEFAULT_NAME: Final = ""
+"""Stands for the default of a type; Kafka refuses empty names."""
+
+
+class QuotaEntity(NamedTuple):
+    """What has quotas. None: it has no such type."""
+
+    user: str | None = None
+    client_id: str | None = None
+
+
+class QuotaScope(NamedTuple):
+    """Clients with the same scope share a quota; an empty field does not distinguish them."""
+
+    key: str
+    user: str
+    client_id: str
+
+
+class QuotaLimit(NamedTuple):
+    """`bound`: bytes per second, percent of one processor, or mutations per second."""
+
+    scope: QuotaScope
+    bound: float
+
+
+class ClientQuotas:
+    """All quotas of the cluster."""
+
+    def __init__(self, quotas: Mapping[QuotaEntity, Mapping[str, float]]) -> None:
+        self._by_key: dict[str, dict[QuotaEntity, float]] = {key: {} for key in QUOTA_KEYS}
+        for entity, values in quotas.items():
+            for key, value in values.items():
+                self._by_key[key][entity] = value
+
+    def __bool__(self) -> bool:
+        return any(self._by_key.values())
+
+    def limit(self, key: str, user: str, client_id: str) -> QuotaLimit | None:
+        """Return the quota of a client, as Kafka's `DefaultQuotaCallback` finds it; None: it is not limited."""
+        quotas = self._by_key[key]
+        if not quotas:
+            return None
+        for entity in _candidates(user, client_id):
+            bound = quotas.get(entity)
+            if bound is not None:
+                by_client = client_id if entity.client_id is not None else ""
+                return QuotaLimit(QuotaScope(key, user if entity.user is not None else "", by_client), bound)
+        return None
+
+
+def _candidates(user: str, client_id: str) -> tuple[QuotaEntity, ...]:
+    if not client_id:
+        return QuotaEntity(user), QuotaEntity(DEFAULT_NAME)
+    return (
+        QuotaEntity(user, client_id),
+        QuotaEntity(user, DEFAULT_NAME),
+        QuotaEntity(user),
+        QuotaEntity(DEFAULT_NAME, client_id),
+        QuotaEntity(DEFAULT_NAME, DEFAULT_NAME),
+        QuotaEntity(DEFAULT_NAME),
+        QuotaEntity(None, client_id),
+        QuotaEntity(None, DEFAULT_NAME),
+    )
+
+
+def quota_problem(key: str, value: float) -> str | None:
+    """Return why a quota cannot have this value, in Kafka's words, or None."""
+    if key not in QUOTA_KEYS:
+        return f"Invalid configuration key {key}"
+    if not value > 0 or math.isinf(value):
+        return f"Quota {key} must be greater than 0"
+    if key in WHOLE_QUOTAS and (value > 2**63 - 1 or abs(math.floor(value + 1e-6) - value) > 1e-6):
+        return f"Configuration {key} must be a LONG value"
+    return None
+
+
+def quota_text(key: str, value: float) -> str:
+    """Return a valid quota as ZooKeeper holds it."""
+    return str(math.floor(value + 1e-6)) if key in WHOLE_QUOTAS else repr(float(value))
+
+
+def quota_values(config: Mapping[str, str]) -> dict[str, float]:
+    """Return the quotas among the configs of an entity. Those that another tool wrote and that are invalid are left out."""
+    values = {}
+    for key in QUOTA_KEYS:
+        try:
+            value = float(config[key])
+        except (KeyError, ValueError):
+            continue
+        if quota_problem(key, value) is None:
+            values[key] = value
+    return values
+
+
+class SampledRate:
+    """What a client used in the last eleven seconds: Kafka's `Rate` over a `WindowedSum`."""
+
+    __slots__ = ("_samples",)
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[int, float]] = deque()
+        """time in ms at which the window began, and what was used in it"""
+
+    def record(self, value: float, now_ms: int) -> None:
+        samples = self._samples
+        if samples and now_ms - samples[-1][0] < WINDOW_MS:
+            began_ms, used = samples[-1]
+            samples[-1] = began_ms, used + value
+            return
+        samples.append((now_ms, value))
+        self._purge(now_ms)
+
+    def is_idle(self, now_ms: int) -> bool:
+        """True if nothing that it has recorded counts any more."""
+        self._purge(now_ms)
+        return not any(used for _, used in self._samples)
+
+    def throttle_ms(self, bound: float, now_ms: int) -> int:
+        """Return how long the client must pause for its rate to fall to `bound` per second; 0: it is within it."""
+        self._purge(now_ms)
+        if not self._samples:
+            return 0
+        elapsed_ms = now_ms - self._samples[0][0]
+        elapsed_ms += max(0, SAMPLES - 1 - elapsed_ms // WINDOW_MS) * WINDOW_MS
+        rate = sum(used for _, used in self._samples) * 1_000 / elapsed_ms
+        return min(THROTTLE_MS_MAX, round((rate - bound) / bound * elapsed_ms)) if rate > bound else 0
+
+    def _purge(self, now_ms: int) -> None:
+        samples = self._samples
+        while samples and now_ms - samples[0][0] >= SAMPLES * WINDOW_MS:
+            samples.popleft()
+
+
+class TokenBucket:
+    """Tokens that are refilled at a rate, and may be overdrawn once (KIP-599)."""
+
+    __slots__ = ("_tokens", "_updated_ms", "bound")
+
+    def __init__(self, bound: float, now_ms: int) -> None:
+        self.bound = bound
+        self._tokens = bound * SAMPLES
+        self._updated_ms = now_ms
+
+    def take(self, count: float, now_ms: int) -> None:
+        self._refill(now_ms)
+        self._tokens -= count
+
+    def throttle_ms(self, now_ms: int) -> int:
+        """Return after how many ms the bucket is no longer overdrawn; 0: it is not."""
+        self._refill(now_ms)
+        return min(THROTTLE_MS_MAX, round(-self._tokens / self.bound * 1_000)) if self._tokens < 0 else 0
+
+    def is_full(self, now_ms: int) -> bool:
+        self._refill(now_ms)
+        return self._tokens >= self.bound * SAMPLES
+
+    def _refill(self, now_ms: int) -> None:
+        self._tokens = min(self.bound * SAMPLES, self._tokens + self.bound * (now_ms - self._updated_ms) / 1_000)
+        self._updated_ms = now_ms

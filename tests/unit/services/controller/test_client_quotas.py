@@ -1,0 +1,192 @@
+"""Client quotas in the controller: the two APIs, Kafka's znodes, changes by other tools, mutations of partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.base.errors import ErrorCode
+from appliance.cluster.quota_image import read_quota_image
+from appliance.cluster.user_znodes import entity_of_path, entity_path
+from appliance.cluster.znodes import decode_config, encode_config, encode_config_change
+from appliance.ipc.frames import connect_unix
+from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, pack_kafka_request
+from appliance.protocol import quota_apis
+from appliance.protocol.quota_apis import (
+    MATCH_DEFAULT,
+    MATCH_EXACT,
+    MATCH_SPECIFIED,
+    AlterClientQuotasRequest,
+    DescribeClientQuotasRequest,
+    QuotaEntityPart,
+    QuotaFilterComponent,
+    QuotaOperation,
+    QuotasToAlter,
+)
+from appliance.protocol.schema import Message
+from appliance.protocol.topic_apis import (
+    CREATE_PARTITIONS_REQUEST,
+    CREATE_PARTITIONS_RESPONSE,
+    CREATE_TOPICS_REQUEST,
+    CREATE_TOPICS_RESPONSE,
+    CreatableTopic,
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    TopicToGrow,
+)
+from appliance.security.quotas import QuotaEntity
+from services.controller.zookeeper.requests import Create, Get, SetData
+from tests.support.memory_zookeeper import MemoryZooKeeper
+from tests.support.stepped_controller import SteppedBox
+
+CHANGE = "/config/changes/config_change_"
+
+
+class QuotaBox:
+    """One box over a tree in memory; `ask` is an acceptor that forwards a client's request."""
+
+    def __init__(self, directory: Path) -> None:
+        self.server = MemoryZooKeeper()
+        self.box = box = SteppedBox(directory, self.server, 1, settings={}, kafka_port=9092)
+        box.start_writers()
+        box.start_controller()
+        box.until_ready()
+
+    def ask(self, messages: tuple[Message[Any], Message[Any]], version: int, request: Any, client_id: str = "test") -> Any:
+        client = connect_unix(self.box.layout.controller_socket)
+        assert client is not None
+        body = messages[0].encode(version, request)
+        client.send(KAFKA_REQUEST, 7, pack_kafka_request(messages[0].api.key, version, client_id, "127.0.0.1", body))
+        frames: list[Any] = []
+        self.box.until(lambda: frames.extend(frame for frame in client.receive() if frame.kind == KAFKA_RESPONSE) or frames, "an answer")
+        client.close()
+        payload = frames[0].payload
+        return messages[1].decode(payload, 0, len(payload), version)
+
+    def alter(self, entity: dict[str, str | None], validate_only: bool = False, **values: float | None) -> tuple[int, str | None]:
+        parts = tuple(QuotaEntityPart(kind.replace("_", "-"), name) for kind, name in entity.items())
+        operations = tuple(QuotaOperation(key, value or 0.0, value is None) for key, value in values.items())
+        request = AlterClientQuotasRequest((QuotasToAlter(parts, operations),), validate_only)
+        (entry,) = self.ask((quota_apis.ALTER_CLIENT_QUOTAS_REQUEST, quota_apis.ALTER_CLIENT_QUOTAS_RESPONSE), 1, request).entries
+        assert entry.entity == parts
+        return entry.error_code, entry.error_message
+
+    def described(self, *components: tuple[str, int, str | None], strict: bool = False) -> Any:
+        request = DescribeClientQuotasRequest(tuple(QuotaFilterComponent(*each) for each in components), strict)
+        response = self.ask((quota_apis.DESCRIBE_CLIENT_QUOTAS_REQUEST, quota_apis.DESCRIBE_CLIENT_QUOTAS_RESPONSE), 0, request)
+        if response.error_code:
+            return response.error_code, response.error_message
+        return {tuple(part.entity_name for part in entry.entity): dict(entry.values) for entry in response.entries}
+
+    def image(self) -> dict[QuotaEntity, Any]:
+        found = read_quota_image(self.box.layout.quota_image_file)
+        return {} if found is None else dict(found.quotas)
+
+    def config(self, path: str) -> dict[str, str]:
+        return decode_config(path, self.server.write(Get(path)).data)
+
+
+@pytest.fixture
+def quotas(tmp_path: Path) -> Iterator[QuotaBox]:
+    made = QuotaBox(tmp_path)
+    yield made
+    made.box.close()
+
+
+def test_paths_of_entities_are_kafkas() -> None:
+    for entity, path in [
+        (QuotaEntity("ö b*"), "users/%C3%B6%20b%2A"),
+        (QuotaEntity(""), "users/<default>"),
+        (QuotaEntity("", ""), "users/<default>/clients/<default>"),
+        (QuotaEntity("u", "c/d"), "users/u/clients/c%2Fd"),
+        (QuotaEntity(None, "c"), "clients/c"),
+    ]:
+        assert entity_path(entity) == path and entity_of_path(path) == entity
+    assert [entity_of_path(path) for path in ("topics/t", "users/", "users/u/c", "users/u/clients/", None)] == [None] * 5
+
+
+def test_quotas_are_in_kafkas_znodes_and_in_the_image_before_the_answer_and_beside_credentials(quotas: QuotaBox) -> None:
+    quotas.server.write(Create("/config/users/alice", encode_config({"SCRAM-SHA-256": "kept"})))
+    assert quotas.image() == {}
+    assert quotas.alter({"user": "alice"}, producer_byte_rate=1024.0, request_percentage=12.5) == (0, None)
+    assert quotas.config("/config/users/alice") == {"SCRAM-SHA-256": "kept", "producer_byte_rate": "1024", "request_percentage": "12.5"}
+    assert quotas.alter({"user": "bob", "client_id": None}, consumer_byte_rate=5.0) == (0, None)
+    assert quotas.config("/config/users/bob/clients/<default>") == {"consumer_byte_rate": "5"}
+    assert quotas.alter({"client_id": "c 1"}, controller_mutation_rate=0.5) == (0, None)
+    assert quotas.config("/config/clients/c%201") == {"controller_mutation_rate": "0.5"}
+    everything = {
+        QuotaEntity("alice"): {"producer_byte_rate": 1024.0, "request_percentage": 12.5},
+        QuotaEntity("bob", ""): {"consumer_byte_rate": 5.0},
+        QuotaEntity(None, "c 1"): {"controller_mutation_rate": 0.5},
+    }
+    assert quotas.image() == everything
+    assert quotas.alter({"user": "alice"}, producer_byte_rate=None, request_percentage=None, consumer_byte_rate=None) == (0, None)
+    assert quotas.config("/config/users/alice") == {"SCRAM-SHA-256": "kept"} and QuotaEntity("alice") not in quotas.image()
+    assert quotas.alter({"user": "carl"}, validate_only=True, producer_byte_rate=1.0) == (0, None)
+    assert QuotaEntity("carl") not in quotas.image()
+
+
+def test_a_filter_matches_as_kafkas_does(quotas: QuotaBox) -> None:
+    for entity in ({"user": "a"}, {"user": None}, {"user": "a", "client_id": "c"}, {"user": "a", "client_id": None}, {"client_id": "c"}):
+        assert quotas.alter(entity, producer_byte_rate=1.0) == (0, None)
+    one = {"producer_byte_rate": 1.0}
+    assert quotas.described() == {("a",): one, (None,): one, ("a", "c"): one, ("a", None): one, ("c",): one}
+    assert quotas.described(strict=True) == {}
+    assert quotas.described(("user", MATCH_EXACT, "a")) == {("a",): one, ("a", "c"): one, ("a", None): one}
+    assert quotas.described(("user", MATCH_EXACT, "a"), strict=True) == {("a",): one}
+    assert quotas.described(("user", MATCH_DEFAULT, None)) == {(None,): one}
+    assert quotas.described(("user", MATCH_SPECIFIED, None), ("client-id", MATCH_DEFAULT, None)) == {("a", None): one}
+    assert quotas.described(("client-id", MATCH_SPECIFIED, None), strict=True) == {("c",): one}
+    assert quotas.described(("ip", MATCH_SPECIFIED, None)) == {}
+    assert quotas.described(("shoe", MATCH_EXACT, "a")) == (ErrorCode.UNSUPPORTED_VERSION, "Custom entity type 'shoe' not supported")
+    assert quotas.described(("", MATCH_EXACT, "a"))[0] == ErrorCode.INVALID_REQUEST
+    assert quotas.described(("user", MATCH_EXACT, "a"), ("user", MATCH_EXACT, "b"))[0] == ErrorCode.INVALID_REQUEST
+
+
+def test_impossible_quotas_are_refused(quotas: QuotaBox) -> None:
+    for entity, values, text in [
+        ({}, {}, "Invalid empty client quota entity"),
+        ({"user": ""}, {}, "Empty user not supported"),
+        ({"shoe": "a"}, {}, "Unhandled client quota entity type: shoe"),
+        ({"ip": "1.2.3.4"}, {"connection_creation_rate": 1.0}, "Quotas of addresses (ip) are not served here"),
+        ({"user": "a"}, {"speed": 1.0}, "Invalid configuration key speed"),
+        ({"user": "a"}, {"producer_byte_rate": -1.0}, "Quota producer_byte_rate must be greater than 0"),
+        ({"user": "a"}, {"producer_byte_rate": 1.5}, "Configuration producer_byte_rate must be a LONG value"),
+        ({"user": "a"}, {"request_percentage": float("inf")}, "Quota request_percentage must be greater than 0"),
+    ]:
+        code, message = quotas.alter(entity, **values)  # type: ignore[arg-type]
+        assert code == ErrorCode.INVALID_REQUEST and (message or "").startswith(text), text
+    assert quotas.described() == {}
+
+
+def test_quotas_that_another_tool_writes_are_followed(quotas: QuotaBox) -> None:
+    quotas.alter({"client_id": "c"}, producer_byte_rate=1.0)
+    quotas.server.write(SetData("/config/clients/c", encode_config({"producer_byte_rate": "7", "consumer_byte_rate": "many"}), -1))
+    quotas.server.write(Create(CHANGE, encode_config_change("clients/c"), sequence=True))
+    quotas.box.until(lambda: quotas.image() == {QuotaEntity(None, "c"): {"producer_byte_rate": 7.0}}, "the image has it")
+
+
+def test_mutations_above_the_quota_are_refused_in_new_versions_and_throttled_in_old_ones(quotas: QuotaBox) -> None:
+    """KIP-599: eleven seconds' worth may be used at once, and the last request may overdraw it."""
+    creation = CREATE_TOPICS_REQUEST, CREATE_TOPICS_RESPONSE
+
+    def create(name: str, partitions: int, version: int, client_id: str = "limited", validate_only: bool = False) -> tuple[int, int]:
+        response = quotas.ask(creation, version, CreateTopicsRequest((CreatableTopic(name, partitions, 1),), 10_000, validate_only), client_id)
+        return response.topics[0].error_code, response.throttle_time_ms
+
+    quotas.alter({"client_id": "limited"}, controller_mutation_rate=0.01)
+    assert create("a", 2, 6) == (0, 0)
+    code, throttle_ms = create("b", 1, 6)
+    assert code == ErrorCode.THROTTLING_QUOTA_EXCEEDED and 150_000 < throttle_ms <= 189_000
+    assert create("b", 1, 6, "other") == (0, 0)
+    assert create("c", 1, 6, validate_only=True) == (0, 0)
+    code, throttle_ms = create("c", 1, 5)
+    assert code == 0 and 250_000 < throttle_ms <= 289_000
+    growth = CreatePartitionsRequest((TopicToGrow("a", 3),), 10_000, False)
+    response = quotas.ask((CREATE_PARTITIONS_REQUEST, CREATE_PARTITIONS_RESPONSE), 3, growth, "limited")
+    assert response.results[0].error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED and response.throttle_time_ms > 0
+    quotas.alter({"client_id": "limited"}, controller_mutation_rate=None)
+    assert create("d", 1, 6) == (0, 0)
