@@ -17,6 +17,7 @@ from appliance.cluster.broker_configs import CONNECTIONS_MAX, dynamic_settings
 from appliance.cluster.lease_gate import LeaseGate
 from appliance.cluster.metadata_cache import CacheChange, MetadataCache
 from appliance.cluster.metadata_image import ImageFollower
+from appliance.cluster.quota_image import QuotaFollower
 from appliance.cluster.security_image import AuthorizerFollower, authorizer_of
 from appliance.ipc.box_disks import BoxDisks, DiskHealth
 from appliance.ipc.log_reader_proxy import LogReaderProxy, follow_disks
@@ -27,6 +28,7 @@ from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.shm.lease import LeaseReader
 from services.acceptor.client_connections import ClientConnections
+from services.acceptor.client_throttles import ClientThrottles
 from services.acceptor.delayed import DelayedRequests
 from services.acceptor.dispatch import RESTRICTED_APIS, ApiVersionsHandler, Dispatch, Handler, InterBrokerHandler, SaslHandler
 from services.acceptor.fanned_out_request import InFlight
@@ -137,6 +139,10 @@ class AcceptorAgent:
             handlers[key] = InterBrokerHandler(ApiKey(key), handlers[key], self._inter_broker, mark_dirty)
         self._dispatch = Dispatch(self._produce, handlers) if authorizer is None else AuthorizedDispatch(self._produce, handlers, authorizer)
         self._connections.serve(self._dispatch.on_request, self._cold)
+        self._throttles = ClientThrottles(context, self._dispatch.on_request, self._connections.mute, self._connections.unmute)
+        self._connections.on_closed = self._throttles.forget
+        forwarded.on_throttled = self._throttles.on_mutation
+        self._quotas = QuotaFollower(context.layout, context.log)
         self._arena_used_bytes = counters.gauge("acceptor.arena_used_bytes")
         self._requests_parked = counters.gauge("acceptor.parked")
         self._next_sweep_ns = 0
@@ -160,6 +166,8 @@ class AcceptorAgent:
                 self._security.load()
             if self._connections.sasl is not None:
                 self._connections.sasl.credentials.load()
+            if self._quotas.load():
+                self._use_quotas()
             work += 1
         work += self._peers.do_work(now_ns)
         if self._view.refresh() is CacheChange.PLACES:
@@ -174,6 +182,7 @@ class AcceptorAgent:
             work += self._delayed.expire(now_ns)
         if now_ns >= self._next_sweep_ns:
             self._sweep(now_ns)
+        work += self._throttles.do_work(now_ns)
         work += self._connections.do_work(now_ns)
         work += self._connections.send_dirty()
         self._cold.send_releases()
@@ -198,7 +207,8 @@ class AcceptorAgent:
 
     def park_ms(self) -> int:
         now_ns = self._clock.monotonic_ns()
-        return self._produce.transactions.park_ms(now_ns, self._delayed.ms_to_next_deadline(now_ns, PARK_MS_MAX))
+        most_ms = self._throttles.park_ms(now_ns, PARK_MS_MAX)
+        return self._produce.transactions.park_ms(now_ns, self._delayed.ms_to_next_deadline(now_ns, most_ms))
 
     def begin_stop(self) -> None:
         self._connections.begin_stop()
@@ -208,6 +218,7 @@ class AcceptorAgent:
 
     def close(self) -> None:
         self._connections.close()
+        self._throttles.close()
         for reader in self._readers.values():
             reader.close()
         self._controller.close()
@@ -233,6 +244,12 @@ class AcceptorAgent:
         self._ready = True
         self._connections.accept()
         self._context.notifier.ready()
+
+    def _use_quotas(self) -> None:
+        """Without quotas, requests do not pass through what counts them."""
+        quotas = self._quotas.quotas
+        self._throttles.set_quotas(quotas)
+        self._connections.serve_by(self._throttles.on_request if quotas else self._dispatch.on_request)
 
     def _connections_wanted(self) -> int:
         """`max.connections` as it was altered while the box runs, or as in its settings."""
@@ -271,6 +288,7 @@ class AcceptorAgent:
         self._fetch.sweep(now_ns)
         self._requests_parked.set(len(self._delayed))
         self._connections.sweep(now_ns)
+        self._throttles.sweep(now_ns)
         self._inter_broker.sweep(now_ns)
         self._delayed.forget_closed()
         self._arena_used_bytes.set(self._source.arena.size_bytes - self._source.arena.free_bytes)

@@ -14,6 +14,7 @@ import resource
 import select
 import socket
 from collections import Counter as Tally
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from appliance.base.errors import ProtocolViolation
@@ -99,6 +100,7 @@ class ClientConnections:
         self.sasl = self._make_sasl()
         """the authentication of clients; None without a listener with SASL"""
         self._frame_timeout_ns = box.integer("request.frame.timeout.ms") * 1_000_000
+        self.on_closed: Callable[[Connection], None] = lambda _: None
         self._connections_open = counters.gauge("acceptor.connections")
         self._connections_accepted = counters.counter("acceptor.connections_accepted")
         self._sendfile_bytes = counters.counter("fetch.sendfile_bytes")
@@ -111,6 +113,25 @@ class ClientConnections:
         request_bytes_max = self._context.box.integer("socket.request.max.bytes")
         self._receiver = Receiver(self._arena, self._clock, self._context.counters, request_bytes_max, on_request, self._update_interest)
         self._cold = cold
+
+    def serve_by(self, on_request: OnRequest) -> None:
+        """Pass requests to another function from now on: there are quotas, or none any more."""
+        self._receiver.serve_by(on_request)
+        for connection in self._connections.values():
+            connection.limits = None
+
+    def mute(self, connection: Connection) -> None:
+        """Stop reading a connection; a large body that has begun to come is received, because it holds an arena slot."""
+        if connection.body is None and not connection.closed:
+            connection.read_paused = True
+            connection.frame_since_ns = 0
+            self._update_interest(connection)
+
+    def unmute(self, connection: Connection) -> None:
+        """Read it again, from what it has sent already."""
+        if not connection.closed:
+            connection.read_paused = False
+            self._resume(connection)
 
     def _make_tls(self) -> TlsConnections | None:
         """Return None without a listener with TLS: OpenSSL takes 4 MB."""
@@ -608,6 +629,7 @@ class ClientConnections:
         connection.replies.clear()
         connection.transport.close()
         self._held.forget(connection)
+        self.on_closed(connection)
         self._dirty.discard(connection)
         self._connections_open.set(len(self._connections))
         if words:

@@ -49,10 +49,26 @@ class Awaited(Protocol):
     def on_too_late(self) -> None: ...
 
 
+class ThrottleTime(Protocol):
+    """For how long a client pauses after a response."""
+
+    throttle_ms: int
+
+    def apply(self, reply: PendingReply) -> None: ...
+
+
+class FetchLimits(Protocol):
+    """The quotas of a client, as a fetch needs them."""
+
+    def fetch_bytes(self, most: int) -> int: ...
+
+    def holds_back(self, reply: PendingReply, version: int, size_bytes: int) -> bool: ...
+
+
 class PendingReply:
     """The place of one response in its connection's order."""
 
-    __slots__ = ("awaited", "closes", "closing", "connection", "gives_way", "pieces", "ready", "request_bytes")
+    __slots__ = ("awaited", "closes", "closing", "connection", "gives_way", "pieces", "ready", "request_bytes", "throttle")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -66,6 +82,8 @@ class PendingReply:
         """the request to notify when it takes too long; None if it ends by itself"""
         self.gives_way = False
         """True for a follower's parked fetch: the next one does not wait for it, but ends it"""
+        self.throttle: ThrottleTime | None = None
+        """its throttle time, if the client is above a quota"""
 
 
 class Body:
@@ -101,8 +119,10 @@ class Connection:
         "held_bytes",
         "interest",
         "last_active_ns",
+        "limits",
         "listening",
         "mechanism",
+        "muted_until_ns",
         "next_bytes",
         "next_key",
         "origin",
@@ -169,6 +189,10 @@ class Connection:
         """with which it has authenticated"""
         self.expires_ns = 0
         """when it must have authenticated again; 0: never"""
+        self.limits: FetchLimits | None = None
+        """of the client that sent the last request; None: it is not limited"""
+        self.muted_until_ns = 0
+        """when its next request may be taken, because its client is above a quota; 0: now"""
         self.waits_for_disk = False
         """a log-reader brings what has to be sent next"""
 
@@ -197,7 +221,7 @@ class Connection:
     def may_start(self, api_key: int) -> bool:
         """Whether the next request may be taken now, or has to wait for earlier replies."""
         if not self.replies and not self.outgoing:
-            return True
+            return not self.muted_until_ns
         if api_key == ApiKey.FETCH:
             return len(self.replies) == 1 and self.replies[0].gives_way and len(self.outgoing) < REQUESTS_AHEAD_MAX
         return (
@@ -206,6 +230,7 @@ class Connection:
             and self.ahead_count == len(self.replies) < REQUESTS_AHEAD_MAX
             and len(self.outgoing) < REQUESTS_AHEAD_MAX
             and self.ahead_bytes < REQUEST_BYTES_AHEAD_MAX
+            and not self.muted_until_ns
         )
 
     def expect_reply(self, runs_ahead: bool) -> PendingReply:
@@ -230,6 +255,8 @@ class Connection:
             if reply.closes:
                 self.closing = reply.closing
                 return False
+            if reply.throttle is not None:
+                reply.throttle.apply(reply)
             self.outgoing.extend(reply.pieces)
             for piece in reply.pieces:
                 if isinstance(piece, bytes | memoryview):

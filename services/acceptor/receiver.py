@@ -79,6 +79,10 @@ class Receiver:
         """connections that wait for an arena slot, and since when, in the order of their retries; large bodies
         apart, because only those have a share"""
 
+    def serve_by(self, on_request: OnRequest) -> None:
+        """Pass requests to another function from now on."""
+        self._on_request = on_request
+
     def receive(self, connection: Connection) -> bool:
         """Receive once, a limited number of bytes. False: the client is gone. Raises ProtocolViolation, OSError."""
         if connection.body is not None:

@@ -163,6 +163,11 @@ ACCEPTOR = (
     gauge("acceptor_arena_used_bytes", "acceptor.arena_used_bytes", "Bytes of the arena that hold requests."),
     gauge("acceptor_held_bytes", "acceptor.held_bytes", "Bytes on the heap that connections hold."),
     counter("acceptor_arena_full", "acceptor.arena_full", "Times that a request had to wait for free space in the arena."),
+    counter(
+        "acceptor_throttled_requests", "acceptor.throttled_requests", "Requests of clients above a quota, which got a throttle time.", ("process", "quota")
+    ),
+    counter("acceptor_throttle_seconds", "acceptor.throttle_ms", "Throttle times that clients got.", ("process", "quota"), scale=MILLISECONDS),
+    gauge("acceptor_muted_connections", "acceptor.connections_muted", "Connections that are not read, because their clients are above a quota."),
     counter("metadata_requests", "metadata.requests", "Metadata requests."),
     counter("list_offsets_requests", "list_offsets.requests", "ListOffsets requests."),
     counter("delete_records_requests", "delete_records.requests", "DeleteRecords requests."),

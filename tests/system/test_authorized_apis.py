@@ -30,6 +30,7 @@ from appliance.protocol import (
     group_offset_apis,
     log_dir_apis,
     offset_apis,
+    quota_apis,
     reassignment_apis,
     sasl_apis,
     topic_apis,
@@ -503,6 +504,119 @@ def test_scram_users_are_altered_and_described_as_by_kafka_and_kept_in_the_same_
         seen.append(found)
     different = [(ours, theirs) for theirs, ours in zip(*seen, strict=True) if ours != theirs]
     assert not different
+
+
+ALTER_QUOTAS = quota_apis.ALTER_CLIENT_QUOTAS_REQUEST, quota_apis.ALTER_CLIENT_QUOTAS_RESPONSE, 1
+DESCRIBE_QUOTAS = quota_apis.DESCRIBE_CLIENT_QUOTAS_REQUEST, quota_apis.DESCRIBE_CLIENT_QUOTAS_RESPONSE, 0
+CREATE_TOPICS = topic_apis.CREATE_TOPICS_REQUEST, topic_apis.CREATE_TOPICS_RESPONSE, 6
+
+
+def alter_quotas(admin: RawClient, entity: dict[str, str | None], **values: float | None) -> list[tuple[Any, ...]]:
+    """Set quotas, and remove those that are None; return codes, texts and entities."""
+    parts = tuple(quota_apis.QuotaEntityPart(kind.replace("_", "-"), name) for kind, name in entity.items())
+    operations = tuple(quota_apis.QuotaOperation(key, value or 0.0, value is None) for key, value in values.items())
+    altered = ask(admin, *ALTER_QUOTAS, quota_apis.AlterClientQuotasRequest((quota_apis.QuotasToAlter(parts, operations),)))
+    return [(each.error_code, each.error_message, sorted(map(repr, each.entity))) for each in altered.entries]
+
+
+def quota_nodes(zookeeper: RealZooKeeper, *paths: str) -> list[Any]:
+    client = KazooClient(zookeeper.connect)
+    client.start()
+    try:
+        return [json.loads(client.get(f"/config/{path}")[0]) if client.exists(f"/config/{path}") else None for path in paths]
+    finally:
+        client.stop()
+        client.close()
+
+
+def throttle_times(address: tuple[str, int]) -> list[int]:
+    """Of produces and fetches of 40 kB, each by a new connection, and of creations of topics, each above the quota from some point on."""
+    builder = BatchBuilder()
+    builder.append(1_700_000_000_000, b"key", bytes(40_000))
+    batch, times = bytes(builder.build()), []
+    for _ in range(4):
+        client = RawClient(address, ADMIN)
+        client.send_produce("other", 0, batch, 1)
+        times.append(kio_adapter.decode_response(0, 7, client.receive()[1]).throttle_time)
+        client.close()
+    for number in range(3):
+        client = RawClient(address, ADMIN)
+        client.send_fetch("other", 0, client.list_offset("other", 0, -1) - 1)
+        answer = kio_adapter.decode_response(1, 11, client.receive()[1])
+        times.append(answer.throttle_time)
+        assert any(part.records for topic in answer.responses for part in topic.partitions) == (number == 0)
+        client.close()
+    found = [round(each.total_seconds() * 1_000) for each in times]
+    for number in range(2):
+        client = RawClient(address, ADMIN)
+        wanted = topic_apis.CreateTopicsRequest((topic_apis.CreatableTopic(f"mutated-{number}", 3, 1),), 20_000, False)
+        created = ask(client, *CREATE_TOPICS, wanted)
+        found += [created.throttle_time_ms, created.topics[0].error_code]
+        client.close()
+    return found
+
+
+def test_client_quotas_are_altered_described_and_enforced_as_by_kafka(brokers: Brokers) -> None:
+    seen, times = [], []
+    filters: list[tuple[tuple[Any, ...], bool]] = [
+        ((), False),
+        ((), True),
+        ((("user", 0, "q u*"),), False),
+        ((("user", 0, "q u*"),), True),
+        ((("user", 1, None), ("client-id", 2, None)), True),
+        ((("client-id", 2, None),), True),
+        ((("client-id", 2, None),), False),
+        ((("ip", 2, None),), False),
+        ((("shoe", 0, "a"),), False),
+        ((("", 0, "a"),), False),
+    ]
+    entities: list[dict[str, str | None]] = [
+        {"user": "q u*"},
+        {"user": None},
+        {"user": "q u*", "client_id": "c/d"},
+        {"user": None, "client_id": None},
+        {"client_id": "c"},
+    ]
+    for address, zookeeper in ((("127.0.0.1", brokers.kafka.port), brokers.kafka_zookeeper), (address_of(brokers.box), brokers.box_zookeeper)):
+        admin, found = RawClient(address, ADMIN), []
+        for number, entity in enumerate(entities):
+            found.append(alter_quotas(admin, entity, producer_byte_rate=1e6 + number, request_percentage=150.5))
+        for wrong in (
+            alter_quotas(admin, {}),
+            alter_quotas(admin, {"user": ""}),
+            alter_quotas(admin, {"shoe": "a"}),
+            alter_quotas(admin, {"user": "a"}, speed=1.0),
+        ):
+            found.append(wrong)
+        found.append(alter_quotas(admin, {"user": "q u*"}, producer_byte_rate=None, consumer_byte_rate=None))
+        for components, strict in filters:
+            wanted = quota_apis.DescribeClientQuotasRequest(tuple(quota_apis.QuotaFilterComponent(*each) for each in components), strict)
+            described = ask(admin, *DESCRIBE_QUOTAS, wanted)
+            entries = described.entries and sorted((sorted(map(repr, each.entity)), sorted(each.values)) for each in described.entries)
+            found.append((described.error_code, entries or []))
+        found.append(
+            quota_nodes(zookeeper, "users/q%20u%2A", "users/<default>", "users/q%20u%2A/clients/c%2Fd", "users/<default>/clients/<default>", "clients/c")
+        )
+        for entity in entities:
+            alter_quotas(admin, entity, producer_byte_rate=None, request_percentage=None)
+        denied = RawClient(address, "127.0.1.1")
+        found.append([code for code, *_ in alter_quotas(denied, {"user": "u"}, producer_byte_rate=1.0)])
+        found.append(ask(denied, *DESCRIBE_QUOTAS, quota_apis.DescribeClientQuotasRequest()).error_code)
+        denied.close()
+        alter_quotas(admin, {"client_id": "raw"}, producer_byte_rate=10_000.0, consumer_byte_rate=5_000.0, controller_mutation_rate=0.01)
+        admin.close()
+        times.append(throttle_times(address))
+        admin = RawClient(address, ADMIN)
+        alter_quotas(admin, {"client_id": "raw"}, producer_byte_rate=None, consumer_byte_rate=None, controller_mutation_rate=None)
+        admin.close()
+        seen.append(found)
+    different = [(ours, theirs) for theirs, ours in zip(*seen, strict=True) if ours != theirs]
+    assert not different
+    theirs, ours = times
+    print(f"throttle times of Kafka {theirs}, of the box {ours}")
+    assert theirs[2] > 1_000 and theirs[5] > 1_000 and theirs[10] == ErrorCode.THROTTLING_QUOTA_EXCEEDED
+    for kafkas, our in zip(theirs, ours, strict=True):
+        assert abs(our - kafkas) <= 0.05 * kafkas + 1_000, "the window is between 10 and 11 s, whatever the requests took"
 
 
 def acl_command(box: RunningBox, *arguments: str) -> str:

@@ -165,6 +165,7 @@ class FetchHandler:
             if problem is not None:
                 self._refuse_replica(connection, header, request, problem)
                 return
+            connection.limits = None  # quotas are for clients
         if len(request.partitions) > 1:
             self._tidy(request.partitions)
         if header.api_version < MAGIC_2_SINCE:
@@ -242,6 +243,9 @@ class FetchHandler:
         request = pending.request
         results: list[FetchPartitionResult] = []
         room = min(request.max_bytes, self._fetch_max_bytes)
+        limits = pending.reply.connection.limits
+        if limits is not None:
+            room = limits.fetch_bytes(room)
         is_converted = pending.version < MAGIC_2_SINCE
         if is_converted:
             room = min(room, CONVERTED_BYTES_MAX)
@@ -276,7 +280,9 @@ class FetchHandler:
             failed = any(result.error_code for result in results)
             # If only markers were read, nothing is left after the conversion: keep waiting.
             is_ready = failed or is_due or total > 0 or self._clock.monotonic_ns() >= pending.deadline_ns
-        if is_ready:
+        if is_ready and limits is not None and limits.holds_back(pending.reply, pending.version, total):
+            self._answer(pending, NO_SESSION, [], 0, False)
+        elif is_ready:
             session_id = self._create_session(pending, results) if request.session_epoch == INITIAL_EPOCH else NO_SESSION
             self._answer(pending, session_id, results, total, failed)
         elif not pending.ticket:
@@ -396,6 +402,9 @@ class FetchHandler:
         rows.collect()
         request = pending.request
         room = min(request.max_bytes, self._fetch_max_bytes)
+        limits = pending.reply.connection.limits
+        if limits is not None:
+            room = limits.fetch_bytes(room)
         total = 0
         failed = urgent = False
         reports_high_watermark = self._prefers_racks and request.replica_id >= 0
@@ -429,6 +438,9 @@ class FetchHandler:
             return
         urgent = urgent or (pending.is_partial and total > 0)
         if failed or urgent or is_due or total >= min(request.min_bytes, room) or self._clock.monotonic_ns() >= pending.deadline_ns:
+            if limits is not None and limits.holds_back(pending.reply, pending.version, total):
+                self._answer(pending, session.session_id, [], 0, False)
+                return
             for partition, result in news:
                 partition.on_reported(result)
             self._answer(pending, session.session_id, [result for _, result in news], total, failed)

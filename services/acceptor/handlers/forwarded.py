@@ -14,17 +14,20 @@ from typing import TYPE_CHECKING
 from appliance.base.errors import ErrorCode
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.ipc.request_link import ControllerLink
-from appliance.protocol.apis import SERVED_APIS
+from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.schema import response_frame
+from appliance.protocol.wire import INT32
 from services.acceptor.closings import CONTROLLER_SILENT, UNREADABLE
-from services.acceptor.connection import Connection
+from services.acceptor.connection import Connection, PendingReply
 
 if TYPE_CHECKING:
     from services.acceptor.authorization.request_judge import RequestJudge  # it imports all schemas
 
 FORWARD_TIMEOUT_MS = 60_000
 """Longer than any client waits. If the controller has not answered by then, the connection is closed."""
+MUTATING_SINCE: dict[int, int] = {ApiKey.CREATE_TOPICS: 2, ApiKey.DELETE_TOPICS: 1, ApiKey.CREATE_PARTITIONS: 0}
+"""APIs with a quota in the controller, and from which version their responses begin with a throttle time."""
 LOST_MESSAGE = "The controller failed more than once while it had this request; whether it was carried out is not known."
 
 
@@ -32,7 +35,8 @@ class ForwardedHandler:
     """All requests of one acceptor that go to the controller."""
 
     def __init__(self, controller: ControllerLink, on_reply: Callable[[Connection], None], judge: RequestJudge | None = None) -> None:
-        """`judge` authorizes requests; None: everything is allowed."""
+        """`judge` authorizes requests; None: everything is allowed. `on_throttled` is called for what the controller throttles."""
+        self.on_throttled: Callable[[PendingReply, RequestHeader, int], None] = lambda _reply, _header, _ms: None
         self._controller = controller
         self._on_reply = on_reply
         self._judge = judge
@@ -46,6 +50,8 @@ class ForwardedHandler:
             if body:
                 if complete is not None:
                     body = complete(body)
+                if header.api_key in MUTATING_SINCE and header.api_version >= MUTATING_SINCE[header.api_key] and (throttle_ms := INT32.unpack_from(body)[0]):
+                    self.on_throttled(reply, header, throttle_ms)
                 reply.pieces = [response_frame(flexible, header.correlation_id, body)]
             else:
                 request = f"API {header.api_key}, version {header.api_version}"

@@ -1,0 +1,218 @@
+"""Throttled clients at one acceptor: responses, muted connections, quotas that several acceptors share."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from appliance.base.clock import ManualClock
+from appliance.base.logging import Logger
+from appliance.base.settings import KafkaListener
+from appliance.cluster.quota_image import QuotaFollower, QuotaImage, write_quota_image
+from appliance.protocol.apis import ApiKey
+from appliance.protocol.framing import RequestHeader, frame
+from appliance.protocol.group_apis import LIST_GROUPS_RESPONSE, ListGroupsResponse
+from appliance.protocol.wire import INT32
+from appliance.runtime.agent import ServiceContext
+from appliance.runtime.poller import Poller
+from appliance.runtime.systemd import SystemdNotifier
+from appliance.security.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, ClientQuotas, QuotaEntity, QuotaLimit, QuotaScope
+from appliance.shm.arena import Arena
+from appliance.shm.counters import Counters
+from appliance.shm.quota_use import QuotaUse, QuotaUseReader
+from lab.scratch_layout import scratch_layout
+from services.acceptor.client_connections import ClientConnections
+from services.acceptor.client_throttles import ClientThrottles, QuotaSharing, QuotaUsage
+from services.acceptor.connection import Connection
+from services.acceptor.dispatch import Dispatch
+from services.acceptor.fetch.cold_reads import ColdReads
+from tests.unit.base.test_settings import make_box
+
+PATIENCE_SECONDS = 20
+LISTENER = KafkaListener("PLAINTEXT", "PLAINTEXT", "127.0.0.1", 0, "127.0.0.1", 0, {})
+VERSION = 3
+
+
+class BusyHandler:
+    """Answers ListGroups after `used_ms` of processor time."""
+
+    def __init__(self, clock: ManualClock, connections: ClientConnections) -> None:
+        self.clock = clock
+        self.connections = connections
+        self.used_ms = 0
+        self.taken = 0
+
+    def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
+        self.taken += 1
+        self.clock.advance_ms(self.used_ms)
+        reply = connection.expect_reply(False)
+        reply.pieces = [LIST_GROUPS_RESPONSE.encode_response(VERSION, header.correlation_id, ListGroupsResponse())]
+        reply.ready = True
+        self.connections.mark_dirty(connection)
+
+
+class ThrottledDoor:
+    """The connections of one acceptor whose only request is ListGroups."""
+
+    def __init__(self, context: ServiceContext, arena: Arena, listening: socket.socket, clock: ManualClock) -> None:
+        self.context, self.clock = context, clock
+        self.address = listening.getsockname()
+        self.connections = ClientConnections(context, arena, 0)
+        self.handler = BusyHandler(clock, self.connections)
+        dispatch = Dispatch(None, {ApiKey.LIST_GROUPS: self.handler})  # type: ignore[arg-type]
+        cold = ColdReads({}, clock, context.counters, lambda _: None, lambda _: None)
+        self.connections.serve(dispatch.on_request, cold)
+        self.throttles = ClientThrottles(context, dispatch.on_request, self.connections.mute, self.connections.unmute)
+        self.connections.on_closed = self.throttles.forget
+        self.connections.accept()
+
+    def use(self, **percent_by_client: float) -> None:
+        self.throttles.set_quotas(ClientQuotas({QuotaEntity(None, client): {REQUEST_PERCENTAGE: percent} for client, percent in percent_by_client.items()}))
+        self.connections.serve_by(self.throttles.on_request)
+
+    def connect(self) -> socket.socket:
+        client = socket.create_connection(self.address, PATIENCE_SECONDS)
+        client.setblocking(False)
+        return client
+
+    def turn(self, wait_ms: int = 0) -> None:
+        self.context.poller.poll(wait_ms)
+        self.throttles.do_work(self.clock.monotonic_ns())
+        self.connections.do_work(self.clock.monotonic_ns())
+        self.connections.send_dirty()
+
+    def receive(self, client: socket.socket) -> bytes:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            self.turn(1)
+            try:
+                return client.recv(65536)
+            except BlockingIOError:
+                pass
+        raise AssertionError("no answer in time")
+
+
+def list_groups(client_id: bytes) -> bytes:
+    head = int(ApiKey.LIST_GROUPS).to_bytes(2, "big") + VERSION.to_bytes(2, "big") + b"\x00\x00\x00\x07" + len(client_id).to_bytes(2, "big")
+    return frame(head + client_id + b"\x00" + b"\x01\x00")
+
+
+def throttle_ms(response: bytes) -> int:
+    return int(INT32.unpack_from(response, 9)[0])
+
+
+@pytest.fixture
+def door() -> Iterator[ThrottledDoor]:
+    with scratch_layout() as layout, socket.create_server(("127.0.0.1", 0)) as listening:
+        counters = Counters.create_or_adopt(layout, "acceptor@0", 1)
+        arena = Arena.create(layout.shared_memory_name("arena", "test", 1), 1 << 16, 1)
+        clock, box, log = ManualClock(), make_box(listeners=[LISTENER]), Logger("acceptor@0")
+        context = ServiceContext(layout, box, clock, counters, Poller(), "acceptor@0", "0", 1, SystemdNotifier(counters), log, {"kafka": listening})
+        made = ThrottledDoor(context, arena, listening, clock)
+        yield made
+        made.connections.close()
+        made.throttles.close()
+        made.connections.__dict__.clear()  # its views of the arena
+        arena.close()
+        counters.close()
+
+
+def test_a_throttled_client_is_answered_at_once_and_its_next_request_is_taken_when_its_time_is_over(door: ThrottledDoor) -> None:
+    door.use(slow=1.0)
+    door.handler.used_ms = 150  # of 100 ms in ten seconds
+    with door.connect() as client, door.connect() as other:
+        client.sendall(list_groups(b"slow") * 2)
+        assert throttle_ms(door.receive(client)) == 1_000, "at most one second"
+        client.sendall(list_groups(b"slow"))
+        door.handler.used_ms = 0
+        other.sendall(list_groups(b"other"))
+        assert throttle_ms(door.receive(other)) == 0
+        assert door.handler.taken == 2 and door.throttles.park_ms(door.clock.monotonic_ns(), 5_000) == 1_000
+        door.clock.advance_ms(999)
+        door.turn()
+        assert door.handler.taken == 2
+        door.clock.advance_ms(1)
+        assert throttle_ms(door.receive(client)) == 1_000, "the time of the first request still counts"
+        door.clock.advance_ms(11_000)
+        assert throttle_ms(door.receive(client)) == 0
+        assert door.handler.taken == 4
+    counters = door.context.counters
+    assert counters.counter('acceptor.throttled_requests{quota="request_percentage"}').value == 2
+    assert counters.counter('acceptor.throttle_ms{quota="request_percentage"}').value == 2_000
+
+
+def test_a_raised_quota_counts_from_the_next_request_and_a_closed_connection_is_forgotten(door: ThrottledDoor) -> None:
+    door.use(slow=1.0)
+    door.handler.used_ms = 150
+    with door.connect() as client:
+        client.sendall(list_groups(b"slow"))
+        assert throttle_ms(door.receive(client)) > 0
+        door.throttles.sweep(door.clock.monotonic_ns())
+        assert door.context.counters.gauge("acceptor.connections_muted").value == 1
+        door.use(slow=50.0)
+        door.clock.advance_ms(1_000)
+        client.sendall(list_groups(b"slow"))
+        assert throttle_ms(door.receive(client)) == 0
+        door.use(slow=2.0)
+        client.sendall(list_groups(b"slow"))
+        assert throttle_ms(door.receive(client)) > 0, "what was used before the change still counts"
+        door.connections.close()
+    door.throttles.sweep(door.clock.monotonic_ns())
+    assert door.context.counters.gauge("acceptor.connections_muted").value == 0
+
+
+def test_acceptors_count_what_clients_use_at_the_others() -> None:
+    limit = QuotaLimit(QuotaScope(PRODUCER_BYTE_RATE, "", "c"), 1_000.0)
+    with scratch_layout() as layout:
+        uses = [QuotaUse(layout, f"acceptor@{index}", 1) for index in range(2)]
+        sharings = [QuotaSharing(uses[index], [QuotaUseReader(layout, f"acceptor@{1 - index}")]) for index in range(2)]
+        for sharing in sharings:
+            sharing.attach()
+        first, second = (QuotaUsage(limit, sharing) for sharing in sharings)
+        assert first.record(6_000, 100) == 0
+        assert second.record(6_000, 100) == 2_000
+        assert first.record(0, 100) == 2_000
+        uses[1].close()
+        uses[1] = sharings[1].own = QuotaUse(layout, "acceptor@1", 2)
+        sharings[0].attach()
+        second.record(1_000, 100)
+        assert first.record(0, 100) == 3_000, "a new incarnation counts from 0"
+        for sharing in sharings:
+            sharing.close()
+
+
+def test_a_slot_that_another_quota_needs_is_the_one_that_was_written_longest_ago() -> None:
+    with scratch_layout() as layout:
+        use, reader = QuotaUse(layout, "acceptor@0", 1), QuotaUseReader(layout, "acceptor@0")
+        assert reader.total(5) == 0
+        reader.attach()
+        same_place = [5 + 4089 * index for index in range(9)]
+        for number, digest in enumerate(same_place):
+            use.add(digest, 10 + number, 100 + number)
+        assert [reader.total(digest) for digest in same_place] == [0, *range(11, 19)]
+        use.add(same_place[0], 1, 200)
+        assert [reader.total(digest) for digest in same_place[:3]] == [1, 0, 12]
+        reader.close()
+        use.close()
+
+
+def test_a_batch_above_the_quota_is_sent_when_nothing_else_counts() -> None:
+    usage = QuotaUsage(QuotaLimit(QuotaScope(CONSUMER_BYTE_RATE, "", "c"), 10.0), None)
+    assert usage.offer(1_000, 0) == 0 and usage.fetch_bytes_max == 100
+    assert usage.offer(50, 0) == 95_000
+    assert usage.offer(50, 11_000) == 0 and usage.offer(50, 11_000) == 0
+
+
+def test_an_unreadable_image_of_quotas_leaves_the_last_ones_in_use() -> None:
+    with scratch_layout() as layout:
+        follower = QuotaFollower(layout, Logger("acceptor@0"))
+        assert not follower.load() and not follower.quotas
+        write_quota_image(layout.quota_image_file, QuotaImage(3, {QuotaEntity("u", ""): {PRODUCER_BYTE_RATE: 5.0}}))
+        assert follower.load() and follower.quotas.limit(PRODUCER_BYTE_RATE, "u", "c") is not None
+        assert not follower.load()
+        with open(layout.quota_image_file, "wb") as file:
+            file.write(b"damaged")
+        assert not follower.load() and follower.quotas
