@@ -52,6 +52,7 @@ from appliance.security.quotas import (
     quota_text,
     quota_values,
 )
+from appliance.security.scram import NAME_MAX
 from services.controller.admin.pending_orders import PendingOrders
 from services.controller.admin.waiting_requests import ControllerRequest, Key, OnResult, Result, WaitingRequest, WaitingRequests, truncated
 from services.controller.decisions.cluster import ControllerContext
@@ -422,6 +423,9 @@ def _planned(entry: QuotasToAlter) -> tuple[QuotaEntity, dict[str, float | None]
             raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Unhandled client quota entity type: {kind}")
         if name == "":
             raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Empty {kind} not supported")
+        if name is not None and (len(name) > NAME_MAX or name in (".", "..")):
+            text = f"The name of a {kind} with quotas has at most {NAME_MAX} characters, and is neither '.' nor '..'"
+            raise RequestRefused(ErrorCode.INVALID_REQUEST, text)
         if kind in names:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Duplicate {kind} in a client quota entity")
         names[kind] = DEFAULT_NAME if name is None else name

@@ -150,6 +150,8 @@ def test_impossible_quotas_are_refused(quotas: QuotaBox) -> None:
     for entity, values, text in [
         ({}, {}, "Invalid empty client quota entity"),
         ({"user": ""}, {}, "Empty user not supported"),
+        ({"client_id": ".."}, {"producer_byte_rate": 1.0}, "The name of a client-id with quotas has at most 255 characters"),
+        ({"user": "u" * 256}, {"producer_byte_rate": 1.0}, "The name of a user with quotas has at most 255 characters"),
         ({"shoe": "a"}, {}, "Unhandled client quota entity type: shoe"),
         ({"ip": "1.2.3.4"}, {"connection_creation_rate": 1.0}, "Quotas of addresses (ip) are not served here"),
         ({"user": "a"}, {"speed": 1.0}, "Invalid configuration key speed"),
