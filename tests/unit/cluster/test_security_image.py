@@ -63,3 +63,18 @@ def test_a_follower_installs_each_new_image_and_keeps_the_last_one_if_the_file_i
         assert not rights.allows(AclOperation.READ, AclResource.TOPIC, "logs-ä1") and changes == [1, 2]
     finally:
         remove_layout(layout)
+
+
+def test_a_follower_reads_only_the_header_of_the_image_in_use(capfd: pytest.CaptureFixture[str]) -> None:
+    """Acceptors load it after each change of the metadata image, and it may have megabytes."""
+    layout = make_layout()
+    follower = AuthorizerFollower(layout, Authorizer(), Logger("test"))
+    image = Path(layout.security_image_file)
+    try:
+        write_security_image(layout.security_image_file, SecurityImage(1, frozenset({BINDING})))
+        follower.load()
+        image.write_bytes(image.read_bytes()[:-1])  # damaged, which reading all of it would report
+        follower.load()
+        assert follower.generation == 1 and capfd.readouterr().err == ""
+    finally:
+        remove_layout(layout)
