@@ -14,7 +14,7 @@ import typer
 
 from appliance.command.failures import UsageProblem
 from appliance.command.kafka import open_cluster
-from appliance.command.options import BootstrapOption, CommandConfigOption, ConfigOption, DataOption, option
+from appliance.command.options import BootstrapOption, CommandConfigOption, ConfigOption, DataOption, JsonOption, YesOption, option
 from appliance.command.output import Column, plural, print_table
 from appliance.command.topic_trim import confirm
 from appliance.security.acl import CLUSTER_NAME, SUPPORTED_OPERATIONS, AclBinding, AclFilter, AclOperation, AclPermission, AclResource, PatternType
@@ -34,7 +34,6 @@ OperationOption = Annotated[
 ]
 DenyOption = Annotated[bool, option("--deny", help="Entries that deny. A denial wins over every permission.")]
 DryRunOption = Annotated[bool, option("--dry-run", help="Show what would change, and change nothing.")]
-JsonOption = Annotated[bool, option("--json", help="For programs.")]
 
 
 def build_app(markup: Literal["rich"] | None) -> typer.Typer:
@@ -120,7 +119,7 @@ def remove(
     host: HostOption = None,
     deny: DenyOption = False,
     dry_run: DryRunOption = False,
-    yes: Annotated[bool, option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     as_json: JsonOption = False,
     bootstrap: BootstrapOption = None,
     command_config: CommandConfigOption = None,

@@ -20,7 +20,7 @@ from appliance.command.disk_drain import drain
 from appliance.command.disk_orphans import orphans
 from appliance.command.failures import UsageProblem
 from appliance.command.finding import FoundBox, find_running_box
-from appliance.command.options import ConfigOption, DataOption, argument, option
+from appliance.command.options import ConfigOption, DataOption, JsonOption, argument, option
 from appliance.command.output import Column, bytes_text, plural, print_table
 from appliance.runtime.disk_orders import ADD, REMOVE, REPLACE
 
@@ -53,7 +53,7 @@ def build_app(markup: Literal["rich"] | None) -> typer.Typer:
 
 
 def list_disks(
-    as_json: Annotated[bool, option("--json", help="For programs.")] = False,
+    as_json: JsonOption = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:

@@ -15,7 +15,7 @@ from appliance.base.clock import SystemClock
 from appliance.base.errors import ErrorCode, MillraceError, RequestRefused
 from appliance.command.failures import PartlyDone, UsageProblem
 from appliance.command.finding import FoundBox, find_running_box
-from appliance.command.options import ConfigOption, DataOption, option, parse_setting
+from appliance.command.options import ConfigOption, DataOption, JsonOption, YesOption, option, parse_setting
 from appliance.command.output import NOTHING, Column, bytes_text, duration_text, plural, print_table, say
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ def orphans(
     allow_missing: Annotated[
         bool, option("--allow-missing", help="Adopt with empty partitions, although other boxes of the cluster may have their logs.")
     ] = False,
-    yes: Annotated[bool, option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     dry_run: Annotated[bool, option("--dry-run", help="Show what would be adopted or removed, change nothing.")] = False,
-    as_json: Annotated[bool, option("--json", help="For programs.")] = False,
+    as_json: JsonOption = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:

@@ -19,7 +19,7 @@ from appliance.base.clock import SystemClock
 from appliance.base.errors import MillraceError
 from appliance.command.failures import EXIT_FAILED, UsageProblem
 from appliance.command.findings import OK, PROBLEM, WARNING, Finding, from_sentence
-from appliance.command.options import option
+from appliance.command.options import JsonOption, option
 from appliance.command.output import plural
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def doctor(
     zookeeper_members: Annotated[list[str] | None, option("--zookeeper-members", metavar="ID=HOST,…", help="The ensemble of the boxes themselves.")] = None,
     broker_id: Annotated[int | None, option("--broker-id", metavar="N", help="Number of this box in its cluster.")] = None,
     config: Annotated[str | None, option("--config", metavar="FILE", help="Settings file of the box.")] = None,
-    as_json: Annotated[bool, option("--json", help="For programs.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check machine, disks, addresses and ports; exit code 1 if there is a problem.
 

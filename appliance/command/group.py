@@ -10,7 +10,7 @@ import typer
 
 from appliance.command.group_reset import reset_offsets
 from appliance.command.kafka import open_cluster
-from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
+from appliance.command.options import BootstrapOption, ConfigOption, DataOption, JsonOption, argument
 from appliance.command.output import NOTHING, Column, cell, count_text, print_table, say
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from appliance.client.groups import GroupDescription
 
 GroupArgument = Annotated[str, argument("GROUP", "The group.")]
-JsonOption = Annotated[bool, option("--json", help="For programs.")]
 
 
 def build_app(markup: Literal["rich"] | None) -> typer.Typer:

@@ -16,7 +16,7 @@ import typer
 from appliance.base.clock import SystemClock
 from appliance.command.failures import UsageProblem
 from appliance.command.finding import FoundBox, find_running_box
-from appliance.command.options import ConfigOption, DataOption, option
+from appliance.command.options import ConfigOption, DataOption, JsonOption, option
 from appliance.command.output import until_reader_closes
 
 WATCH_SECONDS = 1.0
@@ -37,7 +37,7 @@ def status(
     silent: Annotated[
         str | None, option("--silent", metavar="TIME", help="Senders without a record for so long (10m, 1h) are silent. [default: the setting]")
     ] = None,
-    as_json: Annotated[bool, option("--json", help="For programs.")] = False,
+    as_json: JsonOption = False,
     watch: Annotated[bool, option("--watch", help="Again every second, with lines a second; Ctrl-C ends it.")] = False,
     data: DataOption = None,
     config: ConfigOption = None,

@@ -43,6 +43,8 @@ DataOption = Annotated[
 ]
 ConfigOption = Annotated[str | None, option("--config", metavar="FILE", help="Settings file of the box.")]
 BootstrapOption = Annotated[str | None, option("--bootstrap", metavar="HOST:PORT", help="A Kafka broker to ask, instead of finding a box.")]
+JsonOption = Annotated[bool, option("--json", help="For programs.")]
+YesOption = Annotated[bool, option("--yes", "-y", help="Do not ask.")]
 CommandConfigOption = Annotated[
     str | None,
     option(

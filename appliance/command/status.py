@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from appliance.base.clock import SystemClock
 from appliance.base.settings import Box
 from appliance.command.finding import find_running_box
-from appliance.command.options import ConfigOption, DataOption, option
+from appliance.command.options import ConfigOption, DataOption, JsonOption
 from appliance.command.output import NOTHING, Column, bytes_text, count_text, duration_text, plural, print_table
 from appliance.runtime.ensemble_checks import access_warning
 
@@ -29,7 +29,7 @@ WORDS_SHOWN = 60
 
 
 def status(
-    as_json: Annotated[bool, option("--json", help="For programs.")] = False,
+    as_json: JsonOption = False,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:

@@ -20,7 +20,7 @@ from appliance.command.ensemble_view import probe_ensemble
 from appliance.command.failures import PartlyDone, UsageProblem
 from appliance.command.finding import find_running_box
 from appliance.command.kafka import open_cluster, require_topic_name
-from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option, parse_setting
+from appliance.command.options import BootstrapOption, ConfigOption, DataOption, JsonOption, YesOption, argument, option, parse_setting
 from appliance.command.output import NOTHING, Column, count_text, plural, print_table, say
 from appliance.command.topic_alter import alter
 from appliance.command.topic_reassign import reassign
@@ -213,7 +213,7 @@ def replicas_text(topic: TopicMetadata) -> str:
 
 def describe(
     name: NameArgument,
-    as_json: Annotated[bool, option("--json", help="For programs.")] = False,
+    as_json: JsonOption = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = None,
     config: ConfigOption = None,
@@ -273,7 +273,7 @@ def description_document(described: DescribedTopic, settings: dict[str, str] | N
 
 def delete(
     names: Annotated[list[str], argument("NAME", "The topics.")],
-    yes: Annotated[bool, option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = None,
     config: ConfigOption = None,

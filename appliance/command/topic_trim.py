@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from appliance.base.model import Offset, TopicPartition
 from appliance.command.failures import PartlyDone, UsageProblem
 from appliance.command.kafka import open_cluster, require_topic_name
-from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
+from appliance.command.options import BootstrapOption, ConfigOption, DataOption, YesOption, argument, option
 from appliance.command.output import Column, count_text, plural, print_table, say
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def trim(
     to_high_watermark: Annotated[bool, option("--to-high-watermark", help="Delete all records that can be read now.")] = False,
     partition: Annotated[int | None, option("--partition", metavar="N", min=0, help="Only this partition.")] = None,
     dry_run: Annotated[bool, option("--dry-run", help="Show what would go, and leave it there.")] = False,
-    yes: Annotated[bool, option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = None,
     config: ConfigOption = None,

@@ -11,7 +11,7 @@ import typer
 from appliance.base.clock import SystemClock
 from appliance.command.failures import UsageProblem
 from appliance.command.kafka import open_cluster
-from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
+from appliance.command.options import BootstrapOption, ConfigOption, DataOption, JsonOption, argument, option
 from appliance.command.output import NOTHING, Column, duration_text, plural, print_table, say
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def list_all(
         bool, option("--hanging", help="Only those that are open in a partition and that no coordinator knows: they hold read_committed consumers back.")
     ] = False,
     minutes: Annotated[int, option("--minutes", metavar="N", min=0, help=f"How long those must be open. [default: {HANGING_MINUTES}]")] = HANGING_MINUTES,
-    as_json: Annotated[bool, option("--json", help="For programs.")] = False,
+    as_json: JsonOption = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = None,
     config: ConfigOption = None,
@@ -61,7 +61,7 @@ def list_all(
 
 def describe(
     transactional_id: Annotated[str, argument("TRANSACTIONAL_ID", "Whose transaction.")],
-    as_json: Annotated[bool, option("--json", help="For programs.")] = False,
+    as_json: JsonOption = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = None,
     config: ConfigOption = None,

@@ -17,7 +17,7 @@ import typer
 
 from appliance.command.failures import UsageProblem
 from appliance.command.kafka import open_cluster
-from appliance.command.options import BootstrapOption, CommandConfigOption, ConfigOption, DataOption, argument, option
+from appliance.command.options import BootstrapOption, CommandConfigOption, ConfigOption, DataOption, JsonOption, YesOption, argument, option
 from appliance.command.output import Column, print_table
 from appliance.command.topic_trim import confirm
 
@@ -30,8 +30,6 @@ PasswordFileOption = Annotated[
 ]
 MechanismOption = Annotated[list[str] | None, option("--mechanism", metavar="NAME", help="SCRAM-SHA-256 or SCRAM-SHA-512. [default: both]")]
 IterationsOption = Annotated[int, option("--iterations", metavar="N", help="4096 to 16384; the same for all users. [default: 4096]")]
-YesOption = Annotated[bool, option("--yes", "-y", help="Do not ask.")]
-JsonOption = Annotated[bool, option("--json", help="For programs.")]
 
 
 def build_app(markup: Literal["rich"] | None) -> typer.Typer:
