@@ -3,7 +3,7 @@
 Only the owner writes. The others read the totals of the quotas that their own clients share, and count what has been
 added since. A quota is found by a 64-bit digest of its name, in one of a few neighbouring slots; a slot that is
 needed for another quota is that which was written longest ago. Weak: a quota whose slot was taken is not shared
-until its next use.
+until its next use; an acceptor that begins to count a quota learns of the others' last seconds a part only.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from appliance.shm.mapping import HEADER_BYTES, MAX_WORD, WORD_BYTES, LayoutMism
 # Quota use: byte, name, meaning.
 #
 # │     0 │                        │ magic MLRquota in the header
-# │    64 │ _FIRST_WORD            │ 4,096 slots of three words: digest (0: free), total, time of the last write in ms
+# │    64 │ _FIRST_WORD            │ 4,096 slots of five words: digest (0: free), total, time of the last write in ms,
+# │       │                        │ and a total and a time of up to `PERIOD_MS` before that
 
 PURPOSE: Final = b"MLRquota"
 SLOTS: Final = 4096
 NEIGHBOURS: Final = 8
 _FIRST_WORD: Final = HEADER_BYTES // WORD_BYTES
-_SLOT_WORDS: Final = 3
-_DIGEST, _TOTAL, _WRITTEN = range(_SLOT_WORDS)
+PERIOD_MS: Final = 10_000
+_SLOT_WORDS: Final = 5
+_DIGEST, _TOTAL, _WRITTEN, _FORMER_TOTAL, _FORMER_TIME = range(_SLOT_WORDS)
 _SIZE_BYTES: Final = HEADER_BYTES + SLOTS * _SLOT_WORDS * WORD_BYTES
 
 
@@ -47,6 +49,9 @@ class QuotaUse:
         """Add to the total of a quota."""
         words = self._shared.words
         slot = self._slot_of(digest)
+        if now_ms - words[slot + _FORMER_TIME] > PERIOD_MS:
+            words[slot + _FORMER_TOTAL] = words[slot + _TOTAL]
+            words[slot + _FORMER_TIME] = now_ms
         words[slot + _TOTAL] = (words[slot + _TOTAL] + amount) & MAX_WORD
         words[slot + _WRITTEN] = now_ms
 
@@ -57,7 +62,8 @@ class QuotaUse:
                 return slot
         slot = min(slots, key=lambda each: words[each + _WRITTEN])  # a free one was never written
         words[slot + _DIGEST] = 0  # readers discard a total between two digests
-        words[slot + _TOTAL] = 0
+        for field in (_TOTAL, _FORMER_TOTAL, _FORMER_TIME):
+            words[slot + field] = 0
         words[slot + _DIGEST] = digest
         return slot
 
@@ -94,6 +100,17 @@ class QuotaUseReader:
             if words[slot + _DIGEST] == digest:
                 total = int(words[slot + _TOTAL])
                 return total if words[slot + _DIGEST] == digest else 0
+        return 0
+
+    def recent(self, digest: int, now_ms: int) -> int:
+        """Return what was added in the last `PERIOD_MS`, or a part of it."""
+        if self._shared is None:
+            return 0
+        words = self._shared.words
+        for slot in _slots(digest):
+            if words[slot + _DIGEST] == digest:
+                added = int(words[slot + _TOTAL]) - int(words[slot + _FORMER_TOTAL])
+                return added if words[slot + _DIGEST] == digest and added > 0 and now_ms - words[slot + _WRITTEN] <= PERIOD_MS else 0
         return 0
 
     def close(self) -> None:

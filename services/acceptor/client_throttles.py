@@ -52,7 +52,7 @@ class QuotaUsage:
 
     __slots__ = ("__weakref__", "_digest", "_rate", "_scale", "_seen", "_sharing", "bound", "fetch_bytes_max")
 
-    def __init__(self, limit: QuotaLimit, sharing: QuotaSharing | None) -> None:
+    def __init__(self, limit: QuotaLimit, sharing: QuotaSharing | None, now_ms: int) -> None:
         self.set_bound(limit.bound)
         self._scale = PERCENT_OF_NS if limit.scope.key == REQUEST_PERCENTAGE else 1.0
         self._rate = SampledRate()
@@ -60,6 +60,7 @@ class QuotaUsage:
         if sharing is not None:
             self._digest = sharing.digest_of(limit.scope)
             self._seen = [reader.total(self._digest) for reader in sharing.readers]
+            self._rate.record(sum(reader.recent(self._digest, now_ms) for reader in sharing.readers) * self._scale, now_ms)
 
     def set_bound(self, bound: float) -> None:
         """Use another quota from now on; what was used still counts."""
@@ -303,7 +304,9 @@ class ClientThrottles:
             return None
         usage = self._usages.get(limit.scope)
         if usage is None:
-            usage = self._usages[limit.scope] = QuotaUsage(limit, self._sharing)
+            if self._sharing is not None:
+                self._sharing.attach()  # another acceptor may have begun to count since the last sweep
+            usage = self._usages[limit.scope] = QuotaUsage(limit, self._sharing, self.now_ms())
         elif usage.bound != limit.bound:
             usage.set_bound(limit.bound)
         return usage

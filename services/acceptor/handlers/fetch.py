@@ -165,7 +165,8 @@ class FetchHandler:
             if problem is not None:
                 self._refuse_replica(connection, header, request, problem)
                 return
-            connection.limits = None  # quotas are for clients
+            if request.replica_id >= 0:
+                connection.limits = None  # a follower; what only claims to be a replica has been refused
         if len(request.partitions) > 1:
             self._tidy(request.partitions)
         if header.api_version < MAGIC_2_SINCE:

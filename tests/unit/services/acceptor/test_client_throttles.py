@@ -171,10 +171,13 @@ def test_acceptors_count_what_clients_use_at_the_others() -> None:
         sharings = [QuotaSharing(uses[index], [QuotaUseReader(layout, f"acceptor@{1 - index}")]) for index in range(2)]
         for sharing in sharings:
             sharing.attach()
-        first, second = (QuotaUsage(limit, sharing) for sharing in sharings)
+        first, second = (QuotaUsage(limit, sharing, 100) for sharing in sharings)
         assert first.record(6_000, 100) == 0
         assert second.record(6_000, 100) == 2_000
         assert first.record(0, 100) == 2_000
+        assert QuotaUsage(limit, sharings[0], 200).record(1_000, 200) == 0, "6,000 of the other and 1,000"
+        assert QuotaUsage(limit, sharings[0], 10_100).record(5_001, 10_100) == 1_001
+        assert QuotaUsage(limit, sharings[0], 10_101).record(10_000, 10_101) == 0, "it used them too long ago"
         uses[1].close()
         uses[1] = sharings[1].own = QuotaUse(layout, "acceptor@1", 2)
         sharings[0].attach()
@@ -200,7 +203,7 @@ def test_a_slot_that_another_quota_needs_is_the_one_that_was_written_longest_ago
 
 
 def test_a_batch_above_the_quota_is_sent_when_nothing_else_counts() -> None:
-    usage = QuotaUsage(QuotaLimit(QuotaScope(CONSUMER_BYTE_RATE, "", "c"), 10.0), None)
+    usage = QuotaUsage(QuotaLimit(QuotaScope(CONSUMER_BYTE_RATE, "", "c"), 10.0), None, 0)
     assert usage.offer(1_000, 0) == 0 and usage.fetch_bytes_max == 100
     assert usage.offer(50, 0) == 95_000
     assert usage.offer(50, 11_000) == 0 and usage.offer(50, 11_000) == 0
