@@ -292,7 +292,10 @@ def encode_config(config: dict[str, str]) -> bytes:
 
 
 def decode_config(path: str, data: bytes) -> dict[str, str]:
-    return {str(name): str(value) for name, value in _load(path, data).get("config", {}).items()}
+    config = _load(path, data).get("config", {})
+    if not isinstance(config, dict):
+        raise DocumentUnreadable(f"znode {path} holds no object of configs")
+    return {str(name): str(value) for name, value in config.items()}
 
 
 def encode_config_change(entity_path: str) -> bytes:
