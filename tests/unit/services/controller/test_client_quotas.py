@@ -32,9 +32,12 @@ from appliance.protocol.topic_apis import (
     CREATE_PARTITIONS_RESPONSE,
     CREATE_TOPICS_REQUEST,
     CREATE_TOPICS_RESPONSE,
+    DELETE_TOPICS_REQUEST,
+    DELETE_TOPICS_RESPONSE,
     CreatableTopic,
     CreatePartitionsRequest,
     CreateTopicsRequest,
+    DeleteTopicsRequest,
     TopicToGrow,
 )
 from appliance.security.quotas import QuotaEntity
@@ -190,5 +193,9 @@ def test_mutations_above_the_quota_are_refused_in_new_versions_and_throttled_in_
     growth = CreatePartitionsRequest((TopicToGrow("a", 3),), 10_000, False)
     response = quotas.ask((CREATE_PARTITIONS_REQUEST, CREATE_PARTITIONS_RESPONSE), 3, growth, "limited")
     assert response.results[0].error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED and response.throttle_time_ms > 0
+    for version, is_refused in ((5, True), (4, False)):
+        deletion = DeleteTopicsRequest(topic_names=("c",), timeout_ms=10_000)
+        deleted = quotas.ask((DELETE_TOPICS_REQUEST, DELETE_TOPICS_RESPONSE), version, deletion, "limited")
+        assert deleted.topics[0].error_code == (ErrorCode.THROTTLING_QUOTA_EXCEEDED if is_refused else 0) and deleted.throttle_time_ms > 250_000
     quotas.alter({"client_id": "limited"}, controller_mutation_rate=None)
     assert create("d", 1, 6) == (0, 0)
