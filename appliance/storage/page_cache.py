@@ -6,8 +6,7 @@ for which the file is mapped and never touched, because a page fault on a hung d
 process: 2 µs for 4 KiB, up to 19 µs for 1 MiB; it counts only complete pages. For one thread.
 
 Weak spots: resident pages may be evicted a moment later. Of files that the process neither owns nor
-may write, cachestat is refused and mincore claims that everything is resident; the files here are
-ours.
+may write, cachestat is refused and mincore claims that everything is resident, so a caller checks for `REFUSED`, or `is_mincore_honest`.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ _CACHESTAT = 451
 _MAP_ALIGN_BYTES = 64 << 20
 _PAGES_A_CALL = 1024
 _MAP_FAILED = 2**64 - 1
+REFUSED = -1
+"""The answer of `Cachestat.pages` for a file of another user, or if the kernel has no cachestat."""
 
 _library = ctypes.CDLL(None, use_errno=True)
 _syscall = _library.syscall
@@ -50,13 +51,11 @@ class Cachestat:
         self._counts_pointer = ctypes.byref(self._counts)
 
     def pages(self, descriptor: int, position: int, size_bytes: int) -> int:
-        """Return the pages of a range that are in the page cache or being read; -1 if the kernel
-        cannot report it.
-        """
+        """Return the pages of a range that are in the page cache or being read, or `REFUSED`."""
         self._extent[0] = position
         self._extent[1] = size_bytes
         if _syscall(_CACHESTAT, descriptor, self._extent_pointer, self._counts_pointer, 0):
-            return -1
+            return REFUSED
         return self._counts[0]
 
 
@@ -107,6 +106,12 @@ class FileMap:
 
     def __del__(self) -> None:
         self._unmap()
+
+
+def is_mincore_honest(descriptor: int) -> bool:
+    """Return whether mincore reports what is resident of this file: only to its owner and root
+    (also to users who may write to it, which is not checked)."""
+    return os.geteuid() in (0, os.fstat(descriptor).st_uid)
 
 
 def has_cachestat() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from appliance.ipc.log_reader_proxy import ArenaPart
 from appliance.storage.page_cache import has_cachestat
+from lab.other_users import STRANGER, needs_root, new_directory, run_python
 from services.acceptor.connection import ARENA_HOLD_NS, Connection
 from services.acceptor.fetch.record_ranges import SEND_BYTES_A_TURN, ArenaRange, FileRange, Residency, SegmentOrigin, ServedSegment
 from services.acceptor.fetch.residency import CachestatResidency, MincoreResidency, choose_residency
@@ -96,6 +98,58 @@ def test_the_sending_stops_where_cold_bytes_begin(residency: Residency, path: Pa
     while len(received) < hot:
         received += sockets[1].recv(1 << 20)
     assert received == content[:hot] and resident_bytes(path) == hot
+
+
+SERVED_BY_A_STRANGER = """
+import os, socket, sys
+from services.acceptor.fetch.record_ranges import FileRange, SegmentOrigin, ServedSegment
+from services.acceptor.fetch.residency import choose_residency
+from services.acceptor.transport import NOT_RESIDENT, PlainTransport
+
+hot_bytes, piece_bytes = 1 << 20, 128 << 10
+for way, path in zip(("cachestat", "mincore"), sys.argv[1:]):
+    residency = choose_residency(way)
+    descriptor = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    file = ServedSegment(descriptor, SegmentOrigin("d0", "logs", 0, 0), residency)
+    served, client = socket.socketpair()
+    served.setblocking(False)
+    cold = iter(range(hot_bytes, 3 * hot_bytes, piece_bytes))  # a miss may bring in what it asked for, so each is asked once
+
+    def is_cold():
+        return not residency.is_resident(file, next(cold), 1)
+
+    def is_refused(is_checked):
+        return residency.send(PlainTransport(served), FileRange(file, next(cold), piece_bytes, is_checked), False) == NOT_RESIDENT
+
+    tries = range(4)  # a disk may be as quick as the question
+    answers = [residency.is_resident(file, 0, hot_bytes), any(is_cold() for _ in tries)]
+    answers += [any(is_refused(False) for _ in tries), any(is_refused(True) for _ in tries)]
+    served, client = socket.socketpair()
+    client.setblocking(False)
+    answers += [residency.send(PlainTransport(served), FileRange(file, 100, 1000), False), client.recv(2000) == os.pread(descriptor, 1000, 100)]
+    print(answers)
+"""
+
+
+@needs_root
+def test_of_another_users_file_the_answer_is_honest_too(path: Path) -> None:
+    """The kernel refuses cachestat, and mincore calls all of it resident: a send would wait for the disk."""
+    directory = new_directory(0, 0o755)
+    try:
+        segments = [directory / name for name in ("one", "two")]
+        for segment in segments:
+            segment.write_bytes(path.read_bytes())
+            segment.chmod(0o644)
+        make_cold(*segments)
+        for segment in segments:
+            with segment.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+                os.pread(file.fileno(), 1 << 20, 0)
+        answers = run_python(STRANGER, SERVED_BY_A_STRANGER, *map(str, segments)).splitlines()
+        assert answers == [str([True, True, True, True, 1000, True])] * 2
+    finally:
+        shutil.rmtree(directory)
 
 
 @pytest.mark.skipif(not has_cachestat(), reason="the kernel has no cachestat")
