@@ -29,9 +29,9 @@ needs_root = pytest.mark.skipif(
 )
 
 
-def as_user(user: int) -> list[str]:
-    """What becomes the command behind it, as that user. It ends with the process that starts it."""
-    becoming = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--pdeathsig=KILL", "--"]
+def as_user(user: int, group: int | None = None) -> list[str]:
+    """What becomes the command behind it, as that user, with the group of the same number if no other is named. It ends with the process that starts it."""
+    becoming = ["setpriv", f"--reuid={user}", f"--regid={user if group is None else group}", "--clear-groups", "--pdeathsig=KILL", "--"]
     closed = next((place for base in _PLACES for place in (*reversed(base.parents), base) if not place.stat().st_mode & 0o001), None)
     if closed is None:
         return becoming
@@ -54,18 +54,18 @@ def new_directory(owner: int, mode: int = 0o700) -> Path:
     return directory
 
 
-def run_python(user: int, code: str, *arguments: str) -> str:
+def run_python(user: int, code: str, *arguments: str, group: int | None = None) -> str:
     """What the program prints. It must end well."""
-    command = [*as_user(user), sys.executable, "-c", code, *arguments]
+    command = [*as_user(user, group), sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, env=environment(), cwd="/", capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @contextmanager
-def running_python(user: int, code: str, *arguments: str) -> Iterator[None]:
+def running_python(user: int, code: str, *arguments: str, group: int | None = None) -> Iterator[None]:
     """The program runs meanwhile; it has printed a line before this begins."""
-    process = subprocess.Popen([*as_user(user), sys.executable, "-c", code, *arguments], env=environment(), cwd="/", stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*as_user(user, group), sys.executable, "-c", code, *arguments], env=environment(), cwd="/", stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None and process.stdout.readline(), "the program ended"
         yield

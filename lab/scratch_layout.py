@@ -19,7 +19,9 @@ from appliance.shm.mapping import list_names
 
 def make_layout() -> BoxLayout:
     """Not below pytest's `tmp_path`: Unix socket paths end at 107 bytes, and a test's name is no name for a box, another run may have it, too."""
-    return BoxLayout(tempfile.mkdtemp(prefix="mr-"))
+    layout = BoxLayout(tempfile.mkdtemp(prefix="mr-"))
+    os.mkdir(layout.network_directory)
+    return layout
 
 
 def remove_layout(layout: BoxLayout) -> None:

@@ -25,6 +25,8 @@ SYSTEM_ROOT = "/run/millrace"
 BOX_FILE = "box.json"
 INGEST_STATE = "ingest"
 """The part of the state directory that ingest writes to."""
+NETWORK_DIRECTORY = "net"
+"""The part of the runtime directory that processes facing the network write to."""
 BOX_FILE_BYTES_MAX = 16 << 20
 
 
@@ -129,7 +131,12 @@ class BoxLayout:
     @property
     def console_socket(self) -> str:
         """The console's HTTP for this machine: no other connection can keep it busy."""
-        return f"{self.runtime_directory}/console.sock"
+        return f"{self.network_directory}/console.sock"
+
+    @property
+    def network_directory(self) -> str:
+        """What the processes that face the network write to. Others trust nothing in it."""
+        return f"{self.runtime_directory}/{NETWORK_DIRECTORY}"
 
     @property
     def supervisor_socket(self) -> str:
@@ -149,7 +156,12 @@ class BoxLayout:
     @property
     def searched_directory(self) -> str:
         """Of the topics that were searched."""
-        return f"{self.runtime_directory}/searched"
+        return f"{self.network_directory}/searched"
+
+    @property
+    def shared_memory_turn_file(self) -> str:
+        """Which process restarts because its shared memory is gone (`runtime/shared_memory.py`)."""
+        return f"{self.network_directory}/shared-memory-turn"
 
     def log_writer_socket(self, disk: str) -> str:
         """Return the path of the socket of a disk's log-writer."""
@@ -161,7 +173,7 @@ class BoxLayout:
 
     def senders_socket(self, index: int) -> str:
         """Return the socket on which an ingest receives connections that another one has accepted."""
-        return f"{self.runtime_directory}/senders@{index}.sock"
+        return f"{self.network_directory}/senders@{index}.sock"
 
     def shared_memory_name(self, purpose: str, owner: str, incarnation: int | None = None) -> str:
         """Return `/millrace.BOX.purpose.owner[.incarnation]`. Counters have no incarnation: the

@@ -4,11 +4,17 @@ directories uses this module.
 A process trusts its own user and root; root also trusts the user of the installed box. Files are
 opened without following links and checked by descriptor, so that a later change of the path has no
 effect. Weak: the parents of an opened directory are not checked.
+
+The installed box has two users with one group: `millrace` owns logs and secrets, and `millrace-net`
+runs the processes that face the network. Those trust what belongs to the group, because in their
+user namespaces the other user has the number of each stranger; the others trust nothing of theirs.
+A process whose group is not `millrace` (of `millrace run`) has one user.
 """
 
 from __future__ import annotations
 
 import errno
+import grp
 import os
 import pwd
 import stat
@@ -16,7 +22,9 @@ from collections.abc import Collection
 from functools import cache
 
 SYSTEM_USER = "millrace"
-"""The user of the installed box (systemd/sysusers.conf)."""
+"""The user of the installed box, and the group of its processes (systemd/sysusers.conf)."""
+NETWORK_USER = "millrace-net"
+"""The user of its processes that face the network."""
 _ONLY_THERE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -33,12 +41,64 @@ def trusted_users() -> frozenset[int]:
 
 @cache
 def _own_users(user: int) -> frozenset[int]:
-    if user:
-        return frozenset({user})
+    return frozenset({user}) if user else frozenset({0, *_user_ids(SYSTEM_USER)})
+
+
+def _user_ids(*names: str) -> list[int]:
+    found = []
+    for name in names:
+        try:
+            found.append(pwd.getpwnam(name).pw_uid)
+        except KeyError:
+            continue
+    return found
+
+
+@cache
+def box_group() -> int | None:
+    """Return the group that the two users of the installed box share, if this process has it; None
+    for a box of one user."""
+    group = _system_group()
+    return group if group == os.getegid() else None
+
+
+@cache
+def _system_group() -> int | None:
     try:
-        return frozenset({0, pwd.getpwnam(SYSTEM_USER).pw_uid})
+        return grp.getgrnam(SYSTEM_USER).gr_gid
     except KeyError:
-        return frozenset({0})
+        return None
+
+
+@cache
+def faces_network() -> bool:
+    """Return whether this process runs as the user that faces the network."""
+    return box_group() is not None and os.geteuid() not in (0, *_user_ids(SYSTEM_USER))
+
+
+def shared_mode() -> int:
+    """Return the mode of a file or object that the processes of the box read, and no other user."""
+    return 0o600 if box_group() is None else 0o640
+
+
+def may_observe(status: os.stat_result) -> bool:
+    """Return whether only processes of this user's box could have written an object, so that it may
+    be read: what another one counts, for example."""
+    if status.st_mode & stat.S_IRWXO:
+        return False
+    user = os.geteuid()
+    group = box_group() if user else _system_group()
+    if status.st_mode & stat.S_IRWXG and status.st_gid != group:
+        return False
+    if status.st_uid == user:
+        return True
+    return status.st_uid in {*own_users(), *_user_ids(NETWORK_USER)} if user == 0 else group is not None and status.st_gid == group
+
+
+def may_trust(status: os.stat_result) -> bool:
+    """Return whether no process with less rights could have written an object: one that faces the
+    network trusts its whole box, another one its own user, root what it observes."""
+    return may_observe(status) and (status.st_uid == os.geteuid() or faces_network() or os.geteuid() == 0)
 
 
 def open_directory(path: str, dir_fd: int | None = None, owners: Collection[int] | None = None) -> int:
@@ -46,7 +106,7 @@ def open_directory(path: str, dir_fd: int | None = None, owners: Collection[int]
     `trusted_users`) and be writable by its owner alone. Raises OSError."""
     descriptor = os.open(path, _ONLY_THERE | os.O_DIRECTORY, dir_fd=dir_fd)
     try:
-        _check(os.fstat(descriptor), path, trusted_users() if owners is None else owners)
+        _check(os.fstat(descriptor), path, owners)
     except OSError:
         os.close(descriptor)
         raise
@@ -94,7 +154,7 @@ def read_file(path: str, size_bytes_max: int, dir_fd: int | None = None) -> byte
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise PermissionError(errno.EPERM, "is no regular file", path)
-        _check(status, path, trusted_users())
+        _check(status, path, None)
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(size_bytes_max + 1)
     finally:
@@ -104,8 +164,9 @@ def read_file(path: str, size_bytes_max: int, dir_fd: int | None = None) -> byte
     return content
 
 
-def _check(status: os.stat_result, path: str, owners: Collection[int]) -> None:
-    if status.st_uid not in owners:
+def _check(status: os.stat_result, path: str, owners: Collection[int] | None) -> None:
+    is_of_box = owners is None and faces_network() and status.st_gid == box_group()
+    if not is_of_box and status.st_uid not in (trusted_users() if owners is None else owners):
         raise PermissionError(errno.EPERM, f"belongs to user {status.st_uid}", path)
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(errno.EPERM, f"can be written to by other users (mode {stat.S_IMODE(status.st_mode):04o}; chmod go-w)", path)

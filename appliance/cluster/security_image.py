@@ -23,6 +23,7 @@ from appliance.base.errors import MillraceError
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.base.settings import Box
+from appliance.base.trusted_files import shared_mode
 from appliance.records.crc32c import crc32c
 from appliance.security.acl import AclBinding, AclOperation, AclPermission, AclResource, PatternType
 from appliance.security.authorizer import Authorizer, super_users_of
@@ -94,16 +95,17 @@ def _binding(row: list[Any]) -> AclBinding:
 
 
 def write_security_image(path: str, image: SecurityImage) -> None:
-    """Replace the file, which only its owner can read."""
+    """Replace the file, which only processes of the box can read."""
     write_private(path, image.encode())
 
 
 def write_private(path: str, content: bytes) -> None:
-    """Replace a file by one of mode 0600."""
+    """Replace a file by one that only processes of the box can read."""
     temporary = f"{path}.tmp"
     Path(temporary).unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, shared_mode())
         file.write(content)
     os.replace(temporary, path)
 

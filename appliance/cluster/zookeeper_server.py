@@ -226,6 +226,7 @@ def write_server_files(box: Box) -> str:
     directory.
     """
     directory = f"{os.path.abspath(box.state_directory)}/zookeeper"
+    os.makedirs(directory, mode=0o700, exist_ok=True)
     os.makedirs(f"{directory}/data", mode=0o700, exist_ok=True)
     secret = server_secret(box)
     if _ran_open(f"{directory}/zoo.cfg"):

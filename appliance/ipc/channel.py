@@ -6,20 +6,21 @@ and arena, the eventfd of its doorbell). The log-writer maps them and answers WE
 table, state of its disk, the eventfd of its doorbell). The socket stays open as long as both run.
 Its hang-up proves the death of the other side, because each descriptor is close-on-exec and the
 kernel closes sockets only after the memory of a process is gone. A ring of another incarnation is
-never resumed. Weak: HELLO names objects instead of passing descriptors, so both sides must belong
-to the same box and user.
+never resumed. Weak: HELLO names objects instead of passing descriptors, so they must belong to the
+user that connected.
 """
 
 from __future__ import annotations
 
 import os
+from operator import itemgetter
 from typing import Any
 
 import orjson
 
 from appliance.base.invariants import InvariantViolation
-from appliance.ipc.descriptors import COMPLETION, DESCRIPTOR
-from appliance.ipc.frames import Frame, FrameSocket, PeerGone, close_descriptors
+from appliance.ipc.descriptors import COMPLETION, DESCRIPTOR, KIND, DescriptorKind
+from appliance.ipc.frames import Frame, FrameSocket, PeerGone, close_descriptors, is_trusted_user
 from appliance.shm.arena import SLEEPING_WORD as ARENA_SLEEPING_WORD
 from appliance.shm.arena import WATCHING_WORD, Arena, attach_arena
 from appliance.shm.doorbell import Doorbell, DoorbellButton
@@ -54,6 +55,18 @@ ISR_CHANGES = 4
 "partition_epoch": of the requested state, "change": number that the answer repeats, "isr": the
 requested in-sync set, "broker_epochs": {"N": epoch under which the added replica N fetches}}, …]}.
 The order ISR answers each."""
+
+NETWORK_SOURCES = ("acceptor@", "ingest@")
+"""Sources that may have another user than the log-writer (`trusted_files.NETWORK_USER`)."""
+NETWORK_KINDS = frozenset(
+    int(kind)
+    for kind in (
+        DescriptorKind.PRODUCE, DescriptorKind.PROGRESS, DescriptorKind.TRANSACTION_MARKER,
+        DescriptorKind.DELETE_RECORDS, DescriptorKind.DESCRIBE_PRODUCERS, DescriptorKind.BEGIN_VERIFICATION,
+    )
+)  # fmt: skip
+"""What they may request: what Kafka clients may, and no command of the controller."""
+_KIND_OF = itemgetter(KIND)
 
 
 class SourceChannel:
@@ -128,11 +141,15 @@ class SinkChannel:
         if the source is gone, belongs to another box or sent no HELLO."""
         doorbell = take_doorbell(hello)
         try:
+            user = control.peer_user()
             named = read_document(hello, "source", "incarnation", "arena", "rings")
             self.source: str = named["source"]
             self.incarnation: int = named["incarnation"]
             self.control = control
-            self.arena, self.rings = self._map(named)
+            self.is_restricted = not is_trusted_user(user)
+            if self.is_restricted and not str(self.source).startswith(NETWORK_SOURCES):
+                raise PeerGone(f"a process of user {user} may not be {self.source}")
+            self.arena, self.rings = self._map(named, user)
         except (PeerGone, SharedObjectAbsent, LayoutMismatch):
             os.close(doorbell)
             raise
@@ -145,12 +162,12 @@ class SinkChannel:
         self.size_bytes = len(self.memory)
 
     @staticmethod
-    def _map(named: dict[str, Any]) -> tuple[SharedObject, RingPair]:
-        """Map arena and rings, both of the incarnation that sent HELLO: those of another one are
-        refused."""
-        arena = attach_arena(named["arena"])
+    def _map(named: dict[str, Any], user: int) -> tuple[SharedObject, RingPair]:
+        """Map arena and rings, both of the user and the incarnation that sent HELLO: those of
+        another one are refused."""
+        arena = attach_arena(named["arena"], user)
         try:
-            rings = RingPair.attach(named["rings"])
+            rings = RingPair.attach(named["rings"], user)
         except (SharedObjectAbsent, LayoutMismatch):
             arena.close()
             raise
@@ -159,6 +176,16 @@ class SinkChannel:
             rings.close()
             raise SharedObjectAbsent(f"arena or rings of {named['source']} are of another incarnation")
         return arena, rings
+
+    @staticmethod
+    def forbidden(entries: list[tuple[Any, ...]]) -> str:
+        """Return the name of the first request that processes facing the network may not make."""
+        kind = next(entry[KIND] for entry in entries if entry[KIND] not in NETWORK_KINDS)
+        return next((known.name for known in DescriptorKind if known == kind), str(kind))
+
+    def may_offer(self, entries: list[tuple[Any, ...]]) -> bool:
+        """Return whether the source may request what these descriptors say."""
+        return not self.is_restricted or NETWORK_KINDS.issuperset(map(_KIND_OF, entries))
 
     def slice(self, position: int, length: int) -> memoryview:
         """Return the `length` bytes at `position` of the source's arena, where a descriptor says

@@ -84,6 +84,11 @@ class ChannelAcceptor:
             if channel is not None and channel.source == source:
                 self._forget(control, "it has to read the table again")
 
+    def refuse(self, channel: SinkChannel, reason: str) -> None:
+        """Drop a source that requests what it may not."""
+        self._refused.add()
+        self._forget(channel.control, reason)
+
     def send(self, source: str, kind: int, payload: bytes) -> bool:
         """Send a frame to a connected source. False if it is not connected."""
         for control, channel in list(self.connections.items()):

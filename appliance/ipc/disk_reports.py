@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 from appliance.base.layout import BoxLayout
 from appliance.base.model import FIRST_OFFSET, NO_OFFSET, Offset, Position, TopicId
+from appliance.base.trusted_files import box_group
 
 MOVES_MAX = 1_000
 
@@ -202,7 +203,9 @@ def mark_searched(layout: BoxLayout, topic_id: TopicId, now_ms: int, lacks_summa
     """Note that a topic was searched, unless that is noted and nothing is lacking; forget those of
     long ago. Raises OSError."""
     directory = layout.searched_directory
-    os.makedirs(directory, 0o700, exist_ok=True)
+    if not os.path.isdir(directory):
+        os.mkdir(directory, 0o700)
+        os.chmod(directory, 0o700 if box_group() is None else 0o770)  # at the end of the box the supervisor empties it
     known = read_searched(layout, 0)
     for old, seen in known.items():
         if seen.marked_ms < now_ms - SEARCHED_MS:
@@ -225,7 +228,7 @@ def read_searched(layout: BoxLayout, since_ms: int) -> dict[TopicId, SearchedTop
     for name in names:
         path = f"{layout.searched_directory}/{name}"
         try:
-            topic_id, figures = TopicId(bytes.fromhex(name)), os.stat(path)
+            topic_id, figures = TopicId(bytes.fromhex(name)), os.stat(path, follow_symlinks=False)
         except (ValueError, FileNotFoundError):
             continue
         if figures.st_mtime_ns // 1_000_000 >= since_ms:

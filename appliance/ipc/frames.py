@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 
 from appliance.base.errors import MillraceError
 from appliance.base.invariants import check
+from appliance.base.trusted_files import box_group
 
 HEADER = Struct("<IBQ")
 MAX_FRAME_BYTES = 64 << 20
@@ -151,14 +152,15 @@ def close_descriptors(frame: Frame) -> None:
         os.close(descriptor)
 
 
-def listen_unix(path: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
-    """Listen at `path` with mode 0600, replacing the socket file of a previous incarnation."""
+def listen_unix(path: str, kind: int = socket.SOCK_STREAM, is_own: bool = False) -> socket.socket:
+    """Listen at `path`, replacing the socket file of a previous incarnation. Its mode is 0600; 0660
+    in a box with two users, unless the socket is for its owner and root alone (`is_own`)."""
     listening = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     temporary = f"{path}.{os.getpid()}"
     if os.path.lexists(temporary):
         os.unlink(temporary)  # of a process that had our pid and died between bind and rename
     listening.bind(temporary)
-    os.chmod(temporary, 0o600)
+    os.chmod(temporary, 0o600 if is_own or box_group() is None else 0o660)
     listening.listen(128)
     os.rename(temporary, path)
     return listening
@@ -182,14 +184,14 @@ def accept(listening: socket.socket) -> FrameSocket | None:
 
 
 def accept_trusted(listening: socket.socket) -> socket.socket | None:
-    """As `accept`, for sockets without frames. Closes a connection of another user, so that the
-    processes of a box do not depend on the modes of directories alone."""
+    """As `accept`, for sockets without frames. Closes a connection of a user that is none of the
+    box's, so that the processes of a box do not depend on the modes of directories alone."""
     try:
         accepted, _ = listening.accept()
-        user = peer_user(accepted)
+        _pid, user, group = _credentials(accepted)
     except OSError:
         return None
-    if is_trusted_user(user):
+    if is_trusted_user(user) or (box_group() is not None and group == box_group()):
         return accepted
     accepted.close()
     return None
@@ -197,12 +199,16 @@ def accept_trusted(listening: socket.socket) -> socket.socket | None:
 
 def peer_user(connected: socket.socket) -> int:
     """Return the user that the process at the other end had when it connected (SO_PEERCRED)."""
-    user: int = PEER_CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size))[1]
-    return user
+    return _credentials(connected)[1]
+
+
+def _credentials(connected: socket.socket) -> tuple[int, int, int]:
+    pid, user, group = PEER_CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size))
+    return pid, user, group
 
 
 def is_trusted_user(user_id: int) -> bool:
-    """Return whether this is the user of the box, or root."""
+    """Return whether this is the user of this process, or root."""
     return user_id in (0, os.geteuid())
 
 

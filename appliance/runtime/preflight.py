@@ -11,16 +11,18 @@ reported without detail.
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from appliance.base.box_registry import register_box, registry_directory
 from appliance.base.clock import Clock
 from appliance.base.errors import ConfigurationProblems
-from appliance.base.layout import BOX_FILE, INGEST_STATE, BoxLayout, Disk, box_name, name_disks, preferred_roots
+from appliance.base.layout import BOX_FILE, INGEST_STATE, NETWORK_DIRECTORY, BoxLayout, Disk, box_name, name_disks, preferred_roots
 from appliance.base.settings import Box
-from appliance.base.trusted_files import directory_problem, open_directory
+from appliance.base.trusted_files import box_group, directory_problem, open_directory, shared_mode
 from appliance.base.zookeeper_access import access_problems, zookeeper_access
 from appliance.base.zookeeper_member import connect_string
 from appliance.runtime.directories import DirectoryChecks, ask_each, make_directory, make_runtime_directory, shape_problems, writable_problem
@@ -284,7 +286,8 @@ def _take(
     if options.is_alone:
         identity = identity._replace(zookeeper_port=choose_zookeeper_port(identity.zookeeper_port))
     write_identity(options.state, identity)
-    os.makedirs(f"{options.state}/{INGEST_STATE}", mode=0o700, exist_ok=True)  # a unit of ingest may write nowhere else in the state directory
+    make_network_directory(f"{options.state}/{INGEST_STATE}")  # a unit of ingest may write nowhere else in the state directory
+    open_to_group(f"{options.state}/{INGEST_STATE}")
     layout = BoxLayout(runtime_directory)
     box = Box(
         box=layout.box,
@@ -336,7 +339,7 @@ def _registry_problem(state: str, runtime_directory: str) -> str | None:
 
 
 def write_box(layout: BoxLayout, box: Box) -> None:
-    """Write box.json with mode 0600: it contains the tokens of senders.
+    """Write box.json for the processes of the box alone: it contains the tokens of senders.
 
     The runtime directory is made again if it is gone: another box that starts removes what this one
     left, if it found the state directory missing a moment ago.
@@ -351,14 +354,41 @@ def write_box(layout: BoxLayout, box: Box) -> None:
     return _write_box_once(layout, box)
 
 
+def make_network_directory(path: str, dir_fd: int | None = None) -> None:
+    """Create a directory that the processes facing the network write to. One that belongs to their
+    user stays as it is."""
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o700, dir_fd=dir_fd)
+    if os.stat(path, dir_fd=dir_fd).st_uid == os.geteuid():
+        os.chmod(path, 0o700 if box_group() is None else 0o770, dir_fd=dir_fd)
+
+
+def open_to_group(directory: str) -> None:
+    """Let the group change what a release with one user left in the directory. Links are not
+    followed, nor files changed that have a second name: another user may write here."""
+    if box_group() is None:
+        return
+    for _, names, files, dir_fd in os.fwalk(directory):
+        for name in (*names, *files):
+            with suppress(OSError):
+                descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
+                try:
+                    status = os.fstat(descriptor)
+                    if status.st_uid == os.geteuid() and (stat.S_ISDIR(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_nlink == 1)):
+                        os.fchmod(descriptor, 0o770 if stat.S_ISDIR(status.st_mode) else 0o660)
+                finally:
+                    os.close(descriptor)
+
+
 def _write_box_once(layout: BoxLayout, box: Box) -> None:
     directory = open_directory(layout.runtime_directory)
     try:
-        os.fchmod(directory, 0o700)
+        os.fchmod(directory, 0o700 if box_group() is None else 0o750)
+        make_network_directory(NETWORK_DIRECTORY, directory)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(_NEW_BOX_FILE, flags, 0o600, dir_fd=directory)
         with open(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o600)  # an existing file keeps its mode otherwise
+            os.fchmod(descriptor, shared_mode())  # an existing file keeps its mode otherwise
             file.write(box.to_json())
         os.rename(_NEW_BOX_FILE, BOX_FILE, src_dir_fd=directory, dst_dir_fd=directory)
     finally:

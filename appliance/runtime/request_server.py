@@ -145,7 +145,7 @@ class StatusServer:
         self._describe = describe
         self._order = order
         self._may_order = may_order
-        self._listening = listen_unix(path)
+        self._listening = listen_unix(path, is_own=True)
         self._clients: dict[int, FrameSocket] = {}
         poller.register(self._listening.fileno(), READABLE, self._on_accept)
 

@@ -24,6 +24,7 @@ from appliance.base.invariants import InvariantViolation
 from appliance.base.layout import RUNTIME_VARIABLE, BoxLayout
 from appliance.base.logging import DROPPED_COUNTER, Logger, logger_from_environment
 from appliance.base.settings import load_box
+from appliance.base.trusted_files import faces_network
 from appliance.runtime.agent import Agent, AgentFactory, ServiceContext
 from appliance.runtime.poller import READABLE, Poller
 from appliance.runtime.runner import Runner
@@ -32,7 +33,7 @@ from appliance.runtime.spawning import PARENT_VARIABLE, bind_to_parent
 from appliance.runtime.systemd import SystemdNotifier, take_listen_sockets
 from appliance.runtime.unit_process import BoxNotPrepared, await_turn_to_start, heart_of, require_box, stop_turn_of
 from appliance.shm.counters import Counters
-from appliance.shm.mapping import LayoutMismatch, SharedObjectTaken
+from appliance.shm.mapping import LayoutMismatch, SharedObjectTaken, unlink
 
 __all__ = ["Agent", "AgentFactory", "ServiceContext", "StopRequest", "run_service", "service_main"]
 
@@ -131,6 +132,8 @@ def run_service(process_kind: str, body: ServiceBody) -> int:
         if process_kind in OF_A_DISK:
             take_disk_priority(context.box, process_kind, instance)
         body(context, stop)
+        if faces_network() and os.path.exists(context.layout.stopping_file):
+            unlink(context.counters.shared.name)  # at its end the supervisor, of another user, cannot
     except BoxNotPrepared as error:
         log.warning(str(error))
         return EXIT_FAILED

@@ -25,6 +25,7 @@ import fcntl
 import json
 import mmap
 import os
+import stat
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ from appliance.base.errors import StepsDown
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.base.settings import Box
+from appliance.base.trusted_files import box_group
 from appliance.shm import arena, counters, partition_table
 from appliance.shm.arena import DATA_POSITION
 from appliance.shm.counters import Counters, read_counters
@@ -131,7 +133,7 @@ class SharedMemoryWatch:
         self._pid = os.getpid() if pid is None else pid
         self._clock = clock
         self._log = log
-        self._path = f"{layout.runtime_directory}/shared-memory-turn"
+        self._path = layout.shared_memory_turn_file
         self._next_ns = 0
         self._lost: list[str] = []
         self._lost_ms = 0
@@ -191,10 +193,12 @@ class SharedMemoryWatch:
         """Change the file under its lock. False if nothing changed, another process has the lock,
         or the file cannot be written."""
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
         except OSError:
             return False
         try:
+            if not _belongs_to_all(os.fstat(descriptor), descriptor):
+                return False
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             changed = change(_decode(os.pread(descriptor, 4096, 0)))
             if changed is None:
@@ -206,6 +210,14 @@ class SharedMemoryWatch:
         finally:
             os.close(descriptor)
         return True
+
+
+def _belongs_to_all(status: os.stat_result, descriptor: int) -> bool:
+    """Let both users of the box change the file. False if it may be another one, because processes
+    with less rights write to its directory."""
+    if box_group() is not None and status.st_uid == os.geteuid():
+        os.fchmod(descriptor, 0o660)
+    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
 
 
 def _decode(content: bytes) -> RestartTurn | None:

@@ -1,7 +1,7 @@
 """How much each sender sent: one account for each address (without port), bounded; the least
 recently seen ones are added up in one.
 
-Owned by one ingest, which writes its accounts to `RUN/ingest@K/senders.json` once a second; its
+Owned by one ingest, which writes its accounts to `RUN/net/senders.ingest@K` once a second; its
 next incarnation and commands read the file. Time is an argument (wall clock, ms). Weak: an address
 counts as a sender, so lines through a relay or an untrusted proxy belong to the relay; the file is
 on tmpfs, so it ends with the box.
@@ -206,12 +206,11 @@ def add_figures(figures: Iterable[SenderFigures]) -> list[SenderFigures]:
 
 def senders_file(layout: BoxLayout, process_name: str) -> str:
     """The path of an ingest's file."""
-    return f"{layout.runtime_directory}/{process_name}/senders.json"
+    return f"{layout.network_directory}/senders.{process_name}"
 
 
 def write_senders(path: str, figures: Sequence[SenderFigures]) -> None:
     """Replace the file. Raises OSError."""
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     with open(f"{path}.new", "wb") as file:
         file.write(orjson.dumps([list(known) for known in figures]))
     os.rename(f"{path}.new", path)

@@ -64,7 +64,7 @@ class Arena:
     def create(cls, name: str, data_bytes: int, incarnation: int) -> Arena:
         """Create an arena of `data_bytes`, rounded up to a power of two of at least 64 KiB."""
         rounded = 1 << max(16, (data_bytes - 1).bit_length())
-        return cls(SharedObject.create(name, PURPOSE, DATA_POSITION + rounded, incarnation), rounded)
+        return cls(SharedObject.create(name, PURPOSE, DATA_POSITION + rounded, incarnation, is_written_by_both=True), rounded)
 
     @staticmethod
     def rounded_size(size_bytes: int) -> int:
@@ -143,9 +143,10 @@ class Arena:
         self.shared.unlink()
 
 
-def attach_arena(name: str) -> SharedObject:
-    """Map the arena of a source in a log-writer, writable because offsets are stamped in place."""
-    return SharedObject.attach(name, PURPOSE, writable=True)
+def attach_arena(name: str, owner: int | None = None) -> SharedObject:
+    """Map the arena of a source in a log-writer, writable because offsets are stamped in place.
+    `owner`: the user that connected."""
+    return SharedObject.attach(name, PURPOSE, writable=True, owner=owner)
 
 
 # Piece memory: byte, name, meaning.

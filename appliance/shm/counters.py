@@ -216,7 +216,7 @@ class CounterSnapshot(NamedTuple):
 def read_counters(layout: BoxLayout, process_name: str) -> CounterSnapshot | None:
     """Return the counters of a process, running or dead; None if it never had any."""
     try:
-        shared = SharedObject.attach(layout.shared_memory_name("counters", process_name), PURPOSE, writable=False)
+        shared = SharedObject.attach(layout.shared_memory_name("counters", process_name), PURPOSE, writable=False, observes=True)
     except (SharedObjectAbsent, LayoutMismatch):
         return None  # counters of another release cannot be decoded
     words, memory = shared.words, shared.memory
@@ -239,7 +239,7 @@ def pid_in_counters(layout: BoxLayout, process_name: str) -> tuple[int, bool]:
     """Return the pid of the process that writes, or last wrote, these counters, and whether their
     owner runs; 0 if there are none."""
     try:
-        shared = SharedObject.attach(layout.shared_memory_name("counters", process_name), PURPOSE, writable=False)
+        shared = SharedObject.attach(layout.shared_memory_name("counters", process_name), PURPOSE, writable=False, observes=True)
     except (SharedObjectAbsent, LayoutMismatch):
         return 0, False
     pid = shared.pid
@@ -250,7 +250,7 @@ def pid_in_counters(layout: BoxLayout, process_name: str) -> tuple[int, bool]:
 def list_counters(layout: BoxLayout) -> list[str]:
     """Return the names of the processes of this box that have counters."""
     prefix = layout.shared_memory_name("counters", "")
-    return [name[len(prefix) :] for name in list_names(prefix)]
+    return [name[len(prefix) :] for name in list_names(prefix, observes=True)]
 
 
 def unlink_all(layout: BoxLayout) -> None:
@@ -316,7 +316,7 @@ class CounterReader:
         self.close()
         if inode:
             try:
-                self._shared = SharedObject.attach(self._name, PURPOSE, writable=False)
+                self._shared = SharedObject.attach(self._name, PURPOSE, writable=False, observes=True)
             except (SharedObjectAbsent, LayoutMismatch):
                 return None
             self._inode = inode

@@ -3,8 +3,10 @@
 The creator writes the magic last, so that an object is recognised as unfinished if its creator
 died. Memory is allocated at once (`posix_fallocate`): a full /dev/shm is an error here, not a
 SIGBUS later. Any user can create any name in /dev/shm, so only objects that no other user could
-have written are mapped, listed and removed. Weak: a name that another user has taken keeps a
-process from starting.
+have written are mapped, listed and removed. Of a box with two users, processes that face the
+network may read the others' objects; counters, arenas and rings of theirs are mapped where a caller
+asks for them. Weak: a name that another user has taken keeps a process from starting; a process can
+truncate an object of its own that a log-writer maps, which ends the log-writer (SIGBUS).
 
 The owner of an object holds a lock on it as long as it maps it; the kernel drops the lock when the
 process ends, however it ends. So an observer need not see the owner in /proc, which a process in
@@ -26,7 +28,6 @@ import mmap
 import os
 import stat
 import threading
-from collections.abc import Collection
 from struct import Struct
 from typing import Any
 
@@ -34,7 +35,7 @@ import posix_ipc
 
 from appliance.base.errors import MillraceError
 from appliance.base.layout import boot_id
-from appliance.base.trusted_files import own_users
+from appliance.base.trusted_files import faces_network, may_observe, may_trust, own_users, shared_mode
 
 WORD_BYTES = 8
 MAX_WORD = (1 << 64) - 1
@@ -122,11 +123,14 @@ class SharedObject:
         self._is_own = True
 
     @classmethod
-    def create(cls, name: str, purpose: bytes, size_bytes: int, incarnation: int, allocated_bytes: int | None = None) -> SharedObject:
+    def create(
+        cls, name: str, purpose: bytes, size_bytes: int, incarnation: int, allocated_bytes: int | None = None, is_written_by_both: bool = False
+    ) -> SharedObject:
         """Create an object, replacing one of the same name.
 
         `purpose`: 8 ASCII bytes. `allocated_bytes`: only so much is allocated now; the caller
-        allocates the rest before using it (`allocate`). Raises SharedMemoryFull, SharedObjectTaken.
+        allocates the rest before using it (`allocate`). `is_written_by_both`: a log-writer writes
+        to it, too. Raises SharedMemoryFull, SharedObjectTaken.
         """
         unlink(name)
         page = mmap.PAGESIZE
@@ -137,6 +141,7 @@ class SharedObject:
             raise SharedObjectTaken(_taken(name)) from error
         try:
             try:
+                os.fchmod(shared.fd, _mode(is_written_by_both))
                 os.ftruncate(shared.fd, size_bytes)
                 os.posix_fallocate(shared.fd, 0, size_bytes if allocated_bytes is None else allocated_bytes)
                 mapped = mmap.mmap(shared.fd, size_bytes)
@@ -162,16 +167,17 @@ class SharedObject:
         return made
 
     @classmethod
-    def attach(cls, name: str, purpose: bytes, writable: bool, adopts: bool = False) -> SharedObject:
+    def attach(cls, name: str, purpose: bytes, writable: bool, adopts: bool = False, observes: bool = False, owner: int | None = None) -> SharedObject:
         """Map an existing object. `adopts`: hold it as its owner, for an object that a previous
-        incarnation created. Raises SharedObjectAbsent, LayoutMismatch."""
+        incarnation created. `observes`: a process with less rights may have written it. `owner`:
+        only an object of this user, which is connected. Raises SharedObjectAbsent, LayoutMismatch."""
         try:
             shared = posix_ipc.SharedMemory(name, 0, read_only=not writable)
         except (posix_ipc.Error, OSError) as error:
             raise SharedObjectAbsent(f"no shared-memory object {name}: {error}") from error
         try:
             status = os.fstat(shared.fd)
-            if not _is_private(status, {os.geteuid()} if writable else own_users()):
+            if not _is_allowed(status, writable, observes, owner):
                 raise SharedObjectAbsent(f"shared-memory object {name} can be written to by user {status.st_uid} (mode {stat.S_IMODE(status.st_mode):04o})")
             size_bytes = status.st_size
             if size_bytes < HEADER_BYTES:
@@ -290,9 +296,22 @@ def _taken(name: str) -> str:
     return f"{_SHARED_MEMORY_DIRECTORY}{name} belongs to {owner}, and this box needs the name; remove it as root: rm {_SHARED_MEMORY_DIRECTORY}{name}"
 
 
-def _is_private(status: os.stat_result, owners: Collection[int]) -> bool:
-    """Return whether only `owners` could have written the object."""
-    return status.st_uid in owners and stat.S_ISREG(status.st_mode) and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+def _mode(is_written_by_both: bool) -> int:
+    """Return the mode of a new object. In a box with two users both read it, and log-writers write
+    to what a process that faces the network makes for them."""
+    if is_written_by_both:
+        return 0o660 if faces_network() else 0o600
+    return shared_mode()
+
+
+def _is_allowed(status: os.stat_result, writable: bool, observes: bool, owner: int | None) -> bool:
+    if not stat.S_ISREG(status.st_mode):
+        return False
+    if owner is not None:
+        return status.st_uid == owner and may_observe(status)
+    if writable:
+        return status.st_uid == os.geteuid() and may_observe(status)
+    return may_observe(status) if observes else may_trust(status)
 
 
 def inode_of(name: str) -> int:
@@ -310,24 +329,25 @@ def lost_objects(prefix: str) -> list[str]:
     return [name for name, inode in _OWN.items() if name.startswith(prefix) and inode_of(name) != inode]
 
 
-def list_names(prefix: str) -> list[str]:
-    """Return the names (with leading slash) of objects with this prefix that this user may read and
-    remove."""
-    return [name for name, owner in _owners(prefix) if owner in own_users()]
+def list_names(prefix: str, observes: bool = False) -> list[str]:
+    """Return the names (with leading slash) of objects with this prefix that this process trusts.
+    `observes`: also those that a process with less rights may have written."""
+    may_map = may_observe if observes else may_trust
+    return [name for name, status in _objects(prefix) if status.st_uid in own_users() or may_map(status)]
 
 
 def taken_problems(prefix: str) -> list[str]:
     """Return a problem for each name of a box that another user has taken; this user cannot remove
     it."""
-    return [_taken(name) for name, owner in _owners(prefix) if owner not in own_users() and os.geteuid()]
+    return [_taken(name) for name, status in _objects(prefix) if status.st_uid not in own_users() and os.geteuid() and not may_observe(status)]
 
 
-def _owners(prefix: str) -> list[tuple[str, int]]:
+def _objects(prefix: str) -> list[tuple[str, os.stat_result]]:
     bare, found = prefix.lstrip("/"), []
     for name in sorted(os.listdir(_SHARED_MEMORY_DIRECTORY)):
         if name.startswith(bare):
             try:
-                found.append((f"/{name}", os.stat(f"{_SHARED_MEMORY_DIRECTORY}/{name}", follow_symlinks=False).st_uid))
+                found.append((f"/{name}", os.stat(f"{_SHARED_MEMORY_DIRECTORY}/{name}", follow_symlinks=False)))
             except FileNotFoundError:
                 continue  # its process removed it meanwhile
     return found

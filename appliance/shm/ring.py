@@ -22,7 +22,7 @@ from struct import Struct
 from typing import Any
 
 from appliance.base.invariants import InvariantViolation, check
-from appliance.shm.mapping import HEADER_BYTES, WORD_BYTES, SharedObject
+from appliance.shm.mapping import HEADER_BYTES, WORD_BYTES, SharedObject, SharedObjectAbsent
 
 ENTRY_BYTES = 64
 
@@ -163,13 +163,19 @@ class RingPair:
     @classmethod
     def create(cls, name: str, capacity: int, incarnation: int) -> RingPair:
         """Create empty rings of `capacity` entries each (a power of two)."""
-        shared = SharedObject.create(name, PURPOSE, RINGS_POSITION + 2 * capacity * ENTRY_BYTES, incarnation)
+        shared = SharedObject.create(name, PURPOSE, RINGS_POSITION + 2 * capacity * ENTRY_BYTES, incarnation, is_written_by_both=True)
         shared.words[CAPACITY_WORD] = capacity
         return cls(shared)
 
     @classmethod
-    def attach(cls, name: str) -> RingPair:
-        return cls(SharedObject.attach(name, PURPOSE, writable=True))
+    def attach(cls, name: str, owner: int | None = None) -> RingPair:
+        """Map the rings of a source. `owner`: the user that connected. Raises SharedObjectAbsent."""
+        shared = SharedObject.attach(name, PURPOSE, writable=True, owner=owner)
+        capacity = int(shared.words[CAPACITY_WORD])
+        if RINGS_POSITION + 2 * capacity * ENTRY_BYTES > len(shared.memory) or capacity < 1 or capacity & (capacity - 1):
+            shared.close()
+            raise SharedObjectAbsent(f"rings {name} are too short for {capacity} entries")
+        return cls(shared)
 
     def descriptor_producer(self, entry: Struct) -> RingProducer:
         shared = self.shared

@@ -177,6 +177,9 @@ class LogWriterAgent:
             entries = channel.descriptors.poll(DESCRIPTOR_BURST)
             if entries:
                 work += len(entries)
+                if not channel.may_offer(entries):
+                    self.door.refuse(channel, f"a process of another user may request no {channel.forbidden(entries)}")
+                    break  # the list of channels has changed; the others have their turn next
                 self._take(channel, entries)
         if work:
             self.completions.publish(self.door)

@@ -74,10 +74,10 @@ def box() -> Iterator[RunningBox]:
 def opened(box: RunningBox) -> RunningBox:
     """The same box; every user reaches its Unix sockets."""
     runtime = Path(box.layout.runtime_directory)
-    for path in (runtime, *runtime.parents):
+    for path in (Path(box.layout.network_directory), runtime, *runtime.parents):
         if not path.stat().st_mode & 0o001:
             path.chmod(0o711)
-    for path in runtime.glob("*.sock"):
+    for path in runtime.rglob("*.sock"):
         path.chmod(0o666)
     return box
 
@@ -143,20 +143,16 @@ def test_a_box_listens_on_the_documented_network_sockets_alone_and_run_on_loopba
 def test_local_sockets_and_shared_memory_are_the_documented_ones_and_of_the_user_alone(box: RunningBox) -> None:
     runtime = Path(box.layout.runtime_directory)
     sockets = unix_sockets(box)
-    assert {os.path.dirname(path) for path in sockets} == {str(runtime)}
+    assert {os.path.dirname(path) for path in sockets} == {str(runtime), box.layout.network_directory}
     objects = {f"/dev/shm{name}" for name in list_names(box.layout.shared_memory_prefix)}
     purposes = {f"/dev/shm/millrace.BOX.{path.split('.')[2]}.*" for path in objects}
-    assert {generic(os.path.basename(path)) for path in sockets} | purposes == documented("Local sockets and shared memory") - OF_A_CLUSTER
+    assert {generic(os.path.relpath(path, runtime)) for path in sockets} | purposes == documented("Local sockets and shared memory") - OF_A_CLUSTER
     assert {oct(stat.S_IMODE(os.stat(path).st_mode)) for path in sockets | objects} == {"0o600"}
-    assert stat.S_IMODE(runtime.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(os.stat(path).st_mode) for path in (runtime, box.layout.network_directory)] == [0o700, 0o700]
 
 
 def test_no_process_answers_another_user_that_reaches_its_socket(opened: RunningBox) -> None:
-    paths = [
-        str(path)
-        for path in Path(opened.layout.runtime_directory).glob("*.sock")
-        if path.name.partition(".")[0] not in OTHERWISE and not path.name.startswith("senders@")
-    ]
+    paths = [str(path) for path in Path(opened.layout.runtime_directory).glob("*.sock") if path.name.partition(".")[0] not in OTHERWISE]
     assert len(paths) == 5
     status = HEADER.pack(HEADER.size - 4, STATUS, 0).hex()
     assert {path: run_python(STRANGER, CONNECTS, path, status).split() for path in paths} == {path: ["b''"] for path in paths}
@@ -164,5 +160,7 @@ def test_no_process_answers_another_user_that_reaches_its_socket(opened: Running
 
 
 def test_ingest_serves_no_connection_that_another_user_hands_over(opened: RunningBox) -> None:
-    for path in Path(opened.layout.runtime_directory).glob("senders@*.sock"):
+    paths = list(Path(opened.layout.network_directory).glob("senders@*.sock"))
+    assert paths
+    for path in paths:
         assert run_python(STRANGER, HANDS_OVER, str(path)).strip() == "b''"

@@ -203,7 +203,7 @@ def test_a_fake_box_that_names_a_directory_does_not_keep_its_owner_from_starting
         os.rename(fake.runtime_directory, once / fake.box)
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
         with box_of(VICTIM, home, ingests=2) as box:
-            modes = {path.name: path.stat().st_mode & 0o777 for path in (runtime / "millrace" / box).iterdir()}
+            modes = {path.name: path.stat().st_mode & 0o777 for path in (runtime / "millrace" / box).rglob("*")}
     finally:
         shutil.rmtree(once)
     assert modes["box.json"] == 0o600, "it has tokens of senders in it"

@@ -4,7 +4,7 @@ Owned by one ingest agent. Invariant for each listener, also over a restart: rec
 duplicate + counted + in flight (`senders/accounting.py`). `received` is counted before anything
 else is done with a record, so that the sums hold wherever the process is killed. Counters of
 listeners are in shared memory and survive the process. Accounts of senders are in memory and, once
-a second, in `RUN/ingest@K/senders.json`, which commands read.
+a second, in `RUN/net/senders.ingest@K`, which commands read.
 
 Weak: if a record goes to several topics, only the first counts; copies are only in `ingest.copies`.
 A `kill -9` loses what senders' accounts counted since the last write, a second at most; what was in

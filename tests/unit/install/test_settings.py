@@ -109,7 +109,7 @@ def test_the_lines_for_shells_fill_in_defaults_and_name_every_disk(tmp_path: Pat
     assert option_lines(str(tmp_path / "some.toml"), 2) == [
         "data\t/srv/d0", "data\t/srv/d1", "disk\t/srv/d0", "disk\t/srv/d1", "state\t/srv/state", "listen\t127.0.0.1", "advertise\t127.0.0.1",
         "kafka_port\t9092", "syslog_port\t5514", "http_port\t8080", "ingest_port\t8081",
-        f"console_socket\t/run/millrace/{box_name('/srv/state')}/console.sock", "zookeeper\tembedded",
+        f"console_socket\t/run/millrace/{box_name('/srv/state')}/net/console.sock", "zookeeper\tembedded",
     ]  # fmt: skip
 
 

@@ -301,7 +301,7 @@ def test_a_refusal_is_tried_again_and_no_death_is_counted(source: SteppedSource,
 def test_a_full_dev_shm_while_greeting_is_counted_and_harms_nothing_else(
     source: SteppedSource, writer: SteppedLogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> SharedObject:
+    def full(*_: Any, **__: Any) -> SharedObject:
         raise SharedMemoryFull("no free space")
 
     with monkeypatch.context() as broken:

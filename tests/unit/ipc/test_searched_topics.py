@@ -11,6 +11,7 @@ from appliance.ipc.disk_reports import SEARCHED_MS, SearchedTopic, mark_searched
 
 def test_a_searched_topic_is_noted_once_until_a_summary_is_lacking(tmp_path: Path) -> None:
     layout = BoxLayout(str(tmp_path))
+    (tmp_path / "net").mkdir()
     one, other = TopicId(bytes(16)), TopicId(bytes(15) + b"1")
     hour = 3_600_000
     assert read_searched(layout, 0) == {}

@@ -62,6 +62,7 @@ def test_several_ingests_have_one_list_the_busiest_first_and_the_others_last() -
 
 def test_the_next_incarnation_continues_from_the_last_written_counts(tmp_path: Path) -> None:
     layout, clock = BoxLayout(str(tmp_path)), ManualClock()
+    (tmp_path / "net").mkdir()
     books = SenderLedgers(layout, "ingest@0", clock)
     assert not read_senders(senders_file(layout, "ingest@0"))
     book = books.of(b"10.0.0.1", "relp")

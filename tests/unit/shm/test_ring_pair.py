@@ -6,7 +6,7 @@ import pytest
 
 from appliance.base.layout import BoxLayout
 from appliance.shm.mapping import SharedObjectAbsent
-from appliance.shm.ring import RingPair
+from appliance.shm.ring import CAPACITY_WORD, RingPair
 
 ENTRY = Struct("@8Q")
 
@@ -52,3 +52,13 @@ def test_the_next_incarnation_of_a_source_reads_the_completions_of_the_dead_one(
     heir.shared.unlink()
     with pytest.raises(SharedObjectAbsent):
         RingPair.attach(name)
+
+
+def test_rings_whose_capacity_reaches_beyond_their_end_are_not_mapped(layout: BoxLayout) -> None:
+    """Another user's process may have stored it."""
+    source = RingPair.create(layout.shared_memory_name("channel", "acceptor@0.d0.1", 5), 8, 5)
+    for capacity in (0, 7, 1 << 20, 1 << 63):
+        source.shared.words[CAPACITY_WORD] = capacity
+        with pytest.raises(SharedObjectAbsent):
+            RingPair.attach(source.shared.name)
+    source.close()
