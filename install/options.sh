@@ -6,6 +6,7 @@ STATE_DIRECTORY=/var/lib/millrace
 RUNTIME_DIRECTORY=/run/millrace
 COMMAND_LINK=/usr/local/bin/millrace
 SYSTEM_USER=millrace
+NETWORK_USER=millrace-net # of the processes that face the network; its processes have the group of SYSTEM_USER
 PREFIX_DEFAULT=/opt/millrace
 ONLY_DISK=/srv/millrace/d0 # where no disk is found that is surely meant; not inside the state directory
 

@@ -67,11 +67,18 @@ apply_units() {
 
 # start_or_restart VERSION: sockets stay open over a restart, unless they are what has changed.
 start_or_restart() {
+    local user
+    user=$(network_user "$PREFIX/releases/$1")
+    read_options "$PREFIX/releases/$1" "$SETTINGS_FILE" || return 1
     if ! systemctl -q is-enabled millrace.target 2>/dev/null; then
         systemctl -q enable millrace.target || return 1
         did "enabled millrace.target: it starts with the machine"
     fi
-    if ! box_is_active; then
+    if [ -n "$(strangers_things "$user")" ] || { [ "$user" != "$SYSTEM_USER" ] && [ -n "$(closed_logs)" ]; }; then
+        say "stopping: the processes change their users …"
+        systemctl stop millrace.target 'millrace-*' && hand_over "$user" && order start || return 1
+        did "stopped and started millrace.target"
+    elif ! box_is_active; then
         if [ ${#CHANGED_FILES[@]} = 0 ] && [ -f "$PREFIX/releases/$1/.served" ]; then remark "the box is stopped; sudo systemctl start millrace.target starts it"; return; fi
         say "starting …"
         order start || return 1

@@ -82,9 +82,9 @@ has_changed() {
 
 # apply_system_files: tell the kernel, udev and systemd of them. What a container does not let us set is a remark.
 apply_system_files() {
-    if has_changed '*/sysusers.d/*' || ! getent passwd "$SYSTEM_USER" >/dev/null; then
+    if has_changed '*/sysusers.d/*' || ! getent passwd "$SYSTEM_USER" >/dev/null || ! getent passwd "$NETWORK_USER" >/dev/null; then
         systemd-sysusers /etc/sysusers.d/millrace.conf || return 1
-        did "made user and group $SYSTEM_USER"
+        did "made the users of the service"
     fi
     systemd-tmpfiles --create /etc/tmpfiles.d/millrace.conf || return 1
     if has_changed '*/sysctl.d/*' && [ -e /etc/sysctl.d/60-millrace.conf ]; then
@@ -109,6 +109,40 @@ make_directories() {
             did "gave $directory to $SYSTEM_USER"
         fi
     done
+}
+
+# network_user RELEASE: the user of the processes that face the network. Up to 0.1 it is that of all.
+network_user() { sed -n 's/^User=//p' "$1/systemd/millrace-ingest@.service"; }
+
+# strangers_things USER: what a release whose network_user is USER could not use, because one with other users has left it: of ingest in the state
+# directory, and in shared memory. The directory itself may be the service's, too.
+strangers_things() {
+    local box
+    [ ! -d "$STATE_DIRECTORY/ingest" ] || find "$STATE_DIRECTORY/ingest" -mindepth 1 ! -user "$1"
+    box=$(option_values console_socket) box=${box#"$RUNTIME_DIRECTORY/"} box=${box%%/*}
+    find /dev/shm -maxdepth 1 -regextype posix-extended -regex "/dev/shm/millrace\\.$box\\.[a-z]+\\.(acceptor|ingest|console)(@.*)?" ! -user "$1"
+}
+
+# closed_logs: the log directories that the group cannot read. Earlier releases wrote for their user alone; searches run as network_user.
+closed_logs() {
+    local directory
+    for directory in "${DISKS[@]}"; do
+        if is_unmounted "$directory"; then continue; fi
+        [ -z "$(timeout 20 find "$directory" -maxdepth 2 -mindepth 1 -user "$SYSTEM_USER" ! -perm -g=r -print -quit 2>/dev/null)" ] || echo "$directory"
+    done
+}
+
+# hand_over USER: to a release whose network_user is USER. Nothing of the box may run.
+hand_over() {
+    local path
+    while read -r path; do
+        case $path in /dev/shm/*) rm -f "$path" ;; esac
+    done < <(strangers_things "$1")
+    [ ! -d "$STATE_DIRECTORY/ingest" ] || chown -RhP "$1:$SYSTEM_USER" "$STATE_DIRECTORY/ingest" || return 1
+    if [ "$1" != "$SYSTEM_USER" ]; then
+        while read -r path; do find "$path" -xdev -user "$SYSTEM_USER" ! -perm -g=r -exec chmod g+rX {} + || return 1; done < <(closed_logs)
+    fi
+    did "gave what ingest writes to $1"
 }
 
 link_command() {

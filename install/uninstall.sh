@@ -6,7 +6,7 @@ uninstall() {
     installed_prefix >/dev/null || [ -e "$PREFIX/current" ] || [ -d "$PREFIX/releases" ] || die "nothing is installed in $PREFIX"
     read_record
     mapfile -t DISKS < <(read_options "$ROOT" "$SETTINGS_FILE" && option_values disk)
-    say "this stops Millrace and removes its program; data, state, settings and the user $SYSTEM_USER stay"
+    say "this stops Millrace and removes its program; data, state, settings and the users $SYSTEM_USER and $NETWORK_USER stay"
     consent "go on?"
     if systemd_runs; then
         systemctl -q disable --now millrace.target 2>/dev/null || true
@@ -18,13 +18,14 @@ uninstall() {
     while read -r path; do remove_placed "$path"; done < <(printf '%s\n' "${!RECORDED[@]}" | sort)
     ! systemd_runs || systemctl daemon-reload
     ! has udevadm || udevadm control --reload 2>/dev/null || true
+    find /dev/shm -maxdepth 1 -name 'millrace.*' -user "$NETWORK_USER" -delete 2>/dev/null || true # of processes that were killed
     rm -f "$COMMAND_LINK"
     rm -rf "$PREFIX/releases" "$PREFIX/current" "$PREFIX/previous" "$PREFIX/installed" "$RUNTIME_DIRECTORY"
     rmdir "$PREFIX" 2>/dev/null || true
     did "removed $PREFIX"
     for path in "${REMARKS[@]}"; do say "remark: $path"; done
     cat >&2 <<REPORT
-Kept: records in ${DISKS[*]:-the log directories}, state in $STATE_DIRECTORY, settings in $SETTINGS_FILE, the user $SYSTEM_USER, kernel settings until the next start.
-To install again with all of it: sudo ./install.sh. To remove it for ever: sudo rm -r ${DISKS[*]} $STATE_DIRECTORY ${SETTINGS_FILE%/*}; sudo userdel $SYSTEM_USER
+Kept: records in ${DISKS[*]:-the log directories}, state in $STATE_DIRECTORY, settings in $SETTINGS_FILE, the users $SYSTEM_USER and $NETWORK_USER, kernel settings until the next start.
+To install again with all of it: sudo ./install.sh. To remove it for ever: sudo rm -r ${DISKS[*]} $STATE_DIRECTORY ${SETTINGS_FILE%/*}; sudo userdel $NETWORK_USER; sudo userdel $SYSTEM_USER
 REPORT
 }

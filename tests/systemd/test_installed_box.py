@@ -21,7 +21,7 @@ from lab.running_box import eventually, listener
 from lab.systemd_box import why_not
 from tests.faults.hurt_box import KAFKA_STORAGE_ERROR, batch
 from tests.systemd.load_on_box import load_on
-from tests.unit.runtime.test_unit_files import EXPOSURE_MAX, READ_FROM_OTHER_MACHINES, kind_of
+from tests.unit.runtime.test_unit_files import EXPOSURE_MAX, FACES_NETWORK, READ_FROM_OTHER_MACHINES, kind_of
 
 REASON = why_not() or why_not_installed()
 pytestmark = [
@@ -46,7 +46,8 @@ def test_every_unit_serves_says_how_it_is_and_runs_with_few_rights(installed: In
     for unit in installed.services():
         properties = installed.box.unit(unit, "User", "StatusText", "NRestarts", "Type", "WatchdogUSec")
         assert properties["StatusText"], unit
-        assert (properties["User"], properties["NRestarts"], properties["Type"]) == ("millrace", "0", "notify"), unit
+        user = "millrace-net" if kind_of(unit) in FACES_NETWORK else "millrace"
+        assert (properties["User"], properties["NRestarts"], properties["Type"]) == (user, "0", "notify"), unit
         assert properties["WatchdogUSec"] not in ("0", "infinity"), unit
         exposure = installed.box.output(f"systemd-analyze security --no-pager {unit} | sed -n 's/.*exposure level.*: \\([0-9.]*\\) .*/\\1/p'")
         assert float(exposure) <= EXPOSURE_MAX / 10, unit
@@ -91,19 +92,79 @@ def test_a_process_that_reads_from_other_machines_reaches_into_no_other_process(
     installed.await_all_active()
     user, group = installed.box.output("id -u millrace"), installed.box.output("id -g millrace")
     pids = {kind_of(unit): pid for unit, pid in installed.pids().items()}
+    users = {kind: installed.box.output("id -u millrace-net") if kind in FACES_NETWORK else user for kind in pids}
     looks = {}
     own = installed.box.output("readlink /proc/1/ns/user")
     for kind, pid in pids.items():
         namespaces = "--mount" if installed.box.output(f"readlink /proc/{pid}/ns/user") == own else "--mount --user"
         for other in {"controller", "log-writer", "console"} - {kind}:
-            look = f"setpriv --reuid {user} --regid {group} --clear-groups cat /proc/{pids[other]}/environ"
-            looks[kind, other] = installed.box.run(f"nsenter --target {pid} {namespaces} -- {look}", check=False).returncode == 0
+            become = f"setpriv --clear-groups nsenter --target {pid} {namespaces} -- setpriv --reuid {users[kind]} --regid {group} --keep-groups"
+            assert installed.box.output(f"{become} id -g") == group
+            looks[kind, other] = installed.box.run(f"{become} cat /proc/{pids[other]}/environ", check=False).returncode == 0
     assert not [pair for pair, seen in looks.items() if seen and pair[0] in READ_FROM_OTHER_MACHINES]
     assert looks["log-writer", "controller"] and not looks["log-writer", "console"], "so much for processes of the same user namespace"
     order = "from appliance.command.disk import order_disk; from appliance.base.layout import BoxLayout; order_disk(BoxLayout(sys.argv[1]), 'remove', 'd0', '')"
     command = f'/opt/millrace/current/.venv/bin/python -c "import sys; {order}" /run/millrace/*'
     given = installed.box.run(f"setpriv --reuid {user} --regid {group} --clear-groups {command}", check=False)
     assert given.returncode and "only root may change the disks" in given.stderr
+
+
+AS_A_PROCESS = """
+import json, os, signal, socket, sys
+runtime, log, log_writer = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+
+def can(call, *arguments):
+    try:
+        call(*arguments)
+    except OSError:
+        return False
+    return True
+
+
+def connects(name):
+    with socket.socket(socket.AF_UNIX) as connected:
+        connected.connect(f"{runtime}/{name}")
+
+
+shared = [f"/dev/shm/{name}" for name in os.listdir("/dev/shm")]
+table = next(path for path in shared if ".table.d0." in path)
+print(json.dumps({
+    "reads log": can(open, log), "reads table": can(open, table), "connects": can(connects, "log-writer@d0.sock"),
+    "reads secret": can(open, "/var/lib/millrace/zookeeper.secret"), "reads session": can(open, f"{runtime}/zookeeper.session"),
+    "reads ZooKeeper's data": can(os.listdir, "/var/lib/millrace/zookeeper/data"),
+    "writes log": can(open, log, "r+"), "removes log": can(os.unlink, log), "renames directory": can(os.rename, os.path.dirname(log), f"{log}.moved"),
+    "writes table": can(open, table, "r+"), "removes table": can(os.unlink, table),
+    "writes memory of the coordinator": can(open, next(path for path in shared if ".arena.coordinator." in path), "r+"),
+    "replaces box.json": can(open, f"{runtime}/box.json", "r+"), "makes a socket": can(open, f"{runtime}/other.sock", "w"),
+    "orders": can(connects, "supervisor.sock"), "signals": can(os.kill, log_writer, signal.SIGCONT),
+}))
+"""
+"""Runs in the namespaces and with the rights of a process of the box."""
+
+
+def test_processes_that_face_the_network_serve_and_can_do_nothing_to_logs_secrets_and_log_writers(installed: InstalledBox) -> None:
+    installed.await_all_active()
+    installed.millrace("topic", "create", "of-two-users")
+    text = installed.box.output("seq 100 | millrace send of-two-users >&2; millrace topic tail of-two-users --from-beginning --max 2 --no-follow")
+    assert text.split() == ["1", "2"], "produce and fetch"
+    installed.box.run("logger -n 127.0.0.1 -P 514 -d --rfc5424 'by two users'")
+    eventually(lambda: "by two users" in installed.box.output("millrace search 'two users'"), "syslog and search", 20)
+    assert installed.status()["processes"] and "syslog-udp" in installed.millrace("ingest", "status").stdout
+    log = installed.box.output("ls /srv/d?/of-two-users-0/*.log")
+    runtime, group = installed.box.output("echo /run/millrace/*/").rstrip("/"), installed.box.output("id -g millrace")
+    users = {
+        kind: installed.box.output(f"id -u {user}") for kind, user in (("acceptor", "millrace-net"), ("ingest", "millrace-net"), ("controller", "millrace"))
+    }
+    pids = {kind_of(unit): pid for unit, pid in installed.pids().items()}
+    found = {}
+    for kind, user in users.items():
+        enter = f"setpriv --clear-groups nsenter --target {pids[kind]} --mount {'--user' if kind in FACES_NETWORK else ''}"
+        become = f"-- setpriv --reuid {user} --regid {group} --keep-groups"
+        words = [*enter.split(), *become.split(), "/opt/millrace/current/.venv/bin/python", "-c", AS_A_PROCESS, runtime, log, str(pids["log-writer"])]
+        found[kind] = {name for name, possible in json.loads(installed.box.output(words)).items() if possible}
+    assert found["acceptor"] == found["ingest"] == {"reads log", "reads table", "connects"}
+    assert {"reads secret", "reads session", "signals", "writes table", "orders"} <= found["controller"], "so much for the other user"
 
 
 def test_the_console_shows_the_memory_of_every_process(installed: InstalledBox) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +67,31 @@ def test_a_release_that_does_not_serve_leaves_the_one_before_it_in_place_and_the
     installed.box.run("bash /opt/millrace/current/install.sh --rollback")
     assert release(installed) == previous
     installed.await_all_active()
+
+
+def test_a_release_with_one_user_gets_its_files_back_and_the_next_one_takes_them_again(installed: InstalledBox) -> None:
+    def with_one_user(tree: Path) -> str:
+        for unit in tree.glob("systemd/millrace-*.service"):
+            unit.write_text(unit.read_text().replace("User=millrace-net", "User=millrace").replace("UMask=0027", "UMask=0077"))
+        return tree.name
+
+    def owners() -> set[str]:
+        return set(installed.box.output("find /var/lib/millrace/ingest -mindepth 1 -printf '%u\\n'; stat -c %U $(ls -d /dev/shm/*.counters.ingest@0)").split())
+
+    previous = release(installed)
+    assert owners() == {"millrace-net"}
+    other_release(installed, "one-user", lambda text: text)
+    installed.install("--offline", "/wheelhouse", tree=with_one_user(installed.sources.with_name("one-user")))
+    assert owners() == {"millrace"}
+    installed.millrace("topic", "create", "closed")
+    installed.box.run("seq 10 | millrace send closed")
+    assert installed.box.output("stat -c %a /srv/d?/closed-0/*.log") == "600"
+    installed.box.run("bash /opt/millrace/current/install.sh --rollback")
+    installed.await_all_active()
+    assert release(installed) == previous and owners() == {"millrace-net"}
+    assert installed.box.output("stat -c %a /srv/d?/closed-0/*.log") == "640"
+    assert "10 records" in installed.millrace("search", "--topic", "closed").stderr
+    assert "permission denied" not in installed.box.journal("-u", "millrace*", "-p", "warning", "-n", "50")
 
 
 def test_what_is_uninstalled_is_gone_and_data_state_and_settings_stay(installed: InstalledBox) -> None:

@@ -23,6 +23,8 @@ EXPOSURE_MAX = 10
 """The largest exposure that a unit may have, as systemd-analyze counts it, in tenths."""
 READ_FROM_OTHER_MACHINES = {"acceptor", "ingest", "console", "coordinator", "replica-fetcher"}
 """They parse what comes from clients, senders, browsers and other boxes."""
+FACES_NETWORK = {"acceptor", "ingest", "console"}
+"""They have a user of their own, which owns no log and no secret."""
 SCHEDULED = {"acceptor", "log-writer", "log-reader"}
 """They ask the kernel for a core, a time slice or an I/O class."""
 
@@ -251,9 +253,14 @@ def test_every_unit_stops_with_the_target_and_in_order_and_is_held_to_the_same()
         block = unit["[Service]"][unit["[Service]"].index("Type=notify") :]
         if kind_of(name) not in SCHEDULED:
             assert block.pop() == "SystemCallFilter=~@resources", name
+        block.remove("User=millrace-net" if kind_of(name) in FACES_NETWORK else "User=millrace")
         common = set(block) if common is None else common
         assert set(block) == common, name
-    assert common is not None and {"Restart=always", "RestartPreventExitStatus=78", "SystemCallFilter=@system-service", "CapabilityBoundingSet="} <= common
+    assert (
+        common is not None
+        and {"Group=millrace", "UMask=0027", "Restart=always", "RestartPreventExitStatus=78", "SystemCallFilter=@system-service", "CapabilityBoundingSet="}
+        <= common
+    )
     assert "PartOf=millrace.target" in stop_order["[Unit]"] and "Type=oneshot" in stop_order["[Service]"]
 
 
