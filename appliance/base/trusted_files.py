@@ -81,6 +81,20 @@ def shared_mode() -> int:
     return 0o600 if box_group() is None else 0o640
 
 
+def network_user_problem(path: str) -> str | None:
+    """Return why the processes of this box that face the network cannot read a file, such as a key;
+    None if they can, or there is no such file. Weak: directories above it are not checked."""
+    group = box_group()
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    is_readable = status.st_mode & stat.S_IROTH or (status.st_mode & stat.S_IRGRP and status.st_gid == group)
+    if group is None or faces_network() or is_readable:
+        return None
+    return f"user {NETWORK_USER} cannot read {path} (mode {stat.S_IMODE(status.st_mode):04o}); run chgrp {SYSTEM_USER} {path}; chmod g+r {path}"
+
+
 def may_observe(status: os.stat_result) -> bool:
     """Return whether only processes of this user's box could have written an object, so that it may
     be read: what another one counts, for example."""

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from appliance.base.logging import Logger
 from appliance.base.setting_row import SettingValue
 from appliance.base.settings import KafkaListener
+from appliance.base.trusted_files import network_user_problem
 from appliance.security.distinguished_names import PrincipalMapping
 from appliance.security.listeners import is_encrypted
 
@@ -101,10 +102,12 @@ def file_problems(listeners: list[KafkaListener], settings: Mapping[str, Setting
     problems = []
     for listener in listeners:
         if is_encrypted(listener.protocol):
+            own = TlsSettings.of(listener, settings)
             try:
-                make_context(TlsSettings.of(listener, settings))
+                make_context(own)
             except ValueError as error:
                 problems.append(str(error))
+            problems += [f"listener {own.listener}: {problem}" for path in own.files if (problem := network_user_problem(path)) is not None]
     return problems
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from appliance.base.settings import OLD_TABLE_SETTING, Box, SenderSocket
+from appliance.base.trusted_files import network_user_problem
 from appliance.runtime.run_options import ResolvedOptions, SenderTable
 from appliance.senders.listener import Listener, ListenerTransport
 from appliance.senders.sender_tables import TableReading, read_tables
@@ -113,6 +114,8 @@ def certificate_problems(secured: Sequence[tuple[str, Listener]]) -> list[str]:
                 context.load_verify_locations(listener.client_ca)
             except (ssl.SSLError, OSError) as error:
                 found.append(f"{where}: client-ca: {listener.client_ca} contains no certificate ({_reason(error)}); name a file in PEM form")
+        files = filter(None, (listener.certificate, listener.private_key, listener.client_ca))
+        found += [f"{where}: {problem}" for file in files if (problem := network_user_problem(file)) is not None]
     return found
 
 

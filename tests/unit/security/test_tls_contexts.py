@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import pytest
 
+from appliance.base import trusted_files
 from appliance.base.logging import Logger
 from appliance.base.setting_row import SettingValue
 from appliance.base.settings import KafkaListener, default_settings
-from appliance.security.tls_contexts import ReloadedContext, TlsSettings, make_context
+from appliance.security.tls_contexts import ReloadedContext, TlsSettings, file_problems, make_context
 from lab.certificates import Authority, Certificate
 
 
@@ -132,3 +133,17 @@ def test_changed_files_are_loaded_and_broken_ones_leave_the_former_certificate(f
     assert context.current is not first and b"has loaded its changed certificate files" in os.read(reading, 5000)
     os.close(reading)
     os.close(writing)
+
+
+def test_a_key_that_the_processes_facing_the_network_cannot_read_is_named_before_they_start(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = KafkaListener("SSL", "SSL", "::1", 0, "localhost", 0, {"ssl.keystore.location": str(files.keystore)})
+    files.keystore.chmod(0o600)
+    assert file_problems([listener], default_settings()) == [], "a box with one user"
+    monkeypatch.setattr(trusted_files, "box_group", lambda: os.getegid())
+    monkeypatch.setattr(trusted_files, "faces_network", lambda: False)
+    (problem,) = file_problems([listener], default_settings())
+    assert "listener SSL: user millrace-net cannot read" in problem and f"chgrp millrace {files.keystore}" in problem
+    files.keystore.chmod(0o640)
+    assert file_problems([listener], default_settings()) == []
+    monkeypatch.setattr(trusted_files, "box_group", lambda: os.getegid() + 1)
+    assert len(file_problems([listener], default_settings())) == 1, "of another group"

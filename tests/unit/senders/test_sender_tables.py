@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from appliance.base import trusted_files
 from appliance.base.settings import SenderSocket
 from appliance.runtime.run_options import RunOptions, SenderTable, resolve_options
 from appliance.senders.conditions import RouteCondition, Subject
@@ -290,7 +292,7 @@ def test_files_and_zones_that_do_not_exist_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_key_of_another_certificate_is_found_before_the_start(tmp_path: Path) -> None:
+def test_a_key_of_another_certificate_or_that_ingest_cannot_read_is_found_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two"):
         subprocess.run(
             ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=x", "-days", "1",
@@ -305,6 +307,12 @@ def test_a_key_of_another_certificate_is_found_before_the_start(tmp_path: Path) 
     wrong = right._replace(private_key=f"{tmp_path}/two.key", client_ca=f"{tmp_path}/one.key")
     key, authority = certificate_problems([("m.toml", wrong)])
     assert "do not belong together" in key and "contains no certificate" in authority
+    for file, mode in (("one.key", 0o600), ("one.pem", 0o644), ("two.pem", 0o640)):
+        (tmp_path / file).chmod(mode)
+    monkeypatch.setattr(trusted_files, "box_group", os.getegid)
+    assert [problem.partition(" (")[0] for problem in certificate_problems([("m.toml", right)])] == [
+        f"m.toml: user millrace-net cannot read {tmp_path}/one.key"
+    ]
 
 
 def test_reading_the_tables_loads_no_heavy_library() -> None:
