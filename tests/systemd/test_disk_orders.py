@@ -70,6 +70,6 @@ def test_a_disk_that_root_adds_has_units_and_goes_again(installed: InstalledBox)
     assert "added disk added: /srv/added" in added.stdout
     installed.await_active("millrace-log-writer@added.service")
     assert machine.output("stat -c '%U %a' /srv/added").split() == ["millrace", "750"]
-    assert machine.output(f"stat -c %a {machine.output('ls /run/millrace/*/box.json').strip()}").strip() == "600"
+    assert machine.output(f"stat -c %a {machine.output('ls /run/millrace/*/box.json').strip()}").strip() == "640"
     eventually(lambda: installed.millrace("disk", "remove", "added", check=False).returncode == 0, "it has no partition, and goes", 20)
     assert machine.run("test -e /etc/systemd/system/millrace-log-writer@added.service.d", check=False).returncode == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -37,6 +36,18 @@ def other_release(installed: InstalledBox, name: str, change: Callable[[str], st
     return name
 
 
+def with_one_user(installed: InstalledBox, name: str) -> str:
+    """The source tree, as if its processes that face the network had no user of their own."""
+    for unit in installed.sources.with_name(name).glob("systemd/millrace-*.service"):
+        unit.write_text(unit.read_text().replace("User=millrace-net", "User=millrace").replace("UMask=0027", "UMask=0077"))
+    return name
+
+
+def owners(installed: InstalledBox) -> set[str]:
+    """Of what ingest writes."""
+    return set(installed.box.output("find /var/lib/millrace/ingest -mindepth 1 -printf '%u\\n'; stat -c %U /dev/shm/*.counters.ingest@0").split())
+
+
 def release(installed: InstalledBox, link: str = "current") -> str:
     return os.path.basename(installed.box.output(f"readlink /opt/millrace/{link} || true"))
 
@@ -60,35 +71,29 @@ def test_a_release_that_does_not_serve_leaves_the_one_before_it_in_place_and_the
         installed.install("--offline", "/wheelhouse", tree=other_release(installed, "second", lambda text: f"{text}\n# of the second release\n"))
     previous, before = release(installed, "previous"), release(installed)
     bad = other_release(installed, "bad", lambda text: text.replace('if __name__ == "__main__":', 'if __name__ == "__main__":\n    raise SystemExit(1)'))
-    refused = installed.install("--offline", "/wheelhouse", "--wait", "8", tree=bad, check=False)
+    refused = installed.install("--offline", "/wheelhouse", "--wait", "8", tree=with_one_user(installed, bad), check=False)
     assert refused.returncode == 1, refused.stdout + refused.stderr
     assert release(installed) == before
     installed.await_all_active()
+    assert all(f"gave what ingest writes to {user}\n" in refused.stderr for user in ("millrace", "millrace-net")) and owners(installed) == {"millrace-net"}
     installed.box.run("bash /opt/millrace/current/install.sh --rollback")
     assert release(installed) == previous
     installed.await_all_active()
 
 
+@pytest.mark.deep
 def test_a_release_with_one_user_gets_its_files_back_and_the_next_one_takes_them_again(installed: InstalledBox) -> None:
-    def with_one_user(tree: Path) -> str:
-        for unit in tree.glob("systemd/millrace-*.service"):
-            unit.write_text(unit.read_text().replace("User=millrace-net", "User=millrace").replace("UMask=0027", "UMask=0077"))
-        return tree.name
-
-    def owners() -> set[str]:
-        return set(installed.box.output("find /var/lib/millrace/ingest -mindepth 1 -printf '%u\\n'; stat -c %U $(ls -d /dev/shm/*.counters.ingest@0)").split())
-
     previous = release(installed)
-    assert owners() == {"millrace-net"}
+    assert owners(installed) == {"millrace-net"}
     other_release(installed, "one-user", lambda text: text)
-    installed.install("--offline", "/wheelhouse", tree=with_one_user(installed.sources.with_name("one-user")))
-    assert owners() == {"millrace"}
+    installed.install("--offline", "/wheelhouse", tree=with_one_user(installed, "one-user"))
+    assert owners(installed) == {"millrace"}
     installed.millrace("topic", "create", "closed")
     installed.box.run("seq 10 | millrace send closed")
     assert installed.box.output("stat -c %a /srv/d?/closed-0/*.log") == "600"
     installed.box.run("bash /opt/millrace/current/install.sh --rollback")
     installed.await_all_active()
-    assert release(installed) == previous and owners() == {"millrace-net"}
+    assert release(installed) == previous and owners(installed) == {"millrace-net"}
     assert installed.box.output("stat -c %a /srv/d?/closed-0/*.log") == "640"
     assert "10 records" in installed.millrace("search", "--topic", "closed").stderr
     assert "permission denied" not in installed.box.journal("-u", "millrace*", "-p", "warning", "-n", "50")
