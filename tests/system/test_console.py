@@ -225,7 +225,12 @@ def test_the_search_page_finds_records_narrows_and_shows_hostile_ones_as_text(sh
         assert search.run("return document.getElementById('range').value") == "fixed"
 
         page.refresh()
-        eventually(lambda: search.rows() == count, "the address has the search", 20)
+        eventually(lambda: search.run("return document.querySelectorAll('#topic-names option').length") > 0, "topics", 20)
+        assert search.text("#state").startswith("The address has filled the form in")
+        asked = search.run("return performance.getEntriesByType('resource').map((entry) => new URL(entry.name).pathname)")
+        assert "/api/topics" in asked and not [path for path in asked if path.startswith("/api/search")], "a link alone starts no search"
+        page.find_element("id", "query").send_keys("\n")
+        assert search.answered().split()[0] == str(count) == str(search.rows()), "the address has the search"
         for days in ("1d", "7d"):
             search.run("document.getElementById('range').value = arguments[0]; document.getElementById('times-note').textContent = ''", days)
             assert search.search('"timed out" host=web0').startswith("10 records")

@@ -434,5 +434,6 @@ document.addEventListener("keydown", (event) => {
 $("zone").textContent = `(${Intl.DateTimeFormat().resolvedOptions().timeZone})`;
 followTheme(() => {});
 chooseBars();
-const hasState = readAddress();
-showTopics(true).catch(showProblem).then(() => { if (hasState && $("topic").value) start(); });
+// A search is not cheap, and any page can link to this one: an address fills the form in, and its reader starts the search.
+if (readAddress()) showState("The address has filled the form in. Press Enter or Search to search.");
+showTopics(true).catch(showProblem);
