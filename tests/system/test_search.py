@@ -102,6 +102,8 @@ def test_the_same_by_http_as_lines_of_json(shared_box: RunningBox, topic: str) -
         "not_searched": [], "notes": [],
     }  # fmt: skip
     assert ask(shared_box, topic=topic, query="(a")[0] == 400 and ask(shared_box, topic=topic, query="(a")[1][0]["column"] == 1
+    status, (mistake,) = ask(shared_box, topic=topic, query="a /(/")
+    assert status == 400 and mistake["column"] == 3 and "no regular expression: missing )" in mistake["error"]
     assert ask(shared_box, topic="absent", query="a")[0] == 404
     assert ask(shared_box, topic=topic, wrong="1")[0] == 400
     assert ask(shared_box, {"Sec-Fetch-Site": "cross-site"}, topic=topic, query="a")[0] == 403
@@ -146,8 +148,8 @@ def test_one_search_is_kept_for_the_box_itself_and_a_closed_connection_ends_one(
     assert ask(shared_box, topic=topic, query="absent")[0] == 200
 
 
-def test_a_console_that_has_searched_has_loaded_no_numpy(shared_box: RunningBox, topic: str) -> None:
-    assert ask(shared_box, topic=topic, query="timed")[0] == 200
+def test_a_console_that_has_searched_has_loaded_neither_numpy_nor_re2(shared_box: RunningBox, topic: str) -> None:
+    assert ask(shared_box, topic=topic, query="/timed/")[0] == 200, "the process compiles it"
     maps = Path(f"/proc/{shared_box.status()['console']['pid']}/maps").read_text()
     assert "orjson" in maps and "numpy" not in maps and "re2" not in maps
 
