@@ -175,6 +175,10 @@ class BoxLayout:
         """Return the socket on which an ingest receives connections that another one has accepted."""
         return f"{self.network_directory}/senders@{index}.sock"
 
+    def tap_socket(self, index: int) -> str:
+        """Return the socket on which an ingest shows what passes."""
+        return f"{self.network_directory}/tap@{index}.sock"
+
     def shared_memory_name(self, purpose: str, owner: str, incarnation: int | None = None) -> str:
         """Return `/millrace.BOX.purpose.owner[.incarnation]`. Counters have no incarnation: the
         next one adopts them."""

@@ -1,6 +1,7 @@
-"""`millrace ingest status`: what senders sent, and what was stored, lost and refused.
+"""`millrace ingest status`: what senders sent, and what was stored, lost and refused. `ingest tap`:
+what they send now.
 
-Everything is read from shared memory and tmpfs, so the command costs the box nothing.
+The status is read from shared memory and tmpfs, so it costs the box nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import typer
 from appliance.base.clock import SystemClock
 from appliance.command.failures import UsageProblem
 from appliance.command.finding import FoundBox, find_running_box
-from appliance.command.options import ConfigOption, DataOption, JsonOption, option
+from appliance.command.options import ConfigOption, DataOption, JsonOption, argument, option
 from appliance.command.output import until_reader_closes
 
 WATCH_SECONDS = 1.0
@@ -28,6 +29,7 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 def build_app(markup: Literal["rich"] | None) -> typer.Typer:
     app = typer.Typer(help="What senders brought, and where it goes.", no_args_is_help=True, rich_markup_mode=markup)
     app.command("status")(status)
+    app.command("tap")(tap)
     app.command("check", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(check)
     return app
 
@@ -53,6 +55,23 @@ def status(
         _show(found, silent_ms, senders, as_json, watch)
     except KeyboardInterrupt:
         pass  # Ctrl-C is the ordinary end of --watch
+
+
+def tap(
+    name: Annotated[str | None, argument("[LISTENER|SENDER]", "A listener, or the address of a sender. [default: all]")] = None,
+    count: Annotated[int | None, option("--max", "-n", metavar="N", min=1, help="End after N lines.")] = None,
+    as_json: Annotated[bool, option("--json", help="One JSON object a line: time_ms, listener, sender, topic, value; or what, count.")] = False,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Show the lines that pass ingest now, as records with their fields, and why lines are refused,
+    lost or recognised as repeated; Ctrl-C ends it.
+
+    At most 500 a second are shown. Example: millrace ingest tap 10.0.0.7
+    """
+    from appliance.command.ingest_tap import watch_tap
+
+    watch_tap(find_running_box(data, config), name, count, as_json)
 
 
 def _show(found: FoundBox, silent_ms: int | None, with_senders: bool, as_json: bool, watch: bool) -> None:

@@ -39,6 +39,7 @@ from services.ingest.records.acknowledger import Acknowledger
 from services.ingest.records.held_records import HeldRecords
 from services.ingest.records.ingest_ledger import IngestLedger, SenderLedgers
 from services.ingest.records.ingest_topics import IngestTopics
+from services.ingest.records.live_tap import LiveTap
 from services.ingest.records.record_router import RecordRouter
 
 SWEEP_NS = 1_000_000_000
@@ -98,6 +99,7 @@ class IngestAgent:
             self._topics.of(left_over)
         held = HeldRecords(box.integer("ingest.held.bytes"), counters)
         self._router = RecordRouter(table, self._topics, self._acknowledger, self._replays, held, self._clock)
+        self._tap = LiveTap(context.layout.tap_socket(int(context.instance or 0)), self._poller, self._clock, self._on_watched)
         self._box_disks = BoxDisks(context.layout, box)
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), lambda _disk, _operation: None, lambda _disk: None)
         self._disks = DeadDisks(self._proxies, counters, log)
@@ -211,6 +213,7 @@ class IngestAgent:
     def close(self) -> None:
         self._datagrams.close()
         self._connections.close()
+        self._tap.close()
         self._topics.close_all()
         lost = self._sender.give_up() + self._acknowledger.on_abandoned(self._topics.take_backlogs())
         if lost:
@@ -290,6 +293,10 @@ class IngestAgent:
         return int(proxy.writer_info["incarnation"]) if proxy.serving else None
 
     # -- news
+
+    def _on_watched(self, tap: LiveTap | None) -> None:
+        """A command watches what passes, or the last one has gone."""
+        self._router.tap = self._acknowledger.ledger.tap = tap
 
     def _on_stale(self) -> None:
         self._image.is_stale = True

@@ -123,7 +123,7 @@ def unix_sockets(box: RunningBox) -> set[str]:
 
 def generic(name: str) -> str:
     """`log-writer@DISK.sock` for `log-writer@d0.sock`."""
-    return re.sub(r"(?<=senders@)\d+", "K", re.sub(r"(?<=log-writer@|log-reader@)\w+", "DISK", name))
+    return re.sub(r"(?<=senders@)\d+|(?<=tap@)\d+", "K", re.sub(r"(?<=log-writer@|log-reader@)\w+", "DISK", name))
 
 
 def test_a_box_listens_on_the_documented_network_sockets_alone_and_run_on_loopback(box: RunningBox) -> None:
@@ -154,6 +154,9 @@ def test_local_sockets_and_shared_memory_are_the_documented_ones_and_of_the_user
 def test_no_process_answers_another_user_that_reaches_its_socket(opened: RunningBox) -> None:
     paths = [str(path) for path in Path(opened.layout.runtime_directory).glob("*.sock") if path.name.partition(".")[0] not in OTHERWISE]
     assert len(paths) == 5
+    taps = [str(path) for path in Path(opened.layout.network_directory).glob("tap@*.sock")]
+    assert len(taps) == 2
+    paths += taps
     status = HEADER.pack(HEADER.size - 4, STATUS, 0).hex()
     assert {path: run_python(STRANGER, CONNECTS, path, status).split() for path in paths} == {path: ["b''"] for path in paths}
     assert opened.status(), "root is answered"

@@ -254,3 +254,17 @@ def test_sending_goes_on_through_the_death_of_a_log_writer(box: RunningBox, mill
 def records_of(millrace: Millrace, topic: str) -> int:
     described = millrace("topic", "describe", topic).stdout.decode().splitlines()[2:]
     return sum(int(line.split()[6]) - int(line.split()[5]) for line in described)
+
+
+def test_ingest_tap_shows_lines_as_they_come_with_their_fields(box: RunningBox, begin: Begin, millrace: Millrace) -> None:
+    watching = begin("ingest", "tap", "syslog-udp", "--max", "1")
+    assert watching.stderr is not None and watching.stdout is not None
+    assert b"watching syslog-udp" in watching.stderr.readline()
+    address = ["-n", box.syslog.host, "-P", str(box.syslog.port)]
+    subprocess.run(["logger", *address, "-T", "--rfc5424", "by TCP"], check=True)
+    subprocess.run(["logger", *address, "-d", "--rfc5424", "-p", "daemon.err", "-t", "sensor", "lid open"], check=True)
+    line = watching.stdout.readline().decode()
+    assert watching.wait(20) == 0 and line.startswith("syslog-udp 127.0.0.1:") and "-> syslog: " in line
+    assert " sensor" in line and " err: lid open" in line and "timeQuality" in line
+    unknown = millrace("ingest", "tap", "nowhere")
+    assert unknown.returncode == 2 and b"nowhere is neither a listener nor an address; there are the listeners" in unknown.stderr

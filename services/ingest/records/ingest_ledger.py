@@ -39,6 +39,7 @@ from appliance.senders.sender_accounts import SenderAccounts, SenderLedger, read
 from appliance.shm.counters import Counter, Counters
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.intake import Oddity, RefusedReason
+from services.ingest.records.live_tap import LiveTap
 
 
 class SenderLedgers:
@@ -141,6 +142,8 @@ class IngestLedger:
         self._counters = counters
         self._listeners = {listener.name: ListenerLedgers(counters, listener.name, listener.is_datagram) for listener in listeners}
         self._senders = senders
+        self.tap: LiveTap | None = None
+        """Set while a command watches what passes."""
 
     def of(self, listener: Listener) -> ListenerLedgers:
         """Return the counters of a listener, also of one that was removed from the table and whose
@@ -176,11 +179,15 @@ class IngestLedger:
         group.duplicate_count += count
         self.of(group.listener).duplicate.add(count)
         self._sender(group).duplicate += count
+        if self.tap is not None:
+            self.tap.count(group.listener.name, group.source.host, group.source.address, "repeated", count)
 
     def on_counted(self, group: AckGroup, reason: LossReason, count: int) -> None:
         """Count records that were received and are not stored."""
         self.of(group.listener).counted(reason).add(count)
         self._sender(group).refuse(str(reason), count)
+        if self.tap is not None:
+            self.tap.count(group.listener.name, group.source.host, group.source.address, f"lost: {reason}", count)
 
     def on_acknowledged(self, group: AckGroup) -> None:
         """The sender of the group is being answered."""
@@ -202,6 +209,8 @@ class IngestLedger:
     def on_refused(self, listener: Listener, host: bytes, reason: RefusedReason, count: int) -> None:
         self.of(listener).refused(reason).add(count)
         self._senders.of(host, listener.name).refuse(str(reason), count)
+        if self.tap is not None:
+            self.tap.count(listener.name, host, host, f"refused: {reason}", count)
 
     def on_odd(self, listener: Listener, host: bytes, oddity: Oddity, count: int) -> None:
         self._listeners[listener.name].odd[oddity].add(count)

@@ -35,6 +35,7 @@ from services.ingest.records.ingest_ledger import IngestLedger
 from services.ingest.records.ingest_record import ColumnarRecords, IngestRecord, columns_of
 from services.ingest.records.ingest_topics import BackloggedRecord, Collector, IngestTopics, TopicBacklog
 from services.ingest.records.intake import Oddity, RefusedReason
+from services.ingest.records.live_tap import LiveTap
 
 OVERHEAD_BYTES = 1024
 """Overhead of a batch and of the headers of a dead letter."""
@@ -127,6 +128,8 @@ class RecordRouter:
         acknowledger.on_completed = self._identified.on_completed
         topics.on_too_large = self._on_late_too_large
         topics.on_batched = self._on_batched
+        self.tap: LiveTap | None = None
+        """Set while a command watches what passes."""
         self.blocked_partition: tuple[str, int] | None = None
         """The blocked partition that a record reached since the reader last reset it."""
 
@@ -240,6 +243,8 @@ class RecordRouter:
     ) -> None:
         """Append records to batches of the listener's one topic, together if possible."""
         timestamps_ms, values, keys, headers, other_headers = run
+        if self.tap is not None:
+            self.tap.records(group, source.plain_topic, values)
         collector = self._topics.of(source.plain_topic).collector
         now_ms = self._clock.monotonic_ms()
         if isinstance(collector, Batcher) and not other_headers and not isinstance(addresses, list):
@@ -361,6 +366,8 @@ class RecordRouter:
         ordinal: int,
         is_copy: bool,
     ) -> None:
+        if self.tap is not None:
+            self.tap.records(group, topic, (event.value,))
         collector = self._topics.of(topic).collector
         if isinstance(collector, TopicBacklog):
             outcome = collector.delay(BackloggedRecord(event, group, identity, ordinal, is_copy, number), source.can_wait)

@@ -203,6 +203,7 @@ class SteppedIngest:
             listening._socket.close()
         for each in agent._datagrams._sockets:
             each._socket.close()
+        agent._tap.close()
         agent._controller.close()
         agent._sender.close()
         agent._peers.close()
