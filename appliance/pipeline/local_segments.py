@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import NamedTuple
 
@@ -125,20 +125,21 @@ class NotReadHere(Exception):
     """This machine cannot read the range, or the rest of it; the text says why. Another path may."""
 
 
-MaySkip = Callable[[Offset, int, os.stat_result], bool]
-"""Takes base offset, position and file figures of a sealed segment; says whether to go on behind it."""
+Parts = Callable[[Offset, int, os.stat_result], Iterable[tuple[int, int]]]
+"""Takes base offset, position and file figures of a sealed segment; yields the parts to read from there on, each from the beginning
+of a batch to the end of one."""
 
 
-def _never(_base_offset: Offset, _position: int, _figures: os.stat_result) -> bool:
-    return False
+def _whole(_base_offset: Offset, position: int, figures: os.stat_result) -> Iterable[tuple[int, int]]:
+    return ((position, figures.st_size),)
 
 
 class LocalSegments:
     """One partition of a local box, to read one range once."""
 
-    def __init__(self, found: LocalRow, wanted: OffsetRange, read_committed: bool, window_bytes: int = WINDOW_BYTES, may_skip: MaySkip = _never) -> None:
-        """`may_skip` is called with each sealed segment before anything of it is read."""
-        self._may_skip = may_skip
+    def __init__(self, found: LocalRow, wanted: OffsetRange, read_committed: bool, window_bytes: int = WINDOW_BYTES, parts: Parts = _whole) -> None:
+        """`parts` is called with each sealed segment before anything of it is read."""
+        self._parts = parts
         self._found = found
         self._wanted = wanted
         self._read_committed = read_committed
@@ -202,22 +203,21 @@ class LocalSegments:
             self._require_topic()
             end = min(segment.size_bytes, row.watermark_position) if is_active else segment.size_bytes
             following = min((other for other in reading.segments() if other > base), default=self._wanted.end)
-            window_bytes = self._window_bytes
             position: int = located.position
-            if not is_active and self._may_skip(Offset(base), position, segment.figures):
-                progress.reach(min(following, self._wanted.end))
-                return
-            while position < end and progress.next_offset < self._wanted.end:
-                window_end = min(end, position + window_bytes)
-                with segment.window(position, window_end) as window:
-                    yield RawBatches(window.memory, position - window.start, window_end - window.start, aborted, window_end == end, following)
-                reached = window.start + progress.position
-                if reached == position and window_end == end:
-                    self._lose(progress, following, f"segment {path} ends inside a batch", on_data_loss)
-                    return
-                window_bytes = 2 * window_bytes if reached == position else self._window_bytes
-                position = reached
-            if position >= end:
+            for start, part_end in ((position, end),) if is_active else self._parts(Offset(base), position, segment.figures):
+                position, window_bytes = start, self._window_bytes
+                while position < part_end and progress.next_offset < self._wanted.end:
+                    window_end = min(part_end, position + window_bytes)
+                    resume_offset = following if part_end == end else progress.next_offset
+                    with segment.window(position, window_end) as window:
+                        yield RawBatches(window.memory, position - window.start, window_end - window.start, aborted, window_end == part_end, resume_offset)
+                    reached = window.start + progress.position
+                    if reached == position and window_end == part_end:
+                        self._lose(progress, resume_offset, f"segment {path} ends inside a batch", on_data_loss)
+                        break
+                    window_bytes = 2 * window_bytes if reached == position else self._window_bytes
+                    position = reached
+            if progress.next_offset < self._wanted.end:
                 progress.reach(min(following, self._wanted.end))
 
     def _require_topic(self) -> None:

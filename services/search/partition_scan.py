@@ -139,7 +139,7 @@ class PartitionScan:
         self.notes: list[str] = []
         """What could not be searched, for people; at most `NOTES_MAX`."""
         self.skipped_bytes = 0
-        """Of segments whose summaries rule the query out."""
+        """Of segments, or parts of them, whose summaries rule the query out."""
         self.lacks_summaries = self.has_broken_summaries = False
         self.sampled_fields: set[str] = set()
         self.sampled_records = 0
@@ -172,7 +172,7 @@ class PartitionScan:
             self._found.table.close()
             return
         progress = ReadProgress(wanted.start)
-        segments = LocalSegments(self._found, wanted, True, self._window_bytes, self._may_skip)
+        segments = LocalSegments(self._found, wanted, True, self._window_bytes, self._parts)
         frontier_ms = -1
         with closing(segments.raw_batches(progress, lambda loss: self._note(str(loss)))) as pieces:
             for raw in pieces:
@@ -185,24 +185,26 @@ class PartitionScan:
                 if self._late_bytes >= LATE_BYTES:
                     return
 
-    def _may_skip(self, base_offset: Offset, position: int, figures: os.stat_result) -> bool:
-        """Return whether the summary of a segment rules the query out."""
-        rules = self._wanted.segments
-        if rules is None or figures.st_size < SEGMENT_BYTES_MIN:
-            return False
-        summary = SegmentSummary.open(segment_path(self.directory, base_offset, SUMMARY_SUFFIX), SegmentIdentity.of(figures))
-        if summary is None:
-            self.lacks_summaries = True
-            return False
-        try:
-            is_ruled_out = rules.rules_out(summary)
-        finally:
-            summary.close()
-        self.has_broken_summaries = self.has_broken_summaries or summary.is_broken
-        if is_ruled_out:
-            self.skipped_bytes += figures.st_size - position
-            self._late_bytes = 0  # what was skipped may be in time
-        return is_ruled_out
+    def _parts(self, base_offset: Offset, position: int, figures: os.stat_result) -> Iterator[tuple[int, int]]:
+        """Yield the parts of a segment that its summary does not rule out."""
+        rules, size_bytes = self._wanted.segments, figures.st_size
+        found = [(0, size_bytes)]
+        if rules is not None and size_bytes >= SEGMENT_BYTES_MIN:
+            summary = SegmentSummary.open(segment_path(self.directory, base_offset, SUMMARY_SUFFIX), SegmentIdentity.of(figures))
+            if summary is None:
+                self.lacks_summaries = True
+            else:
+                with closing(summary):
+                    found = rules.ranges(summary)
+                self.has_broken_summaries = self.has_broken_summaries or summary.is_broken
+        for start, end in [*found, (size_bytes, size_bytes)]:
+            if start > position:
+                self.skipped_bytes += start - position
+                self._late_bytes = 0  # what was skipped may be in time
+                position = start
+            if end > position:
+                yield position, end
+                position = end
 
     def _search(self, raw: RawBatches, progress: ReadProgress) -> Iterator[Window]:
         """Search the whole batches of a window; yield matches, uncompressed bytes and time reached."""

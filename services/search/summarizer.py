@@ -56,9 +56,8 @@ from services.search.summary import (
     MIX_1,
     MIX_2,
     MIX_3,
-    PAGE_BITS,
     PAGE_BYTES,
-    PAGE_WORDS,
+    PAGE_FILTER_BYTES,
     SEGMENT_BYTES_MIN,
     TOKEN_BYTES_MAX,
     VALUES_BYTES_MAX,
@@ -66,6 +65,7 @@ from services.search.summary import (
     SegmentIdentity,
     SummaryHeader,
     read_header,
+    slot_bits_of,
     token_hash,
 )
 
@@ -76,7 +76,7 @@ CHUNK_BYTES = 128 << 10
 OVERLAP_BYTES = TOKEN_BYTES_MAX + 2
 FILTER_BYTES_MAX = 32 << 20
 FILL_MAX = 0.35
-"""The filter is halved while fewer of its bits would be set: one of 70 absent words is then found."""
+"""The filter is halved while fewer of its bits would be set: one of 70 blocks is then read for nothing."""
 VALUE_BYTES_MAX = 48
 SEEN_BITS = 16
 MEMORY_BYTES = 384 << 20
@@ -109,8 +109,7 @@ class Unfit(Exception):
 class SummaryFigures(NamedTuple):
     """What of a segment is in its summary."""
 
-    first_ms: int
-    last_ms: int
+    blocks: list[tuple[int, int, int]]
     records: int
     has_transactions: bool
     has_words: bool
@@ -118,47 +117,51 @@ class SummaryFigures(NamedTuple):
 
 
 class WordFilter:
-    """The Bloom filter under construction."""
+    """The Bloom filters of a segment's blocks under construction, as slots of a bit for each."""
 
-    def __init__(self, pages: int) -> None:
-        """`pages`: a power of two."""
-        self._words: NDArray[np.uint32] = np.zeros(pages * PAGE_WORDS, np.uint32)
+    def __init__(self, pages: int, slot_bits: int) -> None:
+        """`pages`: a power of two; `slot_bits`: the bits of a slot."""
+        self._slots_of_page = PAGE_FILTER_BYTES * 8 // slot_bits
+        self._slots: NDArray[Any] = np.zeros(pages * self._slots_of_page, f"<u{slot_bits // 8}")
         self._seen: Words = np.zeros(1 << SEEN_BITS, np.uint64)
         """The last word with each of these leading bits: frequent ones are not set again."""
+        self._blocks = 0
+
+    def begin_block(self) -> None:
+        """Add what follows for the next block."""
+        self._bit = self._slots.dtype.type(1 << self._blocks)
+        self._blocks += 1
+        self._seen[:] = 0
 
     def add(self, hashed: Words) -> None:
         """Add words by their hashes."""
-        slots = (hashed >> np.uint64(64 - SEEN_BITS)).astype(np.int64)
-        new = self._seen[slots] != hashed
-        self._seen[slots] = hashed
+        leading = (hashed >> np.uint64(64 - SEEN_BITS)).astype(np.int64)
+        new = self._seen[leading] != hashed
+        self._seen[leading] = hashed
         hashed = hashed[new]
         if not hashed.size:
             return
-        pages = np.uint64(self._words.size // PAGE_WORDS - 1)
-        first = (hashed & pages).astype(np.int64) * PAGE_WORDS
+        pages = np.uint64(self._slots.size // self._slots_of_page - 1)
+        first = (hashed & pages).astype(np.int64) * self._slots_of_page
         other = hashed * np.uint64(MIX_3)
         other ^= other >> np.uint64(29)
         for number in range(HASHES):
-            bits = ((other >> np.uint64(16 * number) & np.uint64(0xFFFF)) * np.uint64(PAGE_BITS) >> np.uint64(16)).astype(np.int64)
-            places, masks = first + (bits >> 5), np.uint32(1) << (bits & 31).astype(np.uint32)
-            while places.size:  # of two bits in one word, one assignment sets only the last
-                self._words[places] |= masks
-                missing = (self._words[places] & masks) == 0
-                places, masks = places[missing], masks[missing]
+            slots = (other >> np.uint64(16 * number) & np.uint64(0xFFFF)) * np.uint64(self._slots_of_page) >> np.uint64(16)
+            self._slots[first + slots.astype(np.int64)] |= self._bit  # of two equal places, both assign the same
 
     def encode(self) -> tuple[int, bytes]:
         """Return the number of pages, and the pages."""
-        words = self._words
-        while words.size > PAGE_WORDS:
-            half = words[: words.size // 2] | words[words.size // 2 :]
-            if int(np.bitwise_count(half).sum()) > FILL_MAX * 32 * half.size:
+        slots, a_page = self._slots, self._slots_of_page
+        while slots.size > a_page:
+            half = slots[: slots.size // 2] | slots[slots.size // 2 :]
+            if int(np.bitwise_count(half).sum()) > FILL_MAX * self._blocks * half.size:
                 break
-            words = half
+            slots = half
         content = bytearray()
-        for start in range(0, words.size, PAGE_WORDS):
-            page = words[start : start + PAGE_WORDS].astype("<u4").tobytes()
+        for start in range(0, slots.size, a_page):
+            page = slots[start : start + a_page].tobytes().ljust(PAGE_FILTER_BYTES, b"\0")
             content += page + crc32c(page).to_bytes(4, "little")
-        return words.size // PAGE_WORDS, bytes(content)
+        return slots.size // a_page, bytes(content)
 
 
 class FieldValues:
@@ -221,12 +224,12 @@ class FieldValues:
 class SegmentSummarizer:
     """Collects what is in the records of one segment."""
 
-    def __init__(self, pages: int, random: bytes) -> None:
+    def __init__(self, pages: int, slot_bits: int, random: bytes) -> None:
         """`random`: 48 bytes."""
-        self.filter = WordFilter(pages)
+        self.filter = WordFilter(pages, slot_bits)
         factors = np.frombuffer(random, np.uint64) | np.uint64(1)
         self._fields = {name: FieldValues(name, factors) for name in FIELDS}
-        self._first_ms, self._last_ms = 1 << 62, -(1 << 62)
+        self._blocks: list[tuple[int, int, int]] = []
         self._records = 0
         self.has_transactions = False
         self._has_escaped_letters = False
@@ -239,7 +242,12 @@ class SegmentSummarizer:
     def figures(self) -> SummaryFigures:
         """Return everything but the filter."""
         fields = {name: each.values for name, each in self._fields.items()}
-        return SummaryFigures(self._first_ms, self._last_ms, self._records, self.has_transactions, not self._has_escaped_letters, fields)
+        return SummaryFigures(self._blocks, self._records, self.has_transactions, not self._has_escaped_letters, fields)
+
+    def begin_block(self, position: int) -> None:
+        """Take what follows as the next block, which begins there in the file."""
+        self._blocks.append((position, 1 << 62, -(1 << 62)))
+        self.filter.begin_block()
 
     def take(self, content: bytes, starts: list[int], times: list[int], append_times: list[int]) -> None:
         """Take records: where each begins in `content`, its batch's base timestamp, and its append
@@ -257,8 +265,8 @@ class SegmentSummarizer:
             raise Unfit("records that do not fill their batch")
         stamped = np.array(append_times, np.int64)
         written = np.where(stamped < 0, np.array(times, np.int64) + delta, stamped)
-        self._first_ms = min(self._first_ms, int(written.min()))
-        self._last_ms = max(self._last_ms, int(written.max()))
+        position, first_ms, last_ms = self._blocks[-1]
+        self._blocks[-1] = position, min(first_ms, int(written.min())), max(last_ms, int(written.max()))
         self._records += len(starts)
         inside = np.zeros(data.size, np.int8)
         inside[at] += 1
@@ -379,10 +387,16 @@ def summarize(segment: LocalSegment, summarizer: SegmentSummarizer) -> Iterator[
     """Take all records of a segment; yield the bytes read so far. Raises `Unfit`, OSError."""
     piece = _Piece(summarizer)
     position, end, window_bytes = 0, segment.size_bytes, WINDOW_BYTES
+    block_bytes, block_end = -(-end // slot_bits_of(end)), 0
     while position < end:
+        if position >= block_end:
+            piece.flush()
+            summarizer.begin_block(position)
+            block_end = (position // block_bytes + 1) * block_bytes
         window_end = min(end, position + window_bytes)
         with segment.window(position, window_end) as window:
-            reached = window.start + _take_batches(window.memory, position - window.start, window_end - window.start, piece)
+            block_limit = block_end - window.start
+            reached = window.start + _take_batches(window.memory, position - window.start, window_end - window.start, block_limit, piece)
         if reached == position:
             if window_end == end:
                 raise Unfit(f"no whole batch at byte {position}")
@@ -393,9 +407,10 @@ def summarize(segment: LocalSegment, summarizer: SegmentSummarizer) -> Iterator[
     piece.flush()
 
 
-def _take_batches(memory: memoryview, position: int, limit: int, piece: _Piece) -> int:
-    """Take the whole batches of a window; return where they end. Raises `Unfit`."""
-    while position + RECORDS_AT <= limit:
+def _take_batches(memory: memoryview, position: int, limit: int, block_end: int, piece: _Piece) -> int:
+    """Take the whole batches of a window that begin before the end of a block; return where they
+    end. Raises `Unfit`."""
+    while position < block_end and position + RECORDS_AT <= limit:
         fields = BATCH_HEADER.unpack_from(memory, position)
         _, length, _, magic, _, attributes, _, base_ms, max_ms, _, _, _, count = fields
         end = position + length + LOG_OVERHEAD
@@ -483,13 +498,14 @@ class PartitionSummaries:
         path = self._path(base_offset, LOG_SUFFIX)
         with closing(LocalSegment(file_io.open_path(path, file_io.READ_ONLY), path, False)) as segment:
             identity = SegmentIdentity.of(segment.figures)
-            summarizer = SegmentSummarizer(pages_for(identity.size_bytes, self._share_percent), self._random)
+            pages = pages_for(identity.size_bytes, self._share_percent)
+            summarizer = SegmentSummarizer(pages, slot_bits_of(identity.size_bytes), self._random)
             content = b""
             try:
                 yield from summarize(segment, summarizer)
                 figures = summarizer.figures()
                 pages, content = summarizer.filter.encode() if figures.has_words else (0, b"")
-                header = SummaryHeader(identity, *figures[:5], pages, figures.fields)
+                header = SummaryHeader(identity, *figures[:4], pages, figures.fields)
             except (Unfit, MemoryError) as problem:
                 header, content = SummaryHeader(identity, problem=str(problem) or "it needs too much memory"), b""
             budget = identity.size_bytes * self._share_percent // 100
@@ -523,7 +539,7 @@ class PartitionSummaries:
 
 def _is_whole(fd: int, position: int) -> bool:
     page = file_io.pread_all(fd, position, PAGE_BYTES)
-    return len(page) == PAGE_BYTES and crc32c(page[: 4 * PAGE_WORDS]) == int.from_bytes(page[4 * PAGE_WORDS :], "little")
+    return len(page) == PAGE_BYTES and crc32c(page[:PAGE_FILTER_BYTES]) == int.from_bytes(page[PAGE_FILTER_BYTES:], "little")
 
 
 def run_job(job: dict[str, Any], report: Callable[[dict[str, Any]], None], clock: Clock, pause: Callable[[float], None]) -> None:

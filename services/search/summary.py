@@ -1,9 +1,12 @@
-"""The summary of a sealed segment: what its records cannot contain, so that a search skips it.
+"""The summary of a sealed segment: what its records cannot contain, so that a search skips it, or
+parts of it.
 
 `N.summary` lies beside `N.log`. A page with a header (JSON, padded to whole pages) has the identity
-of the segment, its first and last time, and all values of `FIELDS`, if they are few. Behind it is a
-Bloom filter over the words of the values and of the names of fields, in pages with a CRC-32C of
-their own, so that a look-up reads one page and notices a torn one. Numbers are little-endian.
+of the segment, where its blocks begin (8 to 64 of about the same size, of whole batches) with their
+first and last time, and all values of `FIELDS`, if they are few. Behind it are the Bloom filters
+of the blocks over the words of the values and of the names of fields, in slices: a slot has a bit
+for each block. So a look-up reads one page for all blocks. Pages have a CRC-32C of their own, by
+which a torn one is noticed. Numbers are little-endian.
 
 A word is a run of ASCII letters, digits and `_`, without case, of at most `TOKEN_BYTES_MAX`. What
 is not ASCII separates words, also where Python's `\\w` joins them: the words of a query are split in
@@ -22,7 +25,9 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import and_, or_
 from typing import Any, NamedTuple
 
 import orjson
@@ -33,14 +38,17 @@ from appliance.storage import file_io
 from services.search.matching import Document, compile_node
 from services.search.prefilter import is_number, regex_texts
 
-MAGIC = b"MRSUM001"
+MAGIC = b"MRSUM002"
 PREFIX = struct.Struct("<8sII")
 """Magic, bytes of the header behind it, and their CRC-32C."""
 PAGE_BYTES = 4096
-PAGE_WORDS = 1023
-"""Of 4 bytes, before the checksum of the page."""
-PAGE_BITS = 32 * PAGE_WORDS
+PAGE_FILTER_BYTES = PAGE_BYTES - 4
+"""Before the checksum of the page."""
 HASHES = 4
+SLOT_BITS = ((16 << 20, 8), (64 << 20, 16), (256 << 20, 32))
+"""A segment below this size has so many blocks at most, and bits in a slot; a larger one has
+`BLOCKS_MAX`."""
+BLOCKS_MAX = 64
 TOKEN_BYTES_MAX = 128
 FIELDS = ("host", "app", "severity")
 VALUES_MAX = 1_000
@@ -71,8 +79,8 @@ class SummaryHeader(NamedTuple):
     """The header. `problem`: why the segment has no summary that counts; it is not tried again."""
 
     identity: SegmentIdentity
-    first_ms: int = 0
-    last_ms: int = 0
+    blocks: Sequence[Sequence[int]] = ()
+    """Of each: position, first time, last time."""
     records: int = 0
     has_transactions: bool = False
     has_words: bool = False
@@ -116,6 +124,11 @@ def read_header(fd: int) -> tuple[SummaryHeader, int] | None:
     return None if header is None else (header, header_pages_bytes(size_bytes))
 
 
+def slot_bits_of(segment_bytes: int) -> int:
+    """Return the bits of a slot, and with it the number of blocks at most."""
+    return next((slot_bits for size_bytes, slot_bits in SLOT_BITS if segment_bytes < size_bytes), BLOCKS_MAX)
+
+
 def token_hash(token: bytes) -> int:
     """Return the hash of a word; `services.search.summarizer` computes the same for many."""
     polynomial, power = 0, 1
@@ -128,11 +141,12 @@ def token_hash(token: bytes) -> int:
     return mixed ^ mixed >> 31
 
 
-def bits_of(hashed: int) -> list[int]:
-    """Return the bits of a word in its page."""
+def slots_of(hashed: int, slot_bits: int) -> list[int]:
+    """Return the slots of a word in its page."""
+    slots = PAGE_FILTER_BYTES * 8 // slot_bits
     other = hashed * MIX_3 & MASK
     other ^= other >> 29
-    return [(other >> 16 * number & 0xFFFF) * PAGE_BITS >> 16 for number in range(HASHES)]
+    return [(other >> 16 * number & 0xFFFF) * slots >> 16 for number in range(HASHES)]
 
 
 class SegmentSummary:
@@ -142,7 +156,10 @@ class SegmentSummary:
         self._fd = fd
         self.header = header
         self._filter_at = filter_at
+        self._slot_bits = slot_bits_of(header.identity.size_bytes)
         self.is_broken = False
+        self.all_blocks = (1 << len(header.blocks)) - 1
+        """A set of blocks is a whole number with a bit for each."""
 
     @classmethod
     def open(cls, path: str, identity: SegmentIdentity) -> SegmentSummary | None:
@@ -164,23 +181,25 @@ class SegmentSummary:
     def close(self) -> None:
         file_io.close(self._fd)
 
-    def may_have(self, hashed: int) -> bool:
-        """Return False if no value of the segment contains the word."""
+    def blocks_with(self, hashed: int) -> int:
+        """Return the blocks of which a value may contain the word."""
         header = self.header
         if not header.has_words:
-            return True
+            return self.all_blocks
         try:
             page = file_io.pread_all(self._fd, self._filter_at + (hashed & header.pages - 1) * PAGE_BYTES, PAGE_BYTES)
         except OSError:
             page = b""
-        if len(page) < PAGE_BYTES or crc32c(page[: 4 * PAGE_WORDS]) != int.from_bytes(page[4 * PAGE_WORDS :], "little"):
+        if len(page) < PAGE_BYTES or crc32c(page[:PAGE_FILTER_BYTES]) != int.from_bytes(page[PAGE_FILTER_BYTES:], "little"):
             self.is_broken = True
-            return True
-        return all(page[bit >> 3] >> (bit & 7) & 1 for bit in bits_of(hashed))
+            return self.all_blocks
+        width = self._slot_bits // 8
+        slots = [int.from_bytes(page[slot * width : (slot + 1) * width], "little") for slot in slots_of(hashed, self._slot_bits)]
+        return reduce(and_, slots, self.all_blocks)
 
 
-Possible = Callable[[SegmentSummary], bool]
-"""Decides whether a segment may have a record that fulfils a condition."""
+Possible = Callable[[SegmentSummary], int]
+"""Returns the blocks of a segment that may have a record that fulfils a condition."""
 
 
 class SegmentFilter:
@@ -191,17 +210,28 @@ class SegmentFilter:
         self._since_ms = since_ms
         self._until_ms = until_ms
 
-    def rules_out(self, summary: SegmentSummary) -> bool:
-        """Return True only if no record of the segment fulfils query and time range.
+    def ranges(self, summary: SegmentSummary) -> list[tuple[int, int]]:
+        """Return the parts of the segment, as positions, outside of which no record fulfils query
+        and time range. Each begins with a batch.
 
         A segment with transactions is read in any case: its markers decide about later segments.
         """
         header = summary.header
+        size_bytes = header.identity.size_bytes
         if header.problem is not None or header.has_transactions:
-            return False
-        if header.last_ms < self._since_ms or header.first_ms >= self._until_ms:
-            return True
-        return not self._possible(summary)
+            return [(0, size_bytes)]
+        since_ms, until_ms = self._since_ms, self._until_ms
+        blocks = sum(1 << number for number, (_, first_ms, last_ms) in enumerate(header.blocks) if first_ms < until_ms and last_ms >= since_ms)
+        blocks = blocks and blocks & self._possible(summary)
+        ends = [position for position, _, _ in header.blocks[1:]] + [size_bytes]
+        found: list[tuple[int, int]] = []
+        for number, ((start, _, _), end) in enumerate(zip(header.blocks, ends, strict=True)):
+            if not blocks >> number & 1:
+                continue
+            if found and found[-1][1] == start:
+                start = found.pop()[0]
+            found.append((start, end))
+        return found
 
 
 def possible_of(node: Node) -> Possible:
@@ -209,12 +239,12 @@ def possible_of(node: Node) -> Possible:
     match node:
         case And(parts):
             every = [possible_of(part) for part in parts]
-            return lambda summary: all(part(summary) for part in every)
+            return lambda summary: reduce(lambda blocks, part: blocks and blocks & part(summary), every, summary.all_blocks)
         case Or(parts):
             some = [possible_of(part) for part in parts]
-            return lambda summary: any(part(summary) for part in some)
+            return lambda summary: reduce(or_, (part(summary) for part in some), 0)
         case Not():
-            return lambda _summary: True
+            return lambda summary: summary.all_blocks
         case Contains(field, pieces):
             return _condition(node, field, [words_of(pieces)])
         case Regex(field, pattern):
@@ -244,11 +274,12 @@ def _condition(node: Node, field: str, alternatives: list[list[int]]) -> Possibl
     names = words_of((field,)) if field != ANY_FIELD else []
     predicate = compile_node(node) if field in FIELDS else None
 
-    def possible(summary: SegmentSummary) -> bool:
+    def possible(summary: SegmentSummary) -> int:
         values = summary.header.fields.get(field) if predicate is not None and summary.header.has_words else None
         if predicate is not None and values is not None and not any(predicate(_with_field(field, value)) for value in values):
-            return False
-        return all(map(summary.may_have, names)) and any(all(map(summary.may_have, words)) for words in alternatives)
+            return 0
+        blocks = reduce(and_, map(summary.blocks_with, names), summary.all_blocks)
+        return blocks and blocks & reduce(or_, (reduce(and_, map(summary.blocks_with, words), blocks) for words in alternatives), 0)
 
     return possible
 
