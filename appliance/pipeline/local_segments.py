@@ -52,6 +52,8 @@ class LocalSegment:
         self._path = path
         self._ways = ACTIVE_WAYS if is_active else SEALED_WAYS
         self._cold: ColdFile | None = None
+        self._room: mmap.mmap | None = None
+        """For cold reads. Its first touch costs ten times a read into it, so windows share it."""
         self._figures = file_io.fstat(descriptor)
 
     @property
@@ -72,19 +74,23 @@ class LocalSegment:
         file_io.close(self._descriptor)
         if self._cold is not None:
             self._cold.close()
+        if self._room is not None:
+            with suppress(BufferError):  # a view still exists; the last one unmaps it
+                self._room.close()
 
     @contextmanager
     def window(self, position: int, end: int) -> Iterator[SegmentWindow]:
         """Return the bytes from `position` (or slightly before) to `end`. Raises OSError if the disk fails."""
         start = position // PAGE_BYTES * PAGE_BYTES
         content = self._mapped(start, end) if self._is_resident(start, end - start) else self._read(start, end)
-        memory = memoryview(content)
+        memory = memoryview(content)[: end - start]  # shared memory may be larger
         try:
             yield SegmentWindow(memory, start)
         finally:
             with suppress(BufferError):  # a view still exists; the last one unmaps it
                 memory.release()
-                content.close()
+                if content is not self._room:
+                    content.close()
 
     def _is_resident(self, position: int, size_bytes: int) -> bool:
         pages = Cachestat().pages(self._descriptor, position, size_bytes)
@@ -109,12 +115,22 @@ class LocalSegment:
                 cold.close()
                 return self._mapped(start, end)  # the name is another file's by now, and this one will not come back
             self._cold = cold
-        room = mmap.mmap(-1, -(-(end - start) // PAGE_BYTES) * PAGE_BYTES)
+        size_bytes = -(-(end - start) // PAGE_BYTES) * PAGE_BYTES
+        room = self._free_room(size_bytes)
         with memoryview(room) as view:
-            count = self._cold.read_into(view, start)
+            count = self._cold.read_into(view[:size_bytes], start)
         if count < end - start:
             raise OSError(errno.EIO, f"{self._path} ends at byte {start + count}, before byte {end}")
         return room
+
+    def _free_room(self, size_bytes: int) -> mmap.mmap:
+        """Return memory of this size or more that no view of an earlier window keeps."""
+        if self._room is not None and len(self._room) >= size_bytes:
+            with suppress(BufferError):  # what mmap raises while there is a view
+                self._room.resize(len(self._room))
+                return self._room
+        self._room = mmap.mmap(-1, size_bytes)
+        return self._room
 
 
 WINDOW_BYTES = 16 * 1024 * 1024
