@@ -62,6 +62,7 @@ from services.search.summary import (
     TOKEN_BYTES_MAX,
     VALUES_BYTES_MAX,
     VALUES_MAX,
+    WORD_BYTES,
     SegmentIdentity,
     SummaryHeader,
     read_header,
@@ -82,7 +83,7 @@ SEEN_BITS = 16
 MEMORY_BYTES = 384 << 20
 FREE_SHARE_MIN = 20
 """No summary is written when less than this part of the disk is free."""
-_PADDING = bytes(16)
+_PADDING = bytes(VALUE_BYTES_MAX + 16)
 
 Words = NDArray[np.uint64]
 Places = NDArray[np.int64]
@@ -95,6 +96,10 @@ def _table(members: Iterable[int]) -> NDArray[np.bool_]:
 
 
 _IS_WORD = _table(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_")
+_WORD_TABLE = _IS_WORD.tobytes()
+"""For `bytes.translate`, which is three times as fast as an index."""
+_FIRST_BYTES: Words = np.array([(1 << 8 * count) - 1 for count in range(WORD_BYTES + 1)], np.uint64)
+_POWERS: Words = np.array([pow(BASE, number, 1 << 64) for number in range(-(-TOKEN_BYTES_MAX // WORD_BYTES))], np.uint64)
 _IS_SHORT_ESCAPE = _table(b"bfnrt")
 _ENDS_SCALAR = _table(b",}] \t\r\n")
 _HEX = np.zeros(256, np.uint8)
@@ -191,9 +196,12 @@ class FieldValues:
             self._found = None
             return
         at = ends[behind == ord(":")] + 2
-        rows = data[np.minimum(at[:, None] + np.arange(VALUE_BYTES_MAX), data.size - 1)]
+        words = _unaligned(data)
+        rows = np.stack([words[at + start] for start in range(0, VALUE_BYTES_MAX, WORD_BYTES)], axis=1).view(np.uint8)
         is_text = rows[:, 0] == ord('"')
-        is_end = np.where(is_text[:, None], rows == ord('"'), _ENDS_SCALAR[rows])
+        is_end = rows == ord('"')
+        if not is_text.all():
+            is_end[~is_text] = _ENDS_SCALAR[rows[~is_text]]
         is_end[:, 0] = False
         length = np.argmax(is_end, axis=1)
         has_end = is_end[np.arange(length.size), length]
@@ -233,11 +241,6 @@ class SegmentSummarizer:
         self._records = 0
         self.has_transactions = False
         self._has_escaped_letters = False
-        powers = np.full(CHUNK_BYTES + OVERLAP_BYTES + 1, BASE, np.uint64)
-        powers[0] = 1
-        self._powers: Words = np.multiply.accumulate(powers)
-        powers[1:] = pow(BASE, -1, 1 << 64)
-        self._inverses: Words = np.multiply.accumulate(powers)
 
     def figures(self) -> SummaryFigures:
         """Return everything but the filter."""
@@ -268,15 +271,14 @@ class SegmentSummarizer:
         position, first_ms, last_ms = self._blocks[-1]
         self._blocks[-1] = position, min(first_ms, int(written.min())), max(last_ms, int(written.max()))
         self._records += len(starts)
-        inside = np.zeros(data.size, np.int8)
-        inside[at] += 1
-        inside[ends] -= 1
-        is_word = _IS_WORD[data]  # lengths, keys and headers are no words, and no parts of one
-        is_word &= np.add.accumulate(inside, dtype=np.int8).view(np.bool_)
+        is_word = np.frombuffer(bytearray(content + _PADDING).translate(_WORD_TABLE), np.bool_)
+        between = np.concatenate(([0], ends)), np.concatenate((at, [len(content)]))
+        is_word[_all_of(*between)] = False  # lengths, keys and headers are no words, and no parts of one
         self._take_words(data, is_word, len(content))
 
     def _take_words(self, data: NDArray[np.uint8], is_word: NDArray[np.bool_], size_bytes: int) -> None:
         escaped = self._behind_escapes(data, size_bytes)
+        folded = _unaligned(data | np.uint8(0x20))
         for start in range(0, size_bytes, CHUNK_BYTES):
             first, end = max(start - OVERLAP_BYTES, 0), min(start + CHUNK_BYTES, size_bytes)
             marked = is_word[first:end]
@@ -290,7 +292,7 @@ class SegmentSummarizer:
                 starts, ends = np.concatenate((starts, more)), np.concatenate((ends, ends[run]))
             is_short = ends - starts <= TOKEN_BYTES_MAX
             starts, ends = starts[is_short], ends[is_short]
-            hashed = self._hashes(data[first:end], starts, ends)
+            hashed = _hashes(folded, starts + first, ends - starts)
             for values in self._fields.values():
                 values.add(data, starts + first, ends + first, hashed)
             self.filter.add(hashed)
@@ -305,18 +307,36 @@ class SegmentSummarizer:
         self._has_escaped_letters = self._has_escaped_letters or bool(np.any(is_ascii & _IS_WORD[character]))
         return np.concatenate((slashes[_IS_SHORT_ESCAPE[letters]] + 2, codes + 6))
 
-    def _hashes(self, data: NDArray[np.uint8], starts: Places, ends: Places) -> Words:
-        """Return the hashes of words; as `token_hash`."""
-        sums = np.zeros(data.size + 1, np.uint64)
-        np.cumsum((data | np.uint8(0x20)) * self._powers[: data.size], out=sums[1:])
-        hashed: Words = (sums[ends] - sums[starts]) * self._inverses[starts]
-        hashed ^= (ends - starts).astype(np.uint64) * np.uint64(MIX_3)
-        hashed ^= hashed >> np.uint64(30)
-        hashed *= np.uint64(MIX_1)
-        hashed ^= hashed >> np.uint64(27)
-        hashed *= np.uint64(MIX_2)
-        hashed ^= hashed >> np.uint64(31)
-        return hashed
+
+def _unaligned(data: NDArray[np.uint8]) -> Words:
+    """Return a view with the 8 bytes from each place on."""
+    return np.ndarray((data.size - WORD_BYTES + 1,), "<u8", buffer=data, strides=(1,))
+
+
+def _all_of(starts: Places, ends: Places) -> Places:
+    """Return all places in ranges."""
+    lengths = ends - starts
+    firsts = np.cumsum(lengths) - lengths
+    places: Places = np.arange(int(lengths.sum())) + np.repeat(starts - firsts, lengths)
+    return places
+
+
+def _hashes(folded: Words, starts: Places, sizes: Places) -> Words:
+    """Return the hashes of words; as `token_hash`. `folded`: the view of folded bytes."""
+    hashed: Words = folded[starts] & _FIRST_BYTES.take(np.minimum(sizes, WORD_BYTES))
+    longer, number = np.flatnonzero(sizes > WORD_BYTES), 1
+    while longer.size:
+        left = sizes[longer] - WORD_BYTES * number
+        words = folded[starts[longer] + WORD_BYTES * number] & _FIRST_BYTES.take(np.minimum(left, WORD_BYTES))
+        hashed[longer] += words * _POWERS[number]
+        longer, number = longer[left > WORD_BYTES], number + 1
+    hashed ^= sizes.astype(np.uint64) * np.uint64(MIX_3)
+    hashed ^= hashed >> np.uint64(30)
+    hashed *= np.uint64(MIX_1)
+    hashed ^= hashed >> np.uint64(27)
+    hashed *= np.uint64(MIX_2)
+    hashed ^= hashed >> np.uint64(31)
+    return hashed
 
 
 def _varints(data: NDArray[np.uint8], at: Places) -> tuple[Places, Places]:

@@ -57,6 +57,8 @@ SEGMENT_BYTES_MIN = 1 << 20
 """A smaller segment has no summary: it is read faster than one is looked up."""
 HEADER_BYTES_MAX = 1 << 20
 
+WORD_BYTES = 8
+"""Hashed at a time."""
 MASK = (1 << 64) - 1
 BASE = 0x9E3779B97F4A7C15
 MIX_1, MIX_2, MIX_3 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93
@@ -131,9 +133,10 @@ def slot_bits_of(segment_bytes: int) -> int:
 
 def token_hash(token: bytes) -> int:
     """Return the hash of a word; `services.search.summarizer` computes the same for many."""
+    folded = bytes(byte | 0x20 for byte in token)
     polynomial, power = 0, 1
-    for byte in token:
-        polynomial = (polynomial + (byte | 0x20) * power) & MASK
+    for start in range(0, len(folded), WORD_BYTES):
+        polynomial = (polynomial + int.from_bytes(folded[start : start + WORD_BYTES], "little") * power) & MASK
         power = power * BASE & MASK
     mixed = polynomial ^ (len(token) * MIX_3 & MASK)
     mixed = (mixed ^ mixed >> 30) * MIX_1 & MASK
