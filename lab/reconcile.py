@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from appliance.command.finding import FoundBox
-from appliance.command.ingest_figures import ListenerFigures, gather
+from appliance.base.settings import load_box
+from appliance.senders.ingest_figures import ListenerFigures, gather
 from lab.running_box import RunningBox, eventually
 
 SETTLE_SECONDS = 20.0
@@ -53,7 +53,7 @@ def balance_of(figures: ListenerFigures) -> Balance:
 
 def balances_of(box: RunningBox) -> dict[str, Balance]:
     """What each listener of a box has counted, over all its ingests."""
-    figures = gather(FoundBox(box.layout, box.layout.read_box()), NEVER_SILENT_MS, 0)
+    figures = gather(box.layout, load_box(box.layout), NEVER_SILENT_MS, 0)
     return {listener.name: balance_of(listener) for listener in figures.listeners}
 
 

@@ -20,13 +20,13 @@ from appliance.base.layout import BoxLayout
 from appliance.base.settings import default_settings, load_box
 from appliance.cluster.metadata_image import ImageUnreadable, MetadataImage, PartitionImage, read_image
 from appliance.cluster.replication_figures import ReplicationFigures, count_replication
-from appliance.command.ingest_figures import KnownSenders, look_at_senders
 from appliance.command.moves import standing_moves
 from appliance.command.process_memory import BoxMemory, Memory, box_memory, memory_of
 from appliance.ipc.disk_reports import FoundDamage, LostOffsets, MoveProgress, lost_file, read_lost, read_report, report_file
 from appliance.ipc.frames import PeerGone, connect_unix
 from appliance.runtime.request_server import STATUS
 from appliance.runtime.unit_process import SYSTEMD
+from appliance.senders.ingest_figures import KnownSenders, look_at_senders
 from appliance.shm.counters import CounterSnapshot, list_counters, read_counters
 from appliance.shm.disk_tables import attach_table, overdue_operation
 from appliance.shm.partition_table import DISK_STATE_NAMES, ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, Row

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from appliance.base.clock import SystemClock
+from appliance.base.settings import Box
 from appliance.command.failures import UsageProblem
 from appliance.command.finding import FoundBox, find_running_box
 from appliance.command.options import ConfigOption, DataOption, JsonOption, argument, option
@@ -75,13 +76,14 @@ def tap(
 
 
 def _show(found: FoundBox, silent_ms: int | None, with_senders: bool, as_json: bool, watch: bool) -> None:
-    from appliance.command.ingest_figures import document_of, gather
     from appliance.command.ingest_view import status_text
+    from appliance.senders.ingest_figures import document_of, gather
 
     clock = SystemClock()
+    box = Box.from_document({**found.box})
     before = None
     while True:
-        figures = gather(found, silent_ms, clock.wall_ms())
+        figures = gather(found.layout, box, silent_ms, clock.wall_ms())
         text = json.dumps(document_of(figures, with_senders)) + "\n" if as_json else status_text(figures, before, with_senders, WATCH_SECONDS)
         with until_reader_closes():
             sys.stdout.write(_CLEAR + text if watch and not as_json and sys.stdout.isatty() else text)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from appliance.command.ingest_figures import IngestFigures, ListenerFigures
 from appliance.command.output import NOTHING, Column, cell, count_text, duration_text, plain_table, plural
 from appliance.senders.accounting import LossReason
 from appliance.senders.conditions import FACILITY_NAMES, SEVERITY_NAMES, RouteCondition
+from appliance.senders.ingest_figures import IngestFigures, ListenerFigures
 from appliance.senders.listener import Protocol, ProxyMode
 from appliance.senders.sender_accounts import OTHERS, SenderFigures
 from appliance.senders.sender_tables import TableReading

@@ -16,9 +16,9 @@ from appliance.runtime.ensemble_checks import access_warning
 if TYPE_CHECKING:
     from appliance.command.box_status import BoxStatus, ClusterStatus, ProcessStatus, TopicStatus
     from appliance.command.finding import FoundBox
-    from appliance.command.ingest_figures import KnownSenders
     from appliance.command.process_memory import BoxMemory, Memory
     from appliance.ipc.disk_reports import FoundDamage, LostOffsets, MoveProgress
+    from appliance.senders.ingest_figures import KnownSenders
 
 DAMAGES_SHOWN = 5
 MOVES_SHOWN = 10

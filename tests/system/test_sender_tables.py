@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from appliance.command.finding import FoundBox
-from appliance.command.ingest_figures import gather
+from appliance.base.settings import load_box
+from appliance.senders.ingest_figures import gather
 from lab.reconcile import Reconciliation, balances_of
 from lab.running_box import RunningBox, environment, eventually, listener, run_and_wait, run_arguments, start_box
 
@@ -104,7 +104,7 @@ def test_the_ledger_of_every_listener_balances_after_a_kill_of_ingest_and_the_se
 
 
 def received_of_senders(box: RunningBox) -> int:
-    known = gather(FoundBox(box.layout, box.layout.read_box()), None, 0).senders
+    known = gather(box.layout, load_box(box.layout), None, 0).senders
     assert {sender.host for sender in known} <= {"127.0.0.1"}
     return sum(sender.received for sender in known)
 

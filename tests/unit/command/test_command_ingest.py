@@ -11,9 +11,9 @@ from appliance.base.clock import ManualClock
 from appliance.command.failures import UsageProblem
 from appliance.command.finding import FoundBox
 from appliance.command.ingest import build_app, duration_ms
-from appliance.command.ingest_figures import IngestFigures, document_of, gather
 from appliance.command.ingest_view import status_text
 from appliance.senders.accounting import LossReason
+from appliance.senders.ingest_figures import IngestFigures, document_of, gather
 from appliance.senders.sender_accounts import OTHERS, SenderFigures, senders_file, write_senders
 from appliance.shm.counters import Counters
 from lab.running_box import listener
@@ -30,7 +30,7 @@ class Ingests:
 
     def __init__(self, layout: Any) -> None:
         self.layout = layout
-        box = make_box(
+        self.box = box = make_box(
             ingests=2, sender_tables={"listener": [listener("relp", "relp", port=2514, address="::1")]}, settings={"ingest.sender.silent.ms": 60_000}
         )
         self.found = FoundBox(layout, json.loads(box.to_json()))
@@ -40,7 +40,7 @@ class Ingests:
         return ListenerLedgers(self.counters[index], listener, is_datagram=listener == "syslog-udp")
 
     def look(self, silent_ms: int | None = None) -> IngestFigures:
-        return gather(self.found, silent_ms, NOW_MS)
+        return gather(self.layout, self.box, silent_ms, NOW_MS)
 
 
 @pytest.fixture

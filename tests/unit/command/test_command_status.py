@@ -30,13 +30,13 @@ from appliance.command.box_status import (
     read_shared_memory,
 )
 from appliance.command.finding import FoundBox
-from appliance.command.ingest_figures import KnownSenders
 from appliance.command.main import print_status_document
 from appliance.command.process_memory import Memory, box_memory, memory_of
 from appliance.command.status import _state, cluster_line, print_status, senders_line, zookeeper_line
 from appliance.ipc.disk_reports import COPYING, MoveProgress, moves_file, write_moves
 from appliance.ipc.frames import listen_unix
 from appliance.runtime.request_server import STATUS
+from appliance.senders.ingest_figures import KnownSenders
 from appliance.senders.sender_accounts import OTHERS, SenderFigures, senders_file, write_senders
 from appliance.shm.counters import Counters
 from appliance.shm.disk_tables import attach_table

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from appliance.base.layout import BoxLayout
 from appliance.base.settings import Box
-from appliance.command.finding import FoundBox
 from appliance.senders.accounting import Ledger, labels_of, listeners_of, read_ledger
 from appliance.senders.listener import Listener
 from appliance.senders.sender_accounts import OTHERS, SenderFigures, add_figures, read_senders, senders_file
@@ -95,13 +94,12 @@ class IngestFigures(NamedTuple):
     now_ms: int
 
 
-def gather(found: FoundBox, silent_ms: int | None, now_ms: int) -> IngestFigures:
+def gather(layout: BoxLayout, box: Box, silent_ms: int | None, now_ms: int) -> IngestFigures:
     """Read the figures of every ingest of the box. `silent_ms` None: the setting."""
-    box = Box.from_document({**found.box})
     names = [name for name in box.process_names() if name.startswith(INGEST)]
-    values = add_values(snapshot.values for name in names if (snapshot := read_counters(found.layout, name)) is not None)
+    values = add_values(snapshot.values for name in names if (snapshot := read_counters(layout, name)) is not None)
     limit_ms = box.integer("ingest.sender.silent.ms") if silent_ms is None else silent_ms
-    senders = look_at_senders(found.layout, names, limit_ms, now_ms)
+    senders = look_at_senders(layout, names, limit_ms, now_ms)
     from appliance.senders.sender_tables import tables_of  # the status of a box needs it not
 
     listeners = describe_listeners(tables_of(box).listeners, box, values)
