@@ -4,8 +4,8 @@ runs), `/readyz` (the whole box serves), `/api/search`.
 It owns no socket; `services.console.agent` serves it. All routes are read-only: GET and HEAD
 without a body. The page loads nothing from other sites; its policy forbids that. Pages of other
 sites may link to it, and get nothing else. Weak: there is no authentication; each client that
-reaches the port can read the names of topics and groups. Records are searched, and paths of disks,
-process ids and the release shown, for `http.details.allowed.networks` and Unix sockets. With an
+reaches the port can read the names of topics and groups. Records are searched, and senders, paths
+of disks, process ids and the release shown, for `http.details.allowed.networks` and Unix sockets. With an
 authorizer only Unix sockets search.
 """
 
@@ -39,7 +39,7 @@ BODY_BYTES_MAX = 64 << 10
 HEADER_BYTES_MAX = 16 << 10
 PATH_BYTES_MAX = 4 << 10
 
-_PAGES = {"index.html": "/", "logs.html": "/logs"}
+_PAGES = {"index.html": "/", "logs.html": "/logs", "senders.html": "/senders"}
 ASKING_HEADER = "x-millrace"
 _TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 _FROM_US = ("script-src", "style-src", "img-src", "connect-src")
@@ -56,6 +56,8 @@ class Watch(Protocol):
     def overview(self, since_ms: int) -> dict[str, Any]: ...
 
     def topics(self) -> dict[str, Any]: ...
+
+    def senders(self) -> dict[str, Any]: ...
 
     def metrics(self, shows_release: bool) -> bytes: ...
 
@@ -105,12 +107,20 @@ def make_application(
     async def topics(_request: Request) -> Response:
         return _answer(200, watch.topics())
 
+    async def senders(request: Request) -> Response:
+        if not sees_details(request):
+            return _answer(
+                403, {"error": "addresses of senders are shown to http.details.allowed.networks only; on the box: `millrace ingest status --senders`"}
+            )
+        return _answer(200, watch.senders())
+
     routes = [
         Route("/healthz", healthz),
         Route("/readyz", readyz),
         Route("/metrics", metrics),
         Route("/api/overview", overview),
         Route("/api/topics", topics),
+        Route("/api/senders", senders),
         *(Route(_PAGES.get(path.name, f"/assets/{path.name}"), _file(path)) for path in sorted(ASSETS.iterdir()) if path.suffix in _TYPES),
     ]
     if search is not None:
@@ -210,7 +220,7 @@ def _too_large(scope: Scope) -> tuple[int, str] | None:
 
 async def _on_refused(_request: Request, error: Exception) -> Response:
     status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (500, None)
-    words = {404: "there is no such page; try /, /logs, /metrics, /healthz, /readyz", 405: "only GET and HEAD are answered here"}
+    words = {404: "there is no such page; try /, /logs, /senders, /metrics, /healthz, /readyz", 405: "only GET and HEAD are answered here"}
     return _answer(status, {"error": words.get(status, "refused")}, headers)
 
 

@@ -26,6 +26,7 @@ from appliance.base.layout import BoxLayout
 from appliance.base.settings import Box, load_box
 from appliance.cluster.metadata_image import ImageUnreadable, MetadataImage, read_image
 from appliance.runtime.process_cost import ProcessCost, published_cost
+from appliance.senders.ingest_figures import IngestFigures, gather
 from appliance.senders.sender_accounts import OTHERS, read_senders, senders_file
 from appliance.shm.counters import CounterReader, CounterSnapshot, list_counters
 from services.console.disk_sample import DiskReader, DiskSample
@@ -173,6 +174,10 @@ class BoxReader:
         wall_ms = self._clock.wall_ms()
         senders = self._senders.look([f"ingest@{index}" for index in range(self._box.ingests)], wall_ms)
         return BoxSample(wall_ms, now_ns, self._box, processes, counters, disks, self._image, senders)
+
+    def senders(self, now_ms: int) -> IngestFigures:
+        """Return what senders brought. Reads the ingests' files of senders, thousands of rows."""
+        return gather(self._layout, self._box, None, now_ms)
 
     def _read_counters(self) -> dict[str, CounterSnapshot]:
         names = list_counters(self._layout)

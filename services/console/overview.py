@@ -1,4 +1,4 @@
-"""The content of the first page as one JSON document, bounded for any number of partitions, topics
+"""The content of each page as one JSON document, bounded for any number of partitions, topics
 and groups. Pure.
 
 Weak: the busiest topics and groups are listed, the rest is counted; `millrace top` and `/metrics`
@@ -11,6 +11,7 @@ from typing import Any
 
 from appliance.base.model import INTERNAL_TOPICS
 from appliance.runtime.ensemble_checks import open_listeners
+from appliance.senders.ingest_figures import IngestFigures, document_of
 from services.console.activity import DISK_TIMED, Between
 from services.console.alarm import AlarmEvent
 from services.console.box_sample import SUPERVISOR, BoxSample, ProcessSample
@@ -20,6 +21,7 @@ from services.console.disk_sample import DiskSample
 TOPICS_SHOWN = 30
 TOPICS_LISTED = 2_000
 GROUPS_SHOWN = 30
+SENDERS_SHOWN = 500
 GROUP_TOPICS_SHOWN = 3
 EVENTS_SHOWN = 20
 
@@ -131,6 +133,22 @@ def topic_list(between: Between) -> dict[str, Any]:
     topics = sorted((topic for topic in between.after.topics.values() if topic.name not in INTERNAL_TOPICS), key=lambda topic: topic.name)
     names = ("partitions", "records", "size_bytes")
     return {"topics": [{"name": topic.name, **{name: getattr(topic, name) for name in names}} for topic in topics[:TOPICS_LISTED]], "count": len(topics)}
+
+
+def senders_document(figures: IngestFigures, silent_limit_ms: int) -> dict[str, Any]:
+    """Return the content of the page of senders: the silent ones first, then the busiest;
+    `senders_count` includes those left out."""
+    document = document_of(figures, with_senders=True)
+    silent = {known.host for known in figures.silent}
+    del document["silent"]
+    senders = sorted(document["senders"], key=lambda each: (each["host"] not in silent, -each["received"], each["host"]))
+    return document | {
+        "now_ms": figures.now_ms,
+        "senders": [each | {"is_silent": each["host"] in silent} for each in senders[:SENDERS_SHOWN]],
+        "senders_count": len(senders),
+        "silent_count": len(silent),
+        "silent_limit_ms": silent_limit_ms,
+    }
 
 
 def _group(group: GroupLag) -> dict[str, Any]:

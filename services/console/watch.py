@@ -20,7 +20,7 @@ from services.console.box_metrics import Exposition
 from services.console.box_sample import BoxReader, BoxSample, Readiness
 from services.console.console_groups import NOT_LOOKED, GroupsSample
 from services.console.figures import gather
-from services.console.overview import overview, topic_list
+from services.console.overview import overview, senders_document, topic_list
 
 ALARMS_EVERY_MS = 10_000
 SMOOTHED = 5
@@ -44,6 +44,7 @@ class BoxMonitor:
         self._slims: deque[Slim] = deque([slim(self.sample)], maxlen=SMOOTHED + 1)
         self._next_ms = clock.monotonic_ms() + EVERY_MS
         self._next_alarms_ms = 0
+        self._senders: tuple[BoxSample, dict[str, Any]] | None = None
 
     def turn(self) -> None:
         """Take a sample if it is time; call it several times a second."""
@@ -72,6 +73,13 @@ class BoxMonitor:
     def topics(self) -> dict[str, Any]:
         """Return the topics that can be searched."""
         return topic_list(Between(self._slims[0], self._slims[-1]))
+
+    def senders(self) -> dict[str, Any]:
+        """Return what senders brought, as of the last sample: files of thousands of senders are not
+        read for each request."""
+        if self._senders is None or self._senders[0] is not self.sample:
+            self._senders = self.sample, senders_document(self._reader.senders(self.sample.wall_ms), self.sample.box.integer("ingest.sender.silent.ms"))
+        return self._senders[1]
 
     def metrics(self, shows_release: bool = True) -> bytes:
         """Take a new sample and return its scrape."""

@@ -265,3 +265,34 @@ def test_the_search_page_follows_and_pauses(shared_box: RunningBox, searched: st
         eventually(lambda: "another" in search.text("#records"), "what waited is shown", 20)
         assert search.run("return document.documentElement.scrollWidth <= innerWidth")
         assert complaints(page) == []
+
+
+@pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))
+def test_the_page_of_senders_shows_them_and_why_lines_are_refused(shared_box: RunningBox, tmp_path: Path) -> None:
+    with browser(tmp_path / "profile", width=390) as page:
+        page.get(f"http://{shared_box.http}/senders")
+
+        def text(selector: str) -> str:
+            return str(page.execute_script("return document.querySelector(arguments[0])?.textContent ?? ''", selector))
+
+        eventually(lambda: "syslog-tcp" in text("#listeners"), "the listeners are shown", 20)
+        send_lines(shared_box, 3)
+        with socket.create_connection((shared_box.ingest.host, shared_box.ingest.port)) as stranger:
+            stranger.sendall(b"POST /ingest/syslog HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 1\r\n\r\nx")
+            assert b" 421 " in stranger.recv(100)
+        eventually(lambda: "127.0.0.1" in text("#senders") and "unknown host" in text("#senders"), "the sender and the reason are shown", 20)
+        row = text("#senders tbody tr")
+        assert "heard" in row and "syslog-tcp" in row and "unknown host" in text("#listeners")
+        field = page.find_element("id", "only")
+        field.send_keys("10.9.")
+        assert "No sender is called so" in text("#senders")
+        field.clear()
+        field.send_keys("REFUSED")
+        assert "127.0.0.1" in text("#senders")
+        assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        assert complaints(page) == []
+
+
+def send_lines(box: RunningBox, count: int) -> None:
+    with socket.create_connection((box.syslog.host, box.syslog.port)) as sender:
+        sender.sendall(b"<11>1 - web7 app - - - hello\n" * count)

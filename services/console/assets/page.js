@@ -12,31 +12,6 @@ function meter(share, kind) {
   return outer;
 }
 
-// Cells are texts, elements or arrays of them. A row that says what it said before is left alone, so that a person can select in it.
-function fill(table, columns, rows, nothing) {
-  if (!table.tHead) {
-    const row = table.createTHead().insertRow();
-    for (const [title, className] of columns) row.append(make("th", className, title));
-    table.createTBody();
-  }
-  table.tHead.hidden = !rows.length;
-  const body = table.tBodies[0];
-  const wanted = rows.length ? rows : [[nothing]];
-  while (body.rows.length > wanted.length) body.deleteRow(-1);
-  wanted.forEach((cells, index) => {
-    const made = make("tr");
-    cells.forEach((cell, column) => {
-      const td = make("td", rows.length ? columns[column][1] : "empty");
-      if (!rows.length) td.colSpan = columns.length;
-      td.append(...[cell].flat());
-      made.append(td);
-    });
-    const old = body.rows[index];
-    if (!old) body.append(made);
-    else if (old.innerHTML !== made.innerHTML) old.replaceWith(made);
-  });
-}
-
 function metered(share, kind, text) { return [meter(share, kind), make("span", "figure", text)]; }
 
 function tile(what, [value, unit], more) {

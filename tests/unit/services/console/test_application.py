@@ -28,6 +28,9 @@ class FakeWatch:
         disks, processes = [{"name": "d0", "path": "/srv/d0"}], [{"name": "a", "pid": 7}, {"name": "b", "pid": 0}]
         return {"box": "b", "version": "1.2.3", "disks": disks, "processes": processes}
 
+    def senders(self) -> dict[str, Any]:
+        return {"senders": [{"host": "192.0.2.7"}]}
+
     def metrics(self, shows_release: bool) -> bytes:
         return b"# 1.2.3\n" * shows_release + b"# HELP x y\nx 1\n"
 
@@ -66,12 +69,14 @@ def ask(path: str, watch: FakeWatch | None = None, method: str = "GET", refused:
 @pytest.mark.parametrize(
     ("client", "sees"), [("127.0.0.9", True), ("::1", True), ("", True), ("::ffff:127.0.0.1", True), ("10.0.0.7", False), ("fe80::1%eth0", False)]
 )
-def test_only_allowed_networks_learn_paths_of_disks_process_ids_and_the_release(client: str, sees: bool) -> None:
+def test_only_allowed_networks_learn_senders_paths_of_disks_process_ids_and_the_release(client: str, sees: bool) -> None:
     document = orjson.loads(ask("/api/overview", client=client).body)
     assert document["version"] == ("1.2.3" if sees else None)
     assert document["disks"] == [{"name": "d0", "path": "/srv/d0" if sees else None}]
     assert [process["pid"] for process in document["processes"]] == [7 if sees else None, 0]
     assert (b"1.2.3" in ask("/metrics", client=client).body) == sees
+    senders = ask("/api/senders", client=client)
+    assert (senders.status, b"192.0.2.7" in senders.body) == ((200, True) if sees else (403, False))
 
 
 def test_readyz_is_503_with_what_is_missing_until_all_serve() -> None:

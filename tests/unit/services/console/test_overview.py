@@ -8,12 +8,13 @@ import orjson
 import pytest
 
 from appliance.base.clock import ManualClock
+from appliance.senders.sender_accounts import SenderFigures, senders_file, write_senders
 from lab.pretended_box import PretendedBox
 from services.console.activity import EVERY_MS, POINTS
 from services.console.alarm import AlarmEvent
 from services.console.box_sample import BoxReader
 from services.console.console_groups import GroupLag, GroupsSample, TopicLag
-from services.console.overview import GROUPS_SHOWN, TOPICS_SHOWN
+from services.console.overview import GROUPS_SHOWN, SENDERS_SHOWN, TOPICS_SHOWN
 from services.console.watch import ALARMS_EVERY_MS, BoxMonitor
 
 
@@ -124,3 +125,24 @@ def test_a_disk_that_comes_while_the_console_runs_is_shown(watched: Watched) -> 
     assert named(document["disks"], "d9")["state"] == "down"
     assert document["missing"] == {"log-writer@d9": "not started", "log-reader@d9": "not started"}
     assert document["history"]["disks"]["d9"] == [None, None, None, 0]
+
+
+def test_senders_are_bounded_the_silent_ones_first_and_read_once_a_sample(watched: Watched) -> None:
+    watched.step()
+    now_ms = watched.watch.last_sample().wall_ms
+    accounts = [
+        SenderFigures(f"10.0.{number >> 8}.{number & 255}", number, number, 0, 0, 0, {}, ["syslog-tcp"], now_ms) for number in range(SENDERS_SHOWN + 50)
+    ]
+    accounts[7] = accounts[7]._replace(last_seen_ms=now_ms - 301_000, refused=2, reasons={"malformed": 2})
+    write_senders(senders_file(watched.box.layout, "ingest@0"), accounts)
+    watched.step()
+    document = watched.watch.senders()
+    assert (len(document["senders"]), document["senders_count"], document["silent_count"]) == (SENDERS_SHOWN, SENDERS_SHOWN + 50, 1)
+    first, second = document["senders"][:2]
+    assert (first["host"], first["is_silent"], first["reasons"]) == ("10.0.0.7", True, {"malformed": 2})
+    assert (second["received"], second["is_silent"]) == (SENDERS_SHOWN + 49, False)
+    assert "syslog-tcp" in [each["name"] for each in document["listeners"]]
+    write_senders(senders_file(watched.box.layout, "ingest@0"), [])
+    assert watched.watch.senders() is document, "until the next sample"
+    watched.step()
+    assert watched.watch.senders()["senders"] == []
