@@ -96,7 +96,7 @@ def watch_tap(found: FoundBox, name: str | None, count: int | None, as_json: boo
                 if document.pop("watching", False):
                     say(f"millrace: watching {name or 'all listeners'}; Ctrl-C ends it")
                     continue
-                sys.stdout.write((json.dumps(document, ensure_ascii=False) if as_json else tap_line(document, is_coloured)) + "\n")
+                sys.stdout.write((tap_json(document) if as_json else tap_line(document, is_coloured)) + "\n")
                 sys.stdout.flush()
                 shown += 1
                 if shown == count:
@@ -112,6 +112,12 @@ def _address(name: str | None, listeners: list[str]) -> str | None:
         return str(ipaddress.ip_address(name))
     except ValueError:
         raise UsageProblem(f"{name} is neither a listener nor an address; there are the listeners {', '.join(listeners)}") from None
+
+
+def tap_json(document: dict[str, Any]) -> str:
+    """Return what an ingest sent as one line of JSON; a value that is a whole JSON object as such."""
+    fields = parsed_value(document["value"].encode()) if "value" in document else None
+    return json.dumps(document if fields is None else document | {"value": fields}, ensure_ascii=False)
 
 
 def tap_line(document: dict[str, Any], is_coloured: bool) -> str:

@@ -11,6 +11,7 @@ from appliance.base.clock import ManualClock
 from appliance.command.failures import UsageProblem
 from appliance.command.finding import FoundBox
 from appliance.command.ingest import build_app, duration_ms
+from appliance.command.ingest_tap import tap_json, tap_line
 from appliance.command.ingest_view import status_text
 from appliance.senders.accounting import LossReason
 from appliance.senders.ingest_figures import IngestFigures, document_of, gather
@@ -127,3 +128,24 @@ def test_anything_else_is_refused(text: str) -> None:
 def test_the_removed_command_says_what_to_use() -> None:
     with pytest.raises(UsageProblem, match="use `millrace config check FILE`"):
         CliRunner().invoke(build_app(None), ["check", "/etc/millrace/ingest.table", "--config", "x"], catch_exceptions=False)
+
+
+def test_a_tapped_line_shows_fields_and_one_that_was_refused_shows_why() -> None:
+    origin = {"time_ms": NOW_MS, "listener": "relp", "sender": "10.0.0.7:4000"}
+    record = {
+        "host": "web",
+        "app": "nginx",
+        "proc_id": "7",
+        "severity": 3,
+        "severity_name": "err",
+        "message": "down\x1b[2J",
+        "structured_data": {"a": {"b": "c"}},
+    }
+    stored = origin | {"topic": "syslog", "value": json.dumps(record), "size_bytes": 1}
+    line = tap_line(stored, is_coloured=False)
+    assert line.startswith("relp 10.0.0.7:4000 -> syslog: ") and " web nginx[7] err: down" in line and line.endswith('{"a": {"b": "c"}}') and "\x1b" not in line
+    unparsed = json.dumps({"message": "junk", "parsed": False, "parse_error": "no priority"})
+    assert tap_line(stored | {"value": unparsed}, is_coloured=False).endswith("junk (not parsed: no priority)")
+    assert tap_line(stored | {"value": "raw \x1b[2J"}, is_coloured=False).count("\x1b") == 0
+    assert tap_line(origin | {"what": "refused: malformed", "count": 2}, is_coloured=False).endswith("relp 10.0.0.7:4000: refused: malformed (2 records)")
+    assert json.loads(tap_json(stored))["value"]["app"] == "nginx" and json.loads(tap_json(stored | {"value": "{"}))["value"] == "{"
