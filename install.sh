@@ -239,11 +239,12 @@ wrap_peers() {
     done
 }
 
-# beside FUNCTION ARGUMENT…: run it in the background; `join` waits for it, prints its output, and adds what it skipped, passed and failed to ours.
+# beside FUNCTION ARGUMENT…: run it in the background; `join FUNCTION` waits for it, prints its output, and adds what it skipped, passed and failed to ours.
+declare -A BESIDE=()
 beside() {
-    BESIDE=$VENV/beside-$1
+    local place=$VENV/beside-$1
     mkdir -p "$VENV"
-    { SKIPPED=() RESULTS=() FAILED=() LOGS=(); "$@" </dev/null || true; tell_found >"$BESIDE.found"; } >"$BESIDE.log" 2>&1 9<&- & BESIDE_PID=$!
+    { SKIPPED=() RESULTS=() FAILED=() LOGS=(); "$@" </dev/null || true; tell_found >"$place.found"; } >"$place.log" 2>&1 9<&- & BESIDE[$1]=$!
 }
 
 tell_found() {
@@ -255,10 +256,10 @@ tell_found() {
 }
 
 join() {
-    local kind value
-    wait "$BESIDE_PID" || true
-    cat "$BESIDE.log" >&2
-    [ -f "$BESIDE.found" ] || echo "failed ${BESIDE##*/}" >"$BESIDE.found" # it was killed
+    local kind value place=$VENV/beside-$1
+    wait "${BESIDE[$1]}" || true
+    cat "$place.log" >&2
+    [ -f "$place.found" ] || echo "failed $1" >"$place.found" # it was killed
     while read -r kind value; do
         case $kind in
             skipped) SKIPPED+=("$value") ;;
@@ -266,8 +267,8 @@ join() {
             failed) FAILED+=("$value") ;;
             log) LOGS+=("$value") ;;
         esac
-    done <"$BESIDE.found"
-    rm -f "$BESIDE.log" "$BESIDE.found"
+    done <"$place.found"
+    rm -f "$place.log" "$place.found"
 }
 
 # Commands that tests call, each with the Debian packages that bring it; installed where one is missing and this user may install.
@@ -347,6 +348,7 @@ SIDE_BY_SIDE=(--dist loadfile --no-loadscope-reorder --max-worker-restart 0)
 
 # shellcheck disable=SC2329  # called through `step`
 check_form() { ruff check . && ruff format --check .; }
+types() { step mypy mypy; }
 
 run_tests() {
     local deep= setup=
@@ -364,7 +366,7 @@ run_tests() {
     [ -x "$VENV/bin/python" ] || ensure_python
     beside packages_of_system "$deep"
     ensure_venv test
-    join
+    join packages_of_system
     ensure_java test
     ensure_classes
     cd "$ROOT"
@@ -376,7 +378,7 @@ run_tests() {
     compile_tests 9<&- & local compiling=$! # without the lock
     if [ -n "$setup" ]; then
         wait "$compiling" || true
-        join
+        join clients_and_judges
         unlock
         say "SET UP: .venv has what the tests need; $([ ${#SKIPPED[@]} = 0 ] && echo "nothing skipped" || { printf 'skipped: '; printf '%s; ' "${SKIPPED[@]}"; })"
         return
@@ -394,11 +396,11 @@ run_tests() {
     set +m
     # shellcheck disable=SC2064  # as it is now
     trap "kill -KILL -- -$fuzzers 2>/dev/null || true" EXIT # a stopped group would not hear another signal
+    beside types # one process: what it needs beyond the installation, it needs beside fast tests
     step ruff check_form
     step layers lint-imports --no-logo
-    step mypy mypy
     wait "$compiling" || true
-    join
+    join clients_and_judges
     unlock
     local workers
     workers=$(nproc)
@@ -407,6 +409,7 @@ run_tests() {
     local coverage=()
     [ -z "$deep" ] || coverage=(-p tests.support.branch_coverage --branch-coverage "$VENV/log/coverage")
     step "fast and slow tests" tests "${several[@]}" "${coverage[@]}" -m "not system and not alone and not spark"
+    join types
     [ -z "$deep" ] || step "branch coverage" "$VENV/bin/python" -m tests.support.branch_coverage "$VENV/log/coverage"
     # Boxes wait more than they compute.
     step "system tests" tests -n "$((workers < 2 ? 2 : 4))" "${SIDE_BY_SIDE[@]}" --word mark.system -m "system and not alone and not spark"

@@ -30,3 +30,19 @@ def test_setup_names_what_could_not_be_installed(tmp_path: Path) -> None:
 def test_without_setup_the_steps_run(tmp_path: Path) -> None:
     answer = run_functions(tmp_path, STUBS + "run_tests")
     assert answer.code == 9 and [line for line in answer.lines if line.startswith("runs")] == ["runs the step ruff"]
+
+
+def test_what_runs_beside_is_at_work_together_and_each_is_joined_by_its_name(tmp_path: Path) -> None:
+    code = """
+VENV=$SCRATCH/venv
+await() { until [ -e "$SCRATCH/$1" ]; do sleep 0.01; done; }
+types() { touch "$SCRATCH/types"; await clients; RESULTS+=("types 1 s"); }
+clients() { touch "$SCRATCH/clients"; await types; FAILED+=("clients"); }
+killed() { kill -KILL "$BASHPID"; }
+for each in types clients killed; do beside "$each"; done
+for each in killed clients types; do join "$each"; done
+echo "passed ${RESULTS[*]}, failed ${FAILED[*]}"
+"""
+    answer = run_functions(tmp_path, code)
+    assert answer.lines[-1] == "passed types 1 s, failed killed clients"
+    assert list((tmp_path / "scratch" / "venv").iterdir()) == []
