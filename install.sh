@@ -349,6 +349,7 @@ SIDE_BY_SIDE=(--dist loadfile --no-loadscope-reorder --max-worker-restart 0)
 # shellcheck disable=SC2329  # called through `step`
 check_form() { ruff check . && ruff format --check .; }
 types() { step mypy mypy; }
+branch_coverage() { step "branch coverage" "$VENV/bin/python" -m tests.support.branch_coverage "$VENV/log/coverage"; }
 
 run_tests() {
     local deep= setup=
@@ -406,13 +407,13 @@ run_tests() {
     workers=$(nproc)
     local several=(-n "$((workers < 4 ? workers : 4))" "${SIDE_BY_SIDE[@]}")
     rm -rf "$VENV/log/coverage"
-    local coverage=()
-    [ -z "$deep" ] || coverage=(-p tests.support.branch_coverage --branch-coverage "$VENV/log/coverage")
+    local coverage=(-p tests.support.branch_coverage --branch-coverage "$VENV/log/coverage")
     step "fast and slow tests" tests "${several[@]}" "${coverage[@]}" -m "not system and not alone and not spark"
     join types
-    [ -z "$deep" ] || step "branch coverage" "$VENV/bin/python" -m tests.support.branch_coverage "$VENV/log/coverage"
+    beside branch_coverage # reads the whole product: nine seconds of a processor
     # Boxes wait more than they compute.
     step "system tests" tests -n "$((workers < 2 ? 2 : 4))" "${SIDE_BY_SIDE[@]}" --word mark.system -m "system and not alone and not spark"
+    join branch_coverage
     # Two processes, each with one JVM, whatever the machine has: a session costs seconds, and waits half of its time.
     step "tests of Spark" tests -n 2 "${SIDE_BY_SIDE[@]}" --word spark -m spark
     kill -STOP -- "-$fuzzers" 2>/dev/null || true
