@@ -25,6 +25,7 @@ from appliance.base.zookeeper_access import secret_path
 from appliance.runtime.disk_orders import disk_processes
 from appliance.runtime.listening import KAFKA_BACKLOG, KAFKA_SOCKET, kafka_socket_names
 from appliance.runtime.run_options import ResolvedOptions, SenderTable
+from appliance.security.listeners import TokenSettings
 
 DROP_IN = "20-settings.conf"
 COMMON_DROP_IN = "millrace-.service.d/10-box.conf"
@@ -93,6 +94,8 @@ def plan_units(box: Box, mount_points: Mapping[str, str], load: str = "") -> Uni
     network = [] if is_alone(box) else ["PrivateNetwork=no"]
     for unit in ("millrace-acceptor@.service", "millrace-coordinator.service", "millrace-replica-fetcher.service"):
         drop_ins[unit] = _section("Service", [hidden, *network])
+    if not network and any(tokens.needs_network for listener in box.kafka_listeners if (tokens := TokenSettings.of(listener, box)) is not None):
+        drop_ins["millrace-acceptor@.service"] += _lines(["PrivateNetwork=no"])
     if further:
         drop_ins["millrace-acceptor@.service"] += _lines([f"Sockets={' '.join(map(kafka_unit, further))}"])
     if box.embedded_zookeeper:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from appliance.base.setting_row import SettingValue
 from appliance.base.setting_rows import SETTING_ROWS
-from appliance.base.settings import KafkaListener, setting_problem
-from appliance.security.oauth import OAUTHBEARER
+from appliance.base.settings import Box, KafkaListener, setting_problem
+from appliance.security.oauth import OAUTHBEARER, TokenRules
 
 OVERRIDE_PREFIX: Final = "listener.name."
 TLS_SETTINGS: Final = (
@@ -28,6 +28,7 @@ TLS_SETTINGS: Final = (
     "ssl.principal.mapping.rules",
 )
 SASL_SETTINGS: Final = ("sasl.enabled.mechanisms", "sasl.plain.without.tls", "connections.max.reauth.ms")
+KEYS_URL: Final = "sasl.oauthbearer.jwks.endpoint.url"
 TOKEN_SETTINGS: Final = tuple(name for name in SETTING_ROWS if name.startswith("sasl.oauthbearer."))
 OVERRIDABLE: Final = ("max.connections", "max.connections.per.ip", "connections.max.idle.ms", *TLS_SETTINGS, *SASL_SETTINGS, *TOKEN_SETTINGS)
 """Settings that a listener may have for itself, as `listener.name.NAME.SETTING`."""
@@ -119,14 +120,45 @@ def _sasl_problems(listener: KafkaListener, settings: Mapping[str, SettingValue]
     return problems + (_token_problems(listener, settings) if OAUTHBEARER in mechanisms else [])
 
 
+class TokenSettings(NamedTuple):
+    """How a listener verifies the tokens of OAUTHBEARER; `url`: of the issuer's keys."""
+
+    url: str
+    refresh_ms: int
+    rules: TokenRules
+
+    @classmethod
+    def of(cls, listener: KafkaListener, box: Box) -> TokenSettings | None:
+        """None for a listener without OAUTHBEARER."""
+        if OAUTHBEARER not in mechanisms_of(listener, {name: box.setting(name) for name in SASL_SETTINGS}):
+            return None
+
+        def text(name: str) -> str:
+            return str(listener.settings.get(f"sasl.oauthbearer.{name}", box.setting(f"sasl.oauthbearer.{name}")))
+
+        rules = TokenRules(
+            text("expected.issuer"),
+            words_of(text("expected.audience")),
+            text("sub.claim.name"),
+            text("scope.claim.name"),
+            text("expected.scope"),
+            box.integer_of(listener, "sasl.oauthbearer.clock.skew.seconds"),
+        )
+        return cls(text("jwks.endpoint.url"), box.integer_of(listener, "sasl.oauthbearer.jwks.endpoint.refresh.ms"), rules)
+
+    @property
+    def needs_network(self) -> bool:
+        return not self.url.startswith("file:")
+
+
 def _token_problems(listener: KafkaListener, settings: Mapping[str, SettingValue]) -> list[str]:
     """Without issuer and audience, a token for any other service would be taken."""
     texts = {name: str(listener.settings.get(name, settings[name])) for name in TOKEN_SETTINGS}
-    required = ("sasl.oauthbearer.jwks.endpoint.url", "sasl.oauthbearer.expected.issuer", "sasl.oauthbearer.expected.audience")
+    required = (KEYS_URL, "sasl.oauthbearer.expected.issuer", "sasl.oauthbearer.expected.audience")
     problems = [f"listener {listener.name} has OAUTHBEARER, and {name} is empty; set it" for name in required if not words_of(texts[name])]
-    url = texts[required[0]]
+    url = texts[KEYS_URL]
     if url and not _KEYS_URL.match(url):
-        problems.append(f"{required[0]} is {url!r}; it must be https://HOST/PATH or file:///PATH (http:// only to 127.0.0.1, [::1] or localhost)")
+        problems.append(f"{KEYS_URL} is {url!r}; it must be https://HOST/PATH or file:///PATH (http:// only to 127.0.0.1, [::1] or localhost)")
     return problems
 
 

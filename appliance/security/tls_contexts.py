@@ -18,7 +18,7 @@ from appliance.base.setting_row import SettingValue
 from appliance.base.settings import KafkaListener
 from appliance.base.trusted_files import network_user_problem
 from appliance.security.distinguished_names import PrincipalMapping
-from appliance.security.listeners import is_encrypted
+from appliance.security.listeners import KEYS_URL, is_encrypted
 
 _VERIFICATION: Final = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 _VERSIONS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
@@ -107,7 +107,9 @@ def file_problems(listeners: list[KafkaListener], settings: Mapping[str, Setting
                 make_context(own)
             except ValueError as error:
                 problems.append(str(error))
-            problems += [f"listener {own.listener}: {problem}" for path in own.files if (problem := network_user_problem(path)) is not None]
+            url = str(listener.settings.get(KEYS_URL, settings.get(KEYS_URL, "")))
+            files = (*own.files, url.removeprefix("file://") if url.startswith("file://") else "")
+            problems += [f"listener {own.listener}: {problem}" for path in files if path and (problem := network_user_problem(path)) is not None]
     return problems
 
 

@@ -232,13 +232,14 @@ class AcceptorAgent:
         return f"{len(self._connections)} connections, {len(self._delayed)} requests parked"
 
     def _maybe_ready(self) -> None:
-        """Ready when clients can be served: an image is there, and the log-writers answer and the brokers' host names are resolved, or have had their
-        time: a disk that is dead or hung must not keep the others' clients out."""
+        """Ready when clients can be served: an image is there, and the log-writers answer, the brokers' host names are resolved and the keys of tokens
+        are read, or have had their time: a disk that is dead or hung must not keep the others' clients out."""
         if self._view.image.generation == 0 or (self._security is not None and not self._security.has_image):
             return
         if self._connections.sasl is not None and not self._connections.sasl.credentials.has_image:
             return
         is_complete = self._inter_broker.is_settled and all(proxy.serving for proxy in self._proxies.by_disk.values())
+        is_complete = is_complete and (self._connections.sasl is None or self._connections.sasl.has_token_keys)
         if not is_complete and self._clock.monotonic_ns() < self._wait_for_disks_until_ns:
             return
         self._ready = True

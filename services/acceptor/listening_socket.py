@@ -7,40 +7,16 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from appliance.base.logging import Logger
 from appliance.base.settings import Box, KafkaListener
 from appliance.runtime.listening import kafka_socket_names
-from appliance.security.listeners import SASL_SETTINGS, TLS_SETTINGS, is_encrypted, mechanisms_of, words_of
-from appliance.security.oauth import OAUTHBEARER, TokenRules
+from appliance.security.listeners import SASL_SETTINGS, TLS_SETTINGS, TokenSettings, is_encrypted, mechanisms_of
 from appliance.security.principals import ANONYMOUS, RequestOrigin
 
 if TYPE_CHECKING:
     from appliance.security.tls_contexts import ReloadedContext
-
-
-class TokenSettings(NamedTuple):
-    """How a listener verifies the tokens of OAUTHBEARER; `url`: of the issuer's keys."""
-
-    url: str
-    refresh_ms: int
-    rules: TokenRules
-
-    @classmethod
-    def of(cls, listener: KafkaListener, box: Box) -> TokenSettings:
-        def text(name: str) -> str:
-            return str(listener.settings.get(f"sasl.oauthbearer.{name}", box.setting(f"sasl.oauthbearer.{name}")))
-
-        rules = TokenRules(
-            text("expected.issuer"),
-            words_of(text("expected.audience")),
-            text("sub.claim.name"),
-            text("scope.claim.name"),
-            text("expected.scope"),
-            box.integer_of(listener, "sasl.oauthbearer.clock.skew.seconds"),
-        )
-        return cls(text("jwks.endpoint.url"), box.integer_of(listener, "sasl.oauthbearer.jwks.endpoint.refresh.ms"), rules)
 
 
 class ListeningSocket:
@@ -76,7 +52,7 @@ class ListeningSocket:
         """of SASL; none: its clients do not authenticate"""
         self.session_ms = box.integer_of(listener, "connections.max.reauth.ms")
         """after this time its clients must authenticate again; 0: never"""
-        self.tokens = TokenSettings.of(listener, box) if OAUTHBEARER in self.mechanisms else None
+        self.tokens = TokenSettings.of(listener, box)
         self.open_count = 0
         self.tls: ReloadedContext | None = None
         """None for a listener without TLS"""

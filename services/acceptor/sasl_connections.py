@@ -2,7 +2,7 @@
 
 Bytes of a connection go to its `SaslSession` until it is done, and to the receiver from then on; other connections
 pay nothing for it. A SCRAM login takes 0.14 ms of turns, 10 µs of them HMACs. The password of PLAIN is derived
-(1.6 to 13 ms) in one thread, without the interpreter lock, which verifies bearer tokens (0.1 ms), too; at most
+(1.6 to 13 ms) in one thread, without the interpreter lock, which verifies bearer tokens (0.1 to 1 ms), too; at most
 `CHECKS_MAX` wait for it, `CHECKS_PER_ADDRESS` of
 one address, and more are closed unanswered, so that clients try again. A failure is answered after
 `connection.failed.authentication.delay.ms`. Owned by one acceptor. Weak: clients of all addresses share the thread.
@@ -25,12 +25,13 @@ from appliance.cluster.credential_image import CredentialFollower
 from appliance.protocol.framing import RequestHeader, read_frame_size
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
-from appliance.security.oauth import TokenRefused
+from appliance.security.listeners import TokenSettings
+from appliance.security.oauth import KeysAbsent, TokenRefused
 from appliance.security.principals import USER_TYPE, Principal
 from appliance.security.scram import NONCE_BYTES
 from services.acceptor.closings import AUTHENTICATION_FAILED, AUTHENTICATION_OVERLOAD, CLIENT_LEFT
 from services.acceptor.connection import Connection, PendingReply
-from services.acceptor.listening_socket import ListeningSocket, TokenSettings
+from services.acceptor.listening_socket import ListeningSocket
 from services.acceptor.sasl_session import FRAME_BYTES_MAX, WRONG, CheckedLogin, PasswordCheck, SaslAnswer, SaslSession, TokenCheck, VerifyToken
 from services.acceptor.token_keys import TokenKeys
 from services.acceptor.transport import WOULD_BLOCK
@@ -191,9 +192,16 @@ class SaslConnections:
                 verified = keys.verify(token, tokens.rules)
             except TokenRefused as refused:
                 return CheckedLogin(str(refused))
+            except KeysAbsent as absent:
+                return CheckedLogin(str(absent), is_undecided=True)
             return CheckedLogin("", verified.user, max(1, verified.expires * 1000 - clock.wall_ms()))
 
         return verify
+
+    @property
+    def has_token_keys(self) -> bool:
+        """Whether all keys of tokens were read that listeners need."""
+        return all(keys.has_keys for keys in self._token_keys.values())
 
     # -- before authentication
 
@@ -261,6 +269,9 @@ class SaslConnections:
 
     def _on_checked(self, waiting: WaitingCheck, checked: CheckedLogin) -> None:
         connection = waiting.connection
+        if checked.is_undecided and not connection.closed:
+            self._failures.add()
+            self._close(connection, AUTHENTICATION_OVERLOAD, checked.reason)
         if not connection.closed:
             if waiting.session.known is None:
                 connection.read_paused = False
@@ -279,9 +290,10 @@ class SaslConnections:
 
     def _finish(self, reply: PendingReply, session: SaslSession, answer: SaslAnswer) -> None:
         connection = reply.connection
-        if answer.failure is not None:
+        if (reason := answer.refusal or (None if session.refusal else answer.failure)) is not None:
             self._failures.add()
-            self._failed.add(connection.address, session.user, session.mechanism, answer.failure)
+            self._failed.add(connection.address, session.user, session.mechanism, reason)
+        if answer.failure is not None:
             connection.read_paused = True
             self._update_interest(connection)
             self._delayed.append(_Delayed(self._clock.monotonic_ns() + self._delay_ns, reply, answer.response))

@@ -42,11 +42,15 @@ UNEXPECTED: Final = "unauthenticated-request"
 
 
 class CheckedLogin(NamedTuple):
-    """`reason`: why it is refused; '' if it is not. `user` and `lifetime_ms` are those of a token."""
+    """`reason`: why it is refused; '' if it is not. `user` and `lifetime_ms` are those of a token.
+
+    `is_undecided`: it could not be verified now, so the client must try again.
+    """
 
     reason: str = ""
     user: str = ""
     lifetime_ms: int = 0
+    is_undecided: bool = False
 
 
 class PasswordCheck(NamedTuple):
@@ -91,6 +95,8 @@ class SaslAnswer(NamedTuple):
     failure: str | None = None
     """why it failed, for the log"""
     check: PasswordCheck | TokenCheck | None = None
+    refusal: str = ""
+    """why a token is refused, for the log; the failure comes with the client's next message"""
 
 
 class SaslSession:
@@ -102,7 +108,6 @@ class SaslSession:
         "_is_raw",
         "_mechanisms",
         "_random",
-        "_refusal",
         "_requests",
         "_scram",
         "_verify_token",
@@ -111,6 +116,7 @@ class SaslSession:
         "known",
         "lifetime_ms",
         "mechanism",
+        "refusal",
         "user",
     )
 
@@ -129,7 +135,8 @@ class SaslSession:
         self._credentials = credentials
         self._random = nonce
         self._verify_token = verify_token
-        self._refusal = ""
+        self.refusal = ""
+        """why its bearer token was refused"""
         self._scram: ScramServer | None = None
         self._is_raw = False
         self._requests = 0
@@ -178,8 +185,8 @@ class SaslSession:
                 return refused
             self.lifetime_ms = min(self.lifetime_ms or checked.lifetime_ms, checked.lifetime_ms)
             return self._done(header, b"")
-        self._refusal = checked.reason
-        return SaslAnswer(self._response(header, INVALID_TOKEN, 0))
+        self.refusal = checked.reason
+        return SaslAnswer(self._response(header, INVALID_TOKEN, 0), refusal=checked.reason)
 
     def _on_handshake(self, header: RequestHeader, mechanism: str) -> SaslAnswer:
         def response(code: ErrorCode) -> bytes:
@@ -218,8 +225,8 @@ class SaslSession:
         return SaslAnswer(check=PasswordCheck(mechanism, credential, password))
 
     def _on_bearer(self, token: bytes, header: RequestHeader | None) -> SaslAnswer:
-        if self._refusal:  # the client has read why
-            return self._failed(header, self._refusal)
+        if self.refusal:  # the client has read why
+            return self._failed(header, self.refusal)
         assert self._verify_token is not None
         message = read_bearer(token)
         self._checked = header or _RAW
@@ -256,7 +263,7 @@ class SaslSession:
         if header is None or header is _RAW:
             return SaslAnswer(failure=reason)
         text = f"Authentication failed during authentication due to invalid credentials with SASL mechanism {self.mechanism}"
-        if self._refusal:
+        if self.refusal:
             text = INVALID_TOKEN.decode()
         response = SaslAuthenticateResponse(ErrorCode.SASL_AUTHENTICATION_FAILED, text)
         return SaslAnswer(SASL_AUTHENTICATE_RESPONSE.encode_response(header.api_version, header.correlation_id, response), failure=reason)

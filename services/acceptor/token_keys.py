@@ -15,7 +15,7 @@ from typing import Final
 
 from appliance.base.logging import Logger
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
-from appliance.security.oauth import KEYS_BYTES_MAX, KeySet, TokenRefused, TokenRules, VerifiedToken
+from appliance.security.oauth import KEYS_BYTES_MAX, KeysAbsent, KeySet, TokenRefused, TokenRules, VerifiedToken
 from appliance.shm.counters import Counter
 
 PAUSE_SECONDS: Final = 10.0
@@ -29,6 +29,8 @@ class TokenKeys:
 
     def __init__(self, url: str, refresh_ms: int, log: Logger, failures: Counter) -> None:
         self._url = url
+        self._place = url.partition("?")[0]
+        """for the log: what follows may be a secret"""
         self._path = url.removeprefix("file://") if url.startswith("file:") else ""
         self._refresh_seconds = refresh_ms / 1000
         self._log = log
@@ -36,6 +38,8 @@ class TokenKeys:
         self._failed_count = 0
         self._counted = 0
         self._keys: KeySet | None = None
+        self._read_at = 0.0
+        """When the document was read last, or could not be."""
         self._problem = ""
         self._logged: str | None = None
         """The problem that was logged last, '' for none."""
@@ -43,15 +47,23 @@ class TokenKeys:
         self._ends = threading.Event()
         self._thread: BackgroundThread | None = None
 
+    @property
+    def has_keys(self) -> bool:
+        return self._keys is not None
+
     def verify(self, token: str, rules: TokenRules) -> VerifiedToken:
-        """Return the user of a token. Raises TokenRefused."""
+        """Return the user of a token. Raises TokenRefused, or KeysAbsent if the keys are about to be read (again)."""
         keys = self._keys
         if keys is None:
             self._wanted.set()
-            raise TokenRefused("the keys of its issuer could not be read yet")
-        if not keys.knows(token):
+            raise KeysAbsent("the keys of tokens could not be read yet")
+        try:
+            return keys.verify(token, rules)
+        except KeysAbsent as absent:
+            if time.monotonic() - self._read_at < PAUSE_SECONDS:
+                raise TokenRefused(str(absent)) from None
             self._wanted.set()
-        return keys.verify(token, rules)
+            raise
 
     def sweep(self) -> None:
         """Start the thread if there is none, and log what it met."""
@@ -71,9 +83,9 @@ class TokenKeys:
             self._logged = problem
             if problem:
                 use = "no token can be verified" if self._keys is None else "the last ones are used"
-                self._log.error(f"could not read the keys of tokens from {self._url}: {problem}; {use}. Check sasl.oauthbearer.jwks.endpoint.url")
+                self._log.error(f"could not read the keys of tokens from {self._place}: {problem}; {use}. Check sasl.oauthbearer.jwks.endpoint.url")
             else:
-                self._log.info(f"read {len(self._keys or ())} keys of tokens from {self._url}")
+                self._log.info(f"read {len(self._keys or ())} keys of tokens from {self._place}")
 
     def close(self) -> None:
         """A thread that waits for a server ends with the process."""
@@ -87,9 +99,10 @@ class TokenKeys:
             try:
                 self._keys = KeySet.parse(self._read())
                 self._problem = ""
-            except (OSError, ValueError) as error:
+            except Exception as error:  # it comes from outside, through libraries, and the thread must go on
                 self._problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
                 self._failed_count += 1
+            self._read_at = time.monotonic()
             self._wait(mark)
 
     def _wait(self, mark: tuple[int, ...] | None) -> None:
@@ -118,7 +131,7 @@ class TokenKeys:
 
 
 def _download(url: str) -> bytes:
-    """Return what the issuer serves at `url`. Redirections are refused: only the settings say where keys come from. Raises OSError."""
+    """Return what the issuer serves at `url`, without redirections and proxies: only the settings say where keys come from. Raises OSError."""
     import urllib.error
     import urllib.request
 
@@ -127,12 +140,10 @@ def _download(url: str) -> bytes:
             return None
 
     try:
-        with urllib.request.build_opener(_NoRedirect).open(url, timeout=TIMEOUT_SECONDS) as answer:
+        with urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({})).open(url, timeout=TIMEOUT_SECONDS) as answer:
             return bytes(answer.read(KEYS_BYTES_MAX + 1))
     except urllib.error.HTTPError as error:
         error.close()
         raise OSError(f"its server answered {error.code}") from None
     except urllib.error.URLError as error:
         raise OSError(f"{error.reason}") from None
-    except Exception as error:  # http.client has exceptions of its own
-        raise OSError(f"{type(error).__name__}: {error}") from None

@@ -119,6 +119,13 @@ def test_a_box_alone_connects_to_no_address_and_only_processes_that_need_the_sec
     assert kinds_with_secret == {"supervisor", "controller", "zookeeper"}
 
 
+def test_acceptors_of_a_box_alone_connect_to_other_machines_if_they_read_keys_of_tokens_there() -> None:
+    listener = KafkaListener("CLIENTS", "SASL_SSL", "0.0.0.0", 9092, "log1", 9092, {"sasl.enabled.mechanisms": "OAUTHBEARER"})
+    for url, is_alone in (("https://issuer.example.com/keys", False), ("file:///var/lib/keys.json", True)):
+        box = make_box(listeners=[listener], settings={"sasl.oauthbearer.jwks.endpoint.url": url})
+        assert ("PrivateNetwork=no" in plan(box)["millrace-acceptor@.service.d/20-settings.conf"]) is not is_alone
+
+
 def test_processes_that_read_from_other_machines_have_user_namespaces_of_their_own() -> None:
     alone = {kind_of(path.name) for path in SYSTEMD.glob("millrace-*.service") if "PrivateUsers=yes" in sections(path)["[Service]"]}
     assert alone == READ_FROM_OTHER_MACHINES | {"load", "stop-order"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.security.oauth import END_MAX, KeySet, TokenRefused, TokenRules, read_bearer
+from appliance.security.oauth import END_MAX, KeysAbsent, KeySet, TokenRefused, TokenRules, read_bearer
 from lab.token_issuer import AUDIENCE, ISSUER, TokenIssuer, in_base64, key_set
 
 RULES = TokenRules(ISSUER, ("other", AUDIENCE))
@@ -60,16 +60,30 @@ def test_a_token_in_its_time_for_our_audience_names_its_user_and_its_end(issuer:
         ({"sub": None}, "no user"),
         ({"sub": ["alice"]}, "no user"),
         ({"user": "x" * 257}, "no user"),
+        ({"user": "\ud800"}, "no user"),  # it has no bytes
+        ({"user": "a\nb"}, "no user"),
         ({"header": {"alg": "none"}}, "signed by 'none'"),
         ({"header": {"alg": "HS256"}}, "signed by 'HS256'"),
         ({"header": {"alg": "RS512"}}, "invalid signature"),
         ({"header": {"alg": None}}, "signed by 'None'"),
-        ({"header": {"kid": "second"}}, "does not publish"),
         ({"header": {"crit": ["x"], "x": 1}}, ""),
     ],
 )
 def test_a_token_that_lacks_something_is_refused(issuer: TokenIssuer, keys: KeySet, claims: dict[str, object], reason: str) -> None:
     assert reason in refused(keys, issuer.token(**claims))  # type: ignore[arg-type]
+
+
+def test_a_token_of_a_key_that_is_not_here_is_not_refused_for_good(issuer: TokenIssuer, keys: KeySet) -> None:
+    with pytest.raises(KeysAbsent):
+        keys.verify(issuer.token(header={"kid": "second"}), RULES)
+
+
+def test_of_two_keys_with_one_id_the_one_that_fits_is_used(issuer: TokenIssuer) -> None:
+    """RFC 7517, 4.5: keys of different kinds may have the same id."""
+    curve = {"kty": "OKP", "kid": "first", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}
+    for order in (1, -1):
+        two = KeySet.parse(key_set(*[curve, issuer.public_key()][::order]))
+        assert len(two) == 2 and two.verify(issuer.token(), RULES).user == "alice"
 
 
 def test_a_scope_that_is_wanted_must_be_there(issuer: TokenIssuer, keys: KeySet) -> None:

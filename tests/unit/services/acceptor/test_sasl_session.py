@@ -323,6 +323,7 @@ def test_a_bearer_token_that_is_refused_is_answered_before_the_login_fails(crede
             continue
         assert not answer.is_done
         if answer.failure is None:
+            assert answer.refusal
             assert exchange.read(answer)[:3] == (0, None, b'{"status":"invalid_token"}')
             answer = exchange.token(b"\x01")
         assert answer.failure and exchange.read(answer).error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
