@@ -4,7 +4,7 @@ No box is started: a partition's segments are written as ingest writes them (bat
 code scans them on one thread, beside `grep` over the same lines and `zstdcat | grep`, and ripgrep if it is installed. CPU seconds count (user and
 system), because the machine may be busy; the files are in the page cache. Then the summaries of the segments (of log.segment.bytes, 1 GiB) are
 made as a log-writer's helper makes them, and a word that one segment has is searched with them. Nothing is asserted; figures are in
-NOTES.md. Weak spot: one kind of line.
+README.md. Weak spot: one kind of line.
 """
 
 from __future__ import annotations
