@@ -180,9 +180,10 @@ class TokenBucket:
         self._refill(now_ms)
         return min(THROTTLE_MS_MAX, round(-self._tokens / self.bound * 1_000)) if self._tokens < 0 else 0
 
-    def is_full(self, now_ms: int) -> bool:
+    def fullness(self, now_ms: int) -> float:
+        """Return the tokens as a part of the most there can be: 1.0 is full, below 0 overdrawn."""
         self._refill(now_ms)
-        return self._tokens >= self.bound * SAMPLES
+        return self._tokens / (self.bound * SAMPLES)
 
     def _refill(self, now_ms: int) -> None:
         self._tokens = min(self.bound * SAMPLES, self._tokens + self.bound * (now_ms - self._updated_ms) / 1_000)

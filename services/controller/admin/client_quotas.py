@@ -68,7 +68,9 @@ ATTEMPTS_MAX = 5
 """Attempts of a write when another box or tool writes the same entity."""
 QUOTAS_TIMEOUT_MS = 30_000
 BUCKETS_MAX = 1_000
-"""Buckets that are full are forgotten beyond this number."""
+"""Beyond this number, buckets that are full are forgotten, and the fullest of the others."""
+ORDER_MS = 1_000
+"""Buckets are put into order no more often."""
 LOAD = "quotas:load"
 USER, CLIENT_ID, IP = "user", "client-id", "ip"
 NO_ADDRESSES = "Quotas of addresses (ip) are not served here; limit connections with max.connections.per.ip."
@@ -300,15 +302,17 @@ class MutationQuotas:
 
     def __init__(self, clock: Clock, quotas: Quotas) -> None:
         self._clock = clock
-        self._buckets: dict[QuotaScope, TokenBucket] = {}
+        self.buckets: dict[QuotaScope, TokenBucket] = {}
+        """those that were the fullest when they were put into order come first"""
+        self._order_again_ms = 0
         self.replace(quotas)
 
     def replace(self, quotas: Quotas) -> None:
         self._quotas = ClientQuotas(quotas)
-        for scope, bucket in list(self._buckets.items()):
+        for scope, bucket in list(self.buckets.items()):
             limit = self._quotas.limit(CONTROLLER_MUTATION_RATE, scope.user, scope.client_id)
             if limit is None or limit.bound != bucket.bound:
-                del self._buckets[scope]
+                del self.buckets[scope]
 
     def of(self, request: ControllerRequest, api: MutatingApi) -> MutationQuota:
         """Return the quota for one request."""
@@ -316,10 +320,21 @@ class MutationQuotas:
         if limit is None:
             return MutationQuota(self._clock, None, api, request.version)
         now_ms = self._clock.monotonic_ms()
-        if len(self._buckets) >= BUCKETS_MAX:
-            self._buckets = {scope: bucket for scope, bucket in self._buckets.items() if not bucket.is_full(now_ms)}
-        bucket = self._buckets.setdefault(limit.scope, TokenBucket(limit.bound, now_ms))
+        bucket = self.buckets.get(limit.scope)
+        if bucket is None:
+            if len(self.buckets) >= BUCKETS_MAX:
+                self._make_room(now_ms)
+            bucket = self.buckets[limit.scope] = TokenBucket(limit.bound, now_ms)
         return MutationQuota(self._clock, bucket, api, request.version)
+
+    def _make_room(self, now_ms: int) -> None:
+        if now_ms >= self._order_again_ms:
+            self._order_again_ms = now_ms + ORDER_MS
+            fullness = {scope: bucket.fullness(now_ms) for scope, bucket in self.buckets.items()}
+            in_order = sorted(fullness, key=fullness.__getitem__, reverse=True)
+            self.buckets = {scope: self.buckets[scope] for scope in in_order if fullness[scope] < 1.0}
+        if len(self.buckets) >= BUCKETS_MAX:
+            del self.buckets[next(iter(self.buckets))]
 
 
 class MutationQuota:

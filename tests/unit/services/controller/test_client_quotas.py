@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode
 from appliance.cluster.quota_image import read_quota_image
 from appliance.cluster.user_znodes import entity_of_path, entity_path
@@ -40,7 +41,9 @@ from appliance.protocol.topic_apis import (
     DeleteTopicsRequest,
     TopicToGrow,
 )
-from appliance.security.quotas import QuotaEntity
+from appliance.security.quotas import CONTROLLER_MUTATION_RATE, QuotaEntity
+from services.controller.admin.client_quotas import BUCKETS_MAX, CREATE_TOPICS, MutationQuotas
+from services.controller.admin.waiting_requests import ControllerRequest
 from services.controller.zookeeper.requests import Create, Get, SetData
 from tests.support.memory_zookeeper import MemoryZooKeeper
 from tests.support.stepped_controller import SteppedBox
@@ -199,3 +202,28 @@ def test_mutations_above_the_quota_are_refused_in_new_versions_and_throttled_in_
         assert deleted.topics[0].error_code == (ErrorCode.THROTTLING_QUOTA_EXCEEDED if is_refused else 0) and deleted.throttle_time_ms > 250_000
     quotas.alter({"client_id": "limited"}, controller_mutation_rate=None)
     assert create("d", 1, 6) == (0, 0)
+
+
+def test_buckets_are_bounded_and_the_fullest_are_dropped() -> None:
+    clock = ManualClock()
+    mutations = MutationQuotas(clock, {QuotaEntity(None, ""): {CONTROLLER_MUTATION_RATE: 1.0}})
+
+    def mutate(client_id: str, partitions: int) -> bool:
+        """Return whether the client is refused."""
+        request = ControllerRequest(cast(Any, None), 1, 6, b"", client_id=client_id)
+        return mutations.of(request, CREATE_TOPICS).refusal(partitions) is not None
+
+    assert not mutate("overdrawn", 100) and not mutate("fullest", 1)
+    for number in range(BUCKETS_MAX):
+        mutate(str(number), 5)
+    assert len(mutations.buckets) == BUCKETS_MAX
+    assert mutate("overdrawn", 1), "its bucket is kept"
+    names = [scope.client_id for scope in mutations.buckets]
+    assert "fullest" not in names and "0" not in names
+    former = mutations.buckets
+    clock.advance_ms(999)
+    mutate("new", 1)
+    assert mutations.buckets is former, "not put into order again so soon"
+    clock.advance_ms(11_000)
+    mutate("newer", 1)
+    assert [scope.client_id for scope in mutations.buckets] == ["overdrawn", "newer"], "the others are full"
