@@ -21,6 +21,8 @@ from appliance.protocol.schema import Message
 
 OnAnswer = Callable[[Any], None]
 """Called once, never from within `ask`: with the body of the response, or None; then it is unknown whether the request was carried out."""
+OnBody = Callable[[bytes | None, bool], None]
+"""As `OnAnswer`, with whether the request was sent: one that was not is not carried out."""
 
 
 class _Line:
@@ -71,18 +73,28 @@ class Peers:
         else:
             line.connection.ask(question, reply, body, self._once(line, on_answer), timeout_ms, version_min)
 
-    def pass_on(self, broker_id: int, request: KafkaRequest, on_body: Callable[[bytes | None], None], timeout_ms: int, *, channel: int) -> None:
-        """Send a client's request as it is, in its version; `on_body` gets the body of the response as `OnAnswer` does."""
+    def pass_on(self, broker_id: int, request: KafkaRequest, on_body: OnBody, timeout_ms: int, *, channel: int) -> None:
+        """Send a client's request as it is, in its version."""
+        is_sent = False
+
+        def encode(_version: int) -> bytes:
+            nonlocal is_sent
+            is_sent = True
+            return request.body
+
+        def on_answer(body: bytes | None) -> None:
+            on_body(body, is_sent)
+
         line = self._line(broker_id, channel)
         if line is None:
-            self._lost.append(on_body)
+            self._lost.append(on_answer)
             return
-        answered, version = self._once(line, on_body), request.api_version
+        answered, version = self._once(line, on_answer), request.api_version
 
         def on_bytes(answer: PeerAnswer | None) -> None:
             answered(None if answer is None else bytes(answer.memory[answer.position : answer.limit]))
 
-        line.connection.request(request.api_key, version, version, lambda _version: request.body, on_bytes, timeout_ms)
+        line.connection.request(request.api_key, version, version, encode, on_bytes, timeout_ms)
 
     def _once(self, line: _Line, on_answer: OnAnswer) -> OnAnswer:
         """Return what calls `on_answer`, unless the end of the box's registration has done so."""

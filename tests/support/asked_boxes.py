@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from appliance.client.peers import OnAnswer
+from appliance.client.peers import OnAnswer, OnBody
 from appliance.ipc.request_frames import KafkaRequest
 from appliance.protocol.schema import Message
 from appliance.protocol.topic_partitions import PartitionResult, TopicResult
@@ -50,7 +50,7 @@ class AskedBoxes:
     def __init__(self) -> None:
         self.questions: list[Question] = []
         self.brokers: Any = {}
-        self.passed_on: list[tuple[int, OnAnswer]] = []
+        self.passed_on: list[tuple[int, OnBody]] = []
         """Channel of each request that was passed on, and what takes the body of its response."""
 
     def refresh(self, brokers: Any) -> None:
@@ -73,5 +73,5 @@ class AskedBoxes:
         encoded = question.encode(version, body)
         self.questions.append(Question(broker_id, channel, question.decode(encoded, 0, len(encoded), version), reply, version, on_answer))
 
-    def pass_on(self, broker_id: int, request: KafkaRequest, on_body: OnAnswer, timeout_ms: int, *, channel: int) -> None:
+    def pass_on(self, broker_id: int, request: KafkaRequest, on_body: OnBody, timeout_ms: int, *, channel: int) -> None:
         self.passed_on.append((channel, on_body))

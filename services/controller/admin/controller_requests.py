@@ -73,6 +73,7 @@ CONTROLLER_ALONE = frozenset(
     }
 )
 """What other boxes answer with NOT_CONTROLLER."""
+NOT_ANSWERED = Result(ErrorCode.REQUEST_TIMED_OUT, "The controller on another box sent no response; whether the request was carried out is not known.")
 
 
 class ControllerRequests:
@@ -153,15 +154,16 @@ class ControllerRequests:
 
         librdkafka asks for the controller once and after five minutes, and Kafka 4's brokers pass
         on (KIP-590). The acceptor has authorized the client; the controller's box authorizes this
-        box, which may do everything. If no response comes, it is not known whether the request was
-        carried out; after NOT_CONTROLLER, Java's client retries as after a lost connection.
+        box, which may do everything. NOT_CONTROLLER means that the request was not carried out, so
+        what was sent and not answered is answered with REQUEST_TIMED_OUT.
         """
         from appliance.protocol.forwarded_apis import CONTROLLER_APIS, error_answer  # all schemas, rarely needed
 
         decoded = CONTROLLER_APIS[asked.api_key][0].decode(asked.body, 0, len(asked.body), asked.api_version)
 
-        def on_body(body: bytes | None) -> None:
-            answer = body or error_answer(frame.payload, ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER.message)
+        def on_body(body: bytes | None, is_sent: bool) -> None:
+            result = NOT_ANSWERED if is_sent else NOT_CONTROLLER
+            answer = body or error_answer(frame.payload, result.code, result.message)
             self._requests.respond(client, KAFKA_RESPONSE, frame.token, answer or b"")
 
         is_sent = self._elsewhere.pass_on(asked, getattr(decoded, "timeout_ms", TIMEOUT_MS), on_body)

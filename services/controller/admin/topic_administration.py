@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from appliance.base.errors import ErrorCode, RequestRefused, known_error
 from appliance.base.model import INTERNAL_TOPICS, TopicId
-from appliance.client.peers import Peers
+from appliance.client.peers import OnBody, Peers
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.cluster.placement import (
     PARTITIONS_PER_REQUEST_MAX,
@@ -345,8 +345,8 @@ class OtherController:
         self._channels = set(range(1, PASSED_ON_MAX + 1))
         """Those without a request: an acceptor answers the requests of a connection one after the other."""
 
-    def pass_on(self, request: KafkaRequest, timeout_ms: int, on_body: Callable[[bytes | None], None]) -> bool:
-        """Send a client's request to the controller; `on_body` gets the body of its response, or None.
+    def pass_on(self, request: KafkaRequest, timeout_ms: int, on_body: OnBody) -> bool:
+        """Send a client's request to the controller.
 
         Return False if no other box is the controller, if the request was passed on before (two
         boxes may each take the other one for the controller), or if too many are under way.
@@ -357,9 +357,9 @@ class OtherController:
         channel = min(self._channels)
         self._channels.remove(channel)
 
-        def answered(body: bytes | None) -> None:
+        def answered(body: bytes | None, is_sent: bool) -> None:
             self._channels.add(channel)
-            on_body(body)
+            on_body(body, is_sent)
 
         self._refresh()
         self._peers.pass_on(controller_id, request, answered, min(max(timeout_ms, 0), PASSED_ON_MS_MAX) + MARGIN_MS, channel=channel)
