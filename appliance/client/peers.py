@@ -9,7 +9,7 @@ that clients receive.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from appliance.base.clock import Clock
 from appliance.client.address import Address
@@ -18,6 +18,11 @@ from appliance.cluster.metadata_image import BrokerImage
 from appliance.ipc.frames import Registry
 from appliance.ipc.request_frames import KafkaRequest
 from appliance.protocol.schema import Message
+
+CONTROLLER_CLIENT: Final = "controller of broker "
+"""How the client id of a box's controller begins; the broker id follows."""
+UNAUTHORIZED: Final = ", without authorizer"
+"""How it ends if a client's request is passed on by a box that does not authorize its clients."""
 
 OnAnswer = Callable[[Any], None]
 """Called once, never from within `ask`: with the body of the response, or None; then it is unknown whether the request was carried out."""
@@ -73,8 +78,8 @@ class Peers:
         else:
             line.connection.ask(question, reply, body, self._once(line, on_answer), timeout_ms, version_min)
 
-    def pass_on(self, broker_id: int, request: KafkaRequest, on_body: OnBody, timeout_ms: int, *, channel: int) -> None:
-        """Send a client's request as it is, in its version."""
+    def pass_on(self, broker_id: int, request: KafkaRequest, on_body: OnBody, timeout_ms: int, *, channel: int, client_id: str) -> None:
+        """Send a client's request as it is, in its version. Each channel has one client id."""
         is_sent = False
 
         def encode(_version: int) -> bytes:
@@ -85,7 +90,7 @@ class Peers:
         def on_answer(body: bytes | None) -> None:
             on_body(body, is_sent)
 
-        line = self._line(broker_id, channel)
+        line = self._line(broker_id, channel, client_id)
         if line is None:
             self._lost.append(on_answer)
             return
@@ -107,13 +112,13 @@ class Peers:
 
         return answered
 
-    def _line(self, broker_id: int, channel: int) -> _Line | None:
+    def _line(self, broker_id: int, channel: int, client_id: str = "") -> _Line | None:
         broker = self._brokers.get(broker_id)
         if broker is None:
             return None
         line = self._lines.get((broker_id, channel))
         if line is None:
-            made = PeerConnection(Address(broker.host, broker.port), self._client_id, self._registry, self._clock)
+            made = PeerConnection(Address(broker.host, broker.port), client_id or self._client_id, self._registry, self._clock)
             line = self._lines[broker_id, channel] = _Line(broker, made)
         return line
 

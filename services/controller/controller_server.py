@@ -8,7 +8,7 @@ controller may create is requested there (`OtherController`). Weak: as of `reque
 
 from __future__ import annotations
 
-from appliance.client.peers import Peers
+from appliance.client.peers import CONTROLLER_CLIENT, Peers
 from appliance.cluster.state_log import internal_topic
 from appliance.ipc.frames import Frame
 from appliance.ipc.request_frames import GENERATION, IMAGE_CHANGED
@@ -21,7 +21,7 @@ from services.controller.admin.controller_requests import ControllerRequests
 from services.controller.admin.coordinator_services import KINDS as COORDINATOR_KINDS
 from services.controller.admin.coordinator_services import CoordinatorServices
 from services.controller.admin.move_administration import MoveAdministration
-from services.controller.admin.topic_administration import CLIENT_ID, OtherController
+from services.controller.admin.topic_administration import OtherController
 from services.controller.admin.users import UserAdministration
 from services.controller.admin.waiting_requests import WaitingRequests
 from services.controller.decisions.cluster import ControllerContext
@@ -49,9 +49,10 @@ class ControllerServer:
         self._server = RequestServer(service.layout.controller_socket, service.poller, self._on_frame, self._notification)
         self._elsewhere = OtherController(
             box.broker_id,
-            Peers(f"{CLIENT_ID}{box.broker_id}", service.poller, service.clock),
+            Peers(f"{CONTROLLER_CLIENT}{box.broker_id}", service.poller, service.clock),
             lambda: publisher.image,
             lambda name: internal_topic(name, box, len(publisher.image.brokers)),
+            acls is not None,
         )
         self._waiting = WaitingRequests(context, session.unreached, self._server.send)
         self._requests = ControllerRequests(context, administration, self._elsewhere, moves.orders, box, self._waiting, acls, users, quotas)

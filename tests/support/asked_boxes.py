@@ -52,6 +52,8 @@ class AskedBoxes:
         self.brokers: Any = {}
         self.passed_on: list[tuple[int, OnBody]] = []
         """Channel of each request that was passed on, and what takes the body of its response."""
+        self.client_ids: set[str] = set()
+        """Those of the requests that were passed on."""
 
     def refresh(self, brokers: Any) -> None:
         self.brokers = brokers
@@ -73,5 +75,6 @@ class AskedBoxes:
         encoded = question.encode(version, body)
         self.questions.append(Question(broker_id, channel, question.decode(encoded, 0, len(encoded), version), reply, version, on_answer))
 
-    def pass_on(self, broker_id: int, request: KafkaRequest, on_body: OnBody, timeout_ms: int, *, channel: int) -> None:
+    def pass_on(self, broker_id: int, request: KafkaRequest, on_body: OnBody, timeout_ms: int, *, channel: int, client_id: str) -> None:
         self.passed_on.append((channel, on_body))
+        self.client_ids.add(client_id)

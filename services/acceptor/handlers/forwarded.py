@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from appliance.base.errors import ErrorCode
+from appliance.client.peers import CONTROLLER_CLIENT, UNAUTHORIZED
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.ipc.request_link import ControllerLink
 from appliance.protocol.apis import SERVED_APIS, ApiKey
@@ -29,6 +30,7 @@ FORWARD_TIMEOUT_MS = 60_000
 MUTATING_SINCE: dict[int, int] = {ApiKey.CREATE_TOPICS: 2, ApiKey.DELETE_TOPICS: 1, ApiKey.CREATE_PARTITIONS: 0}
 """APIs with a quota in the controller, and from which version their responses begin with a throttle time."""
 LOST_MESSAGE = "The controller failed more than once while it had this request; whether it was carried out is not known."
+UNAUTHORIZED_MESSAGE = "The box that passed this request on has no authorizer, the controller's box has one; configure authorizer.class.name on all boxes."
 
 
 class ForwardedHandler:
@@ -69,6 +71,9 @@ class ForwardedHandler:
             on_response(error_answer(payload, ErrorCode.UNKNOWN_SERVER_ERROR, LOST_MESSAGE))
 
         body = bytes(buffer[header.body_position : limit])
+        if self._judge is not None and header.client_id.startswith(CONTROLLER_CLIENT) and header.client_id.endswith(UNAUTHORIZED):
+            on_response(_refused(header, body))
+            return
         if self._judge is not None and connection.rights is not None:
             judged = self._judge.judge(connection.rights, header.api_key, header.api_version, body)
             if judged.body is None:
@@ -77,3 +82,11 @@ class ForwardedHandler:
             body, complete = judged.body, judged.complete
         payload = pack_kafka_request(header.api_key, header.api_version, header.client_id, connection.address, body, connection.packed_origin)
         self._controller.request(KAFKA_REQUEST, payload, FORWARD_TIMEOUT_MS, on_response, on_lost)
+
+
+def _refused(header: RequestHeader, body: bytes) -> bytes:
+    """The response to a client's request that another box has passed on and has not authorized."""
+    from appliance.protocol.forwarded_apis import error_answer  # rarely needed
+
+    payload = pack_kafka_request(header.api_key, header.api_version, "", "", body)
+    return error_answer(payload, ErrorCode.NOT_CONTROLLER, UNAUTHORIZED_MESSAGE) or b""

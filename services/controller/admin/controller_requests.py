@@ -154,7 +154,7 @@ class ControllerRequests:
 
         librdkafka asks for the controller once and after five minutes, and Kafka 4's brokers pass
         on (KIP-590). The acceptor has authorized the client; the controller's box authorizes this
-        box, which may do everything. NOT_CONTROLLER means that the request was not carried out, so
+        box, which may do everything, and refuses what a box without an authorizer passes on. NOT_CONTROLLER means that the request was not carried out, so
         what was sent and not answered is answered with REQUEST_TIMED_OUT.
         """
         from appliance.protocol.forwarded_apis import CONTROLLER_APIS, error_answer  # all schemas, rarely needed

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from appliance.base.errors import ErrorCode, RequestRefused, known_error
 from appliance.base.model import INTERNAL_TOPICS, TopicId
-from appliance.client.peers import OnBody, Peers
+from appliance.client.peers import CONTROLLER_CLIENT, UNAUTHORIZED, OnBody, Peers
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.cluster.placement import (
     PARTITIONS_PER_REQUEST_MAX,
@@ -315,8 +315,6 @@ class TopicAdministration:
 
 
 TIMEOUT_MS = 10_000
-CLIENT_ID = "controller of broker "
-"""How the client id of a box's controller begins; the broker id follows."""
 NO_CONTROLLER = -1
 PASSED_ON_MAX = 8
 """Requests of clients under way to the controller, each on a connection of its own."""
@@ -333,14 +331,22 @@ class OtherController:
     Only the cluster's controller creates topics. An automatic creation starts at any box that a
     client uses. Owned by the controller process of a box that is not the controller; without a
     controller nothing is created, and clients retry. `internal_topic(name)` returns how to create a
-    coordinator's topic.
+    coordinator's topic. `has_authorizer` says whether this box authorizes its clients.
     """
 
-    def __init__(self, broker_id: int, peers: Peers, image: Callable[[], MetadataImage], internal_topic: Callable[[str], TopicCreation | None]) -> None:
+    def __init__(
+        self,
+        broker_id: int,
+        peers: Peers,
+        image: Callable[[], MetadataImage],
+        internal_topic: Callable[[str], TopicCreation | None],
+        has_authorizer: bool,
+    ) -> None:
         self._broker_id = broker_id
         self._peers = peers
         self._image = image
         self._internal_topic = internal_topic
+        self._passes_on_as = f"{CONTROLLER_CLIENT}{broker_id}{'' if has_authorizer else UNAUTHORIZED}"
         self._refreshed = MetadataImage.empty()
         self._channels = set(range(1, PASSED_ON_MAX + 1))
         """Those without a request: an acceptor answers the requests of a connection one after the other."""
@@ -352,7 +358,7 @@ class OtherController:
         boxes may each take the other one for the controller), or if too many are under way.
         """
         controller_id = self._image().controller_id
-        if controller_id in (self._broker_id, NO_CONTROLLER) or request.client_id.startswith(CLIENT_ID) or not self._channels:
+        if controller_id in (self._broker_id, NO_CONTROLLER) or request.client_id.startswith(CONTROLLER_CLIENT) or not self._channels:
             return False
         channel = min(self._channels)
         self._channels.remove(channel)
@@ -362,7 +368,8 @@ class OtherController:
             on_body(body, is_sent)
 
         self._refresh()
-        self._peers.pass_on(controller_id, request, answered, min(max(timeout_ms, 0), PASSED_ON_MS_MAX) + MARGIN_MS, channel=channel)
+        timeout_ms = min(max(timeout_ms, 0), PASSED_ON_MS_MAX) + MARGIN_MS
+        self._peers.pass_on(controller_id, request, answered, timeout_ms, channel=channel, client_id=self._passes_on_as)
         return True
 
     def ensure(self, name: str, num_partitions: int, on_result: OnResult) -> None:

@@ -10,12 +10,13 @@ import pytest
 
 from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode
+from appliance.client.peers import CONTROLLER_CLIENT, UNAUTHORIZED
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage
 from appliance.cluster.placement import TopicCreation
 from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.ipc.request_frames import KAFKA_REQUEST, KafkaRequest, pack_kafka_request
 from appliance.protocol.topic_apis import CREATE_TOPICS_RESPONSE, CreatableTopic, CreatedTopic, CreateTopicsResponse, TopicConfig
-from services.controller.admin.topic_administration import CLIENT_ID, PASSED_ON_MAX, OtherController
+from services.controller.admin.topic_administration import PASSED_ON_MAX, OtherController
 from services.controller.admin.waiting_requests import Result
 from tests.support.asked_boxes import AskedBoxes
 from tests.support.memory_zookeeper import MemoryZooKeeper
@@ -26,11 +27,11 @@ from tests.support.stepped_controller import SteppedBox
 class World:
     """Broker 7 is the controller."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_authorizer: bool = True) -> None:
         self.boxes, self.told = AskedBoxes(), list[Result]()
         image = MetadataImage(1, "cluster", 7, {7: BrokerImage(7, "host", 9092)}, {})
         internal = {OFFSETS_TOPIC: TopicCreation(OFFSETS_TOPIC, 50, 3, (), (("cleanup.policy", "compact"),))}
-        self.elsewhere = OtherController(1, cast(Any, self.boxes), lambda: image, internal.get)
+        self.elsewhere = OtherController(1, cast(Any, self.boxes), lambda: image, internal.get, has_authorizer)
 
     def ensure(self, name: str, partitions: int = -1) -> None:
         self.elsewhere.ensure(name, partitions, self.told.append)
@@ -141,7 +142,7 @@ def test_a_request_to_a_box_that_is_not_the_controller_is_passed_on(two: TwoBoxe
     """librdkafka asks for the controller once and after five minutes; after a move of the controller it asked this box meanwhile."""
     two.boxes[1].send_create(CreatableTopic("orders", 1, 1))
     request = two.peer.next_request()
-    assert (request.api_key, request.version, request.client_id) == (19, 7, f"{CLIENT_ID}2")
+    assert (request.api_key, request.version, request.client_id) == (19, 7, f"{CONTROLLER_CLIENT}2{UNAUTHORIZED}")
     two.carry_out(request)
     assert two.created() == ErrorCode.NONE
     assert "orders" in two.boxes[0].image().topics
@@ -182,3 +183,10 @@ def test_requests_that_are_passed_on_do_not_wait_for_each_other_and_are_few() ->
     world.boxes.passed_on[3][1](b"done", True)
     assert world.elsewhere.pass_on(KafkaRequest(19, 7, "test", "::1", b""), 1_000, lambda _body, _is_sent: None)
     assert world.boxes.passed_on[-1][0] == world.boxes.passed_on[3][0]
+
+
+@pytest.mark.parametrize(("has_authorizer", "client_id"), [(True, "controller of broker 1"), (False, "controller of broker 1, without authorizer")])
+def test_a_box_says_whether_it_authorizes_the_clients_whose_requests_it_passes_on(has_authorizer: bool, client_id: str) -> None:
+    world = World(has_authorizer)
+    assert world.elsewhere.pass_on(KafkaRequest(19, 7, "test", "::1", b""), 1_000, lambda _body, _is_sent: None)
+    assert world.boxes.client_ids == {client_id}
