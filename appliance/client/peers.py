@@ -24,10 +24,18 @@ CONTROLLER_CLIENT: Final = "controller of broker "
 UNAUTHORIZED: Final = ", without authorizer"
 """How it ends if a client's request is passed on by a box that does not authorize its clients."""
 
+_BOX_CLIENTS: Final = (CONTROLLER_CLIENT, "coordinator of broker ", "acceptor of broker ", "millrace-ingest", "millrace-console")
+_FOLLOWERS: Final = ("-fetcher", "-repair")
+
 OnAnswer = Callable[[Any], None]
 """Called once, never from within `ask`: with the body of the response, or None; then it is unknown whether the request was carried out."""
 OnBody = Callable[[bytes | None, bool], None]
 """As `OnAnswer`, with whether the request was sent: one that was not is not carried out."""
+
+
+def may_be_box(client_id: str) -> bool:
+    """Return whether a process of a box has this client id. Clients may choose the same."""
+    return client_id.startswith(_BOX_CLIENTS) or (client_id.startswith("broker-") and client_id.endswith(_FOLLOWERS))
 
 
 class _Line:

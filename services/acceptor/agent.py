@@ -139,7 +139,7 @@ class AcceptorAgent:
             handlers[key] = InterBrokerHandler(ApiKey(key), handlers[key], self._inter_broker, mark_dirty)
         self._dispatch = Dispatch(self._produce, handlers) if authorizer is None else AuthorizedDispatch(self._produce, handlers, authorizer)
         self._connections.serve(self._dispatch.on_request, self._cold)
-        self._throttles = ClientThrottles(context, self._dispatch.on_request, self._connections.mute, self._connections.unmute)
+        self._throttles = ClientThrottles(context, self._dispatch.on_request, self._connections.mute, self._connections.unmute, self._inter_broker.is_box)
         self._connections.on_closed = self._throttles.forget
         forwarded.on_throttled = self._throttles.on_mutation
         self._quotas = QuotaFollower(context.layout, context.log)

@@ -3,8 +3,9 @@
 As in Kafka, a throttled request is answered at once with the throttle time, and its connection is muted for that
 time: no further request of it is taken. A produce is carried out first; a fetch above the quota gets no records.
 While the cluster has no quota, requests do not pass through this module. Acceptors of one box share quotas through
-shared memory (`appliance/shm/quota_use.py`). Weak: of the time of a request, what the acceptor takes to begin it
-counts, not what other processes do for it or what a parked fetch takes later.
+shared memory (`appliance/shm/quota_use.py`). Boxes, known by client id and address, are not limited. Weak: of the
+time of a request, what the acceptor takes to begin it counts, not what other processes do for it or what a parked
+fetch takes later.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
+from appliance.client.peers import may_be_box
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.framing import RequestHeader, parse_request_header
 from appliance.protocol.throttling import with_throttle_time
@@ -132,10 +134,13 @@ class QuotaSharing:
 class ClientLimits:
     """The quotas of a user with a client id; None: not limited."""
 
-    __slots__ = ("fetched", "produced", "request_time", "throttles")
+    __slots__ = ("fetched", "may_be_box", "produced", "request_time", "throttles")
 
-    def __init__(self, throttles: ClientThrottles, produced: QuotaUsage | None, fetched: QuotaUsage | None, request_time: QuotaUsage | None) -> None:
+    def __init__(
+        self, throttles: ClientThrottles, may_be_box: bool, produced: QuotaUsage | None, fetched: QuotaUsage | None, request_time: QuotaUsage | None
+    ) -> None:
         self.throttles = throttles
+        self.may_be_box = may_be_box
         self.produced = produced
         self.fetched = fetched
         self.request_time = request_time
@@ -186,7 +191,10 @@ class ClientThrottles:
         dispatch: Callable[[Connection, memoryview, int, int, ArenaSlot | None], bool],
         on_muted: Callable[[Connection], None],
         on_unmuted: Callable[[Connection], None],
+        is_box: Callable[[str], bool],
     ) -> None:
+        """`is_box` says whether boxes connect from an address."""
+        self._is_box = is_box
         self._context = context
         self._clock = context.clock
         self._dispatch = dispatch
@@ -243,7 +251,10 @@ class ClientThrottles:
     def on_request(self, connection: Connection, buffer: memoryview, position: int, limit: int, body_slot: ArenaSlot | None) -> bool:
         """As `Dispatch.on_request`, and throttle the client if the request exceeds its quotas."""
         header = parse_request_header(buffer, position, limit)
-        limits = connection.limits = self._limits_of(connection.principal.name, header.client_id)
+        limits = self._limits_of(connection.principal.name, header.client_id)
+        if limits is not None and limits.may_be_box and self._is_box(connection.address):
+            limits = None
+        connection.limits = limits
         if limits is None:
             return self._dispatch(connection, buffer, position, limit, body_slot)
         replies = connection.replies
@@ -296,7 +307,7 @@ class ClientThrottles:
             self._usage_of(self._quotas.limit(key, user, client_id)) for key in (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE)
         )
         is_limited = produced is not None or fetched is not None or request_time is not None
-        limits = self._clients[client] = ClientLimits(self, produced, fetched, request_time) if is_limited else None
+        limits = self._clients[client] = ClientLimits(self, may_be_box(client_id), produced, fetched, request_time) if is_limited else None
         return limits
 
     def _usage_of(self, limit: QuotaLimit | None) -> QuotaUsage | None:

@@ -80,6 +80,10 @@ class InterBrokerGate:
         self._count(ADDRESS, address, now_ns).what = what
         return False
 
+    def is_box(self, address: str) -> bool:
+        """As `admits`, of what others may send, too: counts nothing."""
+        return self._addresses.contains(address, self._clock.monotonic_ns())
+
     def fetch_problem(self, address: str, replica_id: int, broker_epoch: int) -> ErrorCode | None:
         """Return the error for a Fetch with a replica id, or None.
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from appliance.base.clock import ManualClock
-from appliance.client.peers import Peers
+from appliance.client.peers import Peers, may_be_box
 from appliance.cluster.metadata_image import BrokerImage
 from appliance.protocol import transaction_apis
 from appliance.protocol.transaction_apis import TxnMarkerResult, WriteTxnMarkersRequest, WriteTxnMarkersResponse
@@ -120,3 +120,10 @@ def test_channels_do_not_wait_for_each_other(world: World) -> None:
     assert slow is not None
     slow.close()
     world.until_answers(WRITTEN, None)
+
+
+def test_which_client_ids_processes_of_boxes_have() -> None:
+    of_boxes = ["controller of broker 1", "controller of broker 1, without authorizer", "coordinator of broker 12", "acceptor of broker 3"]
+    of_boxes += ["millrace-ingest", "millrace-console", "broker-1-fetcher", "broker-2-repair"]
+    assert all(map(may_be_box, of_boxes))
+    assert not any(map(may_be_box, ["", "millrace", "broker-1", "rdkafka", "a controller of broker 1", "my-fetcher"]))

@@ -59,13 +59,15 @@ class ThrottledDoor:
 
     def __init__(self, context: ServiceContext, arena: Arena, listening: socket.socket, clock: ManualClock) -> None:
         self.context, self.clock = context, clock
+        self.is_box = False
+        """whether boxes connect from the clients' address"""
         self.address = listening.getsockname()
         self.connections = ClientConnections(context, arena, 0)
         self.handler = BusyHandler(clock, self.connections)
         dispatch = Dispatch(None, {ApiKey.LIST_GROUPS: self.handler})  # type: ignore[arg-type]
         cold = ColdReads({}, clock, context.counters, lambda _: None, lambda _: None)
         self.connections.serve(dispatch.on_request, cold)
-        self.throttles = ClientThrottles(context, dispatch.on_request, self.connections.mute, self.connections.unmute)
+        self.throttles = ClientThrottles(context, dispatch.on_request, self.connections.mute, self.connections.unmute, lambda _address: self.is_box)
         self.connections.on_closed = self.throttles.forget
         self.connections.accept()
 
@@ -142,6 +144,22 @@ def test_a_throttled_client_is_answered_at_once_and_its_next_request_is_taken_wh
     counters = door.context.counters
     assert counters.counter('acceptor.throttled_requests{quota="request_percentage"}').value == 2
     assert counters.counter('acceptor.throttle_ms{quota="request_percentage"}').value == 2_000
+
+
+def test_boxes_are_not_limited_by_a_default_quota_and_what_only_has_their_client_id_is(door: ThrottledDoor) -> None:
+    door.throttles.set_quotas(ClientQuotas({QuotaEntity(None, ""): {REQUEST_PERCENTAGE: 1.0}}))
+    door.connections.serve_by(door.throttles.on_request)
+    door.handler.used_ms = 150
+    for is_box, client_id, is_limited in (
+        (True, "coordinator of broker 2", False),
+        (True, "coordinator of broker 2", False),
+        (True, "client", True),
+        (False, "coordinator of broker 2", True),
+    ):
+        door.is_box = is_box
+        with door.connect() as client:
+            client.sendall(list_groups(client_id.encode()))
+            assert (throttle_ms(door.receive(client)) > 0) == is_limited, (is_box, client_id)
 
 
 def test_a_raised_quota_counts_from_the_next_request_and_a_closed_connection_is_forgotten(door: ThrottledDoor) -> None:
