@@ -15,6 +15,8 @@ PRIVILEGED: Final = 1
 """Flag of an origin: a process of this box, or an administrator on the local socket. A super user."""
 BY_TOKEN: Final = 2
 """Flag of an origin: it authenticated with a delegation token."""
+FROM_BOX: Final = 4
+"""Flag of an origin: the controller of another box, at an address of a box. No quota counts its requests."""
 
 _ORIGIN: Final = Struct("<BHHH")
 
@@ -53,6 +55,10 @@ class RequestOrigin(NamedTuple):
     @property
     def is_privileged(self) -> bool:
         return bool(self.flags & PRIVILEGED)
+
+    @property
+    def is_from_box(self) -> bool:
+        return bool(self.flags & FROM_BOX)
 
     def pack(self) -> bytes:
         """uint8 flags, uint16 lengths of principal type, name and listener name, these three."""

@@ -118,7 +118,7 @@ class AcceptorAgent:
         )
         if authorizer is not None:
             self._security = AuthorizerFollower(context.layout, authorizer, context.log, self._fetch.on_rights_changed)
-        forwarded = ForwardedHandler(self._controller, mark_dirty, judge)
+        forwarded = ForwardedHandler(self._controller, mark_dirty, judge, self._inter_broker.is_box)
         handlers: dict[int, Handler] = dict.fromkeys(SERVED_APIS, forwarded)
         coordinated = CoordinatedHandler(self._coordinator, self._view, self._controller, mark_dirty, box.integer("offsets.commit.timeout.ms"), judge)
         handlers.update(dict.fromkeys(COORDINATED_KEYS, coordinated))

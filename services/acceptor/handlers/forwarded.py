@@ -19,6 +19,7 @@ from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.schema import response_frame
 from appliance.protocol.wire import INT32
+from appliance.security.principals import FROM_BOX
 from services.acceptor.closings import CONTROLLER_SILENT, UNREADABLE
 from services.acceptor.connection import Connection, PendingReply
 
@@ -36,12 +37,20 @@ UNAUTHORIZED_MESSAGE = "The box that passed this request on has no authorizer, t
 class ForwardedHandler:
     """All requests of one acceptor that go to the controller."""
 
-    def __init__(self, controller: ControllerLink, on_reply: Callable[[Connection], None], judge: RequestJudge | None = None) -> None:
-        """`judge` authorizes requests; None: everything is allowed. `on_throttled` is called for what the controller throttles."""
+    def __init__(
+        self,
+        controller: ControllerLink,
+        on_reply: Callable[[Connection], None],
+        judge: RequestJudge | None = None,
+        is_box: Callable[[str], bool] = lambda _address: False,
+    ) -> None:
+        """`judge` authorizes requests; None: everything is allowed. `is_box` says whether boxes connect from an address. `on_throttled`
+        is called for what the controller throttles."""
         self.on_throttled: Callable[[PendingReply, RequestHeader, int], None] = lambda _reply, _header, _ms: None
         self._controller = controller
         self._on_reply = on_reply
         self._judge = judge
+        self._is_box = is_box
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         reply = connection.expect_reply(False)
@@ -70,17 +79,20 @@ class ForwardedHandler:
 
             on_response(error_answer(payload, ErrorCode.UNKNOWN_SERVER_ERROR, LOST_MESSAGE))
 
-        body = bytes(buffer[header.body_position : limit])
-        if self._judge is not None and header.client_id.startswith(CONTROLLER_CLIENT) and header.client_id.endswith(UNAUTHORIZED):
-            on_response(_refused(header, body))
-            return
+        body, packed_origin = bytes(buffer[header.body_position : limit]), connection.packed_origin
+        if header.client_id.startswith(CONTROLLER_CLIENT):
+            if self._judge is not None and header.client_id.endswith(UNAUTHORIZED):
+                on_response(_refused(header, body))
+                return
+            if self._is_box(connection.address):  # a client id alone is no proof
+                packed_origin = connection.origin._replace(flags=connection.origin.flags | FROM_BOX).pack()
         if self._judge is not None and connection.rights is not None:
             judged = self._judge.judge(connection.rights, header.api_key, header.api_version, body)
             if judged.body is None:
                 on_response(judged.answer)
                 return
             body, complete = judged.body, judged.complete
-        payload = pack_kafka_request(header.api_key, header.api_version, header.client_id, connection.address, body, connection.packed_origin)
+        payload = pack_kafka_request(header.api_key, header.api_version, header.client_id, connection.address, body, packed_origin)
         self._controller.request(KAFKA_REQUEST, payload, FORWARD_TIMEOUT_MS, on_response, on_lost)
 
 

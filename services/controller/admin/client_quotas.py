@@ -3,7 +3,7 @@
 Owned by the controller process of each box; any box may change a quota, by a write with the version of what it
 read, as in Kafka. Quotas are loaded after each arrival, and one by one when a notification reports a change.
 A change is in the image before its client is answered. Mutations of partitions are counted where topics are
-created, by the controller of the cluster. Weak: with the controllership their count moves to another box and begins anew.
+created, by the controller of the cluster, and where they are passed on to it. Weak: with the controllership their count moves to another box and begins anew.
 """
 
 from __future__ import annotations
@@ -315,8 +315,8 @@ class MutationQuotas:
                 del self.buckets[scope]
 
     def of(self, request: ControllerRequest, api: MutatingApi) -> MutationQuota:
-        """Return the quota for one request."""
-        limit = self._quotas.limit(CONTROLLER_MUTATION_RATE, request.origin.principal.name, request.client_id)
+        """Return the quota for one request. Other boxes have none: they pass requests on that they have counted, and create internal topics."""
+        limit = None if request.origin.is_from_box else self._quotas.limit(CONTROLLER_MUTATION_RATE, request.origin.principal.name, request.client_id)
         if limit is None:
             return MutationQuota(self._clock, None, api, request.version)
         now_ms = self._clock.monotonic_ms()

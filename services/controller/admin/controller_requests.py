@@ -35,17 +35,28 @@ from appliance.protocol.topic_apis import (
     CreatableTopic,
     CreatedTopic,
     CreatedTopicConfig,
+    CreateTopicsRequest,
     DeletedTopic,
+    DeleteTopicsRequest,
     TopicToDelete,
     decode_create_topics,
     decode_delete_topics,
     encode_create_topics_body,
     encode_delete_topics_body,
+    topics_to_delete,
 )
 from appliance.runtime.request_server import RequestClient
 from services.controller.admin.acls import AclAdministration, AclRequests
 from services.controller.admin.box_requests import BoxRequests
-from services.controller.admin.client_quotas import CREATE_TOPICS, DELETE_TOPICS, MutationQuota, QuotaAdministration, QuotaRequests
+from services.controller.admin.client_quotas import (
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    MutatingApi,
+    MutationQuota,
+    QuotaAdministration,
+    QuotaRequests,
+)
 from services.controller.admin.cluster_administration import ClusterAdministration
 from services.controller.admin.config_descriptions import describe_topic
 from services.controller.admin.configs import ConfigRequests, broker_side
@@ -101,10 +112,17 @@ class ControllerRequests:
         self._orphans = OrphanRequests(context, administration.topics, requests, move_orders.is_online)
         configs = ConfigRequests(cluster, administration.configs, self._broker_configs, requests)
         reassignments = ReassignmentRequests(cluster, administration.reassignments, requests)
+        partitions = PartitionRequests(cluster, administration.partitions, requests, quotas.mutations)
+        self._mutating: dict[int, tuple[MutatingApi, Callable[[Any], int]]] = {
+            ApiKey.CREATE_TOPICS: (CREATE_TOPICS, self._created_partitions),
+            ApiKey.DELETE_TOPICS: (DELETE_TOPICS, self._deleted_partitions),
+            ApiKey.CREATE_PARTITIONS: (CREATE_PARTITIONS, partitions.mutations),
+        }
+        """APIs with a quota, and what counts how many partitions a request creates or deletes"""
         self._by_api: dict[int, Callable[[ControllerRequest], None]] = {
             ApiKey.CREATE_TOPICS: self._on_create_topics,
             ApiKey.DELETE_TOPICS: self._on_delete_topics,
-            ApiKey.CREATE_PARTITIONS: PartitionRequests(cluster, administration.partitions, requests, quotas.mutations).on_create_partitions,
+            ApiKey.CREATE_PARTITIONS: partitions.on_create_partitions,
             ApiKey.ALTER_REPLICA_LOG_DIRS: self._move_requests.on_alter,
             ApiKey.DESCRIBE_CONFIGS: configs.on_describe,
             ApiKey.ALTER_CONFIGS: configs.on_replace,
@@ -145,12 +163,15 @@ class ControllerRequests:
         action = self._by_api.get(asked.api_key)
         if action is None:
             raise ProtocolViolation("unknown_api", f"the controller does not answer API {asked.api_key}")
-        if asked.api_key in CONTROLLER_ALONE and self._can_begin() and self._cluster.fence is None and self._pass_on(client, frame, asked):
-            return
-        action(ControllerRequest(client, frame.token, asked.api_version, asked.body, asked.origin, asked.client_host, asked.client_id))
+        request = ControllerRequest(client, frame.token, asked.api_version, asked.body, asked.origin, asked.client_host, asked.client_id)
+        is_elsewhere = asked.api_key in CONTROLLER_ALONE and self._can_begin() and self._cluster.fence is None
+        if is_elsewhere and self._elsewhere.may_pass_on(asked):
+            self._pass_on(request, frame.payload, asked)
+        else:
+            action(request)
 
-    def _pass_on(self, client: RequestClient, frame: Frame, asked: KafkaRequest) -> bool:
-        """Pass a request on to the controller; return whether that is possible.
+    def _pass_on(self, request: ControllerRequest, payload: bytes, asked: KafkaRequest) -> None:
+        """Pass a request on to the controller, if the client's quota allows it. There it counts as this box's, which has none.
 
         librdkafka asks for the controller once and after five minutes, and Kafka 4's brokers pass
         on (KIP-590). The acceptor has authorized the client; the controller's box authorizes this
@@ -161,14 +182,28 @@ class ControllerRequests:
 
         decoded = CONTROLLER_APIS[asked.api_key][0].decode(asked.body, 0, len(asked.body), asked.api_version)
 
-        def on_body(body: bytes | None, is_sent: bool) -> None:
-            result = NOT_ANSWERED if is_sent else NOT_CONTROLLER
-            answer = body or error_answer(frame.payload, result.code, result.message)
-            self._requests.respond(client, KAFKA_RESPONSE, frame.token, answer or b"")
+        quota: MutationQuota | None = None
 
-        is_sent = self._elsewhere.pass_on(asked, getattr(decoded, "timeout_ms", TIMEOUT_MS), on_body)
-        self._passed_on.add(is_sent)
-        return is_sent
+        def answer(body: bytes | None) -> None:
+            self._requests.answer(request, quota.throttled(body) if quota is not None and body else body or b"")
+
+        def refuse(result: Result) -> None:
+            answer(error_answer(payload, result.code, result.message))
+
+        def on_body(body: bytes | None, is_sent: bool) -> None:
+            if body:
+                answer(body)
+            else:
+                refuse(NOT_ANSWERED if is_sent else NOT_CONTROLLER)
+
+        if asked.api_key in self._mutating:
+            api, partitions_of = self._mutating[asked.api_key]
+            quota, partitions = self._mutations.of(request, api), partitions_of(decoded)
+            if partitions and (refused := quota.refusal(partitions)) is not None:
+                refuse(refused)
+                return
+        self._elsewhere.pass_on(asked, getattr(decoded, "timeout_ms", TIMEOUT_MS), on_body)
+        self._passed_on.add()
 
     def _on_disk_orders(self, client: RequestClient, frame: Frame) -> None:
         handler = self._move_requests if frame.kind == MOVE_ORDERS else self._orphans
@@ -227,6 +262,10 @@ class ControllerRequests:
         for described in describe_topic(config, broker_side(self._cluster, self._broker_configs), False, False):
             yield CreatedTopicConfig(described.name, described.value, False, described.config_source)
 
+    def _created_partitions(self, decoded: CreateTopicsRequest) -> int:
+        new = [topic for topic in _once(decoded.topics) if topic.name not in self._cluster.topics and not decoded.validate_only]
+        return sum(max(0, self._topics.partitions_of(topic.num_partitions, len(topic.assignments))) for topic in new)
+
     # --- DeleteTopics -------------------------------------------------------------------------------------------------------
 
     def _on_delete_topics(self, request: ControllerRequest) -> None:
@@ -256,6 +295,10 @@ class ControllerRequests:
                 on_result(refused)
                 continue
             self._topics.delete(name, on_result)
+
+    def _deleted_partitions(self, decoded: DeleteTopicsRequest) -> int:
+        names = {topic.name or self._name_of(topic) for topic in topics_to_delete(decoded)}
+        return sum(len(topic.replicas) for name, topic in self._cluster.topics.items() if name in names)
 
     def _deletion_refused(self, topic: TopicToDelete, version: int) -> Result | None:
         if self._cluster.fence is None:

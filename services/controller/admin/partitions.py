@@ -175,6 +175,10 @@ class PartitionRequests:
             else:
                 self._administration.grow(_wanted(topic), decoded.validate_only, placed, on_result)
 
+    def mutations(self, decoded: CreatePartitionsRequest) -> int:
+        """Return how many partitions a request adds."""
+        return 0 if decoded.validate_only else sum(max(0, self._added(topic)) for topic in {topic.name: topic for topic in decoded.topics}.values())
+
     def _added(self, topic: TopicToGrow) -> int:
         known = self._cluster.topics.get(topic.name)
         return 0 if known is None else topic.partition_count - len(known.replicas)

@@ -351,15 +351,15 @@ class OtherController:
         self._channels = set(range(1, PASSED_ON_MAX + 1))
         """Those without a request: an acceptor answers the requests of a connection one after the other."""
 
-    def pass_on(self, request: KafkaRequest, timeout_ms: int, on_body: OnBody) -> bool:
-        """Send a client's request to the controller.
-
-        Return False if no other box is the controller, if the request was passed on before (two
+    def may_pass_on(self, request: KafkaRequest) -> bool:
+        """Return False if no other box is the controller, if the request was passed on before (two
         boxes may each take the other one for the controller), or if too many are under way.
         """
-        controller_id = self._image().controller_id
-        if controller_id in (self._broker_id, NO_CONTROLLER) or request.client_id.startswith(CONTROLLER_CLIENT) or not self._channels:
-            return False
+        is_elsewhere = self._image().controller_id not in (self._broker_id, NO_CONTROLLER)
+        return is_elsewhere and not request.client_id.startswith(CONTROLLER_CLIENT) and bool(self._channels)
+
+    def pass_on(self, request: KafkaRequest, timeout_ms: int, on_body: OnBody) -> None:
+        """Send a client's request to the controller, if `may_pass_on` allows it."""
         channel = min(self._channels)
         self._channels.remove(channel)
 
@@ -369,8 +369,7 @@ class OtherController:
 
         self._refresh()
         timeout_ms = min(max(timeout_ms, 0), PASSED_ON_MS_MAX) + MARGIN_MS
-        self._peers.pass_on(controller_id, request, answered, timeout_ms, channel=channel, client_id=self._passes_on_as)
-        return True
+        self._peers.pass_on(self._image().controller_id, request, answered, timeout_ms, channel=channel, client_id=self._passes_on_as)
 
     def ensure(self, name: str, num_partitions: int, on_result: OnResult) -> None:
         """As `TopicAdministration.ensure`: an existing topic is as good as a new one."""

@@ -10,6 +10,7 @@ import pytest
 
 from appliance.base.errors import ErrorCode
 from appliance.client.peers import CONTROLLER_CLIENT, UNAUTHORIZED
+from appliance.ipc.request_frames import unpack_kafka_request
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.topic_apis import (
@@ -20,6 +21,7 @@ from appliance.protocol.topic_apis import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
+from appliance.security.principals import ANONYMOUS
 from services.acceptor.closings import CONTROLLER_SILENT, UNANSWERED, UNREADABLE
 from services.acceptor.connection import Connection
 from services.acceptor.handlers.forwarded import ForwardedHandler
@@ -68,5 +70,21 @@ def test_a_box_with_an_authorizer_refuses_what_a_box_without_one_passes_on(has_a
     assert isinstance(answer, bytes)
     (topic,) = CREATE_TOPICS_RESPONSE.decode(answer, 9, len(answer), 7).topics
     assert topic.error_code == (ErrorCode.NONE if is_forwarded else ErrorCode.NOT_CONTROLLER)
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "client_id", "is_from_box"), [("::1", f"{CONTROLLER_CLIENT}2", True), ("::1", "test", False), ("::2", f"{CONTROLLER_CLIENT}2", False)]
+)
+def test_a_request_is_from_a_box_by_its_client_id_and_address(address: str, client_id: str, is_from_box: bool) -> None:
+    """A client may choose any client id; the controller counts it by its user."""
+    ours, theirs = socket.socketpair()
+    link = _Link(None)
+    connection = Connection(PlainTransport(ours), address, 0)
+    handler = ForwardedHandler(cast(Any, link), lambda _connection: None, None, lambda asked: asked == "::1")
+    handler.handle(connection, RequestHeader(ApiKey.CREATE_TOPICS, 7, 7, client_id, 0), memoryview(b""), 0)
+    origin = unpack_kafka_request(link.asked[0]).origin
+    assert origin.is_from_box == is_from_box and origin.principal == ANONYMOUS
     ours.close()
     theirs.close()

@@ -41,6 +41,7 @@ from appliance.protocol.topic_apis import (
     DeleteTopicsRequest,
     TopicToGrow,
 )
+from appliance.security.principals import FROM_BOX, UNAUTHENTICATED
 from appliance.security.quotas import CONTROLLER_MUTATION_RATE, QuotaEntity
 from services.controller.admin.client_quotas import BUCKETS_MAX, CREATE_TOPICS, MutationQuotas
 from services.controller.admin.waiting_requests import ControllerRequest
@@ -227,3 +228,12 @@ def test_buckets_are_bounded_and_the_fullest_are_dropped() -> None:
     clock.advance_ms(11_000)
     mutate("newer", 1)
     assert [scope.client_id for scope in mutations.buckets] == ["overdrawn", "newer"], "the others are full"
+
+
+def test_boxes_have_no_quota_of_mutations() -> None:
+    """They pass on what they have counted, and create topics with fifty partitions for coordinators."""
+    mutations = MutationQuotas(ManualClock(), {QuotaEntity(None, ""): {CONTROLLER_MUTATION_RATE: 1.0}})
+    for origin, is_refused in ((UNAUTHENTICATED._replace(flags=FROM_BOX), False), (UNAUTHENTICATED, True)):
+        request = ControllerRequest(cast(Any, None), 1, 6, b"", origin, client_id="controller of broker 2")
+        assert mutations.of(request, CREATE_TOPICS).refusal(50) is None
+        assert (mutations.of(request, CREATE_TOPICS).refusal(50) is not None) == is_refused

@@ -13,11 +13,29 @@ from appliance.base.errors import ErrorCode
 from appliance.client.peers import CONTROLLER_CLIENT, UNAUTHORIZED
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage
 from appliance.cluster.placement import TopicCreation
+from appliance.cluster.quota_image import read_quota_image
 from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from appliance.cluster.znodes import encode_config, encode_config_change
 from appliance.ipc.request_frames import KAFKA_REQUEST, KafkaRequest, pack_kafka_request
-from appliance.protocol.topic_apis import CREATE_TOPICS_RESPONSE, CreatableTopic, CreatedTopic, CreateTopicsResponse, TopicConfig
+from appliance.protocol.schema import Message
+from appliance.protocol.topic_apis import (
+    CREATE_PARTITIONS_REQUEST,
+    CREATE_PARTITIONS_RESPONSE,
+    CREATE_TOPICS_RESPONSE,
+    DELETE_TOPICS_REQUEST,
+    DELETE_TOPICS_RESPONSE,
+    CreatableTopic,
+    CreatedTopic,
+    CreatePartitionsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    TopicConfig,
+    TopicToGrow,
+)
+from appliance.security.quotas import CONTROLLER_MUTATION_RATE
 from services.controller.admin.topic_administration import PASSED_ON_MAX, OtherController
 from services.controller.admin.waiting_requests import Result
+from services.controller.zookeeper.requests import Create
 from tests.support.asked_boxes import AskedBoxes
 from tests.support.memory_zookeeper import MemoryZooKeeper
 from tests.support.scripted_peer import PeerRequest, ScriptedPeer, until
@@ -89,7 +107,7 @@ class TwoBoxes:
     def __init__(self, directory: Path) -> None:
         clock = ManualClock()
         self.peer = ScriptedPeer(self.turn)
-        zookeeper = MemoryZooKeeper(clock.wall_ms)
+        self.zookeeper = zookeeper = MemoryZooKeeper(clock.wall_ms)
         ports = self.peer.address.port, 9092
         self.boxes = [
             SteppedBox(directory / str(number), zookeeper, number, {"auto.leader.rebalance.enable": False}, port, clock=clock)
@@ -120,10 +138,19 @@ class TwoBoxes:
 
     def created(self) -> int:
         """The error code in the response of box 2."""
+        (topic,) = self.response(CREATE_TOPICS_RESPONSE, 7).topics
+        return int(topic.error_code)
+
+    def response(self, message: Message[Any], version: int) -> Any:
+        """That of box 2."""
         self.until(lambda: self.boxes[1].frames)
         body = bytes(self.boxes[1].frames[0].payload)
-        (topic,) = CREATE_TOPICS_RESPONSE.decode(body, 0, len(body), 7).topics
-        return topic.error_code
+        return message.decode(body, 0, len(body), version)
+
+    def limit_mutations(self, client_id: str, rate: float) -> None:
+        self.zookeeper.write(Create(f"/config/clients/{client_id}", encode_config({CONTROLLER_MUTATION_RATE: str(rate)})))
+        self.zookeeper.write(Create("/config/changes/config_change_", encode_config_change(f"clients/{client_id}"), sequence=True))
+        self.until(lambda: all(read_quota_image(box.layout.quota_image_file) for box in self.boxes))
 
     def close(self) -> None:
         for box in self.boxes:
@@ -177,16 +204,47 @@ def test_a_client_looks_for_the_controller_again_if_its_request_was_not_sent(two
 
 def test_requests_that_are_passed_on_do_not_wait_for_each_other_and_are_few() -> None:
     world = World()
-    passed = [world.elsewhere.pass_on(KafkaRequest(19, 7, "test", "::1", b""), 1_000, lambda _body, _is_sent: None) for _ in range(PASSED_ON_MAX + 1)]
-    assert passed == [True] * PASSED_ON_MAX + [False]
+    request = KafkaRequest(19, 7, "test", "::1", b"")
+    for _ in range(PASSED_ON_MAX):
+        assert world.elsewhere.may_pass_on(request)
+        world.elsewhere.pass_on(request, 1_000, lambda _body, _is_sent: None)
+    assert not world.elsewhere.may_pass_on(request)
     assert sorted(channel for channel, _ in world.boxes.passed_on) == list(range(1, PASSED_ON_MAX + 1)), "0 is that of automatic creations"
     world.boxes.passed_on[3][1](b"done", True)
-    assert world.elsewhere.pass_on(KafkaRequest(19, 7, "test", "::1", b""), 1_000, lambda _body, _is_sent: None)
+    assert world.elsewhere.may_pass_on(request)
+    world.elsewhere.pass_on(request, 1_000, lambda _body, _is_sent: None)
     assert world.boxes.passed_on[-1][0] == world.boxes.passed_on[3][0]
+
+
+def test_a_client_uses_its_quota_at_the_box_that_it_asks(two: TwoBoxes) -> None:
+    """There it is known; the controller counts the box."""
+    two.limit_mutations("test", 0.01)
+    box, peer = two.boxes[1], two.peer
+    for partitions, is_trial in ((40, True), (3, False)):
+        box.send_create(CreatableTopic("orders", partitions, 1), validate_only=is_trial)
+        two.carry_out(peer.next_request())
+        assert two.created() == ErrorCode.NONE
+    two.until(lambda: "orders" in box.image().topics)
+    box.send_create(CreatableTopic("more", 1, 1))
+    refused = two.response(CREATE_TOPICS_RESPONSE, 7)
+    assert refused.topics[0].error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED and 200_000 < refused.throttle_time_ms <= 289_000
+    growth = CREATE_PARTITIONS_REQUEST.encode(3, CreatePartitionsRequest((TopicToGrow("orders", 4),), 10_000, False))
+    box.send(KAFKA_REQUEST, pack_kafka_request(37, 3, "test", "::1", growth))
+    assert two.response(CREATE_PARTITIONS_RESPONSE, 3).results[0].error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
+    assert peer.poll_request() is None, "neither is passed on"
+    box.send_create(CreatableTopic("orders", 5, 1))
+    two.carry_out(peer.next_request())
+    assert two.created() == ErrorCode.TOPIC_ALREADY_EXISTS, "that creates nothing"
+    deletion = DELETE_TOPICS_REQUEST.encode(4, DeleteTopicsRequest(topic_names=("orders", "unknown"), timeout_ms=10_000))
+    box.send(KAFKA_REQUEST, pack_kafka_request(20, 4, "test", "::1", deletion))
+    two.carry_out(peer.next_request())
+    deleted = two.response(DELETE_TOPICS_RESPONSE, 4)
+    assert [topic.error_code for topic in deleted.topics] == [ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    assert 500_000 < deleted.throttle_time_ms <= 589_000, "older versions are throttled afterwards"
 
 
 @pytest.mark.parametrize(("has_authorizer", "client_id"), [(True, "controller of broker 1"), (False, "controller of broker 1, without authorizer")])
 def test_a_box_says_whether_it_authorizes_the_clients_whose_requests_it_passes_on(has_authorizer: bool, client_id: str) -> None:
     world = World(has_authorizer)
-    assert world.elsewhere.pass_on(KafkaRequest(19, 7, "test", "::1", b""), 1_000, lambda _body, _is_sent: None)
+    world.elsewhere.pass_on(KafkaRequest(19, 7, "test", "::1", b""), 1_000, lambda _body, _is_sent: None)
     assert world.boxes.client_ids == {client_id}
