@@ -24,7 +24,8 @@ pytestmark = [pytest.mark.own_zookeeper, pytest.mark.system, needs_root]
 
 TABLE = ROOT / "docs/security.md"
 LISTENING, UNCONNECTED_UDP, LISTENING_UNIX, DATAGRAMS = "0A", "07", "00010000", "0002"
-OF_A_CLUSTER = {"/dev/shm/millrace.BOX.lease.*"}
+OTHERS = {"/dev/shm/millrace.BOX.lease.*", "/dev/shm/millrace.BOX.quotas.*"}
+"""Of a box in a cluster, and of acceptors while there are client quotas."""
 OTHERWISE = ("notify", "console")
 """The kernel names the sender of a notification; the console answers by this socket what it answers on its port."""
 CONNECTS = """
@@ -146,7 +147,7 @@ def test_local_sockets_and_shared_memory_are_the_documented_ones_and_of_the_user
     assert {os.path.dirname(path) for path in sockets} == {str(runtime), box.layout.network_directory}
     objects = {f"/dev/shm{name}" for name in list_names(box.layout.shared_memory_prefix)}
     purposes = {f"/dev/shm/millrace.BOX.{path.split('.')[2]}.*" for path in objects}
-    assert {generic(os.path.relpath(path, runtime)) for path in sockets} | purposes == documented("Local sockets and shared memory") - OF_A_CLUSTER
+    assert {generic(os.path.relpath(path, runtime)) for path in sockets} | purposes == documented("Local sockets and shared memory") - OTHERS
     assert {oct(stat.S_IMODE(os.stat(path).st_mode)) for path in sockets | objects} == {"0o600"}
     assert [stat.S_IMODE(os.stat(path).st_mode) for path in (runtime, box.layout.network_directory)] == [0o700, 0o700]
 
