@@ -16,7 +16,7 @@ import orjson
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.cluster.security_image import SecurityImageUnreadable, pack_image, read_generation, unpack_image, write_private
-from appliance.security.quotas import QUOTA_KEYS, ClientQuotas, QuotaEntity
+from appliance.security.quotas import QUOTA_KEYS, ClientQuotas, QuotaEntity, quota_problem
 
 QUOTA_MAGIC: Final = b"MRQI"
 
@@ -35,15 +35,18 @@ class QuotaImage(NamedTuple):
 
     @classmethod
     def decode(cls, encoded: bytes) -> QuotaImage:
-        """Return the image in `encoded`. Raises SecurityImageUnreadable."""
+        """Return the image in `encoded`, without values that no quota can have. Raises SecurityImageUnreadable."""
         generation, payload = unpack_image(QUOTA_MAGIC, encoded)
         try:
             rows = [(QuotaEntity(user, client_id), values) for user, client_id, values in orjson.loads(payload)]
             if not all(name is None or isinstance(name, str) for entity, _ in rows for name in entity):
                 raise ValueError("a name that is no text")
-            return cls(generation, {entity: {key: float(values[key]) for key in QUOTA_KEYS if key in values} for entity, values in rows})
+            quotas = {entity: {key: float(values[key]) for key in QUOTA_KEYS if key in values} for entity, values in rows}
         except (ValueError, TypeError, AttributeError):
             raise SecurityImageUnreadable(f"the quota image of generation {generation} holds no quotas") from None
+        return cls(
+            generation, {entity: {key: value for key, value in values.items() if quota_problem(key, value) is None} for entity, values in quotas.items()}
+        )
 
 
 def write_quota_image(path: str, image: QuotaImage) -> None:

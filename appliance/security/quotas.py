@@ -25,6 +25,8 @@ WHOLE_QUOTAS: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
 SAMPLES: Final = 11
 WINDOW_MS: Final = 1_000
 """Kafka's `quota.window.num` and `quota.window.size.seconds`, and those of the controller."""
+SMALLEST: Final = 1e-6
+"""A quota is no smaller, so that what is divided by it stays a number."""
 THROTTLE_MS_MAX: Final = 2**31 - 1
 
 DEFAULT_NAME: Final = ""
@@ -99,6 +101,8 @@ def quota_problem(key: str, value: float) -> str | None:
         return f"Invalid configuration key {key}"
     if not value > 0 or math.isinf(value):
         return f"Quota {key} must be greater than 0"
+    if value < SMALLEST:
+        return f"Quota {key} must be at least {SMALLEST:g}"
     if key in WHOLE_QUOTAS and (value > 2**63 - 1 or abs(math.floor(value + 1e-6) - value) > 1e-6):
         return f"Configuration {key} must be a LONG value"
     return None
@@ -153,7 +157,7 @@ class SampledRate:
         elapsed_ms = now_ms - self._samples[0][0]
         elapsed_ms += max(0, SAMPLES - 1 - elapsed_ms // WINDOW_MS) * WINDOW_MS
         rate = sum(used for _, used in self._samples) * 1_000 / elapsed_ms
-        return min(THROTTLE_MS_MAX, round((rate - bound) / bound * elapsed_ms)) if rate > bound else 0
+        return round(min(THROTTLE_MS_MAX, (rate - bound) / bound * elapsed_ms)) if rate > bound else 0
 
     def _purge(self, now_ms: int) -> None:
         samples = self._samples
@@ -178,7 +182,7 @@ class TokenBucket:
     def throttle_ms(self, now_ms: int) -> int:
         """Return after how many ms the bucket is no longer overdrawn; 0: it is not."""
         self._refill(now_ms)
-        return min(THROTTLE_MS_MAX, round(-self._tokens / self.bound * 1_000)) if self._tokens < 0 else 0
+        return round(min(THROTTLE_MS_MAX, -self._tokens / self.bound * 1_000)) if self._tokens < 0 else 0
 
     def fullness(self, now_ms: int) -> float:
         """Return the tokens as a part of the most there can be: 1.0 is full, below 0 overdrawn."""

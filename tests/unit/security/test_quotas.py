@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from appliance.cluster.quota_image import QuotaImage
 from appliance.security.quotas import (
     PRODUCER_BYTE_RATE,
+    QUOTA_KEYS,
     REQUEST_PERCENTAGE,
+    SMALLEST,
     ClientQuotas,
     QuotaEntity,
     QuotaLimit,
@@ -106,3 +109,21 @@ def test_values_that_no_quota_can_have_are_refused_and_skipped() -> None:
     assert (quota_text("producer_byte_rate", 1e15), quota_text("request_percentage", 25)) == ("1000000000000000", "25.0")
     written = {"producer_byte_rate": "1024", "consumer_byte_rate": "much", "request_percentage": "nan", "controller_mutation_rate": "-1", "SCRAM-SHA-256": "x"}
     assert quota_values(written) == {"producer_byte_rate": 1024.0}
+
+
+def test_the_smallest_and_the_largest_quota_give_throttle_times_within_bounds() -> None:
+    for bound in (5e-324, SMALLEST, 1.7e308):
+        rate, bucket = SampledRate(), TokenBucket(bound, 0)
+        rate.record(2**62, 0)
+        bucket.take(2**31, 0)
+        for throttle_ms in (rate.throttle_ms(bound, 0), bucket.throttle_ms(0), bucket.throttle_ms(2**40)):
+            assert 0 <= throttle_ms <= 2**31 - 1
+    for key in QUOTA_KEYS:
+        assert quota_problem(key, 5e-324) is not None
+    assert quota_problem("request_percentage", SMALLEST) is None
+
+
+def test_an_image_has_only_quotas_that_could_be_set() -> None:
+    entity = QuotaEntity("u")
+    encoded = QuotaImage(3, {entity: {"producer_byte_rate": 0.0, "consumer_byte_rate": 1.0, "request_percentage": 5e-324}}).encode()
+    assert QuotaImage.decode(encoded) == QuotaImage(3, {entity: {"consumer_byte_rate": 1.0}})
