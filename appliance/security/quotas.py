@@ -10,6 +10,7 @@ for each connection has a new quota each time, unless its user has one.
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -21,6 +22,10 @@ CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
 QUOTA_KEYS: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE, CONTROLLER_MUTATION_RATE)
 WHOLE_QUOTAS: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
 """Bytes per second; the others may be fractions."""
+_LONG_MAX: Final = 2**63 - 1
+_LONG: Final = re.compile(r"\+?[0-9]{1,19}")
+_DOUBLE: Final = re.compile(r"\s*\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
+"""What Kafka reads as a LONG or a DOUBLE; Python would also read `1_0` and other alphabets."""
 
 SAMPLES: Final = 11
 WINDOW_MS: Final = 1_000
@@ -103,24 +108,24 @@ def quota_problem(key: str, value: float) -> str | None:
         return f"Quota {key} must be greater than 0"
     if value < SMALLEST:
         return f"Quota {key} must be at least {SMALLEST:g}"
-    if key in WHOLE_QUOTAS and (value > 2**63 - 1 or abs(math.floor(value + 1e-6) - value) > 1e-6):
+    if key in WHOLE_QUOTAS and (not 1 <= math.floor(value + 1e-6) <= 2**63 or abs(math.floor(value + 1e-6) - value) > 1e-6):
         return f"Configuration {key} must be a LONG value"
     return None
 
 
 def quota_text(key: str, value: float) -> str:
     """Return a valid quota as ZooKeeper holds it."""
-    return str(math.floor(value + 1e-6)) if key in WHOLE_QUOTAS else repr(float(value))
+    return str(min(math.floor(value + 1e-6), _LONG_MAX)) if key in WHOLE_QUOTAS else repr(float(value))
 
 
 def quota_values(config: Mapping[str, str]) -> dict[str, float]:
     """Return the quotas among the configs of an entity. Those that another tool wrote and that are invalid are left out."""
     values = {}
     for key in QUOTA_KEYS:
-        try:
-            value = float(config[key])
-        except (KeyError, ValueError):
+        text = config.get(key, "")
+        if not (_LONG.fullmatch(text) and int(text) <= _LONG_MAX if key in WHOLE_QUOTAS else _DOUBLE.fullmatch(text)):
             continue
+        value = float(text)
         if quota_problem(key, value) is None:
             values[key] = value
     return values

@@ -127,3 +127,18 @@ def test_an_image_has_only_quotas_that_could_be_set() -> None:
     entity = QuotaEntity("u")
     encoded = QuotaImage(3, {entity: {"producer_byte_rate": 0.0, "consumer_byte_rate": 1.0, "request_percentage": 5e-324}}).encode()
     assert QuotaImage.decode(encoded) == QuotaImage(3, {entity: {"consumer_byte_rate": 1.0}})
+
+
+def test_quotas_in_zookeeper_are_read_as_kafka_reads_them() -> None:
+    """Kafka's `ZkAdminManager` and `UserConfigHandler`: 2^63 is written as the largest LONG, which Kafka uses for no limit."""
+    largest = "9223372036854775807"
+    assert quota_values({"producer_byte_rate": largest}) == {"producer_byte_rate": 2.0**63}
+    assert quota_problem("producer_byte_rate", 2.0**63) is None and quota_text("producer_byte_rate", 2.0**63) == largest
+    for text in ("1_0", "9223372036854775808", "1.0", "1e3", " 1", "1\n", "\u0661", "0", "-1", "1" * 5_000):
+        assert quota_values({"producer_byte_rate": text}) == {}, text
+    for text in ("1_0", "\u0661", "nan", "inf", "1e999", "1e-999", "0x1p3"):
+        assert quota_values({"request_percentage": text}) == {}, text
+    for text, value in (("10", 10.0), ("1e1", 10.0), (".5", 0.5), ("5.", 5.0), (" 2.5 ", 2.5), ("1.0E-4", 1e-4)):
+        assert quota_values({"request_percentage": text}) == {"request_percentage": value}
+    for value in (1e-6, 1e-7, 2.0**63 + 2048):
+        assert quota_problem("producer_byte_rate", value) is not None, "it would be written as 0, or not as it is"
