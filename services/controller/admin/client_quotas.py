@@ -446,7 +446,7 @@ def _planned(entry: QuotasToAlter) -> tuple[QuotaEntity, dict[str, float | None]
         names[kind] = DEFAULT_NAME if name is None else name
     changes: dict[str, float | None] = {}
     for key, value, remove in entry.ops:
-        problem = None if remove else quota_problem(key, value)
+        problem = quota_problem(key, 1.0 if remove else value)  # a key that is no quota may be a credential
         if problem is not None:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, problem)
         changes[key] = None if remove else value

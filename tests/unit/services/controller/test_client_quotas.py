@@ -153,6 +153,13 @@ def test_a_filter_matches_as_kafkas_does(quotas: QuotaBox) -> None:
     assert quotas.described(("user", MATCH_EXACT, "a"), ("user", MATCH_EXACT, "b"))[0] == ErrorCode.INVALID_REQUEST
 
 
+def test_a_credential_is_no_quota_and_cannot_be_removed_as_one(quotas: QuotaBox) -> None:
+    quotas.server.write(Create("/config/users/alice", encode_config({"SCRAM-SHA-256": "kept"})))
+    code, message = quotas.alter({"user": "alice"}, **{"SCRAM-SHA-256": None})
+    assert (code, message) == (ErrorCode.INVALID_REQUEST, "Invalid configuration key SCRAM-SHA-256")
+    assert quotas.config("/config/users/alice") == {"SCRAM-SHA-256": "kept"}
+
+
 def test_impossible_quotas_are_refused(quotas: QuotaBox) -> None:
     for entity, values, text in [
         ({}, {}, "Invalid empty client quota entity"),
