@@ -58,7 +58,19 @@ from services.controller.admin.waiting_requests import ControllerRequest, Key, O
 from services.controller.decisions.cluster import ControllerContext
 from services.controller.zookeeper import broker_registry
 from services.controller.zookeeper.operation import Operation, OperationOutcome, OwnWrites, all_of
-from services.controller.zookeeper.requests import BadVersion, Create, GetChildren, MultiFailed, NodeExists, NoNode, SetData, ZooKeeperFailed
+from services.controller.zookeeper.requests import (
+    BadVersion,
+    Create,
+    Delete,
+    GetChildren,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    SetData,
+    Write,
+    ZooKeeperFailed,
+)
 from services.controller.zookeeper.requests import Get as GetNode
 
 ENTITIES_MAX = 10_000
@@ -124,34 +136,65 @@ def read_quotas(entities: Iterable[QuotaEntity]) -> Operation[dict[QuotaEntity, 
 
 
 def change_quotas(change: QuotaChange) -> Operation[Values]:
-    """Apply a change to the config of an entity, whose credentials stay; return its quotas. Raises RequestRefused."""
+    """Apply a change to the config of an entity, whose credentials stay; return its quotas. Raises RequestRefused.
+
+    A node that would hold nothing is removed, so that `ENTITIES_MAX` also bounds the nodes.
+    """
     path = _path(change.entity)
+    above: tuple[str, ...] = ()
+    if change.entity.user is not None and change.entity.client_id is not None:
+        clients = path.rpartition("/")[0]
+        above = clients.rpartition("/")[0], clients
+    is_parent = False
     for _attempt in range(ATTEMPTS_MAX):
         node = yield from broker_registry.read(path)
         try:
             config = decode_config(path, node.data) if node is not None and node.data else {}
         except DocumentUnreadable as unreadable:
             raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, f"{unreadable}; repair or remove the znode first") from unreadable
+        former = dict(config)
         for key, value in change.changes.items():
             if value is not None:
                 config[key] = quota_text(key, value)
             else:
                 config.pop(key, None)
-        if change.validate_only:
-            return {}
-        if node is None and change.entity.user is not None and change.entity.client_id is not None:
-            clients = path.rpartition("/")[0]
-            yield from broker_registry.create_missing((clients.rpartition("/")[0], clients))
-        write = Create(path, encode_config(config)) if node is None else SetData(path, encode_config(config), node.version)
+        if change.validate_only or config == former:
+            return quota_values(former)
+        write: Write
+        if node is None:
+            write = Create(path, encode_config(config))
+        elif config or is_parent:
+            write = SetData(path, encode_config(config), node.version)
+        else:
+            write = Delete(path, node.version)
         notification = Create(f"{CONFIG_CHANGES}/{CONFIG_CHANGE_PREFIX}", encode_config_change(entity_path(change.entity)), sequence=True)
         try:
+            if node is None and above:
+                yield from broker_registry.create_missing(above)
             yield from OwnWrites().guard((write, notification))
+        except NoNode:
+            continue  # another box removed the user's node, which held nothing
         except MultiFailed as refused:
-            if isinstance(refused.cause, BadVersion | NodeExists | NoNode):
+            is_parent = is_parent or isinstance(refused.cause, NotEmpty)
+            if isinstance(refused.cause, BadVersion | NodeExists | NoNode | NotEmpty):
                 continue  # another box wrote it between our read and our write: read again
             raise
+        if not config:
+            yield from _remove_empty(reversed(above))
         return quota_values(config)
     raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, "the quotas were changed by others at the same time; try again")
+
+
+def _remove_empty(paths: Iterable[str]) -> Operation[None]:
+    """Remove these nodes, from the lowest, as far as they hold nothing."""
+    for path in paths:
+        node = yield from broker_registry.read(path)
+        try:
+            if node is None or (node.data and decode_config(path, node.data)):
+                return
+            yield Delete(path, node.version)
+        except (DocumentUnreadable, BadVersion, NoNode, NotEmpty):
+            return
 
 
 def _path(entity: QuotaEntity) -> str:

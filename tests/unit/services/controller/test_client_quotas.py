@@ -160,6 +160,26 @@ def test_a_credential_is_no_quota_and_cannot_be_removed_as_one(quotas: QuotaBox)
     assert quotas.config("/config/users/alice") == {"SCRAM-SHA-256": "kept"}
 
 
+def test_removed_quotas_leave_no_nodes_and_those_that_never_were_make_none(quotas: QuotaBox) -> None:
+    def nodes() -> list[str]:
+        return [path for path in quotas.server.paths() if path.startswith(("/config/users/", "/config/clients/", CHANGE))]
+
+    for entity in ({"user": "u"}, {"user": None, "client_id": "c"}, {"client_id": "c"}):
+        assert quotas.alter(entity, producer_byte_rate=None) == (0, None) and nodes() == []
+    quotas.server.write(Create("/config/users/alice", encode_config({"SCRAM-SHA-256": "kept"})))
+    entities = {"user": "alice", "client_id": "c"}, {"user": "bob"}, {"user": "bob", "client_id": "c"}, {"user": "bob", "client_id": "d"}, {"client_id": "c"}
+    for entity in entities:
+        assert quotas.alter(entity, producer_byte_rate=1.0, consumer_byte_rate=1.0) == (0, None)
+    left = {QuotaEntity(entity.get("user"), entity.get("client_id")) for entity in entities}
+    for entity in entities:
+        assert quotas.alter(entity, producer_byte_rate=None) == (0, None) and set(quotas.image()) == left
+        assert quotas.alter(entity, consumer_byte_rate=None) == (0, None)
+        left.remove(QuotaEntity(entity.get("user"), entity.get("client_id")))
+        assert set(quotas.image()) == left and "/config/users/alice" in nodes()
+    assert [path for path in nodes() if not path.startswith(CHANGE)] == ["/config/users/alice"]
+    assert quotas.config("/config/users/alice") == {"SCRAM-SHA-256": "kept"}
+
+
 def test_impossible_quotas_are_refused(quotas: QuotaBox) -> None:
     for entity, values, text in [
         ({}, {}, "Invalid empty client quota entity"),
