@@ -11,6 +11,7 @@ fetch takes later.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
@@ -42,6 +43,12 @@ REQUEST_THROTTLE_MS_MAX: Final = WINDOW_MS
 """As in Kafka, for its time a request is throttled for at most one window."""
 CLIENTS_MAX: Final = 10_000
 """Users with client ids that are remembered, beside those of open connections."""
+CLIENT_ID_MAX: Final = 255
+"""Characters, as in the name of a quota: of a longer id, a digest is kept."""
+UNLIMITED_MAX: Final = 1_000
+"""Clients without a quota are remembered up to this number of all."""
+SWEPT_MAX: Final = 1_000
+"""Clients that one sweep checks."""
 STEP_MS: Final = 10
 """Muted connections are looked at no more often."""
 PERCENT_OF_NS: Final = 100 / 1_000_000_000
@@ -201,7 +208,8 @@ class ClientThrottles:
         self._on_muted = on_muted
         self._on_unmuted = on_unmuted
         self._quotas = ClientQuotas({})
-        self._clients: dict[tuple[str, str], ClientLimits | None] = {}
+        self.clients: dict[tuple[str, str], ClientLimits | None] = {}
+        """by user and client id, or its digest; None: without a quota"""
         self._usages: WeakValueDictionary[QuotaScope, QuotaUsage] = WeakValueDictionary()
         self._kept: list[QuotaUsage] = []
         """those of before the last change of quotas, until the next sweep"""
@@ -230,16 +238,18 @@ class ClientThrottles:
             self._sharing = QuotaSharing(QuotaUse(context.layout, context.process_name, context.incarnation), readers)
             self._sharing.attach()
         self._kept = list(self._usages.values())
-        self._clients.clear()
+        self.clients.clear()
 
     def sweep(self, now_ns: int) -> None:
         """Once a second: forget clients that have not used anything for a while."""
         self._kept = []
         if self._sharing is not None:
             self._sharing.attach()
-        if len(self._clients) > CLIENTS_MAX // 2:
-            now_ms = now_ns // _NS_A_MS
-            self._clients = {client: limits for client, limits in self._clients.items() if limits is not None and not limits.is_idle(now_ms)}
+        now_ms = now_ns // _NS_A_MS
+        for client in list(islice(self.clients, SWEPT_MAX)):
+            limits = self.clients.pop(client)
+            if limits is not None and not limits.is_idle(now_ms):
+                self.clients[client] = limits
         self._connections_muted.set(len(self._muted))
 
     def close(self) -> None:
@@ -296,18 +306,24 @@ class ClientThrottles:
         self._throttle_ms[key].add(throttle_ms)
 
     def _limits_of(self, user: str, client_id: str) -> ClientLimits | None:
+        if len(client_id) > CLIENT_ID_MAX:
+            from hashlib import blake2b  # brings OpenSSL
+
+            client_id = blake2b(client_id.encode(), digest_size=16).hexdigest()  # no quota has so long a name
         client = user, client_id
         try:
-            return self._clients[client]
+            return self.clients[client]
         except KeyError:
             pass
-        if len(self._clients) >= CLIENTS_MAX:
-            del self._clients[next(iter(self._clients))]
         produced, fetched, request_time = (
             self._usage_of(self._quotas.limit(key, user, client_id)) for key in (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE)
         )
         is_limited = produced is not None or fetched is not None or request_time is not None
-        limits = self._clients[client] = ClientLimits(self, may_be_box(client_id), produced, fetched, request_time) if is_limited else None
+        if not is_limited and len(self.clients) >= UNLIMITED_MAX:
+            return None
+        if len(self.clients) >= CLIENTS_MAX:
+            del self.clients[next(iter(self.clients))]
+        limits = self.clients[client] = ClientLimits(self, may_be_box(client_id), produced, fetched, request_time) if is_limited else None
         return limits
 
     def _usage_of(self, limit: QuotaLimit | None) -> QuotaUsage | None:

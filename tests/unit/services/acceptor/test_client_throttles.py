@@ -25,7 +25,7 @@ from appliance.shm.counters import Counters
 from appliance.shm.quota_use import QuotaUse, QuotaUseReader
 from lab.scratch_layout import scratch_layout
 from services.acceptor.client_connections import ClientConnections
-from services.acceptor.client_throttles import ClientThrottles, QuotaSharing, QuotaUsage
+from services.acceptor.client_throttles import UNLIMITED_MAX, ClientThrottles, QuotaSharing, QuotaUsage
 from services.acceptor.connection import Connection
 from services.acceptor.dispatch import Dispatch
 from services.acceptor.fetch.cold_reads import ColdReads
@@ -43,10 +43,14 @@ class BusyHandler:
         self.clock = clock
         self.connections = connections
         self.used_ms = 0
-        self.taken = 0
+        self.served: list[Connection] = []
+
+    @property
+    def taken(self) -> int:
+        return len(self.served)
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
-        self.taken += 1
+        self.served.append(connection)
         self.clock.advance_ms(self.used_ms)
         reply = connection.expect_reply(False)
         reply.pieces = [LIST_GROUPS_RESPONSE.encode_response(VERSION, header.correlation_id, ListGroupsResponse())]
@@ -180,6 +184,35 @@ def test_a_raised_quota_counts_from_the_next_request_and_a_closed_connection_is_
         door.connections.close()
     door.throttles.sweep(door.clock.monotonic_ns())
     assert door.context.counters.gauge("acceptor.connections_muted").value == 0
+
+
+def ask(door: ThrottledDoor, client: socket.socket, client_id: str) -> int:
+    client.sendall(list_groups(client_id.encode()))
+    return throttle_ms(door.receive(client))
+
+
+def test_what_is_kept_of_client_ids_is_small_and_idle_clients_are_forgotten(door: ThrottledDoor) -> None:
+    long_id = "x" * 20_000
+    door.throttles.set_quotas(ClientQuotas({QuotaEntity("User:none"): {REQUEST_PERCENTAGE: 1.0}}))
+    door.connections.serve_by(door.throttles.on_request)
+    with door.connect() as client:
+        for number in range(UNLIMITED_MAX + 10):
+            assert ask(door, client, f"unlimited {number}") == 0
+        assert len(door.throttles.clients) == UNLIMITED_MAX
+        door.throttles.set_quotas(ClientQuotas({QuotaEntity(None, ""): {REQUEST_PERCENTAGE: 1.0}}))
+        door.handler.used_ms = 150
+        assert ask(door, client, long_id) == 1_000
+        assert sum(len(name) for kept in door.throttles.clients for name in kept) < 600
+        door.clock.advance_ms(1_000)
+        assert ask(door, client, long_id[1:]) == 1_000, "another client"
+        door.clock.advance_ms(1_000)
+        assert ask(door, client, long_id) == 1_000 and len(door.throttles.clients) == 2
+        door.clock.advance_ms(1_000)
+        door.throttles.sweep(door.clock.monotonic_ns())
+        assert len(door.throttles.clients) == 2
+        door.clock.advance_ms(11_000)
+        door.throttles.sweep(door.clock.monotonic_ns())
+        assert len(door.throttles.clients) == 0
 
 
 def test_acceptors_count_what_clients_use_at_the_others() -> None:
