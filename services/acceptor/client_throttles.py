@@ -49,6 +49,8 @@ UNLIMITED_MAX: Final = 1_000
 """Clients without a quota are remembered up to this number of all."""
 SWEPT_MAX: Final = 1_000
 """Clients that one sweep checks."""
+UNMUTED_MAX: Final = 100
+"""Connections that continue in one turn: each may bring a request at once."""
 STEP_MS: Final = 10
 """Muted connections are looked at no more often."""
 PERCENT_OF_NS: Final = 100 / 1_000_000_000
@@ -215,6 +217,8 @@ class ClientThrottles:
         """those of before the last change of quotas, until the next sweep"""
         self._sharing: QuotaSharing | None = None
         self._muted: dict[Connection, None] = {}
+        self._due: list[Connection] = []
+        """those of them whose time is over, the oldest last, until each has continued"""
         self._unmute_ns = 0
         """when to look at them next"""
         counters = context.counters
@@ -354,20 +358,29 @@ class ClientThrottles:
     def forget(self, connection: Connection) -> None:
         """The connection was closed."""
         self._muted.pop(connection, None)
+        if not self._muted:
+            self._due.clear()
 
     def do_work(self, now_ns: int) -> int:
-        """Continue with the connections whose time is over."""
-        if not self._muted or now_ns < self._unmute_ns:
+        """Continue with the connections whose time is over, `UNMUTED_MAX` a turn, the oldest first."""
+        muted = self._muted
+        if not muted or now_ns < self._unmute_ns:
             return 0
-        due = [connection for connection in self._muted if connection.muted_until_ns <= now_ns]
-        for connection in due:
-            del self._muted[connection]
-            connection.muted_until_ns = 0
-        if self._muted:
-            self._unmute_ns = max(now_ns + STEP_MS * _NS_A_MS, min(connection.muted_until_ns for connection in self._muted))
-        for connection in due:
+        if not self._due:
+            due = (connection for connection in muted if connection.muted_until_ns <= now_ns)
+            self._due = sorted(due, key=lambda connection: connection.muted_until_ns, reverse=True)
+        unmuted: list[Connection] = []
+        while self._due and len(unmuted) < UNMUTED_MAX:
+            connection = self._due.pop()
+            if connection in muted and connection.muted_until_ns <= now_ns:  # not closed or throttled again since
+                del muted[connection]
+                connection.muted_until_ns = 0
+                unmuted.append(connection)
+        if muted and not self._due:
+            self._unmute_ns = max(now_ns + STEP_MS * _NS_A_MS, min(connection.muted_until_ns for connection in muted))
+        for connection in unmuted:
             self._on_unmuted(connection)
-        return len(due)
+        return len(unmuted)
 
     def park_ms(self, now_ns: int, most_ms: int) -> int:
         """Return how long the process may wait until a connection is due."""

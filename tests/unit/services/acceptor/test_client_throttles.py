@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -25,7 +26,7 @@ from appliance.shm.counters import Counters
 from appliance.shm.quota_use import QuotaUse, QuotaUseReader
 from lab.scratch_layout import scratch_layout
 from services.acceptor.client_connections import ClientConnections
-from services.acceptor.client_throttles import UNLIMITED_MAX, ClientThrottles, QuotaSharing, QuotaUsage
+from services.acceptor.client_throttles import UNLIMITED_MAX, UNMUTED_MAX, ClientThrottles, QuotaSharing, QuotaUsage
 from services.acceptor.connection import Connection
 from services.acceptor.dispatch import Dispatch
 from services.acceptor.fetch.cold_reads import ColdReads
@@ -213,6 +214,28 @@ def test_what_is_kept_of_client_ids_is_small_and_idle_clients_are_forgotten(door
         door.clock.advance_ms(11_000)
         door.throttles.sweep(door.clock.monotonic_ns())
         assert len(door.throttles.clients) == 0
+
+
+def test_connections_continue_in_the_order_of_their_times_a_number_of_them_each_turn(door: ThrottledDoor) -> None:
+    extra = 5
+    with ExitStack() as stack:
+        clients = [stack.enter_context(door.connect()) for _ in range(UNMUTED_MAX + extra)]
+        for client in clients:
+            assert ask(door, client, "c") == 0
+        connections = door.handler.served[:]
+        for number, connection in reversed(list(enumerate(connections))):
+            door.throttles.mute(connection, 1_000 + number)
+        for client in clients:
+            client.sendall(list_groups(b"c"))
+        door.throttles.forget(connections[0])
+        door.clock.advance_ms(2_000)
+        now_ns = door.clock.monotonic_ns()
+        assert door.throttles.do_work(now_ns) == UNMUTED_MAX and door.throttles.park_ms(now_ns, 5_000) == 0
+        assert [each for each in connections[1:] if each.muted_until_ns] == connections[1 + UNMUTED_MAX :]
+        door.throttles.mute(connections[-1], 3_000)
+        assert door.throttles.do_work(now_ns) == extra - 2 and door.throttles.park_ms(now_ns, 5_000) == 3_000
+        assert all(throttle_ms(door.receive(client)) == 0 for client in clients[1:-1])
+        assert len(door.handler.served) == 2 * len(clients) - 2
 
 
 def test_acceptors_count_what_clients_use_at_the_others() -> None:
