@@ -1,6 +1,6 @@
 """The quota image: the client quotas of the cluster, as the acceptors of a box read them.
 
-A file beside the security image (mode 0600, a rename on tmpfs) with its own magic and generation. The controller
+A file beside the security image, written as it is, with its own magic and generation. The controller
 alone writes it; a box whose cluster has never had a quota has none.
 """
 
@@ -50,7 +50,7 @@ class QuotaImage(NamedTuple):
 
 
 def write_quota_image(path: str, image: QuotaImage) -> None:
-    """Replace the file, which only its owner can read."""
+    """Replace the file, which only processes of the box can read."""
     write_private(path, image.encode())
 
 
