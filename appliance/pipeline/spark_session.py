@@ -103,8 +103,8 @@ def sweep_scratch(root: Path, now_seconds: float, prefix: str = PREFIX) -> list[
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
             swept.append(path)
-        except OSError:
-            pass  # its session still runs
+        except (OSError, RecursionError):
+            pass  # its session still runs, or it is deeper than Python's stack
         finally:
             os.close(descriptor)
     return swept

@@ -92,13 +92,14 @@ Values = dict[str, float]
 
 
 class QuotaChange(NamedTuple):
-    """New quotas of one entity, None to remove one; `by` is for the log."""
+    """New quotas of one entity, None to remove one; `by` is for the log. It begins only while `is_awaited()`: its client still waits."""
 
     entity: QuotaEntity
     changes: Mapping[str, float | None]
     validate_only: bool
     by: str
     on_result: OnResult
+    is_awaited: Callable[[], bool]
 
     def answer(self, result: Result) -> None:
         self.on_result(result)
@@ -216,7 +217,7 @@ class QuotaAdministration:
         self._altered_quotas: list[QuotaChange] = []
         """written, and answered when the image has them"""
         self._waiting: list[Callable[[], None]] = []
-        self._pending = PendingOrders(context, "quotas:{}".format, self._alter, self._on_altered, lambda: self._is_loaded)
+        self._pending = PendingOrders(context, "quotas:{}".format, self._alter, self._on_altered, lambda: self._is_loaded, lambda change: change.is_awaited())
         self._altered = context.counters.counter("controller.quotas_altered")
         try:
             former = read_quota_image(image_path)
@@ -421,7 +422,11 @@ class QuotaRequests:
         }
 
     def _wait(self, keys: Iterable[Key], begin: Callable[[WaitingRequest], None], finish: Callable[[dict[Key, Result]], None]) -> None:
-        self._requests.wait(keys, QUOTAS_TIMEOUT_MS, lambda waiting: self._administration.when_loaded(lambda: begin(waiting)), finish)
+        def begin_if_awaited(waiting: WaitingRequest) -> None:
+            if not waiting.is_done:
+                begin(waiting)
+
+        self._requests.wait(keys, QUOTAS_TIMEOUT_MS, lambda waiting: self._administration.when_loaded(lambda: begin_if_awaited(waiting)), finish)
 
     def _on_describe(self, request: ControllerRequest) -> None:
         decoded = quota_apis.DESCRIBE_CLIENT_QUOTAS_REQUEST.decode(request.body, 0, len(request.body), request.version)
@@ -459,7 +464,7 @@ class QuotaRequests:
                 except RequestRefused as refused:
                     on_result(Result.of(refused))
                     continue
-                self._administration.alter(QuotaChange(entity, changes, decoded.validate_only, by, on_result))
+                self._administration.alter(QuotaChange(entity, changes, decoded.validate_only, by, on_result, lambda: not waiting.is_done))
 
         def finish(results: dict[Key, Result]) -> None:
             altered = tuple(AlteredQuotas(results[index].code, truncated(results[index].message), entry.entity) for index, entry in enumerate(entries))

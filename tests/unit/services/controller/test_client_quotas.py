@@ -10,6 +10,7 @@ import pytest
 
 from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode
+from appliance.base.logging import Logger
 from appliance.cluster.quota_image import read_quota_image
 from appliance.cluster.user_znodes import entity_of_path, entity_path
 from appliance.cluster.znodes import decode_config, encode_config, encode_config_change
@@ -41,11 +42,23 @@ from appliance.protocol.topic_apis import (
     DeleteTopicsRequest,
     TopicToGrow,
 )
+<<<<<<< HEAD
 from appliance.security.principals import FROM_BOX, UNAUTHENTICATED
 from appliance.security.quotas import CONTROLLER_MUTATION_RATE, QuotaEntity
 from services.controller.admin.client_quotas import BUCKETS_MAX, CREATE_TOPICS, MutationQuotas
 from services.controller.admin.waiting_requests import ControllerRequest
 from services.controller.zookeeper.requests import Create, Get, SetData
+=======
+from appliance.security.quotas import QuotaEntity
+from appliance.shm.counters import Counters
+from lab.scratch_layout import scratch_layout
+from services.controller.admin.client_quotas import QUOTAS_TIMEOUT_MS, QuotaAdministration, QuotaRequests
+from services.controller.admin.waiting_requests import ControllerRequest, WaitingRequests
+from services.controller.decisions.cluster import Cluster, ControllerContext
+from services.controller.zookeeper.operation import OperationRunner
+from services.controller.zookeeper.requests import Create, Get, Multi, NoNode, SetData, ZooKeeperFailed
+from services.controller.zookeeper.session import ZooKeeperReply
+>>>>>>> 42b066a8 (controller: begin no change of quotas whose client has got an answer)
 from tests.support.memory_zookeeper import MemoryZooKeeper
 from tests.support.stepped_controller import SteppedBox
 
@@ -232,6 +245,7 @@ def test_mutations_above_the_quota_are_refused_in_new_versions_and_throttled_in_
     assert create("d", 1, 6) == (0, 0)
 
 
+<<<<<<< HEAD
 def test_buckets_are_bounded_and_the_fullest_are_dropped() -> None:
     clock = ManualClock()
     mutations = MutationQuotas(clock, {QuotaEntity(None, ""): {CONTROLLER_MUTATION_RATE: 1.0}})
@@ -264,3 +278,45 @@ def test_boxes_have_no_quota_of_mutations() -> None:
         request = ControllerRequest(cast(Any, None), 1, 6, b"", origin, client_id="controller of broker 2")
         assert mutations.of(request, CREATE_TOPICS).refusal(50) is None
         assert (mutations.of(request, CREATE_TOPICS).refusal(50) is not None) == is_refused
+=======
+@pytest.mark.parametrize("is_loaded", [False, True], ids=["before the quotas are loaded", "behind another change of the entity"])
+def test_a_change_whose_client_waits_no_longer_does_not_begin(tmp_path: Path, is_loaded: bool) -> None:
+    asked: list[Any] = []
+    clock, log, answers = ManualClock(), Logger("controller"), []
+    with scratch_layout() as layout:
+        counters = Counters.create_or_adopt(layout, "controller", 1)
+        runner = OperationRunner(lambda request, on_reply: asked.append((request, on_reply)), lambda *_: None, lambda _: None, lambda *_: None)
+        context = ControllerContext(Cluster(1, {}, []), runner, clock, counters, log, lambda failure: None, lambda: True)
+        administration = QuotaAdministration(context, str(tmp_path / "image"), lambda: None)
+        waiting = WaitingRequests(context, lambda: "", lambda *answer: answers.append(answer))
+        alter = QuotaRequests(administration, waiting).by_api[quota_apis.ALTER_CLIENT_QUOTAS_REQUEST.api.key]
+
+        def reply(value: Any, failure: ZooKeeperFailed | None = None) -> None:
+            asked.pop(0)[1](ZooKeeperReply(value, failure))
+
+        def send(value: float) -> None:
+            entry = QuotasToAlter((QuotaEntityPart("client-id", "c"),), (QuotaOperation("producer_byte_rate", value),))
+            body = quota_apis.ALTER_CLIENT_QUOTAS_REQUEST.encode(1, AlterClientQuotasRequest((entry,)))
+            alter(ControllerRequest(None, 1, 1, body))  # type: ignore[arg-type]
+
+        def load() -> None:
+            reply(())
+            reply(())
+
+        administration.on_arrived()
+        if is_loaded:
+            load()
+            send(1.0)
+        send(2.0)
+        clock.advance_ms(QUOTAS_TIMEOUT_MS)
+        waiting.do_work()
+        assert len(answers) == 1 + is_loaded
+        if is_loaded:
+            reply(None, NoNode("c"))
+            assert isinstance(asked[0][0], Multi)
+            reply(("c", "change"))
+        else:
+            load()
+        assert [request for request, _ in asked] == []
+        counters.close()
+>>>>>>> 42b066a8 (controller: begin no change of quotas whose client has got an answer)
