@@ -42,23 +42,23 @@ from appliance.protocol.topic_apis import (
     DeleteTopicsRequest,
     TopicToGrow,
 )
-<<<<<<< HEAD
 from appliance.security.principals import FROM_BOX, UNAUTHENTICATED
 from appliance.security.quotas import CONTROLLER_MUTATION_RATE, QuotaEntity
-from services.controller.admin.client_quotas import BUCKETS_MAX, CREATE_TOPICS, MutationQuotas
-from services.controller.admin.waiting_requests import ControllerRequest
-from services.controller.zookeeper.requests import Create, Get, SetData
-=======
-from appliance.security.quotas import QuotaEntity
 from appliance.shm.counters import Counters
 from lab.scratch_layout import scratch_layout
-from services.controller.admin.client_quotas import QUOTAS_TIMEOUT_MS, QuotaAdministration, QuotaRequests
+from services.controller.admin.client_quotas import (
+    BUCKETS_MAX,
+    CREATE_TOPICS,
+    QUOTAS_TIMEOUT_MS,
+    MutationQuotas,
+    QuotaAdministration,
+    QuotaRequests,
+)
 from services.controller.admin.waiting_requests import ControllerRequest, WaitingRequests
 from services.controller.decisions.cluster import Cluster, ControllerContext
 from services.controller.zookeeper.operation import OperationRunner
 from services.controller.zookeeper.requests import Create, Get, Multi, NoNode, SetData, ZooKeeperFailed
 from services.controller.zookeeper.session import ZooKeeperReply
->>>>>>> 42b066a8 (controller: begin no change of quotas whose client has got an answer)
 from tests.support.memory_zookeeper import MemoryZooKeeper
 from tests.support.stepped_controller import SteppedBox
 
@@ -245,7 +245,6 @@ def test_mutations_above_the_quota_are_refused_in_new_versions_and_throttled_in_
     assert create("d", 1, 6) == (0, 0)
 
 
-<<<<<<< HEAD
 def test_buckets_are_bounded_and_the_fullest_are_dropped() -> None:
     clock = ManualClock()
     mutations = MutationQuotas(clock, {QuotaEntity(None, ""): {CONTROLLER_MUTATION_RATE: 1.0}})
@@ -278,7 +277,8 @@ def test_boxes_have_no_quota_of_mutations() -> None:
         request = ControllerRequest(cast(Any, None), 1, 6, b"", origin, client_id="controller of broker 2")
         assert mutations.of(request, CREATE_TOPICS).refusal(50) is None
         assert (mutations.of(request, CREATE_TOPICS).refusal(50) is not None) == is_refused
-=======
+
+
 @pytest.mark.parametrize("is_loaded", [False, True], ids=["before the quotas are loaded", "behind another change of the entity"])
 def test_a_change_whose_client_waits_no_longer_does_not_begin(tmp_path: Path, is_loaded: bool) -> None:
     asked: list[Any] = []
@@ -319,4 +319,3 @@ def test_a_change_whose_client_waits_no_longer_does_not_begin(tmp_path: Path, is
             load()
         assert [request for request, _ in asked] == []
         counters.close()
->>>>>>> 42b066a8 (controller: begin no change of quotas whose client has got an answer)
