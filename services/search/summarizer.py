@@ -262,9 +262,9 @@ class SegmentSummarizer:
         delta, at = _varints(data, at)
         _, at = _varints(data, at)
         key_bytes, at = _varints(data, at)
-        value_bytes, at = _varints(data, at + np.maximum(key_bytes, 0))
-        ends = at + np.maximum(value_bytes, 0)
-        if int(ends.max()) >= len(content) or int(key_bytes.min()) < -1 or int(value_bytes.min()) < -1 or np.any(np.diff(ends) < 0):
+        value_bytes, at = _varints(data, at + np.clip(key_bytes, 0, len(content)))  # hostile ones: their sum must not wrap
+        ends = at + np.clip(value_bytes, 0, len(content))
+        if int(ends.max()) >= len(content) or int(key_bytes.min()) < -1 or int(value_bytes.min()) < -1 or np.any(at[1:] < ends[:-1]):
             raise Unfit("records that do not fill their batch")
         stamped = np.array(append_times, np.int64)
         written = np.where(stamped < 0, np.array(times, np.int64) + delta, stamped)
@@ -381,6 +381,8 @@ class _Piece:
                     size_bytes, position = (length & 0x7F | byte << 7) >> 1, position + 2
                 else:
                     size_bytes, position = decode_varint(body, position)
+                    if size_bytes < 0:
+                        raise CorruptBatch("a record of negative length")
                 starts.append(before + position)
                 position += size_bytes
         except (IndexError, CorruptBatch) as problem:
@@ -526,7 +528,7 @@ class PartitionSummaries:
                 figures = summarizer.figures()
                 pages, content = summarizer.filter.encode() if figures.has_words else (0, b"")
                 header = SummaryHeader(identity, *figures[:4], pages, figures.fields)
-            except (Unfit, MemoryError) as problem:
+            except (Unfit, MemoryError, ValueError, IndexError) as problem:  # of any records: the other segments go on
                 header, content = SummaryHeader(identity, problem=str(problem) or "it needs too much memory"), b""
             budget = identity.size_bytes * self._share_percent // 100
             for name in sorted(header.fields, key=lambda each: -len(orjson.dumps(header.fields[each]))):

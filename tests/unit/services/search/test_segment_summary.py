@@ -17,14 +17,16 @@ from hypothesis import strategies as st
 
 from appliance.base.clock import ManualClock
 from appliance.base.model import Offset, TopicId
+from appliance.records.batch import RECORDS_AT
 from appliance.records.compression import Codec
+from appliance.records.record import encode_varint
 from appliance.senders.record_query import QueryProblem
 from appliance.storage.segment_files import SUMMARY_SUFFIX, segment_path
 from services.search import partition_scan, summarizer
 from services.search.partition_scan import PartitionScan, Wanted
 from services.search.summarizer import WordFilter, run_job
-from services.search.summary import SegmentIdentity, SegmentSummary, token_hash
-from tests.unit.pipeline.made_batches import made_of, marker, with_append_time
+from services.search.summary import SegmentIdentity, SegmentSummary, SummaryHeader, read_header, token_hash
+from tests.unit.pipeline.made_batches import made_of, marker, stamped, with_append_time
 from tests.unit.services.search.test_partition_scan import TOPIC_ID, found_in, line, partition_at
 
 RANDOM = bytes(range(48))
@@ -343,3 +345,42 @@ def test_a_segment_that_needs_too_much_memory_is_read_in_any_case(four_segments:
     assert summarize(four_segments.directory) == [], "it is not tried again"
     _, scan = offsets_of(four_segments, "absent", 0, 1 << 60, True)
     assert scan.skipped_bytes == 0 and not scan.lacks_summaries
+
+
+def with_records(*records: bytes) -> bytes:
+    """Return a batch whose checksum is right, of records as any producer may write them."""
+    body = b"".join(encode_varint(len(record)) + record for record in records)
+    header = bytearray(made_of(0, [(0, None, b"x", ()) for _ in records])[:RECORDS_AT])
+    header[8:12] = (RECORDS_AT + len(body) - 12).to_bytes(4, "big")
+    return stamped(bytes(header) + body, 0)
+
+
+def fields_of(key_bytes: int, value_bytes: int, rest: bytes) -> bytes:
+    return b"\0" * 3 + encode_varint(key_bytes) + encode_varint(value_bytes) + rest
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        with_records(fields_of(-1, 9, b"a\0"), fields_of(-1, 3, b"bcdefgh\0")),
+        with_records(fields_of((1 << 63) - 1, 1, b"a\0")),
+        with_records(fields_of(-1, (1 << 63) - 1, b"a\0")),
+        with_records(fields_of(-(1 << 63), -(1 << 63), b"a\0")),
+        stamped(made_of(0, [(0, None, b"x", ())]), 0, attributes=7),
+    ],
+    ids=["a value that reaches into the next record", "a long key", "a long value", "negative ones", "an unknown codec"],
+)
+def test_a_hostile_batch_keeps_no_other_segment_from_its_summary(tmp_path: Path, four_segments: Any, batch: bytes) -> None:
+    found = partition_at(tmp_path / "hostile", [(0, batch), (2, made_of(2, [(0, None, b"x", ())]))], 3)
+    assert not [report for report in summarize(found.directory, four_segments.directory) if "problem" in report]
+    assert len(list(Path(four_segments.directory).glob("*.summary"))) == 3
+    path = segment_path(found.directory, Offset(0), ".log")
+    header = read_header_of(segment_path(found.directory, Offset(0), SUMMARY_SUFFIX))
+    assert header.problem and header.identity == SegmentIdentity.of(os.stat(path))
+
+
+def read_header_of(path: str) -> SummaryHeader:
+    with open(path, "rb") as file:
+        found = read_header(file.fileno())
+    assert found is not None
+    return found[0]
