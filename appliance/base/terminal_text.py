@@ -7,7 +7,9 @@ look like others are shown as they are.
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 _ACTING = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f"  # all controls but the tab
@@ -24,3 +26,13 @@ def terminal_text(text: str) -> str:
 def _escaped(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"\\x{code:02x}" if code < 1 << 8 else f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
+
+
+def terminal_json(document: Any) -> str:
+    """Return `document` as one line of JSON, in which JSON's escapes stand for the same characters."""
+    return _ACTING.sub(_json_escaped, json.dumps(document, ensure_ascii=False))
+
+
+def _json_escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\u{code:04x}" if code < 1 << 16 else json.dumps(found[0])[1:-1]

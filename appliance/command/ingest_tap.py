@@ -19,6 +19,7 @@ from typing import Any
 
 from appliance.base.errors import MillraceError
 from appliance.base.settings import Box
+from appliance.base.terminal_text import terminal_json, terminal_text
 from appliance.command.failures import UsageProblem
 from appliance.command.finding import FoundBox
 from appliance.command.output import count_text, plural, say, until_reader_closes
@@ -117,7 +118,7 @@ def _address(name: str | None, listeners: list[str]) -> str | None:
 def tap_json(document: dict[str, Any]) -> str:
     """Return what an ingest sent as one line of JSON; a value that is a whole JSON object as such."""
     fields = parsed_value(document["value"].encode()) if "value" in document else None
-    return json.dumps(document if fields is None else document | {"value": fields}, ensure_ascii=False)
+    return terminal_json(document if fields is None else document | {"value": fields})
 
 
 def tap_line(document: dict[str, Any], is_coloured: bool) -> str:
@@ -131,7 +132,9 @@ def tap_line(document: dict[str, Any], is_coloured: bool) -> str:
     fields = parsed_value(value.encode())
     if fields is None:
         return text
-    more = {**(fields.get("structured_data") or {}), **(fields["fields"] if isinstance(fields.get("fields"), dict) else {})}
+    more: dict[str, Any] = {}
+    for each in (fields.get("structured_data"), fields.get("fields")):
+        more |= each if isinstance(each, dict) else {}  # of a record as it came, they may be anything
     if more:
-        text += f" {json.dumps(more, ensure_ascii=True)}"
-    return f"{text} (not parsed: {fields.get('parse_error')})" if fields.get("parsed") is False else text
+        text += f" {terminal_json(more)}"
+    return f"{text} (not parsed: {terminal_text(str(fields.get('parse_error')))})" if fields.get("parsed") is False else text

@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlencode
 
 from appliance.base.errors import MillraceError
+from appliance.base.terminal_text import terminal_json
 from appliance.base.time_texts import parse_moment
 from appliance.command.failures import PartlyDone, UsageProblem
 from appliance.command.finding import find_running_box
@@ -173,7 +174,7 @@ class Printer:
         elif self._as_json:
             document = parsed_value(value)
             shown = {"topic": self._topic} | (record if document is None else record | {"value": document})
-            sys.stdout.write(json.dumps(shown, ensure_ascii=False) + "\n")
+            sys.stdout.write(terminal_json(shown) + "\n")
         else:
             sys.stdout.write(record_line(record["timestamp"], value, self._is_coloured) + "\n")
 
@@ -224,7 +225,7 @@ class Printer:
     def _print_counts(self) -> None:
         if self._as_json:
             for each in self._counts:
-                sys.stdout.write(json.dumps(each, ensure_ascii=False) + "\n")
+                sys.stdout.write(terminal_json(each) + "\n")
         elif self._counts and self._counts[0]["by"]:
             rows = [[*map(_shown, each["by"]), count_text(each["count"])] for each in self._counts]
             print_table([*map(Column, self._by), Column("records", is_number=True)], rows)

@@ -7,7 +7,6 @@ not be able to control the reader's terminal; a line has the colour of its sever
 from __future__ import annotations
 
 import base64
-import json
 import os
 import re
 import sys
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple, Protocol
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import Offset, TopicPartition
+from appliance.base.terminal_text import terminal_json
 from appliance.base.time_texts import parse_moment
 from appliance.command.failures import UsageProblem
 from appliance.command.kafka import open_cluster, require_topic_name
@@ -262,7 +262,7 @@ class JsonFormat:
         shown |= _text_field("key", record.key)
         shown["headers"] = [{"name": name} | _text_field("value", value) for name, value in record.headers]
         shown |= _text_field("value", record.value) if document is None else {"value": document}
-        return json.dumps(shown, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+        return terminal_json(shown).encode() + b"\n"
 
 
 def _text_field(name: str, content: bytes | None) -> dict[str, Any]:

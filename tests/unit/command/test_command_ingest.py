@@ -149,3 +149,14 @@ def test_a_tapped_line_shows_fields_and_one_that_was_refused_shows_why() -> None
     assert tap_line(stored | {"value": "raw \x1b[2J"}, is_coloured=False).count("\x1b") == 0
     assert tap_line(origin | {"what": "refused: malformed", "count": 2}, is_coloured=False).endswith("relp 10.0.0.7:4000: refused: malformed (2 records)")
     assert json.loads(tap_json(stored))["value"]["app"] == "nginx" and json.loads(tap_json(stored | {"value": "{"}))["value"] == "{"
+
+
+@pytest.mark.parametrize("structured_data", [["a"], "a", 7, {"a": "\x9b2J"}])
+def test_a_tapped_line_of_any_record_acts_on_no_terminal(structured_data: object) -> None:
+    record = {"message": "m", "structured_data": structured_data, "parsed": False, "parse_error": "no \x1b[2J\x9b", "fields": ["b"]}
+    document = {"time_ms": NOW_MS, "listener": "relp", "sender": "10.0.0.7:4000", "topic": "syslog", "value": json.dumps(record, ensure_ascii=False)}
+    line = tap_line(document, is_coloured=False)
+    assert line.endswith("(not parsed: no \\x1b[2J\\x9b)") and line.isprintable()
+    assert tap_json(document).isprintable() and json.loads(tap_json(document))["value"] == record
+    raw = tap_json(document | {"value": "raw \x9b\u2028é"})
+    assert raw.isprintable() and "é" in raw and json.loads(raw)["value"] == "raw \x9b\u2028é"
