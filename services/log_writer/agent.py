@@ -283,10 +283,12 @@ class LogWriterAgent:
         nothing was left open.
         """
         self.door.close()
+        if self.trouble.offline or self._words[FENCE_WORD]:
+            if self._late is not None:
+                self._late.let_go()
+            return  # nothing of the disk is touched again, nor waited for
         if self._late is not None:
             self._late.close(CLOSE_SECONDS)
-        if self.trouble.offline or self._words[FENCE_WORD]:
-            return  # nothing of the disk is touched again, nor waited for
         self.retention.close()
         self.moves.incoming.close()
         self._index_repairs.close()

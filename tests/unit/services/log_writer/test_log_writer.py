@@ -22,7 +22,9 @@ from appliance.shm import partition_table
 from appliance.shm.mapping import list_names
 from appliance.shm.partition_table import DISK_FULL, DISK_OFFLINE, DISK_ONLINE, PartitionTableWriter
 from appliance.storage import checkpoints, file_io
+from lab.running_box import eventually
 from lab.scratch_layout import open_descriptors
+from services.log_writer import agent
 from services.log_writer.background import flush_rounds
 from services.log_writer.previous_incarnations import PreviousTables
 from tests.support.real_log_writer import DISK, TOPIC_ID, RealLogWriter, open_files_limit
@@ -217,7 +219,7 @@ def test_a_log_that_needs_space_to_be_opened_waits_for_it_and_the_others_are_ser
     assert (tmp_path / "d0" / ".kafka_cleanshutdown").exists()
 
 
-@pytest.mark.parametrize("end", ["opened", "stopped", "offline"])
+@pytest.mark.parametrize("end", ["opened", "stopped", "offline", "fenced"])
 def test_a_log_that_waited_for_space_is_recovered_beside_the_turns(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     """A scan of gigabytes in one turn would let the box's controller move all leaders of the disk."""
     first = _started(layout, tmp_path, partitions=2)
@@ -229,11 +231,12 @@ def test_a_log_that_waited_for_space_is_recovered_beside_the_turns(layout: BoxLa
     monkeypatch.setattr(file_io, "pwritev", _failing(whole_write, errno.ENOSPC, lambda *_: True))
     second = _started(layout, tmp_path, incarnation=2)
     assert second.disk_state == DISK_FULL and len(second.agent.partitions) == 1
-    reads, may_read = threading.Event(), threading.Event()
+    reads, may_read, threads = threading.Event(), threading.Event(), []
 
     def slow_open(path: str, *arguments: Any, **more: Any) -> int:
         if "/t-1/0" in path and not may_read.is_set():
             assert threading.current_thread() is not threading.main_thread(), "the turn waits for the disk"
+            threads.append(threading.get_native_id())
             reads.set()
             may_read.wait()
         return whole_open(path, *arguments, **more)
@@ -252,16 +255,21 @@ def test_a_log_that_waited_for_space_is_recovered_beside_the_turns(layout: BoxLa
     assert not second.agent.do_work(), "nothing spins while the thread reads"
     if end == "offline":
         second.agent.trouble.go_offline(StorageFailed("it failed"))
+    if end == "fenced":
+        second.agent.table.shared.words[partition_table.FENCE_WORD] = 1
     if end == "stopped":
         threading.Timer(0.01, may_read.set).start()
-    else:
+    elif end == "opened":
         may_read.set()
-    if end == "opened":
         while len(second.agent.partitions) < 2:
             second.turn()
         replica = second.agent.partitions.find(TOPIC_ID, 1)
         assert replica is not None and replica.log.log_end_offset == 1
+    else:
+        monkeypatch.setattr(agent, "CLOSE_SECONDS", -1)  # no thread can be waited for
     second.stop()
+    may_read.set()
+    eventually(lambda: not any(os.path.exists(f"/proc/self/task/{thread}") for thread in threads), "the thread has ended")
     assert _open_files_of(tmp_path / "d0" / "t-1") == []
     assert (tmp_path / "d0" / ".kafka_cleanshutdown").exists() == (end == "opened")
 
