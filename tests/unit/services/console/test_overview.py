@@ -15,7 +15,7 @@ from services.console.alarm import AlarmEvent
 from services.console.box_sample import BoxReader
 from services.console.console_groups import GroupLag, GroupsSample, TopicLag
 from services.console.overview import GROUPS_SHOWN, SENDERS_SHOWN, TOPICS_SHOWN
-from services.console.watch import ALARMS_EVERY_MS, BoxMonitor
+from services.console.watch import ALARMS_EVERY_MS, SENDERS_EVERY_MS, BoxMonitor
 
 
 class Watched:
@@ -127,7 +127,7 @@ def test_a_disk_that_comes_while_the_console_runs_is_shown(watched: Watched) -> 
     assert document["history"]["disks"]["d9"] == [None, None, None, 0]
 
 
-def test_senders_are_bounded_the_silent_ones_first_and_read_once_a_sample(watched: Watched) -> None:
+def test_senders_are_bounded_the_silent_ones_first_and_many_are_read_every_ten_seconds(watched: Watched) -> None:
     watched.step()
     now_ms = watched.watch.last_sample().wall_ms
     accounts = [
@@ -143,6 +143,12 @@ def test_senders_are_bounded_the_silent_ones_first_and_read_once_a_sample(watche
     assert (second["received"], second["is_silent"]) == (SENDERS_SHOWN + 49, False)
     assert "syslog-tcp" in [each["name"] for each in document["listeners"]]
     write_senders(senders_file(watched.box.layout, "ingest@0"), [])
-    assert watched.watch.senders() is document, "until the next sample"
+    watched.step(SENDERS_EVERY_MS // EVERY_MS - 1)
+    assert watched.watch.senders() is document
     watched.step()
-    assert watched.watch.senders()["senders"] == []
+    few = watched.watch.senders()
+    assert few["senders"] == []
+    write_senders(senders_file(watched.box.layout, "ingest@0"), accounts[:3])
+    assert watched.watch.senders() is few, "until the next sample"
+    watched.step()
+    assert len(watched.watch.senders()["senders"]) == 3
