@@ -97,6 +97,8 @@ class LogWriterAgent:
             raise
         self._late: LogWriterStartup | None = None
         """Opens logs that wait for free space; None if there are none."""
+        self._has_opened_late = False
+        """Since the controller was last invited."""
         self.directory = self.startup.directory
         self.partitions = self.startup.partitions
         self.boot = self.startup.boot
@@ -197,6 +199,8 @@ class LogWriterAgent:
         if now_ns >= self._next_housekeeping_ns:
             self._next_housekeeping_ns = now_ns + HOUSEKEEPING_NS
             self._report_lost()
+            if self._has_opened_late:
+                self._invite_controller()
             self._keep_house()
         elif self.flush_rounds.goes_on or self.retention.goes_on or self.cleaning.goes_on or self.moves.goes_on or self._batch_repairs.is_under_way:
             self._keep_house()
@@ -456,17 +460,25 @@ class LogWriterAgent:
             self._invite_controller()
 
     def _invite_controller(self) -> None:
-        """Make the controller connect again: it repeats the commands that were refused."""
-        self._postponed.needs_resync = False
+        """Make the controller connect again: it repeats the commands that were refused, and learns
+        of logs that were opened.
+        """
+        self._postponed.needs_resync = self._has_opened_late = False
         self.door.disconnect(_CONTROLLER)
 
     def _open_late(self, late: LogWriterStartup) -> int:
-        """Go on with the logs that recovery found no space for."""
+        """Go on with the logs that recovery found no space for.
+
+        A log of an unclean boot has no role before the controller knows it, and a scan of the
+        others may take long: the next housekeeping, within a second, invites it.
+        """
+        opened = len(self.partitions)
         try:
             is_progress = late.open_late()
         except StorageFailed as failure:
             self.trouble.on_failure(failure)
             return 1
+        self._has_opened_late = self._has_opened_late or len(self.partitions) > opened
         if late.waits_for_space:
             return int(is_progress)
         self._late = None

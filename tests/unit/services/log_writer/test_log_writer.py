@@ -274,6 +274,38 @@ def test_a_log_that_waited_for_space_is_recovered_beside_the_turns(layout: BoxLa
     assert (tmp_path / "d0" / ".kafka_cleanshutdown").exists() == (end == "opened")
 
 
+def test_the_controller_learns_of_a_recovered_log_while_others_are_recovered(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an unclean boot a log has no role before the controller has heard of it."""
+    _started(layout, tmp_path, partitions=4).die()
+    whole_open, whole_write = file_io.open_file, file_io.pwritev
+    waits = _failing(whole_open, errno.ENOSPC, lambda path, flags, *_: "/t-" in path and "/t-0/" not in path and flags & os.O_CREAT)
+    monkeypatch.setattr(file_io, "open_file", waits)
+    monkeypatch.setattr(file_io, "pwritev", _failing(whole_write, errno.ENOSPC, lambda *_: True))
+    second = _started(layout, tmp_path, incarnation=2)
+    controller = second.source("controller")
+    assert second.disk_state == DISK_FULL and len(controller.writer_info(DISK)["partitions"]) == 1
+    may_read, opened = threading.Event(), set[str]()
+
+    def slow_open(path: str, *arguments: Any, **more: Any) -> int:
+        if threading.current_thread().name == "late-log" and os.path.basename(os.path.dirname(path)).startswith("t-"):
+            opened.add(os.path.dirname(path))
+            if len(opened) == 3:
+                may_read.wait()
+        return whole_open(path, *arguments, **more)
+
+    monkeypatch.setattr(file_io, "open_file", slow_open)
+    monkeypatch.setattr(file_io, "pwritev", whole_write)
+    eventually(lambda: second.seconds(1) is None and len(controller.writer_info(DISK).get("partitions", ())) == 3, "the controller knows three logs")
+    assert len(opened) == 3 and len(second.agent.partitions) == 3, "the fourth is not open yet"
+    invitations = second.said.count("controller is gone")
+    second.seconds(3)
+    assert second.said.count("controller is gone") == invitations <= 2, "once for each log, at most once a second"
+    may_read.set()
+    while len(second.agent.partitions) < 4:
+        second.turn()
+    second.stop()
+
+
 def _open_files_of(directory: Path) -> list[str]:
     found = []
     for descriptor in os.listdir("/proc/self/fd"):
