@@ -59,7 +59,7 @@ class Arrival(NamedTuple):
     timestamp_ms: int
     new_topic_id: Callable[[], TopicId]
     generation: int | None = None
-    """The box's, in its state directory."""
+    """The box's, in its state directory; None if that has none that can be read."""
 
 
 def arrive(cluster: Cluster, arrival: Arrival) -> Operation[None]:
@@ -108,13 +108,16 @@ def arrive(cluster: Cluster, arrival: Arrival) -> Operation[None]:
 
 
 def _is_restored(broker_id: int, arrival: Arrival) -> Operation[bool]:
-    """Return whether the cluster remembers a later generation of this box: state directory and disks were restored from a copy."""
+    """Return whether the cluster remembers a later generation of this box: state directory and disks
+    were restored from a copy. A box without one that the cluster remembers has lost it; of one that
+    was just upgraded, the cluster remembers none.
+    """
     path = box_path(broker_id)
     node = yield from read(path)
-    if node is None or not node.data or arrival.generation is None:  # without data, no box has registered under this id
+    if node is None or not node.data:  # without data, no box has registered under this id
         return False
     record = BoxRecord.decode(path, node.data)
-    return record.box_id == arrival.box.box_id and record.generation > arrival.generation
+    return record.box_id == arrival.box.box_id and record.generation > (arrival.generation or 0)
 
 
 def _write_topic_ids(broker_id: int, fence: Fence, topics: Iterable[TopicState]) -> Operation[None]:

@@ -194,8 +194,9 @@ class ClusterMembership:
     def _report_restored(self) -> None:
         self._restored.set(1)
         number, state = self._cluster.box.generation, self._box.state_directory
+        found = read_generation(state) or "none"
         self._log.critical(
-            f"this box was restored from a copy: {state} has generation {read_generation(state)}, and the cluster remembers {number}. No replica here leads"
+            f"this box was restored from a copy: {state} has generation {found}, and the cluster remembers {number}. No replica here leads"
             " before its leader epoch has grown, and all leave the in-sync sets. Replicas on other boxes have what is missing, or it is lost"
         )
 

@@ -9,6 +9,7 @@ import pytest
 from appliance.cluster.znodes import BoxRecord, box_path
 from appliance.runtime.identity import read_generation, write_generation
 from services.controller.zookeeper.cluster_membership import GENERATION_MS
+from services.controller.zookeeper.requests import SetData
 from tests.support.stepped_cluster import SteppedCluster
 
 pytestmark = pytest.mark.slow
@@ -76,9 +77,15 @@ def test_a_box_that_cannot_write_its_state_directory_lets_the_cluster_remember_w
     assert _generations(three, 1) == (None, 1)
 
 
-def test_a_box_with_a_new_state_directory_is_none_that_was_restored(three: SteppedCluster) -> None:
+@pytest.mark.parametrize("is_remembered", [True, False])
+def test_a_box_without_a_generation_was_restored_if_the_cluster_remembers_one(three: SteppedCluster, is_remembered: bool) -> None:
+    """The cluster remembers none of a box whose former release had none."""
     box = three.kill(1)
     (Path(box.box.state_directory) / "generation").unlink()
-    assert not three.start(1).restored()
+    if not is_remembered:
+        path = box_path(1)
+        record = BoxRecord.decode(path, three.zookeeper.data(path))
+        three.zookeeper.write(SetData(path, record._replace(generation=0).encode(), -1))
+    assert three.start(1).restored() == is_remembered
     three.until_quiet()
-    assert _generations(three, 1) == (2, 2)
+    assert _generations(three, 1) == ((2, 2) if is_remembered else (1, 1))
