@@ -73,13 +73,17 @@ def read_generation(state: str) -> int | None:
         return None
 
 
-def write_generation(state: str, number: int) -> None:
-    """Replace the box's generation, synced: in place, so that a power cut cannot bring the former file back. Raises OSError."""
-    descriptor = os.open(f"{state}/{_GENERATION_FILE}", os.O_WRONLY | os.O_CREAT | os.O_SYNC | os.O_CLOEXEC, 0o600)
+def write_generation(state: str, number: int) -> bool:
+    """Replace the box's generation, synced: in place, so that a power cut cannot bring the former
+    file back. Return whether the file is new: then its name is not synced yet. Raises OSError."""
+    path = f"{state}/{_GENERATION_FILE}"
+    is_new = not os.path.exists(path)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_SYNC | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, b"%020d\n" % number)
     finally:
         os.close(descriptor)
+    return is_new
 
 
 def _write_through(path: str, text: str) -> None:

@@ -23,6 +23,7 @@ from appliance.base.model import TopicId
 from appliance.cluster.znodes import BoxRecord, BrokerRegistration, broker_path
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.identity import read_generation, read_joined_cluster, write_generation, write_joined_cluster
+from appliance.storage import file_io
 from services.controller.decisions.arrival import Arrival, arrive
 from services.controller.decisions.cluster import ControllerContext
 from services.controller.zookeeper.admission import Admission, Refusal
@@ -210,7 +211,9 @@ class ClusterMembership:
         state = self._box.state_directory
         number = max(read_generation(state) or 0, self._cluster.box.generation) + 1
         try:
-            write_generation(state, number)  # first: the cluster never remembers more than the state directory has
+            # First: the cluster never remembers more than the state directory has, also after a power cut.
+            if write_generation(state, number):
+                file_io.fsync_directory(state)
         except OSError as error:
             self._log.warning(f"could not write the generation of this box to {state}: {error.strerror}; retrying in {GENERATION_MS // 60_000} minutes")
             return 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from appliance.cluster.znodes import BoxRecord, box_path
 from appliance.runtime.identity import read_generation, write_generation
+from appliance.storage import file_io
 from services.controller.zookeeper.cluster_membership import GENERATION_MS
 from services.controller.zookeeper.requests import SetData
 from tests.support.stepped_cluster import SteppedCluster
@@ -89,3 +91,19 @@ def test_a_box_without_a_generation_was_restored_if_the_cluster_remembers_one(th
     assert three.start(1).restored() == is_remembered
     three.until_quiet()
     assert _generations(three, 1) == ((2, 2) if is_remembered else (1, 1))
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_new_generation_is_synced_with_its_name(three: SteppedCluster, monkeypatch: pytest.MonkeyPatch, is_new: bool) -> None:
+    state, sync, synced = Path(three.kill(1).box.state_directory), file_io.fsync, set[str]()
+    if is_new:
+        (state / "generation").unlink()
+
+    def record(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    monkeypatch.setattr(file_io, "fsync", record)
+    three.start(1)
+    three.until_quiet()
+    assert _generations(three, 1) == (2, 2) and (str(state) in synced) == is_new
