@@ -91,6 +91,8 @@ class DiskReports:
         report = DiskReport.from_writer_info(disk, self._disks.writer_info(disk))
         if self._cluster.is_restored:
             report.distrust()
+        elif self._cluster.settled is not None:
+            report.distrust(self._cluster.settled)
         self._cluster.add_report(report)
         bump = "; raising their leader epochs first" if report.needs_epoch_bump else ""
         self._log.info(f"log-writer@{disk} connected with {len(report.partitions)} partitions{bump}", disk=disk, peer=f"log-writer@{disk}")
@@ -105,7 +107,9 @@ class DiskReports:
 
     def on_gone(self, disk: str) -> None:
         """A log-writer has died or was stopped."""
-        self._cluster.reports.pop(disk, None)
+        report = self._cluster.reports.pop(disk, None)
+        if report is not None and self._cluster.settled is not None:
+            self._cluster.settled |= report.partitions.keys() - report.unbumped
         self._bring_up.on_gone(disk)
         self._isr.on_disk_gone(disk)
         message = f"log-writer@{disk} disconnected; its partitions without a replica on another box wait for its return"

@@ -51,6 +51,9 @@ class Cluster:
         self.box = BoxRecord("", {})
         self.is_restored = False
         """Whether this box was restored from a copy, as the last arrival found; until its disks are settled."""
+        self.settled: set[PartitionKey] | None = None
+        """Partitions of which it is known since a restore from a copy what they lost: others, of logs
+        that waited for space or of a disk that was added later, are distrusted. None without one."""
         self.cluster_id = ""
         self.controller_id = -1
         self.fence: Fence | None = None

@@ -7,6 +7,7 @@ contents of a disk are known from the greeting and from confirmed commands; they
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any, NamedTuple
 
 from appliance.ipc.descriptors import DescriptorKind
@@ -120,10 +121,12 @@ class DiskReport:
         report.frozen = {(row[0], int(row[1])): str(row[2]) for row in info.get("frozen", [])}
         return report
 
-    def distrust(self) -> None:
-        """The disk was restored from a copy: it has lost records, as after an unclean boot."""
-        self.needs_epoch_bump = True
-        self.unbumped = set(self.partitions)
+    def distrust(self, settled: Set[PartitionKey] = frozenset()) -> None:
+        """The disk was restored from a copy: its logs but the settled ones have lost records, as
+        after an unclean boot."""
+        unsettled = self.partitions.keys() - settled
+        self.needs_epoch_bump = self.needs_epoch_bump or bool(unsettled)
+        self.unbumped |= unsettled
 
     def holds(self, topic: TopicState, partition: int) -> bool:
         return self.partitions.get((topic.name, partition)) == str(topic.topic_id)

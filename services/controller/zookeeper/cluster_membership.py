@@ -217,7 +217,8 @@ class ClusterMembership:
         except OSError as error:
             self._log.warning(f"could not write the generation of this box to {state}: {error.strerror}; retrying in {GENERATION_MS // 60_000} minutes")
             return 1
-        self._cluster.is_restored = False
+        if self._cluster.is_restored:
+            self._cluster.is_restored, self._cluster.settled = False, set()
         self._runner.start("generation", self._remember_generation(number), self._on_remembered)
         return 1
 

@@ -107,3 +107,28 @@ def test_a_new_generation_is_synced_with_its_name(three: SteppedCluster, monkeyp
     three.start(1)
     three.until_quiet()
     assert _generations(three, 1) == (2, 2) and (str(state) in synced) == is_new
+
+
+def test_a_log_that_a_restored_box_reports_later_is_distrusted(three: SteppedCluster) -> None:
+    """It waited for space, or its disk was added later."""
+    three.kill(2)
+    three.start(2)
+    three.create("t", (2, 1, 3))
+    sessions = [box.agent.session.session_id for box in three.boxes.values()]  # type: ignore[union-attr]
+    for broker_id in (1, 2, 3):
+        three.kill(broker_id, expire=False)
+    for session_id in sessions:
+        three.zookeeper.end_session(session_id)
+    box = three.all[2]
+    write_generation(box.box.state_directory, 1)
+    disk, directory = next((disk, each) for disk, each in box.directories.items() if ("t", 0) in each.partitions)
+    topic_id = directory.partitions.pop(("t", 0))
+    three.start(2)
+    three.until(lambda: box.restored() and _generations(three, 2) == (3, 3), "what it has at first is settled")
+    directory.partitions["t", 0] = topic_id
+    box.kill_writer(disk)
+    three.until(lambda: disk not in box.agent.cluster.reports, "the controller has seen that")  # type: ignore[union-attr]
+    box.start_writer(disk)
+    three.until(lambda: disk in box.agent.cluster.reports, "the controller has its report")  # type: ignore[union-attr]
+    three.start(1)
+    three.until(lambda: three.state("t").leader == 1 and 2 not in three.state("t").isr, "box 1 leads, and 2 fetches")
