@@ -25,6 +25,7 @@ import fcntl
 import json
 import mmap
 import os
+import re
 import stat
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -108,6 +109,8 @@ def _pages(size_bytes: int) -> int:
 LOOK_NS = 1_000_000_000
 PATIENCE_MS = 20_000
 SERVING = "serving"
+TURN_BYTES_MAX = 512
+_PROCESS_NAME = re.compile(r"[A-Za-z0-9@._-]{1,200}")
 
 
 class RestartTurn(NamedTuple):
@@ -200,7 +203,7 @@ class SharedMemoryWatch:
             if not _belongs_to_all(os.fstat(descriptor), descriptor):
                 return False
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            changed = change(_decode(os.pread(descriptor, 4096, 0)))
+            changed = change(_decode(os.pread(descriptor, TURN_BYTES_MAX, 0)))
             if changed is None:
                 return False
             os.ftruncate(descriptor, 0)
@@ -221,8 +224,12 @@ def _belongs_to_all(status: os.stat_result, descriptor: int) -> bool:
 
 
 def _decode(content: bytes) -> RestartTurn | None:
+    """Return the turn; None for anything that `_change` does not write, because processes that face
+    the network write the file too."""
     try:
-        process, pid, since_ms, is_counted = json.loads(content)
-    except ValueError:
+        fields = json.loads(content)
+    except (ValueError, RecursionError):
         return None
-    return RestartTurn(str(process), int(pid), int(since_ms), bool(is_counted))
+    if not isinstance(fields, list) or list(map(type, fields)) != [str, int, int, bool] or not _PROCESS_NAME.fullmatch(fields[0]):
+        return None
+    return RestartTurn(*fields)

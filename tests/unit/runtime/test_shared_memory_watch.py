@@ -13,6 +13,7 @@ from appliance.base.clock import ManualClock
 from appliance.base.errors import StepsDown
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
+from appliance.runtime import shared_memory
 from appliance.runtime.shared_memory import PATIENCE_MS, SharedMemoryWatch
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters, read_counters
@@ -151,3 +152,17 @@ def test_the_next_incarnation_counts_the_loss_once(layout: BoxLayout) -> None:
         process.turn()
         snapshot = read_counters(layout, "acceptor@0")
         assert snapshot is not None and snapshot.values["runtime.shared_memory_losses"] == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"5", b'["a", [], 1, 2]', b"[" * 4000, b'["a", 1e999, 1, false]', b'["../x", 1, 1, false]', b'["a\\u0000", 1, 1, false]', b'["a", 1, 1]', b"null"],
+)
+def test_a_turn_that_another_user_wrote_stops_no_process(layout: BoxLayout, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "TURN_BYTES_MAX", 1 << 16, raising=False)
+    with open(layout.shared_memory_turn_file, "wb") as file:
+        file.write(content)
+    process = Process(layout, "acceptor@0", ManualClock(), 1)
+    _delete(layout.shared_memory_name("counters", "acceptor@0"))
+    with pytest.raises(StepsDown):
+        process.turn()
