@@ -83,8 +83,9 @@ def shared_mode() -> int:
 
 def network_user_problem(path: str) -> str | None:
     """Return why the processes of this box that face the network cannot read a file, such as a key;
-    None if they can, or there is no such file. Weak: directories above it are not checked."""
-    group = box_group()
+    None if they can, or there is no such file. Root checks it for the installed box. Weak:
+    directories above it are not checked."""
+    group = box_group() if os.geteuid() else _system_group()
     try:
         status = os.stat(path)
     except OSError:

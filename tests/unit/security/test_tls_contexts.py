@@ -139,6 +139,7 @@ def test_a_key_that_the_processes_facing_the_network_cannot_read_is_named_before
     listener = KafkaListener("SSL", "SSL", "::1", 0, "localhost", 0, {"ssl.keystore.location": str(files.keystore)})
     files.keystore.chmod(0o600)
     assert file_problems([listener], default_settings()) == [], "a box with one user"
+    monkeypatch.setattr(os, "geteuid", lambda: 7)
     monkeypatch.setattr(trusted_files, "box_group", lambda: os.getegid())
     monkeypatch.setattr(trusted_files, "faces_network", lambda: False)
     (problem,) = file_problems([listener], default_settings())
@@ -147,3 +148,16 @@ def test_a_key_that_the_processes_facing_the_network_cannot_read_is_named_before
     assert file_problems([listener], default_settings()) == []
     monkeypatch.setattr(trusted_files, "box_group", lambda: os.getegid() + 1)
     assert len(file_problems([listener], default_settings())) == 1, "of another group"
+
+
+def test_root_checks_keys_for_the_group_of_the_installed_box(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(trusted_files, "_system_group", lambda: os.getegid() + 1)
+    monkeypatch.setattr(trusted_files, "box_group", lambda: None)
+    files.keystore.chmod(0o640)
+    assert "user millrace-net cannot read" in (trusted_files.network_user_problem(str(files.keystore)) or "")
+    monkeypatch.setattr(trusted_files, "_system_group", os.getegid)
+    assert trusted_files.network_user_problem(str(files.keystore)) is None
+    monkeypatch.setattr(trusted_files, "_system_group", lambda: None)
+    files.keystore.chmod(0o600)
+    assert trusted_files.network_user_problem(str(files.keystore)) is None, "no box is installed"

@@ -309,6 +309,7 @@ def test_a_key_of_another_certificate_or_that_ingest_cannot_read_is_found_before
     assert "do not belong together" in key and "contains no certificate" in authority
     for file, mode in (("one.key", 0o600), ("one.pem", 0o644), ("two.pem", 0o640)):
         (tmp_path / file).chmod(mode)
+    monkeypatch.setattr(trusted_files, "_system_group", os.getegid)
     monkeypatch.setattr(trusted_files, "box_group", os.getegid)
     assert [problem.partition(" (")[0] for problem in certificate_problems([("m.toml", right)])] == [
         f"m.toml: user millrace-net cannot read {tmp_path}/one.key"
