@@ -2,7 +2,7 @@
 notifications out.
 
 Owned by the controller (`controller.sock`) and the coordinator (`coordinator.sock`). A client that
-disconnects or sends an invalid frame is dropped; its request continues, and the answer is
+disconnects or sends an invalid frame or a descriptor is dropped; its request continues, and the answer is
 discarded. Weak: answers to a client that does not read stay in memory, up to `UNSENT_FRAMES_MAX`,
 then it is dropped.
 
@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from appliance.ipc.frames import Frame, FrameSocket, PeerGone, accept, is_trusted_user, listen_unix
+from appliance.ipc.frames import Frame, FrameSocket, PeerGone, accept, close_descriptors, is_trusted_user, listen_unix
 from appliance.runtime.poller import READABLE, WRITABLE, Poller
 
 UNSENT_FRAMES_MAX = 1000
@@ -29,10 +29,11 @@ ACCEPTS_A_TURN = 16
 class RequestClient:
     """One connected process."""
 
-    __slots__ = ("is_open", "sent_waiting", "socket")
+    __slots__ = ("is_open", "sent_waiting", "socket", "user")
 
     def __init__(self, socket: FrameSocket) -> None:
         self.socket = socket
+        self.user = socket.peer_user()
         self.is_open = True
         self.sent_waiting = 0
 
@@ -74,6 +75,9 @@ class RequestServer:
             self._drop(client)
             return
         for frame in frames:
+            if frame.descriptors:
+                close_descriptors(frame)
+                self._drop(client)
             if client.is_open:
                 self._on_frame(client, frame)
 
@@ -167,8 +171,7 @@ class StatusServer:
                 client.flush()
             else:
                 for frame in client.receive():
-                    for passed in frame.descriptors:
-                        os.close(passed)
+                    close_descriptors(frame)
                     if frame.kind == DISK_ORDER and self._order is not None and not client.wants_write:
                         order = _order_of(frame.payload)
                         answer = self._order(order) if self._may_order(client.peer_user()) else {"error": NOT_ROOT}
