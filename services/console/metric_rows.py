@@ -323,6 +323,7 @@ CONTROLLER = (
     counter("controller_requests", "controller.requests", "Requests from acceptors."),
     counter("controller_passed_on_requests", "controller.requests_passed_on", "Requests of clients that were passed on to the controller of another box."),
     counter("controller_unreadable_requests", "controller.requests_unreadable", "Requests that could not be read."),
+    counter("controller_forbidden_requests", "controller.requests_forbidden", "Orders about disks from a user that may not give them."),
     counter("controller_timed_out_requests", "controller.requests_timed_out", "Requests that took too long."),
     counter("controller_refused_coordinator_requests", "controller.coordinator_requests_refused", "Requests of the coordinator that were refused."),
     counter("controller_disk_commands", "controller.disk_commands", "Commands to log-writers."),

@@ -6,6 +6,7 @@ by the controller process. Weak: as of `waiting_requests`.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -18,7 +19,7 @@ from appliance.base.model import NO_TOPIC_ID, TopicId
 from appliance.base.settings import Box
 from appliance.cluster.broker_configs import broker_configs
 from appliance.cluster.placement import TopicCreation
-from appliance.ipc.frames import Frame
+from appliance.ipc.frames import Frame, is_trusted_user
 from appliance.ipc.request_frames import (
     AUTO_CREATE,
     AUTO_CREATE_DONE,
@@ -72,6 +73,7 @@ from services.controller.admin.waiting_requests import NOT_CONTROLLER, Controlle
 from services.controller.decisions.cluster import ControllerContext
 
 AUTO_CREATE_TIMEOUT_MS = 30_000
+NOT_ALLOWED = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 CONTROLLER_ALONE = frozenset(
     {
         ApiKey.CREATE_TOPICS,
@@ -139,6 +141,8 @@ class ControllerRequests:
         self._received = context.counters.counter("controller.requests")
         self._passed_on = context.counters.counter("controller.requests_passed_on")
         self._refused = context.counters.counter("controller.requests_unreadable")
+        self._forbidden = context.counters.counter("controller.requests_forbidden")
+        self._log = context.log
 
     def on_frame(self, client: RequestClient, frame: Frame) -> None:
         """Handle a frame. An unreadable request gets an empty response, so that the acceptor closes
@@ -206,6 +210,11 @@ class ControllerRequests:
         self._passed_on.add()
 
     def _on_disk_orders(self, client: RequestClient, frame: Frame) -> None:
+        if not is_trusted_user(client.user):  # the command runs as root or as the user of the box
+            self._forbidden.add()
+            self._log.warning(f"a process of user {client.user} sent an order about disks, which only root and user {os.geteuid()} may; it is refused")
+            self._requests.respond(client, MOVE_ORDERS_DONE, frame.token, orjson.dumps({"refused": [["orders", int(NOT_ALLOWED), "Not authorized."]]}))
+            return
         handler = self._move_requests if frame.kind == MOVE_ORDERS else self._orphans
         try:
             handler.on_orders(frame.payload, lambda document: self._requests.respond(client, MOVE_ORDERS_DONE, frame.token, document))
