@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from weakref import WeakSet, WeakValueDictionary
@@ -20,6 +21,8 @@ import orjson
 from appliance.base.layout import BoxLayout
 
 SENDERS_MAX = 4096
+FILE_BYTES_MAX = 16 << 20
+"""Of the accounts' file; an account takes about 500 bytes."""
 OTHERS = "others"
 """The name of the account for all senders above the limit."""
 
@@ -217,10 +220,13 @@ def write_senders(path: str, figures: Sequence[SenderFigures]) -> None:
 
 
 def read_senders(path: str) -> list[SenderFigures]:
-    """Read the file; return nothing if it cannot be read."""
+    """Read the file; return nothing if it cannot be read. Processes that face the network could
+    replace it, so it is opened without following links or waiting for a FIFO."""
     try:
-        with open(path, "rb") as file:
-            rows = orjson.loads(file.read())
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        rows = orjson.loads(content) if len(content) <= FILE_BYTES_MAX else ()
         return [SenderFigures(*row) for row in rows if _is_row(row)]
     except (OSError, ValueError, TypeError):
         return []

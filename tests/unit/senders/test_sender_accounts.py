@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
+from appliance.senders import sender_accounts
 from appliance.senders.sender_accounts import OTHERS, SenderAccounts, SenderFigures, add_figures, read_senders, senders_file
 from services.ingest.records.ingest_ledger import SenderLedgers
 
@@ -84,6 +87,17 @@ def test_a_foreign_file_contains_no_account(tmp_path: Path) -> None:
         assert read_senders(str(file)) == []
     file.write_text('[["a",1,1,0,0,0,{},["http"],9],["b"]]')
     assert [known.host for known in read_senders(str(file))] == ["a"]
+
+
+def test_an_account_file_that_is_a_link_a_fifo_or_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, link, fifo = (tmp_path / name for name in ("senders", "link", "fifo"))
+    file.write_text('[["a",1,1,0,0,0,{},["http"],9]]')
+    link.symlink_to(file)
+    os.mkfifo(fifo)
+    assert read_senders(str(link)) == [] and len(read_senders(str(file))) == 1
+    monkeypatch.setattr(sender_accounts, "FILE_BYTES_MAX", 8)
+    assert read_senders(str(file)) == []
+    assert read_senders(str(fifo)) == []
 
 
 def test_the_addresses_of_a_network_are_counted_together_and_folding_goes_on_with_the_count() -> None:
