@@ -47,6 +47,7 @@ from appliance.shm.ring import RingPair
 #    │                                                                   │
 #    │ the socket stays open; its close is the proof of death            │
 
+NAME_MAX = 255
 HELLO = 1
 WELCOME = 2
 REFUSED = 3
@@ -143,11 +144,13 @@ class SinkChannel:
         try:
             user = control.peer_user()
             named = read_document(hello, "source", "incarnation", "arena", "rings")
+            if type(named["incarnation"]) is not int or not all(_is_name(named[key]) for key in ("source", "arena", "rings")):
+                raise PeerGone("a greeting names something that is no name")
             self.source: str = named["source"]
             self.incarnation: int = named["incarnation"]
             self.control = control
             self.is_restricted = not is_trusted_user(user)
-            if self.is_restricted and not str(self.source).startswith(NETWORK_SOURCES):
+            if self.is_restricted and not self.source.startswith(NETWORK_SOURCES):
                 raise PeerGone(f"a process of user {user} may not be {self.source}")
             self.arena, self.rings = self._map(named, user)
         except (PeerGone, SharedObjectAbsent, LayoutMismatch):
@@ -218,15 +221,26 @@ class SinkChannel:
 
 
 def take_doorbell(frame: Frame) -> int:
-    """Return the single descriptor of HELLO or WELCOME. Raises PeerGone for any other number, and
-    closes them.
+    """Return the single eventfd of HELLO or WELCOME, which then never blocks. Raises PeerGone for
+    anything else, and closes it.
 
     None arrives if the receiver had no free descriptor: the kernel drops what it cannot install.
     """
     if len(frame.descriptors) != 1:
         close_descriptors(frame)
         raise PeerGone(f"a greeting carried {len(frame.descriptors)} descriptors, not the one doorbell")
-    return frame.descriptors[0]
+    (doorbell,) = frame.descriptors
+    if os.readlink(f"/proc/self/fd/{doorbell}") != "anon_inode:[eventfd]":
+        os.close(doorbell)
+        raise PeerGone("a greeting carried a descriptor that is no eventfd")
+    os.set_blocking(doorbell, False)
+    return doorbell
+
+
+def _is_name(name: object) -> bool:
+    """Return whether a value of HELLO can name a process or an object. posix_ipc crashes if it
+    contains NUL."""
+    return isinstance(name, str) and len(name) <= NAME_MAX and name.isascii() and name.isprintable()
 
 
 def read_document(frame: Frame, *keys: str) -> dict[str, Any]:

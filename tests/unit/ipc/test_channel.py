@@ -126,6 +126,35 @@ def test_a_hello_that_is_none_is_a_hang_up(payload: bytes, handshake: Handshake)
     assert open_descriptors() <= before
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"arena": 5}, {"rings": None}, {"source": ["acceptor@0"]}, {"incarnation": "5"}, {"arena": "/a\0"}, {"rings": "/" + "x" * 300}]
+)
+def test_a_hello_that_names_no_names_is_a_hang_up(wrong: dict[str, Any], handshake: Handshake) -> None:
+    channel = handshake.greet()
+    hello = handshake.hello(**wrong)
+    before = open_descriptors()
+    with pytest.raises(PeerGone, match="no name"):
+        SinkChannel(handshake.sink_control, hello, 6)
+    assert open_descriptors() == before - set(hello.descriptors)
+    channel.close()
+
+
+def test_a_doorbell_is_an_eventfd_and_never_blocks(handshake: Handshake) -> None:
+    channel = handshake.greet()
+    hello = handshake.hello()
+    reading, writing = os.pipe()
+    before = open_descriptors()
+    with pytest.raises(PeerGone, match="no eventfd"):
+        SinkChannel(handshake.sink_control, hello._replace(descriptors=(writing,)), 6)
+    assert open_descriptors() == before - {writing}
+    os.close(reading)
+    os.set_blocking(hello.descriptors[0], True)
+    sink = SinkChannel(handshake.sink_control, hello, 6)
+    assert not os.get_blocking(hello.descriptors[0])
+    sink.close()
+    channel.close()
+
+
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_greeting_carries_one_doorbell_or_is_a_hang_up(count: int, handshake: Handshake) -> None:
     channel = handshake.greet()
