@@ -5,7 +5,7 @@ Owned by one log-writer. Only the newest incarnation of a source is connected: i
 HELLO before the hang-up of the last one was seen, the last one's descriptors are dropped first, so
 that no request of a dead incarnation runs after one of its successor. A WELCOME that is longer than
 the socket buffer (thousands of partitions) is sent in parts. Weak: a client that connects and never
-sends HELLO keeps its connection; only processes of our own user can.
+sends HELLO keeps its connection; only processes of the box can.
 """
 
 from __future__ import annotations
@@ -164,7 +164,6 @@ class ChannelAcceptor:
             control.close()
             return
         self.channels.remove(channel)
-        while dropped := len(channel.descriptors.poll(channel.descriptors.capacity)):
-            self._dropped.add(dropped)
+        self._dropped.add(len(channel.descriptors.poll(channel.descriptors.capacity)))  # once: a live source may go on offering
         channel.close()
         self._on_gone(channel, reason)

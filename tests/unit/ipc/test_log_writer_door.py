@@ -48,6 +48,28 @@ def test_a_source_that_hangs_up_is_forgotten_and_what_it_offered_is_dropped(layo
     source.close()
 
 
+def test_a_source_that_goes_on_offering_is_forgotten_after_one_look(layout: BoxLayout, writer: SteppedLogWriter) -> None:
+    source = SteppedSource(layout)
+    connect(source, writer)
+    (channel,) = writer.door.channels
+    source.offer(1)
+    ring = channel.descriptors
+
+    class _Endless:
+        capacity = ring.capacity
+
+        def poll(self, limit: int) -> list[tuple[Any, ...]]:
+            polled = ring.poll(limit)
+            if writer.counters.counter("log_writer.dropped_of_dead_sources").value < 50:
+                source.offer(2)
+            return polled
+
+    channel.descriptors = _Endless()  # type: ignore[assignment]
+    writer.door.refuse(channel, "it requests what it may not")
+    assert writer.counters.counter("log_writer.dropped_of_dead_sources").value == 1
+    source.close()
+
+
 def test_the_next_incarnation_of_a_source_ends_the_last_one_before_its_hang_up_is_read(layout: BoxLayout, writer: SteppedLogWriter) -> None:
     dead = SteppedSource(layout, 4)
     connect(dead, writer)
