@@ -156,16 +156,17 @@ assert (RETIRED_WORD + 1) * WORD_BYTES <= RINGS_POSITION
 class RingPair:
     """Both rings; each side uses two of the four ends."""
 
-    def __init__(self, shared: SharedObject) -> None:
+    def __init__(self, shared: SharedObject, capacity: int) -> None:
+        """`capacity` is not read again, because the other side can change its word."""
         self.shared = shared
-        self.capacity = int(shared.words[CAPACITY_WORD])
+        self.capacity = capacity
 
     @classmethod
     def create(cls, name: str, capacity: int, incarnation: int) -> RingPair:
         """Create empty rings of `capacity` entries each (a power of two)."""
         shared = SharedObject.create(name, PURPOSE, RINGS_POSITION + 2 * capacity * ENTRY_BYTES, incarnation, is_written_by_both=True)
         shared.words[CAPACITY_WORD] = capacity
-        return cls(shared)
+        return cls(shared, capacity)
 
     @classmethod
     def attach(cls, name: str, owner: int | None = None) -> RingPair:
@@ -175,7 +176,7 @@ class RingPair:
         if RINGS_POSITION + 2 * capacity * ENTRY_BYTES > len(shared.memory) or capacity < 1 or capacity & (capacity - 1):
             shared.close()
             raise SharedObjectAbsent(f"rings {name} are too short for {capacity} entries")
-        return cls(shared)
+        return cls(shared, capacity)
 
     def descriptor_producer(self, entry: Struct) -> RingProducer:
         shared = self.shared

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from struct import Struct
+from types import SimpleNamespace
 
 import pytest
 
 from appliance.base.layout import BoxLayout
-from appliance.shm.mapping import SharedObjectAbsent
+from appliance.shm.mapping import SharedObject, SharedObjectAbsent
 from appliance.shm.ring import CAPACITY_WORD, RingPair
 
 ENTRY = Struct("@8Q")
@@ -52,6 +53,21 @@ def test_the_next_incarnation_of_a_source_reads_the_completions_of_the_dead_one(
     heir.shared.unlink()
     with pytest.raises(SharedObjectAbsent):
         RingPair.attach(name)
+
+
+def test_the_capacity_that_was_checked_is_used_whatever_its_word_says_later(layout: BoxLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = RingPair.create(layout.shared_memory_name("channel", "acceptor@0.d0.1", 5), 8, 5)
+    capacities = iter((8, 1 << 20))
+
+    class _Words:
+        def __getitem__(self, index: int) -> int:
+            return next(capacities) if index == CAPACITY_WORD else 0
+
+    attached = SimpleNamespace(words=_Words(), memory=source.shared.memory)
+    monkeypatch.setattr(SharedObject, "attach", lambda *_arguments, **_more: attached)
+    assert RingPair.attach(source.shared.name).capacity == 8
+    source.close()
+    source.shared.unlink()
 
 
 def test_rings_whose_capacity_reaches_beyond_their_end_are_not_mapped(layout: BoxLayout) -> None:
