@@ -60,6 +60,8 @@ _PRODUCE = int(DescriptorKind.PRODUCE)
 _MARKER = int(DescriptorKind.TRANSACTION_MARKER)
 APPENDS = (_PRODUCE, _MARKER)
 _OFFER_FLAGS = ADDS_PARTITION_FLAG | COORDINATOR_FLAG
+_COORDINATORS_FLAGS = COORDINATOR_FLAG | VERIFIED_FLAG
+"""No Kafka client causes them, so processes that face the network may not set them."""
 
 Work = tuple[SinkChannel, tuple[Any, ...]]
 """A descriptor and the source it came from."""
@@ -104,7 +106,10 @@ class LogWriterAppends:
         """Whether a batch behind one that its connection was refused may be taken: that one has
         reached the log by another leader. Else it is answered.
         """
-        if not entry[FLAGS] & BEHIND_REFUSED_FLAG or replica.log.producers.follows_on(*_SEQUENCE.unpack_from(channel.memory, entry[POSITION] + PRODUCER_ID_AT)):
+        if not entry[FLAGS] & BEHIND_REFUSED_FLAG:
+            return True
+        sequence = channel.slice(entry[POSITION] + PRODUCER_ID_AT, _SEQUENCE.size)
+        if replica.log.producers.follows_on(*_SEQUENCE.unpack(sequence)):
             return True
         self._completions.answer(channel, entry, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return False
@@ -128,6 +133,9 @@ class LogWriterAppends:
                 batches.append(marker_batch(entry, self._clock.wall_ms()))
                 continue
             if entry[GUARD] or entry[FLAGS] & _OFFER_FLAGS:
+                if channel.is_restricted and entry[FLAGS] & _COORDINATORS_FLAGS:
+                    answer(channel, entry, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+                    continue
                 offers[len(batches)] = Offer(
                     entry[GUARD], bool(entry[FLAGS] & ADDS_PARTITION_FLAG), bool(entry[FLAGS] & COORDINATOR_FLAG), bool(entry[FLAGS] & VERIFIED_FLAG)
                 )

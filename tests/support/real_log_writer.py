@@ -121,7 +121,7 @@ class RealLogWriter:
         asked = {"topic": "t", "partition": partition, "topic_id": str(TOPIC_ID), "leader_epoch": 0, "isr": [BROKER_ID], "replicas": [BROKER_ID]}
         assert proxies.offer_command(self.disk, DescriptorKind.BECOME_LEADER, asked, ("lead", partition))
 
-    def produce(self, proxies: LogWriterProxies, partition: int, batch: bytes) -> None:
+    def produce(self, proxies: LogWriterProxies, partition: int, batch: bytes, flags: int = 0) -> None:
         hosted = self.agent.partitions.find(TOPIC_ID, partition)
         assert hosted is not None
         arena = proxies.source.arena
@@ -129,7 +129,7 @@ class RealLogWriter:
         arena.memory[position : position + len(batch)] = batch
         entry = (
             DescriptorKind.PRODUCE,
-            0,
+            flags,
             0,
             hosted.row,
             hosted.row_generation,
