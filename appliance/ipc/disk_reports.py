@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from appliance.base.layout import BoxLayout
@@ -203,7 +204,7 @@ def mark_searched(layout: BoxLayout, topic_id: TopicId, now_ms: int, lacks_summa
     """Note that a topic was searched, unless that is noted and nothing is lacking; forget those of
     long ago. Raises OSError."""
     directory = layout.searched_directory
-    if not os.path.isdir(directory):
+    with suppress(FileExistsError):
         os.mkdir(directory, 0o700)
         os.chmod(directory, 0o700 if box_group() is None else 0o770)  # at the end of the box the supervisor empties it
     known = read_searched(layout, 0)

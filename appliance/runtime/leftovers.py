@@ -21,6 +21,7 @@ from appliance.shm.counters import list_counters, pid_in_counters, unlink_all
 from appliance.shm.mapping import list_names, unlink
 
 DYING_MS_MAX = 5_000
+DEPTH_MAX = 8
 
 SUPERVISOR_COMM = "millrace"
 
@@ -138,15 +139,16 @@ def clear_box(layout: BoxLayout) -> bool:
     return True
 
 
-def _empty(descriptor: int) -> None:
-    """Remove the content of the directory and close it. Links are not followed, even if paths
-    change meanwhile."""
+def _empty(descriptor: int, depth: int = 0) -> None:
+    """Remove the content of the directory and close it, down to `DEPTH_MAX`: processes that face
+    the network write to one. Links are not followed, even if paths change meanwhile."""
     try:
         for name in os.listdir(descriptor):
             try:
                 os.unlink(name, dir_fd=descriptor)
             except IsADirectoryError:
-                _empty(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor))
+                if depth < DEPTH_MAX:
+                    _empty(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor), depth + 1)
                 _remove_directory(name, descriptor)
             except FileNotFoundError:
                 pass  # its process removed it first

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import pytest
 
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
@@ -26,3 +29,12 @@ def test_a_searched_topic_is_noted_once_until_a_summary_is_lacking(tmp_path: Pat
     mark_searched(layout, other, 3 * hour + SEARCHED_MS + 1, False, False)
     assert set(read_searched(layout, 0)) == {other}
     assert read_searched(layout, 3 * hour + SEARCHED_MS + 2) == {}
+
+
+def test_two_searches_may_create_the_directory_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = BoxLayout(str(tmp_path))
+    (tmp_path / "net").mkdir()
+    mark_searched(layout, TopicId(bytes(16)), 1, False, False)
+    monkeypatch.setattr(os.path, "isdir", lambda _path: False)
+    mark_searched(layout, TopicId(bytes(15) + b"1"), 1, False, False)
+    assert len(read_searched(layout, 0)) == 2

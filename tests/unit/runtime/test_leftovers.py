@@ -14,12 +14,12 @@ import pytest
 from appliance.base.layout import BoxLayout
 from appliance.base.settings import Box
 from appliance.runtime import leftovers
-from appliance.runtime.leftovers import clear_box, clear_previous_life, clear_vanished_boxes, living_processes
+from appliance.runtime.leftovers import DEPTH_MAX, clear_box, clear_previous_life, clear_vanished_boxes, living_processes
 from appliance.runtime.preflight import write_box
 from appliance.shm.counters import Counters
 from appliance.shm.mapping import SharedObject, list_names
 from lab.running_box import eventually
-from lab.scratch_layout import scratch_layout
+from lab.scratch_layout import open_descriptors, scratch_layout
 
 
 @pytest.fixture
@@ -50,6 +50,15 @@ def test_the_last_act_of_a_box_leaves_nothing(layout: BoxLayout) -> None:
     clear_box(layout)
     assert list_names(layout.shared_memory_prefix) == [] and not os.path.exists(layout.runtime_directory)
     clear_box(layout)
+
+
+def test_directories_that_lie_too_deep_are_left_alone(layout: BoxLayout) -> None:
+    """A process that faces the network may create them, and each level holds a descriptor."""
+    os.makedirs(f"{layout.runtime_directory}/{'d/' * (DEPTH_MAX + 2)}")
+    Path(layout.runtime_directory, "file").write_text("x")
+    before = open_descriptors()
+    assert clear_box(layout) and os.listdir(layout.runtime_directory) == ["d"]
+    assert open_descriptors() == before
 
 
 def test_only_dead_boxes_without_a_state_directory_are_cleared_by_others(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
