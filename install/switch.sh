@@ -74,6 +74,7 @@ start_or_restart() {
         systemctl -q enable millrace.target || return 1
         did "enabled millrace.target: it starts with the machine"
     fi
+    [ "$user" != "$SYSTEM_USER" ] || rm -f "$PREFIX/open_logs" # it closes them again
     if [ -n "$(strangers_things "$user")" ] || { [ "$user" != "$SYSTEM_USER" ] && [ -n "$(closed_logs)" ]; }; then
         say "stopping: the processes change their users …"
         systemctl stop millrace.target 'millrace-*' && hand_over "$user" && order start || return 1

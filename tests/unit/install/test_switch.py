@@ -171,3 +171,26 @@ def test_a_console_whose_port_others_keep_busy_is_asked_by_its_unix_socket(tmp_p
     with console(503, b"Service Unavailable") as crowded, console(200, b"{}", tmp_path / "console.sock") as by_path:
         assert run_functions(tmp_path, f"ask_readiness {by_path} {crowded}").code == 0
         assert run_functions(tmp_path, f"ask_readiness {tmp_path}/none {crowded}").output.strip() == "Service Unavailable"
+
+
+def test_logs_that_the_group_can_read_are_noted_and_a_disk_that_does_not_answer_is_left_out(tmp_path: Path) -> None:
+    disks = [tmp_path / name for name in ("closed", "open", "silent")]
+    for disk in disks:
+        (disk / "topic-0").mkdir(parents=True)
+        (disk / "topic-0").chmod(0o750)
+    (disks[0] / "topic-0" / "log").write_text("x")
+    (disks[0] / "topic-0" / "log").chmod(0o600)
+    setting = f"""
+    SYSTEM_USER=$(id -un); STATE_DIRECTORY={tmp_path}/none; RUNTIME_DIRECTORY=; DISKS=({" ".join(map(str, disks))})
+    strangers_things() {{ :; }}; chown() {{ :; }}; is_unmounted() {{ false; }}
+    timeout() {{ shift; [[ "$*" != *silent* ]] || return 124; echo "$1" >>"$SCRATCH/asked"; "$@"; }}
+    """
+    asked = tmp_path / "scratch" / "asked"
+    assert run_functions(tmp_path, setting + "closed_logs").lines == [str(disks[0])]
+    assert asked.read_text().split().count("find") == 2
+    asked.unlink()
+    run_functions(tmp_path, setting + "hand_over another; closed_logs; closed_logs")
+    assert (disks[0] / "topic-0" / "log").stat().st_mode & 0o777 == 0o640
+    assert asked.read_text().split().count("find") == 3, "one finds it, one opens it, one sees that all is open"
+    asked.unlink()
+    assert run_functions(tmp_path, setting + "closed_logs").lines == [] and "find" not in asked.read_text()
