@@ -47,7 +47,8 @@ def test_a_box_that_was_restored_from_a_copy_leads_only_under_larger_epochs(thre
     assert not box.agent.cluster.is_fenced(2)  # type: ignore[union-attr]
 
 
-def test_a_restored_box_hands_over_to_replicas_that_have_more(three: SteppedCluster) -> None:
+def _create_and_kill_all(three: SteppedCluster) -> None:
+    """Topic t, which box 2 leads; then all boxes end at once."""
     three.kill(2)
     three.start(2)
     three.create("t", (2, 1, 3))
@@ -56,6 +57,10 @@ def test_a_restored_box_hands_over_to_replicas_that_have_more(three: SteppedClus
         three.kill(broker_id, expire=False)
     for session_id in sessions:
         three.zookeeper.end_session(session_id)
+
+
+def test_a_restored_box_hands_over_to_replicas_that_have_more(three: SteppedCluster) -> None:
+    _create_and_kill_all(three)
     assert (three.state("t").leader, three.state("t").isr) == (2, (2, 1, 3)), "all at once"
     write_generation(three.all[2].box.state_directory, 1)
     three.start(2)
@@ -111,14 +116,7 @@ def test_a_new_generation_is_synced_with_its_name(three: SteppedCluster, monkeyp
 
 def test_a_log_that_a_restored_box_reports_later_is_distrusted(three: SteppedCluster) -> None:
     """It waited for space, or its disk was added later."""
-    three.kill(2)
-    three.start(2)
-    three.create("t", (2, 1, 3))
-    sessions = [box.agent.session.session_id for box in three.boxes.values()]  # type: ignore[union-attr]
-    for broker_id in (1, 2, 3):
-        three.kill(broker_id, expire=False)
-    for session_id in sessions:
-        three.zookeeper.end_session(session_id)
+    _create_and_kill_all(three)
     box = three.all[2]
     write_generation(box.box.state_directory, 1)
     disk, directory = next((disk, each) for disk, each in box.directories.items() if ("t", 0) in each.partitions)
