@@ -59,8 +59,8 @@ PSS_AFTER_NS = 2_000_000_000
 
 
 class CostReport:
-    """Publishes the cost of a process in its counters; call `turn` in each turn of their owner. A
-    thread reads the PSS; while a disk blocks it, the last figure stays."""
+    """Publishes the cost of a process in its counters; their owner calls `turn` once a second or more
+    often. A thread reads the PSS; while a disk blocks it, the last figure stays."""
 
     def __init__(self, counters: Counters, pid: int = 0) -> None:
         """`pid` 0: this process."""

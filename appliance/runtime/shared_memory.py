@@ -124,7 +124,7 @@ class RestartTurn(NamedTuple):
 
 
 class SharedMemoryWatch:
-    """Call `turn` in each turn; it checks once a second."""
+    """Call `turn` once a second or more often; it checks once a second."""
 
     def __init__(
         self, layout: BoxLayout, process: str, log_writers: Sequence[str], clock: Clock, counters: Counters, log: Logger, pid: int | None = None
