@@ -182,7 +182,8 @@ class AcceptorAgent:
             work += self._delayed.expire(now_ns)
         if now_ns >= self._next_sweep_ns:
             self._sweep(now_ns)
-        work += self._throttles.do_work(now_ns)
+        if self._throttles.muted:
+            work += self._throttles.do_work(now_ns)
         work += self._connections.do_work(now_ns)
         work += self._connections.send_dirty()
         self._cold.send_releases()
@@ -207,7 +208,7 @@ class AcceptorAgent:
 
     def park_ms(self) -> int:
         now_ns = self._clock.monotonic_ns()
-        most_ms = self._throttles.park_ms(now_ns, PARK_MS_MAX)
+        most_ms = self._throttles.park_ms(now_ns, PARK_MS_MAX) if self._throttles.muted else PARK_MS_MAX
         return self._produce.transactions.park_ms(now_ns, self._delayed.ms_to_next_deadline(now_ns, most_ms))
 
     def begin_stop(self) -> None:

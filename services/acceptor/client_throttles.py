@@ -216,7 +216,8 @@ class ClientThrottles:
         self._kept: list[QuotaUsage] = []
         """those of before the last change of quotas, until the next sweep"""
         self._sharing: QuotaSharing | None = None
-        self._muted: dict[Connection, None] = {}
+        self.muted: dict[Connection, None] = {}
+        """connections of which no request is taken for a time; while there are none, `do_work` and `park_ms` need no call"""
         self._due: list[Connection] = []
         """those of them whose time is over, the oldest last, until each has continued"""
         self._unmute_ns = 0
@@ -254,7 +255,7 @@ class ClientThrottles:
             limits = self.clients.pop(client)
             if limits is not None and not limits.is_idle(now_ms):
                 self.clients[client] = limits
-        self._connections_muted.set(len(self._muted))
+        self._connections_muted.set(len(self.muted))
 
     def close(self) -> None:
         if self._sharing is not None:
@@ -350,20 +351,20 @@ class ClientThrottles:
         if connection.closed or until_ns <= connection.muted_until_ns:
             return
         connection.muted_until_ns = until_ns
-        if not self._muted or until_ns < self._unmute_ns:
+        if not self.muted or until_ns < self._unmute_ns:
             self._unmute_ns = until_ns
-        self._muted[connection] = None
+        self.muted[connection] = None
         self._on_muted(connection)
 
     def forget(self, connection: Connection) -> None:
         """The connection was closed."""
-        self._muted.pop(connection, None)
-        if not self._muted:
+        self.muted.pop(connection, None)
+        if not self.muted:
             self._due.clear()
 
     def do_work(self, now_ns: int) -> int:
         """Continue with the connections whose time is over, `UNMUTED_MAX` a turn, the oldest first."""
-        muted = self._muted
+        muted = self.muted
         if not muted or now_ns < self._unmute_ns:
             return 0
         if not self._due:
@@ -384,6 +385,6 @@ class ClientThrottles:
 
     def park_ms(self, now_ns: int, most_ms: int) -> int:
         """Return how long the process may wait until a connection is due."""
-        if not self._muted:
+        if not self.muted:
             return most_ms
         return max(0, min(most_ms, -(-(self._unmute_ns - now_ns) // _NS_A_MS)))

@@ -4,7 +4,8 @@ Bytes of a connection go to its `SaslSession` until it is done, and to the recei
 pay nothing for it. A SCRAM login takes 0.14 ms of turns, 10 µs of them HMACs. The password of PLAIN is derived
 (1.6 to 13 ms) in one thread, without the interpreter lock, which verifies bearer tokens (0.1 to 1 ms), too; at most
 `CHECKS_MAX` wait for it, `CHECKS_PER_ADDRESS` of one address, and more are closed unanswered, so that clients try again. A failure is answered after
-`connection.failed.authentication.delay.ms`; a bearer token is refused at once, and fails after that time. Owned by one acceptor. Weak: clients of all addresses share the thread.
+`connection.failed.authentication.delay.ms`; a bearer token is refused at once, and fails after that time. Owned by one
+acceptor. Weak: clients of all addresses share the thread.
 """
 
 from __future__ import annotations
