@@ -61,13 +61,6 @@ def headings(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", line.lower()).strip().replace(" ", "-") for line in re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)}
 
 
-def tabled_modules(readme: Path) -> set[str]:
-    """First columns of the tables of modules."""
-    tables = re.findall(r"^\| module \|.*?(?=\n\n|\Z)", readme.read_text(), re.DOTALL | re.MULTILINE)
-    rows = [row for table in tables for row in table.split("\n")[2:]]
-    return {name for row in rows for name in CODE.findall(row.split("|")[1])}
-
-
 def words_of(path: Path) -> set[str]:
     return set(re.findall(r"\w+", path.read_text()))
 
@@ -106,14 +99,6 @@ def missing_by_end_of_path(text: str) -> Iterator[str]:
 def test_files_and_what_stands_in_them_are_there(document: Path) -> None:
     missing = missing_by_end_of_path(prose(document)) if document.name == "INVARIANTS.md" else missing_names(document)
     assert list(missing) == []
-
-
-@pytest.mark.parametrize("readme", [path for path in DOCUMENTS if "\n| module |" in path.read_text()], ids=lambda path: path.parent.name)
-def test_a_package_that_lists_its_modules_lists_them_all_and_no_other(readme: Path) -> None:
-    modules = {path.stem for path in readme.parent.glob("*.py")} - {"__init__"}
-    below = {path.stem for path in readme.parent.glob("*/*.py")} | {f"{path.name}/" for path in readme.parent.iterdir() if path.is_dir()}
-    assert tabled_modules(readme) - modules - below == set(), "listed, and not there"
-    assert {name for name in modules if f"`{name}`" not in readme.read_text() and f"{name}.py" not in readme.read_text()} == set(), "there, and named nowhere"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
