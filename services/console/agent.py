@@ -28,11 +28,13 @@ from appliance.base.http_hosts import box_names
 from appliance.base.networks import read_networks
 from appliance.ipc.frames import listen_unix
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+from appliance.runtime.ensemble_checks import is_loopback
 from appliance.runtime.process_cost import CostReport
 from appliance.runtime.service_main import StopRequest
 from appliance.runtime.shared_memory import SharedMemoryWatch
 from appliance.runtime.unit_process import heart_of
 from appliance.shm.counters import Counters
+from services.console.access import Access
 from services.console.alarm import AlarmEvent
 from services.console.application import make_application
 from services.console.box_sample import BoxReader
@@ -183,10 +185,13 @@ def run_console(context: ServiceContext, stop: StopRequest) -> None:
         make_application(
             agent.watch,
             box_names(context.box),
-            read_networks(context.box.text("http.details.allowed.networks")),
+            Access(
+                read_networks(context.box.text("http.details.allowed.networks")),
+                bool(context.box.text("authorizer.class.name")),
+                is_loopback(listening.getsockname()[0]),
+            ),
             partial(_count_refused, context.counters),
             SearchProcesses(context.layout, context.box.integer("search.processes.max")),
-            bool(context.box.text("authorizer.class.name")),
         ),
         http=bounded_protocol(connections),
         ws="none",

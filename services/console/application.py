@@ -1,19 +1,16 @@
 """The HTTP routes of the console: the first page and its JSON, `/metrics`, `/healthz` (a process
 runs), `/readyz` (the whole box serves), `/api/search`.
 
-It owns no socket; `services.console.agent` serves it. All routes are read-only: GET and HEAD
-without a body. The page loads nothing from other sites; its policy forbids that. Pages of other
-sites may link to it, and get nothing else. Weak: there is no authentication; each client that
-reaches the port can read the names of topics and groups. Records are searched, and senders, paths
-of disks, process ids and the release shown, for `http.details.allowed.networks` and Unix sockets. With an
-authorizer only Unix sockets search.
+It owns no socket; `services.console.agent` serves it. The page loads nothing from other sites; its
+policy forbids that. Pages of other sites may link to it, and get nothing else. Weak: there is no
+authentication; each client that reaches the port can read the names of topics and groups. Rights are in
+`access.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import orjson
@@ -27,21 +24,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from appliance.base.clock import SystemClock
 from appliance.base.http_hosts import is_cross_site, is_known_host, is_navigation
-from appliance.base.networks import Network, lies_in, packed_address
+from services.console.access import Access
 from services.console.box_metrics import CONTENT_TYPE
 from services.console.box_sample import Readiness
+from services.console.pages import ASSETS, PAGES, whole_page
 from services.console.search_processes import SearchProcesses
 from services.console.search_route import SearchRoute
 
-ASSETS = Path(__file__).parent / "assets"
 BODY_BYTES_MAX = 64 << 10
 """Bodies are not read: a small one is discarded, a larger one refused before it is sent."""
 HEADER_BYTES_MAX = 16 << 10
 PATH_BYTES_MAX = 4 << 10
 
-_PAGES = {"index.html": "/", "logs.html": "/logs", "senders.html": "/senders"}
-ASKING_HEADER = "x-millrace"
-_TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+_HTML = "text/html; charset=utf-8"
+_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 _FROM_US = ("script-src", "style-src", "img-src", "connect-src")
 _FROM_NOBODY = ("default-src", "base-uri", "form-action", "frame-ancestors")
 _POLICY = "; ".join([f"{kind} 'self'" for kind in _FROM_US] + [f"{kind} 'none'" for kind in _FROM_NOBODY])
@@ -69,21 +65,16 @@ class Watch(Protocol):
 def make_application(
     watch: Watch,
     host_names: frozenset[str],
-    details_networks: Sequence[Network],
+    access: Access,
     on_refused: Callable[[str], None],
     search: SearchProcesses | None = None,
-    has_authorizer: bool = False,
 ) -> Starlette:
     """Return the ASGI application. It answers to IP addresses and `host_names`; `on_refused` counts
-    refused pages of other sites, by reason. Without `search` there is no route for it; with an
-    authorizer it serves Unix sockets only.
+    refused pages of other sites, by reason. Without `search` there is no route for it.
     """
 
-    def sees_details(request: Request) -> bool:
-        return request.client is None or lies_in(packed_address(request.client.host), details_networks)  # a Unix socket has no address
-
     def may_search(request: Request) -> bool:
-        return request.method == "GET" and (request.client is None or (not has_authorizer and sees_details(request) and _is_asked_for(request)))
+        return request.method == "GET" and access.why_not_read(request) is None
 
     async def healthz(_request: Request) -> Response:
         alive = watch.is_alive()
@@ -95,20 +86,20 @@ def make_application(
         return _answer(200 if readiness.is_ready else 503, {"status": status, "processes": readiness.processes, "missing": readiness.missing})
 
     async def metrics(request: Request) -> Response:
-        return Response(watch.metrics(sees_details(request)), media_type=CONTENT_TYPE, headers=_HEADERS)
+        return Response(watch.metrics(access.sees_details(request)), media_type=CONTENT_TYPE, headers=_HEADERS)
 
     async def overview(request: Request) -> Response:
         text = request.query_params.get("since", "0")
         if not (text.isascii() and text.isdigit() and len(text) <= 15):
             return _answer(400, {"error": f"since is {text[:40]!r}; it must be a time in milliseconds"})
         document = watch.overview(int(text))
-        return _answer(200, document if sees_details(request) else without_details(document))
+        return _answer(200, document if access.sees_details(request) else without_details(document))
 
     async def topics(_request: Request) -> Response:
         return _answer(200, watch.topics())
 
     async def senders(request: Request) -> Response:
-        if not sees_details(request):
+        if not access.sees_details(request):
             return _answer(
                 403, {"error": "addresses of senders are shown to http.details.allowed.networks only; on the box: `millrace ingest status --senders`"}
             )
@@ -121,7 +112,8 @@ def make_application(
         Route("/api/overview", overview),
         Route("/api/topics", topics),
         Route("/api/senders", senders),
-        *(Route(_PAGES.get(path.name, f"/assets/{path.name}"), _file(path)) for path in sorted(ASSETS.iterdir()) if path.suffix in _TYPES),
+        *(Route(page.path, _file(whole_page(page), _HTML)) for page in PAGES),
+        *(Route(f"/assets/{path.name}", _file(path.read_bytes(), _TYPES[path.suffix])) for path in sorted(ASSETS.iterdir()) if path.suffix in _TYPES),
     ]
     if search is not None:
         route = SearchRoute(search, SystemClock.wall_ms, _HEADERS, may_search)
@@ -132,17 +124,6 @@ def make_application(
     return application
 
 
-def _is_asked_for(request: Request) -> bool:
-    """Whether a program or our own page sent this, and no link, image, script or form of another
-    site: a search is not cheap. Of what a browser sends only fetch of the same site can carry
-    `ASKING_HEADER`; the agent names of browsers begin with Mozilla/.
-    """
-    headers = request.headers
-    accepts = headers.get("accept", "")
-    is_from_browser = headers.get("user-agent", "").startswith("Mozilla/") or any(name.startswith("sec-fetch-") for name in headers)
-    return ASKING_HEADER in headers or not (is_from_browser or "text/html" in accepts or "image/" in accepts)
-
-
 def without_details(document: dict[str, Any]) -> dict[str, Any]:
     """Return the overview without paths of disks, process ids and release. A process that does not
     run keeps its pid 0."""
@@ -151,16 +132,15 @@ def without_details(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "version": None, "disks": disks, "processes": processes}
 
 
-def _file(path: Path) -> Callable[[Request], Awaitable[Response]]:
-    """Serve a file of the page from memory; browsers revalidate it by its ETag."""
-    content = path.read_bytes()
+def _file(content: bytes, media_type: str) -> Callable[[Request], Awaitable[Response]]:
+    """Serve a file or page from memory; browsers revalidate it by its ETag."""
     tag = f'"{hashlib.blake2b(content, digest_size=8).hexdigest()}"'
     headers = {**_PAGE_HEADERS, "ETag": tag}
 
     async def serve(request: Request) -> Response:
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
-        return Response(content, media_type=_TYPES[path.suffix], headers=headers)
+        return Response(content, media_type=media_type, headers=headers)
 
     return serve
 

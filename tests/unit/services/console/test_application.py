@@ -10,10 +10,12 @@ import orjson
 import pytest
 
 from appliance.base.networks import read_networks
-from services.console.application import ASSETS, make_application
+from services.console.access import Access
+from services.console.application import make_application
 from services.console.box_sample import Readiness
+from services.console.pages import ASSETS, PAGES
 
-LOOPBACK = read_networks("127.0.0.0/8, ::1")
+LOOPBACK = Access(read_networks("127.0.0.0/8, ::1"))
 
 
 class FakeWatch:
@@ -97,14 +99,36 @@ def test_metrics_are_prometheus_s_text() -> None:
     assert answer.body.endswith(b"x 1\n")
 
 
-def test_the_page_names_only_what_is_served_here() -> None:
-    page = ask("/")
+@pytest.mark.parametrize("path", [page.path for page in PAGES])
+def test_a_page_names_only_what_is_served_here(path: str) -> None:
+    page = ask(path)
     assert page.status == 200 and page.headers["content-type"] == "text/html; charset=utf-8"
-    named = re.findall(r'(?:src|href)="([^"]+)"', page.body.decode())
+    named = [link for link in re.findall(r'(?:src|href)="([^"]+)"', page.body.decode()) if link != "#content"]
     assert len(named) >= 8 and all(link.startswith("/") and not link.startswith("//") for link in named)
     assert [link for link in named if ask(link).status != 200] == []
     assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert page.body.count(b'aria-current="page"') == 1 and all(f'href="{each.path}"' in page.body.decode() for each in PAGES)
+    assert b"<!--" not in page.body
     assert not re.search(r"<(script|style)>|\bstyle=|\bon[a-z]+=", page.body.decode()), "the policy lets nothing inline run"
+
+
+def test_texts_have_a_contrast_of_4_5_on_each_ground_that_they_stand_on() -> None:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        red, green, blue = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    css = (ASSETS / "page.css").read_text()
+    themes = re.findall(r"--ground: [^}]+--accent: #[0-9a-f]{6};", css)
+    assert len(themes) == 3 and themes[1].split() == themes[2].split()
+    on = {"text": "ground surface track", "soft": "ground surface track", "faint": "surface ground", "accent": "surface", "surface": "accent"}
+    on |= {kind: f"{kind}-ground surface" for kind in ("good", "warn", "bad")}
+    for theme in themes:
+        colours = dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", theme))
+        for text, grounds in on.items():
+            for ground in grounds.split():
+                low, high = sorted((luminance(colours[text]), luminance(colours[ground])))
+                assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground, colours[text], colours[ground], (high + 0.05) / (low + 0.05))
 
 
 @pytest.mark.parametrize("file", [path.name for path in ASSETS.iterdir() if path.suffix in (".js", ".css")])
@@ -209,7 +233,7 @@ def test_records_are_searched_for_allowed_networks_and_with_an_authorizer_for_th
     client: str, has_authorizer: bool, headers: dict[str, str], status: int
 ) -> None:
     search: Any = NoSearch()
-    application = make_application(FakeWatch(), frozenset(), LOOPBACK, [].append, search, has_authorizer)
+    application = make_application(FakeWatch(), frozenset(), LOOPBACK._replace(has_authorizer=has_authorizer), [].append, search)
     sent: list[Any] = []
 
     async def receive() -> dict[str, Any]:
