@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from struct import Struct
 from struct import error as StructError
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import Offset, TopicPartition
+from appliance.client.admin import list_offsets, try_list_offsets
 from appliance.client.cluster import ClusterClient
 from appliance.client.coordinator import GROUP, CoordinatorClient, ask_every_broker, by_topic, first_error
 from appliance.client.errors import refused
@@ -24,6 +25,7 @@ from appliance.protocol.group_offset_apis import (
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
+from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 
 NEW_PROTOCOL = "consumer"
 _NO_GENERATION = -1
@@ -141,6 +143,101 @@ def delete_group(cluster: ClusterClient, group_id: str) -> None:
     """Delete the group and its offsets; refused while it has members."""
     coordinator = CoordinatorClient(cluster, GROUP, group_id)
     coordinator.ask(DELETE_GROUPS, DeleteGroupsRequest((group_id,)), f"delete group {group_id!r}", lambda body: (body.groups[0].error_code, None))
+
+
+def group_progress(cluster: ClusterClient, group_id: str, described: GroupDescription) -> list[dict[str, Any]]:
+    """A row for each partition that the group has an offset of, or a member for. `lag` is None where either end is not known."""
+    readers = {partition: member for member in described.members for partition in member.partitions}
+    committed = committed_offsets(cluster, group_id)
+    partitions = sorted(readers.keys() | committed.keys())
+    there = cluster.metadata({partition.topic for partition in partitions}).topics if partitions else {}
+    alive = [partition for partition in partitions if partition.topic in there and there[partition.topic].error == 0]
+    ends, _trouble = try_list_offsets(cluster, alive, LATEST_TIMESTAMP) if alive else ({}, None)
+    rows = []
+    for partition in partitions:
+        offset = committed[partition].offset if partition in committed else None
+        end = ends[partition].offset if partition in ends else None
+        reader = readers.get(partition)
+        rows.append(
+            {
+                "group": group_id,
+                "topic": partition.topic,
+                "partition": partition.partition,
+                "committed_offset": offset,
+                "end_offset": end,
+                "lag": None if offset is None or end is None else max(0, end - offset),
+                "member": reader.member_id if reader is not None else None,
+                "host": reader.client_host if reader is not None else None,
+            }
+        )
+    return rows
+
+
+class ResetTo(NamedTuple):
+    """Where a group goes on: `way` is earliest, latest, time (`value` in ms), offset, or shift (so many
+    records on, or back)."""
+
+    way: str
+    value: int = 0
+
+
+class PlannedReset(NamedTuple):
+    """One partition: what is committed now (None: nothing), what would be, and its high watermark."""
+
+    committed: int | None
+    target: int
+    end: int
+
+
+def group_or_new(cluster: ClusterClient, group_id: str) -> GroupDescription:
+    """Describe a group. An unknown one has no members; it starts with the offsets that are set."""
+    try:
+        return describe_group(cluster, group_id)
+    except RequestRefused as refusal:
+        if refusal.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+            raise
+        return GroupDescription(group_id, "", "", "", ())
+
+
+def partitions_to_reset(
+    cluster: ClusterClient, wanted: Iterable[tuple[str, tuple[int, ...]]], committed: Mapping[TopicPartition, CommittedOffset]
+) -> list[TopicPartition]:
+    """Return the partitions of `wanted` (topic, numbers; no numbers: all of them), or if it is empty
+    those that have an offset. Raises RequestRefused."""
+    chosen: set[TopicPartition] = set()
+    for topic, numbers in wanted:
+        there = {partition.partition for partition in cluster.topic(topic).partitions}
+        if missing := sorted(set(numbers) - there):
+            words = f"topic {topic} has no partition {missing[0]}; it has {len(there)}, counted from 0"
+            raise RequestRefused(ErrorCode.INVALID_PARTITIONS, words)
+        chosen |= {TopicPartition(topic, number) for number in numbers or there}
+    return sorted(chosen or committed)
+
+
+def plan_reset(
+    cluster: ClusterClient, to: ResetTo, partitions: list[TopicPartition], committed: Mapping[TopicPartition, CommittedOffset]
+) -> dict[TopicPartition, PlannedReset]:
+    """Return where each partition would be; always between its ends. Raises RequestRefused."""
+    starts, ends = (list_offsets(cluster, partitions, timestamp) for timestamp in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP))
+    at_time = list_offsets(cluster, partitions, to.value) if to.way == "time" else {}
+    if to.way == "shift" and (missing := [each for each in partitions if each not in committed]):
+        raise RequestRefused(ErrorCode.INVALID_REQUEST, f"the group has no offset of {missing[0]} to go on from")
+    planned = {}
+    for each in partitions:
+        start, end, now = int(starts[each].offset), int(ends[each].offset), committed.get(each)
+        match to.way:
+            case "earliest":
+                target = start
+            case "latest":
+                target = end
+            case "time":  # -1: no record is that late
+                target = at_time[each].offset if at_time[each].offset >= 0 else end
+            case "shift":
+                target = (now.offset if now is not None else 0) + to.value
+            case _:
+                target = to.value
+        planned[each] = PlannedReset(None if now is None else int(now.offset), min(max(target, start), end), end)
+    return planned
 
 
 def require_no_members(group: GroupDescription) -> None:

@@ -15,8 +15,6 @@ from appliance.command.output import NOTHING, Column, cell, count_text, print_ta
 
 if TYPE_CHECKING:
     from appliance.base.model import TopicPartition
-    from appliance.client.cluster import ClusterClient
-    from appliance.client.groups import GroupDescription
 
 GroupArgument = Annotated[str, argument("GROUP", "The group.")]
 
@@ -51,7 +49,7 @@ def describe(
 ) -> None:
     """Show a group's state and members, what each of them reads, and how far behind it is."""
     with open_cluster(bootstrap, data, config) as cluster:
-        from appliance.client.groups import describe_group
+        from appliance.client.groups import describe_group, group_progress
 
         described = describe_group(cluster, group)
         progress = group_progress(cluster, group, described)
@@ -78,7 +76,7 @@ def lag(
 ) -> None:
     """Show how many records each group has still to read, partition by partition."""
     with open_cluster(bootstrap, data, config) as cluster:
-        from appliance.client.groups import describe_group, list_groups
+        from appliance.client.groups import describe_group, group_progress, list_groups
 
         names = groups or [group.group_id for group in list_groups(cluster)]
         found = [row for name in names for row in group_progress(cluster, name, describe_group(cluster, name))]
@@ -88,38 +86,6 @@ def lag(
     _print_progress(found, names_groups=True)
     behind = sum(row["lag"] or 0 for row in found)
     say(f"{count_text(behind)} records behind in all")
-
-
-def group_progress(cluster: ClusterClient, group_id: str, described: GroupDescription) -> list[dict[str, Any]]:
-    """A row for each partition that the group has an offset of, or a member for. `lag` is None where either end is not known."""
-    from appliance.client.admin import try_list_offsets
-    from appliance.client.groups import committed_offsets
-    from appliance.protocol.offset_apis import LATEST_TIMESTAMP
-
-    readers = {partition: member for member in described.members for partition in member.partitions}
-    committed = committed_offsets(cluster, group_id)
-    partitions = sorted(readers.keys() | committed.keys())
-    there = cluster.metadata({partition.topic for partition in partitions}).topics if partitions else {}
-    alive = [partition for partition in partitions if partition.topic in there and there[partition.topic].error == 0]
-    ends, _trouble = try_list_offsets(cluster, alive, LATEST_TIMESTAMP) if alive else ({}, None)
-    rows = []
-    for partition in partitions:
-        offset = committed[partition].offset if partition in committed else None
-        end = ends[partition].offset if partition in ends else None
-        reader = readers.get(partition)
-        rows.append(
-            {
-                "group": group_id,
-                "topic": partition.topic,
-                "partition": partition.partition,
-                "committed_offset": offset,
-                "end_offset": end,
-                "lag": None if offset is None or end is None else max(0, end - offset),
-                "member": reader.member_id if reader is not None else None,
-                "host": reader.client_host if reader is not None else None,
-            }
-        )
-    return rows
 
 
 def _print_progress(rows: list[dict[str, Any]], names_groups: bool = False) -> None:

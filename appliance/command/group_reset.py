@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
+from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.command.failures import UsageProblem
 from appliance.command.kafka import open_cluster
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
@@ -16,8 +17,7 @@ from appliance.command.output import NOTHING, Column, plural, print_table, say
 
 if TYPE_CHECKING:
     from appliance.base.model import TopicPartition
-    from appliance.client.cluster import ClusterClient
-    from appliance.client.groups import GroupDescription
+    from appliance.client.groups import PlannedReset
 
 MILLISECONDS = 1000
 
@@ -49,43 +49,33 @@ def reset_offsets(
     chosen = [name for name, given in ways.items() if given]
     if len(chosen) != 1:
         raise UsageProblem(f"give exactly one of {', '.join(ways)}" + (f", not {' and '.join(chosen)}" if chosen else ""))
-    timestamp = parse_time(to_time) if to_time is not None else None
+    way, value = chosen[0].removeprefix("--to-"), to_offset or 0
+    if to_time is not None:
+        value = parse_time(to_time)
+    elif shift_by is not None:
+        way, value = "shift", shift_by
     wanted = [parse_partitions(text) for text in topics or []]
     with open_cluster(bootstrap, data, config) as cluster:
-        from appliance.client.groups import committed_offsets, require_no_members, set_offsets
+        from appliance.client.groups import ResetTo, committed_offsets, group_or_new, partitions_to_reset, plan_reset, require_no_members, set_offsets
 
-        require_no_members(_described_or_new(cluster, group))
-        committed = {partition: known.offset for partition, known in committed_offsets(cluster, group).items()}
-        partitions = _choose(cluster, wanted, committed)
-        if not partitions:
-            raise UsageProblem(f"group {group} has no offsets yet; name what it is to read with --topic")
-        starts, ends = _ends(cluster, partitions)
-        if timestamp is not None:
-            targets = _at_time(cluster, partitions, timestamp, ends)
-        elif shift_by is not None:
-            targets = _shifted(committed, partitions, shift_by)
-        else:
-            targets = {each: starts[each] if to_earliest else ends[each] if to_latest else to_offset or 0 for each in partitions}
-        targets = {each: min(max(target, starts[each]), ends[each]) for each, target in targets.items()}
-        _show(committed, targets, ends)
+        require_no_members(group_or_new(cluster, group))
+        committed = committed_offsets(cluster, group)
+        try:
+            partitions = partitions_to_reset(cluster, wanted, committed)
+            if not partitions:
+                raise UsageProblem(f"group {group} has no offsets yet; name what it is to read with --topic")
+            planned = plan_reset(cluster, ResetTo(way, value), partitions, committed)
+        except RequestRefused as refused:
+            if refused.code not in (ErrorCode.INVALID_PARTITIONS, ErrorCode.INVALID_REQUEST):
+                raise
+            raise UsageProblem(f"{'--topic' if refused.code == ErrorCode.INVALID_PARTITIONS else '--shift-by'}: {refused.message}") from refused
+        targets = {partition: plan.target for partition, plan in planned.items()}
+        _show(planned)
         if not execute:
             say(f"nothing was changed; add --execute to set {plural(len(targets), 'offset')} of group {group}")
             return
         set_offsets(cluster, group, targets)
         print(f"set {plural(len(targets), 'offset')} of group {group}")
-
-
-def _described_or_new(cluster: ClusterClient, group: str) -> GroupDescription:
-    """An unknown group has no members; it starts with these offsets."""
-    from appliance.base.errors import ErrorCode, RequestRefused
-    from appliance.client.groups import GroupDescription, describe_group
-
-    try:
-        return describe_group(cluster, group)
-    except RequestRefused as refused:
-        if refused.code is not ErrorCode.GROUP_ID_NOT_FOUND:
-            raise
-        return GroupDescription(group, "", "", "", ())
 
 
 def parse_time(text: str) -> int:
@@ -108,46 +98,11 @@ def parse_partitions(text: str) -> tuple[str, tuple[int, ...]]:
     return topic, chosen
 
 
-def _choose(cluster: ClusterClient, wanted: list[tuple[str, tuple[int, ...]]], committed: Mapping[TopicPartition, int]) -> list[TopicPartition]:
-    from appliance.base.model import TopicPartition
-
-    if not wanted:
-        return sorted(committed)
-    chosen: set[TopicPartition] = set()
-    for topic, numbers in wanted:
-        there = {partition.partition for partition in cluster.topic(topic).partitions}
-        if missing := sorted(set(numbers) - there):
-            raise UsageProblem(f"--topic: topic {topic} has no partition {missing[0]}; it has {len(there)}, counted from 0")
-        chosen |= {TopicPartition(topic, number) for number in numbers or there}
-    return sorted(chosen)
-
-
-def _ends(cluster: ClusterClient, partitions: list[TopicPartition]) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    from appliance.client.admin import list_offsets
-    from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
-
-    starts, ends = (list_offsets(cluster, partitions, timestamp) for timestamp in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP))
-    return {each: int(found.offset) for each, found in starts.items()}, {each: int(found.offset) for each, found in ends.items()}
-
-
-def _at_time(cluster: ClusterClient, partitions: list[TopicPartition], timestamp: int, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """The end where no record is that late."""
-    from appliance.client.admin import list_offsets
-
-    return {each: int(found.offset) if found.offset >= 0 else ends[each] for each, found in list_offsets(cluster, partitions, timestamp).items()}
-
-
-def _shifted(committed: Mapping[TopicPartition, int], partitions: list[TopicPartition], by: int) -> dict[TopicPartition, int]:
-    if missing := [each for each in partitions if each not in committed]:
-        raise UsageProblem(f"--shift-by: the group has no offset of {missing[0]} to go on from")
-    return {each: committed[each] + by for each in partitions}
-
-
-def _show(committed: Mapping[TopicPartition, int], targets: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
+def _show(planned: Mapping[TopicPartition, PlannedReset]) -> None:
     columns = [Column("topic"), Column("partition", is_number=True), Column("now", is_number=True), Column("new", is_number=True)]
     columns.append(Column("to read", is_number=True))
     rows = [
-        [each.topic, str(each.partition), str(committed[each]) if each in committed else NOTHING, str(target), str(ends[each] - target)]
-        for each, target in sorted(targets.items())
+        [each.topic, str(each.partition), NOTHING if plan.committed is None else str(plan.committed), str(plan.target), str(plan.end - plan.target)]
+        for each, plan in sorted(planned.items())
     ]
     print_table(columns, rows)

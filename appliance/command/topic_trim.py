@@ -9,38 +9,20 @@ from __future__ import annotations
 import re
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
-from appliance.base.model import Offset, TopicPartition
+from appliance.base.errors import RequestRefused
+from appliance.client.trims import Limit, Trim
 from appliance.command.failures import PartlyDone, UsageProblem
 from appliance.command.kafka import open_cluster, require_topic_name
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, YesOption, argument, option
 from appliance.command.output import Column, count_text, plural, print_table, say
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from appliance.client.admin import DescribedTopic
     from appliance.client.cluster import ClusterClient
 
 _AGE = re.compile(r"([0-9]+)(s|m|h|d)\Z")
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-
-
-class Limit(NamedTuple):
-    """What goes: everything before an offset, or before a time; with neither, all that can be read."""
-
-    offset: int | None = None
-    time_ms: int | None = None
-
-
-class Trim(NamedTuple):
-    """One partition: it begins at `start` and is to begin at `new_start`; `end` is its high watermark."""
-
-    partition: int
-    start: int
-    new_start: int
-    end: int
 
 
 def trim(
@@ -65,12 +47,13 @@ def trim(
     limit = parse_limit(before, to_high_watermark, int(datetime.now(UTC).timestamp() * 1000))
     with open_cluster(bootstrap, data, config) as cluster:
         from appliance.client.admin import describe_topic
+        from appliance.client.trims import find_trims
 
         described = describe_topic(cluster, name)
-        found: Mapping[int, int] = {}
-        if limit.time_ms is not None:
-            found = _offsets_at(cluster, described, partition, limit.time_ms)
-        trims = plan_trims(described, limit, partition, found)
+        try:
+            trims = find_trims(cluster, described, limit, partition)
+        except RequestRefused as refused:
+            raise UsageProblem(refused.message) from refused
         print_plan(trims)
         count = sum(each.new_start - each.start for each in trims)
         if not count or dry_run:
@@ -101,30 +84,6 @@ def parse_limit(before: str | None, to_high_watermark: bool, now_ms: int) -> Lim
     return Limit(time_ms=max(0, int(time.timestamp() * 1000)))
 
 
-def plan_trims(described: DescribedTopic, limit: Limit, only: int | None, offset_at_time: Mapping[int, int]) -> list[Trim]:
-    """Where each partition is to begin. `offset_at_time`: its first record that is not older than the limit; without one, all go. Raises UsageProblem."""
-    name, parts = described.topic.name, described.partitions
-    known = [part.metadata.partition for part in parts]
-    if only is not None and only not in known:
-        raise UsageProblem(f"--partition {only}: topic {name} has {plural(len(known), 'partition')}, counted from 0")
-    if limit.offset is not None and only is None and len(known) > 1:
-        raise UsageProblem(
-            f"--before {limit.offset}: topic {name} has {len(known)} partitions, each with offsets of its own; add --partition N, or give a time"
-        )
-    trims = []
-    for part in parts:
-        number, start, end = part.metadata.partition, part.log_start_offset, part.end_offset
-        if only is not None and number != only:
-            continue
-        if start is None or end is None:
-            raise UsageProblem(f"partition {number} of topic {name} has no leader at the moment, so nothing was deleted; name others with --partition")
-        if limit.offset is not None and limit.offset > end:
-            raise UsageProblem(f"--before {limit.offset}: partition {number} of topic {name} ends at offset {end}")
-        wanted = limit.offset if limit.offset is not None else offset_at_time.get(number, end)
-        trims.append(Trim(number, start, max(start, min(wanted, end)), end))
-    return trims
-
-
 def print_plan(trims: list[Trim]) -> None:
     columns = [Column(name, is_number=True) for name in ("partition", "start offset", "new start", "end offset", "records that go", "that stay")]
     rows = [
@@ -151,22 +110,11 @@ def confirm(question: str, instead: str) -> None:
         raise UsageProblem("nothing was deleted")
 
 
-def _offsets_at(cluster: ClusterClient, described: DescribedTopic, only: int | None, time_ms: int) -> dict[int, int]:
-    from appliance.client.admin import list_offsets
-
-    wanted = [
-        TopicPartition(described.topic.name, part.metadata.partition)
-        for part in described.partitions
-        if part.end_offset is not None and only in (None, part.metadata.partition)
-    ]
-    return {key.partition: found.offset for key, found in list_offsets(cluster, wanted, time_ms).items() if found.offset >= 0}
-
-
 def _carry_out(cluster: ClusterClient, name: str, trims: list[Trim]) -> None:
-    from appliance.client.admin import delete_records
+    from appliance.client.trims import trim_records
 
-    offsets = {TopicPartition(name, each.partition): Offset(each.new_start) for each in trims if each.new_start > each.start}
-    refused = delete_records(cluster, offsets)
+    offsets = [each for each in trims if each.new_start > each.start]
+    refused = trim_records(cluster, name, offsets)
     if not refused:
         return
     for partition, error in sorted(refused.items()):

@@ -11,8 +11,9 @@ import pytest
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.client import messages
+from appliance.client.trims import Limit
 from appliance.command.failures import PartlyDone, UsageProblem, exit_code
-from appliance.command.topic_trim import Limit, parse_limit, trim
+from appliance.command.topic_trim import parse_limit, trim
 from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker
 
@@ -91,9 +92,9 @@ def test_one_partition_is_trimmed_to_an_offset_and_never_grows_back(broker: Brok
         ({}, "either --before OFFSET|TIME or --to-high-watermark"),
         ({"before": "1", "to_high_watermark": True}, "either --before"),
         ({"before": "yesterday"}, "--before yesterday: write an offset, a time such as"),
-        ({"before": "5"}, "each with offsets of its own; add --partition N"),
+        ({"before": "5"}, "each with offsets of its own; name one (--partition N)"),
         ({"before": "51", "partition": 0}, "partition 0 of topic numbers ends at offset 50"),
-        ({"before": "5", "partition": 7}, "--partition 7: topic numbers has 2 partitions"),
+        ({"before": "5", "partition": 7}, "no partition 7: topic numbers has 2 partitions"),
         ({"to_high_watermark": True, "yes": False}, "no terminal to ask for confirmation; add --yes"),
     ],
 )
