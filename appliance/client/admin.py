@@ -120,17 +120,24 @@ class TopicSettings(NamedTuple):
 
 
 def topic_settings(cluster: ClusterClient, name: str) -> TopicSettings:
-    """Any broker knows them."""
-    brokers = cluster.metadata([]).brokers
-    if not brokers:
-        raise RequestRefused(ErrorCode.BROKER_NOT_AVAILABLE, f"could not read the settings of topic {name!r}: no broker is registered at the moment")
-    configs = describe_configs(cluster, min(brokers), ResourceToDescribe(ResourceType.TOPIC, name), f"read the settings of topic {name!r}")
+    """Return them from any broker."""
+    configs = topic_configs(cluster, name)
     own = {config.name: config.value or "" for config in configs if config.config_source == ConfigSource.TOPIC}
     return TopicSettings(frozenset(config.name for config in configs), dict(sorted(own.items())))
 
 
-def describe_configs(cluster: ClusterClient, broker_id: BrokerId, resource: ResourceToDescribe, doing: str) -> list[DescribedConfig]:
-    body = cluster.ask_broker(broker_id, DESCRIBE_CONFIGS, DescribeConfigsRequest((resource,)))
+def topic_configs(cluster: ClusterClient, name: str, documented: bool = False) -> list[DescribedConfig]:
+    """Return each setting of a topic as it holds now, and where its value comes from. Any broker knows them."""
+    brokers = cluster.metadata([]).brokers
+    doing = f"read the settings of topic {name!r}"
+    if not brokers:
+        raise RequestRefused(ErrorCode.BROKER_NOT_AVAILABLE, f"could not {doing}: no broker is registered at the moment")
+    return describe_configs(cluster, min(brokers), ResourceToDescribe(ResourceType.TOPIC, name), doing, documented)
+
+
+def describe_configs(cluster: ClusterClient, broker_id: BrokerId, resource: ResourceToDescribe, doing: str, documented: bool = False) -> list[DescribedConfig]:
+    request = DescribeConfigsRequest((resource,), include_documentation=documented)
+    body = cluster.ask_broker(broker_id, DESCRIBE_CONFIGS, request)
     for result in body.results:
         if result.error_code != ErrorCode.NONE:
             raise refused(result.error_code, doing, result.error_message)

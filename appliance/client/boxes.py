@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import BrokerId
 from appliance.client.admin import ADMIN_TIMEOUT_MS, altered_configs, describe_configs
-from appliance.client.cluster import ClusterClient
+from appliance.client.cluster import ClusterClient, TopicMetadata
 from appliance.client.coordinator import by_topic
 from appliance.client.errors import ClientFailed, refused
 from appliance.client.messages import (
@@ -30,7 +30,7 @@ from appliance.client.messages import (
 from appliance.cluster.broker_configs import CLOSED, closed_brokers
 from appliance.protocol.cluster_apis import DescribeClusterRequest, UnregisterBrokerRequest
 from appliance.protocol.config_apis import ConfigSource, ResourceToDescribe, ResourceType
-from appliance.protocol.log_dir_apis import DescribeLogDirsRequest
+from appliance.protocol.log_dir_apis import DescribeLogDirsRequest, LogDirTopicToDescribe
 from appliance.protocol.reassignment_apis import (
     PREFERRED,
     UNCLEAN,
@@ -58,10 +58,12 @@ class DiskSize(NamedTuple):
 
 
 class BoxContents(NamedTuple):
-    """The disks that a box reported. `sizes`: partition → bytes of its log there."""
+    """The disks that a box reported. `sizes`: partition → bytes of its log there; `paths`: → the path
+    of its disk."""
 
     disks: tuple[DiskSize, ...]
     sizes: dict[Partition, int]
+    paths: dict[Partition, str] = {}  # noqa: RUF012  never changed
 
 
 class BoxDescription(NamedTuple):
@@ -101,17 +103,19 @@ def describe_boxes(cluster: ClusterClient) -> list[BoxDescription]:
     return boxes
 
 
-def contents_of(cluster: ClusterClient, broker_id: int) -> BoxContents:
-    """What lies on a box's disks."""
-    body = cluster.ask_broker(BrokerId(broker_id), DESCRIBE_LOG_DIRS, DescribeLogDirsRequest())
-    disks, sizes = [], {}
+def contents_of(cluster: ClusterClient, broker_id: int, topic: TopicMetadata | None = None) -> BoxContents:
+    """Return what lies on a box's disks, or only what lies there of `topic`."""
+    only = None if topic is None else (LogDirTopicToDescribe(topic.name, tuple(each.partition for each in topic.partitions)),)
+    body = cluster.ask_broker(BrokerId(broker_id), DESCRIBE_LOG_DIRS, DescribeLogDirsRequest(only))
+    disks, sizes, paths = [], {}, {}
     for result in body.results:
         disks.append(DiskSize(result.log_dir, ErrorCode(result.error_code), result.total_bytes, result.usable_bytes))
-        for topic in result.topics:
-            for partition in topic.partitions:
+        for found in result.topics:
+            for partition in found.partitions:
                 if not partition.is_future_key:
-                    sizes[(topic.name, partition.partition_index)] = partition.partition_size
-    return BoxContents(tuple(disks), sizes)
+                    sizes[(found.name, partition.partition_index)] = partition.partition_size
+                    paths[(found.name, partition.partition_index)] = result.log_dir
+    return BoxContents(tuple(disks), sizes, paths)
 
 
 # --- reassignments -----------------------------------------------------------------------------------------------------

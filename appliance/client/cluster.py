@@ -16,7 +16,7 @@ from appliance.base.clock import Clock, SystemClock
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import NO_LEADER, NO_TOPIC_ID, BrokerId, LeaderEpoch, TopicId
 from appliance.client.address import Address
-from appliance.client.connection import CONNECT_TIMEOUT_MS, REQUEST_TIMEOUT_MS, ClientConnection
+from appliance.client.connection import CONNECT_TIMEOUT_MS, MAX_RESPONSE_BYTES, REQUEST_TIMEOUT_MS, ClientConnection
 from appliance.client.errors import BrokerUnreachable, ConnectionLost, error_code, is_retriable, refused
 from appliance.client.messages import METADATA, Answered, Asked, ClientApi, PartitionOfMetadata, TopicOfMetadata
 from appliance.protocol.metadata import MetadataRequest, MetadataRequestTopic
@@ -126,7 +126,7 @@ class ClusterClient:
 
     def __init__(self, bootstrap: Iterable[Address], *, client_id: str = "millrace", clock: Clock | None = None, sleep: Sleep = time.sleep,
                  connect_timeout_ms: int = CONNECT_TIMEOUT_MS, request_timeout_ms: int = REQUEST_TIMEOUT_MS, retry_ms: int = 10_000,
-                 security: ClientSecurity | None = None) -> None:  # fmt: skip
+                 response_bytes_max: int = MAX_RESPONSE_BYTES, security: ClientSecurity | None = None) -> None:  # fmt: skip
         self.bootstrap = list(bootstrap)
         self.client_id = client_id
         self.clock: Clock = clock or SystemClock()
@@ -135,6 +135,7 @@ class ClusterClient:
         self._connect_timeout_ms = connect_timeout_ms
         self._request_timeout_ms = request_timeout_ms
         self._retry_ms = retry_ms
+        self._response_bytes_max = response_bytes_max
         self._security = security
         self._connections: dict[Address, ClientConnection] = {}
 
@@ -236,4 +237,5 @@ class ClusterClient:
 
     def _open(self, address: Address) -> ClientConnection:
         return ClientConnection(address, client_id=self.client_id, clock=self.clock,
-                                connect_timeout_ms=self._connect_timeout_ms, request_timeout_ms=self._request_timeout_ms, security=self._security)  # fmt: skip
+                                connect_timeout_ms=self._connect_timeout_ms, request_timeout_ms=self._request_timeout_ms,
+                                response_bytes_max=self._response_bytes_max, security=self._security)  # fmt: skip

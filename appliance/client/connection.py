@@ -49,11 +49,13 @@ class ClientConnection:
     """A connection after the exchange of ApiVersions. Raises BrokerUnreachable if no broker answers in Kafka's protocol."""
 
     def __init__(self, address: Address, *, client_id: str = "millrace", clock: Clock | None = None, connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
-                 request_timeout_ms: int = REQUEST_TIMEOUT_MS, security: ClientSecurity | None = None) -> None:  # fmt: skip
-        """`security` None: neither TLS nor SASL."""
+                 request_timeout_ms: int = REQUEST_TIMEOUT_MS, response_bytes_max: int = MAX_RESPONSE_BYTES,
+                 security: ClientSecurity | None = None) -> None:  # fmt: skip
+        """`security` None: neither TLS nor SASL. A larger response than `response_bytes_max` ends the connection."""
         self.address = address
         self.client_id = client_id
         self.request_timeout_ms = request_timeout_ms
+        self._response_bytes_max = response_bytes_max
         self._clock: Clock = clock or SystemClock()
         self._under_way: deque[_Sent] = deque()
         self._next_correlation_id = 1
@@ -179,7 +181,7 @@ class ClientConnection:
     def _receive_frame(self, timeout_ms: int) -> bytes:
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         size_bytes = int.from_bytes(self._receive_exactly(4, deadline_ms), "big", signed=True)
-        if not CORRELATION_ID.size <= size_bytes <= MAX_RESPONSE_BYTES:
+        if not CORRELATION_ID.size <= size_bytes <= self._response_bytes_max:
             raise ProtocolViolation("client_response", f"it announces a frame of {size_bytes} bytes")
         return bytes(self._receive_exactly(size_bytes, deadline_ms))
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import IntEnum
+from itertools import islice
 from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode, ProtocolViolation, RequestRefused
 from appliance.base.model import NO_LEADER, BrokerId, Offset, TopicPartition
 from appliance.client.admin import list_offsets
-from appliance.client.cluster import ClusterClient
+from appliance.client.cluster import Backoff, ClusterClient
 from appliance.client.connection import ClientConnection, await_readable
 from appliance.client.errors import METADATA_IS_STALE, ClientFailed, ConnectionLost, ReplyTimedOut, error_code, is_retriable, refused
 from appliance.client.messages import FETCH, ClientFetchRequest, ClientFetchResponse, PartitionOfFetch, PartitionToFetch, TopicToFetch
@@ -246,8 +247,9 @@ class FetchedRecords(NamedTuple):
     next_offset: int
 
 
-def read_fetched(fetched: bytes, fetch_offset: int) -> FetchedRecords:
-    """All records at or after `fetch_offset`. Raises ProtocolViolation for bytes that are no batches or fail their checksum."""
+def read_fetched(fetched: bytes, fetch_offset: int, records_max: int | None = None, batch_bytes_max: int = MAX_BATCH_BYTES) -> FetchedRecords:
+    """All records at or after `fetch_offset`, or the first `records_max` of them. Raises ProtocolViolation for bytes that are no batches, fail their
+    checksum, or are more than `batch_bytes_max` when decompressed."""
     records: list[Record] = []
     next_offset = fetch_offset
     position = 0
@@ -262,14 +264,64 @@ def read_fetched(fetched: bytes, fetch_offset: int) -> FetchedRecords:
             break
         if header.last_offset >= next_offset:
             if not header.is_control:
-                records += _open(fetched[position:end], header.base_offset, next_offset)
+                left = None if records_max is None else records_max - len(records)
+                records += _open(fetched[position:end], header.base_offset, next_offset, left, batch_bytes_max)
+                if records_max is not None and len(records) >= records_max:
+                    return FetchedRecords(records, records[-1].offset + 1)
             next_offset = header.last_offset + 1
         position = end
     return FetchedRecords(records, next_offset)
 
 
-def _open(batch: bytes, base_offset: int, next_offset: int) -> list[Record]:
+def _open(batch: bytes, base_offset: int, next_offset: int, records_max: int | None, batch_bytes_max: int) -> list[Record]:
     try:
-        return [record for record in iterate_records(batch, MAX_BATCH_BYTES) if record.offset >= next_offset]
+        wanted = (record for record in iterate_records(batch, batch_bytes_max) if record.offset >= next_offset)
+        return list(islice(wanted, records_max))
     except CorruptBatch as error:
         raise ProtocolViolation("fetched_batch", f"the batch at offset {base_offset} is damaged: {error}") from error
+
+
+# ---- one page of a partition, for people
+
+
+PAGE_BYTES_MAX = 4 * 1024 * 1024
+PAGE_BATCH_BYTES_MAX = 32 * 1024 * 1024
+PAGE_FETCHES_MAX = 8
+
+
+def read_page(cluster: ClusterClient, partition: TopicPartition, offset: Offset, end: int, records_max: int) -> FetchedRecords:
+    """Return records from `offset` on, at most `records_max` and none at or after `end`: as many as a few fetches of `PAGE_BYTES_MAX` bring. Aborted
+    transactions are not left out. Raises RequestRefused, ClientFailed or ProtocolViolation."""
+    found = FetchedRecords([], offset)
+    backoff = cluster.backoff()
+    size_bytes = 0
+    for _ in range(PAGE_FETCHES_MAX):
+        left = records_max - len(found.records)
+        if found.next_offset >= end or not left or size_bytes >= PAGE_BYTES_MAX:
+            break
+        fetched = _fetch_once(cluster, partition, found.next_offset, backoff)
+        size_bytes += len(fetched)
+        read = read_fetched(fetched, found.next_offset, left, PAGE_BATCH_BYTES_MAX)
+        if read.next_offset == found.next_offset:
+            break
+        found = FetchedRecords(found.records + [record for record in read.records if record.offset < end], min(read.next_offset, end))
+    return found
+
+
+def _fetch_once(cluster: ClusterClient, partition: TopicPartition, offset: int, backoff: Backoff) -> bytes:
+    """Ask the leader; again while the leadership moves."""
+    wanted = (PartitionToFetch(partition.partition, fetch_offset=offset, max_bytes=PARTITION_FETCH_BYTES_MAX),)
+    request = ClientFetchRequest(max_wait_ms=0, max_bytes=PAGE_BYTES_MAX, topics=(TopicToFetch(partition.topic, wanted),))
+    while True:
+        leader = next((each.leader for each in cluster.topic(partition.topic, complete=False).partitions if each.partition == partition.partition), NO_LEADER)
+        try:
+            body = cluster.ask_broker(leader, FETCH, request)
+            answers = [each for topic in body.topics for each in topic.partitions]
+            code = body.error_code or (answers[0].error_code if answers else ErrorCode.UNKNOWN_SERVER_ERROR)
+            if code != ErrorCode.NONE:
+                raise refused(code, f"read {partition}")
+            return answers[0].records or b""
+        except (RequestRefused, ClientFailed) as error:
+            if not is_retriable(error):
+                raise
+            backoff.pause_or_raise(error)

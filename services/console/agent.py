@@ -41,6 +41,7 @@ from services.console.box_sample import BoxReader
 from services.console.console_connections import ConsoleConnections, bounded_protocol
 from services.console.console_groups import GroupQuestions
 from services.console.console_host import HostFigures
+from services.console.kafka_workers import KafkaWorkers
 from services.console.search_processes import SearchProcesses
 from services.console.watch import BoxMonitor
 
@@ -192,6 +193,7 @@ def run_console(context: ServiceContext, stop: StopRequest) -> None:
             ),
             partial(_count_refused, context.counters),
             SearchProcesses(context.layout, context.box.integer("search.processes.max")),
+            KafkaWorkers(context.box.local_kafka, partial(_count_refused, context.counters, "busy")),
         ),
         http=bounded_protocol(connections),
         ws="none",

@@ -27,12 +27,14 @@ from appliance.base.http_hosts import is_cross_site, is_known_host, is_navigatio
 from services.console.access import Access
 from services.console.box_metrics import CONTENT_TYPE
 from services.console.box_sample import Readiness
+from services.console.kafka_routes import PRODUCE_PATH, RECORD_BODY_BYTES_MAX, KafkaRoutes
+from services.console.kafka_workers import KafkaWorkers
 from services.console.pages import ASSETS, PAGES, whole_page
 from services.console.search_processes import SearchProcesses
 from services.console.search_route import SearchRoute
 
 BODY_BYTES_MAX = 64 << 10
-"""Bodies are not read: a small one is discarded, a larger one refused before it is sent."""
+"""A larger body is refused before it is sent; of GET a small one is discarded."""
 HEADER_BYTES_MAX = 16 << 10
 PATH_BYTES_MAX = 4 << 10
 
@@ -51,7 +53,7 @@ class Watch(Protocol):
 
     def overview(self, since_ms: int) -> dict[str, Any]: ...
 
-    def topics(self) -> dict[str, Any]: ...
+    def topics(self, contained: str, with_internal: bool) -> dict[str, Any]: ...
 
     def senders(self) -> dict[str, Any]: ...
 
@@ -68,9 +70,11 @@ def make_application(
     access: Access,
     on_refused: Callable[[str], None],
     search: SearchProcesses | None = None,
+    workers: KafkaWorkers | None = None,
 ) -> Starlette:
     """Return the ASGI application. It answers to IP addresses and `host_names`; `on_refused` counts
-    refused pages of other sites, by reason. Without `search` there is no route for it.
+    refused pages of other sites, by reason. Without `search` or `workers` there are no
+    routes for them.
     """
 
     def may_search(request: Request) -> bool:
@@ -95,8 +99,9 @@ def make_application(
         document = watch.overview(int(text))
         return _answer(200, document if access.sees_details(request) else without_details(document))
 
-    async def topics(_request: Request) -> Response:
-        return _answer(200, watch.topics())
+    async def topics(request: Request) -> Response:
+        contained, internal = request.query_params.get("contains", ""), request.query_params.get("internal", "") not in ("", "0", "false")
+        return _answer(200, watch.topics(contained, internal))
 
     async def senders(request: Request) -> Response:
         if not access.sees_details(request):
@@ -118,6 +123,8 @@ def make_application(
     if search is not None:
         route = SearchRoute(search, SystemClock.wall_ms, _HEADERS, may_search)
         routes += [Route("/api/search", route.answer), Route("/api/search/check", route.check)]
+    if workers is not None:
+        routes += KafkaRoutes(workers, access, SystemClock.wall_ms, _HEADERS).routes()
     guards = [Middleware(SizeGuard), Middleware(SiteGuard, host_names, on_refused)]
     application = Starlette(routes=routes, middleware=guards, exception_handlers={HTTPException: _on_refused})
     application.router.redirect_slashes = False
@@ -170,16 +177,16 @@ class SiteGuard:
         self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused = self._refusal(dict(scope["headers"])) if scope["type"] == "http" else None
+        refused = self._refusal(scope["method"], dict(scope["headers"])) if scope["type"] == "http" else None
         await (refused or self._app)(scope, receive, send)
 
-    def _refusal(self, headers: dict[bytes, bytes]) -> Response | None:
+    def _refusal(self, method: str, headers: dict[bytes, bytes]) -> Response | None:
         host = headers.get(b"host", b"")
         if not is_known_host(host, self._host_names):
             self._on_refused("unknown_host")
             shown = host[:100].decode("latin-1")
             return _answer(421, {"error": f"this box is not known as {shown}; use its address, or name it in http.allowed.hosts in the settings of the box"})
-        if is_cross_site(headers, host) and not is_navigation(headers):
+        if is_cross_site(headers, host) and not (method in ("GET", "HEAD") and is_navigation(headers)):
             self._on_refused("cross_site")
             return _answer(403, {"error": "pages of other sites may not use the console"})
         return None
@@ -193,14 +200,16 @@ def _too_large(scope: Scope) -> tuple[int, str] | None:
         return 431, f"headers may have {HEADER_BYTES_MAX} bytes together"
     headers = dict(scope["headers"])
     length = headers.get(b"content-length", b"0")
-    if b"transfer-encoding" in headers or not length.isdigit() or int(length[:12]) > BODY_BYTES_MAX:
-        return 413, f"a request here has no body; at most {BODY_BYTES_MAX} bytes are let pass"
+    most = RECORD_BODY_BYTES_MAX if scope["path"] == PRODUCE_PATH else BODY_BYTES_MAX
+    if b"transfer-encoding" in headers or not length.isdigit() or int(length[:12]) > most:
+        return 413, f"a body here has a length, of at most {most} bytes"
     return None
 
 
 async def _on_refused(_request: Request, error: Exception) -> Response:
     status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (500, None)
-    words = {404: "there is no such page; try /, /logs, /senders, /metrics, /healthz, /readyz", 405: "only GET and HEAD are answered here"}
+    paths = ", ".join(page.path for page in PAGES)
+    words = {404: f"there is no such page; try {paths}, /metrics, /healthz, /readyz", 405: "this is not answered here by that method"}
     return _answer(status, {"error": words.get(status, "refused")}, headers)
 
 

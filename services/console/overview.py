@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from appliance.base.model import INTERNAL_TOPICS
+from appliance.cluster.metadata_image import MetadataImage, TopicImage
 from appliance.runtime.ensemble_checks import open_listeners
 from appliance.senders.ingest_figures import IngestFigures, document_of
 from services.console.activity import DISK_TIMED, Between
@@ -17,6 +18,7 @@ from services.console.alarm import AlarmEvent
 from services.console.box_sample import SUPERVISOR, BoxSample, ProcessSample
 from services.console.console_groups import GroupLag, GroupsSample
 from services.console.disk_sample import DiskSample
+from services.console.figures import TopicFigures
 
 TOPICS_SHOWN = 30
 TOPICS_LISTED = 2_000
@@ -128,11 +130,29 @@ def _topics(between: Between) -> list[dict[str, Any]]:
     return [topic._asdict() | dict(zip(names, rates)) for _, topic, rates in rated[:TOPICS_SHOWN]]
 
 
-def topic_list(between: Between) -> dict[str, Any]:
-    """Return the topics that can be searched, by name; `count` includes those left out."""
-    topics = sorted((topic for topic in between.after.topics.values() if topic.name not in INTERNAL_TOPICS), key=lambda topic: topic.name)
-    names = ("partitions", "records", "size_bytes")
-    return {"topics": [{"name": topic.name, **{name: getattr(topic, name) for name in names}} for topic in topics[:TOPICS_LISTED]], "count": len(topics)}
+def topic_list(image: MetadataImage, between: Between, contained: str = "", with_internal: bool = False) -> dict[str, Any]:
+    """Return the topics whose names contain a text, by name, internal ones only if asked; `count`
+    includes those left out. Records, bytes and rates are those of this box."""
+    topics = sorted(
+        topic
+        for topic in between.after.topics.values()
+        if contained in topic.name and topic.name in image.topics and (with_internal or topic.name not in INTERNAL_TOPICS)
+    )
+    listed = [_listed(topic, image.topics[topic.name], between) for topic in topics[:TOPICS_LISTED]]
+    return {"topics": listed, "count": len(topics), "boxes": len(image.brokers)}
+
+
+def _listed(topic: TopicFigures, known: TopicImage, between: Between) -> dict[str, Any]:
+    records, received, sent = between.topic_rates(topic.name)
+    return topic._asdict() | {
+        "is_internal": topic.name in INTERNAL_TOPICS,
+        "replicas": max((len(partition.replicas) for partition in known.partitions), default=0),
+        "under_replicated": sum(len(partition.isr) < len(partition.replicas) for partition in known.partitions),
+        "leaderless": sum(partition.leader < 0 for partition in known.partitions),
+        "records_per_s": records,
+        "received_bytes_per_s": received,
+        "sent_bytes_per_s": sent,
+    }
 
 
 def senders_document(figures: IngestFigures, silent_limit_ms: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from appliance.base.time_texts import parse_moment
 from appliance.senders.record_query import And, Contains, Equals, Node, Or, QueryProblem, Regex, parse_query
+from services.console.parameters import WrongParameter
 from services.console.search_processes import SearchAnswer, Searcher, SearchProcesses
 
 CONTENT_TYPE = "application/x-ndjson"
@@ -31,10 +32,6 @@ FIRST_LINE_SECONDS = 25.0
 """Shorter than `console_connections.ANSWER_SECONDS`, so that the client learns the reason."""
 _NAMES = frozenset({"topic", "query", "since", "until", "limit", "order", "count", "by", "partition", "follow"})
 _FLAGS = {"": True, "1": True, "true": True, "0": False, "false": False}
-
-
-class WrongParameter(ValueError):
-    """A parameter that is unknown or has no valid value."""
 
 
 async def _departure(request: Request) -> None:

@@ -71,9 +71,9 @@ class BoxMonitor:
         document = overview(self.sample, between, self.groups(), self._alarms.events, self._version)
         return document | {"history": self._history.document(since_ms)}
 
-    def topics(self) -> dict[str, Any]:
-        """Return the topics that can be searched."""
-        return topic_list(Between(self._slims[0], self._slims[-1]))
+    def topics(self, contained: str = "", with_internal: bool = False) -> dict[str, Any]:
+        """Return the topics whose names contain a text, by name."""
+        return topic_list(self.sample.image, Between(self._slims[0], self._slims[-1]), contained, with_internal)
 
     def senders(self) -> dict[str, Any]:
         """Return what senders brought, as of the last sample; of more senders than are shown, as of

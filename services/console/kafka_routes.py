@@ -1,0 +1,123 @@
+"""The HTTP routes of topics, records, groups and boxes: who may use them, parameters, and what a refusal
+of the cluster means in HTTP.
+
+Each has a function in one of the modules of documents, which a thread of `KafkaWorkers` calls with a
+client of Kafka. GET reads; POST changes something, takes a JSON object, and is refused unless
+`Access` allows changes. Weak: a client that gives up leaves its thread to end by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from appliance.base.errors import ErrorCode, MillraceError, ProtocolViolation, RequestRefused
+from services.console.access import Access
+from services.console.kafka_workers import KafkaWorkers, WorkersBusy
+from services.console.parameters import Parameters, WrongParameter
+
+RECORD_BODY_BYTES_MAX = 2 << 20
+"""The body of a record to produce; others have `application.BODY_BYTES_MAX`."""
+PRODUCE_PATH = "/api/records/produce"
+
+# Functions by name: their modules import the client library, which a console without such requests need not load.
+READS = {
+    "/api/topic": "topic_documents.topic_document",
+    "/api/records": "topic_documents.records_document",
+}
+CHANGES = {
+    "/api/topic/create": "topic_documents.create",
+    "/api/topic/alter": "topic_documents.alter",
+    "/api/topic/trim": "topic_documents.trim",
+    "/api/topic/delete": "topic_documents.delete",
+    PRODUCE_PATH: "topic_documents.produce",
+}
+
+_NOT_FOUND = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.INVALID_PARTITIONS})
+_CONFLICTS = frozenset({ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.NON_EMPTY_GROUP, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.POLICY_VIOLATION})
+_FORBIDDEN = frozenset(code for code in ErrorCode if code.name.endswith("AUTHORIZATION_FAILED"))
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """Return `module.function` of this package."""
+    module, _, function = name.partition(".")
+    found: Callable[..., Any] = getattr(import_module(f"services.console.{module}"), function)
+    return found
+
+
+class KafkaRoutes:
+    """The handlers. `headers` go with each answer."""
+
+    def __init__(self, workers: KafkaWorkers, access: Access, wall_ms: Callable[[], int], headers: dict[str, str]) -> None:
+        self._workers = workers
+        self._access = access
+        self._wall_ms = wall_ms
+        self._headers = headers
+
+    def routes(self) -> list[Route]:
+        reads = [Route(path, partial(self._read, name)) for path, name in READS.items()]
+        changes = [Route(path, partial(self._change, name), methods=["POST"]) for path, name in CHANGES.items()]
+        return [Route("/api/rights", self._rights), *reads, *changes]
+
+    async def _rights(self, request: Request) -> Response:
+        """Answer whether the page offers changes, and why not."""
+        why = self._access.why_no_changes(request)
+        return self._answer(200, {"may_change": why is None, "why": why})
+
+    async def _read(self, name: str, request: Request) -> Response:
+        if (why := self._access.why_not_read(request)) is not None:
+            return self._answer(403, {"error": why})
+        return await self._ask(name, Parameters(dict(request.query_params), self._wall_ms()))
+
+    async def _change(self, name: str, request: Request) -> Response:
+        if (refused := self._access.why_not_change(request)) is not None:
+            return self._answer(refused[0], {"error": refused[1]})
+        try:
+            given = orjson.loads(await request.body())
+        except ClientDisconnect:
+            return self._answer(400, {"error": "the body is not whole"})
+        except orjson.JSONDecodeError as problem:
+            return self._answer(400, {"error": f"the body is no JSON: {problem}"})
+        if not isinstance(given, dict):
+            return self._answer(400, {"error": "the body must be a JSON object"})
+        return await self._ask(name, Parameters(given, self._wall_ms()))
+
+    async def _ask(self, name: str, given: Parameters) -> Response:
+        try:
+            document = await self._workers.ask(lambda cluster: function_of(name)(cluster, given))
+        except WrongParameter as problem:
+            return self._answer(400, {"error": str(problem)})
+        except RequestRefused as refused:
+            return self._answer(status_of(refused.code), {"error": refused.message, "code": refused.code.name})
+        except WorkersBusy as problem:
+            return self._answer(503, {"error": str(problem)})
+        except TimeoutError:
+            return self._answer(504, {"error": "the cluster has not answered in time; look at `millrace status`. A change may still happen"})
+        except ProtocolViolation as problem:
+            return self._answer(502, {"error": str(problem)})
+        except MillraceError as problem:
+            return self._answer(503, {"error": f"the cluster does not answer: {problem}"})
+        return self._answer(200, document)
+
+    def _answer(self, status: int, document: dict[str, Any]) -> Response:
+        return Response(orjson.dumps(document) + b"\n", status, media_type="application/json", headers=self._headers)
+
+
+def status_of(code: ErrorCode) -> int:
+    """Return the status of a refusal: what may heal by itself is 503."""
+    from appliance.client.errors import RETRIABLE
+
+    if code in _NOT_FOUND:
+        return 404
+    if code in _CONFLICTS:
+        return 409
+    if code in _FORBIDDEN:
+        return 403
+    return 503 if code in RETRIABLE else 400

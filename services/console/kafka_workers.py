@@ -1,0 +1,90 @@
+"""Asks the cluster for the pages of the console, in threads: a client of Kafka that waits must not
+stop the loop.
+
+Owned by the console's loop. Each request has a thread and a client of its own, at most
+`WORKERS_MAX` at a time, and connects to the Kafka port of its box. A request that takes longer than
+`answer_seconds` is answered without it; its thread counts until it has ended, which the client's
+time-outs enforce. Weak: a connection for each request costs about 2 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from appliance.base.errors import MillraceError
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
+
+if TYPE_CHECKING:
+    from appliance.client.cluster import ClusterClient
+
+WORKERS_MAX = 4
+ANSWER_SECONDS = 20.0
+"""Shorter than `console_connections.ANSWER_SECONDS`, so that the client learns the reason."""
+CONNECT_MS = 2_000
+REQUEST_MS = 8_000
+RETRY_MS = 3_000
+RESPONSE_BYTES_MAX = 32 << 20
+
+Question = Callable[["ClusterClient"], Any]
+
+
+class WorkersBusy(MillraceError):
+    """As many requests wait for the cluster as may."""
+
+
+class KafkaWorkers:
+    """`address`: where the box serves Kafka to itself. `on_refused` counts requests without a thread."""
+
+    def __init__(self, address: tuple[str, int], on_refused: Callable[[], None] = lambda: None, answer_seconds: float = ANSWER_SECONDS) -> None:
+        self._address = address
+        self._on_refused = on_refused
+        self._answer_seconds = answer_seconds
+        self.running = 0
+
+    async def ask(self, question: Question) -> Any:
+        """Return what `question` returns or raises; TimeoutError if it takes too long, `WorkersBusy` if
+        there is no thread for it."""
+        if self.running >= WORKERS_MAX:
+            self._on_refused()
+            raise WorkersBusy(f"{WORKERS_MAX} requests wait for the cluster already; try again in a moment")
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        try:
+            BackgroundThread(self._work, "console-kafka", (loop, answer, question)).start()
+        except ThreadRefused as problem:
+            self._on_refused()
+            raise WorkersBusy(f"no thread could be started: {problem}") from problem
+        self.running += 1
+        return await asyncio.wait_for(answer, self._answer_seconds)
+
+    def _work(self, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any], question: Question) -> None:
+        from appliance.client.address import Address
+        from appliance.client.cluster import ClusterClient  # 3 MB that a console without such requests saves
+
+        result: Any = None
+        problem: BaseException | None = None
+        try:
+            with ClusterClient(
+                [Address(*self._address)],
+                client_id="millrace-console",
+                connect_timeout_ms=CONNECT_MS,
+                request_timeout_ms=REQUEST_MS,
+                retry_ms=RETRY_MS,
+                response_bytes_max=RESPONSE_BYTES_MAX,
+            ) as cluster:
+                result = question(cluster)
+        except BaseException as raised:  # the one that asked gets it
+            problem = raised
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self._on_result, answer, result, problem)
+
+    def _on_result(self, answer: asyncio.Future[Any], result: Any, problem: BaseException | None) -> None:
+        self.running -= 1
+        if answer.done():
+            return  # it came too late, or the client has gone
+        if problem is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(problem)

@@ -1,0 +1,351 @@
+"""The routes that ask the cluster: which requests are refused, and what refusals mean; through real threads and connections to a broker in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import orjson
+import pytest
+
+from appliance.base.errors import ErrorCode, MillraceError, ProtocolViolation, RequestRefused
+from appliance.base.networks import read_networks
+from appliance.client import messages
+from appliance.client.cluster import ClusterClient
+from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
+from appliance.records.batch import stamp_batch
+from appliance.records.builder import BatchBuilder
+from appliance.records.record import Record
+from services.console.access import Access
+from services.console.application import BODY_BYTES_MAX, make_application
+from services.console.kafka_routes import CHANGES, PRODUCE_PATH, READS, function_of
+from services.console.kafka_workers import WORKERS_MAX, KafkaWorkers, WorkersBusy
+from services.console.topic_documents import record_document
+from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker, fetched
+
+HOST = "127.0.0.1:8080"
+OURS = {"host": HOST, "x-millrace": "console", "content-type": "application/json"}
+LOCAL = Access(read_networks("127.0.0.0/8, ::1"), is_local=True)
+SCRIPT = "<script>alert(1)</script>"
+
+
+class Workers(KafkaWorkers):
+    """Answers in the loop, and counts; `raised` instead of an answer."""
+
+    def __init__(self, raised: BaseException | None = None) -> None:
+        super().__init__(("127.0.0.1", 1))
+        self.asked = 0
+        self._raised = raised
+
+    async def ask(self, question: Callable[[ClusterClient], Any]) -> Any:
+        self.asked += 1
+        if self._raised is not None:
+            raise self._raised
+        return {"done": True}
+
+
+def ask(
+    path: str, workers: KafkaWorkers, body: bytes | None = None, access: Access = LOCAL, client: str = "127.0.0.1", method: str = "", **changed: str | None
+) -> tuple[int, Any]:
+    """Status and document of a request as the page sends it; `changed` replaces headers, None takes one away."""
+    given = {**OURS, **{name.replace("_", "-"): text for name, text in changed.items()}}
+    headers = [(name.encode(), text.encode()) for name, text in given.items() if text is not None]
+    headers += [(b"content-length", str(len(body)).encode())] if body is not None and "content-length" not in given else []
+    path, _, query = path.partition("?")
+    scope = {"type": "http", "method": method or ("GET" if body is None else "POST"), "path": path, "query_string": query.encode(), "headers": headers}
+    scope |= {"http_version": "1.1", "root_path": "", "client": (client, 1) if client else None}
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body or b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    watch: Any = None
+    application = make_application(watch, frozenset({"localhost"}), access, [].append, workers=workers)
+    asyncio.run(application(scope, receive, send))
+    answer = b"".join(message.get("body", b"") for message in sent[1:])
+    return sent[0]["status"], orjson.loads(answer) if answer else None
+
+
+@pytest.mark.parametrize("path", CHANGES)
+@pytest.mark.parametrize(
+    ("changed", "status"),
+    [
+        ({"x_millrace": None}, 403),
+        ({"content_type": "text/plain"}, 415),
+        ({"content_type": "application/x-www-form-urlencoded"}, 415),
+        ({"content_type": "multipart/form-data; boundary=application/json"}, 415),
+        ({"content_type": None}, 415),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://127.0.0.1:9999"}, 403),
+        ({"sec_fetch_site": "cross-site"}, 403),
+        ({"sec_fetch_site": "same-site"}, 403),
+        ({"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}, 403),
+        ({"host": "evil.example"}, 421),
+        ({"host": "127.0.0.1.evil.example:8080"}, 421),
+        ({"x_forwarded_for": "10.0.0.7"}, 403),
+        ({"forwarded": "for=10.0.0.7"}, 403),
+        ({"transfer_encoding": "chunked"}, 413),
+        ({"content_length": "9999999"}, 413),
+    ],
+)
+def test_no_page_of_another_site_and_no_proxy_changes_anything(path: str, changed: dict[str, str | None], status: int) -> None:
+    workers = Workers()
+    assert (ask(path, workers, b"{}", **changed)[0], workers.asked) == (status, 0)
+    assert ask(path, workers, b"{}") == (200, {"done": True})
+
+
+@pytest.mark.parametrize(
+    ("access", "client", "may_change", "words"),
+    [
+        (LOCAL, "127.0.0.1", True, None), (LOCAL, "::1", True, None), (LOCAL, "", True, None), (LOCAL, "10.0.0.7", False, "from this machine only"),
+        (LOCAL._replace(is_local=False), "127.0.0.1", False, "listens beyond loopback"), (LOCAL._replace(is_local=False), "", False, "listens beyond loopback"),
+        (LOCAL._replace(has_authorizer=True), "127.0.0.1", False, "has an authorizer"), (LOCAL._replace(has_authorizer=True), "", False, "has an authorizer"),
+        (LOCAL._replace(details_networks=()), "127.0.0.1", False, "http.details.allowed.networks"),
+    ],
+)  # fmt: skip
+def test_changes_are_for_this_machine_without_an_authorizer_and_the_page_learns_why_not(access: Access, client: str, may_change: bool, words: str) -> None:
+    workers = Workers()
+    assert ask("/api/rights", workers, access=access, client=client)[1]["may_change"] is may_change
+    for path in CHANGES:
+        status, document = ask(path, workers, b"{}", access, client)
+        assert status == (200 if may_change else 403) and (may_change or words in document["error"])
+    assert workers.asked == (len(CHANGES) if may_change else 0)
+
+
+@pytest.mark.parametrize(
+    ("access", "client", "changed", "status"),
+    [
+        (LOCAL, "127.0.0.1", {}, 200), (LOCAL, "127.0.0.1", {"x_millrace": None}, 200), (LOCAL, "10.0.0.7", {}, 403),
+        (LOCAL, "127.0.0.1", {"x_millrace": None, "user_agent": "Mozilla/5.0"}, 403), (LOCAL._replace(has_authorizer=True), "127.0.0.1", {}, 403),
+        (LOCAL._replace(has_authorizer=True), "", {}, 200), (LOCAL._replace(is_local=False), "127.0.0.1", {}, 200),
+    ],
+)  # fmt: skip
+def test_records_and_settings_are_read_by_allowed_networks_and_with_an_authorizer_by_the_unix_socket(
+    access: Access, client: str, changed: dict[str, str | None], status: int
+) -> None:
+    workers = Workers()
+    assert [ask(path, workers, None, access, client, **changed)[0] for path in READS] == [status] * len(READS)
+    assert workers.asked == (len(READS) if status == 200 else 0)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"null", b"\xff"])
+def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
+    workers = Workers()
+    assert (ask("/api/topic/create", workers, body)[0], workers.asked) == (400, 0)
+
+
+def test_a_change_is_no_get_and_a_read_no_post() -> None:
+    assert ask("/api/topic/delete", Workers(), method="GET")[0] == ask("/api/topic", Workers(), b"{}")[0] == 405
+
+
+def test_only_a_record_may_be_large() -> None:
+    body = orjson.dumps({"value": "x" * (1 << 20)})
+    assert ask(PRODUCE_PATH, Workers(), body)[0] == 200
+    assert ask("/api/topic/create", Workers(), body)[0] == 413 and len(body) > BODY_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "words"),
+    [
+        (RequestRefused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no topic"), 404, "no topic"),
+        (RequestRefused(ErrorCode.LEADER_NOT_AVAILABLE, "no leader"), 503, "no leader"),
+        (RequestRefused(ErrorCode.COORDINATOR_NOT_AVAILABLE, "away"), 503, "away"),
+        (RequestRefused(ErrorCode.NON_EMPTY_GROUP, "members"), 409, "members"),
+        (RequestRefused(ErrorCode.INVALID_CONFIG, "wrong"), 400, "wrong"),
+        (RequestRefused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "not allowed"), 403, "not allowed"),
+        (ProtocolViolation("fetched_batch", "damaged"), 502, "damaged"),
+        (MillraceError("restarts"), 503, "does not answer: restarts"),
+        (WorkersBusy("wait"), 503, "wait"),
+        (TimeoutError(), 504, "not answered in time"),
+    ],
+)
+def test_a_refusal_of_the_cluster_has_a_status_and_words(raised: BaseException, status: int, words: str) -> None:
+    answered, document = ask("/api/topic?topic=x", Workers(raised))
+    assert answered == status and words in document["error"]
+
+
+def test_every_route_has_its_function() -> None:
+    assert all(callable(function_of(name)) for name in (*READS.values(), *CHANGES.values()))
+
+
+# ---- threads
+
+
+def test_at_most_some_requests_wait_for_the_cluster_and_their_threads_count_until_they_end() -> None:
+    refused: list[int] = []
+    ending = threading.Event()
+
+    async def run() -> None:
+        workers = KafkaWorkers(("127.0.0.1", 1), lambda: refused.append(1), answer_seconds=0.01)
+        waiting = [asyncio.create_task(workers.ask(lambda _cluster: ending.wait(30))) for _ in range(WORKERS_MAX)]
+        await asyncio.wait(waiting)
+        assert all(isinstance(task.exception(), TimeoutError) for task in waiting), "each was answered without its thread"
+        with pytest.raises(WorkersBusy):
+            await workers.ask(lambda _cluster: 1)
+        ending.set()
+        while workers.running:
+            await asyncio.sleep(0)
+        workers = KafkaWorkers(("127.0.0.1", 1))
+        assert await workers.ask(lambda _cluster: 7) == 7
+        with pytest.raises(KeyError):
+            await workers.ask(lambda _cluster: {}["x"])
+        assert workers.running == 0
+
+    asyncio.run(run())
+    assert refused == [1]
+
+
+# ---- topics and records, with a broker
+
+
+class Broker(FakeKafkaBroker):
+    """One partition with the records 10 to 19; the second has no leader."""
+
+    def __init__(self) -> None:
+        super().__init__(partitions=2)
+        self.leaders[1] = -1
+        self.settings = {"retention.ms": "1000"}
+        self.answers[messages.FETCH] = self.fetch
+        self.answers[messages.DELETE_RECORDS] = self.delete_records
+        self.answers[messages.CREATE_TOPICS] = lambda request: {"throttle_time": 0, "topics": [self.created(request.topics[0].name)]}
+
+    def created(self, name: str) -> dict[str, Any]:
+        names = ("topic_config_error_code", "num_partitions", "replication_factor", "configs", "topic_id")
+        return {"name": name, "error_code": 0, "error_message": None, **dict.fromkeys(names)} | {
+            "topic_config_error_code": 0,
+            "num_partitions": 1,
+            "replication_factor": 1,
+        }
+
+    def list_offsets(self, request: Any) -> dict[str, Any]:
+        places = {EARLIEST_TIMESTAMP: 10, LATEST_TIMESTAMP: 20, 1_000_000_000_000: 14}
+        answers = [
+            {"partition_index": asked.partition_index, "error_code": 0, "timestamp": -1, "offset": places.get(asked.timestamp, -1), "leader_epoch": 0}
+            for topic in request.topics
+            for asked in topic.partitions
+        ]
+        return {"throttle_time": 0, "topics": [{"name": TOPIC, "partitions": answers}]}
+
+    def fetch(self, request: Any) -> dict[str, Any]:
+        builder = BatchBuilder()
+        for offset in range(10, 20):
+            builder.append(1_000_000_000_000 + offset, b"\xff" if offset == 12 else b"k%d" % offset, SCRIPT.encode(), ((SCRIPT, b"h"), ("none", None)))
+        batch = bytearray(builder.build())
+        stamp_batch(batch, 0, 10, 0)
+        return fetched(request.topics[0].partitions[0].partition, bytes(batch))
+
+    def delete_records(self, request: Any) -> dict[str, Any]:
+        answers = [{"partition_index": asked.partition_index, "low_watermark": asked.offset, "error_code": 0} for asked in request.topics[0].partitions]
+        return {"throttle_time": 0, "topics": [{"name": TOPIC, "partitions": answers}]}
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    made = Broker()
+    yield made
+    made.close()
+
+
+def real(broker: Broker) -> KafkaWorkers:
+    return KafkaWorkers((broker.address.host, broker.address.port))
+
+
+@pytest.mark.parametrize(
+    ("query", "offsets", "next_offset"),
+    [
+        ("count=3", [17, 18, 19], 20),
+        ("from=earliest&count=2", [10, 11], 12),
+        ("from=offset&offset=15&count=2", [15, 16], 17),
+        ("from=offset&offset=3&count=1", [10], 11),
+        ("from=offset&offset=99", [], 20),
+        ("from=time&time=1000000000000&count=2", [14, 15], 16),
+        ("from=time&time=2000000000000&count=2", [], 20),
+    ],
+)
+def test_a_page_of_records_begins_where_it_is_asked_to(broker: Broker, query: str, offsets: list[int], next_offset: int) -> None:
+    status, page = ask(f"/api/records?topic={TOPIC}&{query}", real(broker))
+    assert (status, [record["offset"] for record in page["records"]], page["next_offset"]) == (200, offsets, next_offset)
+    assert (page["start_offset"], page["end_offset"], page["partitions"]) == (10, 20, 2)
+
+
+def test_a_record_is_shown_as_it_is(broker: Broker) -> None:
+    record = ask(f"/api/records?topic={TOPIC}&from=offset&offset=12&count=1", real(broker))[1]["records"][0]
+    assert record["key"] == {"base64": "/w==", "size_bytes": 1} and record["value"] == {"text": SCRIPT, "size_bytes": len(SCRIPT)}
+    assert record["headers"] == [[SCRIPT, {"text": "h", "size_bytes": 1}], ["none", None]]
+
+
+def test_a_long_value_is_cut_between_characters() -> None:
+    record: Any = Record(0, 0, None, "ä€😀".encode() * 10, ())  # type: ignore[arg-type]
+    for shown in range(1, 40):
+        value = record_document(record, shown)["value"]
+        assert value["size_bytes"] == 90 and ("ä€😀" * 10).startswith(value["text"]) and shown - 4 < len(value["text"].encode()) <= shown
+    broken: Any = Record(0, 0, None, b"ab\xff" * 10, ())  # type: ignore[arg-type]
+    assert base64.b64decode(record_document(broken, 7)["value"]["base64"]) == (b"ab\xff" * 10)[:7]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/api/records", 400, "topic is missing"),
+        (f"/api/records?topic={TOPIC}&partition=9", 404, "has no partition 9; it has 2"),
+        (f"/api/records?topic={TOPIC}&partition=1", 503, "has no leader"),
+        (f"/api/records?topic={TOPIC}&count=0", 400, "between 1 and 500"),
+        (f"/api/records?topic={TOPIC}&count=501", 400, "between 1 and 500"),
+        (f"/api/records?topic={TOPIC}&from=middle", 400, "one of newest, earliest"),
+        (f"/api/records?topic={TOPIC}&from=time&time=soon", 400, "is no time"),
+        (f"/api/records?topic={TOPIC}&offset=-1&from=offset", 400, "whole number"),
+        (f"/api/records?topic={TOPIC}&what=1", 400, "no parameter what"),
+        ("/api/records?topic=unknown", 404, "no such topic"),
+        ("/api/topic?topic=a/b", 400, "has characters other than"),
+    ],
+)
+def test_what_cannot_be_read_is_said(broker: Broker, path: str, status: int, words: str) -> None:
+    answered, document = ask(path, real(broker))
+    assert answered == status and words in document["error"]
+
+
+def test_a_broker_that_is_away_is_said() -> None:
+    status, document = ask(f"/api/records?topic={TOPIC}", KafkaWorkers(("127.0.0.1", 1)))
+    assert status == 503 and "does not answer" in document["error"]
+
+
+def test_records_are_deleted_after_the_plan_was_shown(broker: Broker) -> None:
+    broker.leaders[1] = 1
+    asked = {"topic": TOPIC, "time": "1000000000000"}
+    status, planned = ask("/api/topic/trim", real(broker), orjson.dumps(asked))
+    assert (status, planned["records"], [each["new_start"] for each in planned["trims"]], broker.count_of("delete_records")) == (200, 8, [14, 14], 0)
+    assert ask("/api/topic/trim", real(broker), orjson.dumps(asked | {"execute": True}))[0] == 200
+    assert broker.count_of("delete_records") == 1
+    status, document = ask("/api/topic/trim", real(broker), orjson.dumps({"topic": TOPIC, "offset": 12}))
+    assert status == 400 and "each with offsets of its own" in document["error"]
+
+
+def test_a_topic_is_created_altered_and_deleted_with_its_name_only(broker: Broker) -> None:
+    created = {"topic": "new", "partitions": "3", "settings": {"retention.ms": "5"}}
+    assert ask("/api/topic/create", real(broker), orjson.dumps(created)) == (200, {"topic": "new"})
+    request = next(request for name, request in broker.requests if name == "create_topics")
+    assert (request.topics[0].name, request.topics[0].num_partitions, request.topics[0].configs[0].value) == ("new", 3, "5")
+    mistakes: list[tuple[dict[str, Any], str]] = [({}, "nothing to change"), ({"set": {"no.such": "1"}}, "no setting no.such")]
+    for body, words in [*mistakes, ({"set": {"retention.ms": 1}}, "names and texts")]:
+        status, document = ask("/api/topic/alter", real(broker), orjson.dumps({"topic": TOPIC} | body))
+        assert status == 400 and words in document["error"]
+    for confirm in ("", "number", None):
+        assert ask("/api/topic/delete", real(broker), orjson.dumps({"topic": TOPIC, "confirm": confirm}))[0] == 400
+    assert ask("/api/topic/delete", real(broker), orjson.dumps({"topic": "__consumer_offsets", "confirm": "__consumer_offsets"}))[0] == 400
+    assert broker.count_of("delete_topics") == 0
+
+
+def test_one_record_is_produced_with_key_headers_and_partition(broker: Broker) -> None:
+    body = {"topic": TOPIC, "partition": 0, "key": "k", "value": {"base64": "//4="}, "headers": [["h", "v"], ["n", None]]}
+    assert ask(PRODUCE_PATH, real(broker), orjson.dumps(body)) == (200, {"topic": TOPIC, "partition": 0, "offset": 0})
+    assert b"\xff\xfe" in broker.appended[0][0]
+    for wrong in ({"partition": 2}, {"value": 1}, {"value": {"base64": "?"}}, {"headers": {"a": "b"}}, {"headers": [["a"]]}, {"more": 1}):
+        assert ask(PRODUCE_PATH, real(broker), orjson.dumps(body | wrong))[0] == 400
+    assert len(broker.appended[0]) == 1
