@@ -13,7 +13,7 @@ from typing import NamedTuple
 ASSETS = Path(__file__).parent / "assets"
 FRAME = "frame.html"
 COMMON_STYLES = ("page.css",)
-COMMON_SCRIPTS = ("words.js", "pieces.js")
+COMMON_SCRIPTS = ("words.js", "pieces.js", "ask.js")
 
 
 class Page(NamedTuple):
@@ -29,6 +29,8 @@ class Page(NamedTuple):
 PAGES = (
     Page("index.html", "/", "Overview", ("uPlot.iife.min.js", "charts.js", "page.js"), ("uPlot.min.css",)),
     Page("logs.html", "/logs", "Search", ("logs.js",)),
+    Page("topics.html", "/topics", "Topics", ("topics.js",)),
+    Page("messages.html", "/messages", "Messages", ("messages.js",)),
     Page("senders.html", "/senders", "Senders", ("senders.js",)),
 )
 

@@ -22,13 +22,6 @@ let pausedAt = 0;
 
 // ---- times
 
-const pad = (number, digits = 2) => String(number).padStart(digits, "0");
-const dayText = (date) => `${date.getFullYear()}-${pad(date.getMonth() + 1)}-${pad(date.getDate())}`;
-const clockText = (date) => `${pad(date.getHours())}:${pad(date.getMinutes())}:${pad(date.getSeconds())}`;
-function timeText(milliseconds) {
-  const date = new Date(milliseconds);
-  return Number.isNaN(date.getTime()) ? String(milliseconds) : `${dayText(date)} ${clockText(date)}.${pad(date.getMilliseconds(), 3)}`;
-}
 const inputText = (milliseconds) => { const date = new Date(milliseconds); return `${dayText(date)}T${clockText(date)}`; };
 
 function chosenTimes() {
@@ -82,11 +75,6 @@ function marked(text) {
 }
 
 // ---- one record
-
-// Control characters and those that turn the direction of text are shown as their numbers.
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/gu;
-const visible = (text) => text.replace(HIDDEN, (character) => `\\u${pad(character.codePointAt(0).toString(16), 4)}`);
-const cut = (text, most) => (text.length > most ? `${text.slice(0, most)} … (${wholeText(text.length)} characters)` : text);
 
 // Of any value in a record. Values that JSON.stringify refuses (nested too deep) must not hide the records after them.
 function textOf(value) {
@@ -175,10 +163,6 @@ function recordBody(record) {
 }
 
 // ---- the answer
-
-class Refused extends Error {
-  constructor(status, document) { super(document.error ?? `status ${status}`); this.status = status; this.column = document.column; }
-}
 
 async function ask(path, parameters, signal) {
   for (let tries = 1; ; tries++) {

@@ -47,3 +47,28 @@ function durationText(milliseconds) {
 }
 const percentText = (value) => (value == null ? NOTHING : (value < 10 ? value.toFixed(1) : value.toFixed(0)) + " %");
 const plural = (count, noun) => `${wholeText(count)} ${noun}${count === 1 ? "" : "s"}`;
+
+// ---- times, as this machine has them; `ZONE` stands beside them
+
+const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone;
+const pad = (number, digits = 2) => String(number).padStart(digits, "0");
+const dayText = (date) => `${date.getFullYear()}-${pad(date.getMonth() + 1)}-${pad(date.getDate())}`;
+const clockText = (date) => `${pad(date.getHours())}:${pad(date.getMinutes())}:${pad(date.getSeconds())}`;
+function timeText(milliseconds) {
+  const date = new Date(milliseconds);
+  return Number.isNaN(date.getTime()) ? String(milliseconds) : `${dayText(date)} ${clockText(date)}.${pad(date.getMilliseconds(), 3)}`;
+}
+
+// ---- text that a stranger wrote
+
+// Control characters and those that turn the direction of text are shown as their numbers.
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/gu;
+const visible = (text) => text.replace(HIDDEN, (character) => `\\u${pad(character.codePointAt(0).toString(16), 4)}`);
+const cut = (text, most) => (text.length > most ? `${text.slice(0, most)} … (${wholeText(text.length)} characters)` : text);
+
+// What a number of a setting means: 604800000 of retention.ms is 7d.
+function meaningOf(name, value) {
+  if (!/^\d+$/.test(value ?? "") || value.length > 15) return "";
+  if (/\.ms(\.|$)/.test(name)) return Number(value) >= 1000 ? durationText(Number(value)) : "";
+  return /\.bytes(\.|$)/.test(name) && Number(value) >= 1024 ? bytesText(Number(value)) : "";
+}

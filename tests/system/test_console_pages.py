@@ -1,0 +1,206 @@
+"""The pages of topics, messages, groups and disks in a real browser, of one real box, whose other clients are librdkafka's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
+from selenium import webdriver
+from selenium.webdriver.common.keys import Keys
+
+from lab.browser import browser, complaints, missing_browser
+from lab.running_box import RunningBox, eventually
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))]
+
+HOSTILE = '<img src=x onerror="window.harmed=1"><script>window.harmed=1</script>'
+MADE = "made-here"
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    with browser(tmp_path_factory.mktemp("profile"), width=390) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def admin(shared_box: RunningBox) -> AdminClient:
+    return AdminClient({"bootstrap.servers": shared_box.bootstrap})
+
+
+class ConsolePage:
+    """A page of the console in the browser; it complains of nothing, and does not scroll sideways on a phone."""
+
+    def __init__(self, driver: webdriver.Chrome, box: RunningBox) -> None:
+        self.driver, self.origin = driver, f"http://{box.http}"
+
+    def open(self, path: str) -> None:
+        self.driver.get(self.origin + path)
+
+    def run(self, script: str, *arguments: object) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def text(self, selector: str) -> str:
+        return str(self.run("return document.querySelector(arguments[0])?.textContent ?? ''", selector))
+
+    def wait(self, selector: str, text: str) -> None:
+        try:
+            eventually(lambda: text in self.text(selector), f"{text!r} in {selector}")
+        except AssertionError as late:
+            raise AssertionError(f"{late}, but {self.text(selector)[:300]!r}; trouble: {self.text('#trouble')}") from None
+
+    def press(self, name: str, within: str = "body") -> None:
+        """Press the button of this name, as one with a keyboard does."""
+        script = "const [name, within] = arguments, named = (each) => [each.textContent, each.ariaLabel].includes(name); "
+        script += "return [...document.querySelector(within).querySelectorAll('button')].find(named)"
+        eventually(lambda: (found := self.run(script, name, within)) is not None and found.is_displayed() and found.is_enabled(), f"button {name}")
+        self.run(script, name, within).send_keys(Keys.ENTER)
+
+    def type(self, **values: str) -> None:
+        """Fill in the fields of the open dialog, by their labels' first words."""
+        for label, value in values.items():
+            script = "return [...document.querySelectorAll('dialog label')].find((each) => each.textContent.startsWith(arguments[0]))"
+            field = self.run(script, label).find_element("css selector", "input, select, textarea")
+            if field.tag_name != "select":
+                field.clear()
+            field.send_keys(value)
+
+    def is_quiet(self) -> bool:
+        assert self.run("return window.harmed ?? null") is None
+        assert self.run("return document.documentElement.scrollWidth <= innerWidth"), "no sideways scrolling of the page"
+        return complaints(self.driver) == []
+
+
+@pytest.fixture
+def page(driver: webdriver.Chrome, shared_box: RunningBox) -> ConsolePage:
+    return ConsolePage(driver, shared_box)
+
+
+def config_of(admin: AdminClient, topic: str, name: str) -> tuple[str, int]:
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    found = admin.describe_configs([resource])[resource].result(20)[name]
+    return found.value, found.source
+
+
+def test_a_topic_is_created_altered_trimmed_and_deleted(page: ConsolePage, shared_box: RunningBox, admin: AdminClient) -> None:
+    page.open("/topics")
+    page.press("Create a topic")
+    page.type(Name="no/name")
+    page.press("Create", "dialog")
+    page.wait("dialog .problem", "has characters other than")
+    page.type(Name=MADE, Partitions="2", Settings="retention.ms=86400000")
+    page.press("Create", "dialog")
+    page.wait("#title", f"{MADE}2 partitions")
+    page.wait("#settings", "864000001dtopic")
+    assert config_of(admin, MADE, "retention.ms") == ("86400000", 1)
+
+    page.press("Change segment.bytes")
+    page.type(Value="wrong")
+    page.press("Set", "dialog")
+    page.wait("dialog .problem", "segment.bytes")
+    page.type(Value="1048576")
+    page.press("Set", "dialog")
+    page.wait("#settings-note", "2 set on the topic")
+    assert config_of(admin, MADE, "segment.bytes")[0] == "1048576"
+    page.press("retention.ms back to its default")
+    page.press("Use the default", "dialog")
+    page.wait("#settings-note", "1 set on the topic")
+    page.press("Add partitions")
+    page.press("Add", "dialog")
+    page.wait("#title", f"{MADE}3 partitions")
+    assert len(admin.list_topics(MADE, 20).topics[MADE].partitions) == 3
+
+    producer = Producer({"bootstrap.servers": shared_box.bootstrap})
+    for number in range(20):
+        producer.produce(MADE, b"%d" % number, partition=0)
+    assert producer.flush(20) == 0
+    page.wait("#partitions", "01102020")  # leader, in sync, start, end, records
+    page.press("Delete records")
+    page.type(Before="15", Partition="0")
+    page.press("Preview", "dialog")
+    page.wait("dialog .preview", "15 records would go")
+    page.press("Delete the records", "dialog")
+    consumer = Consumer({"bootstrap.servers": shared_box.bootstrap, "group.id": "unused"})
+    eventually(lambda: consumer.get_watermark_offsets(TopicPartition(MADE, 0), 20) == (15, 20), "librdkafka sees the new start")
+    consumer.close()
+
+    page.press("Delete the topic")
+    page.type(Type="made")
+    page.press("Delete the topic", "dialog")
+    page.wait("dialog .problem", "must be the name")
+    page.run("document.querySelector('dialog').close()")
+    assert page.run("return document.querySelector('dialog')") is None and MADE in admin.list_topics(timeout=20).topics
+    page.press("Delete the topic")
+    page.type(Type=MADE)
+    page.press("Delete the topic", "dialog")
+    eventually(lambda: MADE not in admin.list_topics(timeout=20).topics, "the topic is gone")
+    page.open(f"/topics?topic={MADE}")
+    page.wait("#trouble", "there is no such topic")
+    # The browser notes what was refused: the two names and the value of a setting, and the topic that is gone.
+    assert {each["message"].rpartition("status of ")[2][:3] for each in complaints(page.driver)} <= {"400", "404"} and page.is_quiet()
+
+
+def test_the_list_has_a_filter_and_hides_internal_topics(page: ConsolePage, admin: AdminClient) -> None:
+    for made in admin.create_topics([NewTopic("listed-one", 2), NewTopic("other", 1)]).values():
+        made.result(20)
+    page.open("/topics")
+    page.wait("#topics", "listed-one")
+    field = page.driver.find_element("id", "only")
+    field.send_keys("listed")
+    page.wait("#count", "1 topic")
+    field.clear()
+    field.send_keys("__con")
+    page.wait("#count", "0 topics")
+    page.driver.find_element("id", "internal").send_keys(Keys.SPACE)
+    page.wait("#topics", "__consumer_offsetsinternal")
+    assert page.is_quiet()
+
+
+def test_messages_are_paged_shown_as_they_are_and_written(page: ConsolePage, shared_box: RunningBox, admin: AdminClient) -> None:
+    topic = "shown-messages"
+    admin.create_topics([NewTopic(topic, 2)])[topic].result(20)
+    producer = Producer({"bootstrap.servers": shared_box.bootstrap})
+    for number in range(120):
+        value = json.dumps({"text": HOSTILE, "number": number}).encode() if number % 2 else b"\x00\xff%d" % number
+        producer.produce(topic, value, key=HOSTILE, headers=[(HOSTILE, HOSTILE.encode())], partition=1, timestamp=1_700_000_000_000 + number * 1000)
+    assert producer.flush(20) == 0
+    page.open(f"/messages?topic={topic}&partition=1")
+    page.wait("#state", "Offsets 70 to 119 of 0 to 119")
+    page.press("← Older")
+    page.wait("#state", "Offsets 20 to 69 of 0 to 119")
+    page.press("← Older")
+    page.wait("#state", "Offsets 0 to 49 of 0 to 119")
+    page.press("Newer →")
+    page.wait("#state", "Offsets 50 to 99 of 0 to 119")
+    assert "from=offset&offset=50" in page.driver.current_url
+    rows = page.driver.find_elements("css selector", "#records tr.record")
+    rows[1].send_keys(Keys.ENTER)
+    whole = page.text("#records .whole")
+    assert '"number": 51' in whole and whole.count(HOSTILE) == 3 and "00 ff 35 30" in rows[0].text
+    page.open(f"/messages?topic={topic}&partition=1&from=time&time=1700000100000&view=hex&count=20")
+    page.wait("#state", "Offsets 100 to 119 of 0 to 119")
+    assert page.run("return document.querySelectorAll('#records script, #records img').length") == 0 and page.is_quiet()
+
+    page.run("document.getElementById('producing').open = true")
+    for name, text in (("key", "written"), ("headers", "a=b"), ("value", '{"by": "the page"}')):
+        page.driver.find_element("id", name).send_keys(text)
+    page.run("document.getElementById('to-partition').value = '1'")
+    page.press("Write")
+    page.wait("#produced", "Written to partition 1 at offset 120")
+    consumer = Consumer({"bootstrap.servers": shared_box.bootstrap, "group.id": "unused"})
+    consumer.assign([TopicPartition(topic, 1, 120)])
+    message = eventually(lambda: consumer.poll(1), "librdkafka reads it")
+    assert (message.key(), message.value(), message.headers()) == (b"written", b'{"by": "the page"}', [("a", b"b")])
+    consumer.close()
+    page.wait("#state", "to 120 of 0 to 120")
+    page.open("/messages?topic=no-such-topic")
+    page.wait("#trouble", "there is no such topic")
+    page.run("document.getElementById('topic').value = arguments[0]", topic)
+    page.press("Show")
+    page.wait("#state", "This partition has no records")
+    assert page.text("#trouble") == "" or not page.driver.find_element("id", "trouble").is_displayed()
+    assert [each for each in complaints(page.driver) if "404" not in each["message"]] == [] and page.is_quiet()
