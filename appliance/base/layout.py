@@ -134,6 +134,11 @@ class BoxLayout:
         return f"{self.network_directory}/console.sock"
 
     @property
+    def kafka_socket(self) -> str:
+        """Where commands of this machine connect by Kafka's protocol, without a password."""
+        return f"{self.network_directory}/kafka.sock"
+
+    @property
     def network_directory(self) -> str:
         """What the processes that face the network write to. Others trust nothing in it."""
         return f"{self.runtime_directory}/{NETWORK_DIRECTORY}"

@@ -25,6 +25,8 @@ SYSTEM_USER = "millrace"
 """The user of the installed box, and the group of its processes (systemd/sysusers.conf)."""
 NETWORK_USER = "millrace-net"
 """The user of its processes that face the network."""
+UNMAPPED_USER = 65_534
+"""What the kernel shows of a user that a user namespace does not have (overflowuid)."""
 _ONLY_THERE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -74,6 +76,17 @@ def _system_group() -> int | None:
 def faces_network() -> bool:
     """Return whether this process runs as the user that faces the network."""
     return box_group() is not None and os.geteuid() not in (0, *_user_ids(SYSTEM_USER))
+
+
+def runs_box(user: int, group: int) -> bool:
+    """Return whether a peer with these credentials is the user that owns the logs of this box.
+
+    In the user namespace of a process that faces the network that user has the number of each
+    stranger, but it alone has the group of the box.
+    """
+    if not faces_network():
+        return user == os.geteuid()
+    return user in _user_ids(SYSTEM_USER) or (user == UNMAPPED_USER and group == box_group())
 
 
 def shared_mode() -> int:

@@ -1,19 +1,28 @@
-"""HOST:PORT as people write it: `localhost:9092`, `[::1]:9092`, several with commas. Text only; nothing is resolved or connected."""
+"""HOST:PORT as people write it: `localhost:9092`, `[::1]:9092`, several with commas; or the Unix socket of a box on this machine, `unix:PATH`.
+
+Text only; nothing is resolved or connected."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 DEFAULT_KAFKA_PORT = 9092
+UNIX = "unix:"
 
 
 class Address(NamedTuple):
-    """Where something listens; printed so that it can be pasted back."""
+    """Where something listens; printed so that it can be pasted back. A host that begins with `/` is the path of a Unix socket."""
 
     host: str
     port: int
 
+    @property
+    def is_unix(self) -> bool:
+        return self.host.startswith("/")
+
     def __str__(self) -> str:
+        if self.is_unix:
+            return UNIX + self.host
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -28,6 +37,10 @@ def _nothing(text: str) -> list[Address]:
 
 
 def _parse_address(part: str) -> Address:
+    if part.startswith(UNIX):
+        if not part.startswith(f"{UNIX}/"):
+            raise ValueError(f"{part!r} is not an address; the path of a Unix socket begins with /")
+        return Address(part.removeprefix(UNIX), 0)
     if part.startswith("["):
         host, closed, rest = part[1:].partition("]")
         if not closed or (rest and not rest.startswith(":")):

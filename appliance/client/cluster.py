@@ -64,8 +64,10 @@ def read_metadata(connection: ClientConnection, topics: Iterable[str] | None, *,
     """Ask for `topics` (None: all). A topic that is not there comes back with its error, it does not raise."""
     asked = None if topics is None else tuple(MetadataRequestTopic(name=name) for name in topics)
     body = connection.request(METADATA, MetadataRequest(asked, allow_auto_topic_creation))
+    addresses = {BrokerId(broker.node_id): Address(broker.host, broker.port) for broker in body.brokers}
     return ClusterMetadata(
-        {BrokerId(broker.node_id): Address(broker.host, broker.port) for broker in body.brokers},
+        # A broker may name the Unix socket over which it answers, and no other file of this machine.
+        {broker: address for broker, address in addresses.items() if not address.is_unix or address == connection.address},
         body.cluster_id,
         BrokerId(body.controller_id),
         {topic.name: _topic(topic.name, topic) for topic in body.topics if topic.name is not None},
@@ -183,7 +185,9 @@ class ClusterClient:
     # --- asking
 
     def ask_controller(self, api: ClientApi[Asked, Answered], body: Asked, timeout_ms: int | None = None) -> Answered:
-        """Ask the broker that is the controller, as the latest metadata says."""
+        """Ask the broker that is the controller, as the latest metadata says; through a Unix socket the box of this machine, which passes it on."""
+        if self.bootstrap and self.bootstrap[0].is_unix:
+            return self._ask(self.bootstrap[0], lambda connection: connection.request(api, body, timeout_ms))
         metadata = self.metadata([])
         return self._ask(self._address_of(metadata, metadata.controller_id), lambda connection: connection.request(api, body, timeout_ms))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import select
 import socket
+import time
 from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_MS = 5_000
 REQUEST_TIMEOUT_MS = 30_000
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
+UNIX_RETRY_SECONDS = 0.02
 CLIENT_SOFTWARE = ApiVersionsRequest("millrace", "1")
 
 
@@ -60,17 +62,25 @@ class ClientConnection:
         self._under_way: deque[_Sent] = deque()
         self._next_correlation_id = 1
         self._versions: dict[int, tuple[int, int]] = {}
-        self._socket: socket.socket | None = _connect(address, connect_timeout_ms)
-        if security is not None:
+        connect = _connect_unix if address.is_unix else _connect
+        self._socket: socket.socket | None = connect(address, connect_timeout_ms, self._clock)
+        if security is not None and not address.is_unix:
             self._socket = security.encrypt(self._socket, address.host, connect_timeout_ms)
         try:
-            self._agree_on_versions(connect_timeout_ms)
+            try:
+                self._agree_on_versions(connect_timeout_ms)
+            except ConnectionLost:
+                if not address.is_unix:
+                    raise
+                # Its acceptor ended before it took the connection: the next one has a socket of its own.
+                self._socket = connect(address, connect_timeout_ms, self._clock)
+                self._agree_on_versions(connect_timeout_ms)
         except ConnectionLost as error:
             raise BrokerUnreachable(f"no Kafka broker answers at {address}: {error}") from error
         except ProtocolViolation as error:
             self.close()
             raise BrokerUnreachable(f"what listens at {address} does not speak Kafka's protocol: {error}") from error
-        if security is not None:
+        if security is not None and not address.is_unix:
             try:
                 security.authenticate(lambda api, body: self.request(api, body, connect_timeout_ms), address)
             except BaseException:
@@ -208,13 +218,29 @@ class ClientConnection:
         return received
 
 
-def _connect(address: Address, timeout_ms: int) -> socket.socket:
+def _connect(address: Address, timeout_ms: int, _clock: Clock) -> socket.socket:
     try:
         connected = socket.create_connection(address, timeout_ms / 1000)
     except OSError as error:
         raise BrokerUnreachable(f"no broker at {address}: {_reason(error)}") from error
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connected
+
+
+def _connect_unix(address: Address, timeout_ms: int, clock: Clock) -> socket.socket:
+    """Connect to the Unix socket of a box. While its acceptor starts again none listens there: retry until the time-out."""
+    deadline_ms = clock.monotonic_ms() + timeout_ms
+    while True:
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            connected.connect(address.host)
+        except OSError as error:
+            connected.close()
+            if isinstance(error, ConnectionRefusedError | FileNotFoundError) and clock.monotonic_ms() < deadline_ms:
+                time.sleep(UNIX_RETRY_SECONDS)
+                continue
+            raise BrokerUnreachable(f"no broker at {address}: {_reason(error)}") from error
+        return connected
 
 
 def _reason(error: OSError) -> str:

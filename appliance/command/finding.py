@@ -45,6 +45,16 @@ def find_running_box(data: str | None, config: str | None) -> FoundBox:
     return FoundBox(layout, layout.read_box())
 
 
+def administration_addresses(bootstrap: str | None, data: str | None, config: str | None) -> list[Address]:
+    """As `bootstrap_addresses`; a box that was found is asked through its Unix socket, where root and the user of the box need no password."""
+    if bootstrap is None:
+        found = find_running_box(data, config)
+        if os.path.exists(found.layout.kafka_socket):  # not in a box of an older release
+            return [Address(found.layout.kafka_socket, 0)]
+        return [found.kafka_address]
+    return bootstrap_addresses(bootstrap, data, config)
+
+
 def bootstrap_addresses(bootstrap: str | None, data: str | None, config: str | None) -> list[Address]:
     """Where to speak Kafka: what was given, else the box."""
     if bootstrap is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from appliance.command.failures import UsageProblem
-from appliance.command.finding import bootstrap_addresses
+from appliance.command.finding import administration_addresses, bootstrap_addresses
 
 if TYPE_CHECKING:
     from appliance.client.cluster import ClusterClient
@@ -26,7 +26,7 @@ def open_cluster(bootstrap: str | None, data: str | None, config: str | None, co
     `command_config`: a properties file with `security.protocol` and what it needs. With `bootstrap` the
     environment variable MILLRACE_COMMAND_CONFIG may name it, too.
     """
-    addresses = bootstrap_addresses(bootstrap, data, config)
+    addresses = (bootstrap_addresses if command_config else administration_addresses)(bootstrap, data, config)
     path = command_config or (os.environ.get(COMMAND_CONFIG_VARIABLE) if bootstrap is not None else None)
     security = read_security(path) if path else None
     from appliance.client.cluster import ClusterClient

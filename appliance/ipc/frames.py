@@ -188,7 +188,7 @@ def accept_trusted(listening: socket.socket) -> socket.socket | None:
     box's, so that the processes of a box do not depend on the modes of directories alone."""
     try:
         accepted, _ = listening.accept()
-        _pid, user, group = _credentials(accepted)
+        user, group = peer_identity(accepted)
     except OSError:
         return None
     if is_trusted_user(user) or (box_group() is not None and group == box_group()):
@@ -199,12 +199,13 @@ def accept_trusted(listening: socket.socket) -> socket.socket | None:
 
 def peer_user(connected: socket.socket) -> int:
     """Return the user that the process at the other end had when it connected (SO_PEERCRED)."""
-    return _credentials(connected)[1]
+    return peer_identity(connected)[0]
 
 
-def _credentials(connected: socket.socket) -> tuple[int, int, int]:
-    pid, user, group = PEER_CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size))
-    return pid, user, group
+def peer_identity(connected: socket.socket) -> tuple[int, int]:
+    """Return user and group that the process at the other end had when it connected (SO_PEERCRED)."""
+    _pid, user, group = PEER_CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size))
+    return user, group
 
 
 def is_trusted_user(user_id: int) -> bool:

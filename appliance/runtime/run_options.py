@@ -160,7 +160,8 @@ def resolve_options(options: RunOptions, cores: int) -> tuple[ResolvedOptions, l
     listen = chosen.get("listen", "127.0.0.1")
     default = KafkaListener("PLAINTEXT", "PLAINTEXT", listen, chosen.get("kafka_port", DEFAULT_KAFKA_PORT), "")
     default = default._replace(advertised_host=chosen.get("advertise", "127.0.0.1" if listen in WILDCARD_HOSTS else listen))
-    listeners, listener_problems = plan_listeners(settings, overrides, default)
+    is_alone = not chosen.get("zookeeper") and not chosen.get("zookeeper_members")
+    listeners, listener_problems = plan_listeners(settings, overrides, default, is_alone)
     if settings["listeners"] and chosen.get("kafka_port"):
         listener_problems.append(f"listeners is set, so --kafka-port ({chosen['kafka_port']}) would have no effect; remove one of them")
     problems += [f"{options.config or 'settings'}: {problem}" for problem in listener_problems]

@@ -2,8 +2,8 @@
 `listener.security.protocol.map`, `inter.broker.listener.name` and `listener.name.*`.
 
 Pure. Reports all problems at once. The first listener of a plan is the inter-broker listener:
-followers, other boxes, the console and the command connect to it. Weak: those connect without TLS,
-so it must be a PLAINTEXT listener.
+followers and other boxes connect to it. Weak: those connect without TLS, so in a cluster it must be a
+PLAINTEXT listener.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ _KEYS_URL = re.compile(r"(https://[^/?#@\s]+|http://(localhost|127\.0\.0\.1|\[::
 _ENDPOINT = re.compile(r"([^:/]*)://(\[[0-9A-Fa-f:.%\w]*\]|[^:\[\]/\s]*):(\d{1,5})\Z")
 
 
-def plan_listeners(settings: Mapping[str, SettingValue], overrides: Mapping[str, object], default: KafkaListener) -> tuple[list[KafkaListener], list[str]]:
-    """Return the listeners and all problems.
+def plan_listeners(
+    settings: Mapping[str, SettingValue], overrides: Mapping[str, object], default: KafkaListener, is_alone: bool = False
+) -> tuple[list[KafkaListener], list[str]]:
+    """Return the listeners and all problems. `is_alone`: no other box connects, so none must be PLAINTEXT.
 
     `overrides`: `listener.name.*` as the settings file has them. `default`: the only listener if
     `listeners` is not set; its advertised host is also that of listeners on all addresses.
@@ -82,6 +84,8 @@ def plan_listeners(settings: Mapping[str, SettingValue], overrides: Mapping[str,
         for other_port, other_address, other in ports[:index]:
             if port == other_port and (address == other_address or address in ANY_ADDRESS or other_address in ANY_ADDRESS):
                 problems.append(f"listeners has {other} and {name} on port {port}; give each its own")
+    if is_alone and not texts["inter.broker.listener.name"] and all(each.protocol != PLAINTEXT for each in listeners):
+        return listeners, problems
     return _inter_broker_first(listeners, texts["inter.broker.listener.name"].upper(), problems), problems
 
 
@@ -168,15 +172,13 @@ def _inter_broker_first(listeners: list[KafkaListener], wanted: str, problems: l
     if wanted and chosen is None:
         problems.append(f"inter.broker.listener.name is {wanted}, which listeners does not have; it has {_words([each.name for each in listeners])}")
     elif chosen is not None and chosen.protocol != PLAINTEXT:
-        problems.append(
-            f"inter.broker.listener.name is {wanted}, which is {chosen.protocol}; boxes, console and command connect without TLS: name a PLAINTEXT one"
-        )
+        problems.append(f"inter.broker.listener.name is {wanted}, which is {chosen.protocol}; boxes connect without TLS: name a PLAINTEXT one")
     elif chosen is None and listeners:
         chosen = next((each for each in plain if each.name == PLAINTEXT), plain[0] if len(plain) == 1 else None)
         if chosen is None and plain:
             problems.append(f"inter.broker.listener.name is not set; name one of {_words([each.name for each in plain])}, through which boxes connect")
         elif chosen is None and not problems:
-            problems.append("listeners has no PLAINTEXT listener; boxes, console and command need one: add PLAINTEXT://127.0.0.1:9091 on a single box")
+            problems.append("listeners has no PLAINTEXT listener, through which the boxes of a cluster connect; add one")
     return sorted(listeners, key=lambda each: each is not chosen)
 
 

@@ -39,6 +39,11 @@ class Principal(NamedTuple):
         return cls(kind, name)
 
 
+def local_principal(user: int | str) -> Principal:
+    """Return the principal of a user of this machine, by its number: `User:local:1000`."""
+    return Principal(USER_TYPE, f"local:{user}")
+
+
 ANONYMOUS: Final = Principal(USER_TYPE, "ANONYMOUS")
 """The principal of a connection without authentication, as in Kafka."""
 BOX: Final = Principal(USER_TYPE, "millrace")

@@ -21,6 +21,7 @@ from appliance.base.errors import ProtocolViolation
 from appliance.cluster.broker_configs import CONNECTIONS_MAX
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.listening import NO_ROOM_TO_ACCEPT
+from appliance.security.principals import RequestOrigin
 from appliance.shm.arena import Arena
 from services.acceptor.closings import (
     ADDRESS_LIMIT,
@@ -37,11 +38,12 @@ from services.acceptor.closings import (
     STOPPING,
     TLS_UNAVAILABLE,
     UNANSWERED,
+    USER_REFUSED,
     Closings,
 )
 from services.acceptor.connection import Connection
 from services.acceptor.fetch.cold_reads import ColdReads
-from services.acceptor.listening_socket import ListeningSocket, listening_sockets
+from services.acceptor.listening_socket import LOCAL, Accepted, ListeningSocket, LocalListeningSocket, listening_sockets
 from services.acceptor.receiver import OnRequest, Receiver
 from services.acceptor.request_memory import HeldMemory
 from services.acceptor.transport import ClientTransport, PlainTransport
@@ -61,6 +63,8 @@ NO_ROOM_LOGGED_NS = 60_000_000_000
 SHED_IDLE_NS = 10_000_000_000
 """A connection without a request for this long is closed for one that waits to be accepted."""
 SHED_AT_ONCE = 64
+FIRST_ACCEPTOR = "0"
+"""The instance that serves the Unix socket."""
 SWEEP_SLICE = 500
 """Connections that a sweep checks in one turn."""
 DESCRIPTORS_RESERVED = 512
@@ -96,6 +100,9 @@ class ClientConnections:
         self._connections_wanted = box.integer(CONNECTIONS_MAX)
         self._connections_max = self._find_connections_max(self._connections_wanted)
         self._listening = listening_sockets(box, context.listen_sockets, self._connections_max, context.log)
+        self._has_one_listener = len(self._listening) == 1
+        if context.instance == FIRST_ACCEPTOR:
+            self._listening.append(LocalListeningSocket(context.layout.kafka_socket, box, context.log, bool(box.text("authorizer.class.name"))))
         self._tls = self._make_tls()
         self.sasl = self._make_sasl()
         """the authentication of clients; None without a listener with SASL"""
@@ -216,6 +223,9 @@ class ClientConnections:
     def close(self) -> None:
         for connection in list(self._connections.values()):
             self._close(connection, STOPPING)
+        for listening in self._listening:
+            if listening.own_path:
+                listening.socket.close()
         if self.sasl is not None:
             self.sasl.close()
         if self._reserve >= 0:
@@ -246,7 +256,7 @@ class ClientConnections:
         """As in Kafka (KIP-402): those that were last active before the others go, and none of the listener of boxes."""
         excess = len(self._connections) - self._connections_max
         if excess > 0:
-            others = (each for each in self._connections.values() if not each.listening.is_inter_broker or len(self._listening) == 1)
+            others = (each for each in self._connections.values() if not each.listening.is_inter_broker or self._has_one_listener)
             for connection in heapq.nsmallest(min(excess, SHED_AT_ONCE), others, key=lambda each: (not each.is_idle, each.last_active_ns)):
                 self._close(connection, CONNECTION_LIMIT, f"only {self._connections_max} connections may be open now (max.connections)")
 
@@ -277,12 +287,12 @@ class ClientConnections:
     def _accept_some(self, listening: ListeningSocket, burst: int) -> None:
         for _ in range(burst):
             try:
-                sock, peer = listening.socket.accept()
+                accepted = listening.accept()
             except OSError as error:
                 if error.errno in NO_ROOM_TO_ACCEPT:
                     self._on_no_room(listening, error)
                 return
-            self._add_connection(listening, sock, peer[0])
+            self._add_connection(listening, accepted)
 
     def _on_no_room(self, listening: ListeningSocket, error: OSError) -> None:
         """Stop accepting for a moment: no descriptor is free.
@@ -314,14 +324,14 @@ class ClientConnections:
             self._close(connection, DESCRIPTOR_LIMIT, "it was idle, and no descriptor was left for new connections")
         return bool(idle)
 
-    def _make_room_for(self, listening: ListeningSocket) -> bool:
-        """Close a connection of another listener, if boxes connect through this one (KIP-402): the one that was idle for longest, or, if none
-        is idle, that was last active before the others."""
-        if not listening.is_inter_broker or not listening.can_serve:
+    def _make_room_for(self, listening: ListeningSocket, origin: RequestOrigin) -> bool:
+        """Close a connection of another listener, if boxes connect through this one (KIP-402), or for an administrator on the Unix socket: the one
+        that was idle for longest, or, if none is idle, that was last active before the others."""
+        if not (listening.is_inter_broker or origin.is_privileged) or not listening.can_serve:
             return False
         longest = self._longest_idle(listening)
         if longest is not None:
-            self._close(longest, CONNECTION_LIMIT, f"{self._connections_max} connections are open (max.connections), and a box connects")
+            self._close(longest, CONNECTION_LIMIT, f"{self._connections_max} connections are open (max.connections), and a box or administrator connects")
         return longest is not None
 
     def _longest_idle(self, listening: ListeningSocket) -> Connection | None:
@@ -342,42 +352,49 @@ class ClientConnections:
                 os.close(self._reserve)
                 self._reserve = -1
             try:
-                sock, peer = listening.socket.accept()
+                accepted = listening.accept()
             except OSError:
                 break  # none waits; or the descriptor is taken
-            sock.close()
-            self._closings.log(DESCRIPTOR_LIMIT, peer[0], "no descriptor was left for it")
+            accepted.sock.close()
+            self._closings.log(DESCRIPTOR_LIMIT, accepted.address, "no descriptor was left for it")
         if self._reserve < 0:
             self._reserve = _open_reserve()
 
-    def _add_connection(self, listening: ListeningSocket, sock: socket.socket, address: str) -> None:
+    def _add_connection(self, listening: ListeningSocket, accepted: Accepted) -> None:
+        sock, address, origin, words = accepted
+        if origin is None:
+            sock.close()
+            self._closings.log(USER_REFUSED, address, words)
+            return
+        limited = listening.limited(address, origin)
         if listening.open_count >= listening.connections_max:
             sock.close()
             words = f"{listening.connections_max} connections of listener {listening.name} are open (max.connections)"
             self._closings.log(CONNECTION_LIMIT, address, words)
             return
-        if self._per_address[listening.name, address] >= listening.per_address_max:
+        if self._per_address[limited] >= listening.per_address_max:
             sock.close()
             self._closings.log(ADDRESS_LIMIT, address, f"it has {listening.per_address_max} connections (max.connections.per.ip)")
             return
-        if len(self._connections) >= self._connections_max and not self._make_room_for(listening):
+        if len(self._connections) >= self._connections_max and not self._make_room_for(listening, origin):
             sock.close()
             self._closings.log(CONNECTION_LIMIT, address, f"{self._connections_max} connections are open (max.connections)")
             return
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if listening.name != LOCAL:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if listening.tls is not None:
             transport = self._tls_transport(listening, sock, address)
             if transport is None:
                 return
         else:
             transport = PlainTransport(sock)
-        connection = Connection(transport, address, self._clock.monotonic_ns(), listening.origin)
+        connection = Connection(transport, address, self._clock.monotonic_ns(), origin)
         listening.open_count += 1
         connection.listening = listening
         descriptor = transport.fileno()
         self._connections[descriptor] = connection
-        self._per_address[listening.name, address] += 1
+        self._per_address[limited] += 1
         connection.interest = READ_INTEREST
         if listening.tls is None:
             if listening.mechanisms:
@@ -618,7 +635,7 @@ class ClientConnections:
         del self._connections[descriptor]
         listening = connection.listening
         listening.open_count -= 1
-        counted = listening.name, connection.address
+        counted = listening.limited(connection.address, connection.origin)
         self._per_address[counted] -= 1
         if not self._per_address[counted]:
             del self._per_address[counted]

@@ -48,6 +48,8 @@ AUTHENTICATION_OVERLOAD = "authentication-overload"
 """Too many passwords wait to be verified."""
 SESSION_EXPIRED = "session-expired"
 """It did not authenticate again in time."""
+USER_REFUSED = "local-user"
+"""A user of this machine that is none of the box's, on the Unix socket of a box without an authorizer."""
 UNREADABLE = "request-refused-by-controller"
 """Controller or coordinator could not decode a forwarded request."""
 CONTROLLER_SILENT = "controller-silent"
@@ -74,7 +76,7 @@ class Closings:
             self._counter(reason)
         for reason in (AUTHENTICATION_FAILED, AUTHENTICATION_TIMEOUT, AUTHENTICATION_OVERLOAD, SESSION_EXPIRED):
             self._counter(reason)
-        for reason in (UNREADABLE, CONTROLLER_SILENT, DESCRIPTOR_LIMIT, TLS_HANDSHAKE, CERTIFICATE_REFUSED, TLS_UNAVAILABLE):
+        for reason in (USER_REFUSED, UNREADABLE, CONTROLLER_SILENT, DESCRIPTOR_LIMIT, TLS_HANDSHAKE, CERTIFICATE_REFUSED, TLS_UNAVAILABLE):
             self._counter(reason)
 
     def count(self, reason: str) -> None:

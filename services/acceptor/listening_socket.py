@@ -1,22 +1,48 @@
 """One listener for Kafka clients: its socket, origin of its connections, and limits.
 
-Owned by one acceptor.
+Also the listener on a Unix socket, for commands on this machine: the kernel says which user connects, so
+there is no password. Root and the user that owns the logs are super users, others are what access control
+entries allow to `User:local:UID`. Without an authorizer, which allows everything, they are refused.
+
+Owned by one acceptor; the Unix socket by the first one. Weak: in an installed box all users that are none
+of the box's have the same number, because the acceptor's user namespace does not have them.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from appliance.base.logging import Logger
+from appliance.base.setting_row import SettingValue
 from appliance.base.settings import Box, KafkaListener
+from appliance.base.trusted_files import SYSTEM_USER, faces_network, runs_box
+from appliance.ipc.frames import listen_unix, peer_identity
 from appliance.runtime.listening import kafka_socket_names
-from appliance.security.listeners import SASL_SETTINGS, TLS_SETTINGS, TokenSettings, is_encrypted, mechanisms_of
-from appliance.security.principals import ANONYMOUS, RequestOrigin
+from appliance.security.listeners import PLAINTEXT, SASL_SETTINGS, TLS_SETTINGS, TokenSettings, is_encrypted, mechanisms_of
+from appliance.security.principals import ANONYMOUS, PRIVILEGED, RequestOrigin, local_principal
 
 if TYPE_CHECKING:
     from appliance.security.tls_contexts import ReloadedContext
+
+
+LOCAL: Final = "local"
+"""Name of the listener on the Unix socket; others have capital letters."""
+LOCAL_ADDRESS: Final = "127.0.0.1"
+"""The host of its clients, for access control entries."""
+LOCAL_CONNECTIONS_MAX: Final = 256
+LOCAL_PER_USER_MAX: Final = 64
+
+
+class Accepted(NamedTuple):
+    """A new connection; `origin` None: its user is refused, because of `words`."""
+
+    sock: socket.socket
+    address: str
+    origin: RequestOrigin | None
+    words: str = ""
 
 
 class ListeningSocket:
@@ -66,10 +92,61 @@ class ListeningSocket:
         own = self._own_connections_max
         self.connections_max = min(connections_max, own) if isinstance(own, int) else connections_max
 
+    def accept(self) -> Accepted:
+        """Take a waiting connection. Raises OSError, BlockingIOError if none waits."""
+        sock, peer = self.socket.accept()
+        return Accepted(sock, peer[0], self.origin)
+
+    def limited(self, address: str, origin: RequestOrigin) -> tuple[str, str]:
+        """Return what is counted for the limit of connections of an address."""
+        return self.name, address
+
+    @property
+    def own_path(self) -> str:
+        """The host by which its clients connect to this box; empty: the advertised one."""
+        return ""
+
     @property
     def can_serve(self) -> bool:
         """False while it needs a certificate and has none that can be used."""
         return self.tls is None or self.tls.current is not None
+
+
+class LocalListeningSocket(ListeningSocket):
+    """The listener on the Unix socket `path`. `has_authorizer`: users that are none of the box's may connect."""
+
+    __slots__ = ("_has_authorizer", "_path")
+
+    def __init__(self, path: str, box: Box, log: Logger, has_authorizer: bool) -> None:
+        self._path = path
+        self._has_authorizer = has_authorizer
+        settings: dict[str, SettingValue] = {"max.connections": LOCAL_CONNECTIONS_MAX}
+        super().__init__(KafkaListener(LOCAL, PLAINTEXT, "", 0, "", 0, settings), listen_unix(path), box, LOCAL_CONNECTIONS_MAX, log)
+        self.is_inter_broker = False
+        self.per_address_max = LOCAL_PER_USER_MAX
+
+    def accept(self) -> Accepted:
+        sock, _ = self.socket.accept()
+        try:
+            user, group = peer_identity(sock)
+        except OSError:
+            sock.close()
+            raise
+        if user == 0:
+            return Accepted(sock, LOCAL_ADDRESS, RequestOrigin(local_principal(user), "", PRIVILEGED))
+        if runs_box(user, group):
+            return Accepted(sock, LOCAL_ADDRESS, RequestOrigin(local_principal(SYSTEM_USER if faces_network() else user), "", PRIVILEGED))
+        if self._has_authorizer or user == os.geteuid():  # the latter: a process of the box that faces the network
+            return Accepted(sock, LOCAL_ADDRESS, RequestOrigin(local_principal(user), ""))
+        words = f"user {user} is none of the box's, and without authorizer.class.name the local socket is for these; use a listener, or sudo"
+        return Accepted(sock, LOCAL_ADDRESS, None, words)
+
+    def limited(self, address: str, origin: RequestOrigin) -> tuple[str, str]:
+        return str(origin.principal), address
+
+    @property
+    def own_path(self) -> str:
+        return self._path
 
 
 def listening_sockets(box: Box, sockets: Mapping[str, socket.socket], connections_max: int, log: Logger) -> list[ListeningSocket]:

@@ -19,6 +19,7 @@ from appliance.base.errors import ErrorCode, MillraceError
 from appliance.base.model import NO_LEADER
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.runtime.agent import ServiceContext
+from appliance.security.listeners import PLAINTEXT
 from appliance.shm.counters import read_counters
 from services.console import host_topic
 from services.console.host_figures import HostReading, LogDirectorySpace, devices_of, host_records, read_host
@@ -49,6 +50,9 @@ class HostFigures:
         self._topic = box.text("host.figures.topic")
         self.interval_seconds = box.integer("host.figures.interval.ms") / 1000
         self._address = box.local_kafka
+        """host and port, or the path of the Unix socket where each listener needs TLS or a login"""
+        if box.kafka_listeners[0].protocol != PLAINTEXT:
+            self._address = context.layout.kafka_socket, 0
         self._host = os.uname().nodename
         self.waiting: deque[tuple[int, bytes]] = deque()
         self._before: HostReading | None = None
@@ -161,7 +165,9 @@ class HostFigures:
     async def _ask(self, address: tuple[str, int], request: bytes) -> bytes:
         if self.connection is None or self.connection[0].at_eof() or self._connected_to != address:
             self.hang_up()
-            self.connection, self._connected_to = await asyncio.open_connection(*address), address
+            host = address[0]
+            opened = await (asyncio.open_unix_connection(host) if host.startswith("/") else asyncio.open_connection(*address))
+            self.connection, self._connected_to = opened, address
         reader, writer = self.connection
         writer.write(request)
         await writer.drain()

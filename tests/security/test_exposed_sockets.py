@@ -157,7 +157,7 @@ def test_no_process_answers_another_user_that_reaches_its_socket(opened: Running
     assert len(paths) == 5
     taps = [str(path) for path in Path(opened.layout.network_directory).glob("tap@*.sock")]
     assert len(taps) == 2
-    paths += taps
+    paths += [*taps, opened.layout.kafka_socket]
     status = HEADER.pack(HEADER.size - 4, STATUS, 0).hex()
     assert {path: run_python(STRANGER, CONNECTS, path, status).split() for path in paths} == {path: ["b''"] for path in paths}
     assert opened.status(), "root is answered"

@@ -64,6 +64,8 @@ while True:
 
 NETWORK = """
 answers = {"network": trusted_files.faces_network(), "box": layout.read_box()}
+games, group = int(sys.argv[2]), os.getegid()
+answers["runs_box"] = [trusted_files.runs_box(*each) for each in ((games, group), (65534, group), (65534, group + 1), (os.geteuid(), group))]
 counters = Counters.create_or_adopt(layout, "acceptor@0", 9)
 source = Source(layout, "acceptor@0", 9, 1 << 16, 8)
 
@@ -164,7 +166,7 @@ def runtime() -> Iterator[Path]:
 def test_a_process_that_faces_the_network_offers_batches_and_can_do_nothing_to_the_logs(runtime: Path) -> None:
     storage, network, group = pwd.getpwnam("games").pw_uid, pwd.getpwnam("news").pw_uid, grp.getgrnam("games").gr_gid
     with running_python(storage, NAMES + STORAGE, str(runtime), group=group):
-        found = json.loads(run_python(network, NAMES + NETWORK, str(runtime), group=group))
+        found = json.loads(run_python(network, NAMES + NETWORK, str(runtime), str(storage), group=group))
         stranger = json.loads(run_python(STRANGER, NAMES + STRANGE, str(runtime)))
     can = {"network", "is_served", "reads_table"}
     cannot = {
@@ -174,5 +176,6 @@ def test_a_process_that_faces_the_network_offers_batches_and_can_do_nothing_to_t
     assert {name: found[name] for name in can} == dict.fromkeys(can, True)
     assert {name: found[name] for name in cannot} == dict.fromkeys(cannot, False)
     assert found["box"] == {}
+    assert found["runs_box"] == [True, True, False, False], "in a user namespace, too, the user that owns the logs is known"
     assert (found["seen"], found["tables_of_the_log_writer"]) == (2, 1), "it sees counters of all, and no table that another user made"
     assert stranger == [False, False, False]

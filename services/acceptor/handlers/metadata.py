@@ -143,6 +143,8 @@ class MetadataHandler:
             self._encoded_generation = image.generation
             self._encoded.clear()
         brokers = [MetadataBroker(broker.id, broker.host, broker.port, broker.rack) for broker in image.brokers_at(listener).values()]
+        if not listener and (own_path := connection.listening.own_path):
+            brokers = [each._replace(host=own_path, port=0) if each.node_id == self._view.broker_id else each for each in brokers]
         topics: list[MetadataTopic | bytes]
         allowed = TOPIC_OPERATIONS if request.include_topic_authorized_operations else OPERATIONS_NOT_ASKED
         if rights is not None:

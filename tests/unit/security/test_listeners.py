@@ -111,10 +111,10 @@ def test_the_listeners_of_the_documentation_are_valid() -> None:
     for block in blocks:
         settings, problems = resolve_settings(block, "docs/security.md")
         assert problems == []
-        listeners, problems = plan_listeners(settings, {}, DEFAULT)
+        listeners, problems = plan_listeners(settings, {}, DEFAULT, is_alone=True)
         assert problems == []
         protocols.append([listener.protocol for listener in listeners])
-    assert protocols == [["PLAINTEXT", "SSL"], ["PLAINTEXT", "SASL_SSL"]]
+    assert protocols == [["SSL"], ["SASL_SSL"]]
 
 
 def test_oauthbearer_wants_to_know_whose_tokens_it_takes_and_where_their_keys_are() -> None:
@@ -138,3 +138,11 @@ def test_oauthbearer_wants_to_know_whose_tokens_it_takes_and_where_their_keys_ar
     }.items():
         _, problems = plan_listeners(settings | known | {"sasl.oauthbearer.jwks.endpoint.url": url}, {}, DEFAULT)
         assert (problems == []) is is_right, url
+
+
+def test_a_box_alone_needs_no_plaintext_listener() -> None:
+    settings = {**default_settings(), "listeners": "CLIENTS://:9092", "listener.security.protocol.map": "CLIENTS:SASL_SSL"}
+    listeners, problems = plan_listeners(settings, {}, DEFAULT, is_alone=True)
+    assert (problems, [each.name for each in listeners]) == ([], ["CLIENTS"])
+    _, problems = plan_listeners(settings, {}, DEFAULT)
+    assert problems == ["listeners has no PLAINTEXT listener, through which the boxes of a cluster connect; add one"]
