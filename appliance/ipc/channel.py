@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from appliance.base.errors import MillraceError
 from appliance.base.invariants import InvariantViolation
 from appliance.ipc.descriptors import COMPLETION, DESCRIPTOR, KIND, DescriptorKind
 from appliance.ipc.frames import Frame, FrameSocket, PeerGone, close_descriptors, is_trusted_user
@@ -59,15 +60,24 @@ The order ISR answers each."""
 
 NETWORK_SOURCES = ("acceptor@", "ingest@")
 """Sources that may have another user than the log-writer (`trusted_files.NETWORK_USER`)."""
+COORDINATOR = "coordinator"
 NETWORK_KINDS = frozenset(
     int(kind)
     for kind in (
         DescriptorKind.PRODUCE, DescriptorKind.PROGRESS, DescriptorKind.TRANSACTION_MARKER,
-        DescriptorKind.DELETE_RECORDS, DescriptorKind.DESCRIBE_PRODUCERS, DescriptorKind.BEGIN_VERIFICATION,
+        DescriptorKind.DELETE_RECORDS, DescriptorKind.DESCRIBE_PRODUCERS,
     )
 )  # fmt: skip
 """What they may request: what Kafka clients may, and no command of the controller."""
 _KIND_OF = itemgetter(KIND)
+
+
+class ChannelBroken(MillraceError):
+    """A source stored what breaks the protocol: the log-writer drops its channel, and goes on."""
+
+    def __init__(self, channel: SinkChannel, reason: str) -> None:
+        super().__init__(reason)
+        self.channel = channel
 
 
 class SourceChannel:
@@ -150,15 +160,17 @@ class SinkChannel:
             self.incarnation: int = named["incarnation"]
             self.control = control
             self.is_restricted = not is_trusted_user(user)
+            self.is_coordinator = self.source == COORDINATOR and not self.is_restricted
+            """The only source that appends to the topics of the coordinators."""
             if self.is_restricted and not self.source.startswith(NETWORK_SOURCES):
                 raise PeerGone(f"a process of user {user} may not be {self.source}")
             self.arena, self.rings = self._map(named, user)
         except (PeerGone, SharedObjectAbsent, LayoutMismatch):
             os.close(doorbell)
             raise
-        self.rings.claim(writer_incarnation)
         self.descriptors = self.rings.descriptor_consumer(DESCRIPTOR)
         self.completions = self.rings.completion_producer(COMPLETION)
+        self.rings.claim(writer_incarnation)
         self._button = DoorbellButton(doorbell, self.arena.words, ARENA_SLEEPING_WORD)
         self._arena_words = self.arena.words
         self.memory = self.arena.memory
@@ -178,27 +190,48 @@ class SinkChannel:
             arena.close()
             rings.close()
             raise SharedObjectAbsent(f"arena or rings of {named['source']} are of another incarnation")
+        if rings.has_been_used:
+            arena.close()
+            rings.close()
+            raise SharedObjectAbsent(f"rings of {named['source']} are not new")
         return arena, rings
 
-    @staticmethod
-    def forbidden(entries: list[tuple[Any, ...]]) -> str:
-        """Return the name of the first request that processes facing the network may not make."""
-        kind = next(entry[KIND] for entry in entries if entry[KIND] not in NETWORK_KINDS)
-        return next((known.name for known in DescriptorKind if known == kind), str(kind))
+    def take(self, limit: int) -> list[tuple[Any, ...]]:
+        """Return up to `limit` descriptors. Raises ChannelBroken if the ring has more than its
+        capacity, more are without completion, or the source may not request what they say."""
+        descriptors = self.descriptors
+        try:
+            entries = descriptors.poll(limit)
+        except InvariantViolation as violation:
+            raise ChannelBroken(self, str(violation)) from violation
+        if entries:
+            if descriptors.head - self.completions.tail > self.rings.capacity:
+                raise ChannelBroken(self, f"{self.source} has offered more descriptors than its ring has completions")
+            if self.is_restricted and not NETWORK_KINDS.issuperset(map(_KIND_OF, entries)):
+                raise ChannelBroken(self, self._forbidden(entries))
+        return entries
 
-    def may_offer(self, entries: list[tuple[Any, ...]]) -> bool:
-        """Return whether the source may request what these descriptors say."""
-        return not self.is_restricted or NETWORK_KINDS.issuperset(map(_KIND_OF, entries))
+    @staticmethod
+    def _forbidden(entries: list[tuple[Any, ...]]) -> str:
+        kind = next(entry[KIND] for entry in entries if entry[KIND] not in NETWORK_KINDS)
+        name = next((known.name for known in DescriptorKind if known == kind), str(kind))
+        return f"a process of another user may request no {name}"
+
+    def complete(self, entries: list[tuple[Any, ...]]) -> None:
+        """Publish completions, and wake the source if it sleeps. Raises ChannelBroken if the ring
+        has no place for them, because the source stored another head or reads none."""
+        try:
+            self.completions.offer_all(entries)
+        except InvariantViolation as violation:
+            raise ChannelBroken(self, f"{self.source} takes no completions: {violation}") from violation
+        self._button.ring_if_sleeping()
 
     def slice(self, position: int, length: int) -> memoryview:
         """Return the `length` bytes at `position` of the source's arena, where a descriptor says
-        they are.
-
-        Raises `InvariantViolation` if they are beyond its end, because a slice would be silently
-        shorter.
-        """
+        they are. Raises ChannelBroken if they are beyond its end, because a slice would be silently
+        shorter."""
         if position + length > self.size_bytes:
-            raise InvariantViolation(f"{self.source} names {length} bytes at {position} of its arena")
+            raise ChannelBroken(self, f"{self.source} names {length} bytes at {position} of its arena")
         return self.memory[position : position + length]
 
     def watches_rows(self) -> bool:

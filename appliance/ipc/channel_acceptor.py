@@ -13,15 +13,19 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import orjson
 
-from appliance.ipc.channel import HELLO, REFUSED, WELCOME, SinkChannel
-from appliance.ipc.frames import Frame, FrameSocket, PeerGone, Registry, accept, close_descriptors, listen_unix
+from appliance.ipc.channel import HELLO, REFUSED, WELCOME, ChannelBroken, SinkChannel
+from appliance.ipc.frames import Frame, FrameSocket, PeerGone, Registry, accept, close_descriptors, is_trusted_user, listen_unix
 from appliance.shm.counters import Counters
 from appliance.shm.mapping import LayoutMismatch, SharedObjectAbsent
 
+HELLO_BYTES_MAX = 1 << 16
+CONNECTIONS_MAX = 256
+"""Connections of processes that face the network, which may be taken over."""
 _INTEREST = select.EPOLLIN | select.EPOLLRDHUP
 
 
@@ -84,10 +88,11 @@ class ChannelAcceptor:
             if channel is not None and channel.source == source:
                 self._forget(control, "it has to read the table again")
 
-    def refuse(self, channel: SinkChannel, reason: str) -> None:
-        """Drop a source that requests what it may not."""
+    def refuse(self, broken: ChannelBroken) -> None:
+        """Drop a source that breaks the protocol, or requests what it may not."""
         self._refused.add()
-        self._forget(channel.control, reason)
+        if broken.channel.control in self.connections:
+            self._forget(broken.channel.control, str(broken))
 
     def send(self, source: str, kind: int, payload: bytes) -> bool:
         """Send a frame to a connected source. False if it is not connected."""
@@ -107,7 +112,11 @@ class ChannelAcceptor:
         return any(channel.source == source for channel in self.channels)
 
     def _on_connection(self, _events: int) -> None:
-        while self.listening is not None and (control := accept(self.listening)) is not None:
+        while self.listening is not None and (control := accept(self.listening, HELLO_BYTES_MAX)) is not None:
+            if len(self.connections) >= CONNECTIONS_MAX and not is_trusted_user(control.peer_user()):
+                self._refused.add()
+                control.close()
+                continue
             self.connections[control] = None
             self._registry.register(control.fileno(), _INTEREST, self._make_callback(control))
 
@@ -164,6 +173,7 @@ class ChannelAcceptor:
             control.close()
             return
         self.channels.remove(channel)
-        self._dropped.add(len(channel.descriptors.poll(channel.descriptors.capacity)))  # once: a live source may go on offering
+        with suppress(ChannelBroken):
+            self._dropped.add(len(channel.take(channel.rings.capacity)))  # once: a live source may go on offering
         channel.close()
         self._on_gone(channel, reason)

@@ -48,9 +48,10 @@ class FrameSocket:
     """One end of a connection. `send` queues what the socket does not accept; `flush` continues
     when it is writable."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, frame_bytes_max: int = MAX_FRAME_BYTES) -> None:
         sock.setblocking(False)
         self._socket = sock
+        self._frame_bytes_max = frame_bytes_max
         self._received = bytearray()
         self._descriptors: list[int] = []
         self._outgoing: deque[tuple[memoryview, tuple[int, ...]]] = deque()
@@ -91,7 +92,7 @@ class FrameSocket:
 
     def receive(self) -> list[Frame]:
         """Return all complete frames that were received. Raises PeerGone at the end of the stream,
-        and for an invalid length."""
+        for an invalid length, and for more descriptors than a frame can have."""
         gone = False
         while True:
             try:
@@ -106,11 +107,13 @@ class FrameSocket:
                     rights = array.array("i")
                     rights.frombytes(content[: len(content) // rights.itemsize * rights.itemsize])
                     self._descriptors.extend(rights)
+            if len(self._descriptors) > _MAX_DESCRIPTORS:
+                raise PeerGone("a frame carries too many descriptors")
             if not data:
                 gone = True
                 break
             self._received += data
-            if len(data) < _RECEIVE_BYTES:
+            if len(data) < _RECEIVE_BYTES or len(self._received) > self._frame_bytes_max:
                 break
         frames = self._take_frames()
         if gone and not frames:
@@ -123,7 +126,7 @@ class FrameSocket:
         position = 0
         while len(received) - position >= HEADER.size:
             length, kind, token = HEADER.unpack_from(received, position)
-            if length < HEADER.size - 4 or length > MAX_FRAME_BYTES:
+            if length < HEADER.size - 4 or length > self._frame_bytes_max:
                 raise PeerGone(f"a frame of {length} bytes is not one of ours")
             end = position + 4 + length
             if end > len(received):
@@ -177,10 +180,10 @@ def connect_unix(path: str) -> FrameSocket | None:
     return FrameSocket(sock)
 
 
-def accept(listening: socket.socket) -> FrameSocket | None:
+def accept(listening: socket.socket, frame_bytes_max: int = MAX_FRAME_BYTES) -> FrameSocket | None:
     """Return one waiting connection; None if there is none, or if it was another user's."""
     accepted = accept_trusted(listening)
-    return None if accepted is None else FrameSocket(accepted)
+    return None if accepted is None else FrameSocket(accepted, frame_bytes_max)
 
 
 def accept_trusted(listening: socket.socket) -> socket.socket | None:

@@ -31,7 +31,7 @@ class RingProducer:
     """The producer's side. `base` is the byte position of the first entry; `*_index` are word
     indexes."""
 
-    __slots__ = ("_base", "_head_index", "_known_head", "_mask", "_memory", "_pack_into", "_tail", "_tail_index", "_words", "capacity")
+    __slots__ = ("_base", "_head_index", "_known_head", "_mask", "_memory", "_pack_into", "_tail_index", "_words", "capacity", "tail")
 
     def __init__(self, memory: memoryview, words: memoryview, entry: Struct, base: int, capacity: int, tail_index: int, head_index: int) -> None:
         check(entry.size == ENTRY_BYTES and capacity & (capacity - 1) == 0 and base % WORD_BYTES == 0, "a ring has a power of two of aligned 64-byte entries")
@@ -42,19 +42,20 @@ class RingProducer:
         self._mask = capacity - 1
         self._tail_index = tail_index
         self._head_index = head_index
-        self._tail = words[tail_index]
+        self.tail = words[tail_index]
+        """Entries that were published so far."""
         self._known_head = words[head_index]
         self.capacity = capacity
 
     def offer(self, *fields: Any) -> bool:
         """Publish one entry. False if the ring is full."""
-        tail = self._tail
+        tail = self.tail
         if tail - self._known_head > self._mask:
             self._known_head = self._words[self._head_index]
             if tail - self._known_head > self._mask:
                 return False
         self._pack_into(self._memory, self._base + (tail & self._mask) * ENTRY_BYTES, *fields)
-        self._tail = tail + 1
+        self.tail = tail + 1
         self._words[self._tail_index] = tail + 1
         return True
 
@@ -62,23 +63,23 @@ class RingProducer:
         """Publish several entries with one store of the tail. The caller has checked
         `free_entries`."""
         check(len(entries) <= self.free_entries(), "the entries must fit the ring")
-        tail, mask, base, memory, pack_into = self._tail, self._mask, self._base, self._memory, self._pack_into
+        tail, mask, base, memory, pack_into = self.tail, self._mask, self._base, self._memory, self._pack_into
         for fields in entries:
             pack_into(memory, base + (tail & mask) * ENTRY_BYTES, *fields)
             tail += 1
-        self._tail = tail
+        self.tail = tail
         self._words[self._tail_index] = tail
 
     def free_entries(self) -> int:
         """Return how many entries can be offered."""
         self._known_head = self._words[self._head_index]
-        return self.capacity - (self._tail - self._known_head)
+        return self.capacity - (self.tail - self._known_head)
 
 
 class RingConsumer:
     """The consumer's side."""
 
-    __slots__ = ("_base", "_head", "_head_index", "_iter_unpack", "_mask", "_memory", "_tail_index", "_words", "capacity")
+    __slots__ = ("_base", "_head_index", "_iter_unpack", "_mask", "_memory", "_tail_index", "_words", "capacity", "head")
 
     def __init__(self, memory: memoryview, words: memoryview, entry: Struct, base: int, capacity: int, tail_index: int, head_index: int) -> None:
         check(entry.size == ENTRY_BYTES and capacity & (capacity - 1) == 0 and base % WORD_BYTES == 0, "a ring has a power of two of aligned 64-byte entries")
@@ -89,15 +90,16 @@ class RingConsumer:
         self._mask = capacity - 1
         self._tail_index = tail_index
         self._head_index = head_index
-        self._head = words[head_index]
+        self.head = words[head_index]
+        """Entries that were taken so far."""
         self.capacity = capacity
 
     def has_entries(self) -> bool:
-        return bool(self._words[self._tail_index] != self._head)
+        return bool(self._words[self._tail_index] != self.head)
 
     def poll(self, limit: int) -> list[tuple[Any, ...]]:
         """Return up to `limit` entries, copied out of shared memory before the head is published."""
-        head = self._head
+        head = self.head
         count = self._words[self._tail_index] - head
         if count == 0:
             return []
@@ -111,7 +113,7 @@ class RingConsumer:
         entries = list(self._iter_unpack(self._memory[position : position + first * ENTRY_BYTES]))
         if first < count:
             entries.extend(self._iter_unpack(self._memory[self._base : self._base + (count - first) * ENTRY_BYTES]))
-        self._head = head + count
+        self.head = head + count
         self._words[self._head_index] = head + count
         return entries
 
@@ -195,6 +197,12 @@ class RingPair:
         shared = self.shared
         base = RINGS_POSITION + self.capacity * ENTRY_BYTES
         return RingConsumer(shared.memory, shared.words, entry, base, self.capacity, COMPLETION_TAIL_WORD, COMPLETION_HEAD_WORD)
+
+    @property
+    def has_been_used(self) -> bool:
+        """Return whether a word of either ring is not that of an empty new one."""
+        words = self.shared.words
+        return any(words[index] for index in (DESCRIPTOR_TAIL_WORD, DESCRIPTOR_HEAD_WORD, COMPLETION_TAIL_WORD, COMPLETION_HEAD_WORD))
 
     @property
     def writer_incarnation(self) -> int:

@@ -198,7 +198,12 @@ LOG_WRITER = (
     gauge("log_writer_old_copy", "log_writer.old_copy", "1: the log directory, 2: the state directory was older than the other remembered.", _DISK),
     counter("log_writer_storage_failures", "log_writer.storage_failures", "Errors of the disk, each of which took the directory offline.", _DISK),
     counter("log_writer_dropped_of_dead_sources", "log_writer.dropped_of_dead_sources", "Descriptors dropped because their sender had died.", _DISK),
-    counter("log_writer_refused_sources", "log_writer.refused_sources", "Processes whose HELLO was refused.", _DISK),
+    counter(
+        "log_writer_refused_sources",
+        "log_writer.refused_sources",
+        "Processes whose HELLO was refused, or whose channel was closed for what they stored.",
+        _DISK,
+    ),
     counter("log_writer_replica_appends", "log_writer.replica_appends", "Writes of what leaders sent.", _DISK),
     counter("log_writer_replica_bytes", "log_writer.replica_bytes", "Bytes of them.", _DISK),
     counter("log_writer_replica_appends_corrupt", "log_writer.replica_appends_corrupt", "What leaders sent and was refused, being torn or damaged.", _DISK),

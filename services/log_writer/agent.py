@@ -19,7 +19,7 @@ import orjson
 
 from appliance.base.errors import DiskFull, ErrorCode, OutOfDescriptors, StepsDown, StorageFailed
 from appliance.base.layout import boot_id
-from appliance.ipc.channel import ISR_CHANGES, SinkChannel
+from appliance.ipc.channel import ISR_CHANGES, ChannelBroken, SinkChannel
 from appliance.ipc.channel_acceptor import ChannelAcceptor
 from appliance.ipc.descriptors import KIND, ROW, DescriptorKind
 from appliance.ipc.disk_reports import LostOffsets, lost_file, report_file, write_lost
@@ -112,7 +112,7 @@ class LogWriterAgent:
         self.cleaning = CleaningRounds(self.partitions, self._clock, counters, box, context.log, self.disk.name)
         self.summaries = SummaryRounds(self.partitions, self._clock, counters, box, context.layout, context.log)
         parts = AppendParts(self.partitions, self.completions, self._held, self.batch_flushes, self.trouble, self._clock, counters)
-        self._appends = LogWriterAppends(parts)
+        self._appends = LogWriterAppends(parts, box.may_have_neighbours)
         incoming = IncomingMoves(
             self.partitions,
             self._clock,
@@ -173,20 +173,23 @@ class LogWriterAgent:
         work = 0
         started_ns = self._clock.monotonic_ns()
         postponed = self._postponed
-        for channel in self.door.channels:
-            if channel in postponed.by_source:
-                continue
-            entries = channel.descriptors.poll(DESCRIPTOR_BURST)
-            if entries:
-                work += len(entries)
-                if not channel.may_offer(entries):
-                    self.door.refuse(channel, f"a process of another user may request no {channel.forbidden(entries)}")
-                    break  # the list of channels has changed; the others have their turn next
-                self._take(channel, entries)
+        try:
+            for channel in self.door.channels:
+                if channel in postponed.by_source:
+                    continue
+                entries = channel.take(DESCRIPTOR_BURST)
+                if entries:
+                    work += len(entries)
+                    self._take(channel, entries)
+        except ChannelBroken as broken:
+            self.door.refuse(broken)  # the list of channels has changed; the others have their turn next
         if work:
             self.completions.publish(self.door)
         if postponed.by_source:
-            work += postponed.carry_out()
+            try:
+                work += postponed.carry_out()
+            except ChannelBroken as broken:
+                self.door.refuse(broken)
             self.completions.publish(self.door)
         if self.batch_flushes.is_active:
             work += self._appends.flush_batches()
@@ -228,8 +231,13 @@ class LogWriterAgent:
             self._fences.add()
             raise StepsDown(f"disk {self.disk.name} kept it waiting for too long, and it was fenced")
         work = 0
-        for channel in self.door.channels:
-            for entry in (*self._postponed.by_source.pop(channel, ()), *channel.descriptors.poll(DESCRIPTOR_BURST)):
+        for channel in list(self.door.channels):
+            try:
+                entries = (*self._postponed.by_source.pop(channel, ()), *channel.take(DESCRIPTOR_BURST))
+            except ChannelBroken as broken:
+                self.door.refuse(broken)
+                continue
+            for entry in entries:
                 self.completions.answer(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
                 work += 1
         self.completions.publish(self.door)

@@ -20,7 +20,7 @@ import orjson
 
 from appliance.base.errors import DiskFull, ErrorCode, RequestRefused, StorageFailed
 from appliance.base.logging import Logger
-from appliance.base.model import LeaderEpoch, TopicId, TopicPartition
+from appliance.base.model import INTERNAL_TOPICS, LeaderEpoch, TopicId, TopicPartition
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.descriptors import KIND, LENGTH, POSITION, ROW, ROW_GENERATION, TOKEN, VALUE_A, DescriptorKind, pack_producers
 from appliance.shm.partition_table import APPEND_SINCE_WORD, FENCE_WORD, ROLE_LEADER
@@ -146,6 +146,8 @@ class CommandQueue:
         offline, is_full = self._trouble.offline, self._trouble.is_full
         code = 0 if is_full and replica is not None and not offline else self._appends.refusal(replica, entry)
         try:
+            if not code and replica is not None and channel.is_restricted and replica.topic_partition.topic in INTERNAL_TOPICS:
+                code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
             if not code and replica is not None and (replica.is_frozen or replica.role != ROLE_LEADER):
                 code = ErrorCode.NOT_LEADER_OR_FOLLOWER
             if not code and replica is not None:

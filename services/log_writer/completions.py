@@ -10,7 +10,7 @@ from typing import Any
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import NO_OFFSET, LeaderEpoch, Offset
-from appliance.ipc.channel import SinkChannel
+from appliance.ipc.channel import ChannelBroken, SinkChannel
 from appliance.ipc.channel_acceptor import ChannelAcceptor
 from appliance.ipc.descriptors import COMMITTED_FLAG, KIND, ROW, TOKEN, VALUE_A, DescriptorKind
 from appliance.shm.counters import Counters
@@ -46,8 +46,10 @@ class Completions:
         """
         completions, self.by_channel = self.by_channel, {}
         for channel, entries in completions.items():
-            channel.completions.offer_all(entries)
-            channel.ring()
+            try:
+                channel.complete(entries)
+            except ChannelBroken as broken:
+                door.refuse(broken)
         if self.rows_moved:
             self.rows_moved = False
             for channel in door.channels:

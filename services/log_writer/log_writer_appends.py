@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, StorageFailed
-from appliance.base.invariants import InvariantViolation
-from appliance.base.model import Offset, Position
-from appliance.ipc.channel import SinkChannel
+from appliance.base.model import INTERNAL_TOPICS, Offset, Position
+from appliance.ipc.channel import ChannelBroken, SinkChannel
 from appliance.ipc.descriptors import (
     ACKS_ALL_FLAG,
     ADDS_PARTITION_FLAG,
@@ -42,7 +41,7 @@ from appliance.ipc.descriptors import (
     VERIFIED_FLAG,
     DescriptorKind,
 )
-from appliance.records.batch import PRODUCER_ID_AT
+from appliance.records.batch import ATTRIBUTES_AT, CONTROL_FLAG, PRODUCER_ID_AT, RECORDS_AT
 from appliance.records.control_batch import EndTransactionMarker, build_end_transaction_batch
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import APPEND_SINCE_WORD, FENCE_WORD, ROLE_LEADER, ROLE_OFFLINE
@@ -60,6 +59,7 @@ _PRODUCE = int(DescriptorKind.PRODUCE)
 _MARKER = int(DescriptorKind.TRANSACTION_MARKER)
 APPENDS = (_PRODUCE, _MARKER)
 _OFFER_FLAGS = ADDS_PARTITION_FLAG | COORDINATOR_FLAG
+_RECORDS_MAX = (1 << 31) - 1
 _COORDINATORS_FLAGS = COORDINATOR_FLAG | VERIFIED_FLAG
 """No Kafka client causes them, so processes that face the network may not set them."""
 
@@ -84,7 +84,8 @@ class AppendParts(NamedTuple):
 class LogWriterAppends:
     """What leaders append."""
 
-    def __init__(self, parts: AppendParts) -> None:
+    def __init__(self, parts: AppendParts, has_neighbours: bool) -> None:
+        self._has_neighbours = has_neighbours
         partitions, self._completions, self._held, self._batch_flushes, self._trouble, self._clock, counters = parts
         self._partitions = partitions
         self._words = partitions.table.shared.words
@@ -120,11 +121,15 @@ class LogWriterAppends:
         admitted: list[Work] = []
         batches: list[memoryview] = []
         offers: dict[int, Offer] = {}
+        is_internal = replica is not None and replica.topic_partition.topic in INTERNAL_TOPICS
         for work in group:
             channel, entry = work
             code = self.refusal(replica, entry)
             if code:
                 answer(channel, entry, code)
+                continue
+            if is_internal and not (channel.is_coordinator or (self._has_neighbours and entry[KIND] == _MARKER)):
+                answer(channel, entry, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)  # markers of other boxes' coordinators come by an acceptor
                 continue
             if entry[KIND] == _MARKER:
                 admitted.append(work)
@@ -140,8 +145,11 @@ class LogWriterAppends:
                     entry[GUARD], bool(entry[FLAGS] & ADDS_PARTITION_FLAG), bool(entry[FLAGS] & COORDINATOR_FLAG), bool(entry[FLAGS] & VERIFIED_FLAG)
                 )
             position, length = entry[POSITION], entry[LENGTH]
-            if not (length > 0 and position + length <= channel.size_bytes):
-                raise InvariantViolation(f"{channel.source} names {length} bytes at {position} of its arena")
+            if not (RECORDS_AT <= length <= channel.size_bytes - position and 0 <= entry[VALUE_A] <= _RECORDS_MAX):
+                raise ChannelBroken(channel, f"{channel.source} names {entry[VALUE_A]} records in {length} bytes at {position} of its arena")
+            if channel.is_restricted and channel.memory[position + ATTRIBUTES_AT + 1] & CONTROL_FLAG:
+                answer(channel, entry, ErrorCode.INVALID_RECORD)
+                continue
             admitted.append(work)
             batches.append(channel.memory[position : position + length])
         if replica is None or not admitted:

@@ -14,7 +14,7 @@ from typing import Any
 
 from appliance.base.errors import ConfigurationProblems, DiskFull, ErrorCode, OutOfDescriptors, StepsDown, StorageFailed
 from appliance.base.layout import boot_id
-from appliance.ipc.channel import SinkChannel
+from appliance.ipc.channel import ChannelBroken, SinkChannel
 from appliance.ipc.channel_acceptor import ChannelAcceptor
 from appliance.ipc.descriptors import KIND, ROW, TOKEN, VALUE_A
 from appliance.runtime.agent import PARK_MS_MAX, Agent, ServiceContext
@@ -81,12 +81,14 @@ class OfflineLogWriter:
     def do_work(self) -> int:
         self.table.shared.words[TURNS_WORD] += 1
         work = 0
-        for channel in self.door.channels:
-            entries = channel.descriptors.poll(DESCRIPTOR_BURST)
-            if entries:
-                work += len(entries)
-                channel.completions.offer_all([_refusal(entry) for entry in entries])
-                channel.ring()
+        try:
+            for channel in self.door.channels:
+                entries = channel.take(DESCRIPTOR_BURST)
+                if entries:
+                    work += len(entries)
+                    channel.complete([_refusal(entry) for entry in entries])
+        except ChannelBroken as broken:
+            self.door.refuse(broken)
         self._refused.add(work)
         reason = self.disk_return.reason
         try:

@@ -24,7 +24,7 @@ from appliance.base import trusted_files
 trusted_files.SYSTEM_USER, trusted_files.NETWORK_USER = "games", "news"
 os.umask(0o027)
 from appliance.base.layout import BoxLayout
-from appliance.ipc.channel import SourceChannel
+from appliance.ipc.channel import ChannelBroken, SourceChannel
 from appliance.ipc.channel_acceptor import ChannelAcceptor
 from appliance.ipc.descriptors import COMPLETION, DESCRIPTOR, Descriptor, DescriptorKind
 from appliance.ipc.frames import PeerGone, connect_unix, listen_unix
@@ -53,8 +53,10 @@ print("it listens", flush=True)
 while True:
     poller.poll(100)
     for channel in acceptor.channels:
-        if (entries := channel.descriptors.poll(8)) and not channel.may_offer(entries):
-            acceptor.refuse(channel, channel.forbidden(entries))
+        try:
+            channel.take(8)
+        except ChannelBroken as broken:
+            acceptor.refuse(broken)
             break
         channel.memory[4096:4100] = b"seen"
     seen = {name: getattr(read_counters(layout, name), "pid", 0) for name in list_counters(layout)}

@@ -113,8 +113,7 @@ class FakeLogWriter:
             code = code or self._carry_out(kind, payload)
             log_end = self.directory.log_ends.get((payload["topic"], payload["partition"]), 0)
             answers.append((entry[0], 0, code, 0, entry[9], log_end, -1, 0, log_end, -1, 0, 0))
-        channel.completions.offer_all(answers)
-        channel.ring()
+        channel.complete(answers)
         try:
             channel.control.receive()
         except PeerGone:

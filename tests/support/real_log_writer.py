@@ -113,12 +113,12 @@ class RealLogWriter:
             self.agent.flush_rounds.task.join()
             self.turn()
 
-    def create(self, proxies: LogWriterProxies, partition: int) -> None:
-        asked = {"topic": "t", "partition": partition, "topic_id": str(TOPIC_ID)}
+    def create(self, proxies: LogWriterProxies, partition: int, topic: str = "t") -> None:
+        asked = {"topic": topic, "partition": partition, "topic_id": str(TOPIC_ID)}
         assert proxies.offer_command(self.disk, DescriptorKind.CREATE, asked, ("create", partition))
 
-    def lead(self, proxies: LogWriterProxies, partition: int) -> None:
-        asked = {"topic": "t", "partition": partition, "topic_id": str(TOPIC_ID), "leader_epoch": 0, "isr": [BROKER_ID], "replicas": [BROKER_ID]}
+    def lead(self, proxies: LogWriterProxies, partition: int, topic: str = "t") -> None:
+        asked = {"topic": topic, "partition": partition, "topic_id": str(TOPIC_ID), "leader_epoch": 0, "isr": [BROKER_ID], "replicas": [BROKER_ID]}
         assert proxies.offer_command(self.disk, DescriptorKind.BECOME_LEADER, asked, ("lead", partition))
 
     def produce(self, proxies: LogWriterProxies, partition: int, batch: bytes, flags: int = 0) -> None:

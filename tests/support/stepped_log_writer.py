@@ -56,8 +56,7 @@ class SteppedLogWriter:
     def complete(self, tokens: list[int], error_code: int = 0) -> None:
         """Completions for the newest source, in one burst."""
         channel = self.door.channels[-1]
-        channel.completions.offer_all([(1, 0, error_code, 0, token, 1_000 + token, -1, 0, 1_001 + token, 0, 1, 0) for token in tokens])
-        channel.ring()
+        channel.complete([(1, 0, error_code, 0, token, 1_000 + token, -1, 0, 1_001 + token, 0, 1, 0) for token in tokens])
 
     def die(self) -> None:
         """As `kill -9` leaves it: sockets hang up, names stay, no ring is retired."""

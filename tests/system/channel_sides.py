@@ -24,7 +24,7 @@ from appliance.ipc.proxies import LogWriterProxies
 from appliance.ipc.source import Source
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
-from appliance.shm.doorbell import Doorbell
+from appliance.shm.doorbell import Doorbell, DoorbellButton
 from appliance.shm.partition_table import DISK_ONLINE, SLEEPING_WORD, PartitionTableWriter
 from appliance.shm.ring import RingPair
 from services.log_writer.previous_incarnations import PreviousTables
@@ -116,7 +116,7 @@ LOG_WRITER_STEPS: dict[str, Callable[[], None]] = {
     "after WELCOME": lambda: die_after(ChannelAcceptor, "_on_frame"),
     "after taking descriptors": lambda: die_before(LogWriterSide, "execute", IN_TRAFFIC),
     "between entry and tail": lambda: die_between_entry_and_tail(RingPair, "completion_producer"),
-    "after completions, before the bell": lambda: die_before(SinkChannel, "ring", IN_TRAFFIC),
+    "after completions, before the bell": lambda: die_before(DoorbellButton, "ring_if_sleeping", IN_TRAFFIC),
 }
 
 
@@ -206,8 +206,7 @@ class LogWriterSide(Side):
         for source in list(self.door.channels):
             entries = source.descriptors.poll(RING)
             if entries:
-                source.completions.offer_all([self.execute(source, entry) for entry in entries])
-                source.ring()
+                source.complete([self.execute(source, entry) for entry in entries])
         self.bell.prepare_to_sleep()
         self.poller.poll(0 if self.door.has_descriptors() else 20)
         self.bell.wake()

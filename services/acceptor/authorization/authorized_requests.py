@@ -37,9 +37,7 @@ class AuthorizedDispatch(Dispatch):
 class AuthorizedProduceHandler(ProduceHandler):
     """WRITE on the transactional id, then on each topic."""
 
-    def _offer(
-        self, pending: PendingProduce, index: int, partition: ProducePartition, position: int, slot: ArenaSlot, client_id: str, charged: set[str]
-    ) -> None:
+    def _offer(self, pending: PendingProduce, index: int, partition: ProducePartition, position: int, slot: ArenaSlot, charged: set[str]) -> None:
         rights = pending.reply.connection.rights
         transactional_id = pending.transactional_id
         if rights is None:
@@ -49,7 +47,7 @@ class AuthorizedProduceHandler(ProduceHandler):
         elif not rights.allows(AclOperation.WRITE, AclResource.TOPIC, partition.topic):
             code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         else:
-            super()._offer(pending, index, partition, position, slot, client_id, charged)
+            super()._offer(pending, index, partition, position, slot, charged)
             return
         slot.release()
         self._refuse(pending, index, partition, code, "")

@@ -166,7 +166,7 @@ class ProduceHandler:
                 slot = body_slot
                 slot.references += 1
                 position = partition.records_position + shift
-            self._offer(pending, index, partition, position, slot, header.client_id, charged)
+            self._offer(pending, index, partition, position, slot, charged)
         if body_slot is not None:
             body_slot.release()
         return True
@@ -193,9 +193,7 @@ class ProduceHandler:
             self._arena.memory[slot.position : slot.position + limit - position] = buffer[position:limit]
         return slot
 
-    def _offer(
-        self, pending: PendingProduce, index: int, partition: ProducePartition, position: int, slot: ArenaSlot, client_id: str, charged: set[str]
-    ) -> None:
+    def _offer(self, pending: PendingProduce, index: int, partition: ProducePartition, position: int, slot: ArenaSlot, charged: set[str]) -> None:
         """Check one partition's batch and offer it to the log-writer, or settle it with an error.
 
         `charged` has the disks that got a partition of this request already.
@@ -220,7 +218,7 @@ class ProduceHandler:
                     slot.release()
                     self._answers.settle(pending, index, ProduceResult(partition.topic, partition.partition))  # no whole message: Kafka accepts that
                     return
-            problem = problem or self._checks.batch_problem(placement, pending.version, pending.transactional_id is not None, position, size_bytes, client_id)
+            problem = problem or self._checks.batch_problem(placement, pending.version, pending.transactional_id is not None, position, size_bytes)
         if problem is not None or placement is None:
             if problem is not None and problem[0] in RETRIABLE:
                 self._note_refused(pending, partition.topic, partition.partition, position, size_bytes)

@@ -23,7 +23,6 @@ assert PRODUCER_ID_AT + PRODUCER.size == BASE_SEQUENCE_AT
 _CODEC_MASK = 7
 _ZSTD = 4
 _ZSTD_SINCE = 7
-_ADMIN_CLIENT = "__admin_client"
 
 Refusal = tuple[ErrorCode, str]
 
@@ -52,9 +51,7 @@ class ProduceChecks:
             return (ErrorCode.NOT_ENOUGH_REPLICAS, f"{isr >> 48} replicas are in sync, {isr >> 32 & 0xFFFF} are needed"), words
         return None, words
 
-    def batch_problem(
-        self, placement: LocalReplica, version: int, is_transactional: bool, position: int, size_bytes: int, client_id: str
-    ) -> Refusal | KeylessProblem | None:
+    def batch_problem(self, placement: LocalReplica, version: int, is_transactional: bool, position: int, size_bytes: int) -> Refusal | KeylessProblem | None:
         """Return why the batch of `size_bytes` at `position` is refused, or None."""
         memory = self._memory
         problem = batch_problem(memory, position, position + size_bytes, placement.max_message_bytes)
@@ -65,7 +62,7 @@ class ProduceChecks:
             return ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce {_ZSTD_SINCE} or later"
         if attributes & TRANSACTIONAL_FLAG and not is_transactional:
             return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch comes in a request without a transactional id"
-        if placement.topic in INTERNAL_TOPICS and client_id != _ADMIN_CLIENT:
+        if placement.topic in INTERNAL_TOPICS:
             return ErrorCode.INVALID_TOPIC_EXCEPTION, f"{placement.topic} is internal"
         return keyless_problem(memory[position : position + size_bytes]) if placement.is_compacted else None
 

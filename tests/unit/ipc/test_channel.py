@@ -13,8 +13,9 @@ from appliance.ipc.channel import HELLO, WELCOME, SinkChannel, SourceChannel
 from appliance.ipc.frames import Frame, FrameSocket, PeerGone
 from appliance.ipc.source import Source
 from appliance.shm.doorbell import Doorbell
-from appliance.shm.mapping import LayoutMismatch, SharedMemoryFull, SharedObjectAbsent
+from appliance.shm.mapping import MAX_WORD, LayoutMismatch, SharedMemoryFull, SharedObjectAbsent
 from appliance.shm.partition_table import SLEEPING_WORD, PartitionTableWriter
+from appliance.shm.ring import COMPLETION_HEAD_WORD, COMPLETION_TAIL_WORD, DESCRIPTOR_HEAD_WORD, DESCRIPTOR_TAIL_WORD
 from lab.scratch_layout import open_descriptors, purposes_left
 
 
@@ -115,6 +116,15 @@ def test_shared_objects_of_a_hello_must_exist_and_belong_to_the_sending_incarnat
         SinkChannel(handshake.sink_control, hello, 6)
     assert open_descriptors() <= before - set(hello.descriptors)
     assert channel.rings.writer_incarnation == 0
+    channel.close()
+
+
+@pytest.mark.parametrize("word", [DESCRIPTOR_TAIL_WORD, DESCRIPTOR_HEAD_WORD, COMPLETION_TAIL_WORD, COMPLETION_HEAD_WORD])
+def test_rings_that_do_not_begin_empty_are_not_mapped(word: int, handshake: Handshake) -> None:
+    channel = handshake.greet()
+    channel.rings.shared.words[word] = MAX_WORD
+    with pytest.raises(SharedObjectAbsent, match="not new"):
+        SinkChannel(handshake.sink_control, handshake.hello(), 6)
     channel.close()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from appliance.base.layout import BoxLayout
-from appliance.ipc.channel import HELLO, ISR_CHANGES, REFUSED, WELCOME
+from appliance.ipc.channel import HELLO, ISR_CHANGES, REFUSED, WELCOME, ChannelBroken
 from appliance.ipc.frames import FrameSocket, PeerGone, connect_unix
 from appliance.shm.mapping import VERSION_WORD
 from lab.scratch_layout import open_descriptors
@@ -56,7 +56,7 @@ def test_a_source_that_goes_on_offering_is_forgotten_after_one_look(layout: BoxL
     ring = channel.descriptors
 
     class _Endless:
-        capacity = ring.capacity
+        head = 0
 
         def poll(self, limit: int) -> list[tuple[Any, ...]]:
             polled = ring.poll(limit)
@@ -65,7 +65,7 @@ def test_a_source_that_goes_on_offering_is_forgotten_after_one_look(layout: BoxL
             return polled
 
     channel.descriptors = _Endless()  # type: ignore[assignment]
-    writer.door.refuse(channel, "it requests what it may not")
+    writer.door.refuse(ChannelBroken(channel, "it requests what it may not"))
     assert writer.counters.counter("log_writer.dropped_of_dead_sources").value == 1
     source.close()
 
