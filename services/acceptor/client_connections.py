@@ -22,6 +22,7 @@ from appliance.cluster.broker_configs import CONNECTIONS_MAX
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.listening import NO_ROOM_TO_ACCEPT
 from appliance.security.principals import RequestOrigin
+from appliance.security.transport import ClientTransport, PlainTransport
 from appliance.shm.arena import Arena
 from services.acceptor.closings import (
     ADDRESS_LIMIT,
@@ -46,7 +47,6 @@ from services.acceptor.fetch.cold_reads import ColdReads
 from services.acceptor.listening_socket import LOCAL, Accepted, ListeningSocket, LocalListeningSocket, listening_sockets
 from services.acceptor.receiver import OnRequest, Receiver
 from services.acceptor.request_memory import HeldMemory
-from services.acceptor.transport import ClientTransport, PlainTransport
 
 if TYPE_CHECKING:
     from services.acceptor.sasl_connections import SaslConnections
@@ -417,7 +417,7 @@ class ClientConnections:
             sock.close()
             self._closings.log(TLS_UNAVAILABLE, address, f"listener {listening.name} has no usable certificate")
             return None
-        from services.acceptor.tls_transport import TlsTransport
+        from appliance.security.tls_transport import TlsTransport
 
         try:
             return TlsTransport(context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False))

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from appliance.protocol.apis import ApiKey
 from appliance.security.authorizer import Rights
 from appliance.security.principals import UNAUTHENTICATED, Principal, RequestOrigin
+from appliance.security.transport import NOT_RESIDENT, WOULD_BLOCK, ClientTransport
 from services.acceptor.fetch.record_ranges import SEND_BYTES_A_TURN, ArenaRange, FileRange
 from services.acceptor.listening_socket import ListeningSocket
 from services.acceptor.produce.refused_sequences import RefusedSequences
-from services.acceptor.transport import NOT_RESIDENT, WOULD_BLOCK, ClientTransport
 
 if TYPE_CHECKING:
     from services.acceptor.sasl_session import SaslSession  # hashlib brings OpenSSL

@@ -16,11 +16,11 @@ from appliance.base.clock import Clock
 from appliance.base.errors import ProtocolViolation
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.framing import REQUEST_SIZE_MIN, read_frame_size
+from appliance.security.transport import WOULD_BLOCK
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from services.acceptor.connection import Body, Connection
 from services.acceptor.request_memory import ArenaSlot, allocate_slot
-from services.acceptor.transport import WOULD_BLOCK
 
 SCRATCH_BYTES = 256 << 10
 BODY_BYTES_MIN = 32 << 10

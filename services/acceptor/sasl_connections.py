@@ -29,12 +29,12 @@ from appliance.security.listeners import TokenSettings
 from appliance.security.oauth import KeysAbsent, TokenRefused
 from appliance.security.principals import USER_TYPE, Principal
 from appliance.security.scram import NONCE_BYTES
+from appliance.security.transport import WOULD_BLOCK
 from services.acceptor.closings import AUTHENTICATION_FAILED, AUTHENTICATION_OVERLOAD, CLIENT_LEFT
 from services.acceptor.connection import Connection, PendingReply
 from services.acceptor.listening_socket import ListeningSocket
 from services.acceptor.sasl_session import FRAME_BYTES_MAX, WRONG, CheckedLogin, PasswordCheck, SaslAnswer, SaslSession, TokenCheck, VerifyToken
 from services.acceptor.token_keys import TokenKeys
-from services.acceptor.transport import WOULD_BLOCK
 
 CHECKS_MAX: Final = 64
 CHECKS_PER_ADDRESS: Final = 16

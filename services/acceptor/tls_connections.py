@@ -12,9 +12,9 @@ import ssl
 from collections.abc import Callable
 
 from appliance.security.principals import USER_TYPE, Principal
+from appliance.security.tls_transport import ESTABLISHED, WANTS_WRITE, CertificateRefused, TlsTransport
 from services.acceptor.closings import CERTIFICATE_REFUSED, CLIENT_LEFT, TLS_HANDSHAKE
 from services.acceptor.connection import Connection
-from services.acceptor.tls_transport import ESTABLISHED, WANTS_WRITE, CertificateRefused, TlsTransport
 
 STEPS_A_TURN = 8
 

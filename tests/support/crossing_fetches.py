@@ -26,11 +26,11 @@ from appliance.protocol.api_versions import encode_api_versions_response
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.fetch import FetchPartition
 from appliance.protocol.framing import SIZE_PREFIX, SIZE_PREFIX_BYTES, parse_request_header
+from appliance.security.transport import PlainTransport
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from services.acceptor.connection import Connection
 from services.acceptor.receiver import Receiver
-from services.acceptor.transport import PlainTransport
 from services.replica_fetcher.follower_fetch import Need
 from services.replica_fetcher.leader_fetcher import LeaderFetcher
 from services.replica_fetcher.replica_counters import FetcherResources, ReplicaCounters, ReplicaSettings

@@ -34,6 +34,7 @@ from appliance.protocol.framing import RequestHeader
 from appliance.protocol.replica_fetch import FetchedPartition, ReplicaFetch, decode_replica_fetch_response, encode_replica_fetch
 from appliance.protocol.wire import write_compact_string, write_tagged_fields
 from appliance.runtime.poller import Poller
+from appliance.security.transport import PlainTransport
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_LEADER, PartitionTableReader, PartitionTableWriter, Row
 from services.acceptor.connection import Connection
@@ -45,7 +46,6 @@ from services.acceptor.fetch.residency import choose_residency
 from services.acceptor.handlers.fetch import FetchHandler
 from services.acceptor.handlers.offset_lookups import ListOffsetsHandler, OffsetForLeaderEpochHandler
 from services.acceptor.inter_broker import InterBrokerGate
-from services.acceptor.transport import PlainTransport
 
 FETCH_VERSION, LIST_OFFSETS_VERSION = 7, 1
 FOLLOWER_VERSION = 17

@@ -17,8 +17,8 @@ from appliance.base.model import Offset, Position
 from appliance.ipc.log_reader_proxy import ArenaPart
 
 if TYPE_CHECKING:
+    from appliance.security.transport import ClientTransport
     from appliance.storage.page_cache import FileMap
-    from services.acceptor.transport import ClientTransport
 
 SEND_BYTES_A_TURN = 1 << 20
 """Sent to one connection in a turn: other clients wait less than a millisecond. With 256 KiB a librdkafka

@@ -30,9 +30,9 @@ import errno
 import os
 
 from appliance.base.model import Position
+from appliance.security.transport import NOT_RESIDENT, ClientTransport
 from appliance.storage.page_cache import REFUSED, Cachestat, FileMap, has_cachestat, is_mincore_honest, pages_of
 from services.acceptor.fetch.record_ranges import SEND_BYTES_A_TURN, FileRange, Residency, ServedSegment
-from services.acceptor.transport import NOT_RESIDENT, ClientTransport
 
 AUTO, CACHESTAT, MINCORE = "auto", "cachestat", "mincore"
 CHECK_BYTES = 1 << 20

@@ -16,6 +16,7 @@ from appliance.base.clock import ManualClock
 from appliance.base.logging import Logger
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.fetch import decode_fetch
+from appliance.security.transport import PlainTransport
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from lab.scratch_layout import scratch_layout
@@ -23,7 +24,6 @@ from services.acceptor.closings import LINES_A_PERIOD, PERIOD_NS, Closings
 from services.acceptor.connection import Connection
 from services.acceptor.receiver import BODY_BYTES_MIN, BODY_GRACE_NS, Receiver
 from services.acceptor.request_memory import REQUEST_EXPANSION, ArenaSlot, HeldMemory
-from services.acceptor.transport import PlainTransport
 from tests.unit.protocol.sample_requests import Sample, samples
 
 ARENA_BYTES = 1 << 20

@@ -21,6 +21,7 @@ from appliance.protocol.apis import ApiKey
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.schema import Message
 from appliance.protocol.topic_partitions import PartitionResult, TopicPartitions, TopicResult
+from appliance.security.transport import PlainTransport
 from appliance.shm.counters import Counters
 from lab.running_box import eventually
 from lab.scratch_layout import scratch_layout
@@ -29,7 +30,6 @@ from services.acceptor.broker_addresses import LOOK_UP_AGAIN_NS, RETRY_NS, Broke
 from services.acceptor.connection import Connection
 from services.acceptor.dispatch import InterBrokerHandler
 from services.acceptor.inter_broker import GRACE_NS, REMEMBERED_MAX, REPEAT_NS, InterBrokerGate
-from services.acceptor.transport import PlainTransport
 
 REFUSED = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 STRANGER = "192.0.2.66"

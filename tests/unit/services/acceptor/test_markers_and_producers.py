@@ -20,6 +20,7 @@ from appliance.protocol import transaction_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.topic_partitions import TopicPartitions
+from appliance.security.transport import PlainTransport
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_LEADER, PartitionTableReader, PartitionTableWriter, Row
@@ -29,7 +30,6 @@ from services.acceptor.delayed import DelayedRequests
 from services.acceptor.fanned_out_request import RequestPart
 from services.acceptor.handlers.describe_producers import FIRST_PRODUCERS, DescribeProducersHandler
 from services.acceptor.handlers.write_txn_markers import WriteTxnMarkersHandler
-from services.acceptor.transport import PlainTransport
 from tests.support.reference_cycles import leaves_none_of
 
 ROW = Row(bytes(16), 0, 0, ROLE_LEADER, 3, 0, 10, 10, 10, 1, 1, 0, 0, 100, 0, 100, 1)

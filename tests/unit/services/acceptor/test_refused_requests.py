@@ -22,10 +22,10 @@ from appliance.protocol.topic_apis import (
     CreateTopicsResponse,
 )
 from appliance.security.principals import ANONYMOUS
+from appliance.security.transport import PlainTransport
 from services.acceptor.closings import CONTROLLER_SILENT, UNANSWERED, UNREADABLE
 from services.acceptor.connection import Connection
 from services.acceptor.handlers.forwarded import ForwardedHandler
-from services.acceptor.transport import PlainTransport
 
 
 class _Link:

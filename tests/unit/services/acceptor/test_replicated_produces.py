@@ -29,6 +29,7 @@ from appliance.protocol.metadata import REQUEST as METADATA_REQUEST
 from appliance.protocol.metadata import MetadataRequest, MetadataRequestTopic
 from appliance.records.batch import TRANSACTIONAL_FLAG
 from appliance.records.builder import BatchBuilder
+from appliance.security.transport import PlainTransport
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, PartitionTableReader, PartitionTableWriter, Row
@@ -39,7 +40,6 @@ from services.acceptor.delayed import DelayedRequests
 from services.acceptor.handlers.metadata import MetadataHandler
 from services.acceptor.handlers.produce import ProduceHandler
 from services.acceptor.produce.produce_answers import PendingProduce
-from services.acceptor.transport import PlainTransport
 from tests.support.reference_cycles import leaves_none_of
 from tests.unit.storage.storage_support import batch as stored_batch
 from tests.unit.storage.storage_support import with_attributes

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from appliance.ipc.log_reader_proxy import ArenaPart
+from appliance.security.transport import NOT_RESIDENT, PlainTransport
 from appliance.storage.page_cache import has_cachestat
 from lab.other_users import STRANGER, needs_root, new_directory, run_python
 from services.acceptor.connection import ARENA_HOLD_NS, Connection
 from services.acceptor.fetch.record_ranges import SEND_BYTES_A_TURN, ArenaRange, FileRange, Residency, SegmentOrigin, ServedSegment
 from services.acceptor.fetch.residency import CachestatResidency, MincoreResidency, choose_residency
-from services.acceptor.transport import NOT_RESIDENT, PlainTransport
 from tests.support.cold_segments import make_cold, resident_bytes
 
 SIZE = 3 * (1 << 20) + 77
@@ -104,7 +104,7 @@ SERVED_BY_A_STRANGER = """
 import os, socket, sys
 from services.acceptor.fetch.record_ranges import FileRange, SegmentOrigin, ServedSegment
 from services.acceptor.fetch.residency import choose_residency
-from services.acceptor.transport import NOT_RESIDENT, PlainTransport
+from appliance.security.transport import NOT_RESIDENT, PlainTransport
 
 hot_bytes, piece_bytes = 1 << 20, 128 << 10
 for way, path in zip(("cachestat", "mincore"), sys.argv[1:]):

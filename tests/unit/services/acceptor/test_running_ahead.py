@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from appliance.protocol.apis import ApiKey
+from appliance.security.transport import PlainTransport
 from services.acceptor.connection import REQUEST_BYTES_AHEAD_MAX, REQUESTS_AHEAD_MAX, Connection, PendingReply
-from services.acceptor.transport import PlainTransport
 
 
 @pytest.fixture

@@ -27,11 +27,11 @@ from appliance.protocol.sasl_apis import (
     SaslHandshakeRequest,
 )
 from appliance.security.scram import ScramClient, ScramCredential, ScramMechanism, salted_password
+from appliance.security.transport import PlainTransport
 from lab.running_box import eventually
 from services.acceptor.connection import Connection, PendingReply
 from services.acceptor.sasl_connections import CHECKS_MAX, CHECKS_PER_ADDRESS, LOG_PERIOD_NS, FailedLogins, LoginChecks, WaitingCheck
 from services.acceptor.sasl_session import REQUESTS_MAX, CheckedLogin, PasswordCheck, SaslAnswer, SaslSession
-from services.acceptor.transport import PlainTransport
 
 MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")
 SALT = b"0123456789abcdef"

@@ -1,4 +1,4 @@
-"""TLS on a client's socket, driven by hand over a socket pair (`services/acceptor/tls_transport.py`)."""
+"""TLS on a client's socket, driven by hand over a socket pair (`appliance/security/tls_transport.py`)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 
 from appliance.base.settings import KafkaListener, default_settings
 from appliance.security.tls_contexts import TlsSettings, make_context
+from appliance.security.tls_transport import ESTABLISHED, RECORD_BYTES, TlsTransport
+from appliance.security.transport import WOULD_BLOCK
 from lab.certificates import Authority
-from services.acceptor.tls_transport import ESTABLISHED, RECORD_BYTES, TlsTransport
-from services.acceptor.transport import WOULD_BLOCK
 
 
 @pytest.fixture(scope="module")

@@ -23,11 +23,11 @@ from appliance.ipc.proxies import LogWriterProxies
 from appliance.ipc.source import Source
 from appliance.protocol.framing import RequestHeader
 from appliance.records.builder import BatchBuilder
+from appliance.security.transport import PlainTransport
 from lab.running_box import eventually
 from services.acceptor.connection import Connection
 from services.acceptor.delayed import DelayedRequests
 from services.acceptor.handlers.produce import ProduceHandler
-from services.acceptor.transport import PlainTransport
 from tests.support.real_log_writer import BROKER_ID, DISK, TOPIC_ID, RealLogWriter
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")

@@ -1,4 +1,4 @@
-"""How bytes reach a client and come from it: an interface, so that TLS can stand behind it later; `PlainTransport` is the one there is.
+"""How bytes reach a peer and come from it: an interface; `PlainTransport` is TCP, `TlsTransport` encrypts.
 
 `receive_into`, `send` and `send_file` never block; -1 says "not now". Owned by one connection. Weak spot: `send_file` reads through the
 page cache, and a range that is not resident would make the caller wait for its disk; `services/acceptor/fetch/residency.py` looks first.

@@ -19,7 +19,7 @@ import sys
 import termios
 
 from appliance.security.distinguished_names import CertificateUnreadable, PrincipalMapping, subject_of
-from services.acceptor.transport import WOULD_BLOCK
+from appliance.security.transport import WOULD_BLOCK
 
 RECORD_BYTES = 16 << 10
 """The largest content of a TLS record."""
