@@ -406,7 +406,12 @@ HOST_FIGURES = (
 )
 SCRAPE = (
     _found("console_scrape_seconds", "How long the console took for the scrape before this one."),
-    counter("console_refused_requests", "console.refused", "Refused requests, by reason: cross_site, unknown_host (web pages of other sites), busy.", ("process", "reason")),
+    counter(
+        "console_refused_requests",
+        "console.refused",
+        "Refused requests, by reason: cross_site, unknown_host (web pages of other sites), busy.",
+        ("process", "reason"),
+    ),
     counter(
         "console_closed_connections",
         "console.closed",
