@@ -2,7 +2,7 @@
 # Everything that keeps this machine from being installed on, found before anything is changed, all of it at once. Sourced by install.sh. What a running
 # installation holds itself (its ports, its shared memory) is not held against it.
 
-SHARED_MEMORY_MIB_MIN=400 # with default settings; what the settings need exactly is checked before the switch
+SHARED_MEMORY_MIB_MIN=150 # with default settings; what the settings need exactly is checked before the switch
 MEMORY_MIB_MIN=900
 MEMORY_MIB_ENOUGH=1900
 SPACE_MIB=2500

@@ -128,7 +128,7 @@ def shared_memory(box: Box, is_running: bool) -> Finding:
 def judge_shared_memory(free_bytes: int, total_bytes: int, wanted_bytes: int) -> Finding:
     words = f"{bytes_text(free_bytes)} free of {bytes_text(total_bytes)}"
     if free_bytes < wanted_bytes:
-        advice = f"{bytes_text(wanted_bytes)} are needed: mount -o remount,size=2g /dev/shm, in Docker --shm-size=2g, or set acceptor.arena.bytes lower"
+        advice = f"{bytes_text(wanted_bytes)} are needed: mount -o remount,size=2g /dev/shm, in Docker --shm-size=2g, or set log.reader.arena.bytes lower"
         return problem("/dev/shm", words, advice)
     return ok("/dev/shm", words)
 

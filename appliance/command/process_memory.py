@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 
-SHARED_MEMORY = "/dev/shm/"
+SHARED_MEMORY = ("/dev/shm/", "/memfd:millrace.")
+"""Objects with a name, and the memory files of arenas and rings (`shm/mapping.py`)."""
 ARENA = ".arena."
 """In the names of arenas (`base/layout.py`)."""
 WAIT_SECONDS = 2.0

@@ -1,18 +1,19 @@
 """A channel: the rings between one incarnation of a source and one of a log-writer, and the
 handshake that creates them.
 
-The source creates the rings, connects to the log-writer's socket and sends HELLO (names of rings
-and arena, the eventfd of its doorbell). The log-writer maps them and answers WELCOME (name of its
-table, state of its disk, the eventfd of its doorbell). The socket stays open as long as both run.
-Its hang-up proves the death of the other side, because each descriptor is close-on-exec and the
-kernel closes sockets only after the memory of a process is gone. A ring of another incarnation is
-never resumed. Weak: HELLO names objects instead of passing descriptors, so they must belong to the
-user that connected.
+The source creates the rings, connects to the log-writer's socket and sends HELLO (descriptors of
+its doorbell, arena and rings). The log-writer maps them and answers WELCOME (name of its table,
+state of its disk, the eventfd of its doorbell). The socket stays open as long as both run. Its
+hang-up proves the death of the other side, because each descriptor is close-on-exec and the kernel
+closes sockets only after the memory of a process is gone. A ring of another incarnation is never
+resumed. Weak: a source may write to its batches while the log-writer appends them, and set its own
+doorbell to block.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from operator import itemgetter
 from typing import Any
 
@@ -20,11 +21,13 @@ import orjson
 
 from appliance.base.errors import MillraceError
 from appliance.base.invariants import InvariantViolation
-from appliance.ipc.descriptors import COMPLETION, DESCRIPTOR, KIND, DescriptorKind
+from appliance.ipc.descriptors import COMPLETION, COMPLETION_ERROR, COMPLETION_RECORDS, DESCRIPTOR, KIND, DescriptorKind
 from appliance.ipc.frames import Frame, FrameSocket, PeerGone, close_descriptors, is_trusted_user
+from appliance.ipc.source import Source
 from appliance.shm.arena import SLEEPING_WORD as ARENA_SLEEPING_WORD
-from appliance.shm.arena import WATCHING_WORD, Arena, attach_arena
-from appliance.shm.doorbell import Doorbell, DoorbellButton
+from appliance.shm.arena import WATCHING_WORD, attach_arena
+from appliance.shm.counters import Counter
+from appliance.shm.doorbell import DoorbellButton
 from appliance.shm.mapping import LayoutMismatch, SharedMemoryFull, SharedObject, SharedObjectAbsent, fence
 from appliance.shm.partition_table import SLEEPING_WORD as TABLE_SLEEPING_WORD
 from appliance.shm.partition_table import PartitionTableReader
@@ -35,13 +38,13 @@ from appliance.shm.ring import RingPair
 #  source                                                             log-writer@DISK
 #    │ (its arena exists since its start)                                │ listens when logs are open
 #    │ connect to log-writer@DISK.sock; absent: retry in 20 ms           │
-#    │ create the rings  channel.SOURCE.DISK.ATTEMPT.INCARNATION         │
-#    │ ── HELLO {source, incarnation, rings, arena} + eventfd ─────────▶ │ map arena and rings; both
-#    │                                                                   │ must be of that incarnation
-#    │                                                                   │ store own incarnation
+#    │ create the rings                                                  │
+#    │ ── HELLO {source, incarnation} + eventfd, arena, rings ─────────▶ │ map arena and rings; both
+#    │                                                                   │ must be sealed, and of that
+#    │                                                                   │ incarnation
 #    │ ◀── WELCOME {table, incarnation, boot, directory_id,              │
 #    │              partitions, …} + eventfd ─────────────────────────── │ (other layout: REFUSED)
-#    │ map the table read-only; unlink the rings' name (ingest keeps it) │
+#    │ map the table read-only                                           │
 #    │                                                                   │
 #    │ ── descriptors (ring) ── doorbell if it sleeps ─────────────────▶ │
 #    │ ◀── completions (ring) ── doorbell if it sleeps or watches rows ─ │
@@ -58,7 +61,7 @@ ISR_CHANGES = 4
 requested in-sync set, "broker_epochs": {"N": epoch under which the added replica N fetches}}, …]}.
 The order ISR answers each."""
 
-NETWORK_SOURCES = ("acceptor@", "ingest@")
+NETWORK_SOURCE = re.compile("(acceptor|ingest)@[0-9]{1,2}")
 """Sources that may have another user than the log-writer (`trusted_files.NETWORK_USER`)."""
 COORDINATOR = "coordinator"
 NETWORK_KINDS = frozenset(
@@ -70,6 +73,7 @@ NETWORK_KINDS = frozenset(
 )  # fmt: skip
 """What they may request: what Kafka clients may, and no command of the controller."""
 _KIND_OF = itemgetter(KIND)
+_PRODUCE = int(DescriptorKind.PRODUCE)
 
 
 class ChannelBroken(MillraceError):
@@ -83,32 +87,30 @@ class ChannelBroken(MillraceError):
 class SourceChannel:
     """The source's side. Nothing can be offered before `on_welcome`."""
 
-    def __init__(self, control: FrameSocket, rings: RingPair, keep_name: bool) -> None:
+    def __init__(self, control: FrameSocket, rings: RingPair) -> None:
         self.control = control
         self.rings = rings
         self.table: PartitionTableReader | None = None
         self.writer_info: dict[str, Any] = {}
-        self._keep_name = keep_name
         self.button: DoorbellButton | None = None
         self.descriptors = rings.descriptor_producer(DESCRIPTOR)
         self.completions = rings.completion_consumer(COMPLETION)
         self.capacity = rings.capacity
 
     @classmethod
-    def greet(
-        cls, control: FrameSocket, source: str, incarnation: int, arena: Arena, doorbell: Doorbell, rings_name: str, capacity: int, keep_name: bool
-    ) -> SourceChannel:
+    def greet(cls, control: FrameSocket, source: Source, rings_name: str) -> SourceChannel:
         """Create the rings and send HELLO on a connected control socket. Raises PeerGone,
         SharedMemoryFull; the socket is then closed."""
         try:
-            rings = RingPair.create(rings_name, capacity, incarnation)
+            rings = RingPair.create(rings_name, source.ring_entries, source.incarnation)
         except SharedMemoryFull:
             control.close()
             raise
-        hello = {"source": source, "incarnation": incarnation, "rings": rings_name, "arena": arena.shared.name}
-        channel = cls(control, rings, keep_name)
+        hello = {"source": source.name, "incarnation": source.incarnation}
+        channel = cls(control, rings)
         try:
-            control.send(HELLO, 0, orjson.dumps(hello), (doorbell.fileno(),))
+            descriptors = source.doorbell.fileno(), source.arena.shared.descriptor, rings.shared.descriptor
+            control.send(HELLO, 0, orjson.dumps(hello), descriptors)
         except PeerGone:
             channel.close()
             raise
@@ -117,7 +119,7 @@ class SourceChannel:
     def on_welcome(self, frame: Frame) -> None:
         """Map the log-writer's table and take its doorbell. Raises SharedObjectAbsent if it has
         died, PeerGone if the frame is not WELCOME."""
-        doorbell = take_doorbell(frame)
+        doorbell, *_ = take_descriptors(frame, 1)
         try:
             self.writer_info = read_document(frame, "table")
             self.table = PartitionTableReader.attach(self.writer_info["table"])
@@ -125,8 +127,6 @@ class SourceChannel:
             os.close(doorbell)
             raise
         self.button = DoorbellButton(doorbell, self.table.words, TABLE_SLEEPING_WORD)
-        if not self._keep_name:
-            self.rings.shared.unlink()
 
     def ring(self) -> None:
         """Wake the log-writer if it sleeps; call it once after a series of offers."""
@@ -134,27 +134,26 @@ class SourceChannel:
             self.button.ring_if_sleeping()
 
     def close(self) -> None:
-        """Close all resources and unlink the rings: a running source has drained them."""
+        """Close all resources; a running source has drained the rings."""
         self.control.close()
         if self.button is not None:
             self.button.close()
         if self.table is not None:
             self.table.close()
         self.rings.close()
-        self.rings.shared.unlink()
 
 
 class SinkChannel:
     """The log-writer's side of one source."""
 
-    def __init__(self, control: FrameSocket, hello: Frame, writer_incarnation: int) -> None:
-        """Map the objects that HELLO names. Raises SharedObjectAbsent, LayoutMismatch, or PeerGone
+    def __init__(self, control: FrameSocket, hello: Frame) -> None:
+        """Map the memory that HELLO brings. Raises SharedObjectAbsent, LayoutMismatch, or PeerGone
         if the source is gone, belongs to another box or sent no HELLO."""
-        doorbell = take_doorbell(hello)
+        doorbell, arena, rings = take_descriptors(hello, 3)
         try:
             user = control.peer_user()
-            named = read_document(hello, "source", "incarnation", "arena", "rings")
-            if type(named["incarnation"]) is not int or not all(_is_name(named[key]) for key in ("source", "arena", "rings")):
+            named = read_document(hello, "source", "incarnation")
+            if type(named["incarnation"]) is not int or not _is_name(named["source"]):
                 raise PeerGone("a greeting names something that is no name")
             self.source: str = named["source"]
             self.incarnation: int = named["incarnation"]
@@ -162,38 +161,43 @@ class SinkChannel:
             self.is_restricted = not is_trusted_user(user)
             self.is_coordinator = self.source == COORDINATOR and not self.is_restricted
             """The only source that appends to the topics of the coordinators."""
-            if self.is_restricted and not self.source.startswith(NETWORK_SOURCES):
+            if self.is_restricted and NETWORK_SOURCE.fullmatch(self.source) is None:
                 raise PeerGone(f"a process of user {user} may not be {self.source}")
-            self.arena, self.rings = self._map(named, user)
+            self.arena, self.rings = self._map(arena, rings)
         except (PeerGone, SharedObjectAbsent, LayoutMismatch):
             os.close(doorbell)
             raise
+        finally:
+            os.close(arena)
+            os.close(rings)
         self.descriptors = self.rings.descriptor_consumer(DESCRIPTOR)
         self.completions = self.rings.completion_producer(COMPLETION)
-        self.rings.claim(writer_incarnation)
         self._button = DoorbellButton(doorbell, self.arena.words, ARENA_SLEEPING_WORD)
         self._arena_words = self.arena.words
         self.memory = self.arena.memory
         self.size_bytes = len(self.memory)
+        self.completed: Counter | None = None
+        """Counts records whose completion was published, for a source whose next incarnation wants
+        to know what it did not read (`ChannelAcceptor`)."""
 
-    @staticmethod
-    def _map(named: dict[str, Any], user: int) -> tuple[SharedObject, RingPair]:
-        """Map arena and rings, both of the user and the incarnation that sent HELLO: those of
-        another one are refused."""
-        arena = attach_arena(named["arena"], user)
+    def _map(self, arena_descriptor: int, rings_descriptor: int) -> tuple[SharedObject, RingPair]:
+        """Map arena and rings, both of the incarnation that sent HELLO: those of another one are
+        refused."""
+        arena = attach_arena(arena_descriptor)
         try:
-            rings = RingPair.attach(named["rings"], user)
+            rings = RingPair.attach(rings_descriptor)
         except (SharedObjectAbsent, LayoutMismatch):
             arena.close()
             raise
-        if arena.incarnation != named["incarnation"] or rings.shared.incarnation != named["incarnation"]:
+        problem = ""
+        if arena.incarnation != self.incarnation or rings.shared.incarnation != self.incarnation:
+            problem = f"arena or rings of {self.source} are of another incarnation"
+        elif rings.has_been_used:
+            problem = f"rings of {self.source} are not new"
+        if problem:
             arena.close()
             rings.close()
-            raise SharedObjectAbsent(f"arena or rings of {named['source']} are of another incarnation")
-        if rings.has_been_used:
-            arena.close()
-            rings.close()
-            raise SharedObjectAbsent(f"rings of {named['source']} are not new")
+            raise SharedObjectAbsent(problem)
         return arena, rings
 
     def take(self, limit: int) -> list[tuple[Any, ...]]:
@@ -220,6 +224,8 @@ class SinkChannel:
     def complete(self, entries: list[tuple[Any, ...]]) -> None:
         """Publish completions, and wake the source if it sleeps. Raises ChannelBroken if the ring
         has no place for them, because the source stored another head or reads none."""
+        if self.completed is not None:
+            self.completed.add(sum(entry[COMPLETION_RECORDS] for entry in entries if entry[KIND] == _PRODUCE and not entry[COMPLETION_ERROR]))
         try:
             self.completions.offer_all(entries)
         except InvariantViolation as violation:
@@ -245,34 +251,32 @@ class SinkChannel:
         self._button.ring_if_sleeping()
 
     def close(self) -> None:
-        """Retire the rings and unmap them."""
-        self.rings.retire()
+        """Unmap arena and rings."""
         self.control.close()
         self._button.close()
         self.rings.close()
         self.arena.close()
 
 
-def take_doorbell(frame: Frame) -> int:
-    """Return the single eventfd of HELLO or WELCOME, which then never blocks. Raises PeerGone for
-    anything else, and closes it.
+def take_descriptors(frame: Frame, count: int) -> tuple[int, ...]:
+    """Return the descriptors of HELLO or WELCOME; the first is an eventfd, which then never blocks.
+    Raises PeerGone for anything else, and closes them.
 
-    None arrives if the receiver had no free descriptor: the kernel drops what it cannot install.
+    Fewer arrive if the receiver had no free descriptor: the kernel drops what it cannot install.
     """
-    if len(frame.descriptors) != 1:
+    if len(frame.descriptors) != count:
         close_descriptors(frame)
-        raise PeerGone(f"a greeting carried {len(frame.descriptors)} descriptors, not the one doorbell")
-    (doorbell,) = frame.descriptors
+        raise PeerGone(f"a greeting carried {len(frame.descriptors)} descriptors, not {count}: doorbell, arena and rings, or the doorbell alone")
+    doorbell = frame.descriptors[0]
     if os.readlink(f"/proc/self/fd/{doorbell}") != "anon_inode:[eventfd]":
-        os.close(doorbell)
+        close_descriptors(frame)
         raise PeerGone("a greeting carried a descriptor that is no eventfd")
     os.set_blocking(doorbell, False)
-    return doorbell
+    return frame.descriptors
 
 
 def _is_name(name: object) -> bool:
-    """Return whether a value of HELLO can name a process or an object. posix_ipc crashes if it
-    contains NUL."""
+    """Return whether a value of HELLO can name a process."""
     return isinstance(name, str) and len(name) <= NAME_MAX and name.isascii() and name.isprintable()
 
 

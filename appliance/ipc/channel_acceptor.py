@@ -26,6 +26,8 @@ from appliance.shm.mapping import LayoutMismatch, SharedObjectAbsent
 HELLO_BYTES_MAX = 1 << 16
 CONNECTIONS_MAX = 256
 """Connections of processes that face the network, which may be taken over."""
+COUNTED_SOURCES = "ingest@"
+"""Sources whose next incarnation accounts for completions that they did not read."""
 _INTEREST = select.EPOLLIN | select.EPOLLRDHUP
 
 
@@ -35,7 +37,6 @@ class ChannelAcceptor:
 
     def __init__(
         self,
-        incarnation: int,
         doorbell: int,
         registry: Registry,
         counters: Counters,
@@ -44,7 +45,7 @@ class ChannelAcceptor:
     ) -> None:
         self.channels: list[SinkChannel] = []
         """Connected sources, in the order of their HELLO."""
-        self._incarnation = incarnation
+        self._counters = counters
         self._doorbell = doorbell
         self._registry = registry
         self._describe = describe
@@ -72,8 +73,7 @@ class ChannelAcceptor:
         return any(channel.descriptors.has_entries() for channel in self.channels)
 
     def close(self) -> None:
-        """Stop listening and retire the rings of all sources. Unread descriptors stay where they
-        are."""
+        """Stop listening and close all channels."""
         self.shut()
         for control, channel in self.connections.items():
             self._registry.unregister(control.fileno())
@@ -145,13 +145,16 @@ class ChannelAcceptor:
         if frame.kind != HELLO or self.connections.get(control) is not None:
             close_descriptors(frame)
             raise PeerGone(f"frame kind {frame.kind} where HELLO belongs")
-        channel = SinkChannel(control, frame, self._incarnation)
+        channel = SinkChannel(control, frame)
+        if channel.source.startswith(COUNTED_SOURCES):
+            channel.completed = self._counters.counter(f'log_writer.completed_records{{source="{channel.source}"}}')
         for other, inside in list(self.connections.items()):
             if inside is not None and inside.source == channel.source:
                 self._forget(other, "its next incarnation has connected")
         self.connections[control] = channel
         self.channels.append(channel)
-        control.send(WELCOME, 0, orjson.dumps(self._describe()), (self._doorbell,))
+        completed = 0 if channel.completed is None else channel.completed.value
+        control.send(WELCOME, 0, orjson.dumps({**self._describe(), "completed": completed}), (self._doorbell,))
         self._watch(control)
 
     def _watch(self, control: FrameSocket) -> None:
@@ -166,7 +169,7 @@ class ChannelAcceptor:
         self._forget(control, reason)
 
     def _forget(self, control: FrameSocket, reason: str) -> None:
-        """Drop a source: its unread descriptors are discarded, its rings retired."""
+        """Drop a source: its unread descriptors are discarded."""
         self._registry.unregister(control.fileno())
         channel = self.connections.pop(control)
         if channel is None:

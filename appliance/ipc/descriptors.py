@@ -68,8 +68,8 @@ KIND, FLAGS, RESERVED, ROW, ROW_GENERATION, LEADER_EPOCH, CONFIG_GENERATION = ra
 LENGTH, POSITION, TOKEN, VALUE_A, VALUE_B, VALUE_C, GUARD = range(7, 14)
 """Indices of the fields of a descriptor as it comes off the ring (see `Descriptor`)."""
 COMPLETION = Struct("@BBhIQqqqqiIQ")
-COMPLETION_TOKEN = 4
-"""Index of the token in a completion; `Completion` has all fields in their order."""
+COMPLETION_ERROR, COMPLETION_TOKEN, COMPLETION_RECORDS = 2, 4, 10
+"""Indices in a completion; `Completion` has all fields in their order."""
 assert DESCRIPTOR.size == ENTRY_BYTES and COMPLETION.size == ENTRY_BYTES
 
 

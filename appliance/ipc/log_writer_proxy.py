@@ -17,13 +17,14 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.ipc.channel import ISR_CHANGES, REFUSED, WELCOME, SourceChannel, read_document
-from appliance.ipc.descriptors import COMPLETION_TOKEN, TOKEN, VALUE_A
+from appliance.ipc.descriptors import COMPLETION_ERROR, COMPLETION_RECORDS, COMPLETION_TOKEN, TOKEN, VALUE_A
 from appliance.ipc.frames import PeerGone, Registry, connect_unix
 from appliance.ipc.source import Source
 from appliance.shm.counters import Counters
 from appliance.shm.mapping import SharedMemoryFull, SharedObjectAbsent
 from appliance.shm.partition_table import PartitionTableReader
 
+COMPLETED_COUNTER = 'source.completed_records{{disk="{disk}"}}'
 HELLO_TIMEOUT_NS = 2_000_000_000
 RECONNECT_NS = 20_000_000
 DRAIN_BURST = 512
@@ -32,7 +33,7 @@ DRAIN_BURST = 512
 class LogWriterProxy:
     """One disk's log-writer as one source sees it."""
 
-    def __init__(self, disk: str, source: Source, registry: Registry, counters: Counters, keep_ring_names: bool) -> None:
+    def __init__(self, disk: str, source: Source, registry: Registry, counters: Counters, counts_records: bool) -> None:
         self.disk = disk
         self.channel: SourceChannel | None = None
         self.serving = False
@@ -47,7 +48,7 @@ class LogWriterProxy:
         self._queued: deque[tuple[tuple[int, ...], int, Any]] = deque()
         self._source = source
         self._registry = registry
-        self._keep_ring_names = keep_ring_names
+        self._completed = counters.counter(COMPLETED_COUNTER.format(disk=disk)) if counts_records else None
         self._next_attempt_ns = 0
         self._deadline_ns = 0
         self._attempts = 0
@@ -128,12 +129,15 @@ class LogWriterProxy:
             return 0
         outstanding = self.outstanding
         # What was taken from the ring and not yet handled dies with this process. The next incarnation of a source that
-        # keeps its rings reads the rest, so such a source takes one completion at a time.
-        burst = 1 if self._keep_ring_names else DRAIN_BURST
+        # counts what it takes knows the rest, so such a source takes one completion at a time.
+        completed = self._completed
+        burst = DRAIN_BURST if completed is None else 1
         drained = 0
         while drained < DRAIN_BURST:
             entries = channel.completions.poll(burst)
             for entry in entries:
+                if completed is not None and not entry[COMPLETION_ERROR]:
+                    completed.add(entry[COMPLETION_RECORDS])
                 context, charge = outstanding.pop(entry[COMPLETION_TOKEN])
                 self.outstanding_bytes -= charge
                 on_completion(context, entry)
@@ -164,9 +168,7 @@ class LogWriterProxy:
         self._attempts += 1
         name = source.layout.shared_memory_name("channel", f"{source.name}.{self.disk}.{self._attempts}", source.incarnation)
         try:
-            self.channel = SourceChannel.greet(
-                control, source.name, source.incarnation, source.arena, source.doorbell, name, source.ring_entries, self._keep_ring_names
-            )
+            self.channel = SourceChannel.greet(control, source, name)
         except (PeerGone, SharedMemoryFull):
             self._failed_greetings.add()
             return

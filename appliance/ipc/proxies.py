@@ -22,7 +22,7 @@ from appliance.ipc.box_disks import DiskSetChange
 from appliance.ipc.descriptors import Completion, DescriptorKind
 from appliance.ipc.frames import Registry
 from appliance.ipc.log_writer_proxy import DetachedChannel, LogWriterProxy
-from appliance.ipc.source import Source, sweep_rings
+from appliance.ipc.source import Source
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import DISK_OFFLINE
@@ -65,6 +65,7 @@ class LogWriterProxies:
     """All log-writers of the box, as one source sees them. Callbacks return the caller's own
     object.
 
+    `counts_records`: count those of completions, for the next incarnation (`COMPLETED_COUNTER`).
     `on_completion(context, entry)` has the fields of `Completion` in their order;
     `on_lost(context)` is called if the log-writer died first. `on_gone(disk)` comes alone if it
     died before `on_connected(disk)`. `on_isr_changes(disk, changes)`: see ISR_CHANGES in
@@ -81,16 +82,14 @@ class LogWriterProxies:
         on_lost: Callable[[Any], None],
         on_connected: Callable[[str], None],
         on_gone: Callable[[str], None],
-        keep_ring_names: bool = False,
+        counts_records: bool = False,
         on_isr_changes: Callable[[str, list[dict[str, Any]]], None] = lambda _disk, _changes: None,
     ) -> None:
         self.source = source
-        if not keep_ring_names:
-            sweep_rings(source.layout, source.name, source.incarnation)
-        self.by_disk = {disk: LogWriterProxy(disk, source, registry, counters, keep_ring_names) for disk in disks}
+        self.by_disk = {disk: LogWriterProxy(disk, source, registry, counters, counts_records) for disk in disks}
         self._proxies = list(self.by_disk.values())
         self._detached: list[DetachedChannel] = []
-        self._make_proxy: Callable[[str], LogWriterProxy] = lambda disk: LogWriterProxy(disk, source, registry, counters, keep_ring_names)
+        self._make_proxy: Callable[[str], LogWriterProxy] = lambda disk: LogWriterProxy(disk, source, registry, counters, counts_records)
         self.on_completion = on_completion
         self.on_lost = on_lost
         self._on_connected = on_connected

@@ -2,9 +2,8 @@
 
 A box that stops cleanly leaves nothing. If the supervisor was killed, its next incarnation removes
 what no process will read again. The rest is removed by its owners, which read it first: a
-log-writer reads the table of its predecessor, ingest drains its old channels, each process adopts
-its counters. Weak: a box that was killed and never restarted stays until its state directory is
-deleted.
+log-writer reads the table of its predecessor, each process adopts its counters. Weak: a box that
+was killed and never restarted stays until its state directory is deleted.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ DEPTH_MAX = 8
 
 SUPERVISOR_COMM = "millrace"
 
-PURPOSES_OF_OWNERS = frozenset({"table", "channel", "counters"})
+PURPOSES_OF_OWNERS = frozenset({"table", "counters"})
 """Purposes of objects that the next incarnation of their owner reads before it removes them."""
 
 

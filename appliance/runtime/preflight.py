@@ -34,7 +34,7 @@ from appliance.runtime.run_options import ReadSenders, ResolvedOptions, RunOptio
 from appliance.runtime.shared_memory import SharedMemoryNeed, held_bytes, shared_memory_need
 from appliance.runtime.unit_process import MILLRACE_RUN, SYSTEMD
 from appliance.security.listeners import is_encrypted
-from appliance.shm.mapping import taken_problems
+from appliance.shm.mapping import sealed_bytes_max, taken_problems
 
 SUPPORTED_MACHINE = "x86_64"
 ZONE_DIRECTORY = "/usr/share/zoneinfo"
@@ -159,7 +159,7 @@ def machine_problems(options: ResolvedOptions) -> list[str]:
     if zone != "UTC" and not os.path.isfile(f"{ZONE_DIRECTORY}/{zone}"):
         problems.append(f"ingest.syslog.time.zone is {zone!r}, which this machine does not know; use a name below {ZONE_DIRECTORY}, or UTC")
     prefix = f"/millrace.{box_name(options.state)}."
-    problem = shared_memory_problem(need_of(options), _free_shared_memory() + held_bytes(prefix))
+    problem = shared_memory_problem(need_of(options), _free_shared_memory() + held_bytes(prefix), sealed_bytes_max())
     return [*problems, *taken_problems(prefix), *([] if problem is None else [problem])]
 
 
@@ -176,14 +176,20 @@ def _free_shared_memory() -> int:
     return space.f_bavail * space.f_frsize
 
 
-def shared_memory_problem(need: SharedMemoryNeed, free_bytes: int) -> str | None:
-    """Return why the box does not fit into the free space of /dev/shm, or None."""
+def shared_memory_problem(need: SharedMemoryNeed, free_bytes: int, sealed_max: int) -> str | None:
+    """Return why the box does not fit into the free space of /dev/shm, or into the memory that its
+    arenas and rings may have, or None."""
+    if sealed_max < need.sealed:
+        return (
+            f"arenas and rings need {_mib(need.sealed)} MiB, more than half of this machine's memory ({sealed_max >> 20} MiB);"
+            " set acceptor.arena.bytes and ingest.arena.bytes lower"
+        )
     if free_bytes >= need.total:
         return None
     return (
-        f"/dev/shm has {free_bytes >> 20} MiB free, this box needs {_mib(need.total)} MiB ({_mib(need.arenas)} for arenas, {_mib(need.restart)} for a"
-        f" process that restarts, {_mib(need.others)} for tables, rings and counters); make it larger (mount -o remount,size=2g /dev/shm;"
-        " in Docker --shm-size=2g), or set acceptor.arena.bytes and ingest.arena.bytes lower"
+        f"/dev/shm has {free_bytes >> 20} MiB free, this box needs {_mib(need.total)} MiB ({_mib(need.cold_reads)} for cold reads, {_mib(need.restart)} for"
+        f" a process that restarts, {_mib(need.others)} for tables and counters); make it larger (mount -o remount,size=2g /dev/shm;"
+        " in Docker --shm-size=2g), or set log.reader.arena.bytes lower"
     )
 
 

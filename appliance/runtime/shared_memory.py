@@ -2,9 +2,10 @@
 finds it full would restart for ever.
 
 The sum covers all objects of a start, and those that the next incarnation of one process creates
-while others still map the old ones: an arena with its rings, and a table per disk (all log-writers
-may restart at once). Pure; the sizes are those of `appliance/shm`. Weak: other programs may fill
-/dev/shm after the check.
+while others still map the old ones: the memory of a log-reader, and a table per disk (all
+log-writers may restart at once). Arenas and rings of sources are memory files, which /dev/shm does
+not limit: they may have half of the machine's memory. Pure; the sizes are those of `appliance/shm`.
+Weak: other programs may fill /dev/shm after the check.
 
 Detects that another program deleted objects of this process in /dev/shm, and restarts the
 affected processes one after the other.
@@ -50,16 +51,18 @@ CONTROLLER_RING_ENTRIES = 256
 class SharedMemoryNeed(NamedTuple):
     """Need in bytes."""
 
-    arenas: int
-    """Arenas: chosen by the settings, rounded up."""
+    sealed: int
+    """Arenas and rings of sources with a reserve for one that restarts; not of /dev/shm."""
+    cold_reads: int
+    """Memory of log-readers: chosen by the settings, rounded up."""
     restart: int
     """Reserve for a process that restarts."""
     others: int
-    """Tables, counters, rings and the controller's arena."""
+    """Tables and counters."""
 
     @property
     def total(self) -> int:
-        return self.arenas + self.restart + self.others
+        return self.cold_reads + self.restart + self.others
 
 
 def shared_memory_need(box: Box) -> SharedMemoryNeed:
@@ -71,14 +74,13 @@ def shared_memory_need(box: Box) -> SharedMemoryNeed:
     replicas = _arena_bytes(box.replica_arena_bytes) if box.may_have_neighbours else 0
     sources = box.acceptors + box.ingests + box.may_have_neighbours
     tables = disks * _pages(partition_table.SIZE_BYTES)
+    arenas = box.acceptors * acceptor + box.ingests * ingest + _arena_bytes(box.integer("coordinator.arena.bytes")) + replicas
+    rings = (sources + 2) * disks * _rings_bytes(entries) + disks * _rings_bytes(CONTROLLER_RING_ENTRIES)
     return SharedMemoryNeed(
-        arenas=box.acceptors * acceptor + box.ingests * ingest + disks * reader + _arena_bytes(box.integer("coordinator.arena.bytes")) + replicas,
-        restart=max(acceptor, ingest, reader, replicas) + disks * _rings_bytes(entries) + tables,
-        others=tables
-        + (len(box.process_names()) + 1) * _pages(counters.SIZE_BYTES)
-        + (sources + 1) * disks * _rings_bytes(entries)
-        + _arena_bytes(CONTROLLER_ARENA_BYTES)
-        + disks * _rings_bytes(CONTROLLER_RING_ENTRIES),
+        sealed=arenas + _arena_bytes(CONTROLLER_ARENA_BYTES) + max(acceptor, ingest, replicas) + rings,
+        cold_reads=disks * reader,
+        restart=reader + tables,
+        others=tables + (len(box.process_names()) + 1) * _pages(counters.SIZE_BYTES),
     )
 
 

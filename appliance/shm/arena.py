@@ -20,7 +20,7 @@ from __future__ import annotations
 import mmap
 
 from appliance.base.invariants import InvariantViolation, check
-from appliance.shm.mapping import HEADER_BYTES, WORD_BYTES, SharedObject
+from appliance.shm.mapping import HEADER_BYTES, WORD_BYTES, SharedObject, list_names, unlink
 
 # Arena: byte, name, meaning.
 #
@@ -40,6 +40,8 @@ WATCHING_WORD = SLEEPING_WORD + 8
 """
 
 DATA_POSITION = 4096
+ARENA_BYTES_MAX = 64 << 30
+"""The largest that a setting allows."""
 MIN_ORDER = 10
 """The smallest slot has 1 KiB."""
 
@@ -64,7 +66,7 @@ class Arena:
     def create(cls, name: str, data_bytes: int, incarnation: int) -> Arena:
         """Create an arena of `data_bytes`, rounded up to a power of two of at least 64 KiB."""
         rounded = 1 << max(16, (data_bytes - 1).bit_length())
-        return cls(SharedObject.create(name, PURPOSE, DATA_POSITION + rounded, incarnation, is_written_by_both=True), rounded)
+        return cls(SharedObject.create_sealed(name, PURPOSE, DATA_POSITION + rounded, incarnation), rounded)
 
     @staticmethod
     def rounded_size(size_bytes: int) -> int:
@@ -140,13 +142,12 @@ class Arena:
 
     def close(self) -> None:
         self.shared.close()
-        self.shared.unlink()
 
 
-def attach_arena(name: str, owner: int | None = None) -> SharedObject:
-    """Map the arena of a source in a log-writer, writable because offsets are stamped in place.
-    `owner`: the user that connected."""
-    return SharedObject.attach(name, PURPOSE, writable=True, owner=owner)
+def attach_arena(descriptor: int) -> SharedObject:
+    """Map the arena that a source sent to its log-writer, writable because offsets are stamped in
+    place."""
+    return SharedObject.attach_sealed(descriptor, PURPOSE, DATA_POSITION + ARENA_BYTES_MAX)
 
 
 # Piece memory: byte, name, meaning.
@@ -207,6 +208,16 @@ class PieceMemory:
     def close(self) -> None:
         self.shared.close()
         self.shared.unlink()
+
+
+def sweep_pieces(own_name: str) -> int:
+    """Unlink the memory of other incarnations of a log-reader, of which none runs; returns how
+    many. The name ends with one component: `d.1` is not an incarnation of `d`."""
+    prefix = own_name.rpartition(".")[0] + "."
+    swept = [name for name in list_names(prefix) if name != own_name and "." not in name[len(prefix) :]]
+    for name in swept:
+        unlink(name)
+    return len(swept)
 
 
 def attach_pieces(name: str) -> SharedObject:

@@ -4,9 +4,13 @@ The creator writes the magic last, so that an object is recognised as unfinished
 died. Memory is allocated at once (`posix_fallocate`): a full /dev/shm is an error here, not a
 SIGBUS later. Any user can create any name in /dev/shm, so only objects that no other user could
 have written are mapped, listed and removed. Of a box with two users, processes that face the
-network may read the others' objects; counters, arenas and rings of theirs are mapped where a caller
-asks for them. Weak: a name that another user has taken keeps a process from starting; a process can
-truncate an object of its own that a log-writer maps, which ends the log-writer (SIGBUS).
+network may read the others' objects; counters of theirs are mapped where a caller asks for them.
+Weak: a name that another user has taken keeps a process from starting.
+
+What a log-writer maps of a source (arena, rings) has no name: it is a memory file (memfd) that is
+sealed against other sizes, and its descriptor is sent. The source can store anything there, but it
+cannot truncate it under the log-writer, which would end that (SIGBUS). The kernel frees it with its
+last mapping.
 
 The owner of an object holds a lock on it as long as it maps it; the kernel drops the lock when the
 process ends, however it ends. So an observer need not see the owner in /proc, which a process in
@@ -23,6 +27,7 @@ none of this, so `runtime/preflight.py` refuses to start there.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -35,7 +40,7 @@ import posix_ipc
 
 from appliance.base.errors import MillraceError
 from appliance.base.layout import boot_id
-from appliance.base.trusted_files import faces_network, may_observe, may_trust, own_users, shared_mode
+from appliance.base.trusted_files import may_observe, may_trust, own_users, shared_mode
 
 WORD_BYTES = 8
 MAX_WORD = (1 << 64) - 1
@@ -65,7 +70,7 @@ def unsigned(number: int) -> int:
     return number & MAX_WORD
 
 
-LAYOUT_VERSION = 5
+LAYOUT_VERSION = 6
 """Increased with each change of a layout in this package; a mismatch ends the process with exit
 code 78."""
 
@@ -85,6 +90,7 @@ MAGIC_WORD, VERSION_WORD, LENGTH_WORD, INCARNATION_WORD, BOOT_WORD_HIGH, BOOT_WO
 HEADER_BYTES = 8 * WORD_BYTES
 
 _SHARED_MEMORY_DIRECTORY = "/dev/shm"
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _OWN: dict[str, int] = {}
 """Inode by name of each object that this process owns, as long as no other program deletes it."""
 
@@ -109,8 +115,11 @@ class SharedObject:
     """A mapped object. `words` is the whole object as 64-bit words, `memory` as bytes (read-only if
     attached so)."""
 
-    def __init__(self, name: str, mapped: mmap.mmap, writable: bool) -> None:
+    def __init__(self, name: str, mapped: mmap.mmap, writable: bool, descriptor: int = -1) -> None:
         self.name = name
+        self.descriptor = descriptor
+        """Of a sealed memory file, to be sent to the process that maps it; -1 for an object with a
+        name."""
         self._mapped = mapped
         self.memory = memoryview(mapped)
         self.words = self.memory.cast("Q")
@@ -123,25 +132,21 @@ class SharedObject:
         self._is_own = True
 
     @classmethod
-    def create(
-        cls, name: str, purpose: bytes, size_bytes: int, incarnation: int, allocated_bytes: int | None = None, is_written_by_both: bool = False
-    ) -> SharedObject:
+    def create(cls, name: str, purpose: bytes, size_bytes: int, incarnation: int, allocated_bytes: int | None = None) -> SharedObject:
         """Create an object, replacing one of the same name.
 
         `purpose`: 8 ASCII bytes. `allocated_bytes`: only so much is allocated now; the caller
-        allocates the rest before using it (`allocate`). `is_written_by_both`: a log-writer writes
-        to it, too. Raises SharedMemoryFull, SharedObjectTaken.
+        allocates the rest before using it (`allocate`). Raises SharedMemoryFull, SharedObjectTaken.
         """
         unlink(name)
-        page = mmap.PAGESIZE
-        size_bytes = (size_bytes + page - 1) // page * page
+        size_bytes = _whole_pages(size_bytes)
         try:
             shared = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
         except posix_ipc.ExistentialError as error:
             raise SharedObjectTaken(_taken(name)) from error
         try:
             try:
-                os.fchmod(shared.fd, _mode(is_written_by_both))
+                os.fchmod(shared.fd, shared_mode())
                 os.ftruncate(shared.fd, size_bytes)
                 os.posix_fallocate(shared.fd, 0, size_bytes if allocated_bytes is None else allocated_bytes)
                 mapped = mmap.mmap(shared.fd, size_bytes)
@@ -155,8 +160,35 @@ class SharedObject:
             shared.close_fd()
         made = cls(name, mapped, writable=True)
         made.own()
+        made.begin(purpose, size_bytes, incarnation)
+        return made
+
+    @classmethod
+    def create_sealed(cls, name: str, purpose: bytes, size_bytes: int, incarnation: int) -> SharedObject:
+        """Create an object for another process that maps it by `descriptor`: no process can change
+        its size, and `name` is shown in /proc only. Raises SharedMemoryFull, also for more than
+        `sealed_bytes_max`."""
+        size_bytes = _whole_pages(size_bytes)
+        descriptor = os.memfd_create(name.lstrip("/"), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            if size_bytes > sealed_bytes_max():
+                raise OSError(errno.ENOMEM, "more than half of the machine's memory")
+            os.ftruncate(descriptor, size_bytes)
+            os.posix_fallocate(descriptor, 0, size_bytes)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            mapped = mmap.mmap(descriptor, size_bytes)
+        except OSError as error:
+            os.close(descriptor)
+            words = f"could not allocate {size_bytes >> 20} MiB of shared memory for {name}: {error.strerror}; make the arenas smaller"
+            raise SharedMemoryFull(words) from error
+        made = cls(name, mapped, True, descriptor)
+        made.begin(purpose, size_bytes, incarnation)
+        return made
+
+    def begin(self, purpose: bytes, size_bytes: int, incarnation: int) -> None:
+        """Store the header of a new object, the magic last."""
         boot = boot_id()
-        words = made.words
+        words = self.words
         words[VERSION_WORD] = LAYOUT_VERSION
         words[LENGTH_WORD] = size_bytes
         words[INCARNATION_WORD] = incarnation
@@ -164,20 +196,38 @@ class SharedObject:
         words[BOOT_WORD_LOW] = int.from_bytes(boot[8:], "little")
         words[PID_WORD] = os.getpid()
         words[MAGIC_WORD] = int.from_bytes(purpose, "little")
-        return made
 
     @classmethod
-    def attach(cls, name: str, purpose: bytes, writable: bool, adopts: bool = False, observes: bool = False, owner: int | None = None) -> SharedObject:
+    def attach_sealed(cls, descriptor: int, purpose: bytes, size_bytes_max: int) -> SharedObject:
+        """Map the memory file that a process sent; the caller closes `descriptor`. Raises
+        SharedObjectAbsent if its size may change under this process, LayoutMismatch."""
+        try:
+            seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+            size_bytes = os.fstat(descriptor).st_size
+            # The pages of a huge one may be missing when they are touched.
+            if seals & _SEALS != _SEALS or os.fstatvfs(descriptor).f_bsize != mmap.PAGESIZE:
+                raise SharedObjectAbsent("shared memory that was sent is not sealed")
+            if not HEADER_BYTES <= size_bytes <= size_bytes_max:
+                raise SharedObjectAbsent(f"shared memory that was sent has {size_bytes} bytes")
+            mapped = mmap.mmap(descriptor, size_bytes)
+        except (OSError, ValueError) as error:
+            raise SharedObjectAbsent(f"what was sent is no shared memory: {error}") from error
+        attached = cls("", mapped, True)
+        attached.check_header(purpose, size_bytes)
+        return attached
+
+    @classmethod
+    def attach(cls, name: str, purpose: bytes, writable: bool, adopts: bool = False, observes: bool = False) -> SharedObject:
         """Map an existing object. `adopts`: hold it as its owner, for an object that a previous
-        incarnation created. `observes`: a process with less rights may have written it. `owner`:
-        only an object of this user, which is connected. Raises SharedObjectAbsent, LayoutMismatch."""
+        incarnation created. `observes`: a process with less rights may have written it. Raises
+        SharedObjectAbsent, LayoutMismatch."""
         try:
             shared = posix_ipc.SharedMemory(name, 0, read_only=not writable)
         except (posix_ipc.Error, OSError) as error:
             raise SharedObjectAbsent(f"no shared-memory object {name}: {error}") from error
         try:
             status = os.fstat(shared.fd)
-            if not _is_allowed(status, writable, observes, owner):
+            if not _is_allowed(status, writable, observes):
                 raise SharedObjectAbsent(f"shared-memory object {name} can be written to by user {status.st_uid} (mode {stat.S_IMODE(status.st_mode):04o})")
             size_bytes = status.st_size
             if size_bytes < HEADER_BYTES:
@@ -189,17 +239,21 @@ class SharedObject:
         finally:
             shared.close_fd()
         attached = cls(name, mapped, writable)
-        words = attached.words
-        magic, version, length = words[MAGIC_WORD], words[VERSION_WORD], words[LENGTH_WORD]
-        if magic != int.from_bytes(purpose, "little") or length != size_bytes:
-            attached.close()
-            raise SharedObjectAbsent(f"shared-memory object {name} is unfinished or of another purpose")
-        if version != LAYOUT_VERSION:
-            attached.close()
-            raise LayoutMismatch(f"{name} has layout version {version}, this release has {LAYOUT_VERSION}; stop the other release first")
+        attached.check_header(purpose, size_bytes)
         if adopts:
             attached.own()
         return attached
+
+    def check_header(self, purpose: bytes, size_bytes: int) -> None:
+        """Unmap the object and raise SharedObjectAbsent or LayoutMismatch if it is another one."""
+        words = self.words
+        magic, version, length = words[MAGIC_WORD], words[VERSION_WORD], words[LENGTH_WORD]
+        if magic != int.from_bytes(purpose, "little") or length != size_bytes:
+            self.close()
+            raise SharedObjectAbsent(f"shared-memory object {self.name} is unfinished or of another purpose")
+        if version != LAYOUT_VERSION:
+            self.close()
+            raise LayoutMismatch(f"{self.name or 'an object'} has layout version {version}, this release has {LAYOUT_VERSION}; stop the other release first")
 
     @property
     def incarnation(self) -> int:
@@ -238,6 +292,9 @@ class SharedObject:
         """Unmap the object. A view that is still in use keeps the mapping."""
         if self._is_own:
             _OWN.pop(self.name, None)
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
         for let_go in (self.words.release, self.memory.release, self._mapped.close):
             try:
                 let_go()
@@ -296,19 +353,19 @@ def _taken(name: str) -> str:
     return f"{_SHARED_MEMORY_DIRECTORY}{name} belongs to {owner}, and this box needs the name; remove it as root: rm {_SHARED_MEMORY_DIRECTORY}{name}"
 
 
-def _mode(is_written_by_both: bool) -> int:
-    """Return the mode of a new object. In a box with two users both read it, and log-writers write
-    to what a process that faces the network makes for them."""
-    if is_written_by_both:
-        return 0o660 if faces_network() else 0o600
-    return shared_mode()
+def _whole_pages(size_bytes: int) -> int:
+    return (size_bytes + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
 
 
-def _is_allowed(status: os.stat_result, writable: bool, observes: bool, owner: int | None) -> bool:
+def sealed_bytes_max() -> int:
+    """Return half of the machine's memory, the size that /dev/shm has by default: no file system
+    limits memory files."""
+    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
+
+
+def _is_allowed(status: os.stat_result, writable: bool, observes: bool) -> bool:
     if not stat.S_ISREG(status.st_mode):
         return False
-    if owner is not None:
-        return status.st_uid == owner and may_observe(status)
     if writable:
         return status.st_uid == os.geteuid() and may_observe(status)
     return may_observe(status) if observes else may_trust(status)

@@ -9,10 +9,8 @@ pair of incarnations.
 The memory of a channel: a descriptor ring and a completion ring between one incarnation of a
 source and one of a log-writer.
 
-Created by the source, mapped by both. A source that died may have unread completions here: its next
-incarnation reads them (`completions`), once the log-writer has set the retired flag or has itself
-been replaced. Weak: the name outlives its source by design, so old names have to be removed
-(`appliance.ipc.channel`).
+Created by the source, mapped by both, freed with both. Completions that a dead source did not read
+are gone; an ingest's are counted by the log-writer (`ipc/channel.py: complete`).
 """
 
 from __future__ import annotations
@@ -130,8 +128,6 @@ class RingConsumer:
 # │   192 │ COMPLETION_TAIL_WORD   │ stored by the log-writer
 # │   256 │ COMPLETION_HEAD_WORD   │ stored by the source
 # │   320 │ CAPACITY_WORD          │ entries in each ring, a power of two
-# │   328 │ WRITER_INCARNATION_WORD│ incarnation of the log-writer that claimed it; 0 = none
-# │   384 │ RETIRED_WORD           │ 1: the log-writer publishes nothing more here
 # │   512 │ RINGS_POSITION         │ descriptors: capacity × 64 bytes, then completions likewise
 #
 #              head                tail
@@ -149,10 +145,10 @@ DESCRIPTOR_HEAD_WORD = _FIRST + 8
 COMPLETION_TAIL_WORD = _FIRST + 16
 COMPLETION_HEAD_WORD = _FIRST + 24
 CAPACITY_WORD = _FIRST + 32
-WRITER_INCARNATION_WORD = _FIRST + 33
-RETIRED_WORD = _FIRST + 40
 RINGS_POSITION = 512
-assert (RETIRED_WORD + 1) * WORD_BYTES <= RINGS_POSITION
+assert (CAPACITY_WORD + 1) * WORD_BYTES <= RINGS_POSITION
+CAPACITY_MAX = 1 << 16
+"""The largest that a setting allows."""
 
 
 class RingPair:
@@ -166,18 +162,18 @@ class RingPair:
     @classmethod
     def create(cls, name: str, capacity: int, incarnation: int) -> RingPair:
         """Create empty rings of `capacity` entries each (a power of two)."""
-        shared = SharedObject.create(name, PURPOSE, RINGS_POSITION + 2 * capacity * ENTRY_BYTES, incarnation, is_written_by_both=True)
+        shared = SharedObject.create_sealed(name, PURPOSE, RINGS_POSITION + 2 * capacity * ENTRY_BYTES, incarnation)
         shared.words[CAPACITY_WORD] = capacity
         return cls(shared, capacity)
 
     @classmethod
-    def attach(cls, name: str, owner: int | None = None) -> RingPair:
-        """Map the rings of a source. `owner`: the user that connected. Raises SharedObjectAbsent."""
-        shared = SharedObject.attach(name, PURPOSE, writable=True, owner=owner)
+    def attach(cls, descriptor: int) -> RingPair:
+        """Map the rings that a source sent. Raises SharedObjectAbsent, LayoutMismatch."""
+        shared = SharedObject.attach_sealed(descriptor, PURPOSE, RINGS_POSITION + 2 * CAPACITY_MAX * ENTRY_BYTES)
         capacity = int(shared.words[CAPACITY_WORD])
         if RINGS_POSITION + 2 * capacity * ENTRY_BYTES > len(shared.memory) or capacity < 1 or capacity & (capacity - 1):
             shared.close()
-            raise SharedObjectAbsent(f"rings {name} are too short for {capacity} entries")
+            raise SharedObjectAbsent(f"rings are too short for {capacity} entries")
         return cls(shared, capacity)
 
     def descriptor_producer(self, entry: Struct) -> RingProducer:
@@ -203,22 +199,6 @@ class RingPair:
         """Return whether a word of either ring is not that of an empty new one."""
         words = self.shared.words
         return any(words[index] for index in (DESCRIPTOR_TAIL_WORD, DESCRIPTOR_HEAD_WORD, COMPLETION_TAIL_WORD, COMPLETION_HEAD_WORD))
-
-    @property
-    def writer_incarnation(self) -> int:
-        return self.shared.words[WRITER_INCARNATION_WORD]
-
-    def claim(self, writer_incarnation: int) -> None:
-        """Store the incarnation of the log-writer that publishes completions here."""
-        self.shared.words[WRITER_INCARNATION_WORD] = writer_incarnation
-
-    def retire(self) -> None:
-        """Mark that the log-writer publishes nothing more here."""
-        self.shared.words[RETIRED_WORD] = 1
-
-    @property
-    def retired(self) -> bool:
-        return bool(self.shared.words[RETIRED_WORD])
 
     def close(self) -> None:
         self.shared.close()

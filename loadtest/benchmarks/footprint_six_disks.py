@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from confluent_kafka import Consumer, KafkaException, Producer
@@ -149,4 +150,11 @@ def _guard(load: Callable[[], None], failures: list[str]) -> None:
 def arena_bytes(box: RunningBox) -> int:
     """What all arenas of the box would take if every page of them were used."""
     prefix = box.layout.shared_memory_prefix.lstrip("/")
-    return sum(os.stat(SHARED_MEMORY + name).st_size for name in os.listdir(SHARED_MEMORY) if name.startswith(prefix) and ARENA in name)
+    found: dict[str, int] = {}
+    for pid in box.pids().values():
+        for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+            addresses, *_, name = line.split(None, 5)
+            if name.startswith(SHARED_MEMORY) and prefix in name and ARENA in name:
+                first, last = addresses.split("-")
+                found[name] = max(found.get(name, 0), int(last, 16) - int(first, 16))
+    return sum(found.values())

@@ -178,6 +178,8 @@ ACCEPTOR = (
 SOURCES = (
     counter("source_ring_full", "source.ring_full", "Times that the ring to a disk's log-writer was full.", _PROCESS_DISK),
     counter("source_log_writer_deaths", "source.log_writer_deaths", "Times that a disk's log-writer hung up.", _PROCESS_DISK),
+    counter("source_completed_records", "source.completed_records", "Records of completions that an ingest has taken.", _PROCESS_DISK),
+    gauge("ingest_open_channels", "ingest.open_channels", "1: an ingest has a channel to the log-writer.", _PROCESS_DISK),
     counter("source_failed_greetings", "source.failed_greetings", "Times that a log-writer did not answer HELLO.", _PROCESS_DISK),
     counter("log_reader_questions", "log_reader.questions", "Questions to a disk's log-reader.", _PROCESS_DISK),
     counter("log_reader_unanswered", "log_reader.unanswered", "Of those, questions without an answer in time.", _PROCESS_DISK),
@@ -197,6 +199,7 @@ LOG_WRITER = (
     ),
     gauge("log_writer_old_copy", "log_writer.old_copy", "1: the log directory, 2: the state directory was older than the other remembered.", _DISK),
     counter("log_writer_storage_failures", "log_writer.storage_failures", "Errors of the disk, each of which took the directory offline.", _DISK),
+    counter("log_writer_completed_records", "log_writer.completed_records", "Records that were completed for an ingest.", ("disk", "source")),
     counter("log_writer_dropped_of_dead_sources", "log_writer.dropped_of_dead_sources", "Descriptors dropped because their sender had died.", _DISK),
     counter(
         "log_writer_refused_sources",

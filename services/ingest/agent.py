@@ -72,7 +72,7 @@ class IngestAgent:
             self._on_lost,
             self._on_connected,
             self._on_gone,
-            keep_ring_names=True,  # the next incarnation reads completions that this one does not
+            counts_records=True,  # the next incarnation accounts for completions that this one does not read
         )
         self._view = MetadataCache(box.broker_id, self._proxies)
         self._image = ImageFollower(context.layout, self._view, log)
@@ -82,7 +82,7 @@ class IngestAgent:
         self._senders = SenderLedgers(context.layout, context.process_name, self._clock)
         self._acknowledger = Acknowledger(IngestLedger(table.listeners, self._senders, counters))
         self._peers = Peers("millrace-ingest", self._poller, self._clock)
-        self._previous = InheritedState(context, {listener.name: listener for listener in table.listeners}, self._peers, self._writer_incarnation)
+        self._previous = InheritedState(context, {listener.name: listener for listener in table.listeners}, self._peers, self._proxies.by_disk)
         self._crash_accounting, self._replays = self._previous.accounting, self._previous.replays
         self._sender = BatchSender(
             context,
@@ -282,15 +282,11 @@ class IngestAgent:
 
     def _on_connected(self, disk: str) -> None:
         self._image.is_stale = True
+        self._crash_accounting.on_connected(disk, int(self._proxies.writer_info(disk)["completed"]))
 
     def _on_gone(self, disk: str) -> None:
+        self._crash_accounting.on_gone(disk)
         self._context.log.info(f"log-writer@{disk} is gone; lines for its partitions wait until it is back", disk=disk, peer=f"log-writer@{disk}")
-
-    def _writer_incarnation(self, disk: str) -> int | None:
-        proxy = self._proxies.by_disk.get(disk)
-        if proxy is None:
-            return -1  # the disk was removed from this box: no log-writer completes anything
-        return int(proxy.writer_info["incarnation"]) if proxy.serving else None
 
     # -- news
 

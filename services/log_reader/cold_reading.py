@@ -16,10 +16,9 @@ from typing import Protocol
 from appliance.base.errors import ErrorCode
 from appliance.base.model import NO_OFFSET
 from appliance.ipc.log_reader_messages import FIRST_WHATEVER, IS_ACTIVE, READ, WHOLE_BATCHES, Answer, Question, ReadAnswer
-from appliance.ipc.source import sweep_arenas
 from appliance.records.batch import whole_batches
 from appliance.runtime.agent import ServiceContext
-from appliance.shm.arena import PIECE_BYTES, PieceMemory
+from appliance.shm.arena import PIECE_BYTES, PieceMemory, sweep_pieces
 from appliance.storage.cold_file import SEALED_WAYS
 from appliance.storage.page_cache import PAGE_BYTES
 from services.log_reader.cold_holders import ColdHolders
@@ -78,8 +77,8 @@ class ColdReading:
         self._clock = context.clock
         self._send = answer
         self._disk = disk
-        sweep_arenas(context.layout, context.process_name, context.incarnation)
         name = context.layout.shared_memory_name("arena", context.process_name, context.incarnation)
+        sweep_pieces(name)
         self.memory = PieceMemory.create(name, context.box.integer("log.reader.arena.bytes"), context.incarnation)
         self.pieces: ColdPieces[_Request] = ColdPieces(self.memory.slots)
         self._lanes: FairQueue[_Request] = FairQueue()

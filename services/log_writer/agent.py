@@ -137,7 +137,7 @@ class LogWriterAgent:
             self._appends,
             self._carry_out,
         )
-        self.door = ChannelAcceptor(context.incarnation, self.doorbell.fileno(), self._poller, counters, self.describe, self._on_gone)
+        self.door = ChannelAcceptor(self.doorbell.fileno(), self._poller, counters, self.describe, self._on_gone)
         self.replicas = ReplicaAppends(parts, self.retention, self.cleaning, context.log)
         self._progress = ReplicaProgress(
             parts,

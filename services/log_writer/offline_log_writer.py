@@ -69,7 +69,7 @@ class OfflineLogWriter:
         context.log.error(f"disk {self.disk.name} ({self.disk.path}) stays offline: {failure}", disk=self.disk.name)
         self.disk_return = DiskReturn(context, self.disk, self._clock.monotonic_ns(), first_look_ns)
         self._fences = DiskFences(context.counters, self._clock.monotonic_ns())
-        self.door = ChannelAcceptor(context.incarnation, self.doorbell.fileno(), context.poller, context.counters, self.describe, self._on_gone)
+        self.door = ChannelAcceptor(self.doorbell.fileno(), context.poller, context.counters, self.describe, self._on_gone)
         self._refused = context.counters.counter("log_writer.refused")
         self.door.open(context.layout.log_writer_socket(self.disk.name))
         context.notifier.ready()

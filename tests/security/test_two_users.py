@@ -32,6 +32,7 @@ from appliance.ipc.source import Source
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters, list_counters, read_counters
 from appliance.shm.mapping import SharedObject, SharedObjectAbsent, list_names, unlink
+from appliance.shm.ring import DESCRIPTOR_TAIL_WORD
 from appliance.shm.partition_table import PURPOSE, PartitionTableReader, PartitionTableWriter
 
 layout = BoxLayout(sys.argv[1])
@@ -46,7 +47,7 @@ for name, mode in (("box.json", 0o640), ("secret", 0o600)):
         file.write("{}")
 poller, doorbell = Poller(), os.eventfd(0)
 gone = []
-acceptor = ChannelAcceptor(7, doorbell, poller, counters, lambda: {"table": table.shared.name}, lambda channel, reason: gone.append(reason))
+acceptor = ChannelAcceptor(doorbell, poller, counters, lambda: {"table": table.shared.name}, lambda channel, reason: gone.append(reason))
 acceptor.open(layout.log_writer_socket("d0"))
 own = listen_unix(layout.supervisor_socket, is_own=True)
 print("it listens", flush=True)
@@ -82,11 +83,10 @@ def denied(call, *arguments):
     return False
 
 
-def greet(name, number, arena=None):
+def greet(name):
     control = connect_unix(layout.log_writer_socket("d0"))
-    named = source.arena if arena is None else arena
-    rings = layout.shared_memory_name("channel", f"{name}.d0.{number}", 9)
-    channel = SourceChannel.greet(control, name, 9, named, source.doorbell, rings, 8, False)
+    source.name = name
+    channel = SourceChannel.greet(control, source, "rings")
     for _ in range(100):
         for frame in control.receive():
             channel.on_welcome(frame)
@@ -106,20 +106,36 @@ def awaited(condition):
     return condition()
 
 
-channel = greet("acceptor@0", 1)
+channel = greet("acceptor@0")
 channel.descriptors.offer(*descriptor(DescriptorKind.PRODUCE))
 answers["is_served"] = awaited(lambda: bytes(source.arena.shared.memory[4096:4100]) == b"seen") and not denied(channel.control.receive)
 channel.descriptors.offer(*descriptor(DescriptorKind.DELETE))
+source.arena.shared.memory[4096:4100] = bytes(4)
 answers["deletes"] = not awaited(lambda: denied(channel.control.receive))
-answers["is_controller"] = not denied(greet, "controller", 2)
 
 
-class Foreign:
+def is_dropped_for(memory):
+    arena, source.arena = source.arena, memory
+    try:
+        return denied(greet, "acceptor@0")
+    finally:
+        source.arena = arena
+
+
+class Unsealed:
     class shared:
-        name = layout.shared_memory_name("arena", "coordinator", 7)
+        descriptor = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
 
 
-answers["names_memory_of_others"] = not denied(greet, "acceptor@0", 3, Foreign)
+os.ftruncate(Unsealed.shared.descriptor, len(source.arena.memory))
+os.pwrite(Unsealed.shared.descriptor, source.arena.memory, 0)
+answers["truncates"] = not denied(os.ftruncate, source.arena.shared.descriptor, 0) or not is_dropped_for(Unsealed)
+channel = greet("acceptor@0")
+channel.descriptors.offer(*descriptor(DescriptorKind.PRODUCE))
+answers["is_served_again"] = awaited(lambda: bytes(source.arena.shared.memory[4096:4100]) == b"seen") and not denied(channel.control.receive)
+channel.rings.shared.words[DESCRIPTOR_TAIL_WORD] = (1 << 64) - 1
+answers["ends_the_log_writer"] = not awaited(lambda: denied(channel.control.receive))
+answers["is_controller"] = not denied(greet, "controller")
 table = layout.shared_memory_name("table", "d0", 7)
 answers["reads_table"] = PartitionTableReader.attach(table).shared.incarnation == 7
 answers["writes_table"] = not denied(SharedObject.attach, table, PURPOSE, True)
@@ -170,9 +186,9 @@ def test_a_process_that_faces_the_network_offers_batches_and_can_do_nothing_to_t
     with running_python(storage, NAMES + STORAGE, str(runtime), group=group):
         found = json.loads(run_python(network, NAMES + NETWORK, str(runtime), str(storage), group=group))
         stranger = json.loads(run_python(STRANGER, NAMES + STRANGE, str(runtime)))
-    can = {"network", "is_served", "reads_table"}
+    can = {"network", "is_served", "is_served_again", "reads_table"}
     cannot = {
-        "deletes", "is_controller", "names_memory_of_others", "writes_table", "removes_table",
+        "deletes", "is_controller", "truncates", "ends_the_log_writer", "writes_table", "removes_table",
         "reads_secret", "writes_runtime", "orders", "signals",
     }  # fmt: skip
     assert {name: found[name] for name in can} == dict.fromkeys(can, True)

@@ -79,10 +79,11 @@ class FakeLogWriter:
         try:
             for frame in control.receive():
                 assert frame.kind == HELLO
-                channel = SinkChannel(control, frame, self._incarnation)
+                channel = SinkChannel(control, frame)
                 info = {
                     "table": self._table.shared.name,
                     "incarnation": self._incarnation,
+                    "completed": 0,
                     "directory_id": self.directory.directory_id,
                     "replaces": self.directory.replaces,
                     "needs_epoch_bump": self.needs_epoch_bump,

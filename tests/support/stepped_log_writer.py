@@ -35,7 +35,7 @@ class SteppedLogWriter:
         self.poller = Poller()
         self.bell = Doorbell(self.table.shared.words, SLEEPING_WORD)
         self.poller.register(self.bell.fileno(), select.EPOLLIN, self.bell.drain)
-        self.door = ChannelAcceptor(incarnation, self.bell.fileno(), self.poller, self.counters, self._describe, self._on_gone)
+        self.door = ChannelAcceptor(self.bell.fileno(), self.poller, self.counters, self._describe, self._on_gone)
         self.door.open(layout.log_writer_socket(disk))
 
     def _describe(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class SteppedLogWriter:
         """Look at the sockets, then take what is in the rings."""
         work = self.poller.poll(0)
         for channel in self.door.channels:
-            for entry in channel.descriptors.poll(256):
+            for entry in channel.take(256):
                 self.taken.append((channel.source, channel.incarnation, entry))
                 work += 1
         return work
@@ -59,11 +59,10 @@ class SteppedLogWriter:
         channel.complete([(1, 0, error_code, 0, token, 1_000 + token, -1, 0, 1_001 + token, 0, 1, 0) for token in tokens])
 
     def die(self) -> None:
-        """As `kill -9` leaves it: sockets hang up, names stay, no ring is retired."""
+        """As `kill -9` leaves it: sockets hang up, names stay."""
         for control, channel in self.door.connections.items():
             control.close()
             if channel is not None:
-                channel.rings.retire = lambda: None  # type: ignore[method-assign]
                 channel.close()
         self.door.connections.clear()
         self.door.channels.clear()

@@ -140,7 +140,6 @@ class SourceSide(Side):
 
     def __init__(self, incarnation: int) -> None:
         super().__init__("source", incarnation)
-        keep = bool(os.environ.get("KEEP_RING_NAMES"))
         self.source = Source(self.layout, SOURCE, incarnation, 1 << 16, RING)
         self.proxies = LogWriterProxies(
             self.source, [DISK], self.poller, self.counters,
@@ -148,7 +147,7 @@ class SourceSide(Side):
             lambda number: self.write("lost", number),
             lambda disk: self.write("connected", self.proxies.writer_info(disk)["incarnation"]),
             lambda disk: self.write("gone"),
-            keep,
+            counts_records=True,
         )  # fmt: skip
         self.proxy = self.proxies.by_disk[DISK]
         self.number = incarnation * 10_000_000
@@ -189,7 +188,7 @@ class LogWriterSide(Side):
         self.bell = Doorbell(self.table.shared.words, SLEEPING_WORD)
         self.poller.register(self.bell.fileno(), select.EPOLLIN, self.bell.drain)
         self.door = ChannelAcceptor(
-            incarnation, self.bell.fileno(), self.poller, self.counters,
+            self.bell.fileno(), self.poller, self.counters,
             lambda: {"table": self.table.shared.name, "incarnation": incarnation},
             lambda channel, reason: self.write("forgot", channel.incarnation),
         )  # fmt: skip

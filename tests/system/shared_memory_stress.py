@@ -130,7 +130,7 @@ PAYLOAD_BYTES = 256
 def ring(seconds: float, broken: bool) -> Result:
     """Entries and payloads of one process read by another: every one once, in order, whole. Broken: the tail goes before the entry."""
     pair = RingPair.create(new_name(), CAPACITY, 1)
-    other = RingPair.attach(pair.shared.name)
+    other = RingPair.attach(pair.shared.descriptor)
     pair.shared.unlink()
     arena = SharedObject.create(new_name() + "-arena", b"MLRtests", CAPACITY * 4 * PAYLOAD_BYTES + CONTROL_BYTES, 1)
     arena.unlink()

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import orjson
@@ -16,7 +17,7 @@ from appliance.shm.doorbell import Doorbell
 from appliance.shm.mapping import MAX_WORD, LayoutMismatch, SharedMemoryFull, SharedObjectAbsent
 from appliance.shm.partition_table import SLEEPING_WORD, PartitionTableWriter
 from appliance.shm.ring import COMPLETION_HEAD_WORD, COMPLETION_TAIL_WORD, DESCRIPTOR_HEAD_WORD, DESCRIPTOR_TAIL_WORD
-from lab.scratch_layout import open_descriptors, purposes_left
+from lab.scratch_layout import open_descriptors
 
 
 class Handshake:
@@ -30,10 +31,9 @@ class Handshake:
         self.table = PartitionTableWriter.create(layout.shared_memory_name("table", "d0", 6), 6)
         self.bell = Doorbell(self.table.shared.words, SLEEPING_WORD)
 
-    def greet(self, keep_name: bool = False, capacity: int = 8) -> SourceChannel:
-        source = self.source
-        name = self.layout.shared_memory_name("channel", "acceptor@0.d0.1", 5)
-        return SourceChannel.greet(self.source_control, source.name, 5, source.arena, source.doorbell, name, capacity, keep_name)
+    def greet(self, capacity: int = 8) -> SourceChannel:
+        self.source.ring_entries = capacity
+        return SourceChannel.greet(self.source_control, self.source, "rings")
 
     def hello(self, **changes: Any) -> Frame:
         """The HELLO that has come, with other fields."""
@@ -60,10 +60,10 @@ def test_both_sides_map_the_same_rings_arena_and_table(handshake: Handshake) -> 
     channel = handshake.greet()
     (hello,) = handshake.sink_control.receive()
     assert hello.kind == HELLO
-    sink = SinkChannel(handshake.sink_control, hello, 6)
+    sink = SinkChannel(handshake.sink_control, hello)
     handshake.welcome()
     channel.on_welcome(*handshake.source_control.receive())
-    assert (sink.source, sink.incarnation, channel.writer_info["incarnation"], channel.rings.writer_incarnation) == ("acceptor@0", 5, 6, 6)
+    assert (sink.source, sink.incarnation, channel.writer_info["incarnation"]) == ("acceptor@0", 5, 6)
     handshake.source.arena.memory[5_000] = 42
     channel.descriptors.offer(1, 0, 0, 2, 3, 4, 5, 6, 5_000, 99, 0, 0, 0, 0)
     ((*_, position, token, _, _, _, _),) = sink.descriptors.poll(9)
@@ -72,13 +72,12 @@ def test_both_sides_map_the_same_rings_arena_and_table(handshake: Handshake) -> 
     assert channel.completions.poll(9)[0][4] == 99
     assert channel.table is not None and channel.table.generation == 0
     sink.close()
-    assert channel.rings.retired
     channel.close()
 
 
 def test_each_side_rings_the_other_only_when_it_sleeps(handshake: Handshake) -> None:
     channel = handshake.greet()
-    sink = SinkChannel(handshake.sink_control, handshake.hello(), 6)
+    sink = SinkChannel(handshake.sink_control, handshake.hello())
     handshake.welcome()
     channel.on_welcome(*handshake.source_control.receive())
     for bell, ring in ((handshake.bell, channel.ring), (handshake.source.doorbell, sink.ring)):
@@ -95,27 +94,67 @@ def test_each_side_rings_the_other_only_when_it_sleeps(handshake: Handshake) -> 
     channel.close()
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_the_rings_lose_their_name_at_welcome_unless_the_next_incarnation_reads_them(keep: bool, handshake: Handshake) -> None:
-    channel = handshake.greet(keep)
-    sink = SinkChannel(handshake.sink_control, handshake.hello(), 6)
-    handshake.welcome()
-    channel.on_welcome(*handshake.source_control.receive())
-    assert ("channel.acceptor@0.d0.1.5" in purposes_left(handshake.layout)) is keep
-    channel.close()
-    assert "channel.acceptor@0.d0.1.5" not in purposes_left(handshake.layout)
-    sink.close()
-
-
-@pytest.mark.parametrize("wrong", [{"arena": "/millrace.none"}, {"rings": "/millrace.none"}, {"incarnation": 4}])
-def test_shared_objects_of_a_hello_must_exist_and_belong_to_the_sending_incarnation(wrong: dict[str, Any], handshake: Handshake) -> None:
+def test_memory_of_another_incarnation_than_the_sending_one_is_not_mapped(handshake: Handshake) -> None:
     channel = handshake.greet()
-    hello = handshake.hello(**wrong)
+    hello = handshake.hello(incarnation=4)
     before = open_descriptors()
-    with pytest.raises(SharedObjectAbsent):
-        SinkChannel(handshake.sink_control, hello, 6)
+    with pytest.raises(SharedObjectAbsent, match="another incarnation"):
+        SinkChannel(handshake.sink_control, hello)
     assert open_descriptors() <= before - set(hello.descriptors)
-    assert channel.rings.writer_incarnation == 0
+    channel.close()
+
+
+def _memory_file(flags: int = os.MFD_ALLOW_SEALING, seals: int = 0, size_bytes: int = 1 << 17) -> int:
+    made = os.memfd_create("hostile", flags)
+    os.ftruncate(made, size_bytes)
+    if seals:
+        fcntl.fcntl(made, fcntl.F_ADD_SEALS, seals)
+    return made
+
+
+_SEALED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+HOSTILE: dict[str, Callable[[], int]] = {
+    "memory that can be truncated": _memory_file,
+    "memory that can become shorter": lambda: _memory_file(seals=fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL),
+    "memory that can become longer": lambda: _memory_file(seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL),
+    "memory that cannot be sealed": lambda: _memory_file(0),
+    "memory that cannot be written": lambda: _memory_file(seals=_SEALED | fcntl.F_SEAL_WRITE),
+    "no memory": lambda: _memory_file(seals=_SEALED, size_bytes=0),
+    "more memory than an arena has": lambda: _memory_file(seals=_SEALED, size_bytes=65 << 30),
+    "memory of zeros": lambda: _memory_file(seals=_SEALED),
+    "a pipe": lambda: os.pipe()[0],
+    "a directory": lambda: os.open("/", os.O_RDONLY),
+    "a file": lambda: os.open(__file__, os.O_RDONLY),
+    "a device": lambda: os.open("/dev/zero", os.O_RDWR),
+}
+
+
+@pytest.mark.parametrize("place", [1, 2])
+@pytest.mark.parametrize("case", HOSTILE)
+def test_what_is_no_sealed_memory_of_an_arena_or_of_rings_is_not_mapped(case: str, place: int, handshake: Handshake) -> None:
+    channel = handshake.greet()
+    hello = handshake.hello()
+    os.close(hello.descriptors[place])
+    descriptors = list(hello.descriptors)
+    before = open_descriptors() - set(descriptors)
+    descriptors[place] = HOSTILE[case]()
+    with pytest.raises(SharedObjectAbsent):
+        SinkChannel(handshake.sink_control, hello._replace(descriptors=tuple(descriptors)))
+    assert not open_descriptors() & set(descriptors)
+    for left in open_descriptors() - before:
+        os.close(left)  # the other end of the pipe
+    channel.close()
+
+
+def test_a_source_cannot_change_the_size_of_what_its_log_writer_maps(handshake: Handshake) -> None:
+    channel = handshake.greet()
+    sink = SinkChannel(handshake.sink_control, handshake.hello())
+    for memory in (handshake.source.arena.shared, channel.rings.shared):
+        for size_bytes in (0, len(memory.memory) - 4096, len(memory.memory) + 4096):
+            with pytest.raises(PermissionError):
+                os.ftruncate(memory.descriptor, size_bytes)
+    assert sink.memory[len(sink.memory) - 1] == 0
+    sink.close()
     channel.close()
 
 
@@ -124,7 +163,7 @@ def test_rings_that_do_not_begin_empty_are_not_mapped(word: int, handshake: Hand
     channel = handshake.greet()
     channel.rings.shared.words[word] = MAX_WORD
     with pytest.raises(SharedObjectAbsent, match="not new"):
-        SinkChannel(handshake.sink_control, handshake.hello(), 6)
+        SinkChannel(handshake.sink_control, handshake.hello())
     channel.close()
 
 
@@ -132,19 +171,19 @@ def test_rings_that_do_not_begin_empty_are_not_mapped(word: int, handshake: Hand
 def test_a_hello_that_is_none_is_a_hang_up(payload: bytes, handshake: Handshake) -> None:
     before = open_descriptors()
     with pytest.raises(PeerGone):
-        SinkChannel(handshake.sink_control, Frame(HELLO, 0, payload, (os.eventfd(0),)), 6)
+        SinkChannel(handshake.sink_control, Frame(HELLO, 0, payload, tuple(os.eventfd(0) for _ in range(3))))
     assert open_descriptors() <= before
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"arena": 5}, {"rings": None}, {"source": ["acceptor@0"]}, {"incarnation": "5"}, {"arena": "/a\0"}, {"rings": "/" + "x" * 300}]
+    "wrong", [{"source": 5}, {"source": None}, {"source": ["acceptor@0"]}, {"incarnation": "5"}, {"source": "/a\0"}, {"source": "/" + "x" * 300}]
 )
 def test_a_hello_that_names_no_names_is_a_hang_up(wrong: dict[str, Any], handshake: Handshake) -> None:
     channel = handshake.greet()
     hello = handshake.hello(**wrong)
     before = open_descriptors()
     with pytest.raises(PeerGone, match="no name"):
-        SinkChannel(handshake.sink_control, hello, 6)
+        SinkChannel(handshake.sink_control, hello)
     assert open_descriptors() == before - set(hello.descriptors)
     channel.close()
 
@@ -155,11 +194,11 @@ def test_a_doorbell_is_an_eventfd_and_never_blocks(handshake: Handshake) -> None
     reading, writing = os.pipe()
     before = open_descriptors()
     with pytest.raises(PeerGone, match="no eventfd"):
-        SinkChannel(handshake.sink_control, hello._replace(descriptors=(writing,)), 6)
+        SinkChannel(handshake.sink_control, hello._replace(descriptors=(writing, *map(os.dup, hello.descriptors[1:]))))
     assert open_descriptors() == before - {writing}
     os.close(reading)
     os.set_blocking(hello.descriptors[0], True)
-    sink = SinkChannel(handshake.sink_control, hello, 6)
+    sink = SinkChannel(handshake.sink_control, hello)
     assert not os.get_blocking(hello.descriptors[0])
     sink.close()
     channel.close()
@@ -169,9 +208,10 @@ def test_a_doorbell_is_an_eventfd_and_never_blocks(handshake: Handshake) -> None
 def test_a_greeting_carries_one_doorbell_or_is_a_hang_up(count: int, handshake: Handshake) -> None:
     channel = handshake.greet()
     hello = handshake.hello()
-    os.close(hello.descriptors[0])
+    for descriptor in hello.descriptors:
+        os.close(descriptor)
     before = open_descriptors()
-    for action in (lambda frame: SinkChannel(handshake.sink_control, frame, 6), channel.on_welcome):
+    for action in (lambda frame: SinkChannel(handshake.sink_control, frame), channel.on_welcome):
         with pytest.raises(PeerGone, match="doorbell"):
             action(hello._replace(descriptors=tuple(os.eventfd(0) for _ in range(count))))
     assert open_descriptors() <= before
@@ -202,7 +242,6 @@ def test_greeting_a_log_writer_that_is_gone_leaves_no_rings(handshake: Handshake
     handshake.sink_control.close()
     with pytest.raises(PeerGone):
         handshake.greet()
-    assert [name for name in purposes_left(handshake.layout) if name.startswith("channel")] == []
     assert handshake.source_control.fileno() == -1
 
 

@@ -32,17 +32,12 @@ def knock(layout: BoxLayout) -> FrameSocket:
 def test_a_source_that_hangs_up_is_forgotten_and_what_it_offered_is_dropped(layout: BoxLayout, writer: SteppedLogWriter) -> None:
     source = SteppedSource(layout)
     connect(source, writer)
-    (channel,) = writer.door.channels
-    rings = channel.rings
     for number in range(3):
         source.offer(number)
     assert source.proxy.channel is not None
     source.proxy.channel.control.close()
-    retired: list[bool] = []
-    retire = rings.retire
-    rings.retire = lambda: (retire(), retired.append(rings.retired))  # type: ignore[method-assign, func-returns-value, assignment]
     writer.poller.poll(0)
-    assert writer.door.channels == [] and writer.taken == [] and retired == [True]
+    assert writer.door.channels == [] and writer.taken == []
     assert writer.counters.counter("log_writer.dropped_of_dead_sources").value == 3
     assert [name for name, _ in writer.gone] == ["acceptor@0"]
     source.close()
@@ -158,15 +153,13 @@ def test_a_shut_acceptor_refuses_new_connections_and_serves_open_channels(layout
     source.close()
 
 
-def test_closing_the_acceptor_retires_the_rings_and_notifies_the_sources(layout: BoxLayout, writer: SteppedLogWriter) -> None:
+def test_closing_the_acceptor_notifies_the_sources(layout: BoxLayout, writer: SteppedLogWriter) -> None:
     source = SteppedSource(layout)
     connect(source, writer)
     stranger = knock(layout)
     writer.turn()
     assert source.proxy.channel is not None
-    rings = source.proxy.channel.rings
     writer.door.close()
-    assert rings.retired
     source.turn()
     assert source.take_reported() == ["gone"]
     with pytest.raises(PeerGone):

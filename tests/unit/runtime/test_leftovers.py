@@ -35,7 +35,7 @@ def create(layout: BoxLayout, purpose: str, owner: str) -> str:
 
 
 def test_a_new_start_keeps_what_the_owners_must_read_first(layout: BoxLayout) -> None:
-    kept = [create(layout, "table", "d0"), create(layout, "channel", "ingest@0.d0")]
+    kept = [create(layout, "table", "d0")]
     create(layout, "arena", "acceptor@0")
     Counters.create_or_adopt(layout, "ingest@0", 1).close()
     assert clear_previous_life(layout) == 1

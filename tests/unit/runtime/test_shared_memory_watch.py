@@ -15,9 +15,9 @@ from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.runtime import shared_memory
 from appliance.runtime.shared_memory import PATIENCE_MS, SharedMemoryWatch
-from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters, read_counters
 from appliance.shm.mapping import PID_WORD, SharedObject, lost_objects
+from appliance.shm.partition_table import PartitionTableWriter
 from lab.scratch_layout import scratch_layout
 
 
@@ -56,15 +56,15 @@ def _delete(name: str) -> None:
 
 def test_a_deleted_object_is_reported_once_and_its_owner_restarts(layout: BoxLayout) -> None:
     process = Process(layout, "acceptor@0", ManualClock(), 1)
-    name = layout.shared_memory_name("arena", "acceptor@0", 1)
-    arena = Arena.create(name, 1 << 16, 1)
+    name = layout.shared_memory_name("table", "d0", 1)
+    table = PartitionTableWriter.create(name, 1)
     process.turn()
     assert process.said == ""
     _delete(name)
     with pytest.raises(StepsDown, match="another program deleted 1 shared-memory objects"):
         process.turn()
     assert name in process.said
-    arena.close()
+    table.close()
 
 
 def test_what_its_owner_closes_or_removes_is_no_loss_and_what_was_replaced_is(layout: BoxLayout) -> None:

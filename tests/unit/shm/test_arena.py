@@ -7,7 +7,6 @@ import pytest
 from appliance.base.invariants import InvariantViolation
 from appliance.base.layout import BoxLayout
 from appliance.shm.arena import DATA_POSITION, MIN_ORDER, Arena, attach_arena
-from appliance.shm.mapping import SharedObjectAbsent
 from lab.scratch_layout import purposes_left
 
 SMALLEST = 1 << MIN_ORDER
@@ -88,7 +87,7 @@ def test_the_size_must_be_a_power_of_two(arena: Arena) -> None:
 def test_what_the_owner_writes_a_log_writer_reads_and_stamps(arena: Arena) -> None:
     position = arena.allocate(100)
     arena.memory[position : position + 5] = b"batch"
-    mapped = attach_arena(arena.shared.name)
+    mapped = attach_arena(arena.shared.descriptor)
     assert bytes(mapped.memory[position : position + 5]) == b"batch"
     mapped.memory[position : position + 1] = b"B"
     assert bytes(arena.memory[position : position + 5]) == b"Batch"
@@ -97,10 +96,8 @@ def test_what_the_owner_writes_a_log_writer_reads_and_stamps(arena: Arena) -> No
 
 def test_a_closed_arena_leaves_no_name_but_maps_stay_usable(layout: BoxLayout) -> None:
     arena = Arena.create(layout.shared_memory_name("arena", "y", 1), 1 << 16, 1)
-    mapped = attach_arena(arena.shared.name)
+    mapped = attach_arena(arena.shared.descriptor)
     arena.close()
     assert purposes_left(layout) == []
     assert bytes(mapped.memory[DATA_POSITION : DATA_POSITION + 4]) == bytes(4)
-    with pytest.raises(SharedObjectAbsent):
-        attach_arena(arena.shared.name)
     mapped.close()

@@ -14,7 +14,7 @@ ENTRY = Struct("@8Q")
 
 def test_each_ring_has_its_own_entries_and_words(layout: BoxLayout) -> None:
     source = RingPair.create(layout.shared_memory_name("channel", "acceptor@0.d0.1", 5), 4, 5)
-    sink = RingPair.attach(source.shared.name)
+    sink = RingPair.attach(source.shared.descriptor)
     assert sink.capacity == 4
     down, up = source.descriptor_producer(ENTRY), sink.completion_producer(ENTRY)
     for number in range(4):
@@ -27,34 +27,6 @@ def test_each_ring_has_its_own_entries_and_words(layout: BoxLayout) -> None:
     source.close()
 
 
-def test_the_log_writer_publishes_its_incarnation_and_its_end(layout: BoxLayout) -> None:
-    source = RingPair.create(layout.shared_memory_name("channel", "ingest@0.d0.1", 5), 4, 5)
-    assert source.writer_incarnation == 0 and not source.retired
-    sink = RingPair.attach(source.shared.name)
-    sink.claim(77)
-    assert source.writer_incarnation == 77
-    sink.retire()
-    assert source.retired
-    sink.close()
-    source.close()
-
-
-def test_the_next_incarnation_of_a_source_reads_the_completions_of_the_dead_one(layout: BoxLayout) -> None:
-    name = layout.shared_memory_name("channel", "ingest@0.d0.1", 5)
-    dead = RingPair.create(name, 4, 5)
-    sink = RingPair.attach(name)
-    sink.completion_producer(ENTRY).offer_all([(number, *range(7)) for number in range(3)])
-    assert [entry[0] for entry in dead.completion_consumer(ENTRY).poll(1)] == [0]
-    dead.close()
-    sink.close()
-    heir = RingPair.attach(name)
-    assert [entry[0] for entry in heir.completion_consumer(ENTRY)] == [1, 2]
-    heir.close()
-    heir.shared.unlink()
-    with pytest.raises(SharedObjectAbsent):
-        RingPair.attach(name)
-
-
 def test_the_capacity_that_was_checked_is_used_whatever_its_word_says_later(layout: BoxLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     source = RingPair.create(layout.shared_memory_name("channel", "acceptor@0.d0.1", 5), 8, 5)
     capacities = iter((8, 1 << 20))
@@ -64,10 +36,9 @@ def test_the_capacity_that_was_checked_is_used_whatever_its_word_says_later(layo
             return next(capacities) if index == CAPACITY_WORD else 0
 
     attached = SimpleNamespace(words=_Words(), memory=source.shared.memory)
-    monkeypatch.setattr(SharedObject, "attach", lambda *_arguments, **_more: attached)
-    assert RingPair.attach(source.shared.name).capacity == 8
+    monkeypatch.setattr(SharedObject, "attach_sealed", lambda *_arguments, **_more: attached)
+    assert RingPair.attach(source.shared.descriptor).capacity == 8
     source.close()
-    source.shared.unlink()
 
 
 def test_rings_whose_capacity_reaches_beyond_their_end_are_not_mapped(layout: BoxLayout) -> None:
@@ -76,5 +47,5 @@ def test_rings_whose_capacity_reaches_beyond_their_end_are_not_mapped(layout: Bo
     for capacity in (0, 7, 1 << 20, 1 << 63):
         source.shared.words[CAPACITY_WORD] = capacity
         with pytest.raises(SharedObjectAbsent):
-            RingPair.attach(source.shared.name)
+            RingPair.attach(source.shared.descriptor)
     source.close()
