@@ -9,7 +9,7 @@ Pure. Owned by one process. Weak spot: the first question of a principal goes th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -136,28 +136,45 @@ class Rights:
         self._by_resource: dict[AclResource, _Patterns] | None = None
 
     def allows(self, operation: AclOperation, resource: AclResource, name: str) -> bool:
-        """True if the operation is allowed on the resource."""
+        """True if the operation is allowed on the resource. A denial is reported to `Authorizer.on_denied`."""
         key = operation, resource, name
         decision = self._decisions.get(key)
-        if decision is None:
-            if len(self._decisions) >= DECISIONS_MAX:
-                self._decisions.clear()
-            decision = self._decisions[key] = self._decide(operation, resource, name)
-        return decision
+        if decision:
+            return True
+        if decision is None and self._decide_once(key):
+            return True
+        if self.authorizer.on_denied is not None:
+            self.authorizer.on_denied(self, operation, resource, name)
+        return False
+
+    def would_allow(self, operation: AclOperation, resource: AclResource, name: str) -> bool:
+        """As `allows`, where a denial is none of the client's request: what it may see of all, or one of two rights that suffice."""
+        key = operation, resource, name
+        decision = self._decisions.get(key)
+        return self._decide_once(key) if decision is None else decision
 
     def allows_on_cluster(self, operation: AclOperation) -> bool:
         return self.allows(operation, AclResource.CLUSTER, CLUSTER_NAME)
 
+    def would_allow_on_cluster(self, operation: AclOperation) -> bool:
+        return self.would_allow(operation, AclResource.CLUSTER, CLUSTER_NAME)
+
+    def _decide_once(self, key: tuple[AclOperation, AclResource, str]) -> bool:
+        if len(self._decisions) >= DECISIONS_MAX:
+            self._decisions.clear()
+        decision = self._decisions[key] = self._decide(*key)
+        return decision
+
     def allows_any(self, operation: AclOperation, resource: AclResource) -> bool:
         """True if the operation is allowed on at least one resource of the type, whether or not it exists."""
-        if self.allows(operation, resource, _PROBE):
+        if self.would_allow(operation, resource, _PROBE):
             return True
         patterns = self._patterns().get(resource)
         return patterns is not None and patterns.allows_any(operation)
 
     def operations(self, resource: AclResource, name: str) -> int:
         """Return the allowed operations as bits (KIP-430)."""
-        return sum(_bit(operation) for operation in SUPPORTED_OPERATIONS[resource] if self.allows(operation, resource, name))
+        return sum(_bit(operation) for operation in SUPPORTED_OPERATIONS[resource] if self.would_allow(operation, resource, name))
 
     def _decide(self, operation: AclOperation, resource: AclResource, name: str) -> bool:
         if self.is_super_user:
@@ -188,6 +205,8 @@ class Authorizer:
         """`super_users` as `User:NAME`; `allow_without_bindings`: `allow.everyone.if.no.acl.found`."""
         self.super_users = frozenset(super_users)
         self.allow_without_bindings = allow_without_bindings
+        self.on_denied: Callable[[Rights, AclOperation, AclResource, str], None] | None = None
+        """what audits denials"""
         self._by_principal: dict[str, list[AclBinding]] = {}
         self._all: dict[AclResource, _Patterns] = {}
         self._rights: WeakValueDictionary[tuple[str, str, bool], Rights] = WeakValueDictionary()

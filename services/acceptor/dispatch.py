@@ -156,7 +156,7 @@ class InterBrokerHandler:
         rights = connection.rights
         if rights is None or not self._changes_transactions:
             return True
-        return rights.allows_on_cluster(AclOperation.CLUSTER_ACTION) or rights.allows_on_cluster(AclOperation.ALTER)
+        return rights.would_allow_on_cluster(AclOperation.CLUSTER_ACTION) or rights.allows_on_cluster(AclOperation.ALTER)
 
 
 def _replica_id(header: RequestHeader, buffer: memoryview, limit: int) -> int:

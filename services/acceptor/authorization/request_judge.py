@@ -96,7 +96,7 @@ def _split(items: Iterable[Any], is_allowed: Callable[[Any], bool]) -> tuple[tup
 
 def _create_topics(asked: Asked) -> Ruling | None:
     rights, request = asked.rights, asked.request
-    all_topics = rights.allows_on_cluster(CREATE)
+    all_topics = rights.would_allow_on_cluster(CREATE)
     allowed, denied = _split(request.topics, lambda topic: all_topics or rights.allows(CREATE, TOPIC, topic.name))
     refused = tuple(
         _without_configs(rights, topic_apis.CreatedTopic(name, error_code=TOPIC_DENIED, error_message="Authorization failed."))
@@ -113,7 +113,7 @@ def _create_topics(asked: Asked) -> Ruling | None:
 
 def _without_configs(rights: Rights, topic: topic_apis.CreatedTopic) -> topic_apis.CreatedTopic:
     """Without DESCRIBE_CONFIGS, the response does not show what the topic has got."""
-    if rights.allows(AclOperation.DESCRIBE_CONFIGS, TOPIC, topic.name):
+    if rights.would_allow(AclOperation.DESCRIBE_CONFIGS, TOPIC, topic.name):
         return topic
     return topic._replace(num_partitions=-1, replication_factor=-1, configs=None, topic_config_error_code=TOPIC_DENIED)
 
@@ -133,7 +133,7 @@ def _delete_topics(asked: Asked) -> Ruling | None:
         if rights.allows(DELETE, TOPIC, name):
             allowed.append(topic)
             continue
-        shown = name if topic.name is not None or rights.allows(DESCRIBE, TOPIC, name) else None
+        shown = name if topic.name is not None or rights.would_allow(DESCRIBE, TOPIC, name) else None
         refused.append(topic_apis.DeletedTopic(shown, topic.topic_id, TOPIC_DENIED, TEXTS[TOPIC_DENIED]))
     if not refused:
         return None
@@ -204,7 +204,7 @@ def _consumer_group_describe(asked: Asked) -> Ruling | None:
     def seen(group: consumer_group_apis.DescribedConsumerGroup) -> consumer_group_apis.DescribedConsumerGroup:
         topics = {topic for member in group.members for topic in (*member.subscribed_topic_names, *(each.topic for each in member.assignment.topic_partitions))}
         topics |= {each.topic for member in group.members for each in member.target_assignment.topic_partitions}
-        if not all(rights.allows(DESCRIBE, TOPIC, topic) for topic in topics):
+        if not all(rights.would_allow(DESCRIBE, TOPIC, topic) for topic in topics):
             text = "The group has described topic(s) that the client is not authorized to describe."
             return consumer_group_apis.DescribedConsumerGroup(TOPIC_DENIED, text, group.group_id)
         described: consumer_group_apis.DescribedConsumerGroup = _with_operations(asked, group)
@@ -238,11 +238,11 @@ def _with_operations(asked: Asked, group: Any) -> Any:
 
 def _list_groups(asked: Asked) -> Ruling | None:
     rights = asked.rights
-    if rights.allows_on_cluster(DESCRIBE):
+    if rights.would_allow_on_cluster(DESCRIBE):
         return None
 
     def complete(response: group_apis.ListGroupsResponse) -> group_apis.ListGroupsResponse:
-        return response._replace(groups=tuple(each for each in response.groups if rights.allows(DESCRIBE, GROUP, each.group_id)))
+        return response._replace(groups=tuple(each for each in response.groups if rights.would_allow(DESCRIBE, GROUP, each.group_id)))
 
     return Ruling(asked.request, complete)
 
@@ -316,7 +316,7 @@ def _offset_fetch(asked: Asked) -> Ruling | None:
         group_id = result.group_id or single or ""
         topics = result.topics
         if group_id in asked_all:
-            topics = tuple(topic for topic in topics if rights.allows(DESCRIBE, TOPIC, topic.topic))
+            topics = tuple(topic for topic in topics if rights.would_allow(DESCRIBE, TOPIC, topic.topic))
         return result if result.error_code else result._replace(topics=topics + denied.get(group_id, ()))
 
     def complete(response: group_offset_apis.OffsetFetchResponse) -> group_offset_apis.OffsetFetchResponse:
@@ -336,7 +336,7 @@ def _init_producer_id(asked: Asked) -> Ruling | None:
     rights, transactional_id = asked.rights, asked.request.transactional_id
     if transactional_id is not None:
         return None if rights.allows(WRITE, TRANSACTIONAL_ID, transactional_id) else asked.refused(TRANSACTIONAL_ID_DENIED)
-    is_allowed = rights.allows_on_cluster(AclOperation.IDEMPOTENT_WRITE) or rights.allows_any(WRITE, TOPIC)
+    is_allowed = rights.allows_any(WRITE, TOPIC) or rights.allows_on_cluster(AclOperation.IDEMPOTENT_WRITE)
     return None if is_allowed else asked.refused(CLUSTER_DENIED)
 
 
@@ -375,7 +375,7 @@ def _describe_transactions(asked: Asked) -> Ruling | None:
     refused = tuple(transaction_apis.DescribedTransaction(TRANSACTIONAL_ID_DENIED, each) for each in denied)
 
     def seen(transaction: transaction_apis.DescribedTransaction) -> transaction_apis.DescribedTransaction:
-        return transaction._replace(topics=tuple(each for each in transaction.topics if rights.allows(DESCRIBE, TOPIC, each.topic)))
+        return transaction._replace(topics=tuple(each for each in transaction.topics if rights.would_allow(DESCRIBE, TOPIC, each.topic)))
 
     if not allowed and denied:
         return Ruling(response=transaction_apis.DescribeTransactionsResponse(0, refused))
@@ -389,7 +389,7 @@ def _list_transactions(asked: Asked) -> Ruling | None:
     rights = asked.rights
 
     def complete(response: transaction_apis.ListTransactionsResponse) -> transaction_apis.ListTransactionsResponse:
-        seen = (each for each in response.transactions if rights.allows(DESCRIBE, TRANSACTIONAL_ID, each.transactional_id))
+        seen = (each for each in response.transactions if rights.would_allow(DESCRIBE, TRANSACTIONAL_ID, each.transactional_id))
         return response._replace(transactions=tuple(seen))
 
     return Ruling(asked.request, complete)

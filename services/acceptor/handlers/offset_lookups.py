@@ -226,7 +226,7 @@ class OffsetForLeaderEpochHandler:
     def _look_up(self, request: _EpochRequest, part: EpochPart) -> None:
         wanted: EpochPartition = part.wanted
         rights = request.reply.connection.rights
-        if rights is not None and not rights.allows_on_cluster(AclOperation.CLUSTER_ACTION) and not part.is_allowed(AclOperation.DESCRIBE):
+        if rights is not None and not rights.would_allow_on_cluster(AclOperation.CLUSTER_ACTION) and not part.is_allowed(AclOperation.DESCRIBE):
             return
         if not part.find(self._view, wanted.current_leader_epoch):
             return
