@@ -45,7 +45,8 @@ LOG_FIELDS: dict[str, str] = {
     "peer": "another process of the box that the line is about, as in `process`",
     "listener": "name of a listener of the ingestion endpoint",
     "client": "address of a client connection, `host:port`",
-    "principal": "the authenticated user; no line has it before there are users",
+    "principal": "the authenticated user, as in access control entries: `User:alice`",
+    "audit": "kind of an audit event: `audit.topic.deleted`",
     "reason": "one word for why or which: a label as counters have it (reason, policy, kind), or an alarm's name",
     "lines_untold": "how many lines like this one were left out",
 }

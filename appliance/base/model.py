@@ -65,7 +65,9 @@ NO_LEADER = BrokerId(-1)
 MAX_TOPIC_NAME_LENGTH = 249
 _LEGAL_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]+\Z")
 
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+AUDIT_TOPIC = "__millrace_audit"
+"""What acceptors write about logins, denials and changes; no client writes, changes or deletes it."""
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", AUDIT_TOPIC})
 
 
 class TopicPartition(NamedTuple):

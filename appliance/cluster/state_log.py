@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from appliance.base.errors import ErrorCode
-from appliance.base.model import ProducerId
+from appliance.base.model import AUDIT_TOPIC, ProducerId
 from appliance.base.settings import Box
 from appliance.cluster.placement import TopicCreation
 from appliance.cluster.topic_configs import segment_bytes_config
@@ -90,6 +90,11 @@ def _utf16_units(name: str) -> Sequence[int]:
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
+AUDIT_PARTITIONS: Final = 8
+"""Each box writes to one that it leads."""
+AUDIT_REPLICAS: Final = 3
+AUDIT_CONFIGS: Final = {"cleanup.policy": "delete", "retention.ms": str(90 * 24 * 3600 * 1000), "retention.bytes": str(256 << 20), "min.insync.replicas": "1"}
+"""`retention.bytes` is for each partition."""
 
 
 def internal_topic(name: str, box: Box, live_brokers: int) -> TopicCreation | None:
@@ -110,4 +115,7 @@ def internal_topic(name: str, box: Box, live_brokers: int) -> TopicCreation | No
         name_of_size, size_bytes = segment_bytes_config(box.integer("transaction.state.log.segment.bytes"))
         configs[name_of_size] = size_bytes
         return TopicCreation(name, box.integer("transaction.state.log.num.partitions"), replicas, (), tuple(configs.items()))
+    if name == AUDIT_TOPIC:
+        replicas = max(1, min(AUDIT_REPLICAS, live_brokers))
+        return TopicCreation(name, AUDIT_PARTITIONS, replicas, (), tuple(AUDIT_CONFIGS.items()))
     return None

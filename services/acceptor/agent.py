@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from appliance.client.peers import Peers
 from appliance.client.transaction_gate import TransactionPeers
@@ -27,6 +28,7 @@ from appliance.ipc.source import Source
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.shm.lease import LeaseReader
+from services.acceptor.audit.audit_trail import AuditTrail
 from services.acceptor.client_connections import ClientConnections
 from services.acceptor.client_throttles import ClientThrottles
 from services.acceptor.delayed import DelayedRequests
@@ -46,6 +48,9 @@ from services.acceptor.handlers.offset_lookups import ListOffsetsHandler, Offset
 from services.acceptor.handlers.produce import ProduceHandler
 from services.acceptor.handlers.write_txn_markers import WriteTxnMarkersHandler
 from services.acceptor.inter_broker import InterBrokerGate
+
+if TYPE_CHECKING:
+    from services.acceptor.audit.audit_topic import AuditTopic
 
 SWEEP_NS = 1_000_000_000
 LOG_READER_DEADLINE_MS = 10_000
@@ -118,6 +123,15 @@ class AcceptorAgent:
         )
         if authorizer is not None:
             self._security = AuthorizerFollower(context.layout, authorizer, context.log, self._fetch.on_rights_changed)
+        self._audit_topic: AuditTopic | None = None
+        if authorizer is not None:
+            from services.acceptor.audit import audit_topic
+
+            self._audit_topic = audit_topic.AuditTopic(self._view, self._source.arena, self._controller, self._clock, counters)
+        self._audit = AuditTrail(self._view, self._clock, context.log, counters, self._audit_topic)
+        if authorizer is not None:
+            authorizer.on_denied = self._audit.on_denied
+        self._connections.audit_by(self._audit)
         forwarded = ForwardedHandler(self._controller, mark_dirty, judge, self._inter_broker.is_box)
         handlers: dict[int, Handler] = dict.fromkeys(SERVED_APIS, forwarded)
         coordinated = CoordinatedHandler(self._coordinator, self._view, self._controller, mark_dirty, box.integer("offsets.commit.timeout.ms"), judge)
@@ -125,8 +139,8 @@ class AcceptorAgent:
         handlers[ApiKey.FETCH] = self._fetch
         handlers[ApiKey.LIST_OFFSETS] = ListOffsetsHandler(self._view, self._readers, self._clock, counters, mark_dirty)
         handlers[ApiKey.OFFSET_FOR_LEADER_EPOCH] = OffsetForLeaderEpochHandler(self._view, self._readers, counters, mark_dirty)
-        handlers[ApiKey.METADATA] = MetadataHandler(self._view, self._controller, counters, box.flag("auto.create.topics.enable"), mark_dirty)
-        handlers[ApiKey.DELETE_RECORDS] = DeleteRecordsHandler(self._view, self._clock, counters, mark_dirty)
+        handlers[ApiKey.METADATA] = metadata = MetadataHandler(self._view, self._controller, counters, box.flag("auto.create.topics.enable"), mark_dirty)
+        handlers[ApiKey.DELETE_RECORDS] = delete_records = DeleteRecordsHandler(self._view, self._clock, counters, mark_dirty)
         handlers[ApiKey.WRITE_TXN_MARKERS] = WriteTxnMarkersHandler(self._view, self._delayed, self._coordinator, self._clock, counters, mark_dirty)
         handlers[ApiKey.DESCRIBE_PRODUCERS] = DescribeProducersHandler(self._view, self._source.arena, self._clock, mark_dirty)
         handlers[ApiKey.FIND_COORDINATOR] = FindCoordinatorHandler(self._view, self._controller, mark_dirty)
@@ -135,6 +149,7 @@ class AcceptorAgent:
         handlers[ApiKey.DESCRIBE_TOPIC_PARTITIONS] = DescribeTopicPartitionsHandler(self._view, mark_dirty)
         handlers[ApiKey.API_VERSIONS] = ApiVersionsHandler(mark_dirty)
         handlers.update(dict.fromkeys((ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE), SaslHandler(self._connections.sasl, mark_dirty)))
+        forwarded.audit = coordinated.audit = delete_records.audit = metadata.audit = self._audit
         for key in RESTRICTED_APIS:
             handlers[key] = InterBrokerHandler(ApiKey(key), handlers[key], self._inter_broker, mark_dirty)
         self._dispatch = Dispatch(self._produce, handlers) if authorizer is None else AuthorizedDispatch(self._produce, handlers, authorizer)
@@ -184,6 +199,8 @@ class AcceptorAgent:
             self._sweep(now_ns)
         if self._throttles.muted:
             work += self._throttles.do_work(now_ns)
+        if self._audit_topic is not None and self._audit_topic.has_waiting:
+            work += self._audit_topic.do_work(now_ns)
         work += self._connections.do_work(now_ns)
         work += self._connections.send_dirty()
         self._cold.send_releases()
@@ -218,6 +235,7 @@ class AcceptorAgent:
         return not any(proxy.outstanding for proxy in self._proxies.by_disk.values()) and not self._connections.has_outgoing
 
     def close(self) -> None:
+        self._audit.close()
         self._connections.close()
         self._throttles.close()
         for reader in self._readers.values():
@@ -291,6 +309,7 @@ class AcceptorAgent:
         self._requests_parked.set(len(self._delayed))
         self._connections.sweep(now_ns)
         self._throttles.sweep(now_ns)
+        self._audit.sweep(now_ns)
         self._inter_broker.sweep(now_ns)
         self._delayed.forget_closed()
         self._arena_used_bytes.set(self._source.arena.size_bytes - self._source.arena.free_bytes)

@@ -21,7 +21,7 @@ from appliance.base.errors import ProtocolViolation
 from appliance.cluster.broker_configs import CONNECTIONS_MAX
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.listening import NO_ROOM_TO_ACCEPT
-from appliance.security.principals import RequestOrigin
+from appliance.security.principals import ANONYMOUS, RequestOrigin
 from appliance.security.transport import ClientTransport, PlainTransport
 from appliance.shm.arena import Arena
 from services.acceptor.closings import (
@@ -49,6 +49,7 @@ from services.acceptor.receiver import OnRequest, Receiver
 from services.acceptor.request_memory import HeldMemory
 
 if TYPE_CHECKING:
+    from services.acceptor.audit.audit_trail import AuditTrail
     from services.acceptor.sasl_connections import SaslConnections
     from services.acceptor.tls_connections import TlsConnections
 
@@ -107,6 +108,7 @@ class ClientConnections:
         self.sasl = self._make_sasl()
         """the authentication of clients; None without a listener with SASL"""
         self._frame_timeout_ns = box.integer("request.frame.timeout.ms") * 1_000_000
+        self._audit: AuditTrail | None = None
         self.on_closed: Callable[[Connection], None] = lambda _: None
         self._connections_open = counters.gauge("acceptor.connections")
         self._connections_accepted = counters.counter("acceptor.connections_accepted")
@@ -120,6 +122,12 @@ class ClientConnections:
         request_bytes_max = self._context.box.integer("socket.request.max.bytes")
         self._receiver = Receiver(self._arena, self._clock, self._context.counters, request_bytes_max, on_request, self._update_interest)
         self._cold = cold
+
+    def audit_by(self, audit: AuditTrail) -> None:
+        """Report logins."""
+        self._audit = audit
+        if self.sasl is not None:
+            self.sasl.audit = audit
 
     def serve_by(self, on_request: OnRequest) -> None:
         """Pass requests to another function from now on: there are quotas, or none any more."""
@@ -404,6 +412,8 @@ class ClientConnections:
         else:
             connection.frame_since_ns = connection.last_active_ns  # the deadline of the handshake is that of a request
             self._poller.register(descriptor, READ_INTEREST, lambda events: self._on_handshake_event(connection, events))
+        if listening.name == LOCAL and self._audit is not None:
+            self._audit.login(connection, "Unix socket")
         self._connections_accepted.add()
         self._connections_open.set(len(self._connections))
 
@@ -445,6 +455,8 @@ class ClientConnections:
         if connection.listening.mechanisms and not connection.mechanism:
             self._begin_sasl(connection)
             return
+        if self._audit is not None and not connection.mechanism and connection.principal != ANONYMOUS:
+            self._audit.login(connection, "certificate")
         self._poller.register(descriptor, READ_INTEREST, lambda events: self._on_tls_event(connection, events))
         if not self._stopping:
             self._receive_tls(connection)

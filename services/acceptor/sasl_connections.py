@@ -17,7 +17,7 @@ from collections import Counter as Tally
 from collections import deque
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from appliance.base.errors import ProtocolViolation
 from appliance.base.logging import Logger
@@ -35,6 +35,9 @@ from services.acceptor.connection import Connection, PendingReply
 from services.acceptor.listening_socket import ListeningSocket
 from services.acceptor.sasl_session import FRAME_BYTES_MAX, WRONG, CheckedLogin, PasswordCheck, SaslAnswer, SaslSession, TokenCheck, VerifyToken
 from services.acceptor.token_keys import TokenKeys
+
+if TYPE_CHECKING:
+    from services.acceptor.audit.audit_trail import AuditTrail
 
 CHECKS_MAX: Final = 64
 CHECKS_PER_ADDRESS: Final = 16
@@ -177,6 +180,7 @@ class SaslConnections:
         self._scratch = memoryview(bytearray(RECEIVE_BYTES))
         self._authentications = context.counters.counter("acceptor.authentications")
         self._failures = context.counters.counter("acceptor.authentications_failed")
+        self.audit: AuditTrail | None = None
         self._token_keys: dict[str, TokenKeys] = {}
         self._verifiers = {each.name: self._token_verifier(context, each.tokens) for each in listeners if each.tokens is not None}
 
@@ -293,6 +297,8 @@ class SaslConnections:
         if (reason := answer.refusal or (None if session.refusal else answer.failure)) is not None:
             self._failures.add()
             self._failed.add(connection.address, session.user, session.mechanism, reason)
+            if self.audit is not None:
+                self.audit.login_failed(connection, session.user, session.mechanism, reason)
         if answer.failure is not None:
             connection.read_paused = True
             self._update_interest(connection)
@@ -312,6 +318,8 @@ class SaslConnections:
         if session.known is None:
             connection.mechanism = session.mechanism
             connection.set_origin(connection.origin._replace(principal=Principal(USER_TYPE, session.user)))
+            if self.audit is not None:
+                self.audit.login(connection, session.mechanism)
             self._on_authenticated(connection, session.buffer)
 
     def do_work(self, now_ns: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, StorageFailed
-from appliance.base.model import INTERNAL_TOPICS, Offset, Position
+from appliance.base.model import AUDIT_TOPIC, INTERNAL_TOPICS, Offset, Position
 from appliance.ipc.channel import ChannelBroken, SinkChannel
 from appliance.ipc.descriptors import (
     ACKS_ALL_FLAG,
@@ -60,6 +60,7 @@ _MARKER = int(DescriptorKind.TRANSACTION_MARKER)
 APPENDS = (_PRODUCE, _MARKER)
 _OFFER_FLAGS = ADDS_PARTITION_FLAG | COORDINATOR_FLAG
 _RECORDS_MAX = (1 << 31) - 1
+_COORDINATORS_TOPICS = INTERNAL_TOPICS - {AUDIT_TOPIC}  # acceptors write the audit
 _COORDINATORS_FLAGS = COORDINATOR_FLAG | VERIFIED_FLAG
 """No Kafka client causes them, so processes that face the network may not set them."""
 
@@ -121,14 +122,14 @@ class LogWriterAppends:
         admitted: list[Work] = []
         batches: list[memoryview] = []
         offers: dict[int, Offer] = {}
-        is_internal = replica is not None and replica.topic_partition.topic in INTERNAL_TOPICS
+        is_coordinators = replica is not None and replica.topic_partition.topic in _COORDINATORS_TOPICS
         for work in group:
             channel, entry = work
             code = self.refusal(replica, entry)
             if code:
                 answer(channel, entry, code)
                 continue
-            if is_internal and not (channel.is_coordinator or (self._has_neighbours and entry[KIND] == _MARKER)):
+            if is_coordinators and not (channel.is_coordinator or (self._has_neighbours and entry[KIND] == _MARKER)):
                 answer(channel, entry, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)  # markers of other boxes' coordinators come by an acceptor
                 continue
             if entry[KIND] == _MARKER:

@@ -9,15 +9,32 @@ import socket
 import struct
 import subprocess
 import sys
+import urllib.request
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, Producer
 
+from appliance.base.model import AUDIT_TOPIC
+from appliance.client.address import Address
+from appliance.client.connection import ClientConnection
+from appliance.client.messages import INCREMENTAL_ALTER_CONFIGS, ClientApi
+from appliance.client.security import AuthenticationFailed, ClientSecurity
 from appliance.command import acl, group, user
 from appliance.command import topic as topic_command
 from appliance.command.kafka import open_cluster
+from appliance.protocol.config_apis import ConfigToAlter, IncrementalAlterConfigsRequest, ResourceToAlter, ResourceType
+from appliance.protocol.quota_apis import (
+    ALTER_CLIENT_QUOTAS_REQUEST,
+    ALTER_CLIENT_QUOTAS_RESPONSE,
+    AlterClientQuotasRequest,
+    QuotaEntityPart,
+    QuotaOperation,
+    QuotasToAlter,
+)
 from lab.certificates import Authority
 from lab.other_users import STRANGER, as_user, needs_root, new_directory, run_python
 from lab.running_box import COMMAND, RunningBox, environment, eventually, start_box
@@ -25,11 +42,13 @@ from services.acceptor.listening_socket import LOCAL_PER_USER_MAX
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
-    from kafka import KafkaConsumer, KafkaProducer
+    from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+    from kafka.errors import KafkaError as KafkaPythonError
 
 pytestmark = pytest.mark.system
 PASSWORD = "correct horse battery staple"
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+ALTER_QUOTAS = ClientApi(ALTER_CLIENT_QUOTAS_REQUEST, ALTER_CLIENT_QUOTAS_RESPONSE, 1, 1)
 API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)
 CONNECTS = """
 import socket, sys
@@ -63,6 +82,7 @@ class Place:
             "ssl.keystore.location": str(keystore),
             "authorizer.class.name": AUTHORIZER,
             "auto.create.topics.enable": False,
+            "sasl.enabled.mechanisms": "SCRAM-SHA-512,PLAIN",
         }
         self.box: RunningBox = start_box(directory / "box", disks=1, settings=settings)
         self.data = str(directory / "box" / "d0")
@@ -84,6 +104,15 @@ class Place:
             "sasl_plain_username": name,
             "sasl_plain_password": PASSWORD,
         }
+
+    def await_audit(self) -> None:
+        """Until all events are in the topic."""
+
+        def is_written() -> bool:
+            values = self.box.counters("acceptor@0").values
+            return values["acceptor.audit_events"] == values["acceptor.audit_written"] > 0
+
+        eventually(is_written, "the audit is written")
 
     def closed(self, reason: str) -> int:
         return int(self.box.counters("acceptor@0").values[f'acceptor.closed{{reason="{reason}"}}'])
@@ -180,3 +209,88 @@ def test_another_user_keeps_no_administrator_out(opened: Place) -> None:
     assert opened.closed("connection-limit-of-address") == 2
     with open_cluster(None, opened.data, None) as cluster:
         assert cluster.metadata([]).brokers
+
+
+def records(place: Place, user_name: str) -> list[dict[str, Any]]:
+    """All of `__millrace_audit`, read by a user with that right."""
+    consumer = KafkaConsumer(auto_offset_reset="earliest", enable_auto_commit=False, **place.client(user_name))
+    try:
+        partitions = [TopicPartition(AUDIT_TOPIC, number) for number in consumer.partitions_for_topic(AUDIT_TOPIC)]
+        consumer.assign(partitions)
+        ends = consumer.end_offsets(partitions)
+        found: list[dict[str, Any]] = []
+        while any(consumer.position(each) < ends[each] for each in partitions):
+            found += [json.loads(each.value) for batch in consumer.poll(1_000).values() for each in batch]
+        return found
+    finally:
+        consumer.close()
+
+
+def test_the_audit_has_logins_denials_and_changes_and_no_secret(place: Place) -> None:
+    wrong, authorities = "wrong horse battery staple", str(place.authority.certificate)
+    for name in ("auditor", "mallory"):
+        place.add(name)
+    for name in (AUDIT_TOPIC, "given"):
+        acl.add("User:auditor", ["Read"], topic=name, data=place.data)
+    topic_command.create("given", partitions=1, data=place.data)
+    with open_cluster(None, place.data, None) as cluster:
+        entity = (QuotaEntityPart("user", "mallory"),)
+        cluster.ask_controller(ALTER_QUOTAS, AlterClientQuotasRequest((QuotasToAlter(entity, (QuotaOperation("producer_byte_rate", 1e6),)),)))
+        tls = ResourceToAlter(ResourceType.BROKER, "", (ConfigToAlter("ssl.keystore.password", 0, "secret of the keystore"),))
+        cluster.ask_controller(INCREMENTAL_ALTER_CONFIGS, IncrementalAlterConfigsRequest((tls,)))
+    admin = KafkaAdminClient(**place.client("mallory"))
+    with pytest.raises(KafkaPythonError):
+        admin.create_topics({"of-mallory": {"num_partitions": 1, "replication_factor": 1}})
+    with pytest.raises(KafkaPythonError):
+        admin.delete_topics(["given"])
+    admin.close()
+    with pytest.raises(AuthenticationFailed):
+        ClientConnection(Address("127.0.0.1", place.box.kafka.port), security=ClientSecurity("SASL_SSL", "PLAIN", "mallory", wrong, authorities))
+    wanted = {"audit.login", "audit.login.failed", "audit.denied", "audit.user.altered", "audit.acl.created", "audit.topic.created", "audit.quota.altered"}
+    place.await_audit()
+    found = records(place, "auditor")
+    assert wanted <= {each["event"] for each in found}
+    made = next(each for each in found if each["event"] == "audit.topic.created" and each["resource"] == "topic given")
+    assert (
+        made["principal"] == f"User:local:{os.geteuid()}" and made["listener"] == "local" and made["outcome"] == "done" and made["details"]["partitions"] == 1
+    )
+    assert any(each["principal"] == "User:mallory" and each["resource"] == "delete topic given" for each in found if each["event"] == "audit.denied")
+    assert any(each["event"] == "audit.login.failed" and each["principal"] == "User:mallory" for each in found)
+    status = subprocess.run(
+        [*COMMAND[:-1], "status", "--json", "--data", place.data], env=environment(), capture_output=True, text=True, timeout=60, check=False
+    ).stdout
+    with urllib.request.urlopen(f"http://{place.box.http}/metrics", timeout=30) as answer:
+        metrics = answer.read()
+    assert b"millrace_acceptor_audit_written_total" in metrics
+    images = b"".join(path.read_bytes() for path in Path(place.box.layout.runtime_directory).iterdir() if path.name.endswith("image"))
+    logs = b"".join(path.read_bytes() for path in Path(place.data).rglob("*.log"))
+    places = {
+        "log": place.box.messages.encode(),
+        "status": status.encode(),
+        "metrics": metrics,
+        "images": images,
+        "logs": logs,
+        "topic": json.dumps(found).encode(),
+    }
+    for secret in (PASSWORD, wrong, "secret of the keystore"):
+        assert [name for name, content in places.items() if secret.encode() in content] == []
+    assert "audit.topic.created: User:local:" in place.box.messages
+
+
+def test_no_client_writes_changes_or_deletes_the_audit(place: Place) -> None:
+    place.add("chief")
+    for what in ({"topic": "*"}, {"cluster": True}):
+        acl.add("User:chief", ["All"], data=place.data, **what)
+    place.await_audit()
+    admin = KafkaAdminClient(**place.client("chief"))
+    with pytest.raises(KafkaPythonError, match="written by the box alone"):
+        admin.delete_topics([AUDIT_TOPIC])
+    admin.close()
+    refused: list[KafkaError | None] = []
+    options = {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "chief", "sasl.password": PASSWORD}
+    producer = Producer(
+        {**options, "bootstrap.servers": place.box.bootstrap, "ssl.ca.location": str(place.authority.certificate), "client.id": "__admin_client"}
+    )
+    producer.produce(AUDIT_TOPIC, b"forged", partition=0, on_delivery=lambda error, _message: refused.append(error))
+    assert producer.flush(20) == 0
+    assert refused[0] is not None and refused[0].code() == KafkaError.TOPIC_EXCEPTION

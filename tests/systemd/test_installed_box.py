@@ -151,6 +151,12 @@ def test_processes_that_face_the_network_serve_and_can_do_nothing_to_logs_secret
     installed.box.run("logger -n 127.0.0.1 -P 514 -d --rfc5424 'by two users'")
     eventually(lambda: "by two users" in installed.box.output("millrace search 'two users'"), "syslog and search", 20)
     assert installed.status()["processes"] and "syslog-udp" in installed.millrace("ingest", "status").stdout
+    become_user = "setpriv --reuid {0} --regid {0} --clear-groups"
+    installed.box.run(f"{become_user.format('millrace')} millrace topic create of-the-other-user")
+    created = installed.box.output("journalctl -o cat MILLRACE_AUDIT=audit.topic.created")
+    for principal, topic in (("User:local:0", "of-two-users"), ("User:local:millrace", "of-the-other-user")):
+        assert f"audit.topic.created: {principal} from 127.0.0.1 (listener local): topic {topic}: done" in created
+    assert installed.box.run(f"{become_user.format('nobody').replace('--regid nobody', '--regid nogroup')} millrace topic list", check=False).returncode != 0
     log = installed.box.output("ls /srv/d?/of-two-users-0/*.log")
     runtime, group = installed.box.output("echo /run/millrace/*/").rstrip("/"), installed.box.output("id -g millrace")
     users = {

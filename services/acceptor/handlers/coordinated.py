@@ -40,10 +40,12 @@ from appliance.protocol.transaction_apis import AddPartitionsToTxnRequest
 from appliance.security.acl import AclOperation, AclResource
 from appliance.security.authorizer import Rights
 from appliance.security.principals import OF_BOX
+from services.acceptor.audit.audit_trail import AUDITED
 from services.acceptor.closings import UNREADABLE
 from services.acceptor.connection import RUNS_AHEAD, Connection
 
 if TYPE_CHECKING:
+    from services.acceptor.audit.audit_trail import AuditTrail
     from services.acceptor.authorization.request_judge import RequestJudge  # it imports all schemas
 
 COORDINATED_KEYS = frozenset(
@@ -99,10 +101,12 @@ class CoordinatedHandler:
         self._on_reply = on_reply
         self._answer_timeout_ms = max(ANSWER_TIMEOUT_MS, commit_timeout_ms + 4_000)
         self._judge = judge
+        self.audit: AuditTrail | None = None
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         body = bytes(buffer[header.body_position : limit])
         judged = None
+        change = self.audit.begin(connection, header, body) if self.audit is not None and header.api_key in AUDITED else None
         if self._judge is not None and connection.rights is not None:
             judged = self._judge.judge(connection.rights, header.api_key, header.api_version, body)
             body = judged.body or b""
@@ -121,6 +125,8 @@ class CoordinatedHandler:
             if answer:
                 if complete is not None:
                     answer = complete(answer)
+                if change is not None:
+                    change.on_answer(answer)
                 reply.pieces = [response_frame(flexible, header.correlation_id, answer)]
             else:
                 reply.closes = True

@@ -9,7 +9,7 @@ out is carried out all the same, as in Kafka.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
@@ -18,8 +18,10 @@ from appliance.cluster.metadata_cache import MetadataCache
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.offset_apis import (
+    DELETE_RECORDS_RESPONSE,
     DeleteRecordsPartition,
     DeleteRecordsPartitionResult,
+    DeleteRecordsResponse,
     DeleteRecordsTopicResult,
     decode_delete_records,
     encode_delete_records_response,
@@ -29,17 +31,25 @@ from appliance.shm.counters import Counters
 from services.acceptor.connection import Connection
 from services.acceptor.fanned_out_request import FannedOutRequest, RequestPart
 
+if TYPE_CHECKING:
+    from services.acceptor.audit.audit_trail import AuditTrail, PendingChange
+
 ANSWER_NS = 1_000_000_000
 """Time after the client's timeout in which the log-writer may still answer. Only the wait for followers has to
 end in time: the leader's part is always done, so a client with a timeout of 0 gets its result."""
 
 
 class _Request(FannedOutRequest[DeleteRecordsPartitionResult]):
+    change: PendingChange | None = None
+    """what audits it"""
+
     def refusal(self, wanted: DeleteRecordsPartition, code: int) -> DeleteRecordsPartitionResult:
         return DeleteRecordsPartitionResult(wanted.partition, -1, code)
 
     def encode(self, results: list[tuple[DeleteRecordsPartitionResult, ...]]) -> bytes:
         topics = tuple(DeleteRecordsTopicResult(topic.topic, each) for topic, each in zip(self.topics, results, strict=True))
+        if self.change is not None:
+            self.change.on_answer(DELETE_RECORDS_RESPONSE.encode(self.header.api_version, DeleteRecordsResponse(0, topics)))
         return encode_delete_records_response(self.header.api_version, self.header.correlation_id, topics)
 
 
@@ -61,12 +71,15 @@ class DeleteRecordsHandler:
         self._clock = clock
         self._on_reply = on_reply
         self._requests = counters.counter("delete_records.requests")
+        self.audit: AuditTrail | None = None
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         body = decode_delete_records(buffer, header.body_position, limit, header.api_version)
         self._requests.add()
         deadline_ns = self._clock.monotonic_ns() + max(0, body.timeout_ms) * 1_000_000
         request = _Request(self._on_reply, connection.expect_reply(False), header, body.topics, deadline_ns + ANSWER_NS)
+        if self.audit is not None:
+            request.change = self.audit.begin(connection, header, bytes(buffer[header.body_position : limit]))
         if not request.remaining:
             request.finish()
         for topic_index, topic in enumerate(body.topics):

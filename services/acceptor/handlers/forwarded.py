@@ -20,10 +20,12 @@ from appliance.protocol.framing import RequestHeader
 from appliance.protocol.schema import response_frame
 from appliance.protocol.wire import INT32
 from appliance.security.principals import FROM_BOX
+from services.acceptor.audit.audit_trail import AUDITED
 from services.acceptor.closings import CONTROLLER_SILENT, UNREADABLE
 from services.acceptor.connection import Connection, PendingReply
 
 if TYPE_CHECKING:
+    from services.acceptor.audit.audit_trail import AuditTrail, PendingChange
     from services.acceptor.authorization.request_judge import RequestJudge  # it imports all schemas
 
 FORWARD_TIMEOUT_MS = 60_000
@@ -51,16 +53,20 @@ class ForwardedHandler:
         self._on_reply = on_reply
         self._judge = judge
         self._is_box = is_box
+        self.audit: AuditTrail | None = None
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         reply = connection.expect_reply(False)
         flexible = SERVED_APIS[header.api_key].is_flexible(header.api_version)
         complete: Callable[[bytes], bytes] | None = None
+        change: PendingChange | None = None
 
         def on_response(body: bytes | None) -> None:
+            if body and complete is not None:
+                body = complete(body)
+            if change is not None and body != b"":
+                change.on_answer(body)
             if body:
-                if complete is not None:
-                    body = complete(body)
                 if header.api_key in MUTATING_SINCE and header.api_version >= MUTATING_SINCE[header.api_key] and (throttle_ms := INT32.unpack_from(body)[0]):
                     self.on_throttled(reply, header, throttle_ms)
                 reply.pieces = [response_frame(flexible, header.correlation_id, body)]
@@ -80,12 +86,19 @@ class ForwardedHandler:
             on_response(error_answer(payload, ErrorCode.UNKNOWN_SERVER_ERROR, LOST_MESSAGE))
 
         body, packed_origin = bytes(buffer[header.body_position : limit]), connection.packed_origin
+        is_from_box = False
         if header.client_id.startswith(CONTROLLER_CLIENT):
             if self._judge is not None and header.client_id.endswith(UNAUTHORIZED):
                 on_response(_refused(header, body))
                 return
-            if self._is_box(connection.address):  # a client id alone is no proof
+            is_from_box = self._is_box(connection.address)  # a client id alone is no proof
+            if is_from_box:
                 packed_origin = connection.origin._replace(flags=connection.origin.flags | FROM_BOX).pack()
+        if self.audit is not None and header.api_key in AUDITED and not is_from_box:  # the box that passes it on has audited it
+            change = self.audit.begin(connection, header, body)
+            if change is not None and change.refusal is not None:
+                on_response(change.refusal)
+                return
         if self._judge is not None and connection.rights is not None:
             judged = self._judge.judge(connection.rights, header.api_key, header.api_version, body)
             if judged.body is None:

@@ -14,7 +14,7 @@ Owned by one acceptor. Weak spot: each page sorts all names again.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
@@ -57,6 +57,9 @@ from appliance.security.acl import CLUSTER_NAME, AclOperation, AclResource
 from appliance.security.authorizer import Rights
 from appliance.shm.counters import Counters
 from services.acceptor.connection import Connection
+
+if TYPE_CHECKING:
+    from services.acceptor.audit.audit_trail import AuditTrail
 
 CLUSTER_OPERATIONS: Final = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
 """CREATE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE."""
@@ -101,6 +104,7 @@ class MetadataHandler:
         self._requests = counters.counter("metadata.requests")
         self._encoded: dict[tuple[int, str, int, str], bytes] = {}
         self._encoded_generation = -1
+        self.audit: AuditTrail | None = None
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         request = decode_metadata(buffer, header.body_position, limit, header.api_version)
@@ -124,6 +128,8 @@ class MetadataHandler:
 
         def on_created(payload: bytes | None) -> None:
             errors: dict[str, int] = orjson.loads(payload)["errors"] if payload is not None else {}
+            if self.audit is not None:
+                self.audit.topics_created(connection, errors)
             if payload is None:
                 errors = dict.fromkeys(missing, int(ErrorCode.LEADER_NOT_AVAILABLE))
             answer(errors | denied)
@@ -171,7 +177,7 @@ class MetadataHandler:
             return self._find(version, name, topic_id, errors, operations, listener)
 
         if request.topics is None:
-            return [found(name, NO_TOPIC_ID, name) for name in image.topics if rights.allows(describe, kind, name)]
+            return [found(name, NO_TOPIC_ID, name) for name in image.topics if rights.would_allow(describe, kind, name)]
         topics: list[MetadataTopic | bytes] = []
         for wanted in dict.fromkeys((wanted.name if wanted.topic_id == NO_TOPIC_ID else None, wanted.topic_id) for wanted in request.topics):
             name, topic_id = wanted
@@ -214,14 +220,14 @@ class MetadataHandler:
 
 
 def _may_create(rights: Rights, name: str) -> bool:
-    return rights.allows_on_cluster(AclOperation.CREATE) or rights.allows(AclOperation.CREATE, AclResource.TOPIC, name)
+    return rights.would_allow_on_cluster(AclOperation.CREATE) or rights.allows(AclOperation.CREATE, AclResource.TOPIC, name)
 
 
 def cluster_operations(rights: Rights | None) -> int:
     """What a client may do to the cluster; nothing without DESCRIBE, as in Kafka."""
     if rights is None:
         return CLUSTER_OPERATIONS
-    return rights.operations(AclResource.CLUSTER, CLUSTER_NAME) if rights.allows_on_cluster(AclOperation.DESCRIBE) else 0
+    return rights.operations(AclResource.CLUSTER, CLUSTER_NAME) if rights.would_allow_on_cluster(AclOperation.DESCRIBE) else 0
 
 
 class DescribeClusterHandler:
@@ -292,7 +298,7 @@ def describe_page(image: MetadataImage, request: DescribeTopicPartitionsRequest,
         if not left:
             return DescribeTopicPartitionsResponse(0, tuple(described), PartitionCursor(name, 0))
         topic = image.topics.get(name)
-        if rights is not None and not rights.allows(AclOperation.DESCRIBE, AclResource.TOPIC, name):
+        if rights is not None and not (rights.allows if asked else rights.would_allow)(AclOperation.DESCRIBE, AclResource.TOPIC, name):
             if asked:
                 described.append(TopicDescription(ErrorCode.TOPIC_AUTHORIZATION_FAILED, name))
             continue

@@ -1,0 +1,252 @@
+"""The audit of one acceptor: logins, denials and administrative changes, as log events and as records of `__millrace_audit`.
+
+Each event has a kind (`audit.topic.deleted`), principal, address, listener, resource, outcome and details. The
+log gets all of them; with an authorizer, so does the topic (`audit_topic.py`), as JSON. Equal logins, failed
+logins and denials are one event at once, and one with their number at the end of each minute. Owned by one
+acceptor. Weak: the log shortens a flood of lines (`base/logging.py`), the topic does not.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import orjson
+
+from appliance.base.clock import Clock
+from appliance.base.errors import ErrorCode, ProtocolViolation
+from appliance.base.logging import Logger
+from appliance.base.model import AUDIT_TOPIC
+from appliance.cluster.metadata_cache import MetadataCache
+from appliance.protocol.apis import ApiKey
+from appliance.protocol.framing import RequestHeader
+from appliance.security.acl import AclOperation, AclResource
+from appliance.security.authorizer import Rights
+from appliance.shm.counters import Counters
+from services.acceptor.connection import Connection
+
+if TYPE_CHECKING:
+    from services.acceptor.audit.audit_topic import AuditTopic
+    from services.acceptor.audit.audited_requests import AuditedChange
+
+AUDITED: Final = frozenset(
+    {
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DELETE_TOPICS,
+        ApiKey.CREATE_PARTITIONS,
+        ApiKey.ALTER_CONFIGS,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        ApiKey.DELETE_RECORDS,
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        ApiKey.ELECT_LEADERS,
+        ApiKey.ALTER_REPLICA_LOG_DIRS,
+        ApiKey.UNREGISTER_BROKER,
+        ApiKey.CREATE_ACLS,
+        ApiKey.DELETE_ACLS,
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+        ApiKey.ALTER_CLIENT_QUOTAS,
+        ApiKey.DELETE_GROUPS,
+        ApiKey.OFFSET_DELETE,
+        ApiKey.OFFSET_COMMIT,
+    }
+)
+"""Requests that change something for others. Of OffsetCommit only those without a member, as tools send them."""
+PERIOD_NS: Final = 60_000_000_000
+REMEMBERED_MAX: Final = 1_000
+"""Different logins and denials of a minute; more are counted together."""
+ITEMS_MAX: Final = 1_000
+"""Events of one request; more are counted in one."""
+TEXT_MAX: Final = 300
+"""Characters of a name. Those of topics have 249 at most."""
+DETAILS_MAX: Final = 8 << 10
+DENIED: Final = frozenset(
+    {
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+"""Items with these codes are denials, which are events of their own."""
+PROTECTED: Final = f"{AUDIT_TOPIC} is written by the box alone, and changed or deleted by its administrator on its machine only."
+LOGIN, LOGIN_FAILED, DENIAL = "audit.login", "audit.login.failed", "audit.denied"
+
+
+class AuditEvent(NamedTuple):
+    """One event, or with `times` that many equal ones."""
+
+    event: str
+    principal: str
+    client: str
+    listener: str
+    resource: str
+    outcome: str
+    times: int = 1
+
+
+class PendingChange:
+    """A request whose response is awaited."""
+
+    __slots__ = ("_change", "_client", "_listener", "_principal", "_trail", "refusal")
+
+    def __init__(self, trail: AuditTrail, change: AuditedChange, connection: Connection, refusal: bytes | None) -> None:
+        self._trail = trail
+        self._change = change
+        self._principal = str(connection.principal)
+        self._client, self._listener = connection.address, connection.listening.name
+        self.refusal = refusal
+        """the response to a request that is not carried out, because it would change the audit itself"""
+
+    def on_answer(self, body: bytes | None) -> None:
+        """`body`: of the response to the client; None: it is not known what was carried out."""
+        from services.acceptor.audit.audited_requests import outcome_of
+
+        if self._change.is_dry_run:
+            return
+        items = [item for item in self._change.items(body) if item.error_code not in DENIED]
+        outcome = "unknown" if body is None else ""
+        add = self._trail.add_repeated if self._change.api_key == ApiKey.OFFSET_COMMIT else self._trail.add  # consumers outside of groups send them, too
+        for item in items[:ITEMS_MAX]:
+            add(AuditEvent(item.event, self._principal, self._client, self._listener, item.resource, outcome or outcome_of(item)), item.details)
+        if len(items) > ITEMS_MAX:
+            more = AuditEvent(items[-1].event, self._principal, self._client, self._listener, "others", "various", len(items) - ITEMS_MAX)
+            self._trail.add(more, {})
+
+
+class _Repeated:
+    """Equal events since the last one that was written."""
+
+    __slots__ = ("count", "ends_ns")
+
+    def __init__(self, ends_ns: int) -> None:
+        self.ends_ns = ends_ns
+        self.count = 0
+
+
+class AuditTrail:
+    """`begin` for each request of `AUDITED`; `sweep` once a second."""
+
+    def __init__(self, view: MetadataCache, clock: Clock, log: Logger, counters: Counters, topic: AuditTopic | None) -> None:
+        """`topic` None: the log alone."""
+        self._view = view
+        self._clock = clock
+        self._log = log
+        self.topic = topic
+        self._events = counters.counter("acceptor.audit_events")
+        self._repeated: dict[AuditEvent, _Repeated] = {}
+        self._others = 0
+
+    # --- what happens
+
+    def login(self, connection: Connection, how: str) -> None:
+        self.add_repeated(AuditEvent(LOGIN, str(connection.principal), connection.address, connection.listening.name, how, "done"))
+
+    def login_failed(self, connection: Connection, user: str, how: str, reason: str) -> None:
+        """`user`: as the client claims."""
+        event = AuditEvent(LOGIN_FAILED, f"User:{user[:TEXT_MAX]}", connection.address, connection.listening.name, how, reason[:TEXT_MAX])
+        self.add_repeated(event)
+
+    def on_denied(self, rights: Rights, operation: AclOperation, resource: AclResource, name: str) -> None:
+        """For `Authorizer.on_denied`."""
+        what = f"{operation.name.lower()} {resource.name.lower()} {name[:TEXT_MAX]}"
+        self.add_repeated(AuditEvent(DENIAL, rights.principal, rights.host, "", what, "denied"))
+
+    def topics_created(self, connection: Connection, codes: dict[str, int]) -> None:
+        """Automatic creation, by a request for metadata."""
+        for name, code in codes.items():
+            if not code:
+                event = AuditEvent("audit.topic.created", str(connection.principal), connection.address, connection.listening.name, f"topic {name}", "done")
+                self.add(event, {"automatic": True})
+
+    def begin(self, connection: Connection, header: RequestHeader, body: bytes) -> PendingChange | None:
+        """Return what takes the response to an administrative request; None if it is no such request, or cannot be decoded."""
+        if header.api_key == ApiKey.OFFSET_COMMIT and not may_be_without_member(header.api_version, body):
+            return None
+        from services.acceptor.audit.audited_requests import read_change
+
+        try:
+            change = read_change(header.api_key, header.api_version, body, self._view.image)
+        except ProtocolViolation:
+            return None
+        if header.api_key == ApiKey.OFFSET_COMMIT and (change.request.generation_id >= 0 or change.request.member_id):
+            return None
+        refusal = None
+        if not connection.origin.is_privileged and change.names_audit_topic:
+            refusal = change.refused(ErrorCode.POLICY_VIOLATION, PROTECTED)
+        return PendingChange(self, change, connection, refusal)
+
+    # --- events
+
+    def add(self, event: AuditEvent, details: dict[str, Any]) -> None:
+        """Write an event now."""
+        self._events.add()
+        event = event._replace(principal=event.principal[:TEXT_MAX], resource=event.resource[:TEXT_MAX])
+        shown = _json(details)[:DETAILS_MAX].decode("utf-8", "replace") if details else ""
+        times = f" ({event.times} times)" if event.times > 1 else ""
+        where = f"{event.client} (listener {event.listener})" if event.listener else event.client
+        words = f"{event.event}: {event.principal} from {where}: {event.resource}: {event.outcome}{times} {shown}".rstrip()
+        self._log.info(_printable(words), audit=event.event, principal=event.principal, client=event.client)
+        if self.topic is not None:
+            document = {"time_ms": self._clock.wall_ms(), "broker": self._view.broker_id, **event._asdict(), "details": details}
+            value = _json(document)
+            self.topic.offer(value if len(value) <= DETAILS_MAX else _json({**document, "details": {"shortened": shown}}))
+
+    def add_repeated(self, event: AuditEvent, details: dict[str, Any] | None = None) -> None:
+        """Write an event now, and equal ones of the next minute as one."""
+        repeated = self._repeated.get(event)
+        if repeated is not None:
+            repeated.count += 1
+        elif len(self._repeated) >= REMEMBERED_MAX:
+            self._others += 1
+        else:
+            self._repeated[event] = _Repeated(self._clock.monotonic_ns() + PERIOD_NS)
+            self.add(event, details or {})
+
+    def sweep(self, now_ns: int) -> None:
+        """Write the numbers of repeated events whose minute is over."""
+        for event, repeated in [(event, repeated) for event, repeated in self._repeated.items() if now_ns >= repeated.ends_ns]:
+            if repeated.count:
+                self.add(event._replace(times=repeated.count), {})
+                repeated.count, repeated.ends_ns = 0, now_ns + PERIOD_NS
+            else:
+                del self._repeated[event]
+        if self._others and len(self._repeated) < REMEMBERED_MAX:
+            self.add(AuditEvent(DENIAL, "various", "various", "", "more logins and denials, not named one by one", "various", self._others), {})
+            self._others = 0
+
+    def close(self) -> None:
+        """Write what is counted, because the process ends."""
+        for event, repeated in self._repeated.items():
+            if repeated.count:
+                self.add(event._replace(times=repeated.count), {})
+        self._repeated.clear()
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # a name with half of a surrogate pair
+        return json.dumps(value, default=str, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _printable(words: str) -> str:
+    """Names are those of clients: none of them begins a line of the log."""
+    return words if words.isprintable() else "".join(each if each.isprintable() else repr(each)[1:-1] for each in words)
+
+
+def may_be_without_member(version: int, body: bytes) -> bool:
+    """Return whether an OffsetCommit may come from no member of its group: a look at its first fields, because each
+    consumer sends some."""
+    if version < 1:
+        return True
+    if version >= FLEXIBLE_COMMITS_SINCE:
+        length, position = body[0] if body else 0, 1
+        if length > 127:
+            return True  # a long name: decode it
+        position += length - 1
+    else:
+        position = 2 + int.from_bytes(body[:2], "big")
+    return body[position : position + 4] == b"\xff\xff\xff\xff"
+
+
+FLEXIBLE_COMMITS_SINCE: Final = 8

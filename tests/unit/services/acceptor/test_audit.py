@@ -1,0 +1,187 @@
+"""The audit of an acceptor: what requests change, what is counted together, what is never shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+
+import orjson
+import pytest
+
+from appliance.base.clock import ManualClock
+from appliance.base.errors import ErrorCode, ProtocolViolation
+from appliance.base.logging import Logger
+from appliance.base.model import AUDIT_TOPIC
+from appliance.cluster.metadata_image import MetadataImage
+from appliance.protocol import config_apis, group_offset_apis, sasl_apis, topic_apis
+from appliance.protocol.apis import ApiKey
+from appliance.protocol.framing import RequestHeader
+from appliance.security.acl import AclOperation, AclResource
+from appliance.security.authorizer import Authorizer
+from appliance.security.principals import PRIVILEGED, RequestOrigin, local_principal
+from appliance.shm.arena import Arena
+from appliance.shm.counters import Counters
+from lab.scratch_layout import scratch_layout
+from services.acceptor.audit.audit_topic import WAITING_BYTES_MAX, AuditTopic
+from services.acceptor.audit.audit_trail import AUDITED, PERIOD_NS, REMEMBERED_MAX, AuditTrail, may_be_without_member
+from services.acceptor.audit.audited_requests import ITEMS, read_change
+from services.acceptor.connection import Connection
+from tests.unit.protocol.sample_requests import samples
+
+SALT, SALTED = b"the salt of alice", b"the salted password"
+
+
+class _Records:
+    """In place of the topic: keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def offer(self, value: bytes) -> None:
+        self.events.append(orjson.loads(value))
+
+
+class World(NamedTuple):
+    trail: AuditTrail
+    records: _Records
+    clock: ManualClock
+    counters: Counters
+    arena: Arena
+
+    def connection(self, flags: int = 0) -> Connection:
+        made = Connection(cast(Any, None), "10.0.0.1", 0, RequestOrigin(local_principal(7), "CLIENTS", flags))
+        made.listening = cast(Any, SimpleNamespace(name="CLIENTS"))
+        return made
+
+    @property
+    def told(self) -> list[tuple[str, str, int]]:
+        return [(each["event"], each["outcome"], each["times"]) for each in self.records.events]
+
+
+class _View:
+    image = MetadataImage.empty()
+    broker_id = 0
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with scratch_layout() as layout:
+        counters, clock, records = Counters.create_or_adopt(layout, "acceptor@0", 1), ManualClock(), _Records()
+        arena = Arena.create(layout.shared_memory_name("arena", "test", 1), 1 << 16, 1)
+        trail = AuditTrail(cast(Any, _View()), clock, Logger("acceptor@0", descriptor=2), counters, cast(Any, records))
+        yield World(trail, records, clock, counters, arena)
+        arena.close()
+        counters.close()
+
+
+def header(key: ApiKey, version: int) -> RequestHeader:
+    return RequestHeader(key, version, 7, "", 0)
+
+
+def test_every_audited_request_of_every_version_has_items_whatever_its_response_is(world: World) -> None:
+    seen = set()
+    assert ITEMS.keys() == AUDITED
+    for sample in samples():
+        if sample.api_key not in AUDITED:
+            continue
+        body = bytes(sample.body)
+        change = read_change(sample.api_key, sample.version, body, MetadataImage.empty())
+        assert change.items(None) or sample.api_key in (ApiKey.DELETE_ACLS, ApiKey.ELECT_LEADERS)
+        if sample.api_key != ApiKey.DELETE_RECORDS:
+            assert all(item.error_code for item in change.items(change.refused(ErrorCode.POLICY_VIOLATION, "no")))
+        seen.add(sample.api_key)
+        pending = world.trail.begin(world.connection(), header(sample.api_key, sample.version), body)
+        if pending is not None:
+            pending.on_answer(None)
+    assert seen == AUDITED
+    assert {each["outcome"] for each in world.records.events} == {"unknown"}
+
+
+def test_of_users_and_configs_no_secret_is_shown(world: World) -> None:
+    scram = sasl_apis.AlterUserScramCredentialsRequest((), (sasl_apis.ScramCredentialUpsertion("alice", 1, 4096, SALT, SALTED),))
+    body = sasl_apis.ALTER_USER_SCRAM_CREDENTIALS_REQUEST.encode(0, scram)
+    pending = world.trail.begin(world.connection(), header(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0), body)
+    assert pending is not None
+    answer = sasl_apis.AlterUserScramCredentialsResponse(0, (sasl_apis.AlteredScramUser("alice"),))
+    pending.on_answer(sasl_apis.ALTER_USER_SCRAM_CREDENTIALS_RESPONSE.encode(0, answer))
+    changes = (config_apis.ConfigToAlter("retention.ms", 0, "1000"), config_apis.ConfigToAlter("ssl.key.password", 0, "hush"))
+    resources = tuple(config_apis.ResourceToAlter(kind, "x", changes) for kind in (config_apis.ResourceType.TOPIC, config_apis.ResourceType.BROKER))
+    body = config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST.encode(0, config_apis.IncrementalAlterConfigsRequest(resources))
+    pending = world.trail.begin(world.connection(), header(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0), body)
+    assert pending is not None
+    pending.on_answer(None)
+    shown = orjson.dumps(world.records.events)
+    assert b"alice" in shown and b"SCRAM-SHA-256" in shown and b'"set":"1000"' in shown and b"***" in shown
+    for secret in (SALT, SALTED, b"hush"):
+        assert secret not in shown
+
+
+def test_the_audit_topic_is_changed_by_an_administrator_on_the_machine_alone(world: World) -> None:
+    body = topic_apis.DELETE_TOPICS_REQUEST.encode(5, topic_apis.DeleteTopicsRequest(topic_names=("logs", AUDIT_TOPIC)))
+    for flags, is_refused in ((0, True), (PRIVILEGED, False)):
+        pending = world.trail.begin(world.connection(flags), header(ApiKey.DELETE_TOPICS, 5), body)
+        assert pending is not None and (pending.refusal is not None) is is_refused
+        if pending.refusal is not None:
+            found = topic_apis.DELETE_TOPICS_RESPONSE.decode(pending.refusal, 0, len(pending.refusal), 5)
+            assert {each.error_code for each in found.topics} == {ErrorCode.POLICY_VIOLATION}
+
+
+def test_equal_denials_of_a_minute_are_two_events(world: World) -> None:
+    authorizer = Authorizer()
+    authorizer.on_denied = world.trail.on_denied
+    rights = authorizer.rights_of("User:mallory", "10.0.0.9")
+    for _ in range(100):
+        assert not rights.allows(AclOperation.READ, AclResource.TOPIC, "secrets")
+        assert not rights.would_allow(AclOperation.WRITE, AclResource.TOPIC, "secrets")
+    assert world.told == [("audit.denied", "denied", 1)]
+    world.clock.advance_ms(PERIOD_NS // 1_000_000)
+    world.trail.sweep(world.clock.monotonic_ns())
+    assert world.told[1:] == [("audit.denied", "denied", 99)]
+    assert world.records.events[0]["resource"] == "read topic secrets" and world.records.events[0]["client"] == "10.0.0.9"
+    world.clock.advance_ms(PERIOD_NS // 1_000_000)
+    world.trail.sweep(world.clock.monotonic_ns())
+    assert len(world.told) == 2
+
+
+def test_a_flood_of_different_logins_is_counted_in_bounded_memory(world: World) -> None:
+    connection = world.connection()
+    for number in range(REMEMBERED_MAX + 500):
+        world.trail.login_failed(connection, f"user-{number}", "PLAIN", "wrong password")
+    assert len(world.told) == REMEMBERED_MAX
+    world.clock.advance_ms(PERIOD_NS // 1_000_000)
+    world.trail.sweep(world.clock.monotonic_ns())
+    assert world.told[-1] == ("audit.denied", "various", 500)
+
+
+def test_a_name_of_a_client_begins_no_line_of_the_log_and_breaks_no_record(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+    for name in ("alice\nERROR acceptor@0: forged", "half of a pair \ud800", "x" * 10_000):
+        world.trail.login_failed(world.connection(), name, "PLAIN", "wrong password")
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 3 and all(line.startswith("INFO acceptor@0: audit.login.failed: User:") for line in lines)
+    assert [each["principal"][:10] for each in world.records.events] == ["User:alice", "User:half ", "User:xxxxx"]
+    assert max(map(len, lines)) < 1_000
+
+
+def test_commits_of_members_are_recognised_without_decoding_them() -> None:
+    message = group_offset_apis.OFFSET_COMMIT_REQUEST
+    topics = (group_offset_apis.OffsetCommitTopic("t", (group_offset_apis.OffsetCommitPartition(0, 5),)),)
+    for version in range(1, 10):
+        for name in ("", "g", "ü" * 100):
+            of_tool = message.encode(version, group_offset_apis.OffsetCommitRequest(name, topics=topics))
+            of_member = message.encode(version, group_offset_apis.OffsetCommitRequest(name, 3, "member", topics=topics))
+            assert may_be_without_member(version, of_tool)
+            assert not may_be_without_member(version, of_member) or len(name.encode()) > 126
+    for hostile in (b"", b"\x00", b"\xff\xff", b"\x7f"):
+        for version in (0, 2, 9):
+            may_be_without_member(version, hostile)
+    with pytest.raises(ProtocolViolation):
+        read_change(ApiKey.OFFSET_COMMIT, 2, b"\xff\xff", MetadataImage.empty())
+
+
+def test_records_that_cannot_be_written_are_dropped_and_counted(world: World) -> None:
+    topic = AuditTopic(cast(Any, _View()), world.arena, cast(Any, None), world.clock, world.counters)
+    for _ in range(5):
+        topic.offer(bytes(WAITING_BYTES_MAX // 4))
+    assert topic.do_work(world.clock.monotonic_ns()) == 1, "it waits for an image"
+    assert world.counters.counter("acceptor.audit_dropped").value == 1 and topic.has_waiting
