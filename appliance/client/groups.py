@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from struct import Struct
 from struct import error as StructError
 from typing import Any, NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.base.model import Offset, TopicPartition
+from appliance.base.model import BrokerId, Offset, TopicPartition
 from appliance.client.admin import list_offsets, try_list_offsets
 from appliance.client.cluster import ClusterClient
 from appliance.client.coordinator import GROUP, CoordinatorClient, ask_every_broker, by_topic, first_error
-from appliance.client.errors import refused
+from appliance.client.errors import ClientFailed, refused
 from appliance.client.messages import CONSUMER_GROUP_DESCRIBE, DELETE_GROUPS, DESCRIBE_GROUPS, LIST_GROUPS, OFFSET_COMMIT, OFFSET_FETCH
 from appliance.protocol.consumer_group_apis import ConsumerGroupDescribeRequest, ConsumerGroupMember
 from appliance.protocol.group_apis import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
@@ -150,9 +151,7 @@ def group_progress(cluster: ClusterClient, group_id: str, described: GroupDescri
     readers = {partition: member for member in described.members for partition in member.partitions}
     committed = committed_offsets(cluster, group_id)
     partitions = sorted(readers.keys() | committed.keys())
-    there = cluster.metadata({partition.topic for partition in partitions}).topics if partitions else {}
-    alive = [partition for partition in partitions if partition.topic in there and there[partition.topic].error == 0]
-    ends, _trouble = try_list_offsets(cluster, alive, LATEST_TIMESTAMP) if alive else ({}, None)
+    ends, _trouble = try_list_offsets(cluster, _existing(cluster, partitions), LATEST_TIMESTAMP)
     rows = []
     for partition in partitions:
         offset = committed[partition].offset if partition in committed else None
@@ -171,6 +170,41 @@ def group_progress(cluster: ClusterClient, group_id: str, described: GroupDescri
             }
         )
     return rows
+
+
+def group_lags(cluster: ClusterClient, groups: Iterable[GroupListing]) -> dict[str, int | None]:
+    """Return the records that each group has still to read, in all; None where its coordinator does not
+    answer, or no partition's end is known. One request to each coordinator, and to each leader."""
+    by_coordinator: dict[int, list[str]] = {}
+    for group in groups:
+        by_coordinator.setdefault(group.coordinator, []).append(group.group_id)
+    committed: dict[str, dict[TopicPartition, int]] = {}
+    for coordinator, names in by_coordinator.items():
+        request = OffsetFetchRequest(tuple(map(OffsetFetchGroup, names)))
+        with suppress(ClientFailed, RequestRefused):
+            for found in cluster.ask_broker(BrokerId(coordinator), OFFSET_FETCH, request).groups:
+                if found.error_code == ErrorCode.NONE:
+                    committed[found.group_id] = {
+                        TopicPartition(topic.topic, each.partition): each.offset
+                        for topic in found.topics
+                        for each in topic.partitions
+                        if each.error_code == ErrorCode.NONE and each.offset != NO_OFFSET
+                    }
+    partitions = {partition for offsets in committed.values() for partition in offsets}
+    ends, _ = try_list_offsets(cluster, _existing(cluster, partitions), LATEST_TIMESTAMP)
+    lags: dict[str, int | None] = {}
+    for name, offsets in committed.items():
+        known = [max(ends[partition].offset - offset, 0) for partition, offset in offsets.items() if partition in ends]
+        lags[name] = sum(known) if known or not offsets else None
+    return lags
+
+
+def _existing(cluster: ClusterClient, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+    """Return those partitions whose topics are there."""
+    wanted = sorted(partitions)
+    there = cluster.metadata({partition.topic for partition in wanted}).topics if wanted else {}
+    counts = {name: len(topic.partitions) for name, topic in there.items() if topic.error == ErrorCode.NONE}
+    return [partition for partition in wanted if partition.partition < counts.get(partition.topic, 0)]
 
 
 class ResetTo(NamedTuple):

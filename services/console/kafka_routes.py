@@ -8,6 +8,7 @@ client of Kafka. GET reads; POST changes something, takes a JSON object, and is 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -26,11 +27,14 @@ from services.console.parameters import Parameters, WrongParameter
 RECORD_BODY_BYTES_MAX = 2 << 20
 """The body of a record to produce; others have `application.BODY_BYTES_MAX`."""
 PRODUCE_PATH = "/api/records/produce"
+GROUP_PATH = "/api/group"
 
 # Functions by name: their modules import the client library, which a console without such requests need not load.
 READS = {
     "/api/topic": "topic_documents.topic_document",
     "/api/records": "topic_documents.records_document",
+    "/api/groups": "group_documents.groups_document",
+    GROUP_PATH: "group_documents.group_document",
 }
 CHANGES = {
     "/api/topic/create": "topic_documents.create",
@@ -38,6 +42,8 @@ CHANGES = {
     "/api/topic/trim": "topic_documents.trim",
     "/api/topic/delete": "topic_documents.delete",
     PRODUCE_PATH: "topic_documents.produce",
+    "/api/group/reset": "group_documents.reset",
+    "/api/group/delete": "group_documents.delete",
 }
 
 _NOT_FOUND = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.INVALID_PARTITIONS})
@@ -52,6 +58,31 @@ def function_of(name: str) -> Callable[..., Any]:
     return found
 
 
+POINT_MS = 10_000
+KEPT_MS = 3_600_000
+GROUPS_KEPT = 32
+
+
+class LagHistory:
+    """The lag of the groups whose pages were read in the last hour: a point every `POINT_MS` while a page
+    is open. Of more than `GROUPS_KEPT` groups those are forgotten whose pages were read longest ago."""
+
+    def __init__(self) -> None:
+        self._points: dict[str, deque[tuple[int, int]]] = {}
+
+    def add(self, group: str, now_ms: int, lag: int | None) -> list[tuple[int, int]]:
+        """Add a point, unless one is younger than `POINT_MS`; return those of the last hour."""
+        points = self._points.pop(group, None) or deque(maxlen=KEPT_MS // POINT_MS)
+        self._points[group] = points
+        while len(self._points) > GROUPS_KEPT:
+            del self._points[next(iter(self._points))]
+        if lag is not None and (not points or now_ms - points[-1][0] >= POINT_MS):
+            points.append((now_ms, lag))
+        while points and now_ms - points[0][0] > KEPT_MS:
+            points.popleft()
+        return list(points)
+
+
 class KafkaRoutes:
     """The handlers. `headers` go with each answer."""
 
@@ -60,6 +91,7 @@ class KafkaRoutes:
         self._access = access
         self._wall_ms = wall_ms
         self._headers = headers
+        self._lags = LagHistory()
 
     def routes(self) -> list[Route]:
         reads = [Route(path, partial(self._read, name)) for path, name in READS.items()]
@@ -104,6 +136,8 @@ class KafkaRoutes:
             return self._answer(502, {"error": str(problem)})
         except MillraceError as problem:
             return self._answer(503, {"error": f"the cluster does not answer: {problem}"})
+        if name == READS[GROUP_PATH]:
+            document["history"] = self._lags.add(document["group"], given.now_ms, document["lag"])
         return self._answer(200, document)
 
     def _answer(self, status: int, document: dict[str, Any]) -> Response:

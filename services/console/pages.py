@@ -31,6 +31,7 @@ PAGES = (
     Page("logs.html", "/logs", "Search", ("logs.js",)),
     Page("topics.html", "/topics", "Topics", ("topics.js",)),
     Page("messages.html", "/messages", "Messages", ("messages.js",)),
+    Page("groups.html", "/groups", "Groups", ("groups.js",)),
     Page("senders.html", "/senders", "Senders", ("senders.js",)),
 )
 

@@ -204,3 +204,50 @@ def test_messages_are_paged_shown_as_they_are_and_written(page: ConsolePage, sha
     page.wait("#state", "This partition has no records")
     assert page.text("#trouble") == "" or not page.driver.find_element("id", "trouble").is_displayed()
     assert [each for each in complaints(page.driver) if "404" not in each["message"]] == [] and page.is_quiet()
+
+
+def test_a_group_is_shown_and_reset_when_its_members_have_gone(page: ConsolePage, shared_box: RunningBox, admin: AdminClient) -> None:
+    topic, group = "read-by-group", f"readers {HOSTILE}"
+    admin.create_topics([NewTopic(topic, 2)])[topic].result(20)
+    producer = Producer({"bootstrap.servers": shared_box.bootstrap})
+    for number in range(100):
+        producer.produce(topic, b"%d" % number, partition=number % 2)
+    assert producer.flush(20) == 0
+    settings = {
+        "bootstrap.servers": shared_box.bootstrap,
+        "group.id": group,
+        "client.id": HOSTILE,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+    }
+    consumer = Consumer(settings)
+    consumer.subscribe([topic])
+    eventually(lambda: consumer.poll(0.5), "the group has a member that reads")
+    consumer.commit(offsets=[TopicPartition(topic, 0, 30), TopicPartition(topic, 1, 50)], asynchronous=False)
+    page.open("/groups")
+    page.wait("#groups", f"{group}stable20")
+    page.run("[...document.querySelectorAll('#groups a')].find((each) => each.textContent === arguments[0]).click()", group)
+    page.wait("#title", f"{group} stable20 records behind")
+    page.wait("#members", f"{HOSTILE}")
+    assert f"{topic}: 0, 1" in page.text("#members") and f"{topic}0305020" in page.text("#partitions")
+    assert "keeps an hour in memory" in page.text("#lag-note") and page.run("return document.querySelector('#lag polyline').getAttribute('points')") != ""
+    page.press("Reset offsets")
+    page.press("Preview", "dialog")
+    page.wait("dialog .problem", "has 1 members; stop them first")
+    consumer.close()
+    page.type(To="an offset", Time="7", Topic=topic, Partition="0")
+    page.press("Preview", "dialog")
+    page.wait("dialog .preview", f"{topic}030743")  # partition 0 goes from 30 to 7, which leaves 43
+    page.press("Reset the offsets", "dialog")
+    page.wait("#partitions", f"{topic}075043")
+    consumer = Consumer(settings)
+    assert [each.offset for each in consumer.committed([TopicPartition(topic, 0), TopicPartition(topic, 1)], 20)] == [7, 50]
+    consumer.close()
+    page.press("Delete the group")
+    page.type(Type=group)
+    page.press("Delete the group", "dialog")
+    page.wait("#count", "group")
+    eventually(lambda: group not in {each.group_id for each in admin.list_consumer_groups().result(20).valid}, "the group is gone")
+    page.open("/groups?group=no-such-group")
+    page.wait("#trouble", "there is no such group")
+    assert [each for each in complaints(page.driver) if not {"404", "409"} & set(each["message"].split())] == [] and page.is_quiet()

@@ -5,15 +5,6 @@ const ANSWER_MS_MAX = 5000;
 
 // ---- small pieces
 
-function meter(share, kind) {
-  const outer = make("span", "meter"), inner = make("i", kind);
-  inner.style.width = `${Math.min(Math.max(share, 0), 1) * 100}%`;
-  outer.append(inner);
-  return outer;
-}
-
-function metered(share, kind, text) { return [meter(share, kind), make("span", "figure", text)]; }
-
 function tile(what, [value, unit], more) {
   const made = make("div", "tile"), shown = make("div", "value", value);
   shown.dataset.figure = what;

@@ -12,6 +12,15 @@ function make(tag, className, text) {
 
 function badge(text, kind) { return make("span", `badge ${kind}`, text); }
 
+function meter(share, kind) {
+  const outer = make("span", "meter"), inner = make("i", kind);
+  inner.style.width = `${Math.min(Math.max(share, 0), 1) * 100}%`;
+  outer.append(inner);
+  return outer;
+}
+
+function metered(share, kind, text) { return [meter(share, kind), make("span", "figure", text)]; }
+
 // Cells are texts, elements or arrays of them. A row that says what it said before is left alone, so that a person can select in it.
 function fill(table, columns, rows, nothing) {
   if (!table.tHead) {

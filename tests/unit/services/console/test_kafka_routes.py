@@ -21,7 +21,7 @@ from appliance.records.builder import BatchBuilder
 from appliance.records.record import Record
 from services.console.access import Access
 from services.console.application import BODY_BYTES_MAX, make_application
-from services.console.kafka_routes import CHANGES, PRODUCE_PATH, READS, function_of
+from services.console.kafka_routes import CHANGES, GROUPS_KEPT, KEPT_MS, POINT_MS, PRODUCE_PATH, READS, LagHistory, function_of
 from services.console.kafka_workers import WORKERS_MAX, KafkaWorkers, WorkersBusy
 from services.console.topic_documents import record_document
 from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker, fetched
@@ -44,7 +44,7 @@ class Workers(KafkaWorkers):
         self.asked += 1
         if self._raised is not None:
             raise self._raised
-        return {"done": True}
+        return {"group": "g", "lag": 1}
 
 
 def ask(
@@ -98,7 +98,7 @@ def ask(
 def test_no_page_of_another_site_and_no_proxy_changes_anything(path: str, changed: dict[str, str | None], status: int) -> None:
     workers = Workers()
     assert (ask(path, workers, b"{}", **changed)[0], workers.asked) == (status, 0)
-    assert ask(path, workers, b"{}") == (200, {"done": True})
+    assert ask(path, workers, b"{}")[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -173,6 +173,17 @@ def test_a_refusal_of_the_cluster_has_a_status_and_words(raised: BaseException, 
 
 def test_every_route_has_its_function() -> None:
     assert all(callable(function_of(name)) for name in (*READS.values(), *CHANGES.values()))
+
+
+def test_lag_is_kept_for_an_hour_in_points_of_ten_seconds_and_of_the_groups_that_were_read_last() -> None:
+    history = LagHistory()
+    for second in range(0, 4_000, 2):
+        points = history.add("readers", second * 1_000, second)
+    assert points[0][0] >= 398_000 and points[-1] == (3_990_000, 3_990) and len(points) == KEPT_MS // POINT_MS
+    assert history.add("readers", 4_000_000, None) == points, "an unknown lag is no point"
+    for number in range(GROUPS_KEPT):
+        history.add(f"other {number}", 4_000_000, 1)
+    assert history.add("readers", 4_001_000, 5) == [(4_001_000, 5)]
 
 
 # ---- threads
