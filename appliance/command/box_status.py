@@ -18,9 +18,9 @@ from appliance.base.clock import Clock, SystemClock
 from appliance.base.errors import MillraceError
 from appliance.base.layout import BoxLayout
 from appliance.base.settings import default_settings, load_box
+from appliance.cluster.disk_moves import standing_moves
 from appliance.cluster.metadata_image import ImageUnreadable, MetadataImage, PartitionImage, read_image
 from appliance.cluster.replication_figures import ReplicationFigures, count_replication
-from appliance.command.moves import standing_moves
 from appliance.command.process_memory import BoxMemory, Memory, box_memory, memory_of
 from appliance.ipc.disk_reports import FoundDamage, LostOffsets, MoveProgress, lost_file, read_lost, read_report, report_file
 from appliance.ipc.frames import PeerGone, connect_unix

@@ -59,8 +59,8 @@ def list_disks(
 ) -> None:
     """Show the box's disks: online, full, hung, offline (and why), starting; and the partitions that move between them."""
     found = find_running_box(data, config)
+    from appliance.cluster.disk_moves import standing_moves
     from appliance.command.box_status import ask_supervisor, describe_disks, image_of, read_shared_memory
-    from appliance.command.moves import standing_moves
     from appliance.command.status import print_moves
     from appliance.command.unit_installation import with_unit_states
 

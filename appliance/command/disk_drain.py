@@ -6,12 +6,9 @@ yet and goes on watching. Weak spot: sizes and free bytes are those of the momen
 
 from __future__ import annotations
 
-import json
-import select
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,18 +20,14 @@ from appliance.command.finding import find_running_box
 from appliance.command.options import ConfigOption, DataOption, argument, option
 from appliance.command.output import Column, bytes_text, count_text, duration_text, plural, print_table, say
 from appliance.ipc.disk_reports import FAILED, MoveProgress
-from appliance.ipc.request_frames import MOVE_ORDERS, MOVE_ORDERS_DONE
+from appliance.ipc.move_orders import cancel_drain, order_moves
 
 if TYPE_CHECKING:
-    from appliance.cluster.box_balance import DrainPlan, FreeSpace, PartitionOnDisk
+    from appliance.cluster.box_balance import DrainPlan
+    from appliance.cluster.disk_moves import DrainView
 
-ANSWER_MS = 35_000
-ATTEMPTS = 10
-ATTEMPT_PAUSE_SECONDS = 0.5
 LOOK_SECONDS = 0.5
 LINE_SECONDS = 5.0
-ORDERS_MAX = 1_000
-"""Moves in one frame."""
 SHOWN_MAX = 20
 BAR_CELLS = 24
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -60,7 +53,7 @@ def drain(
         if disk not in names:
             raise UsageProblem(f"there is no disk {disk}; there are {', '.join(names)}")
     if cancel:
-        _refuse(ask_controller(found.layout, {"disk": name, "draining": False, "cancel": True}))
+        cancel_drain(found.layout, name)
         print(f"disk {name} takes new partitions again; what was not moved yet stays on it")
         return
     if name in (to or []) or len(names) == 1:
@@ -121,40 +114,6 @@ def print_plan(name: str, plan: DrainPlan, moves: tuple[MoveProgress, ...]) -> N
         print(f"disk {name} holds nothing")
 
 
-class DrainView(NamedTuple):
-    """One reading: partitions without an order to move, current moves, and free space."""
-
-    unordered: tuple[PartitionOnDisk, ...]
-    moves: tuple[MoveProgress, ...]
-    rooms: tuple[FreeSpace, ...]
-    sizes: dict[tuple[str, int], int]
-    """Bytes of everything that lies on the disk."""
-    state: str = "online"
-    """Of the disk that is emptied."""
-    closed: dict[str, str] = {}  # noqa: RUF012  never changed
-    """Other disks that take nothing now, with their states."""
-    has_controller: bool = True
-    """Whether the controller process of the box runs, which moves."""
-
-    @property
-    def is_readable(self) -> bool:
-        """Whether sizes are known and partitions can be copied from the disk."""
-        return self.state.startswith(("online", "full"))
-
-    @property
-    def trouble(self) -> str:
-        """What the moves wait for; '' if they go on."""
-        if not self.has_controller:
-            return "waiting: the controller of this box does not run"
-        return "" if self.is_readable else f"waiting: the disk is not served ({self.state})"
-
-    def plan(self) -> DrainPlan:
-        """Plan where the partitions go that have no order yet."""
-        from appliance.cluster.box_balance import plan_drain  # it imports more than `--help` needs
-
-        return plan_drain(self.unordered, self.rooms)
-
-
 class Drained:
     """The disk that is emptied, from outside."""
 
@@ -166,35 +125,20 @@ class Drained:
         self._clock = clock
 
     def look(self) -> DrainView:
-        from appliance.cluster.box_balance import FreeSpace, PartitionOnDisk
+        from appliance.cluster.disk_moves import DrainTarget, drain_view, standing_moves
         from appliance.command.box_status import describe_disks, image_of, read_shared_memory
-        from appliance.command.moves import standing_moves
 
         names = [str(disk["name"]) for disk in self._disks]
-        image, sizes = image_of(self._layout), self._sizes()
-        moves = standing_moves(self._layout, image, names)
-        ordered = {(move.topic, move.partition) for move in moves}
-        unordered = []
-        for topic in image.topics.values():
-            for number, partition in enumerate(topic.partitions):
-                if partition.disk == self._name and (topic.name, number) not in ordered:
-                    unordered.append(PartitionOnDisk(topic.name, number, sizes.get((str(topic.topic_id), number), 0)))
-        names_by_id = {str(topic.topic_id): topic.name for topic in image.topics.values()}
-        by_name = {(names_by_id.get(topic_id, topic_id), number): size for (topic_id, number), size in sizes.items()}
-        promised = {name: sum(max(0, move.lag_bytes) for move in moves if move.target_disk == name) for name in names}
+        image = image_of(self._layout)
+        sizes, moves = self._sizes(), standing_moves(self._layout, image, names)
         reading = read_shared_memory(self._layout, names, self._clock)
-        disks = {disk.name: disk for disk in describe_disks(self._disks, reading)}
-        targets = [disk for disk in disks.values() if disk.name != self._name and (not self._to or disk.name in self._to)]
-        rooms = tuple(
-            FreeSpace(disk.name, disk.free_bytes or 0, disk.total_bytes or 0, promised[disk.name])
-            for disk in targets
-            if disk.state == "online" and not disk.draining
-        )
-        closed = {disk.name: disk.shown_state for disk in targets if disk.state != "online" or disk.draining}
         controller = reading.counters.get("controller")
-        has_controller = controller is None or controller.is_alive
-        own_moves = tuple(move for move in moves if move.source_disk == self._name)
-        return DrainView(tuple(unordered), own_moves, rooms, by_name, disks[self._name].state, closed, has_controller)
+        spaces = [
+            DrainTarget(disk.name, disk.state, disk.shown_state, disk.free_bytes or 0, disk.total_bytes or 0, disk.draining)
+            for disk in describe_disks(self._disks, reading)
+        ]
+        view = drain_view(self._name, image, sizes, moves, spaces, self._to)
+        return view._replace(has_controller=controller is None or controller.is_alive)
 
     def _sizes(self) -> dict[tuple[str, int], int]:
         from appliance.base.model import TopicId
@@ -213,14 +157,7 @@ class Drained:
         moves = [[move.topic, move.partition, move.target_disk] for move in plan.moves]
         if again:
             moves += [[move.topic, move.partition, move.target_disk] for move in self.look().moves]
-        refused: list[list[Any]] = []
-        for start in range(0, max(1, len(moves)), ORDERS_MAX):
-            orders = {"disk": self._name, "draining": True, "throttle": throttle, "moves": moves[start : start + ORDERS_MAX]}
-            try:
-                refused += ask_controller(self._layout, orders)
-            except RequestRefused as error:
-                raise RequestRefused(error.code, f"{error.message}; {start} of {plural(len(moves), 'move')} are ordered and go on") from error
-        _refuse(refused)
+        order_moves(self._layout, self._name, moves, throttle)
 
     def watch(self, throttle: int | None) -> None:
         """Until nothing is left on the disk; what came upon it since the plan is ordered as well."""
@@ -306,42 +243,3 @@ class ProgressBar:
         self.show(view)
         if sys.stderr.isatty():
             sys.stderr.write("\n")
-
-
-def _refuse(refused: list[list[Any]]) -> None:
-    if refused:
-        shown = [f"{what}: {words or ErrorCode(code).name}" for what, code, words in refused[:5]]
-        more = [f"and {len(refused) - 5} more"] if len(refused) > 5 else []
-        raise RequestRefused(ErrorCode(refused[0][1]), "\n".join([*shown, *more]))
-
-
-def ask_controller(layout: BoxLayout, orders: dict[str, Any], pause: Callable[[float], None] = time.sleep, kind: int = MOVE_ORDERS) -> list[list[Any]]:
-    """Give the controller orders (a frame of `kind`); what it refused. Asked again when it dies over them: an order that stands already is none. Raises
-    RequestRefused if no broker answers."""
-    from appliance.ipc.frames import PeerGone, connect_unix
-
-    for _ in range(ATTEMPTS):
-        connection = connect_unix(layout.controller_socket)
-        if connection is not None:
-            try:
-                answer = _answer_of(connection, orders, kind)
-            except PeerGone:
-                answer = None
-            finally:
-                connection.close()
-            if answer is not None:
-                return answer
-        pause(ATTEMPT_PAUSE_SECONDS)
-    raise RequestRefused(ErrorCode.BROKER_NOT_AVAILABLE, "the controller does not answer; look with: millrace status")
-
-
-def _answer_of(connection: Any, orders: dict[str, Any], kind: int) -> list[list[Any]] | None:
-    connection.send(kind, 1, json.dumps(orders).encode())
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN)
-    while poll.poll(ANSWER_MS):
-        for frame in connection.receive():
-            if frame.kind == MOVE_ORDERS_DONE:
-                refused: list[list[Any]] = json.loads(frame.payload)["refused"]
-                return refused
-    return None

@@ -325,7 +325,7 @@ def _remove_directory(path: str, orphan: OrphanDirectory) -> None:
 
 
 def _order(found: FoundBox, orders: dict[str, Any]) -> list[list[Any]]:
-    from appliance.command.disk_drain import ask_controller
+    from appliance.ipc.move_orders import ask_controller
     from appliance.ipc.request_frames import ORPHAN_ORDERS
 
     try:

@@ -1,4 +1,4 @@
-"""The HTTP routes of topics, records, groups and boxes: who may use them, parameters, and what a refusal
+"""The HTTP routes of topics, records, groups and boxes: rights, parameters, and what a refusal
 of the cluster means in HTTP.
 
 Each has a function in one of the modules of documents, which a thread of `KafkaWorkers` calls with a

@@ -13,12 +13,14 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
 from appliance.cluster.box_balance import DrainPlan, PartitionOnDisk, PlannedMove
+from appliance.cluster.disk_moves import DrainView, standing_moves
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage
-from appliance.command.disk_drain import Drained, DrainView, ProgressBar, ask_controller, bytes_of, print_plan, unplaced_words
+from appliance.command.disk_drain import Drained, ProgressBar, bytes_of, print_plan, unplaced_words
 from appliance.command.failures import UsageProblem
-from appliance.command.moves import move_row, standing_moves
+from appliance.command.moves import move_row
 from appliance.ipc.disk_reports import CAUGHT_UP, COPYING, FAILED, MoveProgress, moves_file, write_moves
 from appliance.ipc.frames import FrameSocket, listen_unix
+from appliance.ipc.move_orders import ask_controller
 from appliance.ipc.request_frames import IMAGE_CHANGED, MOVE_ORDERS, MOVE_ORDERS_DONE
 from lab.scratch_layout import scratch_layout
 
@@ -103,8 +105,8 @@ def test_what_a_drain_waits_for_is_said(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_drain_whose_controller_dies_says_how_many_moves_are_ordered(layout: BoxLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     serve_controller(layout, [])
-    monkeypatch.setattr("appliance.command.disk_drain.ORDERS_MAX", 2)
-    monkeypatch.setattr("appliance.command.disk_drain.ATTEMPT_PAUSE_SECONDS", 0)
+    monkeypatch.setattr("appliance.ipc.move_orders.ORDERS_MAX", 2)
+    monkeypatch.setattr("appliance.ipc.move_orders.ATTEMPT_PAUSE_SECONDS", 0)
     drained = Drained(layout, [], "d0", None, ManualClock())
     with pytest.raises(RequestRefused, match=r"does not answer.*; 2 of 3 moves are ordered and go on"):
         drained.order(DrainPlan(tuple(PlannedMove("t", number, 1, "d1") for number in range(3)), ()), None)
