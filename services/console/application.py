@@ -27,7 +27,7 @@ from appliance.base.http_hosts import is_cross_site, is_known_host, is_navigatio
 from services.console.access import Access
 from services.console.box_metrics import CONTENT_TYPE
 from services.console.box_sample import Readiness
-from services.console.kafka_routes import PRODUCE_PATH, RECORD_BODY_BYTES_MAX, KafkaRoutes
+from services.console.kafka_routes import PRODUCE_PATH, RECORD_BODY_BYTES_MAX, KafkaRoutes, SampledBox
 from services.console.kafka_workers import KafkaWorkers
 from services.console.pages import ASSETS, PAGES, whole_page
 from services.console.search_processes import SearchProcesses
@@ -48,7 +48,7 @@ _PAGE_HEADERS["Cross-Origin-Resource-Policy"] = "same-origin"
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
 
 
-class Watch(Protocol):
+class Watch(SampledBox, Protocol):
     """The methods of `BoxMonitor` that the routes use."""
 
     def overview(self, since_ms: int) -> dict[str, Any]: ...
@@ -124,7 +124,7 @@ def make_application(
         route = SearchRoute(search, SystemClock.wall_ms, _HEADERS, may_search)
         routes += [Route("/api/search", route.answer), Route("/api/search/check", route.check)]
     if workers is not None:
-        routes += KafkaRoutes(workers, access, SystemClock.wall_ms, _HEADERS).routes()
+        routes += KafkaRoutes(workers, access, SystemClock.wall_ms, _HEADERS, watch).routes()
     guards = [Middleware(SizeGuard), Middleware(SiteGuard, host_names, on_refused)]
     application = Starlette(routes=routes, middleware=guards, exception_handlers={HTTPException: _on_refused})
     application.router.redirect_slashes = False

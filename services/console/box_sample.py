@@ -153,7 +153,7 @@ class BoxReader:
     """Takes samples of the box repeatedly; keeps its mappings between them."""
 
     def __init__(self, layout: BoxLayout, box: Box, clock: Clock) -> None:
-        self._layout = layout
+        self.layout = layout
         self._clock = clock
         self._box = box
         self._box_changed_ns = -1
@@ -177,15 +177,15 @@ class BoxReader:
 
     def senders(self, now_ms: int) -> IngestFigures:
         """Return what senders brought. Reads the ingests' files of senders, thousands of rows."""
-        return gather(self._layout, self._box, None, now_ms)
+        return gather(self.layout, self._box, None, now_ms)
 
     def _read_counters(self) -> dict[str, CounterSnapshot]:
-        names = list_counters(self._layout)
+        names = list_counters(self.layout)
         for gone in [name for name in self._counters if name not in names]:
             self._counters.pop(gone).close()
         snapshots = {}
         for name in names:
-            reader = self._counters.setdefault(name, CounterReader(self._layout, name))
+            reader = self._counters.setdefault(name, CounterReader(self.layout, name))
             snapshot = reader.read()
             if snapshot is not None:
                 snapshots[name] = snapshot
@@ -200,22 +200,22 @@ class BoxReader:
 
     def _look_at_box(self) -> None:
         """Follow disks that are added and removed."""
-        changed_ns = _stat(self._layout.box_file)[0]
+        changed_ns = _stat(self.layout.box_file)[0]
         if changed_ns and changed_ns != self._box_changed_ns:
             self._box_changed_ns = changed_ns
-            self._box = load_box(self._layout)
+            self._box = load_box(self.layout)
         names = {disk.name for disk in self._box.disks}
         for name in names - self._disks.keys():
-            self._disks[name] = DiskReader(self._layout, name, self._box.integer("log.disk.deadline.ms"))
+            self._disks[name] = DiskReader(self.layout, name, self._box.integer("log.disk.deadline.ms"))
         for name in self._disks.keys() - names:
             self._disks.pop(name).close()
 
     def _look_at_image(self) -> None:
-        identity = _stat(self._layout.image_file)
+        identity = _stat(self.layout.image_file)
         if identity == self._image_identity:
             return
         try:
-            self._image = read_image(self._layout.image_file) or MetadataImage.empty()
+            self._image = read_image(self.layout.image_file) or MetadataImage.empty()
         except ImageUnreadable:
             return  # keep the last image; processes that need it log the problem
         self._image_identity = identity

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
@@ -20,7 +20,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from appliance.base.errors import ErrorCode, MillraceError, ProtocolViolation, RequestRefused
+from appliance.base.layout import BoxLayout
 from services.console.access import Access
+from services.console.box_sample import BoxSample
 from services.console.kafka_workers import KafkaWorkers, WorkersBusy
 from services.console.parameters import Parameters, WrongParameter
 
@@ -28,6 +30,8 @@ RECORD_BODY_BYTES_MAX = 2 << 20
 """The body of a record to produce; others have `application.BODY_BYTES_MAX`."""
 PRODUCE_PATH = "/api/records/produce"
 GROUP_PATH = "/api/group"
+OF_DISKS = "box_documents.BoxDisks"
+"""Its methods also need the console's samples."""
 
 # Functions by name: their modules import the client library, which a console without such requests need not load.
 READS = {
@@ -35,6 +39,8 @@ READS = {
     "/api/records": "topic_documents.records_document",
     "/api/groups": "group_documents.groups_document",
     GROUP_PATH: "group_documents.group_document",
+    "/api/boxes": "box_documents.boxes_document",
+    "/api/disks": f"{OF_DISKS}.document",
 }
 CHANGES = {
     "/api/topic/create": "topic_documents.create",
@@ -44,6 +50,7 @@ CHANGES = {
     PRODUCE_PATH: "topic_documents.produce",
     "/api/group/reset": "group_documents.reset",
     "/api/group/delete": "group_documents.delete",
+    "/api/disk/drain": f"{OF_DISKS}.drain",
 }
 
 _NOT_FOUND = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.INVALID_PARTITIONS})
@@ -51,11 +58,23 @@ _CONFLICTS = frozenset({ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.NON_EMPTY_GROU
 _FORBIDDEN = frozenset(code for code in ErrorCode if code.name.endswith("AUTHORIZATION_FAILED"))
 
 
-def function_of(name: str) -> Callable[..., Any]:
-    """Return `module.function` of this package."""
-    module, _, function = name.partition(".")
-    found: Callable[..., Any] = getattr(import_module(f"services.console.{module}"), function)
-    return found
+class SampledBox(Protocol):
+    """What `BoxMonitor` has of the box."""
+
+    layout: BoxLayout
+
+    def last_sample(self) -> BoxSample: ...
+
+
+def function_of(name: str, box: SampledBox) -> Callable[..., Any]:
+    """Return `module.function` of this package; a method of `OF_DISKS` with an object of the box."""
+    module, _, path = name.partition(".")
+    found: Any = import_module(f"services.console.{module}")
+    for part in path.split("."):
+        found = getattr(found, part)
+        found = found(box.layout, box.last_sample) if isinstance(found, type) else found
+    function: Callable[..., Any] = found
+    return function
 
 
 POINT_MS = 10_000
@@ -86,8 +105,9 @@ class LagHistory:
 class KafkaRoutes:
     """The handlers. `headers` go with each answer."""
 
-    def __init__(self, workers: KafkaWorkers, access: Access, wall_ms: Callable[[], int], headers: dict[str, str]) -> None:
+    def __init__(self, workers: KafkaWorkers, access: Access, wall_ms: Callable[[], int], headers: dict[str, str], box: SampledBox) -> None:
         self._workers = workers
+        self._box = box
         self._access = access
         self._wall_ms = wall_ms
         self._headers = headers
@@ -123,7 +143,7 @@ class KafkaRoutes:
 
     async def _ask(self, name: str, given: Parameters) -> Response:
         try:
-            document = await self._workers.ask(lambda cluster: function_of(name)(cluster, given))
+            document = await self._workers.ask(lambda cluster: function_of(name, self._box)(cluster, given))
         except WrongParameter as problem:
             return self._answer(400, {"error": str(problem)})
         except RequestRefused as refused:

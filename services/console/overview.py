@@ -98,7 +98,8 @@ def _restarts(name: str, sample: BoxSample) -> int:
     return max(starts - 1, restarts, 0)
 
 
-def _disk(name: str, path: str, sample: BoxSample, between: Between) -> dict[str, Any]:
+def disk_document(name: str, path: str, sample: BoxSample) -> dict[str, Any]:
+    """Return a disk at the moment of a sample, without rates and latencies."""
     look: DiskSample = sample.disks[name]
     writer, controller = sample.counters.get(f"log-writer@{name}"), sample.counters.get("controller")
     values = writer.values if writer is not None else {}
@@ -112,11 +113,16 @@ def _disk(name: str, path: str, sample: BoxSample, between: Between) -> dict[str
         "free_bytes": values.get("disk.free_bytes"),
         "size_bytes": values.get("disk.total_bytes"),
         "partitions": len(look.partitions),
-        "written_bytes_per_s": between.disk_rate(name),
         "recovery_done_bytes": look.recovery_done_bytes,
         "recovery_bytes": look.recovery_total_bytes,
-        **{f"{what}_{percentile}": value for what, label in DISK_TIMED.items() for percentile, value in between.disk_latency(name, label)._asdict().items()},
     }
+
+
+def _disk(name: str, path: str, sample: BoxSample, between: Between) -> dict[str, Any]:
+    latencies = {
+        f"{what}_{percentile}": value for what, label in DISK_TIMED.items() for percentile, value in between.disk_latency(name, label)._asdict().items()
+    }
+    return disk_document(name, path, sample) | {"written_bytes_per_s": between.disk_rate(name)} | latencies
 
 
 def _topics(between: Between) -> list[dict[str, Any]]:

@@ -34,6 +34,7 @@ class BoxMonitor:
 
     def __init__(self, reader: BoxReader, clock: Clock, version: str, on_alarm: Callable[[AlarmEvent], None]) -> None:
         self._reader = reader
+        self.layout = reader.layout
         self._clock = clock
         self._version = version
         self._on_alarm = on_alarm

@@ -251,3 +251,24 @@ def test_a_group_is_shown_and_reset_when_its_members_have_gone(page: ConsolePage
     page.open("/groups?group=no-such-group")
     page.wait("#trouble", "there is no such group")
     assert [each for each in complaints(page.driver) if not {"404", "409"} & set(each["message"].split())] == [] and page.is_quiet()
+
+
+def test_disks_are_shown_with_what_lies_on_them_and_one_is_drained_and_taken_back(page: ConsolePage, shared_box: RunningBox, admin: AdminClient) -> None:
+    topic = "on-disks"
+    admin.create_topics([NewTopic(topic, 4)])[topic].result(20)
+    page.open("/disks")
+    page.wait("#disks-note", "2 online")
+    page.wait("#boxes", f"1controller{shared_box.bootstrap}")
+    assert "0 B free" not in page.text("#boxes") and "None under way" in page.text("#reassignments")
+    page.press("Partitions of d1")
+    page.wait("#partitions", f"{topic}1leader")
+    page.press("Drain: d1")
+    page.press("Preview", "dialog")
+    page.wait("dialog .preview", f"{topic}-1")
+    page.press("Drain", "dialog")
+    page.wait("#disks tbody tr:nth-child(2)", "draining")
+    eventually(lambda: not page.run("return document.querySelector('#partitions').textContent.includes(arguments[0])", topic), "its partitions have moved")
+    page.press("Take it back: d1")
+    page.press("Use it again", "dialog")
+    eventually(lambda: "draining" not in page.text("#disks"), "it takes new partitions again")
+    assert page.is_quiet()

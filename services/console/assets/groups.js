@@ -1,7 +1,7 @@
 // The consumer groups: a list, or one of them (?group=…). Text from the box is put in as text, never as HTML.
 "use strict";
 const EVERY_MS = 4000;
-const HOUR_MS = 3600000;
+const MINUTES_MS = 300000;
 const STATES = { stable: "good", empty: "", dead: "bad" };
 const chosen = parameter("group");
 let one = null;
@@ -54,7 +54,8 @@ function showPartitions() {
 
 function drawLag() {
   const points = one.history, now = points.length ? points[points.length - 1][0] : Date.now(), most = Math.max(...points.map(([, lag]) => lag), 1);
-  $("lag-line").setAttribute("points", points.map(([at, lag]) => `${600 * (1 - (now - at) / HOUR_MS)},${86 - 80 * lag / most}`).join(" "));
+  const span = Math.max(now - (points[0]?.[0] ?? now), MINUTES_MS);
+  $("lag-line").setAttribute("points", points.map(([at, lag]) => `${600 * (1 - (now - at) / span)},${86 - 80 * lag / most}`).join(" "));
   const highest = Math.max(...points.map(([, lag]) => lag), 0);
   $("lag").setAttribute("aria-label", points.length ? `between ${wholeText(Math.min(...points.map(([, lag]) => lag)))} and ${wholeText(highest)} records behind` : "nothing measured yet");
   $("lag-note").textContent = points.length

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -65,7 +66,7 @@ def ask(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    watch: Any = None
+    watch: Any = SimpleNamespace(layout=None, last_sample=None)
     application = make_application(watch, frozenset({"localhost"}), access, [].append, workers=workers)
     asyncio.run(application(scope, receive, send))
     answer = b"".join(message.get("body", b"") for message in sent[1:])
@@ -172,7 +173,8 @@ def test_a_refusal_of_the_cluster_has_a_status_and_words(raised: BaseException, 
 
 
 def test_every_route_has_its_function() -> None:
-    assert all(callable(function_of(name)) for name in (*READS.values(), *CHANGES.values()))
+    box: Any = SimpleNamespace(layout=None, last_sample=None)
+    assert all(callable(function_of(name, box)) for name in (*READS.values(), *CHANGES.values()))
 
 
 def test_lag_is_kept_for_an_hour_in_points_of_ten_seconds_and_of_the_groups_that_were_read_last() -> None:
