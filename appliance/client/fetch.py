@@ -150,7 +150,7 @@ class TopicTail:
     def _send_fetch(self, leader: BrokerId, long_poll: _LongPoll) -> None:
         asked = {partition: self._next_offsets[partition] for partition, its_leader in sorted(self._leaders.items()) if its_leader == leader}
         wanted = tuple(PartitionToFetch(partition, fetch_offset=offset, max_bytes=PARTITION_FETCH_BYTES_MAX) for partition, offset in asked.items())
-        request = ClientFetchRequest(max_wait_ms=self._fetch_wait_ms_max, max_bytes=FETCH_BYTES_MAX, topics=(TopicToFetch(self.topic, wanted),))
+        request = ClientFetchRequest(max_wait_ms=self._fetch_wait_ms_max, max_bytes=FETCH_BYTES_MAX, topics=(TopicToFetch(self.topic, partitions=wanted),))
         long_poll.connection.send(FETCH, request)
         long_poll.asked = asked
         long_poll.sent_ms = self._cluster.clock.monotonic_ms()

@@ -118,13 +118,17 @@ class PartitionToFetch(NamedTuple):
 
 
 class TopicToFetch(NamedTuple):
-    topic: Annotated[str, Field(STRING)]
-    partitions: Annotated[tuple[PartitionToFetch, ...], Field(ArrayOf(PartitionToFetch))]
+    """A topic by its name, from version 13 on by its id."""
+
+    topic: Annotated[str, Field(STRING, until=12)] = ""
+    topic_id: Annotated[TopicId, Field(UUID, since=13)] = NO_TOPIC_ID
+    partitions: Annotated[tuple[PartitionToFetch, ...], Field(ArrayOf(PartitionToFetch))] = ()
 
 
 class TopicToForget(NamedTuple):
-    topic: Annotated[str, Field(STRING)]
-    partitions: Annotated[tuple[int, ...], Field(ArrayOf(INT32))]
+    topic: Annotated[str, Field(STRING, until=12)] = ""
+    topic_id: Annotated[TopicId, Field(UUID, since=13)] = NO_TOPIC_ID
+    partitions: Annotated[tuple[int, ...], Field(ArrayOf(INT32))] = ()
 
 
 class ClientFetchRequest(NamedTuple):
@@ -157,8 +161,9 @@ class PartitionOfFetch(NamedTuple):
 
 
 class TopicOfFetch(NamedTuple):
-    topic: Annotated[str, Field(STRING)]
-    partitions: Annotated[tuple[PartitionOfFetch, ...], Field(ArrayOf(PartitionOfFetch))]
+    topic: Annotated[str, Field(STRING, until=12)] = ""
+    topic_id: Annotated[TopicId, Field(UUID, since=13)] = NO_TOPIC_ID
+    partitions: Annotated[tuple[PartitionOfFetch, ...], Field(ArrayOf(PartitionOfFetch))] = ()
 
 
 class ClientFetchResponse(NamedTuple):
@@ -210,7 +215,8 @@ class ClientMetadataResponse(NamedTuple):
 
 PRODUCE = ClientApi(Message(ApiKey.PRODUCE, "Produce request", ClientProduceRequest), Message(ApiKey.PRODUCE, "Produce response", ClientProduceResponse), 3, 9)
 FETCH = ClientApi(Message(ApiKey.FETCH, "Fetch request", ClientFetchRequest), Message(ApiKey.FETCH, "Fetch response", ClientFetchResponse), 4, 12)
-"""From version 13 on topics have ids instead of names."""
+FETCH_BY_ID = FETCH._replace(version_min=13, version_max=13)
+"""Topics have ids instead of names, so a topic that was created anew is never taken for the former one (KIP-516)."""
 LIST_OFFSETS = ClientApi(offset_apis.LIST_OFFSETS_REQUEST, offset_apis.LIST_OFFSETS_RESPONSE, 1, 7)
 METADATA = ClientApi(metadata.REQUEST, Message(ApiKey.METADATA, "Metadata response", ClientMetadataResponse), 1, 12)
 OFFSET_COMMIT = ClientApi(group_offset_apis.OFFSET_COMMIT_REQUEST, group_offset_apis.OFFSET_COMMIT_RESPONSE, 2, 8)

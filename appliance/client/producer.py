@@ -62,6 +62,8 @@ class BatchProducer:
         self.acknowledged = 0
         """Records that the brokers have confirmed (with acks=0: handed to the connection)."""
         self.retries = 0
+        self.failed: TopicPartition | None = None
+        """The partition whose batch made `append`, `poll` or `flush` raise."""
         self.connections: dict[BrokerId, ClientConnection] = {}
         self._transactional_id = transactional_id
         self._acks = acks
@@ -216,8 +218,12 @@ class BatchProducer:
         now_ms = self.cluster.clock.monotonic_ms()
         self._metadata_is_stale = True
         self.retries += len(producers)
-        firsts = [producer.on_failure(error, now_ms, self._delivery_timeout_ms) for producer in producers]
-        if any(firsts):
+        is_first = False
+        for producer in producers:
+            self.failed = producer.partition
+            is_first |= producer.on_failure(error, now_ms, self._delivery_timeout_ms)
+        self.failed = None
+        if is_first:
             self.on_notice(f"{error}; retrying")
 
 

@@ -133,7 +133,7 @@ class FetchedBatches:
             max_wait_ms=self._access.fetch_wait_ms,
             max_bytes=size_bytes,
             isolation_level=READ_COMMITTED if self._access.read_committed else READ_UNCOMMITTED,
-            topics=(TopicToFetch(self._wanted.topic, (partition,)),),
+            topics=(TopicToFetch(self._wanted.topic, partitions=(partition,)),),
         )
         connection.send(FETCH, request)
         return offset

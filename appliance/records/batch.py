@@ -240,7 +240,7 @@ def as_produced(buffer: bytearray | memoryview) -> None:
     (batch_length,) = _LENGTH.unpack_from(buffer, BATCH_LENGTH_AT)
     _OFFSET_LENGTH_EPOCH.pack_into(buffer, 0, 0, batch_length, -1)
     (attributes,) = _ATTRIBUTES.unpack_from(buffer, ATTRIBUTES_AT)
-    _ATTRIBUTES.pack_into(buffer, ATTRIBUTES_AT, attributes & ~LOG_APPEND_TIME_FLAG)
+    _ATTRIBUTES.pack_into(buffer, ATTRIBUTES_AT, attributes & ~(LOG_APPEND_TIME_FLAG | DELETE_HORIZON_FLAG))
 
 
 _OFFSET_AND_LENGTH = Struct(">qi")

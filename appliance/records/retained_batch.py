@@ -1,6 +1,6 @@
-"""Remove records from a stored batch: how a compacted log is rewritten.
+"""Remove records from a stored batch: how a compacted log is rewritten, or copied (`produced_batch`).
 
-Pure functions over bytes, used by the cleaning run. Records that stay are copied unchanged: offset
+Pure functions over bytes, used by the cleaning run and by mirrors. Records that stay are copied unchanged: offset
 deltas are relative to the base offset, which never changes. Base offset, last offset delta,
 producer id, epoch and sequence are kept, so offsets and sequences keep their meaning. Setting the
 delete horizon moves the base timestamp and rewrites the deltas, so that absolute timestamps stay
@@ -100,6 +100,34 @@ def _with_timestamp_delta(body: bytes, record: RecordSlice, timestamp_delta: int
     _, position = decode_varint(body, record.start)
     _, behind = decode_varint(body, position + 1)
     content = body[position : position + 1] + encode_varint(timestamp_delta) + body[behind : record.end]
+    return encode_varint(len(content)) + content
+
+
+def produced_batch(header: BatchHeader, body: bytes, kept: Sequence[RecordSlice]) -> bytes:
+    """Return the records `kept` (at least one) as a producer may send them: numbered from 0, without
+    producer, in the same codec, with the timestamps that readers of the stored batch see.
+    """
+    base_timestamp = header.max_timestamp if header.uses_log_append_time else header.base_timestamp
+    deltas = [0 if header.uses_log_append_time else each.timestamp_delta for each in kept]
+    records = b"".join([_renumbered(body, each, deltas[number], number) for number, each in enumerate(kept)])
+    if header.codec is not Codec.NONE:
+        records = compress(header.codec, records)
+    sent = header._replace(
+        base_offset=FIRST_OFFSET,
+        partition_leader_epoch=NO_LEADER_EPOCH,
+        last_offset_delta=len(kept) - 1,
+        producer_id=NO_PRODUCER_ID,
+        producer_epoch=-1,
+        base_sequence=-1,
+    )
+    return _assemble(sent, header.attributes & CODEC_MASK, base_timestamp, base_timestamp + max(deltas), len(kept), records)
+
+
+def _renumbered(body: bytes, record: RecordSlice, timestamp_delta: int, offset_delta: int) -> bytes:
+    _, position = decode_varint(body, record.start)
+    _, behind = decode_varint(body, position + 1)
+    _, behind = decode_varint(body, behind)
+    content = body[position : position + 1] + encode_varint(timestamp_delta) + encode_varint(offset_delta) + body[behind : record.end]
     return encode_varint(len(content)) + content
 
 

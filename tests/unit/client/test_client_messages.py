@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from appliance.base.errors import ProtocolViolation
+from appliance.base.model import TopicId
 from appliance.client import messages
-from appliance.client.messages import ClientApi, ClientFetchRequest, decode_response, encode_request
+from appliance.client.messages import ClientApi, ClientFetchRequest, PartitionToFetch, TopicToFetch, decode_response, encode_request
 from appliance.protocol.transaction_apis import InitProducerIdRequest
 from lab import kio_adapter
 from tests.unit.client.fake_kafka_broker import encode_response, snake_case
@@ -17,16 +18,20 @@ APIS = [api for api in vars(messages).values() if isinstance(api, ClientApi)]
 
 
 @pytest.mark.parametrize(
-    ("api", "version"), [(api, version) for api in (messages.FETCH, messages.INIT_PRODUCER_ID) for version in range(api.version_min, api.version_max + 1)]
+    ("api", "version"),
+    [(api, version) for api in (messages.FETCH, messages.FETCH_BY_ID, messages.INIT_PRODUCER_ID) for version in range(api.version_min, api.version_max + 1)],
 )
 def test_a_request_frame_is_read_by_kio_with_its_header(api: ClientApi[Any, Any], version: int) -> None:
-    body = ClientFetchRequest(max_wait_ms=500) if api is messages.FETCH else InitProducerIdRequest("numbers")
+    wanted = TopicToFetch("numbers", TopicId(b"0123456789abcdef"), (PartitionToFetch(3, fetch_offset=70),))
+    body = InitProducerIdRequest("numbers") if api is messages.INIT_PRODUCER_ID else ClientFetchRequest(max_wait_ms=500, topics=(wanted,))
     frame = encode_request(api, version, 7, "me", body)
     size, key, sent_version, correlation_id, client_length = struct.unpack_from(">ihhih", frame)
     assert (size, key, sent_version, correlation_id, client_length) == (len(frame) - 4, api.key, version, 7, 2)
     position = 14 + client_length + (1 if api.is_flexible(version) else 0)
     request = kio_adapter.decode_request(api.key, version, frame[position:])
     assert kio_adapter.encode(request) == frame[position:]
+    if api is messages.FETCH_BY_ID:
+        assert (request.topics[0].topic_id.bytes, request.topics[0].partitions[0].fetch_offset) == (b"0123456789abcdef", 70)
 
 
 @pytest.mark.parametrize("api", APIS, ids=lambda api: snake_case(api.name))
