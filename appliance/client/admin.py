@@ -135,6 +135,24 @@ def topic_configs(cluster: ClusterClient, name: str, documented: bool = False) -
     return describe_configs(cluster, min(brokers), ResourceToDescribe(ResourceType.TOPIC, name), doing, documented)
 
 
+DESCRIBED_MAX = 200
+"""Topics in one request of `settings_of_topics`."""
+
+
+def settings_of_topics(cluster: ClusterClient, names: Iterable[str]) -> dict[str, TopicSettings]:
+    """Return the settings of many topics; topics that are refused are left out."""
+    found: dict[str, TopicSettings] = {}
+    wanted = sorted(names)
+    brokers = cluster.metadata([]).brokers
+    for start in range(0, len(wanted), DESCRIBED_MAX):
+        request = DescribeConfigsRequest(tuple(ResourceToDescribe(ResourceType.TOPIC, name) for name in wanted[start : start + DESCRIBED_MAX]))
+        for result in cluster.ask_broker(min(brokers, default=NO_LEADER), DESCRIBE_CONFIGS, request).results:
+            if result.error_code == ErrorCode.NONE:
+                own = {config.name: config.value or "" for config in result.configs if config.config_source == ConfigSource.TOPIC}
+                found[result.resource_name] = TopicSettings(frozenset(config.name for config in result.configs), own)
+    return found
+
+
 def describe_configs(cluster: ClusterClient, broker_id: BrokerId, resource: ResourceToDescribe, doing: str, documented: bool = False) -> list[DescribedConfig]:
     request = DescribeConfigsRequest((resource,), include_documentation=documented)
     body = cluster.ask_broker(broker_id, DESCRIBE_CONFIGS, request)

@@ -1,0 +1,380 @@
+"""The work of one mirror: rounds that copy what the sources' fetches brought, each in one transaction on the target.
+
+A round has the records, and behind them the positions that follow in each source, as offsets of one group per
+source. So a mirror that is killed anywhere goes on at the positions in the target, and every record is there
+once, in the order of its partition (docs/mirroring.md, "Failures"). Nothing is kept outside of the target.
+
+Owned by one thread; `step` is one turn. After any failure of the target the transaction is given up, the
+producer begins anew, which fences a former mirror of this name, and positions are read again. Weak spot: the
+target blocks the turn for at most DELIVERY_TIMEOUT_MS, while the sources' answers wait in their sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from appliance.base.clock import Clock
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.model import NO_LEADER, Offset, TopicPartition
+from appliance.client.admin import settings_of_topics
+from appliance.client.cluster import ClusterClient, ClusterMetadata, Sleep, TopicMetadata
+from appliance.client.connection import await_readable
+from appliance.client.errors import ClientFailed
+from appliance.client.groups import CommittedOffset
+from appliance.client.transaction import TransactionalProducer
+from services.mirror.batch_copy import CopiedBatch
+from services.mirror.group_offsets import translate_groups
+from services.mirror.mirror_file import ClusterOptions, MirrorOptions
+from services.mirror.source import COPYING, GONE, RETRYING, STOPPED, MirroredPartition, MirrorSource, RetryPause
+from services.mirror.target_topics import prepare_topics, read_origins, read_positions
+from services.mirror.topic_rules import RECREATED, CopiedTopic, LeftOut, Resumption, is_selected, plan_topics, write_note
+
+ROUND_BYTES: Final = 4 * 1024 * 1024
+"""A round begins before its time when so much is fetched."""
+WAITING_BYTES_MAX: Final = 16 * 1024 * 1024
+DELIVERY_TIMEOUT_MS: Final = 8_000
+TRANSACTION_TIMEOUT_MS: Final = 60_000
+LONGEST_PAUSE_MS: Final = 30_000
+DELETED: Final = "the topic is deleted in the source"
+POSITIONS_AGE_MS_MAX: Final = 3_600_000
+"""Positions are committed again after this time, so that the target does not delete them (offsets.retention.minutes)."""
+WAIT_MS_MAX: Final = 500
+SOURCE_CONNECT_MS: Final = 2_000
+
+MISSING_TOPIC: Final = frozenset((ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID))
+REFUSED_JOINS: Final = MISSING_TOPIC | {ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+OF_THE_PRODUCER: Final = frozenset(
+    (
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    )
+)
+"""Answers to a produce that say nothing about its partition."""
+
+
+class _Share(NamedTuple):
+    """What a round takes of one partition; `next_offset` is the position behind it."""
+
+    source: MirrorSource
+    partition: MirroredPartition
+    batches: list[CopiedBatch]
+    next_offset: Offset
+
+
+class Mirror:
+    """`step` until the end, then `close`."""
+
+    def __init__(self, options: MirrorOptions, clock: Clock, notice: Callable[[str], None], sleep: Sleep) -> None:
+        """`notice` gets sentences for the log. `sleep` may raise to end the mirror; so may `notice`."""
+        self.options = options
+        self.clock = clock
+        self.target = _client(options.target, clock, sleep, 5_000)
+        self.sources = [MirrorSource(each, _client(each.cluster, clock, sleep, SOURCE_CONNECT_MS), options.group_of(each)) for each in options.sources]
+        self.rounds = self.failed_rounds = 0
+        self.problem = ""
+        """of the target"""
+        self.pause = RetryPause(LONGEST_PAUSE_MS)
+        self._notice = notice
+        self._producer = TransactionalProducer(
+            self.target,
+            options.transactional_id,
+            timeout_ms=TRANSACTION_TIMEOUT_MS,
+            delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
+            waiting_bytes_max=WAITING_BYTES_MAX,
+        )
+        self._is_begun = False
+        self._blamed: MirroredPartition | None = None
+        self._target_cluster_id: str | None = None
+        self._said: set[tuple[str, str, str]] = set()
+        self._last_round_ms = 0
+        now_ms = clock.monotonic_ms()
+        self._topics_due_ms = {source.name: now_ms for source in self.sources}
+        self._groups_due_ms = now_ms + options.groups_ms
+        self._positions_due_ms = now_ms + POSITIONS_AGE_MS_MAX
+
+    def close(self) -> None:
+        """Drop all connections; an open transaction is aborted by the next mirror of this name, or by its time-out."""
+        self._producer.close()
+        for source in self.sources:
+            source.close()
+        self.target.close()
+
+    def step(self) -> None:
+        """One turn: at most half a second if nothing is to be done."""
+        now_ms = self.clock.monotonic_ms()
+        if now_ms < self.pause.until_ms:
+            self.target.sleep(min(self.pause.until_ms - now_ms, WAIT_MS_MAX) / 1000)
+            return
+        try:
+            if not self._is_begun:
+                self._begin()
+            for source in self.sources:
+                self._maybe_refresh(source)
+            self._commit_first_positions()
+            self._copy()
+            self._maybe_translate()
+        except (ClientFailed, RequestRefused) as error:
+            self._on_target_failed(error)
+        for source in self.sources:
+            self._take_notices(source)
+
+    # --- the target
+
+    def _begin(self) -> None:
+        self._producer.begin()
+        for source in self.sources:
+            source.positions = read_positions(self.target, source.group_id)
+            for partition in source.partitions.values():
+                source.resume(partition)
+        self._target_cluster_id = self.target.metadata([]).cluster_id
+        self._is_begun = True
+        if self.problem:
+            self._notice("target: writing again")
+        self.problem = ""
+
+    def _on_target_failed(self, error: Exception, refused: MirroredPartition | None = None) -> None:
+        """Give the transaction up. `refused`: the one partition to blame, which pauses; otherwise the target does."""
+        now_ms = self.clock.monotonic_ms()
+        self._is_begun = False
+        text = error.message if isinstance(error, RequestRefused) else str(error)
+        if refused is not None:
+            if text != refused.problem:
+                self._notice(f"{refused.target} of the target: {text}; retrying")
+            refused.is_refused = True
+            refused.refusals += 1
+            refused.fail(text, now_ms)
+            return
+        if text != self.problem:
+            self._notice(f"target: {text}; retrying")
+        self.problem = text
+        self.pause.begin(now_ms)
+
+    # --- topics
+
+    def _maybe_refresh(self, source: MirrorSource) -> None:
+        """Look at the source's topics, if it is time for it; failures of the source concern the source only."""
+        now_ms = self.clock.monotonic_ms()
+        if now_ms < source.pause.until_ms or (now_ms < self._topics_due_ms[source.name] and not source.is_stale):
+            return
+        try:
+            found = source.cluster.metadata()
+            source.origins = read_origins(source.cluster)
+            selected = self._selected(source, found)
+            settings = settings_of_topics(source.cluster, selected) if self.options.copies_settings else {}
+        except (ClientFailed, RequestRefused) as error:
+            source.fail(error)
+            return
+        source.cluster_id = found.cluster_id
+        if found.cluster_id is not None and found.cluster_id == self._target_cluster_id and not source.options.prefix:
+            source.fail(RequestRefused(ErrorCode.INVALID_TOPIC_EXCEPTION, "it is the target itself; give it a prefix"))
+            return
+        source.is_stale = False
+        self._topics_due_ms[source.name] = now_ms + self.options.topics_ms
+        copied, left_out = plan_topics(selected, source.options.prefix, self._target_cluster_id, source.origins)
+        changes = prepare_topics(self.target, self.options, settings, found, copied)
+        for text in changes.notices:
+            self._notice(text)
+        self._set_left_out(source, left_out + changes.refused)
+        for topic in changes.usable:
+            self._add_partitions(source, topic, found.topics[topic.source])
+        self._mark_gone(source, {topic.source for topic in copied}, set(found.topics))
+        try:
+            source.find_starts([each for each in source.partitions.values() if each.next_offset < 0 and each.leader != NO_LEADER and each.state != STOPPED])
+        except (ClientFailed, RequestRefused) as error:
+            source.fail(error)
+
+    def _selected(self, source: MirrorSource, found: ClusterMetadata) -> list[str]:
+        options = source.options
+        return [name for name, topic in found.topics.items() if not topic.is_internal and is_selected(name, options.topics, options.exclude)]
+
+    def _add_partitions(self, source: MirrorSource, topic: CopiedTopic, found: TopicMetadata) -> None:
+        for each in found.partitions:
+            name = TopicPartition(topic.source, each.partition)
+            partition = source.partitions.get(name)
+            if partition is None:
+                partition = source.partitions[name] = MirroredPartition(name, TopicPartition(topic.target, each.partition), found.topic_id)
+                source.resume(partition)
+            elif partition.topic_id != found.topic_id:
+                partition.topic_id = found.topic_id
+                source.on_change(partition, Resumption(0, RECREATED))
+            elif partition.state == GONE:
+                partition.succeed()
+            partition.leader = each.leader
+
+    def _mark_gone(self, source: MirrorSource, copied: set[str], existing: set[str]) -> None:
+        for name, partition in list(source.partitions.items()):
+            if name.topic in copied:
+                continue
+            if name.topic in existing:  # not selected any more, or found to be a loop
+                del source.partitions[name]
+            elif partition.state != GONE:
+                self._notice(f"{name} of source {source.name}: {DELETED}")
+                partition.state, partition.problem, partition.leader = GONE, DELETED, NO_LEADER
+                partition.source_changes += 1
+
+    def _set_left_out(self, source: MirrorSource, left_out: list[LeftOut]) -> None:
+        source.left_out = left_out
+        said = {(source.name, *each) for each in left_out}
+        for each in sorted(said - self._said):
+            self._notice(f"topic {each[1]!r} of source {source.name} is not copied: {each[2]}")
+        self._said = said | {each for each in self._said if each[0] != source.name}
+
+    def _commit_first_positions(self) -> None:
+        """Before anything is copied from a partition its position says so, for mirrors that would copy it back."""
+        new = [(source, each) for source in self.sources for each in source.partitions.values() if each.needs_commit and each.state in (COPYING, RETRYING)]
+        if not new:
+            return
+        self._commit_positions([_Share(source, each, [], each.next_offset) for source, each in new])
+        for source in {source for source, _ in new}:
+            try:
+                source.origins = read_origins(source.cluster)
+            except (ClientFailed, RequestRefused) as error:
+                source.fail(error)
+            else:
+                loops = {name for name, origins in source.origins.items() if (self._target_cluster_id or "") in origins}
+                source.is_stale |= any(each.source.topic in loops for each in source.partitions.values())
+        for _, each in new:
+            each.needs_commit = False
+            each.committed = each.next_offset
+
+    # --- rounds
+
+    def _copy(self) -> None:
+        for source in self.sources:
+            source.send_fetches()
+        self._receive()
+        shares = [_Share(source, each, each.batches, each.next_offset) for source in self.sources for each in source.partitions.values() if each.batches]
+        now_ms = self.clock.monotonic_ms()
+        size_bytes = sum(len(batch.encoded) for share in shares for batch in share.batches)
+        if shares and (size_bytes >= ROUND_BYTES or now_ms - self._last_round_ms >= self.options.round_ms):
+            self._last_round_ms = now_ms
+            self._run_round(shares)
+        elif now_ms >= self._positions_due_ms:
+            self._positions_due_ms = now_ms + POSITIONS_AGE_MS_MAX
+            partitions = [(source, each) for source in self.sources for each in source.partitions.values() if each.committed >= 0 and not each.batches]
+            self._commit_positions([_Share(source, each, [], Offset(each.position)) for source, each in partitions])
+
+    def _receive(self) -> None:
+        waiting = {connection: (source, leader) for source in self.sources for connection, leader in source.waiting().items()}
+        now_ms = self.clock.monotonic_ms()
+        has_batches = any(each.batches for source in self.sources for each in source.partitions.values())
+        wait_ms = min(WAIT_MS_MAX, max(0, self._last_round_ms + self.options.round_ms - now_ms)) if has_batches else WAIT_MS_MAX
+        if not waiting:
+            self.target.sleep(min(wait_ms, 100) / 1000)
+        for connection in await_readable(waiting, wait_ms) if waiting else ():
+            source, leader = waiting[connection]
+            if leader in source.long_polls:
+                source.receive(leader)
+        for source in self.sources:
+            source.drop_silent()
+
+    def _run_round(self, shares: list[_Share]) -> None:
+        stored: dict[TopicPartition, list[int]] = {}
+        for share in shares:
+            share.partition.batches, share.partition.in_round = [], True
+        for source in self.sources:
+            source.send_fetches()  # the brokers read while the target writes
+        self._blamed = None
+        try:
+            self._join(shares)
+            sender = self._producer.sender
+            sender.on_stored = lambda partition, base_offset, batch: stored.setdefault(partition, []).append(base_offset)
+            for share in shares:
+                for batch in share.batches:
+                    self._producer.append(share.partition.target, bytes(batch.encoded))
+            self._producer.flush()
+            self._commit_positions(shares, stored)
+        except (ClientFailed, RequestRefused) as error:
+            self.failed_rounds += 1
+            failed = self._producer.sender.failed
+            if failed is not None and isinstance(error, RequestRefused) and error.code not in OF_THE_PRODUCER:
+                self._blamed = next((share.partition for share in shares if share.partition.target == failed), None)
+            if isinstance(error, RequestRefused) and error.code in MISSING_TOPIC:
+                for source in self.sources:
+                    source.is_stale = True
+            self._on_target_failed(error, self._blamed)
+            return
+        for share in shares:
+            self._on_copied(share, stored.get(share.partition.target, []))
+
+    def _join(self, shares: list[_Share]) -> None:
+        """Let the transaction go over the partitions. If that is refused, find the one to blame, and raise."""
+        try:
+            self._producer.join(share.partition.target for share in shares)
+        except RequestRefused as error:
+            if error.code not in REFUSED_JOINS:
+                raise
+            for share in shares:
+                self._blamed = share.partition
+                self._producer.join([share.partition.target])
+            self._blamed = None
+            raise
+
+    def _on_copied(self, share: _Share, base_offsets: list[int]) -> None:
+        partition = share.partition
+        partition.in_round = False
+        partition.committed = share.next_offset
+        if partition.is_refused:
+            partition.succeed()
+            self._notice(f"{partition.target} of the target: writing again")
+        for batch, base_offset in zip(share.batches, base_offsets, strict=False):
+            partition.records += batch.records_count
+            partition.bytes += len(batch.encoded)
+            partition.rebuilt_batches += batch.is_rebuilt
+            if base_offset >= 0:
+                partition.runs.add(batch.source_offset, base_offset, batch.records_count if batch.is_dense else 1)
+        if partition.target_end >= 0:
+            partition.runs.add(share.next_offset, partition.target_end, 0)
+
+    def _commit_positions(self, shares: list[_Share], stored: dict[TopicPartition, list[int]] | None = None) -> None:
+        """Commit the transaction with the positions behind the shares."""
+        for share in shares:
+            offsets = (stored or {}).get(share.partition.target)
+            if offsets:
+                share.partition.target_end = offsets[-1] + share.batches[-1].records_count if offsets[-1] >= 0 else -1
+        for source in dict.fromkeys(share.source for share in shares):
+            positions = {
+                share.partition.target: CommittedOffset(share.next_offset, write_note(source.note_of(share.partition)))
+                for share in shares
+                if share.source is source
+            }
+            self._producer.commit_offsets(source.group_id, positions)
+        self._producer.commit()
+        self.pause.end()
+        self.rounds += 1
+
+    # --- groups, notices
+
+    def _maybe_translate(self) -> None:
+        now_ms = self.clock.monotonic_ms()
+        if now_ms < self._groups_due_ms:
+            return
+        self._groups_due_ms = now_ms + self.options.groups_ms
+        for source in self.sources:
+            if source.options.groups and not source.problem:
+                translate_groups(source, self.target)
+
+    def _take_notices(self, source: MirrorSource) -> None:
+        for text in source.notices:
+            self._notice(text)
+        source.notices.clear()
+
+
+def _client(options: ClusterOptions, clock: Clock, sleep: Sleep, connect_timeout_ms: int) -> ClusterClient:
+    return ClusterClient(
+        options.bootstrap,
+        client_id="millrace-mirror",
+        clock=clock,
+        sleep=sleep,
+        connect_timeout_ms=connect_timeout_ms,
+        request_timeout_ms=15_000,
+        retry_ms=5_000,
+        security=options.security,
+    )
