@@ -36,6 +36,7 @@ def build_app() -> typer.Typer:
         ingest,
         load,
         log_dump,
+        mirror,
         run,
         search,
         send,
@@ -68,6 +69,7 @@ def build_app() -> typer.Typer:
     app.add_typer(group.build_app(markup), name="group")
     app.add_typer(acl.build_app(markup), name="acl")
     app.add_typer(user.build_app(markup), name="user")
+    app.add_typer(mirror.build_app(markup), name="mirror")
     app.add_typer(transaction.build_app(markup), name="transaction")
     app.add_typer(disk.build_app(markup), name="disk")
     app.add_typer(ingest.build_app(markup), name="ingest")
