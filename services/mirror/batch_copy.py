@@ -10,7 +10,7 @@ Weak spot: formats 0 and 1, which brokers before Kafka 3.0 may still store, are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from appliance.base.errors import ProtocolViolation
@@ -115,6 +115,10 @@ def _copy(header: BatchHeader, batch: bytes, next_offset: Offset) -> CopiedBatch
 
 
 RUNS_MAX = 256
+SAMPLES_MAX = 10
+
+Run = tuple[int, int, int]
+"""First offset in the source, first offset in the target, records."""
 
 
 class OffsetRuns:
@@ -125,21 +129,35 @@ class OffsetRuns:
 
     __slots__ = ("_runs",)
 
-    def __init__(self, runs: Sequence[tuple[int, int, int]] = ()) -> None:
+    def __init__(self, runs: Iterable[Run] = ()) -> None:
         self._runs = list(runs)
-        """(first offset in the source, first offset in the target, records), ascending"""
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs)
 
     def add(self, source_offset: int, target_offset: int, records: int) -> None:
         """Note that `records` records from `source_offset` on are at `target_offset` in the target."""
         if self._runs:
             first, there, count = self._runs[-1]
-            if (source_offset, target_offset) == (first + count, there + count):
+            if source_offset < first + count or target_offset < there + count:
+                self._runs.clear()  # one of the topics is another one
+            elif (source_offset, target_offset) == (first + count, there + count):
                 self._runs[-1] = (first, there, count + records)
                 return
+            elif not count and first == source_offset:
+                self._runs.pop()  # a marker of a transaction is between
         self._runs.append((source_offset, target_offset, records))
         if len(self._runs) > RUNS_MAX:
             half = RUNS_MAX // 2
             self._runs[:half] = self._runs[:half:2]
+
+    def sample(self) -> tuple[Run, ...]:
+        """Return at most SAMPLES_MAX runs: the newest, ever fewer of the older ones, and the oldest."""
+        chosen, back = {0, len(self._runs) - 1}, 1
+        while len(chosen) < SAMPLES_MAX and back < len(self._runs):
+            chosen.add(len(self._runs) - 1 - back)
+            back *= 2
+        return tuple(self._runs[number] for number in sorted(chosen)) if self._runs else ()
 
     def translate(self, committed: int) -> int | None:
         """Return the target offset from which a reader misses nothing if it has read the source up to `committed`; None if that is not known.
@@ -152,9 +170,3 @@ class OffsetRuns:
                 break
             found = there + min(committed - first, count)
         return found
-
-    def clear(self) -> None:
-        self._runs.clear()
-
-    def __len__(self) -> int:
-        return len(self._runs)

@@ -23,7 +23,7 @@ from appliance.client.connection import await_readable
 from appliance.client.errors import ClientFailed
 from appliance.client.groups import CommittedOffset
 from appliance.client.transaction import TransactionalProducer
-from services.mirror.batch_copy import CopiedBatch
+from services.mirror.batch_copy import CopiedBatch, OffsetRuns
 from services.mirror.group_offsets import translate_groups
 from services.mirror.mirror_file import ClusterOptions, MirrorOptions
 from services.mirror.source import COPYING, GONE, RETRYING, STOPPED, MirroredPartition, MirrorSource, RetryPause
@@ -231,7 +231,7 @@ class Mirror:
         new = [(source, each) for source in self.sources for each in source.partitions.values() if each.needs_commit and each.state in (COPYING, RETRYING)]
         if not new:
             return
-        self._commit_positions([_Share(source, each, [], each.next_offset) for source, each in new])
+        self._commit_positions([_Share(source, each, [], each.next_offset) for source, each in new], [each.runs for _, each in new])
         for source in {source for source, _ in new}:
             try:
                 source.origins = read_origins(source.cluster)
@@ -259,7 +259,7 @@ class Mirror:
         elif now_ms >= self._positions_due_ms:
             self._positions_due_ms = now_ms + POSITIONS_AGE_MS_MAX
             partitions = [(source, each) for source in self.sources for each in source.partitions.values() if each.committed >= 0 and not each.batches]
-            self._commit_positions([_Share(source, each, [], Offset(each.position)) for source, each in partitions])
+            self._commit_positions([_Share(source, each, [], Offset(each.position)) for source, each in partitions], [each.runs for _, each in partitions])
 
     def _receive(self) -> None:
         waiting = {connection: (source, leader) for source in self.sources for connection, leader in source.waiting().items()}
@@ -290,7 +290,8 @@ class Mirror:
                 for batch in share.batches:
                     self._producer.append(share.partition.target, bytes(batch.encoded))
             self._producer.flush()
-            self._commit_positions(shares, stored)
+            runs = [_runs_behind(share, stored.get(share.partition.target, [])) for share in shares]
+            self._commit_positions(shares, runs)
         except (ClientFailed, RequestRefused) as error:
             self.failed_rounds += 1
             failed = self._producer.sender.failed
@@ -301,8 +302,8 @@ class Mirror:
                     source.is_stale = True
             self._on_target_failed(error, self._blamed)
             return
-        for share in shares:
-            self._on_copied(share, stored.get(share.partition.target, []))
+        for share, share_runs in zip(shares, runs, strict=True):
+            self._on_copied(share, share_runs)
 
     def _join(self, shares: list[_Share]) -> None:
         """Let the transaction go over the partitions. If that is refused, find the one to blame, and raise."""
@@ -317,35 +318,27 @@ class Mirror:
             self._blamed = None
             raise
 
-    def _on_copied(self, share: _Share, base_offsets: list[int]) -> None:
+    def _on_copied(self, share: _Share, runs: OffsetRuns) -> None:
         partition = share.partition
         partition.in_round = False
         partition.committed = share.next_offset
+        partition.runs = runs
         if partition.is_refused:
             partition.succeed()
             self._notice(f"{partition.target} of the target: writing again")
-        for batch, base_offset in zip(share.batches, base_offsets, strict=False):
+        for batch in share.batches:
             partition.records += batch.records_count
             partition.bytes += len(batch.encoded)
             partition.rebuilt_batches += batch.is_rebuilt
-            if base_offset >= 0:
-                partition.runs.add(batch.source_offset, base_offset, batch.records_count if batch.is_dense else 1)
-        if partition.target_end >= 0:
-            partition.runs.add(share.next_offset, partition.target_end, 0)
 
-    def _commit_positions(self, shares: list[_Share], stored: dict[TopicPartition, list[int]] | None = None) -> None:
+    def _commit_positions(self, shares: list[_Share], runs: list[OffsetRuns]) -> None:
         """Commit the transaction with the positions behind the shares."""
-        for share in shares:
-            offsets = (stored or {}).get(share.partition.target)
-            if offsets:
-                share.partition.target_end = offsets[-1] + share.batches[-1].records_count if offsets[-1] >= 0 else -1
-        for source in dict.fromkeys(share.source for share in shares):
-            positions = {
-                share.partition.target: CommittedOffset(share.next_offset, write_note(source.note_of(share.partition)))
-                for share in shares
-                if share.source is source
-            }
-            self._producer.commit_offsets(source.group_id, positions)
+        by_group: dict[str, dict[TopicPartition, CommittedOffset]] = {}
+        for (source, partition, _, next_offset), share_runs in zip(shares, runs, strict=True):
+            note = write_note(source.note_of(partition, share_runs))
+            by_group.setdefault(source.group_id, {})[partition.target] = CommittedOffset(next_offset, note)
+        for group_id, positions in by_group.items():
+            self._producer.commit_offsets(group_id, positions)
         self._producer.commit()
         self.pause.end()
         self.rounds += 1
@@ -365,6 +358,17 @@ class Mirror:
         for text in source.notices:
             self._notice(text)
         source.notices.clear()
+
+
+def _runs_behind(share: _Share, base_offsets: list[int]) -> OffsetRuns:
+    """Return the runs of the partition with those of the batches, which the target stored at `base_offsets` (-1: unknown)."""
+    runs = OffsetRuns(share.partition.runs)
+    for batch, base_offset in zip(share.batches, base_offsets, strict=False):
+        if base_offset >= 0:
+            runs.add(batch.source_offset, base_offset, batch.records_count if batch.is_dense else 1)
+    if len(base_offsets) == len(share.batches) and base_offsets[-1] >= 0:
+        runs.add(share.next_offset, base_offsets[-1] + share.batches[-1].records_count, 0)
+    return runs
 
 
 def _client(options: ClusterOptions, clock: Clock, sleep: Sleep, connect_timeout_ms: int) -> ClusterClient:

@@ -66,7 +66,6 @@ class MirroredPartition:
         """to fetch from; -1: not yet known"""
         self.committed = NO_OFFSET
         """the position in the target"""
-        self.target_end = -1
         self.end_offset = -1
         """The last stable offset of the source, as far as it is known."""
         self.state = COPYING
@@ -99,7 +98,7 @@ class MirroredPartition:
     def go_to(self, offset: Offset) -> None:
         self.next_offset = offset
         self.batches.clear()
-        self.runs.clear()
+        self.runs = OffsetRuns()
         self.needs_commit = True
 
     def fail(self, problem: str, now_ms: int) -> None:
@@ -288,18 +287,19 @@ class MirrorSource:
         planned = plan_resumption(None if position is None else position.offset, note, partition.topic_id)
         if position is None:
             partition.next_offset = partition.committed = NO_OFFSET
+            partition.runs = OffsetRuns()
             self.is_stale = True
             return
         partition.next_offset = partition.committed = position.offset
         partition.needs_commit = False
-        if note.target_offset >= 0 and not len(partition.runs):
-            partition.runs.add(position.offset, note.target_offset, 0)
+        if not list(partition.runs):
+            partition.runs = OffsetRuns(note.runs)
         self.on_change(partition, planned)
 
-    def note_of(self, partition: MirroredPartition) -> PositionNote:
-        """Return what is committed beside a position."""
+    def note_of(self, partition: MirroredPartition, runs: OffsetRuns) -> PositionNote:
+        """Return what is committed beside a position behind `runs`."""
         origins = self.origins.get(partition.source.topic, {})
-        return PositionNote(partition.topic_id or NO_TOPIC_ID, chain_of(self.cluster_id, list(origins)), partition.target_end)
+        return PositionNote(partition.topic_id or NO_TOPIC_ID, chain_of(self.cluster_id, list(origins)), runs.sample())
 
     def find_starts(self, partitions: Iterable[MirroredPartition]) -> None:
         """Let partitions without a position begin where the options say."""

@@ -83,15 +83,15 @@ class PositionNote(NamedTuple):
     topic_id: TopicId = NO_TOPIC_ID
     origins: tuple[str, ...] = ()
     """ids of clusters, the source first"""
-    target_offset: int = -1
-    """The end of the target partition when the position was committed; -1: unknown."""
+    runs: tuple[tuple[int, int, int], ...] = ()
+    """`OffsetRuns.sample` of the partition, so that offsets of groups are translated after a restart, too"""
 
 
 def write_note(note: PositionNote) -> str:
     """Return the note as JSON; the farthest origins are dropped if it would be too long."""
     origins = list(note.origins)
     while True:
-        text = json.dumps({"id": bytes(note.topic_id).hex(), "from": origins, "at": note.target_offset}, separators=(",", ":"))
+        text = json.dumps({"id": bytes(note.topic_id).hex(), "from": origins, "runs": note.runs}, separators=(",", ":"))
         if len(text) <= _METADATA_BYTES_MAX or not origins:
             return text
         origins.pop()
@@ -101,10 +101,14 @@ def read_note(metadata: str) -> PositionNote:
     """Return what `write_note` wrote; an empty note for anything else."""
     try:
         document = json.loads(metadata)
-        origins = document["from"]
-        if not isinstance(origins, list) or not all(isinstance(each, str) for each in origins) or not isinstance(document["at"], int):
+        origins, runs = document["from"], [(first, there, count) for first, there, count in document["runs"]]
+        if (
+            not isinstance(origins, list)
+            or not all(isinstance(each, str) for each in origins)
+            or not all(type(number) is int for run in runs for number in run)
+        ):
             return PositionNote()
-        return PositionNote(TopicId(bytes.fromhex(document["id"])), tuple(origins), document["at"])
+        return PositionNote(TopicId(bytes.fromhex(document["id"])), tuple(origins), tuple(runs))
     except (ValueError, KeyError, TypeError):
         return PositionNote()
 

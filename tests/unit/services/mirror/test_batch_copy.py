@@ -20,7 +20,7 @@ from appliance.records.control_batch import EndTransactionMarker, build_end_tran
 from appliance.records.record import iterate_records
 from appliance.records.retained_batch import gap_batch, open_records, rebuild_batch, slice_records
 from appliance.storage.transaction_index import read_transaction_index
-from services.mirror.batch_copy import RUNS_MAX, CopiedBatch, OffsetRuns, copy_fetched
+from services.mirror.batch_copy import RUNS_MAX, SAMPLES_MAX, CopiedBatch, OffsetRuns, copy_fetched
 from tests.golden.test_kafka_log import GOLDEN
 from tests.support.stored_records import stored_batches_of
 
@@ -190,7 +190,7 @@ def test_offsets_of_a_run_are_translated_exactly_and_others_to_the_run_before() 
     runs.add(100, 7, 10)
     runs.add(110, 17, 5)
     runs.add(120, 23, 5)
-    assert len(runs) == 2
+    assert list(runs) == [(100, 7, 15), (120, 23, 5)]
     assert [runs.translate(committed) for committed in (99, 100, 114, 115, 119, 120, 124, 125, 900)] == [None, 7, 21, 22, 22, 23, 27, 28, 28]
 
 
@@ -198,13 +198,21 @@ def test_offsets_of_a_run_are_translated_exactly_and_others_to_the_run_before() 
 @given(st.randoms(use_true_random=False), st.integers(0, 2000))
 def test_no_record_is_missed_however_many_runs_were_dropped(chance: Random, committed: int) -> None:
     steps = [(chance.randrange(4), chance.randrange(3), chance.randrange(1, 5)) for _ in range(chance.choice([RUNS_MAX, 2 * RUNS_MAX]))]
-    runs, source, target = OffsetRuns(), 0, 0
+    runs, source, target = OffsetRuns([(0, 0, 0)]), 0, 0
     there: list[tuple[int, int]] = []
     for source_gap, target_gap, count in steps:
         source, target = source + source_gap, target + target_gap
         runs.add(source, target, count)
         there += [(source + number, target + number) for number in range(count)]
         source, target = source + count, target + count
-    assert len(runs) <= RUNS_MAX
-    translated = runs.translate(committed)
-    assert translated is None or all(in_target >= translated for in_source, in_target in there if in_source >= committed)
+    assert len(list(runs)) <= RUNS_MAX and len(runs.sample()) <= SAMPLES_MAX
+    for known in (runs, OffsetRuns(runs.sample())):
+        translated = known.translate(committed)
+        assert translated is not None and all(in_target >= translated for in_source, in_target in there if in_source >= committed)
+
+
+def test_offsets_that_go_back_are_of_another_topic() -> None:
+    for source_offset, target_offset in ((5, 90), (90, 5)):
+        runs = OffsetRuns([(10, 10, 10)])
+        runs.add(source_offset, target_offset, 1)
+        assert list(runs) == [(source_offset, target_offset, 1)]

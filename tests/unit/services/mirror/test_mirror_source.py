@@ -91,7 +91,7 @@ def test_an_answer_for_a_position_that_was_left_is_dropped(scripted: ScriptedSou
 
 def test_after_a_failed_round_the_source_is_read_from_the_position_in_the_target(scripted: ScriptedSource) -> None:
     scripted.turn()
-    scripted.source.positions[THERE] = CommittedOffset(Offset(40), write_note(PositionNote(ID, ("A",), 7)))
+    scripted.source.positions[THERE] = CommittedOffset(Offset(40), write_note(PositionNote(ID, ("A",), ((40, 7, 0),))))
     scripted.source.resume(scripted.partition)
     assert (scripted.partition.batches, scripted.partition.next_offset, scripted.partition.runs.translate(40)) == ([], 40, 7)
     del scripted.source.positions[THERE]

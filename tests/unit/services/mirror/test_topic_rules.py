@@ -55,21 +55,32 @@ def test_settings_that_differ_are_set_except_those_of_one_cluster() -> None:
     assert settings_to_set(source, {}).keys() == {"retention.ms", "cleanup.policy", "of.its.own"}
 
 
-@given(st.binary(min_size=16, max_size=16), st.lists(st.text(max_size=40), max_size=5), st.integers(-1, 2**62))
-def test_a_note_is_read_as_it_was_written(topic_id: bytes, origins: list[str], target_offset: int) -> None:
-    note = PositionNote(TopicId(topic_id), tuple(origins), target_offset)
+@given(st.binary(min_size=16, max_size=16), st.lists(st.text(max_size=40), max_size=5), st.lists(st.tuples(*[st.integers(0, 2**62)] * 3), max_size=4))
+def test_a_note_is_read_as_it_was_written(topic_id: bytes, origins: list[str], runs: list[tuple[int, int, int]]) -> None:
+    note = PositionNote(TopicId(topic_id), tuple(origins), tuple(runs))
     assert read_note(write_note(note)) == note
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "[]", "{}", '{"id":"00","from":[],"at":1}', '{"id":"' + "00" * 16 + '","from":[1],"at":1}', '{"id":1,"from":[],"at":1}']
+    "text",
+    [
+        "",
+        "x",
+        "[]",
+        "{}",
+        '{"id":"00","from":[],"runs":[]}',
+        '{"id":"' + "00" * 16 + '","from":[1],"runs":[]}',
+        '{"id":1,"from":[],"runs":[]}',
+        '{"id":"' + "00" * 16 + '","from":[],"runs":[[1,2]]}',
+        '{"id":"' + "00" * 16 + '","from":[],"runs":[[1,2,"3"]]}',
+    ],
 )
 def test_metadata_that_others_wrote_is_an_empty_note(text: str) -> None:
     assert read_note(text) == PositionNote()
 
 
 def test_a_note_fits_into_the_metadata_of_an_offset() -> None:
-    text = write_note(PositionNote(ID, tuple(f"cluster-{number:016}" for number in range(200)), 5))
+    text = write_note(PositionNote(ID, tuple(f"cluster-{number:016}" for number in range(200)), ((2**62, 2**62, 2**31),) * 10))
     assert len(text) <= 4096 and read_note(text).origins[0] == "cluster-0000000000000000"
 
 
