@@ -560,6 +560,17 @@ _SEARCH_ROWS = (
     SettingRow("search.duration.max.ms", 30 * 60 * SECOND, "ms", "longest search; it then ends with what it has found", "", SECOND, 24 * HOUR),
 )
 
+_TABLE_ROWS = (
+    SettingRow(
+        "tables.locations",
+        "",
+        "",
+        "directories, separated by commas, at or below which topics may be kept as tables (topic config millrace.table.location); without one, no topic can, "
+        "and no process for it runs",
+        "clients that may alter topic configs make the box write there",
+    ),
+)
+
 GROUPS: dict[str, tuple[SettingRow, ...]] = {
     "Topics": _TOPIC_ROWS,
     "Logs": _LOG_ROWS,
@@ -574,6 +585,7 @@ GROUPS: dict[str, tuple[SettingRow, ...]] = {
     "Groups": GROUP_ROWS,
     "Transactions": TRANSACTION_ROWS,
     "Search": _SEARCH_ROWS,
+    "Tables": _TABLE_ROWS,
     "Box": _BOX_ROWS,
 }
 """Title on the reference page → rows."""

@@ -9,6 +9,8 @@ process. Weak: a change of the file takes effect at the next start.
 from __future__ import annotations
 
 import json
+import posixpath
+import re
 from typing import Any, NamedTuple
 
 from appliance.base.config_numbers import parse_double
@@ -154,6 +156,11 @@ class Box(NamedTuple):
         return self.zookeeper.partition("/")[0].partition(",")[0]
 
     @property
+    def table_locations(self) -> list[str]:
+        """The directories at or below which topics may be tables."""
+        return table_locations(self.text("tables.locations"))
+
+    @property
     def may_have_neighbours(self) -> bool:
         """Whether the cluster can have other boxes: not if the ZooKeeper server of this box is its
         own."""
@@ -213,6 +220,14 @@ def setting_problem(row: SettingRow, value: object) -> str | None:
     return None if fits else f"{row.name} is {value!r}; allowed is {row.allowed}"
 
 
+_FITS_UNIT_FILE = re.compile(r"/[^/\s%\"'\\][^\s%\"'\\]*")
+
+
+def table_locations(setting: str) -> list[str]:
+    """Return the directories of the setting `tables.locations`."""
+    return [part.strip() for part in setting.split(",") if part.strip()]
+
+
 AUTHORIZERS = ("", "org.apache.kafka.metadata.authorizer.StandardAuthorizer", "kafka.security.authorizer.AclAuthorizer")
 """Values of `authorizer.class.name`; the last two mean the same."""
 
@@ -262,6 +277,9 @@ def relation_problems(settings: dict[str, SettingValue]) -> list[str]:
     for part in split_networks(str(settings["zookeeper.allowed.addresses"])):
         if not is_network(part):
             problems.append(f"zookeeper.allowed.addresses has {part!r}; it must be an address, or a network as in 10.0.0.0/24")
+    for part in table_locations(str(settings["tables.locations"])):
+        if posixpath.normpath(part) != part or not _FITS_UNIT_FILE.fullmatch(part):
+            problems.append(f"tables.locations has {part!r}; write whole paths of directories, from / on, without .., blanks, quotes, \\ and % in them")
     for name in ("ingest.syslog.topic", "host.figures.topic"):
         if (problem := topic_name_problem(str(settings[name]))) is not None:
             problems.append(f"{name}: {problem}")

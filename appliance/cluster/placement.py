@@ -22,7 +22,7 @@ from typing import NamedTuple
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.invariants import check
 from appliance.base.model import INTERNAL_TOPICS, NO_LEADER, LeaderEpoch, topic_name_problem, topic_names_collide
-from appliance.cluster.topic_configs import topic_config_problem
+from appliance.cluster.topic_configs import table_problem, topic_config_problem
 from appliance.cluster.znodes import PartitionState
 
 NO_RACKS: Mapping[int, str | None] = MappingProxyType({})
@@ -124,6 +124,8 @@ class CreationDefaults(NamedTuple):
     """Of one topic."""
     topics_max: int = 5_000
     partitions_per_box_max: int = 20_000
+    table_locations: tuple[str, ...] = ()
+    """At or below which topics may be tables."""
 
 
 class PlacedReplicas:
@@ -229,7 +231,7 @@ def plan_topic_creation(
         raise RequestRefused(
             ErrorCode.INVALID_REQUEST, "Both numPartitions or replicationFactor and replicasAssignments were set. Both cannot be used at the same time."
         )
-    config_problem = topic_config_problem(dict(wanted.configs))
+    config_problem = topic_config_problem(dict(wanted.configs)) or table_problem(wanted.name, dict(wanted.configs), defaults.table_locations)
     if config_problem is not None:
         raise RequestRefused(ErrorCode.INVALID_CONFIG, config_problem)
     # Check before anything is allocated per partition: a request of 60 bytes can ask for two billion.

@@ -3,13 +3,14 @@ back to.
 
 Pure; used where topics are created and described. Only configs that differ from Kafka's defaults
 are sent (`effective_config`), because each reader knows the defaults. Weak: the rows are Kafka
-3.9's, with one of ours; configs that this appliance does not implement yet (remote storage, throttled replicas) are
+3.9's, with five of ours; configs that this appliance does not implement yet (remote storage, throttled replicas) are
 checked and kept without effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import posixpath
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from appliance.base.config_numbers import parse_double, parse_integer
@@ -25,6 +26,8 @@ SEGMENT_BYTES_MIN = 1 << 20
 INTERNAL_SEGMENT_BYTES = "internal.segment.bytes"
 """Kafka 4's internal config for tests: it takes the place of `segment.bytes` and can be smaller."""
 SHOWN_MAX = 200
+TABLE_FORMAT, TABLE_LOCATION = "millrace.table.format", "millrace.table.location"
+TABLE_INTERVAL, TABLE_BYTES = "millrace.table.interval.ms", "millrace.table.bytes"
 _BOOLEANS = ("true", "false")
 
 
@@ -96,6 +99,33 @@ def _must_be_false(value: str) -> str | None:
     return None if value.lower() == "false" else "tiered storage is not available here; the value must be false"
 
 
+def _table_location(value: str) -> str | None:
+    if not value:
+        return None
+    if not value.startswith("/") or posixpath.normpath(value) != value or value.startswith("//"):
+        return "value must be a whole path, from / on, without .. in it"
+    return None if value.isprintable() and len(value) <= 1_000 else "value must be at most 1000 printable characters"
+
+
+def table_problem(topic: str, config: Mapping[str, str | None], allowed: Sequence[str]) -> str | None:
+    """Return why these configs must not make a topic a table, or None. `allowed`: directories at or below which tables may be.
+
+    Clients change configs over the network, and the box writes files there: its operator names the directories.
+    """
+    if (config.get(TABLE_FORMAT) or "none") == "none":
+        return None
+    location = config.get(TABLE_LOCATION) or ""
+    if not location:
+        return f"{TABLE_FORMAT} needs {TABLE_LOCATION}, the directory in which the table is"
+    if not allowed:
+        return "tables are off on this box: set tables.locations in its settings file to the directories that may have some, and restart it"
+    if not any(location == directory or location.startswith(directory.rstrip("/") + "/") for directory in allowed):
+        return f"{TABLE_LOCATION} is {location[:SHOWN_MAX]}; this box has tables below {', '.join(allowed)} only (setting tables.locations)"
+    if topic.startswith(("_", ".")):
+        return f"topic {topic} cannot be a table: in a table's directory, names that begin with _ or . have a meaning"
+    return None
+
+
 def _anything(_value: str) -> str | None:
     return None
 
@@ -136,6 +166,10 @@ TOPIC_CONFIG_ROWS: dict[str, TopicConfigRow] = {
         TopicConfigRow("message.timestamp.difference.max.ms", "long", _MAX, _LONG, ("log.message.timestamp.difference.max.ms",)),
         TopicConfigRow("message.timestamp.type", "string", "CreateTime", _STAMPS, ("log.message.timestamp.type",)),
         TopicConfigRow("millrace.retention.protected.ms", "long", "0", _LONG, ("log.retention.protected.ms",)),
+        TopicConfigRow(TABLE_BYTES, "long", "67108864", _number(1 << 20, 1 << 30)),
+        TopicConfigRow(TABLE_FORMAT, "string", "none", _one_of("none", "delta")),
+        TopicConfigRow(TABLE_INTERVAL, "long", "60000", _number(1_000, 86_400_000)),
+        TopicConfigRow(TABLE_LOCATION, "string", "", _table_location),
         TopicConfigRow("min.cleanable.dirty.ratio", "double", "0.5", _double(0, 1), ("log.cleaner.min.cleanable.ratio",)),
         TopicConfigRow("min.compaction.lag.ms", "long", "0", _LONG, ("log.cleaner.min.compaction.lag.ms",)),
         TopicConfigRow("min.insync.replicas", "int", "1", _number(1, INT_MAX), ("min.insync.replicas",)),

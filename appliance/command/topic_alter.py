@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from appliance.base.errors import ErrorCode, MillraceError, RequestRefused
 from appliance.command.disk_drain import bytes_of
@@ -35,6 +35,13 @@ def alter(
         option("--set", metavar="NAME=VALUE", help="A topic setting by Kafka's name, such as retention.ms=3600000; may be given several times."),
     ] = None,
     unset: Annotated[list[str] | None, option("--unset", metavar="NAME", help="Take a setting back to its default; may be given several times.")] = None,
+    table: Annotated[
+        Literal["delta", "none"] | None, option("--table", help="Keep the topic as a Delta table, or no longer; as --set millrace.table.format=…")
+    ] = None,
+    table_location: Annotated[
+        str | None,
+        option("--table-location", metavar="DIR", help="Directory that gets the table, as DIR/NAME; below one of the setting tables.locations."),
+    ] = None,
     throttle: Annotated[str | None, option("--throttle", metavar="BYTES/S", help="How fast each box may receive new copies: 50000000, 50M, 50MiB.")] = None,
     no_wait: Annotated[bool, option("--no-wait", help="Do not watch new copies being made.")] = False,
     bootstrap: BootstrapOption = None,
@@ -46,7 +53,8 @@ def alter(
     Example: millrace topic alter orders --partitions 8 --set retention.ms=86400000 --unset min.insync.replicas
     """
     require_topic_name(name)
-    values = dict(parse_setting(text) for text in setting or [])
+    chosen = {"millrace.table.format": table, "millrace.table.location": table_location}
+    values = {key: value for key, value in chosen.items() if value is not None} | dict(parse_setting(text) for text in setting or [])
     defaults = list(dict.fromkeys(text.strip() for text in unset or []))
     require_something_to_do(partitions, values, defaults, replication_factor)
     bytes_per_second = None if throttle is None else bytes_of(throttle)
@@ -116,4 +124,4 @@ def require_something_to_do(partitions: int | None, values: dict[str, str], defa
     if both := sorted(values.keys() & set(defaults)):
         raise UsageProblem(f"--set and --unset both name {', '.join(both)}; give one of them")
     if partitions is None and not values and not defaults and replication_factor is None:
-        raise UsageProblem("nothing to change: give --partitions N, --replication-factor N, --set NAME=VALUE or --unset NAME")
+        raise UsageProblem("nothing to change: give --partitions N, --replication-factor N, --set NAME=VALUE, --unset NAME or --table FORMAT")

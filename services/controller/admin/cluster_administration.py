@@ -39,6 +39,7 @@ class ClusterAdministration:
             box.integer("default.replication.factor"),
             topics_max=box.integer("max.topics"),
             partitions_per_box_max=box.integer("max.partitions.per.box"),
+            table_locations=tuple(box.table_locations),
         )
         self.topics = TopicAdministration(
             context,

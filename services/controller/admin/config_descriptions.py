@@ -12,7 +12,15 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from appliance.cluster.broker_configs import DYNAMIC_BROKER_CONFIGS, BrokerConfig
-from appliance.cluster.topic_configs import INTERNAL_SEGMENT_BYTES, TOPIC_CONFIG_ROWS, TopicConfigRow
+from appliance.cluster.topic_configs import (
+    INTERNAL_SEGMENT_BYTES,
+    TABLE_BYTES,
+    TABLE_FORMAT,
+    TABLE_INTERVAL,
+    TABLE_LOCATION,
+    TOPIC_CONFIG_ROWS,
+    TopicConfigRow,
+)
 from appliance.protocol.config_apis import CONFIG_TYPES, ConfigSource, ConfigSynonym, DescribedConfig
 
 _TEXTS: Final[dict[str, str]] = {
@@ -39,6 +47,10 @@ _TEXTS: Final[dict[str, str]] = {
     "message.timestamp.before.max.ms": "How far a record's time may lie before the broker's when it arrives.",
     "message.timestamp.difference.max.ms": "How far a record's time and the broker's may differ; deprecated.",
     "message.timestamp.type": "Which clock stamps records: the producer's (CreateTime) or the broker's (LogAppendTime).",
+    TABLE_BYTES: "About how many bytes of records make a commit of the table before its interval is over, and at most make one.",
+    TABLE_FORMAT: "delta: the box keeps the topic as a Delta table; none: it does not.",
+    TABLE_INTERVAL: "How often new records are committed to the table.",
+    TABLE_LOCATION: "The directory in which the table is, in a directory with the topic's name; below one of the setting tables.locations.",
     "millrace.retention.protected.ms": "Segments younger than this are never deleted for free space; writes are refused instead.",
     "min.cleanable.dirty.ratio": "Which share of a log must be uncompacted before it is compacted.",
     "min.compaction.lag.ms": "The shortest time a record stays uncompacted.",
@@ -61,6 +73,10 @@ EFFECTIVE: Final = frozenset(
         "delete.retention.ms",
         "max.compaction.lag.ms",
         "millrace.retention.protected.ms",
+        TABLE_BYTES,
+        TABLE_FORMAT,
+        TABLE_INTERVAL,
+        TABLE_LOCATION,
         "min.cleanable.dirty.ratio",
         "min.compaction.lag.ms",
         "cleanup.policy",

@@ -17,7 +17,9 @@ from typing import NamedTuple
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import topic_name_problem
 from appliance.base.setting_rows import SETTING_ROWS
+from appliance.base.settings import table_locations
 from appliance.cluster.broker_configs import DYNAMIC_BROKER_CONFIGS, BrokerConfig, dynamic_config_problem
+from appliance.cluster.topic_configs import TABLE_FORMAT, TABLE_LOCATION, table_problem, topic_config_problem
 from appliance.cluster.znodes import DEFAULT_BROKER
 from appliance.protocol import config_apis
 from appliance.protocol.config_apis import (
@@ -276,9 +278,15 @@ class ConfigRequests:
         if not name:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
         self._refuse_unknown_topic(name)
+        problem = partial(self._topic_problem, name)
         if isinstance(resource, ResourceToReplace):
-            return replaced({operation.name: operation.value or "" for operation in operations})
-        return altered(self._cluster.broker_config, operations)
+            return replaced({operation.name: operation.value or "" for operation in operations}, problem)
+        return altered(self._cluster.broker_config, operations, problem)
+
+    def _topic_problem(self, name: str, config: Mapping[str, str], stored: Mapping[str, str]) -> str | None:
+        allowed = table_locations(str(self._cluster.settings.get("tables.locations", "")))
+        is_stored = all(config.get(each) == stored.get(each) for each in (TABLE_FORMAT, TABLE_LOCATION))
+        return topic_config_problem(config, stored) or (None if is_stored else table_problem(name, config, allowed))
 
 
 def broker_side(cluster: Cluster, configs: Mapping[str, BrokerConfig]) -> BrokerSide:

@@ -76,6 +76,10 @@ def test_every_setting_that_the_code_asks_for_has_a_row_of_that_type() -> None:
         ("inter.broker.allowed.networks", "10.0.0.1/8"),
         ("http.details.allowed.networks", "anywhere"),
         ("replica.fetch.wait.max.ms", 30_001),
+        ("tables.locations", "/srv/tables, tables"),
+        ("tables.locations", "/srv/tables/../../etc"),
+        ("tables.locations", "/"),
+        ("tables.locations", "/srv/a b"),
     ],
 )
 def test_settings_that_contradict_one_another_are_refused(name: str, value: object) -> None:

@@ -6,7 +6,16 @@ import pytest
 
 from appliance.base.errors import RequestRefused
 from appliance.base.setting_rows import SETTING_ROWS
-from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS, broker_config, effective_config, segment_bytes_config, topic_config_problem
+from appliance.cluster.topic_configs import (
+    TABLE_FORMAT,
+    TABLE_LOCATION,
+    TOPIC_CONFIG_ROWS,
+    broker_config,
+    effective_config,
+    segment_bytes_config,
+    table_problem,
+    topic_config_problem,
+)
 from appliance.storage.log_config import LogConfig
 from services.controller.zookeeper.config_changes import SET, ConfigOperation, altered, replaced
 
@@ -32,6 +41,8 @@ def test_there_are_kafkas_thirty_six_configs_and_an_internal_one_and_their_defau
         ("compression.gzip.level", ["-1", "1", "9"], ["0", "10"]),
         ("leader.replication.throttled.replicas", ["*", "0:1,1:2", ""], ["0", "a:b"]),
         ("remote.storage.enable", ["false"], ["true"]),
+        ("millrace.table.format", ["delta", "none"], ["iceberg", ""]),
+        ("millrace.table.location", ["", "/srv/tables"], ["tables", "/srv/../etc", "/srv/tables/", "//srv", "/srv/a\nb"]),
     ],
 )
 def test_values_are_held_to_kafkas_bounds(name: str, fine: list[str], wrong: list[str]) -> None:
@@ -42,6 +53,25 @@ def test_values_are_held_to_kafkas_bounds(name: str, fine: list[str], wrong: lis
 def test_unknown_names_and_null_values_are_refused_by_name() -> None:
     assert "no.such" in (topic_config_problem({"no.such": "1"}) or "")
     assert "retention.ms" in (topic_config_problem({"retention.ms": None}) or "")
+
+
+@pytest.mark.parametrize(
+    ("topic", "location", "allowed", "words"),
+    [
+        ("syslog", "/srv/tables", ["/srv/tables"], None),
+        ("syslog", "/srv/tables/logs", ["/data", "/srv/tables"], None),
+        ("syslog", "/srv/tables", [], "set tables.locations"),
+        ("syslog", "/srv/tables2", ["/srv/tables"], "below /srv/tables only"),
+        ("syslog", "/etc", ["/srv/tables"], "below /srv/tables only"),
+        ("syslog", "", ["/srv/tables"], "needs millrace.table.location"),
+        ("_delta_log", "/srv/tables", ["/srv/tables"], "begin with _"),
+        ("__consumer_offsets", "/srv/tables", ["/srv/tables"], "begin with _"),
+    ],
+)
+def test_a_topic_becomes_a_table_only_below_directories_that_the_operator_named(topic: str, location: str, allowed: list[str], words: str | None) -> None:
+    problem = table_problem(topic, {TABLE_FORMAT: "delta", TABLE_LOCATION: location}, allowed)
+    assert problem is None if words is None else words in (problem or "")
+    assert table_problem(topic, {TABLE_LOCATION: location}, allowed) is None, "without a format nothing is written"
 
 
 def test_compaction_lags_must_not_cross() -> None:
