@@ -40,7 +40,7 @@ def read_range(access: ClusterAccess, wanted: OffsetRange, columns: Sequence[str
     Raises `OffsetsLost` and `CorruptBatchFound` without the callback for them, `SourceProblem` for permanent failures, and
     the client's errors if no broker answers for `patience_ms`.
     """
-    reader = _RangeReader(wanted, columns, on_corrupt)
+    reader = RangeReader(wanted, columns, on_corrupt)
     for path in _paths(access, wanted):
         try:
             yield from reader.read(path, on_data_loss or _raise_loss)
@@ -64,8 +64,8 @@ def _raise_loss(loss: DataLoss) -> None:
     raise OffsetsLost(loss)
 
 
-class _RangeReader:
-    """Keeps the progress of a range across the read paths."""
+class RangeReader:
+    """Reads one range, and keeps its progress across read paths."""
 
     def __init__(self, wanted: OffsetRange, columns: Sequence[str], on_corrupt: OnCorrupt | None) -> None:
         self._wanted = wanted
@@ -75,7 +75,8 @@ class _RangeReader:
         self._decoder = ColumnDecoder(self._batches.wanted)
         self._on_corrupt = on_corrupt
 
-    def read(self, path: BatchPath, on_data_loss: OnDataLoss) -> Iterator[pa.RecordBatch]:
+    def read(self, path: BatchPath, on_data_loss: OnDataLoss) -> Generator[pa.RecordBatch, None, None]:
+        """Yield what `path` has of the range from the progress on."""
         with closing(path.raw_batches(self._progress, on_data_loss)) as pieces:
             for raw in pieces:
                 for group in grouped(self._scan.batches(raw)):

@@ -1,0 +1,253 @@
+"""One run of a table: read what the log has behind the table's offsets, write one file, commit. Runs in a thread of the tabler.
+
+The segments are read in place up to the last stable offset; aborted and control batches are left out. The offsets in the table
+are the truth: they are read at the start of each run, so it does not matter which box or incarnation wrote them. A run ends at `bytes_max` of decoded
+records, so memory is bounded. Weak: all of it is one core's work.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from appliance.base.errors import MillraceError
+from appliance.base.model import Offset
+from appliance.pipeline.local_rows import LocalRow
+from appliance.pipeline.local_segments import LocalSegments, NotReadHere
+from appliance.pipeline.offset_range import OffsetRange
+from appliance.pipeline.problems import CorruptRange, DataLoss
+from appliance.pipeline.record_reader import RangeReader
+from appliance.shm.partition_table import ROLE_LEADER
+from appliance.storage import file_io
+from services.tabler.delta_table import DeltaTopicTable, Step, TableFile, TableTrouble, location_problem, trouble
+from services.tabler.table_columns import SOURCE_COLUMNS, Statistics, TableRows, has_fields, schema_problem
+from services.tabler.table_rules import MissingRange, PartitionStart, TableOrder, TableResult, plan_partition, rotated
+
+ROW_GROUP_BYTES = 16 << 20
+WINDOW_BYTES = 4 << 20
+
+
+class TableJob(NamedTuple):
+    """What a run is to do."""
+
+    order: TableOrder
+    find: Callable[[int], LocalRow | str]
+    """Finds a partition on the disks of this box, or says why not."""
+    allowed: Sequence[str]
+    partitions: Sequence[int]
+    turn: int
+    writer: str
+    expected_id: str
+    scanned: Mapping[int, int]
+    """Offsets up to which an earlier run found no record behind the table's."""
+    accepted_damage: frozenset[tuple[int, int]]
+    """Partition and offset of damaged batches that are not waited for any more."""
+    shortened: Mapping[int, int]
+    """Log ends that an earlier run saw below the table's offset: what was appended from there on is not in the table."""
+    is_cancelled: Callable[[], bool] = lambda: False
+    step: Step = lambda _step: None
+
+
+class RunCancelled(MillraceError):
+    """The process stops."""
+
+
+class _Part(NamedTuple):
+    partition: int
+    found: LocalRow
+    plan: PartitionStart
+
+
+def run_table(job: TableJob) -> TableResult:
+    """Do one run. Raises TableTrouble, RunCancelled."""
+    if (problem := location_problem(job.order.location, job.allowed)) is not None:
+        raise TableTrouble(problem)
+    table = DeltaTopicTable(job.order.directory, job.order.topic, job.order.topic_id, job.writer)
+    table.open(job.expected_id)
+    table.sweep()
+    if table.exists and (problem := schema_problem(table.schema())) is not None:
+        raise TableTrouble(f"the columns of {job.order.directory} were changed: {problem}; move the table away, or restore an earlier version")
+    return _TableRun(job, table).run()
+
+
+class _TableRun:
+    def __init__(self, job: TableJob, table: DeltaTopicTable) -> None:
+        self._job = job
+        self._table = table
+        self._offsets = table.offsets(job.partitions)
+        self._rows: TableRows | None = TableRows("message" in table.schema().names) if table.exists else None
+        self._file = _StagedTableFile(table, job.writer)
+        self._positions: dict[int, int] = dict(self._offsets)
+        self._lost: list[MissingRange] = []
+        self._damaged: list[MissingRange] = []
+        self._shortened: dict[int, int] = {}
+        self._problems: list[str] = []
+
+    def run(self) -> TableResult:
+        parts: list[_Part] = []
+        try:
+            parts = self._parts()
+            for part in parts:
+                if self._file.size_bytes < self._job.order.bytes_max:
+                    self._read(part)
+            committed = self._commit()
+        except Exception:
+            self._file.discard()
+            raise
+        finally:
+            for part in parts:
+                part.found.table.close()
+        file = self._file
+        is_full = file.size_bytes >= self._job.order.bytes_max
+        table_id, version = (self._table.table_id, self._table.version) if self._table.exists else ("", -1)
+        return TableResult(
+            table_id, version, self._positions, file.statistics.rows, file.bad_rows, file.written_bytes, committed, is_full,
+            tuple(self._lost), tuple(self._damaged), self._shortened, tuple(self._problems),
+        )  # fmt: skip
+
+    def _parts(self) -> list[_Part]:
+        """Return the partitions that this box leads and that have something to read."""
+        parts = []
+        for partition in rotated(self._job.partitions, self._job.turn):
+            found = self._job.find(partition)
+            if isinstance(found, str) or found.row.role != ROLE_LEADER:
+                continue  # another box leads it now, or its disk is away: `millrace status` has that
+            plan = plan_partition(found.row, self._offsets.get(partition), self._job.scanned.get(partition))
+            self._positions[partition] = plan.start
+            if plan.problem is not None:
+                self._problems.append(f"partition {partition}: {plan.problem}")
+                self._shortened[partition] = min(found.row.log_end_offset, self._job.shortened.get(partition, plan.start))
+            elif partition in self._job.shortened:
+                reason = "the log lost records and has others at these offsets"
+                self._lost.append(MissingRange(partition, self._job.shortened[partition], self._offsets[partition], reason))
+            if plan.end > plan.start:
+                parts.append(_Part(partition, found, plan))
+            else:
+                found.table.close()
+        return parts
+
+    def _read(self, part: _Part) -> None:
+        partition = part.partition
+        wanted = OffsetRange(self._job.order.topic, partition, part.plan.start, part.plan.end)
+        lost: list[MissingRange] = []
+        damaged: list[MissingRange] = []
+
+        def on_loss(loss: DataLoss) -> None:
+            lost.append(MissingRange(partition, loss.start, loss.end, loss.reason))
+
+        def on_corrupt(found: CorruptRange) -> None:
+            known = lost if (partition, found.offset) in self._job.accepted_damage else damaged
+            known.append(MissingRange(partition, found.offset, found.end, f"damaged batch: {found.reason}"))
+
+        reader = RangeReader(wanted, SOURCE_COLUMNS, on_corrupt)
+        segments = LocalSegments(part.found, wanted, True, WINDOW_BYTES)
+        reached: int = part.plan.start
+        end: int | None = None
+        try:
+            with closing(reader.read(segments, on_loss)) as batches:
+                for batch in batches:
+                    if self._job.is_cancelled():
+                        raise RunCancelled("the process stops")
+                    if damaged:
+                        batch = _before(batch, damaged[0].start)
+                    self._add(batch)
+                    reached = batch.column("offset")[-1].as_py() + 1 if batch.num_rows else reached
+                    if damaged or self._file.size_bytes >= self._job.order.bytes_max:
+                        end = reached
+                        break
+                else:
+                    end = part.plan.end
+        except NotReadHere as reason:
+            end = reached
+            self._problems.append(f"partition {partition}: {reason}")
+        if damaged:
+            end = max(reached, damaged[0].start)
+            self._damaged.append(damaged[0])
+        assert end is not None
+        self._positions[partition] = max(self._positions[partition], end)
+        self._lost += [each._replace(end=min(each.end, end)) for each in lost if each.start < end]
+
+    def _add(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        if self._rows is None:
+            self._rows = TableRows(has_fields(batch))
+        self._file.add(self._rows.make(batch))
+
+    def _commit(self) -> bool:
+        """Commit what was read, if there is anything. What only moved past aborted records and markers needs no commit."""
+        if not self._file.statistics.rows and not self._lost:
+            return False
+        if not self._table.exists:
+            self._job.step("create")
+            self._table.create((self._rows or TableRows(False)).schema)
+            is_other = self._rows is not None and self._rows.schema.names != [name for name in self._table.schema().names if name in self._rows.schema.names]
+            if is_other or self._offsets != self._table.offsets(self._job.partitions):
+                raise TableTrouble(f"the table {self._job.order.directory} was created by another box at the same time; reading on from its offsets")
+        file = self._file.finish(self._job.step)
+        moved = {partition: offset for partition, offset in self._positions.items() if offset != self._offsets.get(partition)}
+        self._table.append(file, moved, self._lost, self._job.step)
+        return True
+
+
+class _StagedTableFile:
+    """The Parquet file of a run; it exists from the first row on."""
+
+    def __init__(self, table: DeltaTopicTable, writer: str) -> None:
+        self._table = table
+        self._name = f"part-{writer}-{os.urandom(8).hex()}.zstd.parquet"
+        self._writer: Any = None
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self.statistics = Statistics()
+        self.size_bytes = self.bad_rows = self.written_bytes = 0
+
+    @property
+    def _path(self) -> str:
+        return f"{self._table.staging}/{self._name}"
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        self.statistics.add(rows)
+        self.bad_rows += rows.num_rows - rows.column("problem").null_count
+        self._waiting.append(rows)
+        self._waiting_bytes += rows.nbytes
+        self.size_bytes += rows.nbytes
+        if self._waiting_bytes >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        with trouble("write", self._table.staging):
+            if self._writer is None:
+                self._table.make_staging()
+                self._writer = pq.ParquetWriter(self._path, self._waiting[0].schema, compression="zstd")
+            self._writer.write_table(pa.Table.from_batches(self._waiting))
+        self._waiting, self._waiting_bytes = [], 0
+
+    def finish(self, step: Step) -> TableFile | None:
+        """Write the rest; None if there are no rows."""
+        step("write")
+        if not self.statistics.rows:
+            return None
+        if self._waiting:
+            self._flush()
+        with trouble("write", self._table.staging):
+            self._writer.close()
+            self.written_bytes = file_io.stat(self._path).st_size
+        return TableFile(self._name, self.statistics.rows, self.statistics.document())
+
+    def discard(self) -> None:
+        """Remove it: a full disk needs the space."""
+        if self._writer is not None:
+            with suppress(OSError, pa.ArrowException):
+                self._writer.close()
+            with suppress(OSError):
+                file_io.unlink_if_there(self._path)
+
+
+def _before(batch: pa.RecordBatch, offset: int) -> pa.RecordBatch:
+    return batch.filter(pa.compute.less(batch.column("offset"), Offset(offset)))
