@@ -25,6 +25,8 @@ SYSTEM_ROOT = "/run/millrace"
 BOX_FILE = "box.json"
 INGEST_STATE = "ingest"
 """The part of the state directory that ingest writes to."""
+TABLES_STATE = "tables"
+"""The part that the tabler writes to."""
 NETWORK_DIRECTORY = "net"
 """The part of the runtime directory that processes facing the network write to."""
 BOX_FILE_BYTES_MAX = 16 << 20
@@ -157,6 +159,11 @@ class BoxLayout:
         """Exists when a stopping box leads no partition that another box can lead; created by the
         controller."""
         return f"{self.runtime_directory}/left"
+
+    @property
+    def tables_file(self) -> str:
+        """What the tabler shows of its tables."""
+        return f"{self.runtime_directory}/tables.json"
 
     @property
     def searched_directory(self) -> str:

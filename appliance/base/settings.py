@@ -184,6 +184,7 @@ class Box(NamedTuple):
         names += [f"log-reader@{disk.name}" for disk in self.disks]
         names += [f"acceptor@{index}" for index in range(self.acceptors)]
         names += [f"ingest@{index}" for index in range(self.ingests)]
+        names += ["tabler"] if self.table_locations else []
         return [*names, "console"]
 
     def to_json(self) -> bytes:

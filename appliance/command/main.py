@@ -42,6 +42,7 @@ def build_app() -> typer.Typer:
         send,
         status,
         stream,
+        table,
         top,
         topic,
         transaction,
@@ -64,6 +65,7 @@ def build_app() -> typer.Typer:
     app.command("load")(load.load)
     app.command("stream")(stream.stream)
     app.add_typer(topic.build_app(markup), name="topic")
+    app.add_typer(table.build_app(markup), name="table")
     app.add_typer(box.build_app(markup), name="box")
     app.add_typer(cluster.build_app(markup), name="cluster")
     app.add_typer(group.build_app(markup), name="group")

@@ -48,7 +48,7 @@ EXIT_OTHER_RELEASE = 78
 
 STOP_ORDER: tuple[tuple[str, ...], ...] = (
     ("ingest", "acceptor"),
-    ("coordinator", "replica-fetcher"),
+    ("coordinator", "replica-fetcher", "tabler"),
     ("console", "log-reader", "log-writer"),
     ("controller",),
     ("zookeeper",),

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from appliance.base.errors import ConfigurationProblems
-from appliance.base.layout import INGEST_STATE, SYSTEM_ROOT, Disk
+from appliance.base.layout import INGEST_STATE, SYSTEM_ROOT, TABLES_STATE, Disk
 from appliance.base.networks import is_network, split_networks
 from appliance.base.settings import Box, KafkaListener, SenderSocket
 from appliance.base.zookeeper_access import secret_path
@@ -103,6 +103,9 @@ def plan_units(box: Box, mount_points: Mapping[str, str], load: str = "") -> Uni
         drop_ins["millrace-zookeeper.service"] = _section("Service", [memory, *_writes(state), *_zookeeper_addresses(box), *own_network])
     listens = [f"Sockets={' '.join(map(sender_unit, box.sender_sockets))}"] if box.sender_sockets else []
     drop_ins["millrace-ingest@.service"] = _section("Service", [*listens, *_writes(f"-{state}/{INGEST_STATE}"), hidden, *_own_addresses(box, box.advertise)])
+    if box.table_locations:
+        tables = (f"-{path}" for path in (f"{state}/{TABLES_STATE}", *box.table_locations))
+        drop_ins["millrace-tabler.service"] = _section("Service", [*_writes(*tables), hidden])
     for disk in box.disks:
         bound = _section("Unit", _mount_lines(disk.path, mount_points[disk.path]))
         drop_ins[unit_name(f"log-writer@{disk.name}")] = bound + _section("Service", [*_writes(disk.path, state), hidden])
@@ -239,6 +242,8 @@ def settings_mark(box: Box) -> str:
         told.append([listener[:4] for listener in box.listeners])
     if box.embedded_zookeeper:
         told += [box.zookeeper_members, box.text("zookeeper.allowed.addresses")]
+    if box.table_locations:
+        told.append(box.table_locations)
     return f"{zlib.crc32(json.dumps([told, disks, box.integer('zookeeper.heap.mb')]).encode()):08x}"
 
 

@@ -490,6 +490,16 @@ ALARMS: tuple[Alarm, ...] = (
         act=("inform the owner of the consumer. A reader that is far behind reads from the disk and does not slow others down."),
     ),
     Alarm(
+        "MillraceTableFailing",
+        WARNING,
+        AlarmCondition("millrace_table_failing", "==", 1),
+        15 * MINUTE,
+        "topic {topic} is not written to its table",
+        "The table lags; when retention overtakes it, it lacks records.",
+        check="`millrace table describe TOPIC`: the problem.",
+        act="what it says: mount the location, free space, bring a deleted table back ([tables](tables.md)).",
+    ),
+    Alarm(
         "MillraceClocksDisagree",
         WARNING,
         AlarmCondition("millrace_retention_clock_disagreement_seconds", ">", HOUR),

@@ -13,6 +13,7 @@ from services.console.metric_row import GAUGE, MICROSECONDS, MILLISECONDS, Metri
 _DISK = ("disk",)
 _PROCESS_DISK = ("process", "disk")
 _LISTENER = ("process", "listener")
+_TOPIC = ("process", "topic")
 
 
 def _found(name: str, meaning: str, labels: tuple[str, ...] = (), kind: str = GAUGE) -> MetricRow:
@@ -410,6 +411,19 @@ HOST_FIGURES = (
     counter("host_figures_failures", "host_figures.failures", "Times that they could not be read or written; what was read is kept and tried again."),
     counter("host_figures_dropped", "host_figures.dropped", "Records that were dropped because too many waited."),
 )
+TABLES = (
+    gauge("tables", "tables.tables", "Topics that this box keeps as tables."),
+    counter("table_commits", "tables.commits", "Commits of the table by this box.", _TOPIC),
+    counter("table_records", "tables.records", "Records in them.", _TOPIC),
+    counter("table_bad_records", "tables.bad_records", "Of these, records that did not fit the columns and are kept whole with the reason.", _TOPIC),
+    counter("table_lost_records", "tables.lost_records", "Offsets that the table lacks: retention was faster, a batch is damaged, a log lost records.", _TOPIC),
+    counter("table_written_bytes", "tables.written_bytes", "Size of the files of its commits.", _TOPIC),
+    counter("table_failures", "tables.failures", "Runs that failed and are tried again.", _TOPIC),
+    counter("table_conflicts", "tables.conflicts", "Commits that failed because another writer was faster; nothing of them is in the table.", _TOPIC),
+    gauge("table_failing", "tables.failing", "1 while the table is not written, or a partition of it, else 0; `millrace table list` says why.", _TOPIC),
+    gauge("table_lag_records", "tables.lag", "Offsets of partitions led here that the table does not have yet.", _TOPIC),
+    gauge("table_last_commit_seconds", "tables.last_commit_ms", "When this process committed last, Unix time; 0 if it did not.", _TOPIC, scale=MILLISECONDS),
+)
 SCRAPE = (
     _found("console_scrape_seconds", "How long the console took for the scrape before this one."),
     counter(
@@ -444,6 +458,7 @@ GROUPS: dict[str, tuple[MetricRow, ...]] = {
     "Controller": CONTROLLER,
     "Replica-fetcher": REPLICA_FETCHER,
     "Coordinator": COORDINATOR,
+    "Tables": TABLES,
     "The machine's figures": HOST_FIGURES,
     "The console itself": SCRAPE,
 }

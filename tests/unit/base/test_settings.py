@@ -135,4 +135,5 @@ def test_a_box_names_all_its_processes() -> None:
     names = ["zookeeper", "controller", "coordinator", "replica-fetcher", "log-writer@d0", "log-writer@d1", "log-reader@d0", "log-reader@d1"]
     names += ["acceptor@0", "acceptor@1", "ingest@0", "console"]
     assert make_box(acceptors=2).process_names() == names
+    assert make_box(acceptors=2, settings={"tables.locations": "/srv/tables"}).process_names() == [*names[:-1], "tabler", "console"]
     assert "zookeeper" not in make_box(embedded_zookeeper=False).process_names()

@@ -75,6 +75,16 @@ def test_a_disk_that_is_mounted_is_bound_to_its_mount_and_is_the_only_one_that_i
     assert "BindsTo" not in drop_ins["millrace-log-writer@d1.service.d/20-settings.conf"]
 
 
+def test_the_tabler_writes_to_the_locations_of_tables_alone_and_exists_only_where_there_are_some() -> None:
+    box = make_box(settings={"tables.locations": "/srv/tables, /data/more"})
+    drop_ins = plan(box)
+    tabler = drop_ins["millrace-tabler.service.d/20-settings.conf"]
+    assert "ReadWritePaths=-/srv/state/tables -/srv/tables -/data/more\nNoExecPaths=-/srv/state/tables -/srv/tables -/data/more\n" in tabler
+    assert "Wants=millrace-tabler.service\n" in drop_ins["millrace.target.d/20-settings.conf"]
+    assert "PrivateNetwork=yes" in sections(SYSTEMD / "millrace-tabler.service")["[Service]"]
+    assert "millrace-tabler.service.d/20-settings.conf" not in plan(make_box()) and settings_mark(box) != settings_mark(make_box())
+
+
 def test_a_disk_brings_its_processes_back_when_it_is_mounted_and_they_start_only_where_there_is_a_box() -> None:
     drop_ins = plan(make_box(), d0="/srv", d1="/srv")
     wanted = {f"Wants=millrace-log-{kind}@{disk}.service" for kind in ("writer", "reader") for disk in ("d0", "d1")}

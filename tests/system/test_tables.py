@@ -1,0 +1,156 @@
+"""A real box keeps topics as tables: what deltalake reads equals what was acknowledged to producers, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException, Message, Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
+from deltalake import DeltaTable
+
+from lab.running_box import RunningBox, environment, eventually, start_box
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+Stored = dict[tuple[int, int], bytes]
+"""Value of each acknowledged record by partition and offset."""
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
+    directory = tmp_path_factory.mktemp("tables")
+    (directory / "srv").mkdir()
+    started = start_box(directory / "box", disks=1, settings={"tables.locations": str(directory / "srv"), "num.partitions": 2})
+    yield started
+    assert started.stop() == 0
+    assert started.leftovers() == []
+
+
+@pytest.fixture
+def location(box: RunningBox) -> Path:
+    return box.directory.parent / "srv"
+
+
+def alter(box: RunningBox, topic: str, **configs: str) -> None:
+    entries = [ConfigEntry(f"millrace.table.{name}", value, incremental_operation=AlterConfigOpType.SET) for name, value in configs.items()]
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+    admin = AdminClient({"bootstrap.servers": box.bootstrap})
+    admin.incremental_alter_configs([resource])[resource].result(30)
+
+
+def create(box: RunningBox, topic: str, location: Path | None) -> None:
+    config = {"millrace.table.format": "delta", "millrace.table.location": str(location), "millrace.table.interval.ms": "1000"} if location else {}
+    admin = AdminClient({"bootstrap.servers": box.bootstrap})
+    admin.create_topics([NewTopic(topic, 2, 1, config=config)])[topic].result(30)
+
+
+def produce(box: RunningBox, topic: str, values: list[bytes], stored: Stored, end: str = "", **config: Any) -> None:
+    """Produce; in a transaction if `end` says how it ends: `commit` or `abort`."""
+
+    def on_delivery(error: Any, message: Message) -> None:
+        if error is None and end != "abort":
+            stored[message.partition(), message.offset()] = message.value()
+
+    producer = Producer({"bootstrap.servers": box.bootstrap, "linger.ms": 5, **config, **({"transactional.id": f"{topic}-{end}"} if end else {})})
+    if end:
+        producer.init_transactions(30)
+        producer.begin_transaction()
+    for number, value in enumerate(values):
+        producer.produce(topic, value, partition=number % 2, on_delivery=on_delivery)
+    assert producer.flush(30) == 0
+    if end:
+        (producer.abort_transaction if end == "abort" else producer.commit_transaction)(30)
+
+
+def rows(table: Path) -> list[dict[str, Any]]:
+    return DeltaTable(table).to_pyarrow_table().to_pylist() if (table / "_delta_log").is_dir() else []
+
+
+def problem(box: RunningBox, topic: str) -> str | None:
+    """What the tabler shows as the problem of a table; None if it shows no such table."""
+    shown = json.loads(Path(box.layout.tables_file).read_bytes())["tables"]
+    return next((str(table["problem"]) for table in shown if table["topic"] == topic), None)
+
+
+def await_table(box: RunningBox, table: Path, stored: Stored) -> list[dict[str, Any]]:
+    """Wait until the table has as many rows as was acknowledged, and compare them."""
+    found = eventually(lambda: (read := rows(table)) and len(read) >= len(stored) and read, f"{table.name} has {len(stored)} rows", 60)
+    values = sorted((row["partition"], row["offset"], row["value"]) for row in found)
+    assert values == sorted((*place, value) for place, value in stored.items())
+    return found
+
+
+def test_a_client_makes_the_box_write_only_below_the_directories_of_its_settings(box: RunningBox, location: Path) -> None:
+    create(box, "refused", None)
+    for path, words in (("/etc", "has tables below"), (f"{location}/../box", "without .. in it"), (f"{location}x", "has tables below")):
+        with pytest.raises(KafkaException, match=words):
+            alter(box, "refused", format="delta", location=path)
+    with pytest.raises(KafkaException, match="has tables below"):
+        create(box, "refused-too", Path("/etc"))
+    assert list(location.iterdir()) == []
+
+
+def test_a_table_has_each_record_that_was_acknowledged_once_whatever_is_killed(box: RunningBox, location: Path) -> None:
+    stored: Stored = {}
+    create(box, "orders", location)
+    table = location / "orders"
+    for codec, end in (("none", ""), ("lz4", "commit"), ("zstd", "abort"), ("gzip", ""), ("snappy", "commit"), ("none", "abort")):
+        produce(
+            box, "orders", [b"%s %s %d " % (codec.encode(), end.encode(), number) * 20 for number in range(200)], stored, end, **{"compression.type": codec}
+        )
+        if codec in ("none", "zstd", "snappy"):
+            box.await_restart("tabler", box.kill("tabler"))
+    old = box.kill("log-writer@d0")
+    box.await_restart("log-writer@d0", old)
+    produce(box, "orders", [b"after the log-writer"] * 10, stored)
+    await_table(box, table, stored)
+    command = [sys.executable, "-P", "-m", "appliance.command.main", "table", "describe", "orders", "--json"]
+    settings = environment() | {"MILLRACE_DATA": str(box.disks[0])}
+    eventually(lambda: box.counters("tabler").values['tables.lag{topic="orders"}'] == 0, "the lag is gone")
+    document = json.loads(subprocess.run(command, env=settings, capture_output=True, text=True, timeout=60, check=True).stdout)
+    assert (document["state"], document["lost_records"], document["problem"]) == ("ok", 0, "")
+
+
+def test_lines_of_senders_have_columns(box: RunningBox, location: Path) -> None:
+    alter(box, "syslog", format="delta", location=str(location), **{"interval.ms": "1000"})
+    send = [f"logger -n 127.0.0.1 -P {box.syslog.port} --tcp --rfc5424 -p daemon.err 'disk {number} is warm'" for number in range(3)]
+    subprocess.run(["sh", "-c", "; ".join(send)], check=True, timeout=30)
+    found = eventually(lambda: len(read := rows(location / "syslog")) == 3 and read, "the lines are in the table", 60)
+    assert sorted(row["message"] for row in found) == [f"disk {number} is warm" for number in range(3)]
+    assert {(row["severity_name"], row["facility_name"], row["value"], row["problem"]) for row in found} == {("err", "daemon", None, None)}
+
+
+def test_a_deleted_table_is_said_and_begun_again_only_when_that_is_ordered(box: RunningBox, location: Path) -> None:
+    stored: Stored = {}
+    create(box, "deleted", location)
+    produce(box, "deleted", [b"%d" % number for number in range(10)], stored)
+    table = location / "deleted"
+    await_table(box, table, stored)
+    shutil.rmtree(table)
+    produce(box, "deleted", [b"more"], stored)
+    eventually(lambda: "is gone; bring it back" in (problem(box, "deleted") or ""), "it is said")
+    box.await_restart("tabler", box.kill("tabler"))
+    eventually(lambda: box.counters("tabler").values.get('tables.failing{topic="deleted"}') == 1, "the next incarnation remembers it")
+    assert not table.exists()
+    alter(box, "deleted", format="none")
+    eventually(lambda: problem(box, "deleted") is None, "the topic is no table")
+    alter(box, "deleted", format="delta")
+    await_table(box, table, stored)
+
+
+def test_without_a_table_the_process_gives_its_memory_back(box: RunningBox) -> None:
+    def loaded() -> bool:
+        return "libarrow" in Path(f"/proc/{box.pid('tabler')}/maps").read_text()
+
+    assert loaded()
+    for topic in ("orders", "syslog", "deleted"):
+        alter(box, topic, format="none")
+    eventually(lambda: not loaded(), "Arrow is not in memory any more")
+    eventually(lambda: box.status()["tabler"]["state"] == "serving", "it serves again")
