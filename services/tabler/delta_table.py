@@ -64,7 +64,7 @@ def trouble(action: str, directory: str) -> Iterator[None]:
 
 def _os_words(error: OSError) -> str:
     hints = {errno.ENOSPC: "free space there", errno.EROFS: "mount it writable", errno.EACCES: "give it to the user of the box"}
-    words = (error.strerror or str(error)).lower()
+    words = os.strerror(error.errno).lower() if error.errno else " ".join(str(error).split())[:500]
     return f"{words}; {hints[error.errno]}" if error.errno in hints else words
 
 

@@ -245,8 +245,8 @@ class _StagedTableFile:
         if self._writer is not None:
             with suppress(OSError, pa.ArrowException):
                 self._writer.close()
-            with suppress(OSError):
-                file_io.unlink_if_there(self._path)
+        with suppress(OSError):
+            file_io.unlink_if_there(self._path)
 
 
 def _before(batch: pa.RecordBatch, offset: int) -> pa.RecordBatch:

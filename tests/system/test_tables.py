@@ -15,6 +15,7 @@ from confluent_kafka import KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 from deltalake import DeltaTable
 
+from lab.real_zookeeper import RealZooKeeper
 from lab.running_box import RunningBox, environment, eventually, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -154,3 +155,49 @@ def test_without_a_table_the_process_gives_its_memory_back(box: RunningBox) -> N
         alter(box, topic, format="none")
     eventually(lambda: not loaded(), "Arrow is not in memory any more")
     eventually(lambda: box.status()["tabler"]["state"] == "serving", "it serves again")
+
+
+@pytest.mark.deep
+def test_whichever_box_leads_writes_and_no_record_is_twice_or_missing(tmp_path: Path) -> None:
+    """Two boxes with one location; each is killed in turn while records come in, and the other one's tabler goes on."""
+    (tmp_path / "srv").mkdir()
+    zookeeper = RealZooKeeper(tmp_path / "zookeeper")
+    settings = {"tables.locations": str(tmp_path / "srv"), "min.insync.replicas": 1}
+
+    def start(broker_id: int) -> RunningBox:
+        return start_box(tmp_path / f"b{broker_id}", disks=1, broker_id=broker_id, zookeeper=zookeeper.connect, settings=settings)
+
+    boxes = {broker_id: start(broker_id) for broker_id in (1, 2)}
+    servers = ",".join(box.bootstrap for box in boxes.values())
+    stored: Stored = {}
+    try:
+        admin = AdminClient({"bootstrap.servers": servers})
+        config = {"millrace.table.format": "delta", "millrace.table.location": str(tmp_path / "srv"), "millrace.table.interval.ms": "1000"}
+        admin.create_topics([NewTopic("shared", 4, replica_assignment=[[1, 2], [2, 1], [1, 2], [2, 1]], config=config)])["shared"].result(30)
+
+        def on_delivery(error: Any, message: Message) -> None:
+            if error is None:
+                stored[message.partition(), message.offset()] = message.value()
+
+        producer = Producer({"bootstrap.servers": servers, "acks": "all", "enable.idempotence": True, "linger.ms": 5, "delivery.timeout.ms": 120_000})
+
+        def send(count: int) -> None:
+            before = len(stored)
+            for number in range(count):
+                producer.produce("shared", b"%d" % (before + number), partition=number % 4, on_delivery=on_delivery)
+                producer.poll(0.002)
+
+        for turn in range(6):
+            broker_id = 1 + turn % 2
+            send(500)
+            boxes[broker_id].kill_supervisor()
+            send(500)
+            boxes[broker_id] = start(broker_id)
+            send(500)
+            boxes[broker_id].kill("tabler")
+        assert producer.flush(120) == 0
+        await_table(boxes[1], tmp_path / "srv" / "shared", stored)
+    finally:
+        for box in boxes.values():
+            box.stop()
+        zookeeper.stop()
