@@ -311,7 +311,7 @@ def read_page(cluster: ClusterClient, partition: TopicPartition, offset: Offset,
 def _fetch_once(cluster: ClusterClient, partition: TopicPartition, offset: int, backoff: Backoff) -> bytes:
     """Ask the leader; again while the leadership moves."""
     wanted = (PartitionToFetch(partition.partition, fetch_offset=offset, max_bytes=PARTITION_FETCH_BYTES_MAX),)
-    request = ClientFetchRequest(max_wait_ms=0, max_bytes=PAGE_BYTES_MAX, topics=(TopicToFetch(partition.topic, wanted),))
+    request = ClientFetchRequest(max_wait_ms=0, max_bytes=PAGE_BYTES_MAX, topics=(TopicToFetch(partition.topic, partitions=wanted),))
     while True:
         leader = next((each.leader for each in cluster.topic(partition.topic, complete=False).partitions if each.partition == partition.partition), NO_LEADER)
         try:
