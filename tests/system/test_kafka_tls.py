@@ -128,8 +128,13 @@ def test_java_shows_its_certificate_and_is_served(place: Place) -> None:
     )
     tool = [java(), "-cp", class_path(), "kafka.admin.BrokerApiVersionsCommand"]
     options = ["--bootstrap-server", f"localhost:{place.ports['MUTUAL']}", "--command-config", str(properties)]
-    shown = subprocess.run([*tool, *options], capture_output=True, text=True, timeout=120, check=False)
-    assert f"127.0.0.1:{place.ports['MUTUAL']} (id: 1" in shown.stdout and "Produce(0)" in shown.stdout, shown
+
+    def shown() -> str:
+        """The tool itself waits no longer than 5 s for an answer."""
+        return subprocess.run([*tool, *options], capture_output=True, text=True, timeout=120, check=False).stdout
+
+    answer = eventually(shown, "the tool is answered", 120.0)
+    assert f"127.0.0.1:{place.ports['MUTUAL']} (id: 1" in answer and "Produce(0)" in answer, answer
 
 
 def test_clients_of_a_tls_listener_receive_its_endpoint(place: Place) -> None:
