@@ -89,6 +89,7 @@ def senders_view(reading: TableReading) -> str:
         options = {"raw": listener.raw, "key required": listener.is_key_required, "client certificates": listener.client_ca}
         options |= {"tokens": listener.tokens, "shared key": listener.shared_key, f"proxy {listener.proxy}": listener.proxy is not ProxyMode.NO}
         options |= {"web pages": listener.allow_origin, "topics": listener.topics or any(token.topics for token in listener.tokens)}
+        options |= {"principal": listener.principal or any(token.principal for token in listener.tokens)}
         names = [name for name, value in options.items() if value]
         acks = "all" if listener.acks < 0 else str(listener.acks)
         protocol = f"{listener.protocol} {listener.transport}"

@@ -37,6 +37,8 @@ class LossReason(StrEnum):
     """The log-writer refused the record for good."""
     NO_KEY = "no_key"
     """The record has no key, and its listener or route requires one."""
+    UNAUTHORIZED = "unauthorized"
+    """The principal of the listener may not write to the topic. There is no dead letter."""
     DAMAGED = "damaged"
     """The record waited in the spool and cannot be read back."""
     SHUTDOWN = "shutdown"

@@ -76,11 +76,12 @@ class KeyRule(NamedTuple):
 class Token(NamedTuple):
     """A token of an HTTP listener.
 
-    `topics`: as those of the listener, which count if it is empty.
+    `topics`, `principal`: as those of the listener, which count if they are empty.
     """
 
     value: str
     topics: tuple[str, ...] = ()
+    principal: str = ""
 
 
 class Listener(NamedTuple):
@@ -94,6 +95,8 @@ class Listener(NamedTuple):
     """Empty: the address of the box."""
     topic: str = ""
     """Topic for records that match no route. Empty: the default topic."""
+    principal: str = ""
+    """`User:NAME`, which needs WRITE on the topics of its records. Empty: no right is needed."""
     key: KeyRule = KeyRule()
     is_key_required: bool = False
     """Whether a record without its key is a dead letter; otherwise it goes to any partition."""

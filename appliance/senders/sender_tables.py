@@ -58,6 +58,7 @@ TRANSPORTS: dict[Protocol, tuple[ListenerTransport, ...]] = {
     Protocol.HTTP: (ListenerTransport.TCP, ListenerTransport.TLS),
 }
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}\Z")
+_PRINCIPAL = re.compile(r"User:[^\s*;][^\x00-\x1f;]{0,254}\Z")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/,?#@]+\Z", re.IGNORECASE)
 _ADDRESS = re.compile(r"([0-9a-fA-F:.]+|[0-9A-Za-z.\-]+|\*)\Z")
 
@@ -105,10 +106,15 @@ def _topic_pattern(value: object) -> str | None:
 def _token(value: object) -> Token | None:
     if isinstance(value, str):
         return Token(value) if value else None
-    if not isinstance(value, dict) or value.keys() - {"value", "topics"} or not (secret := _text(value.get("value"))):
+    if not isinstance(value, dict) or value.keys() - {"value", "topics", "principal"} or not (secret := _text(value.get("value"))):
         return None
     topics = _several(_topic_pattern)(value["topics"]) if "topics" in value else ()
-    return None if topics is None else Token(secret, topics)
+    principal = _principal(value["principal"]) if "principal" in value else ""
+    return None if topics is None or principal is None else Token(secret, topics, principal)
+
+
+def _principal(value: object) -> str | None:
+    return value if isinstance(value, str) and _PRINCIPAL.match(value) else None
 
 
 def _origin(value: object) -> str | None:
@@ -192,6 +198,9 @@ LISTENER_KEYS: dict[str, Key] = {
     "name": Key("name", _name, "at most 32 lower-case letters, digits, '.', '_' and '-'").means("name in metrics and messages"),
     **_SOCKET_KEYS,
     "topic": Key("topic", _topic, _TOPIC).means("topic for records that match no route", "`[ingest.default]`"),
+    "principal": Key("principal", _principal, "User:NAME").means(
+        "with an authorizer, what must have `Write` on the topics of the records", "none: no right is needed"
+    ),
     "key": _KEY,
     "key-required": _KEY_REQUIRED,
     "acks": Key("acks", _acks, '"all" (every in-sync replica has the record), 1 (the leader has it) or 0 (it was received)').means(
@@ -217,7 +226,7 @@ LISTENER_KEYS: dict[str, Key] = {
         "web pages of these origins may send; preflights are answered", "none"
     ),
     "token": Key("tokens", _several(_token), 'a text in quotes or { value = "SECRET", topics = ["TOPIC"] }, or several in [brackets]', (Protocol.HTTP,)).means(
-        "requests must present one of these (bearer, Splunk, password of basic); one may have topics of its own", "none is requested"
+        "requests must present one of these (bearer, Splunk, password of basic); one may have `topics` and `principal` of its own", "none is requested"
     ),
     "topics": Key("topics", _several(_topic_pattern), "names of topics, in which * matches any characters", (Protocol.HTTP,)).means(
         "topics that a request may name, and where the routes may take its records", "those that the routes and `topic` have for this listener"

@@ -22,7 +22,7 @@ INGEST = (
     counter(
         "ingest_lost_lines",
         "ingest.counted",
-        "Lines received and not stored, by reason: overflow, too_large, refused, no_key, damaged, shutdown, crash.",
+        "Lines received and not stored, by reason: overflow, too_large, refused, no_key, unauthorized, damaged, shutdown, crash.",
         _REASON,
     ),
     counter(

@@ -19,6 +19,7 @@ from appliance.client.peers import Peers
 from appliance.cluster.lease_gate import LeaseGate
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import ImageFollower
+from appliance.cluster.security_image import authorizer_of
 from appliance.ipc.box_disks import BoxDisks, DiskHealth
 from appliance.ipc.producer_id_leases import ProducerIdLeases
 from appliance.ipc.proxies import LogWriterProxies
@@ -41,6 +42,7 @@ from services.ingest.records.ingest_ledger import IngestLedger, SenderLedgers
 from services.ingest.records.ingest_topics import IngestTopics
 from services.ingest.records.live_tap import LiveTap
 from services.ingest.records.record_router import RecordRouter
+from services.ingest.records.sender_rights import SenderRights
 
 SWEEP_NS = 1_000_000_000
 DRAIN_NS_MAX = 4_000_000_000
@@ -99,6 +101,7 @@ class IngestAgent:
             self._topics.of(left_over)
         held = HeldRecords(box.integer("ingest.held.bytes"), counters)
         self._router = RecordRouter(table, self._topics, self._acknowledger, self._replays, held, self._clock)
+        self._rights = self._router.rights = _rights_of(context, table.listeners)
         self._tap = LiveTap(context.layout.tap_socket(int(context.instance or 0)), self._poller, self._clock, self._on_watched)
         self._box_disks = BoxDisks(context.layout, box)
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), lambda _disk, _operation: None, lambda _disk: None)
@@ -172,6 +175,8 @@ class IngestAgent:
                 self._peers.refresh(image.brokers)
                 self._topics.set_image(image)
                 self._sender.refresh()
+            if self._rights is not None:
+                self._rights.load()
             work = 1
         return work + self._view.refresh()
 
@@ -237,7 +242,7 @@ class IngestAgent:
         partitions is served here or led by another box."""
         topic = self._view.image.topics.get(self._default_topic)
         self._topics.of(self._default_topic)
-        if topic is None or self._drain_until_ns or not self._replays.is_loaded:
+        if topic is None or self._drain_until_ns or not self._replays.is_loaded or (self._rights is not None and not self._rights.has_image):
             return
         for number, partition in enumerate(topic.partitions):
             if self._view.placement(self._default_topic, number) is not None or partition.leader not in (NO_LEADER, self._view.broker_id):
@@ -307,3 +312,10 @@ class IngestAgent:
         if self._ready and not self._drained:
             self._datagrams.read(not self._topics.of(self._default_topic).is_blocked)
         self._connections.resume(self._topics.is_partition_blocked)
+
+
+def _rights_of(context: ServiceContext, listeners: Iterable[Listener]) -> SenderRights | None:
+    """Return None if no listener or token has a principal, or the box no authorizer."""
+    has_principal = any(listener.principal or any(token.principal for token in listener.tokens) for listener in listeners)
+    authorizer = authorizer_of(context.box) if has_principal else None
+    return None if authorizer is None else SenderRights(context, authorizer)

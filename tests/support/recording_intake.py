@@ -133,6 +133,9 @@ class RecordingIntake:
     def has_topic(self, topic: str) -> bool:
         return topic in self.topics
 
+    def may_write(self, principal: str, source: EventSource, topic: str) -> bool:
+        return True
+
     def topics_of(self, listener: Listener, record: IngestRecord | None = None) -> Iterable[str]:
         return self.routed_topics if self.routed_topics is not None else self.topics
 

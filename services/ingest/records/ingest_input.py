@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, tzinfo
 from typing import Any
 
-from appliance.senders.listener import SYSLOG_TCP, SYSLOG_UDP, KeyKind, Listener
+from appliance.senders.listener import SYSLOG_TCP, SYSLOG_UDP, KeyKind, Listener, Protocol
 from appliance.senders.router import ANSWERS_KEPT_MAX, Destinations, Router, direct
 from services.ingest.protocols.syslog.syslog_lines import SyslogLines
 from services.ingest.protocols.syslog.syslog_message import SyslogMessage, SyslogParser, read_structured_data
@@ -58,6 +58,8 @@ class IngestInput:
 
     def __init__(self, listener: Listener, router: Router) -> None:
         self.listener = listener
+        self.principal = "" if listener.protocol is Protocol.HTTP else listener.principal
+        """whose rights the router checks; those of HTTP requests are checked before"""
         self.can_wait = not listener.is_datagram
         """True if its senders can be slowed down."""
         self.parser = SyslogParser(time_zone_of(listener.time_zone))

@@ -113,6 +113,9 @@ class Intake(Protocol):
         """Return the topics that a record goes to by the routes; without one, those that any record
         of the listener may go to."""
 
+    def may_write(self, principal: str, source: EventSource, topic: str) -> bool:
+        """Return whether the principal of a listener or token may write to the topic."""
+
     def now_ms(self) -> int:
         """Return the wall clock, for times of arrival."""
 

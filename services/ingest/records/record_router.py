@@ -36,6 +36,7 @@ from services.ingest.records.ingest_record import ColumnarRecords, IngestRecord,
 from services.ingest.records.ingest_topics import BackloggedRecord, Collector, IngestTopics, TopicBacklog
 from services.ingest.records.intake import Oddity, RefusedReason
 from services.ingest.records.live_tap import LiveTap
+from services.ingest.records.sender_rights import SenderRights
 
 OVERHEAD_BYTES = 1024
 """Overhead of a batch and of the headers of a dead letter."""
@@ -128,6 +129,8 @@ class RecordRouter:
         acknowledger.on_completed = self._identified.on_completed
         topics.on_too_large = self._on_late_too_large
         topics.on_batched = self._on_batched
+        self.rights: SenderRights | None = None
+        """None: no principal needs rights."""
         self.tap: LiveTap | None = None
         """Set while a command watches what passes."""
         self.blocked_partition: tuple[str, int] | None = None
@@ -186,6 +189,9 @@ class RecordRouter:
         routes = self._router.of(listener)
         return routes.topics if record is None else [to.topic for to in routes.route(record)]
 
+    def may_write(self, principal: str, source: EventSource, topic: str) -> bool:
+        return self.rights is None or self.rights.may_write(principal, source.host, topic)
+
     def now_ms(self) -> int:
         return self._clock.wall_ms()
 
@@ -202,7 +208,16 @@ class RecordRouter:
         """Take messages of one topic, with a key that the builder makes and without identities:
         most syslog lines."""
         self._receive(group, len(messages))
+        if source.principal and not self.may_write(source.principal, group.source, source.plain_topic):
+            self._refuse_unauthorized(group, range(group.record_count - len(messages), group.record_count))
+            return
         self._store_lines(source, group, messages, None, None)
+
+    def _refuse_unauthorized(self, group: AckGroup, numbers: Sequence[int]) -> None:
+        """Count records of a principal that may not write to their topic; a dead letter would be a way around that."""
+        self._ledger.on_counted(group, LossReason.UNAUTHORIZED, len(numbers))
+        if group.on_completed is not None:
+            group.rejected += [(number, str(LossReason.UNAUTHORIZED)) for number in numbers]
 
     def _store_lines(
         self, source: IngestInput, group: AckGroup, messages: Sequence[bytes], numbers: Sequence[int] | None, addresses: AddressRun | None
@@ -278,6 +293,9 @@ class RecordRouter:
         if not records:
             return
         source = self._inputs[group.listener.name]
+        if source.principal and source.plain_topic and not self.may_write(source.principal, group.source, source.plain_topic):
+            self._refuse_unauthorized(group, numbers)
+            return
         if source.plain_topic and not group.topic and self._may_go_plainly(source, group, addresses):
             if isinstance(records, ColumnarRecords) or not isinstance(records[0], bytes):
                 self._store_records(source, group, cast("Sequence[IngestRecord]", records), numbers, addresses)
@@ -346,6 +364,11 @@ class RecordRouter:
         """Append the record to each of its topics, with the key that it has there."""
         is_copy = False
         for destination in destinations:
+            if source.principal and not self.may_write(source.principal, group.source, destination.topic):
+                if not is_copy:
+                    self._refuse_unauthorized(group, (number,))
+                is_copy = True
+                continue
             key = key_of(destination.key, record, group.source.host)
             if key is None and destination.is_key_required:
                 if not is_copy:

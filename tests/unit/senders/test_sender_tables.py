@@ -151,6 +151,8 @@ LISTENER_MISTAKES = {
     'name = "a", protocol = "syslog"': "transport, port missing: a listener needs a name",
     'name = "A b", protocol = "syslog", transport = "tcp", port = 1': 'name is "A b"; write at most 32 lower-case letters',
     'name = "http", port = 1': "port: http is built in, and [box] says where it listens; leave port out",
+    'name = "a", protocol = "relp", transport = "tcp", port = 1, principal = "app"': 'principal is "app"; write User:NAME',
+    'name = "a", protocol = "http", transport = "tcp", port = 1, token = {value = "t", principal = "*"}': "write a text in quotes or {",
     'name = "a", protocol = "smtp", transport = "tcp", port = 1': 'protocol is "smtp"; write one of syslog, relp',
     'name = "a", protocol = "relpp", transport = "tcp", port = 1': "did you mean relp?",
     'name = "a", protocol = "relp", transport = "quic", port = 1': 'transport is "quic"; write one of tcp',

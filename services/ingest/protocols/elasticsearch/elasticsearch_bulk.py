@@ -102,7 +102,7 @@ class _Bulk:
             if problem:
                 self._problems[number] = problem
                 continue
-            if request.topics and (topic := request.forbidden_topic(record)):
+            if request.is_limited and (topic := request.forbidden_topic(record)):
                 self._forbidden[number] = f"these credentials may not write to topic [{topic}]"
                 continue
             records.append(record)

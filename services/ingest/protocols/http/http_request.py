@@ -90,6 +90,7 @@ class Request:
         "source",
         "topics",
         "unit",
+        "writer",
     )
 
     def __init__(self, method: str, path: str, query_string: str, headers: dict[bytes, bytes], listener: Listener, source: EventSource, intake: Intake) -> None:
@@ -106,6 +107,8 @@ class Request:
         """The user that presented the token, if its form has one (basic); otherwise empty."""
         self.topics = listener.topics
         """Those of the token, if it has its own."""
+        self.writer = listener.principal
+        """Whose rights count: of the token, if it has its own; "" if none are needed."""
         self.forbidden: list[tuple[int, str]] = []
         """(number of the record in the request, topic) of records that `permitted` refused."""
         self._seen = 0
@@ -149,12 +152,21 @@ class Request:
 
     def may_name(self, topic: str) -> bool:
         """Whether the sender may name this topic in the request."""
-        return _matcher(self.topics)(topic) if self.topics else topic in self.intake.topics_of(self.listener)
+        return self._may_use(topic) if self.topics else topic in self.intake.topics_of(self.listener) and self._may_use(topic)
+
+    def _may_use(self, topic: str) -> bool:
+        if self.topics and not _matcher(self.topics)(topic):
+            return False
+        return not self.writer or self.intake.may_write(self.writer, self.source, topic)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether some topics may be forbidden to the sender."""
+        return bool(self.topics or self.writer)
 
     def forbidden_topic(self, record: IngestRecord) -> str:
         """Return a topic that the record goes to and the sender may not use; "" if there is none."""
-        may_use = _matcher(self.topics)
-        return next((topic for topic in self.intake.topics_of(self.listener, record) if not may_use(topic)), "")
+        return next((topic for topic in self.intake.topics_of(self.listener, record) if not self._may_use(topic)), "")
 
     def permitted(self, records: Sequence[IngestRecord]) -> Sequence[IngestRecord]:
         """Return the records whose topics by the routes the sender may use. The others are refused,
@@ -164,7 +176,7 @@ class Request:
 
     def permitted_positions(self, records: Sequence[IngestRecord]) -> Sequence[int]:
         """As `permitted`; return the positions of the records."""
-        if not self.topics or all(map(_matcher(self.topics), self.intake.topics_of(self.listener))):
+        if not self.is_limited or all(map(self._may_use, self.intake.topics_of(self.listener))):
             return range(len(records))
         positions: list[int] = []
         for position, record in enumerate(records):

@@ -64,7 +64,7 @@ def encode_answer(answer: HttpResponse, keep_alive: bool, without_body: bool) ->
 
 def has_token(request: Request) -> bool:
     """Whether the request presents one of the listener's tokens, in any form that senders use. Sets
-    `request.principal` and `request.topics`.
+    `request.principal`, `request.topics` and `request.writer`.
     """
     listener: Listener = request.listener
     if not listener.tokens:
@@ -87,6 +87,7 @@ def has_token(request: Request) -> bool:
         return False
     request.principal = user
     request.topics = known.topics or listener.topics
+    request.writer = known.principal or listener.principal
     return True
 
 
