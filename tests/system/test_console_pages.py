@@ -272,3 +272,57 @@ def test_disks_are_shown_with_what_lies_on_them_and_one_is_drained_and_taken_bac
     page.press("Use it again", "dialog")
     eventually(lambda: "draining" not in page.text("#disks"), "it takes new partitions again")
     assert page.is_quiet()
+
+
+FLOOD = """
+const asked = window.fetch, state = { sent: 0, frames: 0, longest: 0 };
+window.flood = state;
+const answered = (content) => new Response(content, { headers: { "Content-Type": "application/x-ndjson" } });
+const value = (number) => JSON.stringify({ host: "web", severity: number % 3 ? "info" : "err", message: `line ${number} <script>window.harmed = 1</script>` });
+const line = (number) => JSON.stringify({ record: { partition: 0, offset: number, timestamp: 1700000000000 + number, value: value(number) } }) + "\\n";
+window.fetch = (url, options) => {
+  if (String(url).startsWith("/api/search/check")) return Promise.resolve(answered('{"marks":[]}'));
+  if (!String(url).startsWith("/api/search")) return asked(url, options);
+  return Promise.resolve(answered(new ReadableStream({ start(controller) {
+    let before = performance.now();
+    const frame = (at) => {
+      state.frames++;
+      state.longest = Math.max(state.longest, at - before);
+      before = at;
+      if (state.sent < 30000) requestAnimationFrame(frame);
+    };
+    requestAnimationFrame(frame);
+    const send = () => {
+      let chunk = "";
+      for (let number = 0; number < 1000; number++) chunk += line(state.sent++);
+      controller.enqueue(new TextEncoder().encode(chunk));
+      if (state.sent < 30000) setTimeout(send, 100);
+    };
+    send();
+  } })));
+};
+"""
+"""Ten thousand lines a second for three seconds, as the search process streams them; and the frames that the page draws meanwhile."""
+
+
+def test_a_flood_of_ten_thousand_lines_a_second_is_followed_paused_and_stopped(page: ConsolePage) -> None:
+    page.open("/logs")
+    eventually(lambda: page.run("return document.getElementById('topic-names') !== null && typeof follow === 'function'"), "the page is there")
+    page.run(FLOOD)
+    page.run("document.getElementById('topic').value = 'x'; document.getElementById('limit').value = '200'")
+    page.press("Follow")
+    eventually(lambda: page.run("return document.querySelectorAll('#records tr.record').length") == 200, "lines are shown")
+    page.press("Pause")
+    page.wait("#state", "paused")
+    page.press("Go on")
+    page.wait("#state", "30,000 records since")
+    eventually(lambda: "line 29999 " in page.text("#records tr.record"), "the newest is on top")
+    assert page.run("return document.querySelectorAll('#records tr.record').length") == 200 and "line 29997 " in page.text("#records tr.record.bad")
+    assert "passed by unseen" in page.text("#state")
+    assert page.run("return window.flood.frames") >= 5, "the page was drawn while they came"
+    page.run("document.querySelector('#records tr.record').click()")
+    page.wait("#follow", "Go on")
+    assert "<script>window.harmed = 1</script>" in page.text("#records .whole")
+    page.press("Stop")
+    page.wait("#state", "Stopped; 200 records kept")
+    assert page.text("#follow") == "Follow" and page.is_quiet()

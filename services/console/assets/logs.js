@@ -1,8 +1,9 @@
 // The search page: /api/search streams lines of JSON. Records are put in as text, never as HTML. Weak spot: the times of the matches are counted by a
 // second search, which begins when the first has ended.
 "use strict";
-const ROWS_MAX = 1000; // that a search which follows shows; older ones leave
-const WAITING_MAX = 1000;
+const LIVE_MAX = 1000; // lines that a search which follows keeps, if `Records` does not say fewer; older ones leave
+const LIVE_MS = 100; // between two changes of the page while it follows: each lays the table out
+const LIVE_BUDGET_MS = 25; // of one change; the rest waits for the next one
 const SHOWN_CHARACTERS = 4000;
 const WHOLE_CHARACTERS = 100000;
 const BARS_MAX = 120;
@@ -150,8 +151,10 @@ function recordBody(record) {
   row.append(make("td", "", timeText(record.timestamp)), severityCell, text(fields?.host), text(fields?.app), shown);
   row.tabIndex = 0;
   row.setAttribute("aria-expanded", "false");
+  if (kind) row.classList.add(kind);
   const toggle = () => {
     const isOpen = body.rows.length > 1;
+    if (!isOpen && isFollowing() && !pausedAt) follow(); // it would move away under its reader
     if (isOpen) body.deleteRow(1);
     else body.append(wholeRecord(record));
     row.setAttribute("aria-expanded", String(!isOpen));
@@ -208,13 +211,18 @@ function show(records) {
   $("records").tHead.after(...newest.map(recordBody));
 }
 
-// Records that follow are put on top, once a frame, so that a flood does not stop the page.
+// Records that follow are put on top, some at a time, so that a flood does not stop the page. What would leave at once is not shown.
+const linesKept = () => Math.min(Number($("limit").value), LIVE_MAX);
+
 function showWaiting() {
   if (!waiting.length || pausedAt) return;
-  show(waiting.splice(0));
-  found.length = Math.min(found.length, ROWS_MAX);
-  const table = $("records");
-  while (table.tBodies.length > ROWS_MAX) table.tBodies[table.tBodies.length - 1].remove();
+  const table = $("records"), bodies = [], until = performance.now() + LIVE_BUDGET_MS;
+  while (bodies.length < waiting.length && (bodies.length % 16 || performance.now() < until)) bodies.push(recordBody(waiting[bodies.length]));
+  found.unshift(...waiting.splice(0, bodies.length).reverse());
+  found.length = Math.min(found.length, linesKept());
+  table.tHead.hidden = false;
+  table.tHead.after(...bodies.reverse());
+  while (table.tBodies.length > linesKept()) table.tBodies[table.tBodies.length - 1].remove();
 }
 
 function showState(text) { $("state").textContent = text; $("download").hidden = !found.length; }
@@ -344,13 +352,25 @@ function chooseBars() {
 
 // ---- follow
 
+const isFollowing = () => $("follow").getAttribute("aria-pressed") === "true";
+
 function showFollow(isOn) {
   $("follow").setAttribute("aria-pressed", String(isOn));
   $("follow").textContent = !isOn ? "Follow" : pausedAt ? "Go on" : "Pause";
+  $("stop").hidden = !isOn;
+  $("records").classList.toggle("live", isOn);
+}
+
+function stopFollowing() {
+  running?.abort();
+  pausedAt = 0;
+  showWaiting();
+  showFollow(false);
+  showState(`Stopped; ${plural(found.length, "record")} kept.`);
 }
 
 async function follow() {
-  if ($("follow").getAttribute("aria-pressed") === "true") {
+  if (isFollowing()) {
     pausedAt = pausedAt ? 0 : Date.now();
     showFollow(true);
     return;
@@ -359,14 +379,16 @@ async function follow() {
   writeAddress();
   showFollow(true);
   showState("Later records appear here as they come.");
-  let seen = 0, dropped = 0;
-  const frame = () => {
+  const began = Date.now();
+  let seen = 0, dropped = 0, shownAt = -LIVE_MS;
+  const frame = (at) => {
     if (signal.aborted) return;
     requestAnimationFrame(frame); // first: what follows may fail for one record
+    if (at - shownAt < LIVE_MS) return;
+    shownAt = at;
     showWaiting();
-    if (seen) showState(`${plural(seen, "record")} since ${clockText(new Date(began))}${pausedAt ? ` · paused, ${wholeText(waiting.length)} wait` : ""}${dropped ? ` · ${wholeText(dropped)} not shown` : ""}`);
+    if (seen) showState(`${plural(seen, "record")} since ${clockText(new Date(began))} (${ZONE})${pausedAt ? ` · paused, ${wholeText(waiting.length)} wait` : ""}${dropped ? ` · the newest ${wholeText(linesKept())} kept, ${wholeText(dropped)} passed by unseen` : ""}`);
   };
-  const began = Date.now();
   try {
     await readMarks(signal);
     const wanted = { topic: $("topic").value, query: $("query").value, since: "now", order: "oldest", follow: "true", limit: "1000000" };
@@ -375,8 +397,9 @@ async function follow() {
     for await (const documents of lines(response)) {
       const records = documents.filter((each) => each.record).map((each) => each.record);
       seen += records.length;
-      waiting.push(...records);
-      if (waiting.length > WAITING_MAX) dropped += waiting.splice(0, waiting.length - WAITING_MAX).length;
+      waiting = waiting.concat(records);
+      const most = linesKept();
+      if (waiting.length > most) dropped += waiting.splice(0, waiting.length - most).length;
       const failed = documents.find((each) => each.error);
       if (failed) throw new Refused(failed.error.status, { error: failed.error.message });
     }
@@ -411,11 +434,12 @@ async function showTopics(isFirst = false) {
 $("form").addEventListener("submit", (event) => { event.preventDefault(); start(); });
 $("range").addEventListener("change", () => { if ($("range").value === "fixed" && !$("since").value) { const now = Date.now(); chooseTimes(now - AGE_MS.h, now); } showFixed(); });
 $("follow").addEventListener("click", follow);
+$("stop").addEventListener("click", stopFollowing);
 $("download").addEventListener("click", download);
 document.addEventListener("keydown", (event) => {
   if (event.key === "/" && !/INPUT|SELECT/.test(document.activeElement.tagName)) { event.preventDefault(); $("query").focus(); }
 });
-$("zone").textContent = `(${Intl.DateTimeFormat().resolvedOptions().timeZone})`;
+$("zone").textContent = `(${ZONE})`;
 followTheme(() => {});
 chooseBars();
 // A search is not cheap, and any page can link to this one: an address fills the form in, and its reader starts the search.
