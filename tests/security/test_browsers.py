@@ -147,6 +147,29 @@ def test_a_link_to_the_console_opens_it_and_no_other_site_embeds_it(site: Site, 
     eventually(lambda: page.execute_script("return document.querySelector('#ready')?.textContent") == "ready", "the console is shown", 20)
 
 
+@needs_browser
+def test_a_page_of_another_site_changes_nothing_by_the_console(site: Site, page: webdriver.Chrome) -> None:
+    """A form can send no JSON, a fetch with JSON or the header of the page is asked about first, and a name that leads to the box is not the box's."""
+    console, admin = f"http://{site.box.http}", AdminClient({"bootstrap.servers": site.box.bootstrap})
+    body = json.dumps({"topic": "forged", "key": None, "value": "forged"})
+    page.get(site.url("evil.example"))
+    for path in ("/api/topic/create", "/api/records/produce", "/api/group/reset", "/api/disk/drain"):
+        assert fetched(page, console + path, method="POST", mode="no-cors", body=body)[0] in ("opaque", "refused")
+        for headers in ({"Content-Type": "application/json"}, {"X-Millrace": "console"}, {"Content-Type": "application/json", "X-Millrace": "console"}):
+            assert fetched(page, console + path, method="POST", headers=headers, body=body)[0] == "refused"
+    form = "const form = document.createElement('form'); form.method = 'post'; form.enctype = 'text/plain'; form.action = arguments[0]; "
+    form += "const field = document.createElement('input'); field.name = arguments[1]; form.append(field); document.body.append(form); form.submit();"
+    page.execute_script(form, f"{console}/api/topic/create", body)
+    eventually(lambda: "other sites" in page.page_source, "the form is refused")
+    page.get(f"http://rebound.example:{site.box.http.port}/topics")
+    ours = {"Content-Type": "application/json", "X-Millrace": "console"}
+    assert fetched(page, "/api/topic/create", method="POST", headers=ours, body=body)[1] == 421
+    assert "forged" not in admin.list_topics(timeout=20).topics
+    page.get(f"{console}/topics")
+    assert fetched(page, "/api/topic/create", method="POST", headers=ours, body='{"topic": "our-own"}')[1] == 200
+    assert "our-own" in admin.list_topics(timeout=20).topics
+
+
 def test_nothing_above_disturbs_programs(site: Site, tmp_path: Path) -> None:
     for name in ("localhost", socket.gethostname(), "127.0.0.1"):
         with socket.create_connection(site.box.ingest, 10) as sender:

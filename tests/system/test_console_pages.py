@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -272,6 +274,23 @@ def test_disks_are_shown_with_what_lies_on_them_and_one_is_drained_and_taken_bac
     page.press("Use it again", "dialog")
     eventually(lambda: "draining" not in page.text("#disks"), "it takes new partitions again")
     assert page.is_quiet()
+
+
+def test_a_coordinator_that_does_not_answer_is_said_and_the_page_recovers(page: ConsolePage, shared_box: RunningBox) -> None:
+    page.open("/groups")
+    page.wait("#count", "group")
+    pid = shared_box.pid("coordinator")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        page.wait("#trouble", "asked again every few seconds")
+        page.open("/topics")
+        page.wait("#topics", "syslog")
+        page.open("/groups")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    page.wait("#count", "group")
+    eventually(lambda: not page.driver.find_element("id", "trouble").is_displayed(), "the page has recovered")
+    assert {each["message"].rpartition("status of ")[2][:3] for each in complaints(page.driver)} <= {"503", "504"} and page.is_quiet()
 
 
 FLOOD = """
