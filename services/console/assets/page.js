@@ -94,7 +94,7 @@ function showAlarms(box) {
 function showGroups(box) {
   const most = Math.max(...box.groups.map((group) => group.records), 1);
   fill($("groups"), [["group", "name"], ["state", ""], ["reads", "words"], ["partitions", "number"], ["records behind", "number"]], box.groups.map((group) => [
-    group.group, badge(group.state.toLowerCase() || NOTHING, group.state === "Stable" ? "good" : group.state === "Empty" ? "" : "warn"),
+    link(group.group, "/groups", { group: group.group }), badge(group.state.toLowerCase() || NOTHING, group.state === "Stable" ? "good" : group.state === "Empty" ? "" : "warn"),
     group.topics.join(", ") + (group.topics_count > group.topics.length ? ` and ${group.topics_count - group.topics.length} more` : ""),
     wholeText(group.partitions), metered(group.records / most, group.records > 1e6 ? "warn" : "", wholeText(group.records)),
   ]), "No group has committed offsets.");
@@ -105,7 +105,7 @@ function showGroups(box) {
 function showTopics(box) {
   const columns = [["topic", "name"], ["partitions", "number"], ["", ""], ["records in/s", "number"], ["in", "number"], ["out", "number"], ["records", "number"], ["size", "number"]];
   fill($("topics"), columns, box.topics.map((topic) => [
-    topic.name, wholeText(topic.partitions), topic.not_served ? badge(`${topic.not_served} not served`, "bad") : "", countText(topic.records_per_s),
+    link(topic.name, "/topics", { topic: topic.name }), wholeText(topic.partitions), topic.not_served ? badge(`${topic.not_served} not served`, "bad") : "", countText(topic.records_per_s),
     rateText(topic.received_bytes_per_s), rateText(topic.sent_bytes_per_s), wholeText(topic.records), bytesText(topic.size_bytes),
   ]), "No topics yet.");
   const left = box.topics_count - box.topics.length;
@@ -147,7 +147,7 @@ async function look() {
     past.add(box.history);
     for (const show of [showHead, showTiles, showDisks, showProcesses, showAlarms, showGroups, showTopics, showSyslog]) show(box);
     for (const chart of charts) chart.draw(past);
-    $("footer").textContent = `as of ${answeredAt.toLocaleTimeString("en-GB")}; rates over ${box.seconds.toFixed(0)} s.`;
+    $("footer").textContent = `as of ${answeredAt.toLocaleTimeString("en-GB")}; rates over ${box.seconds.toFixed(0)} s; times are of ${ZONE}.`;
   } catch (error) {
     document.body.classList.add("stale");
     $("ready").textContent = answeredAt ? `no answer since ${answeredAt.toLocaleTimeString("en-GB")}` : "no answer";

@@ -67,7 +67,7 @@ function showPartitions() {
   }), "no partitions");
   const size = one.partitions.reduce((sum, part) => sum + (part.size_bytes ?? 0), 0);
   $("title").replaceChildren(one.topic, make("span", "", `${plural(one.partitions.length, "partition")}, ${bytesText(size)}${one.is_internal ? ", internal" : ""}`));
-  $("one-note").textContent = one.silent_boxes.length ? `No answer from box ${one.silent_boxes.join(", ")}: its sizes are not shown.` : "";
+  $("one-note").textContent = `Topic id ${one.id}. ` + (one.silent_boxes.length ? `No answer from box ${one.silent_boxes.join(", ")}: its sizes are not shown.` : "");
 }
 
 function showSettings() {

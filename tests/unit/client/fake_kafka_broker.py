@@ -24,6 +24,7 @@ APIS = {
         messages.PRODUCE,
         messages.FETCH,
         messages.LIST_OFFSETS,
+        messages.OFFSET_FETCH,
         messages.METADATA,
         messages.API_VERSIONS,
         messages.CREATE_TOPICS,

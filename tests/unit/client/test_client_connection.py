@@ -54,6 +54,13 @@ def test_the_newest_version_both_speak_is_used(broker: FakeKafkaBroker) -> None:
     connection.close()
 
 
+def test_a_response_that_is_larger_than_wanted_ends_the_connection(broker: FakeKafkaBroker) -> None:
+    cluster = broker.cluster(response_bytes_max=400)
+    assert cluster.metadata(None).topics
+    with pytest.raises(BrokerUnreachable, match="announces a frame of"):
+        cluster.metadata(["x" * 100] * 10)
+
+
 def test_a_broker_that_knows_only_old_version_questions_is_asked_again_in_its_words(broker: FakeKafkaBroker) -> None:
     broker.max_versions[messages.API_VERSIONS] = 0
     connection = ClientConnection(broker.address)

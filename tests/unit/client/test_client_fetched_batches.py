@@ -49,6 +49,25 @@ def test_a_gap_between_batches_is_passed_over() -> None:
     assert values_of(bytes(make_batch(0, 2) + make_batch(7, 2)), 0) == [0, 1, 7, 8]
 
 
+def test_as_many_records_as_wanted_are_read_and_the_next_ones_come_next() -> None:
+    fetched = bytes(make_batch(0, 3, Codec.GZIP) + make_batch(7, 3))
+    for wanted in range(1, 8):
+        offset, values = 0, []
+        while records := (read := read_fetched(fetched, offset, wanted)).records:
+            assert len(records) <= wanted
+            offset, values = read.next_offset, values + [int(record.value or b"") for record in records]
+        assert values == [0, 1, 2, 7, 8, 9] and offset == 10
+
+
+def test_a_batch_that_is_too_large_when_decompressed_is_refused() -> None:
+    builder = BatchBuilder(Codec.GZIP)
+    builder.append(0, None, bytes(100_000))
+    batch = bytes(builder.build())
+    assert len(batch) < 1_000 and len(read_fetched(batch, 0, 10, 200_000).records) == 1
+    with pytest.raises(ProtocolViolation, match="offset 0 is damaged"):
+        read_fetched(batch, 0, 10, 50_000)
+
+
 def test_a_damaged_batch_is_not_handed_out() -> None:
     batch = make_batch(0, 2)
     for position in range(ATTRIBUTES_AT, len(batch)):

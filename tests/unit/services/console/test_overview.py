@@ -87,6 +87,20 @@ def test_history_is_bounded_and_given_from_a_moment_on(watched: Watched) -> None
     assert watched.document(history["time_ms"][-1])["history"]["time_ms"] == []
 
 
+def test_topics_are_listed_by_name_with_a_filter_and_internal_ones_only_if_asked(layout: Any, clock: ManualClock) -> None:
+    box = PretendedBox(layout, clock, topics={"logs": 4, "quiet": 1, "__consumer_offsets": 2})
+    watched = Watched(box, clock)
+    box.append("logs", 0, 8, 800)
+    watched.step()
+    document = watched.watch.topics()
+    assert [topic["name"] for topic in document["topics"]] == ["logs", "quiet"] and document["count"] == 2
+    logs = {name: document["topics"][0][name] for name in ("partitions", "replicas", "records", "size_bytes", "records_per_s", "leaderless", "is_internal")}
+    assert logs == {"partitions": 4, "replicas": 1, "records": 8, "size_bytes": 800, "records_per_s": 4.0, "leaderless": 0, "is_internal": False}
+    assert [topic["name"] for topic in watched.watch.topics("_o", True)["topics"]] == ["__consumer_offsets"]
+    assert watched.watch.topics("_o")["count"] == 0
+    box.close()
+
+
 def test_two_thousand_partitions_do_not_make_the_document_larger(layout: Any, clock: ManualClock) -> None:
     box = PretendedBox(layout, clock, topics={f"topic-{number}": 20 for number in range(100)})
     watched = Watched(box, clock)
