@@ -32,8 +32,8 @@ from appliance.base.settings import Box
 from appliance.base.zookeeper_member import in_words
 from appliance.runtime.poller import HANG_UP, READABLE, WRITABLE, Poller
 from appliance.runtime.process_cost import CostReport
-from appliance.shm.counters import PURPOSE, Counters
-from appliance.shm.mapping import PID_WORD, SharedObject
+from appliance.shm.counters import Counters
+from appliance.shm.mapping import PID_WORD
 
 NAME = "zookeeper"
 ASK_MS_WHILE_STARTING = 50
@@ -224,13 +224,24 @@ class ZooKeeperWatch:
         self._state_sync.abandon()
         self.heard_ms = now_ms
         self._ask_others_ms = now_ms + ASK_OTHERS_MS
+        self._begin_counters(pid)
+
+    def _begin_counters(self, pid: int) -> None:
         self._counters.close()
         self._counters = Counters.create_or_adopt(self._layout, NAME, self._clock.monotonic_ns(), self._clock.wall_ms())
-        shared = SharedObject.attach(self._layout.shared_memory_name("counters", NAME), PURPOSE, writable=True)
-        shared.words[PID_WORD] = pid  # readers of the counters want the pid of the JVM
-        shared.close()
+        self._counters.shared.words[PID_WORD] = pid  # readers of the counters want the pid of the JVM
         self._cost = CostReport(self._counters, pid)
         self._counters.beat(self._clock.monotonic_ns())
+
+    def keep_counters(self) -> str:
+        """Create the counters again if another program deleted them. Return their name if so,
+        otherwise ''."""
+        if not self._counters.is_deleted:
+            return ""
+        state = self._counters.state
+        self._begin_counters(self._counters.shared.words[PID_WORD])
+        self._counters.set_state(state)
+        return self._counters.shared.name
 
     def set_state(self, state: str) -> None:
         self._counters.set_state(state)

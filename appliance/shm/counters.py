@@ -33,6 +33,7 @@ from appliance.shm.mapping import (
     inode_of,
     is_held,
     list_names,
+    lost_objects,
     unlink,
 )
 
@@ -194,6 +195,15 @@ class Counters:
     def set_state(self, state: str) -> None:
         """Store the state: `starting`, `recovering`, `serving`, `stopping`; at most 24 ASCII bytes."""
         self.shared.memory[_STATE_POSITION : _STATE_POSITION + STATE_BYTES] = state.encode()[:STATE_BYTES].ljust(STATE_BYTES, b"\0")
+
+    @property
+    def is_deleted(self) -> bool:
+        """Return whether another program deleted the object, so that no process can read it."""
+        return self.shared.name in lost_objects(self.shared.name)
+
+    @property
+    def state(self) -> str:
+        return bytes(self.shared.memory[_STATE_POSITION : _STATE_POSITION + STATE_BYTES]).rstrip(b"\0").decode()
 
     def close(self) -> None:
         self.shared.close()

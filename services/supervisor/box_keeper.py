@@ -141,6 +141,8 @@ class BoxKeeper:
 
     def turn(self) -> None:
         """Send the heartbeat, read the state of each process and report changes."""
+        if self._counters.is_deleted:
+            self._create_counters_again()
         self._counters.beat(self._clock.monotonic_ns())
         self._cost.turn(self._clock.monotonic_ns())
         waiting = []
@@ -155,6 +157,14 @@ class BoxKeeper:
         for gone in self._readers.keys() - set(names):
             self._readers.pop(gone).close()
         self._report(len(names), waiting)
+
+    def _create_counters_again(self) -> None:
+        name = self._counters.shared.name
+        self.log.error(f"another program deleted {name} in /dev/shm, it was made again; keep other programs away from it", reason="shared-memory")
+        self._counters.close()
+        self._counters = Counters.create_or_adopt(self.layout, NAME, self._clock.monotonic_ns(), self._started_wall_ms)
+        self._cost = CostReport(self._counters)
+        self._counters.set_state("serving")
 
     def _report(self, count: int, waiting: list[str]) -> None:
         summary = f"{count - len(waiting)} of {count} processes serve"

@@ -293,11 +293,8 @@ class Supervisor:
         return snapshot.heartbeat_ns // 1_000_000 if snapshot.pid == child.pid else 0
 
     def _watch_own_objects(self) -> None:
-        """Recreate the supervisor's own counters if another program deleted them, because the
-        supervisor does not restart.
-
-        ZooKeeper's counters are created again when ZooKeeper restarts.
-        """
+        """Create the supervisor's counters and ZooKeeper's again if another program deleted them,
+        because neither process restarts."""
         lost = [name for name in lost_objects(self.layout.shared_memory_prefix) if name not in self._lost]
         if not lost:
             return
@@ -311,6 +308,8 @@ class Supervisor:
             self._counters.set_state("serving" if self._ready_said else "starting")
             self.log.dropped_counter = self._counters.counter(DROPPED_COUNTER)
             self._lost.discard(self.layout.shared_memory_name("counters", NAME))
+        if self._zookeeper is not None:
+            self._lost.discard(self._zookeeper.keep_counters())
 
     # --- readiness and status ---
 

@@ -91,6 +91,8 @@ class ZooKeeperKeeper:
         if problem := self._watch.sync_problem:
             state = self._context.box.state_directory
             raise MillraceError(f"could not sync the files of ZooKeeper in {state}: {problem}; check the disk of the state directory")
+        if lost := self._watch.keep_counters():
+            self._context.log.error(f"another program deleted {lost} in /dev/shm, it was made again; keep other programs away from it", reason="shared-memory")
         silent_ms = now_ms - self._watch.heard_ms
         if silent_ms > self._watchdog_ms * (START_FACTOR if self._is_starting else 1):
             self._context.log.warning(f"the ZooKeeper JVM (pid {self._pid}) has not answered for {silent_ms / 1000:.0f} s; killing it")

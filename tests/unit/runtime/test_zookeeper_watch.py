@@ -57,7 +57,7 @@ class Watched:
         members = [f"{number}=127.0.0.1:{server.port}:{number}001:{number}002" for number, server in enumerate(self.servers, 1)]
         connect = ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
         box = Box("x", 1, [Disk("d0", "/nonexistent")], "/s", "h", "h", 1, 1, 1, zookeeper=connect, zookeeper_members=members if len(answers) > 1 else [])
-        self._layout = layout
+        self.layout = layout
         self.poller = Poller()
         self.watch = ZooKeeperWatch(layout, box, self.poller, SystemClock(), sync)
         self.now_ms = 10_000
@@ -72,7 +72,7 @@ class Watched:
                     server.serve()
 
     def gauges(self, *names: str) -> list[int]:
-        values = read_counters(self._layout, "zookeeper").values
+        values = read_counters(self.layout, "zookeeper").values
         return [values[f"zookeeper.{name}"] for name in names]
 
     def close(self) -> None:
@@ -94,6 +94,18 @@ def watched(request: pytest.FixtureRequest) -> Iterator[Callable[[list[bytes | N
         yield make
         for each in made:
             each.close()
+
+
+def test_counters_that_another_program_deleted_are_made_again(watched: Callable[..., Watched]) -> None:
+    made = watched([SERVES])
+    made.watch.on_started(77, made.now_ms)
+    made.watch.set_state("serving")
+    assert made.watch.keep_counters() == ""
+    name = made.layout.shared_memory_name("counters", "zookeeper")
+    os.unlink(f"/dev/shm{name}")
+    assert made.watch.keep_counters() == name and made.watch.keep_counters() == ""
+    again = read_counters(made.layout, "zookeeper")
+    assert again is not None and (again.pid, again.state) == (77, "serving")
 
 
 def test_a_server_alone_serves_or_is_not_heard(watched: Callable[[list[bytes | None]], Watched]) -> None:

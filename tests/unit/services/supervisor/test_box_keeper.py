@@ -26,7 +26,7 @@ from appliance.runtime.unit_process import SYSTEMD
 from appliance.senders.old_table import tables_text
 from appliance.senders.table_checks import read_sender_table
 from appliance.shm.counters import Counters, read_counters, unlink_all
-from appliance.shm.mapping import LayoutMismatch
+from appliance.shm.mapping import LayoutMismatch, lost_objects
 from lab.running_box import listener
 from services.supervisor.box_keeper import RETRY_MS, BoxKeeper, adopt_box, is_root, settings_changed, wait_after_failure
 from tests.unit.runtime.test_unit_processes import Living
@@ -160,6 +160,19 @@ def test_it_knows_its_processes_by_their_counters(box: UnitBox) -> None:
     assert described(keeper)["acceptor@0"][:2] == (None, "down")
     keeper.close()
     assert not os.path.exists(box.layout.runtime_directory), "no process runs: nothing is left"
+
+
+def test_its_counters_are_made_again_when_another_program_deleted_them(box: UnitBox) -> None:
+    keeper = box.keeper()
+    keeper.turn()
+    name = box.layout.shared_memory_name("counters", "supervisor")
+    os.unlink(f"/dev/shm{name}")
+    assert read_counters(box.layout, "supervisor") is None
+    keeper.turn()
+    again = read_counters(box.layout, "supervisor")
+    assert again is not None and (again.pid, again.state) == (os.getpid(), "serving") and again.heartbeat_ns
+    assert lost_objects(name) == []
+    keeper.close()
 
 
 def test_a_process_that_died_because_it_did_not_turn_is_counted_for_the_alarm(box: UnitBox) -> None:
