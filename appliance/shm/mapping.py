@@ -5,7 +5,7 @@ died. Memory is allocated at once (`posix_fallocate`): a full /dev/shm is an err
 SIGBUS later. Any user can create any name in /dev/shm, so only objects that no other user could
 have written are mapped, listed and removed. Of a box with two users, processes that face the
 network may read the others' objects; counters of theirs are mapped where a caller asks for them.
-Weak: a name that another user has taken keeps a process from starting.
+Weak: a name that another user has taken keeps a process from starting; it says so.
 
 What a log-writer maps of a source (arena, rings) has no name: it is a memory file (memfd) that is
 sealed against other sizes, and its descriptor is sent. The source can store anything there, but it
@@ -31,6 +31,7 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import stat
 import threading
 from struct import Struct
@@ -40,7 +41,7 @@ import posix_ipc
 
 from appliance.base.errors import MillraceError
 from appliance.base.layout import boot_id
-from appliance.base.trusted_files import may_observe, may_trust, own_users, shared_mode
+from appliance.base.trusted_files import box_group, faces_network, may_observe, may_trust, own_users, shared_mode
 
 WORD_BYTES = 8
 MAX_WORD = (1 << 64) - 1
@@ -90,6 +91,8 @@ MAGIC_WORD, VERSION_WORD, LENGTH_WORD, INCARNATION_WORD, BOOT_WORD_HIGH, BOOT_WO
 HEADER_BYTES = 8 * WORD_BYTES
 
 _SHARED_MEMORY_DIRECTORY = "/dev/shm"
+_OF_NETWORK = re.compile(r"/millrace\.[^.]+\.(counters\.(acceptor|ingest|console)(@.*)?|quotas\..*)")
+"""Names that processes which face the network create; the others are of the other user."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _OWN: dict[str, int] = {}
 """Inode by name of each object that this process owns, as long as no other program deletes it."""
@@ -227,8 +230,8 @@ class SharedObject:
             raise SharedObjectAbsent(f"no shared-memory object {name}: {error}") from error
         try:
             status = os.fstat(shared.fd)
-            if not _is_allowed(status, writable, observes):
-                raise SharedObjectAbsent(f"shared-memory object {name} can be written to by user {status.st_uid} (mode {stat.S_IMODE(status.st_mode):04o})")
+            if not _is_allowed(name, status, writable, observes):
+                raise SharedObjectAbsent(f"shared-memory object {name} is not trusted: it is of user {status.st_uid} (mode {stat.S_IMODE(status.st_mode):04o})")
             size_bytes = status.st_size
             if size_bytes < HEADER_BYTES:
                 raise SharedObjectAbsent(f"shared-memory object {name} is unfinished")
@@ -363,8 +366,17 @@ def sealed_bytes_max() -> int:
     return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
 
 
-def _is_allowed(status: os.stat_result, writable: bool, observes: bool) -> bool:
-    if not stat.S_ISREG(status.st_mode):
+def _is_rightful(name: str, status: os.stat_result) -> bool:
+    """Return whether the user that made an object is the one whose processes use its name: in a box
+    with two users, those that face the network could take names of the others. In a user namespace
+    only the own user can be distinguished from others."""
+    if (box_group() is None and os.geteuid()) or _OF_NETWORK.fullmatch(name) is not None:
+        return True
+    return status.st_uid != os.geteuid() if faces_network() else status.st_uid in own_users()
+
+
+def _is_allowed(name: str, status: os.stat_result, writable: bool, observes: bool) -> bool:
+    if not stat.S_ISREG(status.st_mode) or not _is_rightful(name, status):
         return False
     if writable:
         return status.st_uid == os.geteuid() and may_observe(status)
@@ -390,13 +402,14 @@ def list_names(prefix: str, observes: bool = False) -> list[str]:
     """Return the names (with leading slash) of objects with this prefix that this process trusts.
     `observes`: also those that a process with less rights may have written."""
     may_map = may_observe if observes else may_trust
-    return [name for name, status in _objects(prefix) if status.st_uid in own_users() or may_map(status)]
+    return [name for name, status in _objects(prefix) if (status.st_uid in own_users() or may_map(status)) and _is_rightful(name, status)]
 
 
 def taken_problems(prefix: str) -> list[str]:
     """Return a problem for each name of a box that another user has taken; this user cannot remove
     it."""
-    return [_taken(name) for name, status in _objects(prefix) if status.st_uid not in own_users() and os.geteuid() and not may_observe(status)]
+    others = [each for each in _objects(prefix) if each[1].st_uid not in own_users() and os.geteuid()]
+    return [_taken(name) for name, status in others if not (may_observe(status) and _is_rightful(name, status))]
 
 
 def _objects(prefix: str) -> list[tuple[str, os.stat_result]]:

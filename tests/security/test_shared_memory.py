@@ -94,7 +94,7 @@ def test_an_object_of_another_user_is_not_mapped_listed_or_cleared(layout: BoxLa
     name = layout.shared_memory_name("counters", "ingest@0")
     run_python(STRANGER, PRE_MADE, name)
     for writable in (False, True):
-        with pytest.raises(SharedObjectAbsent, match=f"can be written to by user {STRANGER}"):
+        with pytest.raises(SharedObjectAbsent, match=f"is of user {STRANGER}"):
             SharedObject.attach(name, PURPOSE, writable)
     assert list_names(layout.shared_memory_prefix) == [] and list_counters(layout) == [] and read_counters(layout, "ingest@0") is None
     counters = Counters.create_or_adopt(layout, "ingest@0", 1)

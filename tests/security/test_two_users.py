@@ -31,7 +31,7 @@ from appliance.ipc.frames import PeerGone, connect_unix, listen_unix
 from appliance.ipc.source import Source
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters, list_counters, read_counters
-from appliance.shm.mapping import SharedObject, SharedObjectAbsent, list_names, unlink
+from appliance.shm.mapping import SharedObject, SharedObjectAbsent, SharedObjectTaken, list_names, taken_problems, unlink
 from appliance.shm.ring import DESCRIPTOR_TAIL_WORD
 from appliance.shm.partition_table import PURPOSE, PartitionTableReader, PartitionTableWriter
 
@@ -156,6 +156,21 @@ for name in list_names(layout.shared_memory_prefix):
         unlink(name)
 """
 
+TAKES = """
+fake = Counters.create_or_adopt(layout, "controller", 9)
+print(json.dumps([read_counters(layout, "controller") is not None, "controller" in list_counters(layout)]))
+"""
+
+MISSES = """
+try:
+    Counters.create_or_adopt(layout, "controller", 7)
+    said = ""
+except SharedObjectTaken as taken:
+    said = str(taken)
+problems = taken_problems(layout.shared_memory_prefix)
+print(json.dumps([read_counters(layout, "controller") is not None, "controller" in list_counters(layout), said, problems]))
+"""
+
 STRANGE = """
 answers = [trusted_files.faces_network(), connect_unix(layout.log_writer_socket("d0")) is not None, read_counters(layout, "log-writer@d0") is not None]
 print(json.dumps(answers))
@@ -197,3 +212,14 @@ def test_a_process_that_faces_the_network_offers_batches_and_can_do_nothing_to_t
     assert found["runs_box"] == [True, True, False, False], "in a user namespace, too, the user that owns the logs is known"
     assert (found["seen"], found["tables_of_the_log_writer"]) == (2, 1), "it sees counters of all, and no table that another user made"
     assert stranger == [False, False, False]
+
+
+@needs_root
+@pytest.mark.system
+@pytest.mark.slow
+def test_a_name_that_a_process_which_faces_the_network_took_is_read_by_none_and_reported(runtime: Path) -> None:
+    storage, network, group = pwd.getpwnam("games").pw_uid, pwd.getpwnam("news").pw_uid, grp.getgrnam("games").gr_gid
+    assert json.loads(run_python(network, NAMES + TAKES, str(runtime), group=group)) == [False, False]
+    reads, lists, said, problems = json.loads(run_python(storage, NAMES + MISSES, str(runtime), group=group))
+    words = f"belongs to user {network}, and this box needs the name; remove it as root: rm /dev/shm/"
+    assert (reads, lists) == (False, False) and words in said and len(problems) == 1 and words in problems[0]
