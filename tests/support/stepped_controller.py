@@ -176,6 +176,8 @@ class SteppedBox:
     def turn(self, wait_ms: int = 1) -> None:
         assert self.agent is not None and self._poller is not None
         self.agent.do_work()
+        if (writing := self.agent._membership._writing) is not None:
+            writing.thread.join()  # as if the disk of the state directory answered within the turn
         for writer in list(self.writers.values()):
             writer.turn()
         self._poller.poll(wait_ms)
@@ -247,6 +249,10 @@ class SteppedBox:
     def auto_create(self, payload: bytes) -> bytes:
         self.send(AUTO_CREATE, payload)
         return self.answer()
+
+    def count(self, label: str) -> int:
+        assert self._counters is not None
+        return self._counters.counter(label).value
 
     def restored(self) -> bool:
         """Whether its controller found that the box was restored from a copy."""

@@ -22,6 +22,7 @@ from typing import Protocol
 from appliance.base.model import TopicId
 from appliance.cluster.znodes import BoxRecord, BrokerRegistration, broker_path
 from appliance.runtime.agent import ServiceContext
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.runtime.identity import read_generation, read_joined_cluster, write_generation, write_joined_cluster
 from appliance.storage import file_io
 from services.controller.decisions.arrival import Arrival, arrive
@@ -51,6 +52,32 @@ def box_id(state_directory: str) -> str:
         temporary.write_text(identity + "\n")
         os.replace(temporary, path)
         return identity
+
+
+class GenerationWrite:
+    """Writes the next generation to the state directory, in a thread: its disk may hang."""
+
+    def __init__(self, state: str, remembered: int, now_ms: int) -> None:
+        """`remembered`: the generation that the cluster has. Raises ThreadRefused."""
+        self.began_ms = now_ms
+        self.is_late = False
+        self.number = 0
+        """What the state directory has, once it is durable."""
+        self.problem = "its thread ended before its work"
+        self._state = state
+        self._remembered = remembered
+        self.thread = BackgroundThread(self._run, "generation")
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            number = max(read_generation(self._state) or 0, self._remembered) + 1
+            if write_generation(self._state, number):
+                file_io.fsync_directory(self._state)
+        except OSError as error:
+            self.problem = error.strerror or str(error)
+        else:
+            self.number = number
 
 
 class MembershipListener(Protocol):
@@ -91,6 +118,9 @@ class ClusterMembership:
         self._arrive_at_ms: int | None = None
         self._last_failure = ""
         self._raise_at_ms = 0
+        self._writing: GenerationWrite | None = None
+        self._late_writes = service.counters.counter("controller.late_state_writes")
+        self._deadline_ms = box.integer("log.disk.deadline.ms")
         self._restored = service.counters.gauge("controller.restored")
         session_ms = box.integer("zookeeper.session.timeout.ms")
         self._lease = LeaseKeeper(service.layout, service.incarnation, box.broker_id, session_ms, zookeeper, service.clock)
@@ -205,22 +235,46 @@ class ClusterMembership:
 
     def keep_generation(self, now_ms: int, are_disks_settled: Callable[[], bool]) -> int:
         """Raise the generation after the arrival and every `GENERATION_MS`; not before the disks of a restored box are settled."""
-        if not self.has_arrived or now_ms < self._raise_at_ms or (self._cluster.is_restored and not are_disks_settled()):
+        if self._writing is not None and not self._has_written(self._writing, now_ms):
+            return 0
+        if not self.has_arrived or (self._cluster.is_restored and not are_disks_settled()):
+            return 0
+        if self._writing is not None:  # first: the cluster never remembers more than the state directory has, also after a power cut
+            number, self._writing = self._writing.number, None
+            if self._cluster.is_restored:
+                self._cluster.is_restored, self._cluster.settled = False, set()
+            self._runner.start("generation", self._remember_generation(number), self._on_remembered)
+            return 1
+        if now_ms < self._raise_at_ms:
             return 0
         self._raise_at_ms = now_ms + GENERATION_MS
-        state = self._box.state_directory
-        number = max(read_generation(state) or 0, self._cluster.box.generation) + 1
         try:
-            # First: the cluster never remembers more than the state directory has, also after a power cut.
-            if write_generation(state, number):
-                file_io.fsync_directory(state)
-        except OSError as error:
-            self._log.warning(f"could not write the generation of this box to {state}: {error.strerror}; retrying in {GENERATION_MS // 60_000} minutes")
-            return 1
-        if self._cluster.is_restored:
-            self._cluster.is_restored, self._cluster.settled = False, set()
-        self._runner.start("generation", self._remember_generation(number), self._on_remembered)
+            self._writing = GenerationWrite(self._box.state_directory, self._cluster.box.generation, now_ms)
+        except ThreadRefused as refusal:
+            self._report_unwritten(str(refusal))
         return 1
+
+    def _has_written(self, writing: GenerationWrite, now_ms: int) -> bool:
+        """Return whether the state directory has the next generation; report a disk that does not answer, or refuses."""
+        state, waited_ms = self._box.state_directory, now_ms - writing.began_ms
+        if writing.thread.is_alive():
+            if waited_ms >= self._deadline_ms and not writing.is_late:
+                writing.is_late = True
+                self._late_writes.add()
+                words = f"the disk of the state directory {state} has not answered a write for {waited_ms / 1000:.0f} s; check it"
+                self._log.error(words, reason="state-disk")
+            return False
+        if writing.is_late:
+            self._log.warning(f"the disk of the state directory {state} answered a write after {waited_ms / 1000:.0f} s", reason="state-disk")
+        if writing.number:
+            return True
+        self._writing = None
+        self._report_unwritten(writing.problem)
+        return False
+
+    def _report_unwritten(self, problem: str) -> None:
+        state = self._box.state_directory
+        self._log.warning(f"could not write the generation of this box to {state}: {problem}; retrying in {GENERATION_MS // 60_000} minutes")
 
     def _remember_generation(self, number: int) -> Operation[None]:
         cluster = self._cluster

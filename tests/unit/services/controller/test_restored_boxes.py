@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from appliance.cluster.znodes import BoxRecord, box_path
 from appliance.runtime.identity import read_generation, write_generation
 from appliance.storage import file_io
+from services.controller.zookeeper import cluster_membership
 from services.controller.zookeeper.cluster_membership import GENERATION_MS
 from services.controller.zookeeper.requests import SetData
 from tests.support.stepped_cluster import SteppedCluster
@@ -130,3 +132,27 @@ def test_a_log_that_a_restored_box_reports_later_is_distrusted(three: SteppedClu
     three.until(lambda: disk in box.agent.cluster.reports, "the controller has its report")  # type: ignore[union-attr]
     three.start(1)
     three.until(lambda: three.state("t").leader == 1 and 2 not in three.state("t").isr, "box 1 leads, and 2 fetches")
+
+
+def test_a_state_disk_that_hangs_is_reported_and_does_not_hold_the_controller(three: SteppedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    box, answers = three.boxes[1], threading.Event()
+    write = cluster_membership.write_generation
+
+    def hang(state: str, number: int) -> bool:
+        assert answers.wait(60)
+        return write(state, number)
+
+    monkeypatch.setattr(cluster_membership, "write_generation", hang)
+    three.clock.advance_ms(GENERATION_MS)
+    agent = box.agent
+    assert agent is not None
+    for _ in range(3):
+        agent.do_work()
+    assert _generations(three, 1) == (1, 1) and box.count("controller.late_state_writes") == 0
+    three.clock.advance_ms(box.box.integer("log.disk.deadline.ms"))
+    for _ in range(3):
+        agent.do_work()
+    assert box.count("controller.late_state_writes") == 1
+    answers.set()
+    three.until_quiet()
+    assert _generations(three, 1) == (2, 2)
