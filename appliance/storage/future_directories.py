@@ -98,6 +98,16 @@ class FutureDirectories:
             raise file_io.storage_failure(f"make a copy of log {topic_partition} in {self._directory.path}", error) from error
         return self._take(FutureLog(topic_partition, topic_id, path, record))
 
+    def complete_empty(self, future: FutureLog, complete: Complete) -> FutureLog:
+        """Complete the copy of a log without records: its directory is durable and has nothing else
+        to hold."""
+        record = future.record._replace(recovery_point=complete.log_end_offset, complete=complete)
+        try:
+            write_move(future.path, record)
+        except OSError as error:
+            raise file_io.storage_failure(f"write {future.path}/{MOVE_RECORD}", error) from error
+        return self._take(future._replace(record=record))
+
     def look_again(self, future: FutureLog) -> FutureLog:
         """Read the record again after the mover has written it; return the new state of the copy."""
         try:

@@ -2,9 +2,10 @@
 
 The target's part of a move. The log-writer of the target never touches the source's disk and waits
 for nothing: the mover copies (`services/log_writer/mover/agent.py`), and a killed mover is left to
-the kernel. A copy that fails goes to the end of the queue and is tried again later; what was copied
-is kept. FINISH is answered when the mover has recorded that the copy is complete, or at its
-deadline. Weak spot: a copy that is caught up occupies the only mover until it is handed over.
+the kernel. A partition without records needs none: its row in shared memory says so. A copy that
+fails goes to the end of the queue and is tried again later; what was copied is kept. FINISH is
+answered when the mover has recorded that the copy is complete, or at its deadline. Weak spot: a copy
+that is caught up occupies the only mover until it is handed over.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from appliance.base.clock import Clock
 from appliance.base.errors import DiskFull, ErrorCode, OutOfDescriptors, StorageFailed
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
-from appliance.base.model import NO_OFFSET, TopicId, TopicPartition
+from appliance.base.model import FIRST_OFFSET, NO_OFFSET, TopicId, TopicPartition
 from appliance.base.settings import Box
 from appliance.ipc import disk_reports
 from appliance.ipc.disk_reports import MoveProgress, moves_file, write_moves
@@ -30,6 +31,7 @@ from appliance.storage.move_record import COMPLETE, FAILED, FINISH, PROGRESS, TH
 from appliance.storage.recovery import CLEAN
 from services.log_writer.background.background_task import BackgroundTask
 from services.log_writer.helper_processes import MoverProcess
+from services.log_writer.mover.agent import MovingSource
 from services.log_writer.replicas.replica import Replica
 from services.log_writer.replicas.replicas_of_disk import Replicas
 
@@ -38,7 +40,9 @@ RETRY_NS_FIRST = 1_000_000_000
 RETRY_NS_MAX = 60_000_000_000
 SETTLE_RETRY_NS = 5_000_000_000
 THROTTLE_SETTING = "replica.alter.log.dirs.io.max.bytes.per.second"
+LOOK_AGAIN_NS = 1_000_000_000
 _UNKNOWN = NO_OFFSET
+_NO_RECORDS = Complete(FIRST_OFFSET, FIRST_OFFSET, FIRST_OFFSET)
 Key = tuple[TopicId, int]
 
 
@@ -68,6 +72,11 @@ class Incoming:
         """In a row, without coming any further."""
         self.furthest = _UNKNOWN
         self.not_before_ns = 0
+
+    @property
+    def is_untouched(self) -> bool:
+        """True while no mover has written to the copy."""
+        return self.future.complete is None and self.furthest == _UNKNOWN and not self.failures
 
     @property
     def key(self) -> Key:
@@ -191,6 +200,10 @@ class IncomingMoves:
         if incoming.future.complete == wanted and incoming.state == disk_reports.COMPLETE:
             return ErrorCode.NONE
         self._answer(incoming, ErrorCode.REQUEST_TIMED_OUT)
+        if wanted == _NO_RECORDS and incoming.is_untouched and (self.run is None or self.run[0] is not incoming):
+            incoming.future = self.futures.complete_empty(incoming.future, wanted)
+            incoming.state, self._report_due = disk_reports.COMPLETE, True
+            return ErrorCode.NONE
         incoming.finish = _Finish(context, wanted, self._clock.monotonic_ns() + (deadline_ms or self._deadline_ms) * 1_000_000)
         incoming.not_before_ns = 0
         if self.run is not None and self.run[0] is incoming:
@@ -342,6 +355,12 @@ class IncomingMoves:
             return
         incoming = next((each for each in ready if each.finish is not None), ready[0])
         future = incoming.future
+        if incoming.finish is None and incoming.is_untouched and self._is_source_empty(future):
+            incoming.state, incoming.reason, incoming.not_before_ns = disk_reports.CAUGHT_UP, "", now_ns + LOOK_AGAIN_NS
+            incoming.said = MoveSaid(PROGRESS, True, FIRST_OFFSET, 0, FIRST_OFFSET, 0)
+            self._report_due = self._has_news = True
+            self._next_report_ns = 0
+            return
         job = MoveJob(
             self._disk,
             self._layout.runtime_directory,
@@ -369,6 +388,15 @@ class IncomingMoves:
             if incoming.state != disk_reports.COMPLETE:
                 incoming.state, incoming.reason = disk_reports.COPYING, ""
         self._report_due = True
+
+    def _is_source_empty(self, future: FutureLog) -> bool:
+        """Return whether the partition has had no record yet, as its log-writer's row says."""
+        source = MovingSource(self._layout, future.record.source_disk, future.topic_id, future.topic_partition.partition, self._clock)
+        try:
+            state = source.look()
+        finally:
+            source.close()
+        return state is not None and state.is_led and state.log_end_offset == FIRST_OFFSET
 
     def _on_news(self) -> None:
         self._has_news = True

@@ -23,6 +23,7 @@ from appliance.storage import checkpoints, file_io
 from appliance.storage.move_record import MOVE_RECORD
 from lab.running_box import eventually
 from services.log_writer.background.cleaning_rounds import CleaningRounds
+from services.log_writer.moves import incoming_moves
 from services.log_writer.replicas.replica import Replica
 from services.log_writer.replicas.replicas_of_disk import DescriptorBudget
 from tests.support.real_log_writer import BROKER_ID, TOPIC_ID, RealLogWriter
@@ -207,6 +208,43 @@ def test_a_partition_is_moved_while_it_is_written_and_leads_on_under_its_epoch(p
     for name, offset in ((checkpoints.RECOVERY_POINTS, 50), (checkpoints.HIGH_WATERMARKS, 50)):
         assert checkpoints.read_offsets(str(pair.path / "d1" / name))[TopicPartition("t", 0)] == offset
     assert read_moves(moves_file(pair.layout, "d1")) == ()
+
+
+@pytest.fixture
+def no_mover(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: Any) -> None:
+        raise AssertionError("a mover was started")
+
+    monkeypatch.setattr(incoming_moves, "MoverProcess", start)
+
+
+@pytest.mark.usefixtures("no_mover")
+def test_a_partition_without_records_is_moved_without_a_process(pair: Pair) -> None:
+    pair.start(0)
+    frozen = pair.freeze()
+    assert pair.finish(frozen).error_code == 0
+    pair.reach(COMPLETE)
+    assert pair.commit(frozen) == 0 and pair.promote() == 0
+    hosted = pair.hosted(pair.target)
+    assert (hosted.high_watermark, hosted.log.log_end_offset, pair.lead("d1")) == (0, 0, 0)
+    builder = BatchBuilder()
+    builder.append(pair.target.clock.wall_ms(), b"k", b"v")
+    pair.target.produce(pair.target.source("acceptor@1"), 0, builder.build())
+    pair.until(lambda: pair.target.codes("produce") == [0], "it takes a record")
+    pair.settle()
+    pair.target.die()
+    pair.target = pair.started("d1")
+    assert pair.hosted(pair.target).log.log_end_offset == 1 and "CRITICAL" not in pair.target.said
+
+
+def test_a_partition_that_gets_its_first_record_before_the_hand_over_is_copied(pair: Pair) -> None:
+    pair.start(0)
+    assert pair.target.agent.moves.incoming.run is None
+    pair.append(3)
+    frozen = pair.freeze()
+    assert pair.finish(frozen).error_code == 0
+    assert pair.commit(frozen) == 0 and pair.promote() == 0
+    assert pair.hosted(pair.target).log.log_end_offset == 3
 
 
 def test_a_commit_needs_a_frozen_source_and_the_same_log_end(pair: Pair) -> None:
