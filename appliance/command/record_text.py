@@ -14,17 +14,28 @@ from appliance.base.terminal_text import terminal_text
 
 _COLOURS = {0: "1;31", 1: "1;31", 2: "1;31", 3: "31", 4: "33", 5: "36", 7: "2"}
 _PLAIN = "\x1b[0m"
+DEPTH_MAX = 100
 
 
 def parsed_value(value: bytes) -> dict[str, Any] | None:
-    """Return the JSON object in a value, None for anything else."""
+    """Return the JSON object in a value, None for anything else, and for one with more than
+    `DEPTH_MAX` levels, which Python's encoder may not write again."""
     if value[:1] != b"{":
         return None
     try:
         found = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and not _is_deep(found) else None
+
+
+def _is_deep(found: dict[str, Any]) -> bool:
+    level: list[Any] = [found]
+    for _ in range(DEPTH_MAX):
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each) if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def local_time(timestamp_ms: int) -> str:

@@ -13,6 +13,8 @@ import pytest
 from appliance.client import messages
 from appliance.client.fetch import PartitionRecords, StartAt
 from appliance.command.failures import UsageProblem
+from appliance.command.ingest_tap import tap_json, tap_line
+from appliance.command.record_text import record_line
 from appliance.command.send import Sending, read_chunks, send
 from appliance.command.topic_tail import JsonFormat, LineFormat, TailProgress, TailRange, TemplateFormat, copy_records, value_filter
 from appliance.records.batch import read_batch_header
@@ -171,6 +173,16 @@ def test_a_tail_ends_at_its_ends_and_shows_matches_only() -> None:
     assert progress.is_over(following) and target.getvalue() == b""
     assert [record.offset for record in progress.wanted(0, records)] == [1, 3]
     assert progress.words() == "0 records; next offsets 0:4 1:2"
+
+
+@pytest.mark.parametrize("levels", [101, 400, 990, 100_000])
+def test_a_value_of_many_levels_is_shown_as_text(levels: int) -> None:
+    value = b'{"a":' * levels + b"1" + b"}" * levels
+    shown = json.loads(JsonFormat("t").format(0, RECORD._replace(value=value)))
+    assert shown["value"] == value.decode()
+    assert value.decode() in record_line(0, value, is_coloured=True)
+    document = {"listener": "relp", "sender": "10.0.0.7:1", "topic": "t", "time_ms": 0, "value": value.decode()}
+    assert json.loads(tap_json(document))["value"] == value.decode() and value.decode() in tap_line(document, is_coloured=False)
 
 
 def test_a_record_as_json_and_by_a_template() -> None:
