@@ -11,6 +11,7 @@ fetch takes later.
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
@@ -218,8 +219,9 @@ class ClientThrottles:
         self._sharing: QuotaSharing | None = None
         self.muted: dict[Connection, None] = {}
         """connections of which no request is taken for a time; while there are none, `do_work` and `park_ms` need no call"""
-        self._due: list[Connection] = []
-        """those of them whose time is over, the oldest last, until each has continued"""
+        self._due: list[tuple[int, int, Connection]] = []
+        """until when each is muted, a heap; also of some that are not any more, or longer"""
+        self._order = 0
         self._unmute_ns = 0
         """when to look at them next"""
         counters = context.counters
@@ -354,31 +356,36 @@ class ClientThrottles:
         if not self.muted or until_ns < self._unmute_ns:
             self._unmute_ns = until_ns
         self.muted[connection] = None
+        self._order += 1
+        heappush(self._due, (until_ns, self._order, connection))
         self._on_muted(connection)
 
     def forget(self, connection: Connection) -> None:
         """The connection was closed."""
         self.muted.pop(connection, None)
-        if not self.muted:
-            self._due.clear()
+        self._drop_outdated()
+
+    def _drop_outdated(self) -> None:
+        """Of connections that were closed, or muted for longer since: no more than there are muted ones."""
+        if len(self._due) > 2 * len(self.muted) + UNMUTED_MAX or not self.muted:
+            self._due = [each for each in self._due if each[2] in self.muted and each[0] == each[2].muted_until_ns]
+            heapify(self._due)
 
     def do_work(self, now_ns: int) -> int:
         """Continue with the connections whose time is over, `UNMUTED_MAX` a turn, the oldest first."""
-        muted = self.muted
+        muted, due = self.muted, self._due
         if not muted or now_ns < self._unmute_ns:
             return 0
-        if not self._due:
-            due = (connection for connection in muted if connection.muted_until_ns <= now_ns)
-            self._due = sorted(due, key=lambda connection: connection.muted_until_ns, reverse=True)
         unmuted: list[Connection] = []
-        while self._due and len(unmuted) < UNMUTED_MAX:
-            connection = self._due.pop()
-            if connection in muted and connection.muted_until_ns <= now_ns:  # not closed or throttled again since
+        while due and due[0][0] <= now_ns and len(unmuted) < UNMUTED_MAX:
+            until_ns, _, connection = heappop(due)
+            if connection in muted and connection.muted_until_ns == until_ns:  # not closed or throttled again since
                 del muted[connection]
                 connection.muted_until_ns = 0
                 unmuted.append(connection)
-        if muted and not self._due:
-            self._unmute_ns = max(now_ns + STEP_MS * _NS_A_MS, min(connection.muted_until_ns for connection in muted))
+        if due and due[0][0] > now_ns:
+            self._unmute_ns = max(now_ns + STEP_MS * _NS_A_MS, due[0][0])
+        self._drop_outdated()
         for connection in unmuted:
             self._on_unmuted(connection)
         return len(unmuted)

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import cast
 
 import pytest
 
@@ -236,6 +237,37 @@ def test_connections_continue_in_the_order_of_their_times_a_number_of_them_each_
         assert door.throttles.do_work(now_ns) == extra - 2 and door.throttles.park_ms(now_ns, 5_000) == 3_000
         assert all(throttle_ms(door.receive(client)) == 0 for client in clients[1:-1])
         assert len(door.handler.served) == 2 * len(clients) - 2
+
+
+def test_a_batch_that_continues_costs_nothing_for_those_that_wait(door: ThrottledDoor) -> None:
+    looks = 0
+
+    class Muted:
+        closed = False
+        until_ns = 0
+
+        @property
+        def muted_until_ns(self) -> int:
+            nonlocal looks
+            looks += 1
+            return self.until_ns
+
+        @muted_until_ns.setter
+        def muted_until_ns(self, until_ns: int) -> None:
+            self.until_ns = until_ns
+
+    throttles = ClientThrottles(door.context, lambda *_: True, lambda _: None, lambda _: None, lambda _: False)
+    for number in range(10_000):
+        throttles.mute(cast(Connection, Muted()), 10 * (number // UNMUTED_MAX) + 10)
+    for batch in range(1, 51):
+        looks = 0
+        door.clock.advance_ms(10)
+        assert throttles.do_work(door.clock.monotonic_ns()) == UNMUTED_MAX and looks <= 2 * UNMUTED_MAX
+        assert len(throttles.muted) == 10_000 - batch * UNMUTED_MAX
+    for connection in list(throttles.muted)[:-1]:
+        throttles.forget(connection)
+    door.clock.advance_ms(1_000)
+    assert throttles.do_work(door.clock.monotonic_ns()) == 1 and not throttles.muted
 
 
 def test_acceptors_count_what_clients_use_at_the_others() -> None:
