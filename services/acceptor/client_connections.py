@@ -34,7 +34,6 @@ from services.acceptor.closings import (
     FRAME_TIMEOUT,
     IDLE,
     MEMORY_LIMIT,
-    SESSION_EXPIRED,
     SLOW_BODY,
     STOPPING,
     TLS_UNAVAILABLE,
@@ -624,8 +623,6 @@ class ClientConnections:
                 continue
             if connection.sasl is not None and now_ns - connection.sasl.began_ns > self._frame_timeout_ns:
                 self._close(connection, AUTHENTICATION_TIMEOUT, "it did not authenticate in time (request.frame.timeout.ms)")
-            elif connection.expires_ns and connection.sasl is None and connection.last_active_ns > connection.expires_ns:
-                self._close(connection, SESSION_EXPIRED, "it sends requests, and did not authenticate again in time (connections.max.reauth.ms)")
             elif connection.frame_since_ns and now_ns - connection.frame_since_ns > self._frame_timeout_ns:
                 self._close(connection, FRAME_TIMEOUT, "it did not send a whole request in time (request.frame.timeout.ms)")
             elif now_ns - connection.last_active_ns > connection.listening.idle_ns and not connection.replies:

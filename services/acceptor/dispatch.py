@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from appliance.base.errors import ErrorCode
+from appliance.base.errors import ErrorCode, ProtocolViolation
 from appliance.protocol.api_versions import (
     api_versions_problem,
     decode_api_versions,
@@ -35,6 +35,7 @@ from appliance.protocol.transaction_apis import (
 )
 from appliance.protocol.wire import INT32
 from appliance.security.acl import AclOperation
+from services.acceptor.closings import SESSION_EXPIRED
 from services.acceptor.connection import Connection
 from services.acceptor.handlers.produce import ProduceHandler
 from services.acceptor.inter_broker import InterBrokerGate
@@ -42,6 +43,9 @@ from services.acceptor.request_memory import ArenaSlot
 
 if TYPE_CHECKING:
     from services.acceptor.sasl_connections import SaslConnections
+
+
+_SASL_APIS: Final = (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
 
 
 class Handler(Protocol):
@@ -61,6 +65,8 @@ class Dispatch:
         if connection.sasl is not None:  # it authenticates again, and sends nothing else meanwhile: as in Kafka
             self._handlers[ApiKey.SASL_AUTHENTICATE].handle(connection, header, buffer, limit)
             return True
+        if connection.expires_ns and connection.last_active_ns > connection.expires_ns and header.api_key not in _SASL_APIS:
+            raise ProtocolViolation(SESSION_EXPIRED, "it sends requests, and did not authenticate again in time (connections.max.reauth.ms)")
         if header.api_key == ApiKey.PRODUCE:
             return self._produce.handle(connection, header, buffer, limit, body_slot)
         self._handlers[header.api_key].handle(connection, header, buffer, limit)

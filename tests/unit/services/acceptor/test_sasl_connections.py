@@ -6,7 +6,7 @@ import _thread
 import socket
 import time
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import pytest
 
@@ -31,8 +31,9 @@ from tests.unit.base.test_settings import make_box
 from tests.unit.services.acceptor.test_sasl_session import USERS
 
 PATIENCE_SECONDS = 20
+REAUTHENTICATION_MS = 3_600_000
 LISTENER = KafkaListener(
-    "CLIENTS", "SASL_PLAINTEXT", "127.0.0.1", 0, "127.0.0.1", 0, {"sasl.enabled.mechanisms": "PLAIN", "connections.max.reauth.ms": 3_600_000}
+    "CLIENTS", "SASL_PLAINTEXT", "127.0.0.1", 0, "127.0.0.1", 0, {"sasl.enabled.mechanisms": "PLAIN", "connections.max.reauth.ms": REAUTHENTICATION_MS}
 )
 
 
@@ -128,6 +129,19 @@ def test_a_connection_that_authenticates_again_sends_nothing_else_meanwhile(door
         assert door.ask(client, HANDSHAKE)
         assert door.ask(client, API_VERSIONS) == b""
     assert door.closed("unauthenticated-request") == 1
+
+
+def test_the_first_request_after_the_end_of_a_session_closes_it_unless_it_authenticates_again(door: Door) -> None:
+    clock = cast(ManualClock, door.context.clock)
+    with door.connect() as again, door.connect() as late:
+        for client in again, late:
+            assert door.ask(client, HANDSHAKE) and door.ask(client, TOKEN)
+        clock.advance_ms(REAUTHENTICATION_MS)
+        assert door.ask(late, API_VERSIONS), "the session ends now"
+        clock.advance_ms(1)
+        assert door.ask(again, HANDSHAKE) and door.ask(again, TOKEN) and door.ask(again, API_VERSIONS)
+        assert door.ask(late, API_VERSIONS) == b""
+    assert door.closed("session-expired") == 1
 
 
 def test_frames_before_the_authentication_are_small(door: Door) -> None:
