@@ -10,6 +10,7 @@ uninstall() {
     consent "go on?"
     if systemd_runs; then
         systemctl -q disable --now millrace.target 2>/dev/null || true
+        rm -f /etc/systemd/system/millrace.target.wants/millrace-mirror@*.service
         systemctl stop 'millrace-*' millrace.slice 2>/dev/null || true # the slice would stay, empty, after its file is gone
         did "stopped millrace.target"
     fi

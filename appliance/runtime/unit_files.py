@@ -89,6 +89,9 @@ def plan_units(box: Box, mount_points: Mapping[str, str], load: str = "") -> Uni
         + _section("Service", [f"Environment={SETTINGS_MARK_VARIABLE}={settings_mark(box)}", "ReadOnlyPaths=", *_writes(state, *disks), *own_network]),
         "millrace-controller.service": _section("Service", [*_writes(state), *([] if is_alone(box) else ANY_ADDRESS), *own_network]),
         "millrace-console.service": _section("Service", [hidden, *_own_addresses(box, listen)]),
+        # copies between clusters that may be elsewhere: it needs no box here
+        "millrace-mirror@.service": _section("Unit", ["ConditionPathExists=", "ConditionPathExists=/etc/millrace/mirror/%i.toml"])
+        + _section("Service", [hidden, *ANY_ADDRESS]),
         "millrace-load.service": _section("Service", [hidden, *(ANY_ADDRESS if _SERVER.search(load) else _own_addresses(box, box.advertise))]),
     }
     network = [] if is_alone(box) else ["PrivateNetwork=no"]

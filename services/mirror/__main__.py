@@ -26,6 +26,8 @@ from services.mirror.mirror_status import has_problem, status_document, status_t
 RUNTIME_ROOT = "/run/millrace-mirror"
 """Under it the unit of a mirror has a directory with its name (RuntimeDirectory=)."""
 
+WATCHDOG_MS = 10_000
+
 
 class MirrorStopped(Exception):
     """SIGTERM or SIGINT, while the mirror sleeps."""
@@ -126,15 +128,17 @@ class StatusReporter:
         self._clock = clock
         self._log = log
         self._started_ms = clock.wall_ms()
-        self._due_ms = 0
+        self._due_ms = self._watchdog_due_ms = 0
         self._problem = ""
 
     def turn(self) -> None:
         now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._watchdog_due_ms:
+            self._watchdog_due_ms = now_ms + WATCHDOG_MS
+            notify("WATCHDOG=1")
         if now_ms < self._due_ms:
             return
         self._due_ms = now_ms + self._mirror.options.status_ms
-        notify("WATCHDOG=1")
         try:
             write_status(self._mirror.options.status_file, status_document(self._mirror, self._started_ms))
             self._problem = ""

@@ -95,6 +95,11 @@ UNIT_DIFFERENCES: dict[str, dict[str, tuple[Lines, Lines]]] = {
             ),
         ),
         "millrace-load.service.d/20-settings.conf": ((), (_HEADER, "[Service]", _NO_SECRETS, "IPAddressDeny=", "IPAddressAllow=")),
+        "millrace-mirror@.service.d/20-settings.conf": (
+            (),
+            (_HEADER, "[Unit]", "ConditionPathExists=", "ConditionPathExists=/etc/millrace/mirror/%i.toml")
+            + ("[Service]", _NO_SECRETS, "IPAddressDeny=", "IPAddressAllow="),
+        ),
         **{f"millrace-log-reader@d{number}.service.d/20-settings.conf": ((), ("[Service]", _NO_SECRETS)) for number in range(3)},
         **{
             f"millrace-log-writer@{disk}.service.d/20-settings.conf": ((), (f"NoExecPaths=/srv/{mount}/{disk} /var/lib/millrace", _NO_SECRETS))

@@ -261,6 +261,29 @@ def test_a_request_that_comes_again_after_a_crash_of_ingest_is_known_by_its_key(
     eventually(lambda: published() == (1, 1), "it is stored once and known once", 20)
 
 
+def test_a_mirror_is_a_unit_with_a_file_and_goes_on_after_a_kill(installed: InstalledBox) -> None:
+    """The box is source and target; figures are where `millrace mirror status` and node_exporter find them."""
+    box, unit = installed.box, "millrace-mirror@self"
+    source = '[[source]]\nname = "self"\nprefix = "copy."\ntopics = ["mirrored"]\nbootstrap.servers = "127.0.0.1:9092"\n'
+    box.output("millrace topic create mirrored; seq 1 50 | millrace send mirrored; install -d /etc/millrace/mirror")
+    box.path("/etc/millrace/mirror/self.toml").write_text(f'status-seconds = 1\n[target]\nbootstrap.servers = "127.0.0.1:9092"\n{source}')
+
+    def lag() -> list[int]:
+        shown = box.run(["millrace", "mirror", "status", "self", "--json"], check=False).stdout
+        partitions = json.loads(shown)["sources"][0]["partitions"] if shown else []
+        return [each["lag"] for each in partitions if each["position"] > 0]
+
+    box.output(f"systemctl start {unit}")
+    eventually(lambda: lag() == [0], "the first lines are copied", 60)
+    pid = box.output(f"systemctl show --property=MainPID --value {unit}").strip()
+    box.output(f"systemctl kill -s KILL {unit}; seq 51 100 | millrace send mirrored")
+    eventually(lambda: box.output(f"systemctl show --property=MainPID --value {unit}").strip() not in ("0", pid), "it is started again", 60)
+    copied = box.output("millrace topic tail copy.mirrored --from-beginning --max 100")
+    assert sorted(map(int, copied.split())) == list(range(1, 101))
+    assert "millrace_mirror_lag_records{" in box.path("/run/millrace-mirror/self/status.prom").read_text()
+    box.output(f"systemctl stop {unit}; rm -r /etc/millrace/mirror; millrace topic delete -y mirrored copy.mirrored")
+
+
 def test_no_acknowledged_record_is_lost_when_each_unit_and_the_whole_box_is_restarted_under_load(installed: InstalledBox) -> None:
     with load_on(installed.box, "restarts") as load:
         for unit in [*installed.services(), "millrace.target"] * (DEEP_ROUNDS if os.environ.get("MILLRACE_DEEP") else 1):
