@@ -112,15 +112,38 @@ def produced_batch(header: BatchHeader, body: bytes, kept: Sequence[RecordSlice]
     records = b"".join([_renumbered(body, each, deltas[number], number) for number, each in enumerate(kept)])
     if header.codec is not Codec.NONE:
         records = compress(header.codec, records)
+    return _sent(header, base_timestamp, max(deltas), len(kept), records)
+
+
+def joined_batch(batches: Sequence[tuple[BatchHeader, bytes]]) -> bytes:
+    """Return one batch with the records of several (header and opened records), which a producer may
+    send: in their order, with their timestamps, in the codec of the first. None may have the
+    timestamp type LogAppendTime. Raises `CorruptBatch`.
+    """
+    first, _ = batches[0]
+    records: list[bytes] = []
+    deltas: list[int] = []
+    for header, body in batches:
+        shift_ms = header.base_timestamp - first.base_timestamp
+        for each in slice_records(body, header.records_count):
+            deltas.append(each.timestamp_delta + shift_ms)
+            records.append(_renumbered(body, each, deltas[-1], len(records)))
+    joined = b"".join(records)
+    if first.codec is not Codec.NONE:
+        joined = compress(first.codec, joined)
+    return _sent(first, first.base_timestamp, max(deltas), len(records), joined)
+
+
+def _sent(header: BatchHeader, base_timestamp: int, latest_delta: int, count: int, records: bytes) -> bytes:
     sent = header._replace(
         base_offset=FIRST_OFFSET,
         partition_leader_epoch=NO_LEADER_EPOCH,
-        last_offset_delta=len(kept) - 1,
+        last_offset_delta=count - 1,
         producer_id=NO_PRODUCER_ID,
         producer_epoch=-1,
         base_sequence=-1,
     )
-    return _assemble(sent, header.attributes & CODEC_MASK, base_timestamp, base_timestamp + max(deltas), len(kept), records)
+    return _assemble(sent, header.attributes & CODEC_MASK, base_timestamp, base_timestamp + latest_delta, count, records)
 
 
 def _renumbered(body: bytes, record: RecordSlice, timestamp_delta: int, offset_delta: int) -> bytes:

@@ -4,7 +4,8 @@ Batches travel as they are stored: header fields of the log are taken off, and t
 own (`records.batch.stamp_producer`); records are neither opened nor compressed again. Control batches
 and batches of aborted transactions are left out (read_committed, KIP-98). A batch is opened and built
 anew only if a broker would refuse it or a reader would see other timestamps: compaction has removed
-some of its records, the position is inside it, or the log stamped the time of the append on it.
+some of its records, the position is inside it, or the log stamped the time of the append on it. Small
+batches that follow each other are joined, because a producer sends one for each round trip.
 Weak spot: formats 0 and 1, which brokers before Kafka 3.0 may still store, are refused.
 """
 
@@ -18,7 +19,7 @@ from appliance.base.model import Offset
 from appliance.records.batch import MAGIC, RECORDS_AT, BatchHeader, as_produced, read_batch_header, stored_batch_problem
 from appliance.records.compression import CorruptBatch, opened_batch_limit
 from appliance.records.control_batch import read_end_transaction_marker
-from appliance.records.retained_batch import open_records, produced_batch, slice_records
+from appliance.records.retained_batch import joined_batch, open_records, produced_batch, slice_records
 
 
 class AbortedSince(Protocol):
@@ -78,7 +79,7 @@ def copy_fetched(fetched: bytes, fetch_offset: Offset, aborted: Iterable[Aborted
                 batches.append(copied)
         next_offset = max(next_offset, header.last_offset + 1)
         position = end
-    return CopiedBatches(batches, next_offset, aborted_records)
+    return CopiedBatches(join_small(batches), next_offset, aborted_records)
 
 
 def _checked_header(fetched: bytes, position: int) -> BatchHeader | None:
@@ -109,6 +110,57 @@ def _copy(header: BatchHeader, batch: bytes, next_offset: Offset) -> CopiedBatch
     first, last = kept[0].offset_delta, kept[-1].offset_delta
     is_dense = last - first + 1 == len(kept)
     return CopiedBatch(header.base_offset + first, bytearray(produced_batch(header, body, kept)), len(kept), is_dense, True)
+
+
+SMALL_BYTES = 4 * 1024
+JOINED_BYTES_MAX = 64 * 1024
+"""Of records that are not compressed."""
+
+
+def join_small(batches: list[CopiedBatch]) -> list[CopiedBatch]:
+    """Return the batches, with neighbours of at most SMALL_BYTES and the same codec as one."""
+    joined: list[CopiedBatch] = []
+    run: list[tuple[CopiedBatch, BatchHeader, bytes]] = []
+    size_bytes = 0
+
+    def close_run() -> None:
+        nonlocal size_bytes
+        joined.extend([run[0][0]] if len(run) == 1 else [_join(run)] if run else [])
+        run.clear()
+        size_bytes = 0
+
+    for batch in batches:
+        opened = _open_small(batch)
+        if opened is None:
+            close_run()
+            joined.append(batch)
+            continue
+        if run and (size_bytes + len(opened[1]) > JOINED_BYTES_MAX or run[0][1].codec != opened[0].codec):
+            close_run()
+        run.append((batch, *opened))
+        size_bytes += len(opened[1])
+    close_run()
+    return joined
+
+
+def _open_small(batch: CopiedBatch) -> tuple[BatchHeader, bytes] | None:
+    """None: it is large, or what it holds cannot be read, which is for its readers to find."""
+    if len(batch.encoded) > SMALL_BYTES:
+        return None
+    header = read_batch_header(batch.encoded)
+    try:
+        body = open_records(header, batch.encoded, JOINED_BYTES_MAX)
+        slice_records(body, header.records_count)
+    except CorruptBatch:
+        return None
+    return header, body
+
+
+def _join(run: list[tuple[CopiedBatch, BatchHeader, bytes]]) -> CopiedBatch:
+    first, last = run[0][0], run[-1][0]
+    count = sum(batch.records_count for batch, _, _ in run)
+    is_dense = last.source_offset + last.records_count - first.source_offset == count and all(batch.is_dense for batch, _, _ in run)
+    return CopiedBatch(first.source_offset, bytearray(joined_batch([(header, body) for _, header, body in run])), count, is_dense, True)
 
 
 # ---- offsets of the source and of the target

@@ -20,7 +20,7 @@ from appliance.records.control_batch import EndTransactionMarker, build_end_tran
 from appliance.records.record import iterate_records
 from appliance.records.retained_batch import gap_batch, open_records, rebuild_batch, slice_records
 from appliance.storage.transaction_index import read_transaction_index
-from services.mirror.batch_copy import RUNS_MAX, SAMPLES_MAX, CopiedBatch, OffsetRuns, copy_fetched
+from services.mirror.batch_copy import RUNS_MAX, SAMPLES_MAX, SMALL_BYTES, CopiedBatch, OffsetRuns, copy_fetched
 from tests.golden.test_kafka_log import GOLDEN
 from tests.support.stored_records import stored_batches_of
 
@@ -69,7 +69,7 @@ def test_what_kafka_stored_arrives_with_its_keys_values_headers_and_times(topic:
     copied = copy_fetched(stored, Offset(0), [])
     assert foreign_records(stamped(copied.batches)) == foreign_records(stored) != []
     assert copied.next_offset == list(stored_batches_of(GOLDEN / "disk" / f"{topic}-0"))[-1][0].last_offset + 1
-    assert any(each.is_rebuilt for each in copied.batches) is (topic == "stamped")
+    assert any(each.is_rebuilt for each in copied.batches) is (topic != "mixed")
 
 
 def test_control_batches_and_aborted_records_of_kafka_stay_behind() -> None:
@@ -179,6 +179,46 @@ def test_thinned_and_stamped_batches_keep_what_readers_see(times: list[int], cod
     found = list(iterate_records(copied.encoded, LIMIT))
     assert [record[1:] for record in found] == seen and [record.offset for record in found] == list(range(len(chosen)))
     assert copied.is_dense is (chosen[-1] - chosen[0] + 1 == len(chosen)) and copied.source_offset == 500 + chosen[0]
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2**40), st.sampled_from([Codec.NONE, Codec.NONE, Codec.LZ4]), st.booleans()), max_size=12))
+def test_small_neighbours_are_joined_and_their_records_stay_as_they_are(parts: list[tuple[int, int, Codec, bool]]) -> None:
+    stored, offset = b"", 100
+    for count, time, codec, is_large in parts:
+        builder = BatchBuilder(codec)
+        for number in range(count):
+            builder.append(time - number, b"k%d" % number, bytes(range(256)) * (40 if is_large else 1), [("name", None)])
+        batch = bytearray(builder.build())
+        stamp_batch(batch, 0, Offset(offset), LeaderEpoch(3))
+        stored, offset = stored + batch, offset + count
+    copied = copy_fetched(stored, Offset(0), [])
+    assert foreign_records(stamped(copied.batches)) == foreign_records(stored)
+    assert [each.source_offset for each in copied.batches] == starts_of(copied.batches) and copied.next_offset == (offset if parts else 0)
+    assert all(each.is_dense for each in copied.batches)
+    headers = [read_batch_header(each.encoded) for each in copied.batches]
+    assert [each.max_timestamp for each in headers] == [max(record.timestamp for record in iterate_records(each.encoded, LIMIT)) for each in copied.batches]
+    assert len(copied.batches) <= len(parts)
+
+
+def test_batches_are_joined_with_neighbours_of_their_codec_and_up_to_a_size() -> None:
+    def joined(*sizes_and_codecs: tuple[int, Codec]) -> list[int]:
+        stored = b"".join(stored_batch(b"x" * size, base_offset=number, codec=codec) for number, (size, codec) in enumerate(sizes_and_codecs))
+        return [each.records_count for each in copy_fetched(stored, Offset(0), []).batches]
+
+    small, large, packed = (10, Codec.NONE), (SMALL_BYTES, Codec.NONE), (10, Codec.ZSTD)
+    assert joined(small, small, small, large, small, packed, packed, large, large) == [3, 1, 1, 2, 1, 1]
+    assert joined(*[(2000, Codec.NONE)] * 40) == [32, 8]
+
+
+def starts_of(batches: list[CopiedBatch]) -> list[int]:
+    """Offsets that follow from the records in front."""
+    counts = [each.records_count for each in batches]
+    return [100 + sum(counts[:number]) for number in range(len(counts))]
+
+
+def test_joined_batches_with_a_gap_between_them_are_not_dense() -> None:
+    (copied,) = copy_fetched(bytes(stored_batch(b"a") + stored_batch(b"b", base_offset=5)), Offset(0), []).batches
+    assert values_in([copied]) == [b"a", b"b"] and (copied.source_offset, copied.records_count, copied.is_dense) == (0, 2, False)
 
 
 # ---- offsets
