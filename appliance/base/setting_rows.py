@@ -569,6 +569,16 @@ _TABLE_ROWS = (
         "and no process for it runs",
         "clients that may alter topic configs make the box write there",
     ),
+    SettingRow(
+        "tables.compaction.commits",
+        100,
+        "commits",
+        "after so many commits, small files of a table are merged if there are half as many, and files that no version of the last week has are removed; "
+        "0: never",
+        "more small files, which make queries slow",
+        0,
+        100_000,
+    ),
 )
 
 GROUPS: dict[str, tuple[SettingRow, ...]] = {

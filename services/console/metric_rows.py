@@ -419,6 +419,7 @@ TABLES = (
     counter("table_bad_records", "tables.bad_records", "Of these, records that did not fit the columns and are kept whole with the reason.", _TOPIC),
     counter("table_lost_records", "tables.lost_records", "Offsets that the table lacks: retention was faster, a batch is damaged, a log lost records.", _TOPIC),
     counter("table_written_bytes", "tables.written_bytes", "Size of the files of its commits.", _TOPIC),
+    counter("table_compacted_files", "tables.compacted_files", "Small files that were merged into larger ones.", _TOPIC),
     counter("table_failures", "tables.failures", "Runs that failed and are tried again.", _TOPIC),
     counter("table_conflicts", "tables.conflicts", "Commits that failed because another writer was faster; nothing of them is in the table.", _TOPIC),
     gauge("table_failing", "tables.failing", "1 while the table is not written, or a partition of it, else 0; `millrace table list` says why.", _TOPIC),

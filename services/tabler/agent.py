@@ -237,6 +237,7 @@ class TableThread:
             scanned=state.scanned,
             accepted_damage=accepted_damage,
             shortened=state.shortened,
+            compaction_commits=context.box.integer("tables.compaction.commits"),
             is_cancelled=lambda: self.is_cancelled,
         )
 

@@ -27,6 +27,7 @@ STAGING = "_millrace_staging"
 TOPIC_ID_KEY = "millrace.topic.id"
 LOST_KEY = "millrace.lost"
 LOST_SHOWN_MAX = 100
+SMALL_BYTES, COMPACTED_BYTES = 32 << 20, 128 << 20
 Step = Callable[[str], None]
 """Called before each step of an append, for tests that end the process there."""
 
@@ -201,6 +202,23 @@ class DeltaTopicTable:
             log = f"{self._directory}/{DELTA_LOG}"
             file_io.sync_path(f"{log}/{self.version:020}.json")
             file_io.fsync_directory(log)
+
+    def compact(self, files_min: int) -> int:
+        """Merge the small files if there are `files_min`, and remove files that no version of the last week has; return how many were merged.
+
+        Readers of older versions keep their files for a week. Raises TableTrouble.
+        """
+        from deltalake import WriterProperties
+
+        with trouble("compact the table", self._directory):
+            sizes = pa.table(self._table.get_add_actions(flatten=True)).column("size_bytes")
+            if sum(size < SMALL_BYTES for size in sizes.to_pylist()) < files_min:
+                return 0
+            merged = self._table.optimize.compact(
+                target_size=COMPACTED_BYTES, max_concurrent_tasks=1, writer_properties=WriterProperties(compression="ZSTD")
+            )  # fmt: skip
+            self._table.vacuum(dry_run=False)
+            return int(merged["numFilesRemoved"])
 
     def _place(self, file: TableFile, step: Step) -> Any:
         """Sync a file, move it into the table, and return the action that adds it."""

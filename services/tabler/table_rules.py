@@ -101,6 +101,8 @@ class TableResult(NamedTuple):
     bad_rows: int = 0
     written_bytes: int = 0
     committed: bool = False
+    compacted: int = 0
+    """Small files that were merged."""
     is_full: bool = False
     """It ended at `bytes_max`, and there is more."""
     lost: tuple[MissingRange, ...] = ()
@@ -134,6 +136,11 @@ def lag(positions: Mapping[int, int], rows: Mapping[int, Row]) -> dict[int, int]
     return {
         partition: max(0, min(row.high_watermark, row.last_stable_offset) - positions.get(partition, row.log_start_offset)) for partition, row in rows.items()
     }
+
+
+def is_compaction_due(version_before: int, version: int, every: int) -> bool:
+    """Return whether a commit crossed a multiple of `every` versions (0: never): of all boxes one does."""
+    return every > 0 and version_before // every != version // every and version_before >= 0
 
 
 def rotated(partitions: Iterable[int], turn: int) -> list[int]:

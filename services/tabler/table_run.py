@@ -26,7 +26,7 @@ from appliance.shm.partition_table import ROLE_LEADER
 from appliance.storage import file_io
 from services.tabler.delta_table import DeltaTopicTable, Step, TableFile, TableTrouble, location_problem, trouble
 from services.tabler.table_columns import SOURCE_COLUMNS, Statistics, TableRows, has_fields, schema_problem
-from services.tabler.table_rules import MissingRange, PartitionStart, TableOrder, TableResult, plan_partition, rotated
+from services.tabler.table_rules import MissingRange, PartitionStart, TableOrder, TableResult, is_compaction_due, plan_partition, rotated
 
 ROW_GROUP_BYTES = 16 << 20
 WINDOW_BYTES = 4 << 20
@@ -49,6 +49,8 @@ class TableJob(NamedTuple):
     """Partition and offset of damaged batches that are not waited for any more."""
     shortened: Mapping[int, int]
     """Log ends that an earlier run saw below the table's offset: what was appended from there on is not in the table."""
+    compaction_commits: int
+    """Commits between two compactions; 0: none."""
     is_cancelled: Callable[[], bool] = lambda: False
     step: Step = lambda _step: None
 
@@ -95,6 +97,7 @@ class _TableRun:
             for part in parts:
                 if self._file.size_bytes < self._job.order.bytes_max:
                     self._read(part)
+            before = self._table.version if self._table.exists else -1
             committed = self._commit()
         except Exception:
             self._file.discard()
@@ -102,11 +105,12 @@ class _TableRun:
         finally:
             for part in parts:
                 part.found.table.close()
+        compacted = self._compact(before) if committed else 0
         file = self._file
         is_full = file.size_bytes >= self._job.order.bytes_max
         table_id, version = (self._table.table_id, self._table.version) if self._table.exists else ("", -1)
         return TableResult(
-            table_id, version, self._positions, file.statistics.rows, file.bad_rows, file.written_bytes, committed, is_full,
+            table_id, version, self._positions, file.statistics.rows, file.bad_rows, file.written_bytes, committed, compacted, is_full,
             tuple(self._lost), tuple(self._damaged), self._shortened, tuple(self._problems),
         )  # fmt: skip
 
@@ -193,6 +197,17 @@ class _TableRun:
         moved = {partition: offset for partition, offset in self._positions.items() if offset != self._offsets.get(partition)}
         self._table.append(file, moved, self._lost, self._job.step)
         return True
+
+    def _compact(self, version_before: int) -> int:
+        """Merge small files now and then. What was committed stays, if it fails."""
+        every = self._job.compaction_commits
+        if not is_compaction_due(version_before, self._table.version, every):
+            return 0
+        try:
+            return self._table.compact(every // 2)
+        except TableTrouble as trouble:
+            self._problems.append(f"{trouble}; trying again after {every} commits")
+            return 0
 
 
 class _StagedTableFile:

@@ -86,6 +86,7 @@ class TableState:
         self._bad_records = counters.counter(f"tables.bad_records{label}")
         self._lost_records = counters.counter(f"tables.lost_records{label}")
         self._written_bytes = counters.counter(f"tables.written_bytes{label}")
+        self._compacted_files = counters.counter(f"tables.compacted_files{label}")
         self._failures = counters.counter(f"tables.failures{label}")
         self._conflicts = counters.counter(f"tables.conflicts{label}")
         self._failing = counters.gauge(f"tables.failing{label}")
@@ -136,6 +137,7 @@ class TableState:
             self._bad_records.add(result.bad_rows)
             self._lost_records.add(sum(each.size for each in result.lost))
             self._written_bytes.add(result.written_bytes)
+            self._compacted_files.add(result.compacted)
             self.lost = [*self.lost, *map(str, result.lost)][-LOST_SHOWN_MAX:]
         self._next_check_ms = now_ms + CHECK_MS
         self.next_ms = now_ms if result.is_full else now_ms + self.order.interval_ms

@@ -61,7 +61,7 @@ class OneTable:
     def job(self, **changes: Any) -> TableJob:
         order = TableOrder("t", changes.pop("topic_id", TOPIC_ID), "delta", str(self.location), 1_000, changes.pop("bytes_max", 1 << 20))
         self.life += 1
-        usual = TableJob(order, lambda _partition: self.found, [str(self.location)], [0], 1, f"7-{self.life}", self.expected_id, {}, frozenset(), {})
+        usual = TableJob(order, lambda _partition: self.found, [str(self.location)], [0], 1, f"7-{self.life}", self.expected_id, {}, frozenset(), {}, 0)
         return usual._replace(**changes)
 
     def run(self, **changes: Any) -> TableResult:
@@ -312,3 +312,24 @@ def test_a_file_system_that_refuses_loses_nothing_and_leaves_nothing(tmp_path: P
     assert table.offset() == 10 and os.listdir(table.directory / STAGING) == []
     assert set(os.listdir(table.directory)) == before
     assert table.run().rows == 1 and table.offsets() == list(range(11))
+
+
+def test_small_files_are_merged_after_some_commits_and_offsets_stay(tmp_path: Path) -> None:
+    table = plain(tmp_path)
+    results = [table.run(compaction_commits=4)]
+    for number in range(10, 16):
+        table.grow(made(number, [b"%d" % number]), number + 1)
+        results.append(table.run(compaction_commits=4))
+    assert [result.compacted for result in results] == [0, 0, 0, 4, 0, 0, 4], "the merge is a commit, too"
+    assert table.offsets() == list(range(16)) and table.offset() == 16
+    assert len(DeltaTable(table.directory).file_uris()) == 1
+
+
+def test_a_compaction_that_fails_does_not_fail_the_commit(tmp_path: Path) -> None:
+    table = plain(tmp_path)
+    table.run()
+    (file,) = table.directory.glob("*.parquet")
+    file.unlink()
+    table.grow(made(10, [b"a"]), 11)
+    result = table.run(compaction_commits=2)
+    assert result.committed and "could not compact" in result.problems[0] and table.offset() == 11
