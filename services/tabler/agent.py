@@ -74,6 +74,9 @@ class TablerAgent:
             else:
                 self._context.log.info(f"topic {topic.name} is kept as table {order.directory}", topic=topic.name)
                 tables[topic.topic_id] = TableState(order, self._context.counters, now_ms)
+        for topic_id, state in self.tables.items():
+            if tables.get(topic_id) is not state:
+                state.close()
         self.tables = tables
         for topic_id in self._memory.remembered():
             if topic_id in image.topics_by_id and topic_id not in tables:

@@ -66,6 +66,7 @@ class TableState:
 
     def __init__(self, order: TableOrder, counters: Counters, now_ms: int) -> None:
         self.order = order
+        self.counters = counters
         self.next_ms = now_ms
         self._next_check_ms = now_ms
         self.turn = 0
@@ -92,6 +93,11 @@ class TableState:
         self._failing = counters.gauge(f"tables.failing{label}")
         self._lag = counters.gauge(f"tables.lag{label}")
         self._last_commit = counters.gauge(f"tables.last_commit_ms{label}")
+
+    def close(self) -> None:
+        """Leave no gauge as it was: the topic is no table any more."""
+        for gauge in (self._failing, self._lag, self._last_commit):
+            gauge.set(0)
 
     def accepted_damage(self, now_ms: int) -> frozenset[tuple[int, int]]:
         """Return the damaged batches that had time to be repaired."""

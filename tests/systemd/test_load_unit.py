@@ -1,12 +1,14 @@
-"""`millrace load` as a unit of an installed release with Spark: what the service may do is enough for a load, and its timer starts it."""
+"""`millrace load` and the tabler as units of an installed release with Spark: what the services may do is enough, and the timer of the load starts it."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.dataset
 import pytest
+from deltalake import DeltaTable
 
 from lab.installed_box import DISKS, InstalledBox, copy_sources, make_wheelhouse
 from lab.running_box import eventually
@@ -58,3 +60,23 @@ def test_the_service_loads_and_the_timer_starts_it(installed_with_spark: Install
     box.output("systemctl daemon-reload; systemctl start millrace-load.timer")
     eventually(lambda: rows(installed) == lines, "the timer's load brings the rest", 90)
     box.output("systemctl stop millrace-load.timer")
+
+
+def test_the_tabler_writes_where_its_unit_lets_it(installed_with_spark: InstalledBox, tmp_path: Path) -> None:
+    installed = installed_with_spark
+    box = installed.box
+    box.output("install -d -o millrace -g millrace /srv/tables")
+    installed.edit_settings(lambda text: f'"tables.locations" = "/srv/tables"\n{text}')
+    box.run("systemctl stop millrace.target 'millrace-*'")
+    box.run("systemctl start millrace.target")
+    installed.await_all_active()
+    box.output("millrace topic create lines; for n in $(seq 500); do echo line $n; done | millrace send lines")
+    box.output("millrace topic alter lines --table delta --table-location /srv/tables --set millrace.table.interval.ms=1000")
+    shown = "millrace table list | tail -n 1 | awk '{print $1, $2, $3, $4}'"
+    eventually(lambda: box.output(shown) == "lines ok 0 500", "the table has all lines", 90)
+    copied = shutil.copytree(box.path("/srv/tables/lines"), tmp_path / "copied")  # deltalake resolves the way into the box to one of the host
+    found = DeltaTable(copied).to_pyarrow_table().column("value").to_pylist()
+    assert sorted(found) == sorted(b"line %d" % number for number in range(1, 501))
+    pid = installed.pid("millrace-tabler.service")
+    box.output("millrace topic alter lines --table none")
+    installed.await_active("millrace-tabler.service", unlike=pid)

@@ -40,6 +40,10 @@ def state() -> Iterator[TableState]:
         counters.close()
 
 
+def failing(state: TableState) -> int:
+    return state.counters.gauge('tables.failing{topic="t"}').value
+
+
 def test_a_run_is_due_at_once_then_by_time_or_by_bytes(state: TableState) -> None:
     assert not state.is_due(1_000), "this box leads nothing of it"
     state.set_rows({0: row(5, 100)}, 1_000)
@@ -62,6 +66,9 @@ def test_failures_are_retried_later_and_later_and_a_success_ends_them(state: Tab
     assert state.on_failure("no space", False, 1_000) and not state.on_failure("no space", False, 2_000), "said once"
     assert not state.is_due(3_999) and state.is_due(4_000)
     assert state.document()["state"] == "failing" and state.document()["lag"] == 5
+    assert failing(state) == 1
+    state.close()
+    assert failing(state) == 0, "an alarm must not stay for what is no table any more"
     state.on_result(DONE, 5_000, 7)
     assert (state.document()["state"], state.document()["failures"], state.document()["lag"]) == ("ok", 2, 0)
     assert [retry_ms(count) for count in (1, 2, 3, 100)] == [1_000, 2_000, 4_000, 60_000]
