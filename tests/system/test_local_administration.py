@@ -185,6 +185,7 @@ def test_bytes_that_are_no_request_end_the_connection_and_passed_descriptors_are
 
 
 def test_commands_wait_for_an_acceptor_that_starts_again(place: Place) -> None:
+    place.await_audit()  # what waits dies with the acceptor
     killed = place.box.kill("acceptor@0")
     with open_cluster(None, place.data, None) as cluster:
         assert cluster.metadata([]).brokers

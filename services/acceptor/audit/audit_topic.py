@@ -32,6 +32,7 @@ BATCH_BYTES_MAX: Final = 128 << 10
 RETRY_NS: Final = 1_000_000_000
 CREATE_TIMEOUT_MS: Final = 10_000
 _ACKS: Final = 1
+_FINAL: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE, ErrorCode.INVALID_RECORD})
 _HALF: Final = (1 << 32) - 1
 
 Waiting = tuple[int, bytes]
@@ -137,7 +138,9 @@ class AuditTopic:
     def on_result(self, records: list[Waiting], error_code: int) -> None:
         """The log-writer has written the batch, or has not: then it is tried again."""
         self._is_under_way = False
-        if error_code:
+        if error_code in _FINAL:
+            self._dropped.add(len(records))  # an administrator changed the topic; what comes later may fit
+        elif error_code:
             self._put_back(records)
         else:
             self._written.add(len(records))

@@ -9,6 +9,8 @@ acceptor. Weak: the log shortens a flood of lines (`base/logging.py`), the topic
 from __future__ import annotations
 
 import json
+from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
@@ -53,7 +55,9 @@ AUDITED: Final = frozenset(
 """Requests that change something for others. Of OffsetCommit only those without a member, as tools send them."""
 PERIOD_NS: Final = 60_000_000_000
 REMEMBERED_MAX: Final = 1_000
-"""Different logins and denials of a minute; more are counted together."""
+"""Different events of a kind in a minute; more are counted together. A flood of one kind hides no other."""
+DECODED_BYTES_MAX: Final = 64 << 10
+"""A request or a response above it is one event: decoding 100,000 names would hold the acceptor's turn for a second."""
 ITEMS_MAX: Final = 1_000
 """Events of one request; more are counted in one."""
 TEXT_MAX: Final = 300
@@ -69,7 +73,7 @@ DENIED: Final = frozenset(
 )
 """Items with these codes are denials, which are events of their own."""
 PROTECTED: Final = f"{AUDIT_TOPIC} is written by the box alone, and changed or deleted by its administrator on its machine only."
-LOGIN, LOGIN_FAILED, DENIAL = "audit.login", "audit.login.failed", "audit.denied"
+LOGIN, LOGIN_FAILED, DENIAL, LARGE, UNREADABLE = "audit.login", "audit.login.failed", "audit.denied", "audit.large", "audit.unreadable"
 
 
 class AuditEvent(NamedTuple):
@@ -87,30 +91,44 @@ class AuditEvent(NamedTuple):
 class PendingChange:
     """A request whose response is awaited."""
 
-    __slots__ = ("_change", "_client", "_listener", "_principal", "_trail", "refusal")
+    __slots__ = ("_api_key", "_change", "_client", "_listener", "_principal", "_trail", "refusal")
 
-    def __init__(self, trail: AuditTrail, change: AuditedChange, connection: Connection, refusal: bytes | None) -> None:
+    def __init__(self, trail: AuditTrail, api_key: int, change: AuditedChange | None, connection: Connection, client: str) -> None:
+        """`change` None: the request is too large to be decoded."""
         self._trail = trail
+        self._api_key = api_key
         self._change = change
         self._principal = str(connection.principal)
-        self._client, self._listener = connection.address, connection.listening.name
-        self.refusal = refusal
+        self._client, self._listener = client, connection.listening.name
+        self.refusal: bytes | None = None
         """the response to a request that is not carried out, because it would change the audit itself"""
 
     def on_answer(self, body: bytes | None) -> None:
         """`body`: of the response to the client; None: it is not known what was carried out."""
+        outcome = "unknown" if body is None else ""
+        if self._change is None or len(body or b"") > DECODED_BYTES_MAX:
+            self._add(LARGE, f"request {ApiKey(self._api_key).name}", outcome or "answered")
+        elif not self._change.is_dry_run:
+            try:
+                self._add_items(self._change, body, outcome)
+            except Exception as error:  # what a client named must not end the process of all clients
+                self._add(UNREADABLE, f"request {ApiKey(self._api_key).name}", f"{outcome or 'answered'}: {error!r}")
+
+    def _add_items(self, change: AuditedChange, body: bytes | None, outcome: str) -> None:
         from services.acceptor.audit.audited_requests import outcome_of
 
-        if self._change.is_dry_run:
-            return
-        items = [item for item in self._change.items(body) if item.error_code not in DENIED]
-        outcome = "unknown" if body is None else ""
-        add = self._trail.add_repeated if self._change.api_key == ApiKey.OFFSET_COMMIT else self._trail.add  # consumers outside of groups send them, too
-        for item in items[:ITEMS_MAX]:
-            add(AuditEvent(item.event, self._principal, self._client, self._listener, item.resource, outcome or outcome_of(item)), item.details)
-        if len(items) > ITEMS_MAX:
-            more = AuditEvent(items[-1].event, self._principal, self._client, self._listener, "others", "various", len(items) - ITEMS_MAX)
-            self._trail.add(more, {})
+        items = (item for item in change.items(body) if item.error_code not in DENIED)
+        for item in islice(items, ITEMS_MAX):
+            self._add(item.event, item.resource, outcome or outcome_of(item), item.details)
+        if more := sum(1 for _ in items):
+            self._add(item.event, "others", "various", times=more)
+
+    def _add(self, kind: str, resource: str, outcome: str, details: dict[str, Any] | None = None, times: int = 1) -> None:
+        event = AuditEvent(kind, self._principal, self._client, self._listener, resource, outcome, times)
+        if self._api_key == ApiKey.OFFSET_COMMIT:  # consumers outside of groups send them, too
+            self._trail.add_repeated(event, details)
+        else:
+            self._trail.add(event, details or {})
 
 
 class _Repeated:
@@ -134,7 +152,9 @@ class AuditTrail:
         self.topic = topic
         self._events = counters.counter("acceptor.audit_events")
         self._repeated: dict[AuditEvent, _Repeated] = {}
-        self._others = 0
+        self._kinds: Counter[str] = Counter()
+        self._others: Counter[str] = Counter()
+        self._others_due_ns = 0
 
     # --- what happens
 
@@ -158,10 +178,17 @@ class AuditTrail:
                 event = AuditEvent("audit.topic.created", str(connection.principal), connection.address, connection.listening.name, f"topic {name}", "done")
                 self.add(event, {"automatic": True})
 
-    def begin(self, connection: Connection, header: RequestHeader, body: bytes) -> PendingChange | None:
-        """Return what takes the response to an administrative request; None if it is no such request, or cannot be decoded."""
+    def begin(self, connection: Connection, header: RequestHeader, body: bytes, is_from_box: bool = False) -> PendingChange | None:
+        """Return what takes the response to an administrative request; None if it is no such request, or cannot be decoded.
+
+        `is_from_box`: address and client id are those of a box that passes the request on. It has audited it, but
+        other programs on its machine look the same, so that it is audited here, too.
+        """
+        client = f"{connection.address} ({header.client_id[:TEXT_MAX]})" if is_from_box else connection.address
         if header.api_key == ApiKey.OFFSET_COMMIT and not may_be_without_member(header.api_version, body):
             return None
+        if len(body) > DECODED_BYTES_MAX and not self._may_name_audit_topic(body):
+            return PendingChange(self, header.api_key, None, connection, client)
         from services.acceptor.audit.audited_requests import read_change
 
         try:
@@ -170,10 +197,20 @@ class AuditTrail:
             return None
         if header.api_key == ApiKey.OFFSET_COMMIT and (change.request.generation_id >= 0 or change.request.member_id):
             return None
-        refusal = None
-        if not connection.origin.is_privileged and change.names_audit_topic:
-            refusal = change.refused(ErrorCode.POLICY_VIOLATION, PROTECTED)
-        return PendingChange(self, change, connection, refusal)
+        pending = PendingChange(self, header.api_key, change, connection, client)
+        is_administrator = connection.origin.is_privileged or (is_from_box and self._is_box(connection))
+        if not is_administrator and change.names_audit_topic:
+            pending.refusal = change.refused(ErrorCode.POLICY_VIOLATION, PROTECTED)
+        return pending
+
+    def _is_box(self, connection: Connection) -> bool:
+        """Whether the request may be one that another box has admitted."""
+        may = connection.rights is not None and connection.rights.would_allow_on_cluster(AclOperation.CLUSTER_ACTION)
+        return may and connection.listening.is_inter_broker and len(self._view.image.brokers) > 1
+
+    def _may_name_audit_topic(self, body: bytes) -> bool:
+        topic = self._view.image.topics.get(AUDIT_TOPIC)
+        return AUDIT_TOPIC.encode() in body or (topic is not None and bytes(topic.topic_id) in body)
 
     # --- events
 
@@ -193,12 +230,14 @@ class AuditTrail:
 
     def add_repeated(self, event: AuditEvent, details: dict[str, Any] | None = None) -> None:
         """Write an event now, and equal ones of the next minute as one."""
+        event = event._replace(resource=event.resource[:TEXT_MAX])
         repeated = self._repeated.get(event)
         if repeated is not None:
             repeated.count += 1
-        elif len(self._repeated) >= REMEMBERED_MAX:
-            self._others += 1
+        elif self._kinds[event.event] >= REMEMBERED_MAX:
+            self._others[event.event] += 1
         else:
+            self._kinds[event.event] += 1
             self._repeated[event] = _Repeated(self._clock.monotonic_ns() + PERIOD_NS)
             self.add(event, details or {})
 
@@ -210,9 +249,12 @@ class AuditTrail:
                 repeated.count, repeated.ends_ns = 0, now_ns + PERIOD_NS
             else:
                 del self._repeated[event]
-        if self._others and len(self._repeated) < REMEMBERED_MAX:
-            self.add(AuditEvent(DENIAL, "various", "various", "", "more logins and denials, not named one by one", "various", self._others), {})
-            self._others = 0
+                self._kinds[event.event] -= 1
+        if self._others and now_ns >= self._others_due_ns:
+            self._others_due_ns = now_ns + PERIOD_NS
+            for kind, times in self._others.items():
+                self.add(AuditEvent(kind, "various", "various", "", "more of this kind, not named one by one", "various", times), {})
+            self._others.clear()
 
     def close(self) -> None:
         """Write what is counted, because the process ends."""

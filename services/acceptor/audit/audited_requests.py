@@ -70,15 +70,15 @@ class AuditedChange(NamedTuple):
         response = self.response_message
         return response.encode(self.version, response.error_response(self.version, self.request, error_code, message))
 
-    def items(self, body: bytes | None) -> list[AuditedItem]:
-        """Return what was changed, or was not. `body`: of the response; None: it is not known."""
+    def items(self, body: bytes | None) -> Iterator[AuditedItem]:
+        """Return what was changed, or was not. `body`: of the response; None: it is not known. Raises ProtocolViolation."""
         if body is None:
             unknown = ErrorCode.UNKNOWN_SERVER_ERROR
             is_partial = self.api_key == ApiKey.DELETE_RECORDS  # has no such response, and never needs one
             whole = offset_apis.DeleteRecordsResponse() if is_partial else self.response_message.error_response(self.version, self.request, unknown)
-            return list(ITEMS[ApiKey(self.api_key)](self, whole))
+            return ITEMS[ApiKey(self.api_key)](self, whole)
         response = self.response_message.decode(body, 0, len(body), self.version, len(body), len(body))
-        return list(ITEMS[ApiKey(self.api_key)](self, response))
+        return ITEMS[ApiKey(self.api_key)](self, response)
 
 
 def _messages(api_key: int) -> tuple[Message[Any], Message[Any]]:
@@ -181,13 +181,8 @@ def _reassigned(change: AuditedChange, response: Any) -> Iterator[AuditedItem]:
     for topic in change.request.topics:
         known = change.image.topics.get(topic.name)
         partitions = known.partitions if known is not None else ()
-        moves = [
-            (
-                each.partition_index,
-                {"replicas": each.replicas, "before": partitions[each.partition_index].replicas if each.partition_index < len(partitions) else None},
-            )
-            for each in topic.partitions
-        ]
+        replicas = {number: partition.replicas for number, partition in enumerate(partitions)}
+        moves = [(each.partition_index, {"replicas": each.replicas, "before": replicas.get(each.partition_index)}) for each in topic.partitions]
         yield AuditedItem("audit.replicas.reassigned", f"topic {topic.name}", {"partitions": _some(moves)}, response.error_code or codes.get(topic.name, 0))
 
 

@@ -94,8 +94,8 @@ class ForwardedHandler:
             is_from_box = self._is_box(connection.address)  # a client id alone is no proof
             if is_from_box:
                 packed_origin = connection.origin._replace(flags=connection.origin.flags | FROM_BOX).pack()
-        if self.audit is not None and header.api_key in AUDITED and not is_from_box:  # the box that passes it on has audited it
-            change = self.audit.begin(connection, header, body)
+        if self.audit is not None and header.api_key in AUDITED:
+            change = self.audit.begin(connection, header, body, is_from_box)
             if change is not None and change.refusal is not None:
                 on_response(change.refusal)
                 return

@@ -14,7 +14,7 @@ from appliance.base.errors import ErrorCode, ProtocolViolation
 from appliance.base.logging import Logger
 from appliance.base.model import AUDIT_TOPIC
 from appliance.cluster.metadata_image import MetadataImage
-from appliance.protocol import config_apis, group_offset_apis, sasl_apis, topic_apis
+from appliance.protocol import config_apis, group_offset_apis, reassignment_apis, sasl_apis, topic_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.framing import RequestHeader
 from appliance.security.acl import AclOperation, AclResource
@@ -87,7 +87,7 @@ def test_every_audited_request_of_every_version_has_items_whatever_its_response_
             continue
         body = bytes(sample.body)
         change = read_change(sample.api_key, sample.version, body, MetadataImage.empty())
-        assert change.items(None) or sample.api_key in (ApiKey.DELETE_ACLS, ApiKey.ELECT_LEADERS)
+        assert list(change.items(None)) or sample.api_key in (ApiKey.DELETE_ACLS, ApiKey.ELECT_LEADERS)
         if sample.api_key != ApiKey.DELETE_RECORDS:
             assert all(item.error_code for item in change.items(change.refused(ErrorCode.POLICY_VIOLATION, "no")))
         seen.add(sample.api_key)
@@ -127,6 +127,35 @@ def test_the_audit_topic_is_changed_by_an_administrator_on_the_machine_alone(wor
             assert {each.error_code for each in found.topics} == {ErrorCode.POLICY_VIOLATION}
 
 
+def test_no_number_and_no_size_of_a_request_ends_the_process(world: World) -> None:
+    """A partition below 0 ended the acceptor; 100,000 names held its turn for more than a second."""
+    moves = tuple(reassignment_apis.PartitionToReassign(number, (1,)) for number in (-5, -(1 << 31), (1 << 31) - 1))
+    topics = (reassignment_apis.TopicToReassign("t", moves),)
+    message = reassignment_apis.ALTER_PARTITION_REASSIGNMENTS_REQUEST
+    many = topic_apis.DELETE_TOPICS_REQUEST.encode(5, topic_apis.DeleteTopicsRequest(topic_names=tuple(f"t-{number}" for number in range(20_000))))
+    for key, version, body in (
+        (ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, message.encode(0, reassignment_apis.AlterPartitionReassignmentsRequest(topics=topics))),
+        (ApiKey.DELETE_TOPICS, 5, many),
+    ):
+        pending = world.trail.begin(world.connection(), header(key, version), body)
+        assert pending is not None
+        pending.on_answer(None)
+        pending.on_answer(b"\x00")
+    assert [kind for kind, _outcome, _times in world.told] == ["audit.replicas.reassigned", "audit.unreadable", "audit.large", "audit.large"]
+    named = topic_apis.DELETE_TOPICS_REQUEST.encode(5, topic_apis.DeleteTopicsRequest(topic_names=(*(f"t-{number}" for number in range(20_000)), AUDIT_TOPIC)))
+    pending = world.trail.begin(world.connection(), header(ApiKey.DELETE_TOPICS, 5), named)
+    assert pending is not None and pending.refusal is not None, "a large request does not get past the protection"
+
+
+def test_a_client_that_calls_itself_a_box_is_audited_and_refused(world: World) -> None:
+    body = topic_apis.DELETE_TOPICS_REQUEST.encode(5, topic_apis.DeleteTopicsRequest(topic_names=("logs", AUDIT_TOPIC)))
+    named = header(ApiKey.DELETE_TOPICS, 5)._replace(client_id="controller of broker 1")
+    pending = world.trail.begin(world.connection(), named, body, is_from_box=True)
+    assert pending is not None and pending.refusal is not None
+    pending.on_answer(None)
+    assert {each["client"] for each in world.records.events} == {"10.0.0.1 (controller of broker 1)"}
+
+
 def test_equal_denials_of_a_minute_are_two_events(world: World) -> None:
     authorizer = Authorizer()
     authorizer.on_denied = world.trail.on_denied
@@ -151,7 +180,9 @@ def test_a_flood_of_different_logins_is_counted_in_bounded_memory(world: World) 
     assert len(world.told) == REMEMBERED_MAX
     world.clock.advance_ms(PERIOD_NS // 1_000_000)
     world.trail.sweep(world.clock.monotonic_ns())
-    assert world.told[-1] == ("audit.denied", "various", 500)
+    assert world.told[-1] == ("audit.login.failed", "various", 500)
+    world.trail.login(connection, "PLAIN")
+    assert world.told[-1] == ("audit.login", "done", 1), "a flood of one kind hides no other"
 
 
 def test_a_name_of_a_client_begins_no_line_of_the_log_and_breaks_no_record(world: World, capfd: pytest.CaptureFixture[str]) -> None:
