@@ -13,6 +13,7 @@ import sys
 from appliance.base.settings import Box
 from appliance.runtime.ensemble_checks import is_loopback
 from appliance.runtime.run_options import AUTO_CREATE
+from appliance.security.listeners import PLAINTEXT
 
 WILDCARDS = ("0.0.0.0", "::")
 
@@ -35,6 +36,8 @@ def ready_message(box: Box) -> str:
         of_box = f" --data {_quoted(box.disks[0].path)}"
     if box.sender_tables:
         read = f"{millrace} ingest status{of_box}"  # its routes decide where the line goes
+    elif box.kafka_listeners[0].protocol != PLAINTEXT:
+        read = f"{millrace} topic tail {topic} --from-beginning{of_box}"  # by the Unix socket, without TLS or login
     elif _is_installed("kcat"):
         read = f"kcat -b {bootstrap} -t {topic} -C -o beginning -e"
     else:

@@ -79,6 +79,7 @@ def header(key: ApiKey, version: int) -> RequestHeader:
     return RequestHeader(key, version, 7, "", 0)
 
 
+@pytest.mark.slow
 def test_every_audited_request_of_every_version_has_items_whatever_its_response_is(world: World) -> None:
     seen = set()
     assert ITEMS.keys() == AUDITED

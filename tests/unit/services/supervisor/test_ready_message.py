@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.base.layout import Disk
+from appliance.base.settings import KafkaListener
 from services.supervisor.ready_message import ready_line, ready_message
 from tests.unit.base.test_settings import make_box
 
@@ -42,3 +43,8 @@ def test_a_box_that_creates_no_topics_because_of_where_it_listens_says_so() -> N
     assert ready_message(make_box(listen="0.0.0.0", settings=off)).splitlines()[-1].startswith("  clients cannot create topics by naming them: ")
     assert len(ready_message(make_box(settings=off)).splitlines()) == 4
     assert len(ready_message(make_box(listen="0.0.0.0")).splitlines()) == 4
+
+
+def test_a_box_without_a_plaintext_listener_names_the_command_that_needs_no_login() -> None:
+    listeners = [KafkaListener("CLIENTS", "SASL_SSL", "127.0.0.1", 9092, "127.0.0.1")]
+    assert ready_message(make_box(listeners=listeners)).splitlines()[2].endswith(" topic tail syslog --from-beginning --data /srv/d0")
