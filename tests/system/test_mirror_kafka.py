@@ -13,7 +13,7 @@ from lab.committed_reads import read_committed
 from lab.real_kafka import skip_without_kafka
 from lab.running_box import RunningBox, eventually
 from loadtest.beside_kafka.kafka_contender import KAFKA_3, KAFKA_4, Heap, KafkaContender, Release
-from tests.system.test_mirror import RunningMirror, create, end_of, mirror, produce, produce_in_transactions  # noqa: F401  mirror: a fixture
+from tests.system.test_mirror import RunningMirror, commit, committed, create, end_of, mirror, produce, produce_in_transactions  # noqa: F401  mirror: a fixture
 
 pytestmark = [pytest.mark.system, pytest.mark.deep]
 
@@ -62,9 +62,9 @@ def test_each_record_is_copied_once_with_its_time(
     assert timed(reads[1], f"s.{name}.stamped") == timed(reads[0], f"{name}.stamped")
     latest = [dict(read_committed(each, topic)[0]) for each, topic in zip(reads, (f"{name}.compacted", f"s.{name}.compacted"), strict=True)]
     assert latest[0] == latest[1]
-    commit(reads[0], f"{name}.stamped", 500)
-    eventually(lambda: committed(reads[1], f"s.{name}.stamped") is not None, "the group's offset is translated", 60)
-    there = committed(reads[1], f"s.{name}.stamped")
+    commit(reads[0], "readers", f"{name}.stamped", 500)
+    eventually(lambda: committed(reads[1], "readers", f"s.{name}.stamped") is not None, "the group's offset is translated", 60)
+    there = committed(reads[1], "readers", f"s.{name}.stamped")
     assert there is not None
     left = [value for _, value in timed(reads[1], f"s.{name}.stamped", there)]
     assert left[-500:] == [value for _, value in timed(reads[0], f"{name}.stamped", 500)]
@@ -81,20 +81,5 @@ def timed(bootstrap: str, topic: str, first: int = 0) -> list[tuple[int, bytes |
         while (message := consumer.poll(10)) is not None and message.error() is None:
             found.append((message.timestamp()[1], message.value()))
         return found
-    finally:
-        consumer.close()
-
-
-def commit(bootstrap: str, topic: str, offset: int) -> None:
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "readers", "log_level": 0})
-    consumer.commit(offsets=[Place(topic, 0, offset)], asynchronous=False)
-    consumer.close()
-
-
-def committed(bootstrap: str, topic: str) -> int | None:
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "readers", "log_level": 0})
-    try:
-        (found,) = consumer.committed([Place(topic, 0)], timeout=10)
-        return found.offset if found.offset >= 0 else None
     finally:
         consumer.close()
