@@ -109,7 +109,7 @@ class ControllerAgent:
             lambda: self._administration.topics.creating,
             lambda: self.session.session_id,
             self._on_cluster_changed,
-            lambda name: self._users.on_changed(name),
+            lambda name: self._users.reload(name),
             lambda path: self._quotas.on_changed(path),
         )
         self._moves = MoveAdministration(

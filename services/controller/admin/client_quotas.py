@@ -1,9 +1,8 @@
 """Client quotas: follow them in ZooKeeper, publish the quota image, answer the two APIs (KIP-546), count mutations (KIP-599).
 
 Owned by the controller process of each box; any box may change a quota, by a write with the version of what it
-read, as in Kafka. Quotas are loaded after each arrival, and one by one when a notification reports a change.
-A change is in the image before its client is answered. Mutations of partitions are counted where topics are
-created, by the controller of the cluster, and where they are passed on to it. Weak: with the controllership their count moves to another box and begins anew.
+read, as in Kafka. Mutations of partitions are counted where topics are created, by the controller of the cluster, and
+where they are passed on to it. Weak: with the controllership their count moves to another box and begins anew.
 """
 
 from __future__ import annotations
@@ -53,11 +52,11 @@ from appliance.security.quotas import (
     quota_values,
 )
 from appliance.security.scram import NAME_MAX
-from services.controller.admin.pending_orders import PendingOrders
+from services.controller.admin.published_entities import EntityOperations, PublishedEntities
 from services.controller.admin.waiting_requests import ControllerRequest, Key, OnResult, Result, WaitingRequest, WaitingRequests, truncated
 from services.controller.decisions.cluster import ControllerContext
 from services.controller.zookeeper import broker_registry
-from services.controller.zookeeper.operation import Operation, OperationOutcome, OwnWrites, all_of
+from services.controller.zookeeper.operation import Operation, OwnWrites, all_of
 from services.controller.zookeeper.requests import (
     BadVersion,
     Create,
@@ -83,7 +82,6 @@ BUCKETS_MAX = 1_000
 """Beyond this number, buckets that are full are forgotten, and the fullest of the others."""
 ORDER_MS = 1_000
 """Buckets are put into order no more often."""
-LOAD = "quotas:load"
 USER, CLIENT_ID, IP = "user", "client-id", "ip"
 NO_ADDRESSES = "Quotas of addresses (ip) are not served here; limit connections with max.connections.per.ip."
 EXCEEDED = "The throttling quota has been exceeded."
@@ -202,22 +200,13 @@ def _path(entity: QuotaEntity) -> str:
     return f"/config/{entity_path(entity)}"
 
 
-class QuotaAdministration:
-    """The quotas as this box knows them. `publish` is called each turn, and `on_published()` after each new quota image."""
+class QuotaAdministration(PublishedEntities[QuotaEntity, Values, QuotaChange]):
+    """The quotas as this box knows them."""
 
     def __init__(self, context: ControllerContext, image_path: str, on_published: Callable[[], None]) -> None:
-        self._context = context
-        self._log = context.log
+        operations = EntityOperations(load_quotas, read_quotas, change_quotas)
+        super().__init__(context, "quotas", operations, on_published, lambda change: change.is_awaited())
         self._image_path = image_path
-        self._on_published = on_published
-        self.quotas: dict[QuotaEntity, Values] = {}
-        self._changed_again: set[QuotaEntity] = set()
-        self._is_loaded = False
-        self._is_changed = False
-        self._altered_quotas: list[QuotaChange] = []
-        """written, and answered when the image has them"""
-        self._waiting: list[Callable[[], None]] = []
-        self._pending = PendingOrders(context, "quotas:{}".format, self._alter, self._on_altered, lambda: self._is_loaded, lambda change: change.is_awaited())
         self._altered = context.counters.counter("controller.quotas_altered")
         try:
             former = read_quota_image(image_path)
@@ -226,12 +215,9 @@ class QuotaAdministration:
         self._image = former or QuotaImage()
         self.mutations = MutationQuotas(context.clock, self._image.quotas)
 
-    def when_loaded(self, callback: Callable[[], None]) -> None:
-        """Call back when the quotas are loaded, at once if they are."""
-        if self._is_loaded:
-            callback()
-        else:
-            self._waiting.append(callback)
+    @property
+    def quotas(self) -> Mapping[QuotaEntity, Values]:
+        return self._entities
 
     def alter(self, change: QuotaChange) -> None:
         """Its `on_result` is called when it is refused, or written and published."""
@@ -241,83 +227,19 @@ class QuotaAdministration:
         else:
             self._pending.add(entity_path(change.entity), change)
 
-    # --- the tree
-
-    def on_arrived(self) -> None:
-        """The tree was loaded: load the quotas, too. What changes meanwhile leaves a notification."""
-        self._is_loaded = False
-        self._changed_again.clear()
-        self._context.runner.start(LOAD, load_quotas(), self._on_loaded)
-
-    def on_left(self) -> None:
-        """What was loaded may be outdated. The image stays as it is."""
-        self._is_loaded = False
-
-    def reconsider(self) -> None:
-        self._pending.reconsider()
-
     def on_changed(self, path: str) -> None:
         """A notification named this path."""
         entity = entity_of_path(path)
         if entity is not None:
-            self._reload(entity)
+            self.reload(entity)
 
-    def _reload(self, entity: QuotaEntity) -> None:
-        operation = read_quotas([entity])
-        if not self._is_loaded or not self._context.runner.start(f"quotas:reload:{entity_path(entity)}", operation, partial(self._on_read, entity)):
-            operation.close()
-            self._changed_again.add(entity)
+    def _differs(self) -> bool:
+        return self.quotas != self._image.quotas
 
-    def _on_loaded(self, outcome: OperationOutcome) -> None:
-        if outcome.failure is not None:
-            self._context.on_failure(outcome.failure)
-            return
-        self.quotas = {entity: values for entity, values in outcome.value.items() if values}
-        self._is_loaded = self._is_changed = True
-        self.publish()
-        waiting, self._waiting = self._waiting, []
-        for callback in waiting:
-            callback()
-        again, self._changed_again = self._changed_again, set()
-        for entity in again:
-            self._reload(entity)
-        self._pending.reconsider()
-
-    def _on_read(self, entity: QuotaEntity, outcome: OperationOutcome) -> None:
-        if outcome.failure is not None:
-            self._context.on_failure(outcome.failure)
-            return
-        self._use(entity, outcome.value[entity])
-        if entity in self._changed_again:
-            self._changed_again.discard(entity)
-            self._reload(entity)
-
-    def _use(self, entity: QuotaEntity, values: Values) -> None:
-        if values:
-            self.quotas[entity] = values
-        else:
-            self.quotas.pop(entity, None)
-        self._is_changed = True
-
-    def publish(self) -> int:
-        """Write the image if the quotas differ from it, and answer the changes that are in it; return how many."""
-        if not self._is_changed:
-            return 0
-        self._is_changed = False
-        if self.quotas != self._image.quotas:
-            self._image = QuotaImage(self._image.generation + 1, {entity: dict(values) for entity, values in self.quotas.items()})
-            write_quota_image(self._image_path, self._image)
-            self.mutations.replace(self._image.quotas)
-            self._on_published()
-        altered, self._altered_quotas = self._altered_quotas, []
-        for change in altered:
-            change.answer(Result(ErrorCode.NONE))
-        return len(altered)
-
-    # --- changes
-
-    def _alter(self, _path: str, change: QuotaChange) -> Operation[Values]:
-        return change_quotas(change)
+    def _write_image(self) -> None:
+        self._image = QuotaImage(self._image.generation + 1, {entity: dict(values) for entity, values in self.quotas.items()})
+        write_quota_image(self._image_path, self._image)
+        self.mutations.replace(self._image.quotas)
 
     def _on_altered(self, path: str, change: QuotaChange, values: Values) -> bool:
         if change.validate_only:
@@ -327,7 +249,7 @@ class QuotaAdministration:
         self._altered.add()
         text = ", ".join(f"{key}={value:g}" for key, value in sorted(values.items())) or "none"
         self._log.info(f"quotas of {path} are now: {text}, by {change.by}")
-        self._altered_quotas.append(change)
+        self._written.append(change)
         return True
 
 

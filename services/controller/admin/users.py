@@ -1,9 +1,8 @@
 """Users: follow their SCRAM credentials in ZooKeeper, publish the credential image, answer the two APIs about them.
 
 Owned by the controller process of each box; any box may change a user, by a write with the version of what it
-read, as in Kafka. Credentials are loaded after each arrival, and one by one when a notification reports a change.
-A change is in the image before its client is answered. No key, salt or password is logged. Weak: users of boxes
-without a SASL listener are followed, too, because they are created before the listener.
+read, as in Kafka. No key, salt or password is logged. Weak: users of boxes without a SASL listener are followed,
+too, because they are created before the listener.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ from appliance.protocol.sasl_apis import (
     altered_users,
 )
 from appliance.security.scram import ITERATIONS_MAX, ITERATIONS_MIN, NAME_MAX, SCRAM_MECHANISMS, ScramCredential, ScramMechanism
-from services.controller.admin.pending_orders import PendingOrders
+from services.controller.admin.published_entities import EntityOperations, PublishedEntities
 from services.controller.admin.waiting_requests import ControllerRequest, Key, OnResult, Result, WaitingRequest, WaitingRequests, truncated
 from services.controller.decisions.cluster import ControllerContext
 from services.controller.zookeeper import broker_registry
-from services.controller.zookeeper.operation import Operation, OperationOutcome, OwnWrites, all_of
+from services.controller.zookeeper.operation import Operation, OwnWrites, all_of
 from services.controller.zookeeper.requests import BadVersion, Create, GetChildren, MultiFailed, NodeExists, NoNode, SetData, ZooKeeperFailed
 from services.controller.zookeeper.requests import Get as GetNode
 
@@ -53,7 +52,6 @@ SALT_BYTES_MAX = 256
 ATTEMPTS_MAX = 5
 """Attempts of a write when another box or tool writes the same user."""
 USERS_TIMEOUT_MS = 30_000
-LOAD = "users:load"
 
 Texts = dict[str, str]
 """Credentials of a user by mechanism, as in ZooKeeper."""
@@ -122,26 +120,15 @@ def change_user(change: UserChange) -> Operation[Texts]:
     raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, "the user was changed by others at the same time; try again")
 
 
-class UserAdministration:
-    """The users as this box knows them. `publish` is called each turn, and `on_published()` after each new credential image."""
+class UserAdministration(PublishedEntities[str, Texts, UserChange]):
+    """The users as this box knows them, by name."""
 
     def __init__(self, context: ControllerContext, image_path: str, make_secret: Callable[[], bytes], on_published: Callable[[], None]) -> None:
         """`make_secret` makes one for the credentials of unknown users, if no former image has it."""
-        self._context = context
-        self._log = context.log
+        super().__init__(context, "users", EntityOperations(load_users, read_users, change_user), on_published)
         self._image_path = image_path
-        self._on_published = on_published
-        self.users: dict[str, Texts] = {}
-        self._changed_again: set[str] = set()
-        self._is_loaded = False
-        self._is_changed = False
-        """`users` may differ from the image"""
-        self._altered_users: list[UserChange] = []
-        """written, and answered when the image has them"""
         self._coming: Counter[str] = Counter()
         """changes under way that make a user"""
-        self._waiting: list[Callable[[], None]] = []
-        self._pending = PendingOrders(context, "user:{}".format, self._alter, self._on_altered, lambda: self._is_loaded)
         self._altered = context.counters.counter("controller.users_altered")
         try:
             former = read_credential_image(image_path)
@@ -149,12 +136,9 @@ class UserAdministration:
             former = None
         self._image = former or CredentialImage(0, make_secret())
 
-    def when_loaded(self, callback: Callable[[], None]) -> None:
-        """Call back when the users are loaded, at once if they are."""
-        if self._is_loaded:
-            callback()
-        else:
-            self._waiting.append(callback)
+    @property
+    def users(self) -> Mapping[str, Texts]:
+        return self._entities
 
     def alter(self, change: UserChange) -> None:
         """Its `on_result` is called when it is refused, or written and published."""
@@ -172,87 +156,19 @@ class UserAdministration:
             del self._coming[change.name]
         change.answer(result)
 
-    # --- the tree
+    def _differs(self) -> bool:
+        return self.users != self._image.users or not self._image.generation
 
-    def on_arrived(self) -> None:
-        """The tree was loaded: load the users, too. What changes meanwhile leaves a notification."""
-        self._is_loaded = False
-        self._changed_again.clear()
-        self._context.runner.start(LOAD, load_users(), self._on_loaded)
+    def _write_image(self) -> None:
+        self._image = self._image._replace(generation=self._image.generation + 1, users={name: dict(texts) for name, texts in self.users.items()})
+        write_credential_image(self._image_path, self._image)
 
-    def on_left(self) -> None:
-        """What was loaded may be outdated. The image stays as it is."""
-        self._is_loaded = False
-
-    def reconsider(self) -> None:
-        self._pending.reconsider()
-
-    def on_changed(self, name: str) -> None:
-        """A notification named this user."""
-        operation = read_users([name])
-        if not self._is_loaded or not self._context.runner.start(f"users:{name}", operation, partial(self._on_read, name)):
-            operation.close()
-            self._changed_again.add(name)
-
-    def _on_loaded(self, outcome: OperationOutcome) -> None:
-        if outcome.failure is not None:
-            self._context.on_failure(outcome.failure)
-            return
-        self.users = {name: texts for name, texts in outcome.value.items() if texts}
-        self._is_loaded = self._is_changed = True
-        self.publish()
-        waiting, self._waiting = self._waiting, []
-        for callback in waiting:
-            callback()
-        again, self._changed_again = self._changed_again, set()
-        for name in again:
-            self.on_changed(name)
-        self._pending.reconsider()
-
-    def _on_read(self, name: str, outcome: OperationOutcome) -> None:
-        if outcome.failure is not None:
-            self._context.on_failure(outcome.failure)
-            return
-        self._use(name, outcome.value[name])
-        if name in self._changed_again:
-            self._changed_again.discard(name)
-            self.on_changed(name)
-
-    def _use(self, name: str, texts: Texts) -> None:
-        if texts:
-            self.users[name] = texts
-        else:
-            self.users.pop(name, None)
-        self._is_changed = True
-
-    def publish(self) -> int:
-        """Write the image if the users differ from it, and answer the changes that are in it; return how many.
-
-        It is written once for all changes of a turn. A first empty one is written, too: it ends the wait for it.
-        """
-        if not self._is_changed:
-            return 0
-        self._is_changed = False
-        if self.users != self._image.users or not self._image.generation:
-            self._image = self._image._replace(generation=self._image.generation + 1, users={name: dict(texts) for name, texts in self.users.items()})
-            write_credential_image(self._image_path, self._image)
-            self._on_published()
-        altered, self._altered_users = self._altered_users, []
-        for change in altered:
-            change.answer(Result(ErrorCode.NONE))
-        return len(altered)
-
-    # --- changes
-
-    def _alter(self, _path: str, change: UserChange) -> Operation[Texts]:
-        return change_user(change)
-
-    def _on_altered(self, _path: str, change: UserChange, texts: Texts) -> bool:
-        self._use(change.name, texts)
+    def _on_altered(self, path: str, change: UserChange, values: Texts) -> bool:
+        self._use(change.name, values)
         for label, text in change.changes.items():
             self._altered.add()
             self._log.info(f"{'removed' if text is None else 'set'} the {label} credential of user {change.name!r}, by {change.by}")
-        self._altered_users.append(change)
+        self._written.append(change)
         return True
 
 
