@@ -29,7 +29,7 @@ PARTITIONS_SHOWN = 500
 """Of a disk, the largest first; and of reassignments and moves."""
 
 
-class BoxDisks:
+class DiskContents:
     """The disks of this box; `last_sample` is the console's."""
 
     def __init__(self, layout: BoxLayout, last_sample: Callable[[], BoxSample]) -> None:

@@ -30,7 +30,7 @@ RECORD_BODY_BYTES_MAX = 2 << 20
 """The body of a record to produce; others have `application.BODY_BYTES_MAX`."""
 PRODUCE_PATH = "/api/records/produce"
 GROUP_PATH = "/api/group"
-OF_DISKS = "box_documents.BoxDisks"
+OF_DISKS = "box_documents.DiskContents"
 """Its methods also need the console's samples."""
 
 # Functions by name: their modules import the client library, which a console without such requests need not load.

@@ -9,7 +9,7 @@ import pytest
 from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode, RequestRefused
 from lab.pretended_box import PretendedBox
-from services.console.box_documents import BoxDisks
+from services.console.box_documents import DiskContents
 from services.console.box_sample import BoxReader
 from services.console.parameters import Parameters, WrongParameter
 from tests.unit.command.test_command_disk_drain import serve_controller
@@ -19,7 +19,7 @@ NO_CLIENT: Any = None
 
 
 @pytest.fixture
-def disks(box: PretendedBox, clock: ManualClock) -> BoxDisks:
+def disks(box: PretendedBox, clock: ManualClock) -> DiskContents:
     """Two disks; of the topic `logs` two partitions lie on each."""
     for name in ("d0", "d1"):
         counters = box.counters[f"log-writer@{name}"]
@@ -27,10 +27,10 @@ def disks(box: PretendedBox, clock: ManualClock) -> BoxDisks:
         counters.gauge("disk.total_bytes").set(100 * GIB)
     box.append("logs", 1, 10, 5_000)
     reader = BoxReader(box.layout, box.box, clock)
-    return BoxDisks(box.layout, reader.read)
+    return DiskContents(box.layout, reader.read)
 
 
-def test_each_disk_is_shown_with_what_lies_on_it_the_largest_first(disks: BoxDisks) -> None:
+def test_each_disk_is_shown_with_what_lies_on_it_the_largest_first(disks: DiskContents) -> None:
     document = disks.document(NO_CLIENT, Parameters({}))
     shown = {disk["name"]: [(each["topic"], each["partition"], each["is_led"], each["size_bytes"]) for each in disk["held"]] for disk in document["disks"]}
     assert shown["d1"] == [("logs", 1, True, 5_000), ("logs", 3, True, 0)] and len(shown["d0"]) == 3
@@ -38,7 +38,7 @@ def test_each_disk_is_shown_with_what_lies_on_it_the_largest_first(disks: BoxDis
     assert document["may_drain"] and document["moves"] == []
 
 
-def test_a_drain_is_planned_without_an_order_and_then_ordered(disks: BoxDisks, box: PretendedBox) -> None:
+def test_a_drain_is_planned_without_an_order_and_then_ordered(disks: DiskContents, box: PretendedBox) -> None:
     planned = disks.drain(NO_CLIENT, Parameters({"disk": "d1"}))
     assert [(move["topic"], move["partition"], move["target_disk"]) for move in planned["moves"]] == [("logs", 1, "d0"), ("logs", 3, "d0")]
     assert planned["size_bytes"] == 5_000
@@ -51,7 +51,7 @@ def test_a_drain_is_planned_without_an_order_and_then_ordered(disks: BoxDisks, b
     assert orders[1:] == [{"disk": "d1", "draining": False, "cancel": True}] * 2
 
 
-def test_what_cannot_be_drained_is_said(disks: BoxDisks, box: PretendedBox, clock: ManualClock) -> None:
+def test_what_cannot_be_drained_is_said(disks: DiskContents, box: PretendedBox, clock: ManualClock) -> None:
     with pytest.raises(WrongParameter, match="there is no disk d7; there are d0, d1"):
         disks.drain(NO_CLIENT, Parameters({"disk": "d7"}))
     box.counters["log-writer@d0"].gauge("disk.free_bytes").set(0)
@@ -59,7 +59,7 @@ def test_what_cannot_be_drained_is_said(disks: BoxDisks, box: PretendedBox, cloc
         disks.drain(NO_CLIENT, Parameters({"disk": "d1"}))
     installed = box.box._replace(managed_by="systemd")
     sample = BoxReader(box.layout, box.box, clock).read()._replace(box=installed)
-    refusing = BoxDisks(box.layout, lambda: sample)
+    refusing = DiskContents(box.layout, lambda: sample)
     assert not refusing.document(NO_CLIENT, Parameters({}))["may_drain"]
     with pytest.raises(RequestRefused, match="sudo millrace disk drain d1") as refused:
         refusing.drain(NO_CLIENT, Parameters({"disk": "d1"}))
