@@ -1,31 +1,47 @@
 """What an administrative request changes: from request and response to the items that the audit names.
 
 One function for each API. Credentials never appear: of users only names, mechanisms and iterations, of configs
-only values that are known to be none. Pure. An acceptor imports this module at its first such request, because
-it imports all schemas. Weak: "before" is what the image of this box has, which may be a moment old.
+only values that are known to be none. Pure. An acceptor imports this module, and the schemas of each API, at the
+first such request: all of them would take 33 ms and 5 MB. Weak: "before" is what the image of this box has, which may
+be a moment old.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from appliance.base.errors import ErrorCode, known_error
 from appliance.base.model import AUDIT_TOPIC, NO_TOPIC_ID
 from appliance.cluster.broker_configs import DYNAMIC_BROKER_CONFIGS
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS
-from appliance.protocol import offset_apis
 from appliance.protocol.apis import ApiKey
-from appliance.protocol.config_apis import ResourceType
-from appliance.protocol.forwarded_apis import CONTROLLER_APIS, COORDINATED_APIS
-from appliance.protocol.schema import Message
-from appliance.protocol.topic_apis import topics_to_delete
 from appliance.security.acl import AclOperation, AclPermission, AclResource, PatternType
-from appliance.security.scram import ScramMechanism
+
+if TYPE_CHECKING:
+    from appliance.protocol.schema import Message
 
 PARTITIONS_SHOWN: Final = 100
 HIDDEN: Final = "***"
+TOPIC, BROKER = 2, 4
+"""Resource types of configs."""
+MECHANISMS: Final = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
+_MODULES: Final = {
+    "topic_apis": (ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS),
+    "config_apis": (ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS),
+    "offset_apis": (ApiKey.DELETE_RECORDS,),
+    "reassignment_apis": (ApiKey.ALTER_PARTITION_REASSIGNMENTS, ApiKey.ELECT_LEADERS),
+    "log_dir_apis": (ApiKey.ALTER_REPLICA_LOG_DIRS,),
+    "cluster_apis": (ApiKey.UNREGISTER_BROKER,),
+    "acl_apis": (ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS),
+    "sasl_apis": (ApiKey.ALTER_USER_SCRAM_CREDENTIALS,),
+    "quota_apis": (ApiKey.ALTER_CLIENT_QUOTAS,),
+    "group_apis": (ApiKey.DELETE_GROUPS,),
+    "group_offset_apis": (ApiKey.OFFSET_DELETE, ApiKey.OFFSET_COMMIT),
+}
+"""Of `appliance.protocol`, with the schemas of their APIs."""
 _WORDS: Final = ("set", "delete", "append", "subtract")
 """Operations of IncrementalAlterConfigs."""
 
@@ -60,9 +76,9 @@ class AuditedChange(NamedTuple):
         """True if the request creates, changes or deletes the topic of the audit."""
         request = self.request
         if self.api_key in (ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS):
-            return any(each.resource_type == ResourceType.TOPIC and each.resource_name == AUDIT_TOPIC for each in request.resources)
+            return any(each.resource_type == TOPIC and each.resource_name == AUDIT_TOPIC for each in request.resources)
         if self.api_key == ApiKey.DELETE_TOPICS:
-            return AUDIT_TOPIC in (_name_of(each, self.image) for each in topics_to_delete(request))
+            return AUDIT_TOPIC in (_name_of(each, self.image) for each in _topics_to_delete(request))
         return self.api_key in (ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS) and any(each.name == AUDIT_TOPIC for each in request.topics)
 
     def refused(self, error_code: ErrorCode, message: str) -> bytes:
@@ -75,17 +91,23 @@ class AuditedChange(NamedTuple):
         if body is None:
             unknown = ErrorCode.UNKNOWN_SERVER_ERROR
             is_partial = self.api_key == ApiKey.DELETE_RECORDS  # has no such response, and never needs one
-            whole = offset_apis.DeleteRecordsResponse() if is_partial else self.response_message.error_response(self.version, self.request, unknown)
+            whole = self.response_message.body() if is_partial else self.response_message.error_response(self.version, self.request, unknown)
             return ITEMS[ApiKey(self.api_key)](self, whole)
         response = self.response_message.decode(body, 0, len(body), self.version, len(body), len(body))
         return ITEMS[ApiKey(self.api_key)](self, response)
 
 
 def _messages(api_key: int) -> tuple[Message[Any], Message[Any]]:
-    if api_key == ApiKey.DELETE_RECORDS:
-        return offset_apis.DELETE_RECORDS_REQUEST, offset_apis.DELETE_RECORDS_RESPONSE
-    coordinated = COORDINATED_APIS.get(api_key)
-    return (coordinated.request, coordinated.response) if coordinated is not None else CONTROLLER_APIS[api_key]
+    """Return the schemas of request and response."""
+    key = ApiKey(api_key)
+    module = import_module(f"appliance.protocol.{next(name for name, keys in _MODULES.items() if key in keys)}")
+    return getattr(module, f"{key.name}_REQUEST"), getattr(module, f"{key.name}_RESPONSE")
+
+
+def _topics_to_delete(request: Any) -> Any:
+    from appliance.protocol.topic_apis import topics_to_delete
+
+    return topics_to_delete(request)
 
 
 def read_change(api_key: int, version: int, body: bytes, image: MetadataImage) -> AuditedChange:
@@ -106,7 +128,7 @@ def _count(image: MetadataImage, name: str) -> int:
 
 
 def _shown(resource_type: int, name: str, value: str | None) -> str | None:
-    is_known = name in TOPIC_CONFIG_ROWS if resource_type == ResourceType.TOPIC else resource_type == ResourceType.BROKER and name in DYNAMIC_BROKER_CONFIGS
+    is_known = name in TOPIC_CONFIG_ROWS if resource_type == TOPIC else resource_type == BROKER and name in DYNAMIC_BROKER_CONFIGS
     return value if is_known or value is None else HIDDEN
 
 
@@ -128,14 +150,14 @@ def _created_topics(change: AuditedChange, response: Any) -> Iterator[AuditedIte
     counts = {each.name: each.num_partitions for each in response.topics}
     for topic in change.request.topics:
         partitions = len(topic.assignments) or max(topic.num_partitions, counts.get(topic.name, -1))
-        configs = {each.name: _shown(ResourceType.TOPIC, each.name, each.value) for each in topic.configs}
+        configs = {each.name: _shown(TOPIC, each.name, each.value) for each in topic.configs}
         details = {"partitions": partitions, "replication_factor": topic.replication_factor, "configs": configs}
         yield AuditedItem("audit.topic.created", f"topic {topic.name}", details, codes.get(topic.name, 0))
 
 
 def _deleted_topics(change: AuditedChange, response: Any) -> Iterator[AuditedItem]:
     codes = {each.name: each.error_code for each in response.topics} | {each.topic_id: each.error_code for each in response.topics}
-    for topic in topics_to_delete(change.request):
+    for topic in _topics_to_delete(change.request):
         name = _name_of(topic, change.image)
         code = codes.get(topic.topic_id if topic.topic_id != NO_TOPIC_ID else topic.name, 0)
         yield AuditedItem("audit.topic.deleted", f"topic {name}", {"before": {"partitions": _count(change.image, name)}}, code)
@@ -153,13 +175,13 @@ def _altered_configs(change: AuditedChange, response: Any) -> Iterator[AuditedIt
     is_incremental = change.api_key == ApiKey.INCREMENTAL_ALTER_CONFIGS
     for resource in change.request.resources:
         kind, name = resource.resource_type, resource.resource_name
-        topic = change.image.topics.get(name) if kind == ResourceType.TOPIC else None
+        topic = change.image.topics.get(name) if kind == TOPIC else None
         before = {} if topic is None else topic.config
         changes = {}
         for each in resource.configs:
             word = _WORDS[each.operation] if is_incremental and 0 <= each.operation < len(_WORDS) else "set"
             changes[each.name] = {word: _shown(kind, each.name, each.value), "before": _shown(kind, each.name, before.get(each.name))}
-        what = {ResourceType.TOPIC: "topic", ResourceType.BROKER: "broker"}.get(kind, f"resource of type {kind}")
+        what = {TOPIC: "topic", BROKER: "broker"}.get(kind, f"resource of type {kind}")
         details = {"configs": changes} if is_incremental else {"configs": changes, "others": "reset"}
         yield AuditedItem("audit.config.altered", f"{what} {name}", details, codes.get((kind, name), 0))
 
@@ -250,10 +272,7 @@ def _altered_users(change: AuditedChange, response: Any) -> Iterator[AuditedItem
 
 
 def _mechanism(number: int) -> str:
-    try:
-        return ScramMechanism(number).label
-    except ValueError:
-        return str(number)
+    return MECHANISMS.get(number, str(number))
 
 
 def _altered_quotas(change: AuditedChange, response: Any) -> Iterator[AuditedItem]:
