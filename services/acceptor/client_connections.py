@@ -27,6 +27,7 @@ from appliance.shm.arena import Arena
 from services.acceptor.closings import (
     ADDRESS_LIMIT,
     AUTHENTICATION_TIMEOUT,
+    CERTIFICATE_REFUSED,
     CLIENT_LEFT,
     CONNECTION_LIMIT,
     DESCRIPTOR_LIMIT,
@@ -369,9 +370,11 @@ class ClientConnections:
 
     def _add_connection(self, listening: ListeningSocket, accepted: Accepted) -> None:
         sock, address, origin, words = accepted
-        if origin is None:
+        if words:
             sock.close()
             self._closings.log(USER_REFUSED, address, words)
+            if self._audit is not None:
+                self._audit.login_failed(origin.principal.name, address, listening.name, "Unix socket", USER_REFUSED)
             return
         limited = listening.limited(address, origin)
         if listening.open_count >= listening.connections_max:
@@ -658,6 +661,8 @@ class ClientConnections:
         self.on_closed(connection)
         self._dirty.discard(connection)
         self._connections_open.set(len(self._connections))
+        if reason == CERTIFICATE_REFUSED and self._audit is not None:
+            self._audit.login_failed(ANONYMOUS.name, connection.address, listening.name, "certificate", words)
         if words:
             self._closings.log(reason, connection.address, words)
         else:

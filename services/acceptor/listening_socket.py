@@ -37,11 +37,11 @@ LOCAL_PER_USER_MAX: Final = 64
 
 
 class Accepted(NamedTuple):
-    """A new connection; `origin` None: its user is refused, because of `words`."""
+    """A new connection. `words`: why its user is refused."""
 
     sock: socket.socket
     address: str
-    origin: RequestOrigin | None
+    origin: RequestOrigin
     words: str = ""
 
 
@@ -136,10 +136,10 @@ class LocalListeningSocket(ListeningSocket):
             return Accepted(sock, LOCAL_ADDRESS, RequestOrigin(local_principal(user), "", PRIVILEGED))
         if runs_box(user, group):
             return Accepted(sock, LOCAL_ADDRESS, RequestOrigin(local_principal(SYSTEM_USER if faces_network() else user), "", PRIVILEGED))
-        if self._has_authorizer or user == os.geteuid():  # the latter: a process of the box that faces the network
-            return Accepted(sock, LOCAL_ADDRESS, RequestOrigin(local_principal(user), ""))
-        words = f"user {user} is none of the box's, and without authorizer.class.name the local socket is for these; use a listener, or sudo"
-        return Accepted(sock, LOCAL_ADDRESS, None, words)
+        origin, words = RequestOrigin(local_principal(user), ""), ""
+        if not self._has_authorizer and user != os.geteuid():  # whose processes face the network
+            words = f"user {user} is none of the box's, and without authorizer.class.name the local socket is for these; use a listener, or sudo"
+        return Accepted(sock, LOCAL_ADDRESS, origin, words)
 
     def limited(self, address: str, origin: RequestOrigin) -> tuple[str, str]:
         return str(origin.principal), address

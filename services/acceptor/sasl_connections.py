@@ -298,7 +298,7 @@ class SaslConnections:
             self._failures.add()
             self._failed.add(connection.address, session.user, session.mechanism, reason)
             if self.audit is not None:
-                self.audit.login_failed(connection, session.user, session.mechanism, reason)
+                self.audit.login_failed(session.user, connection.address, connection.listening.name, session.mechanism, reason)
         if answer.failure is not None:
             connection.read_paused = True
             self._update_interest(connection)

@@ -161,10 +161,9 @@ class AuditTrail:
     def login(self, connection: Connection, how: str) -> None:
         self.add_repeated(AuditEvent(LOGIN, str(connection.principal), connection.address, connection.listening.name, how, "done"))
 
-    def login_failed(self, connection: Connection, user: str, how: str, reason: str) -> None:
-        """`user`: as the client claims."""
-        event = AuditEvent(LOGIN_FAILED, f"User:{user[:TEXT_MAX]}", connection.address, connection.listening.name, how, reason[:TEXT_MAX])
-        self.add_repeated(event)
+    def login_failed(self, user: str, address: str, listener: str, how: str, reason: str) -> None:
+        """`user`: as the client claims, or as the kernel says."""
+        self.add_repeated(AuditEvent(LOGIN_FAILED, f"User:{user[:TEXT_MAX]}", address, listener, how, reason[:TEXT_MAX]))
 
     def on_denied(self, rights: Rights, operation: AclOperation, resource: AclResource, name: str) -> None:
         """For `Authorizer.on_denied`."""

@@ -175,9 +175,8 @@ def test_equal_denials_of_a_minute_are_two_events(world: World) -> None:
 
 
 def test_a_flood_of_different_logins_is_counted_in_bounded_memory(world: World) -> None:
-    connection = world.connection()
     for number in range(REMEMBERED_MAX + 500):
-        world.trail.login_failed(connection, f"user-{number}", "PLAIN", "wrong password")
+        world.trail.login_failed(f"user-{number}", "10.0.0.1", "CLIENTS", "PLAIN", "wrong password")
     assert len(world.told) == REMEMBERED_MAX
     world.clock.advance_ms(PERIOD_NS // 1_000_000)
     world.trail.sweep(world.clock.monotonic_ns())
@@ -188,7 +187,7 @@ def test_a_flood_of_different_logins_is_counted_in_bounded_memory(world: World) 
 
 def test_a_name_of_a_client_begins_no_line_of_the_log_and_breaks_no_record(world: World, capfd: pytest.CaptureFixture[str]) -> None:
     for name in ("alice\nERROR acceptor@0: forged", "half of a pair \ud800", "x" * 10_000):
-        world.trail.login_failed(world.connection(), name, "PLAIN", "wrong password")
+        world.trail.login_failed(name, "10.0.0.1", "CLIENTS", "PLAIN", "wrong password")
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 3 and all(line.startswith("INFO acceptor@0: audit.login.failed: User:") for line in lines)
     assert [each["principal"][:10] for each in world.records.events] == ["User:alice", "User:half ", "User:xxxxx"]
