@@ -18,6 +18,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, AdminClient, ResourcePatternType, ResourceType
 
+from appliance.base.clock import SystemClock
 from appliance.base.errors import ErrorCode
 from appliance.base.settings import load_box
 from appliance.client.address import Address
@@ -32,6 +33,9 @@ from lab.certificates import Authority
 from lab.real_kafka import kafka_configs, skip_without_kafka
 from lab.running_box import RunningBox, eventually, start_box
 from lab.token_issuer import AUDIENCE, ISSUER, TokenIssuer, key_set
+from services.mirror.mirror import Mirror
+from services.mirror.mirror_file import read_mirror_file
+from services.mirror.source import MirroredPartition
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -402,3 +406,42 @@ def test_a_connection_that_does_not_authenticate_is_closed(place: Place) -> None
     assert place.silent.recv(1) == b""
     eventually(lambda: place.closed("authentication-timeout"), "it is counted")
     place.silent.close()
+
+
+def test_a_mirror_reads_and_writes_with_the_rights_of_its_user(place: Place, tmp_path: Path) -> None:
+    """The box is source and target. A topic that the user may not write to waits, and the other one is copied."""
+    place.add("mirror")
+    admin = AdminClient({"bootstrap.servers": place.administration, "log_level": 0})
+
+    def allow(kind: ResourceType, name: str, *operations: AclOperation, pattern: ResourcePatternType = ResourcePatternType.PREFIXED) -> None:
+        bindings = [AclBinding(kind, name, pattern, "User:mirror", "*", operation, AclPermissionType.ALLOW) for operation in operations]
+        for result in admin.create_acls(bindings).values():
+            result.result(SECONDS)
+
+    allow(ResourceType.TOPIC, "from-", AclOperation.READ, AclOperation.DESCRIBE_CONFIGS)
+    allow(ResourceType.TOPIC, "m.from-", AclOperation.CREATE, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.READ)
+    allow(ResourceType.TOPIC, "m.from-yes", AclOperation.WRITE)
+    for kind in (ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID):
+        allow(kind, "millrace-mirror.", AclOperation.ALL)
+    for topic in ("from-yes", "from-no"):
+        assert produce({"bootstrap.servers": place.administration, "log_level": 0}, topic, topic.encode()) is None
+    options = {name: value for name, value in place.settings_of("SCRAM-SHA-512", "mirror").items() if isinstance(value, str)}
+    client = "".join(f'"{name}" = "{value}"\n' for name, value in options.items())
+    file = tmp_path / "m.toml"
+    file.touch(0o600)
+    file.write_text(f'round-ms = 0\n[target]\n{client}[[source]]\nname = "m"\ntopics = ["from-.*"]\n{client}')
+    mirror = Mirror(read_mirror_file(str(file)), SystemClock(), lambda text: None, time.sleep)
+
+    def partitions(topic: str) -> list[MirroredPartition]:
+        mirror.step()
+        return [each for name, each in mirror.sources[0].partitions.items() if name.topic == topic]
+
+    try:
+        eventually(lambda: sum(each.records for each in partitions("from-yes")) == 1, "what may be written is copied")
+        eventually(lambda: any(each.refusals for each in partitions("from-no")), "what may not be written is refused")
+        (refused,) = [each for each in partitions("from-no") if each.refusals]
+        assert refused.records == 0 and "TOPIC_AUTHORIZATION_FAILED" in refused.problem and mirror.problem == ""
+        allow(ResourceType.TOPIC, "m.from-no", AclOperation.WRITE)
+        eventually(lambda: sum(each.records for each in partitions("from-no")) == 1, "it is copied when it may be written")
+    finally:
+        mirror.close()
