@@ -40,6 +40,8 @@ DELETED: Final = "the topic is deleted in the source"
 POSITIONS_AGE_MS_MAX: Final = 3_600_000
 """Positions are committed again after this time, so that the target does not delete them (offsets.retention.minutes)."""
 WAIT_MS_MAX: Final = 500
+STALE_MS: Final = 500
+"""Between two looks at the topics of a source whose leaders change."""
 SOURCE_CONNECT_MS: Final = 2_000
 
 MISSING_TOPIC: Final = frozenset((ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID))
@@ -92,10 +94,13 @@ class Mirror:
         self._is_begun = False
         self._blamed: MirroredPartition | None = None
         self._target_cluster_id: str | None = None
+        self._failed_at_begin = False
         self._said: set[tuple[str, str, str]] = set()
+        self._kept: set[str] = set()
         self._last_round_ms = 0
         now_ms = clock.monotonic_ms()
         self._topics_due_ms = {source.name: now_ms for source in self.sources}
+        self._refreshed_ms = {source.name: now_ms - STALE_MS for source in self.sources}
         self._groups_due_ms = now_ms + options.groups_ms
         self._positions_due_ms = now_ms + POSITIONS_AGE_MS_MAX
 
@@ -135,14 +140,13 @@ class Mirror:
                 source.resume(partition)
         self._target_cluster_id = self.target.metadata([]).cluster_id
         self._is_begun = True
-        if self.problem:
-            self._notice("target: writing again")
-        self.problem = ""
+        if self._failed_at_begin:
+            self._end_problem()
 
     def _on_target_failed(self, error: Exception, refused: MirroredPartition | None = None) -> None:
         """Give the transaction up. `refused`: the one partition to blame, which pauses; otherwise the target does."""
         now_ms = self.clock.monotonic_ms()
-        self._is_begun = False
+        self._failed_at_begin, self._is_begun = not self._is_begun, False
         text = error.message if isinstance(error, RequestRefused) else str(error)
         if refused is not None:
             if text != refused.problem:
@@ -156,13 +160,23 @@ class Mirror:
         self.problem = text
         self.pause.begin(now_ms)
 
+    def _end_problem(self) -> None:
+        if self.problem:
+            self._notice("target: writing again")
+        self.problem = ""
+        self._failed_at_begin = False
+
     # --- topics
 
     def _maybe_refresh(self, source: MirrorSource) -> None:
         """Look at the source's topics, if it is time for it; failures of the source concern the source only."""
         now_ms = self.clock.monotonic_ms()
-        if now_ms < source.pause.until_ms or (now_ms < self._topics_due_ms[source.name] and not source.is_stale):
+        due_ms = self._topics_due_ms[source.name]
+        if source.is_stale:
+            due_ms = min(due_ms, self._refreshed_ms[source.name] + STALE_MS)
+        if now_ms < max(due_ms, source.pause.until_ms):
             return
+        self._refreshed_ms[source.name] = now_ms
         try:
             found = source.cluster.metadata()
             source.origins = read_origins(source.cluster)
@@ -175,18 +189,20 @@ class Mirror:
         if found.cluster_id is not None and found.cluster_id == self._target_cluster_id and not source.options.prefix:
             source.fail(RequestRefused(ErrorCode.INVALID_TOPIC_EXCEPTION, "it is the target itself; give it a prefix"))
             return
-        source.is_stale = False
-        self._topics_due_ms[source.name] = now_ms + self.options.topics_ms
         copied, left_out = plan_topics(selected, source.options.prefix, self._target_cluster_id, source.origins)
         changes = prepare_topics(self.target, self.options, settings, found, copied)
-        for text in changes.notices:
+        source.is_stale = False
+        self._topics_due_ms[source.name] = now_ms + self.options.topics_ms
+        for text in changes.notices + sorted(set(changes.kept) - self._kept):
             self._notice(text)
+        self._kept.update(changes.kept)
         self._set_left_out(source, left_out + changes.refused)
         for topic in changes.usable:
             self._add_partitions(source, topic, found.topics[topic.source])
         self._mark_gone(source, {topic.source for topic in copied}, set(found.topics))
         try:
             source.find_starts([each for each in source.partitions.values() if each.next_offset < 0 and each.leader != NO_LEADER and each.state != STOPPED])
+            source.is_stale |= any(each.leader == NO_LEADER and each.state != GONE for each in source.partitions.values())
         except (ClientFailed, RequestRefused) as error:
             source.fail(error)
 
@@ -341,6 +357,7 @@ class Mirror:
             self._producer.commit_offsets(group_id, positions)
         self._producer.commit()
         self.pause.end()
+        self._end_problem()
         self.rounds += 1
 
     # --- groups, notices

@@ -22,17 +22,18 @@ NO_SETTINGS = TopicSettings(frozenset(), {})
 
 
 class TopicChanges(NamedTuple):
-    """Topics that can be copied, those that cannot, and sentences about what was changed."""
+    """Topics that can be copied, those that cannot, and sentences about what was changed, and what the target keeps as it is."""
 
     usable: list[CopiedTopic]
     refused: list[LeftOut]
     notices: list[str]
+    kept: list[str]
 
 
 def prepare_topics(target: ClusterClient, options: MirrorOptions, settings: Mapping[str, TopicSettings], found: ClusterMetadata,
                    topics: Sequence[CopiedTopic]) -> TopicChanges:  # fmt: skip
     """Let the target have each topic with at least the source's partitions, and its settings. Raises ClientFailed."""
-    changes = TopicChanges([], [], [])
+    changes = TopicChanges([], [], [], [])
     if not topics:
         return changes
     there = target.metadata([each.target for each in topics]).topics
@@ -40,7 +41,7 @@ def prepare_topics(target: ClusterClient, options: MirrorOptions, settings: Mapp
     for topic in topics:
         count = len(found.topics[topic.source].partitions)
         own = settings.get(topic.source, NO_SETTINGS).own
-        existing = there.get(topic.target)
+        existing, existing_settings = there.get(topic.target), theirs.get(topic.target, NO_SETTINGS)
         try:
             if existing is None or existing.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 _create(target, topic, count, options.replication_factor, own)
@@ -51,7 +52,7 @@ def prepare_topics(target: ClusterClient, options: MirrorOptions, settings: Mapp
                 if len(existing.partitions) < count:
                     add_partitions(target, topic.target, count)
                     changes.notices.append(f"topic {topic.target!r} grown to {count} partitions")
-                changes.notices.extend(_set(target, topic, own, theirs.get(topic.target)))
+                _set(target, topic, settings_to_set(own, existing_settings.own, existing_settings.names), changes)
         except RequestRefused as error:
             changes.refused.append(LeftOut(topic.source, error.message))
         else:
@@ -72,17 +73,14 @@ def _create(target: ClusterClient, topic: CopiedTopic, count: int, replication_f
     target.topic(topic.target, is_new=True)
 
 
-def _set(target: ClusterClient, topic: CopiedTopic, own: Mapping[str, str], theirs: TopicSettings | None) -> list[str]:
+def _set(target: ClusterClient, topic: CopiedTopic, values: Mapping[str, str], changes: TopicChanges) -> None:
     """A setting that the target refuses must not keep the records away: it is reported."""
-    changed = {} if theirs is None else settings_to_set(own, theirs.own, theirs.names)
-    notices = []
-    for name, value in changed.items():
+    for name, value in values.items():
         try:
             alter_topic_settings(target, topic.target, {name: value}, ())
-            notices.append(f"topic {topic.target!r} got {name}={value}")
+            changes.notices.append(f"topic {topic.target!r} got {name}={value}")
         except RequestRefused as error:
-            notices.append(f"topic {topic.target!r} keeps its {name}: {error.message}")
-    return notices
+            changes.kept.append(f"topic {topic.target!r} keeps its {name}: {error.message}")
 
 
 def read_origins(cluster: ClusterClient) -> dict[str, dict[str, str]]:
