@@ -7,7 +7,7 @@ A record states only its own length, so boundaries cannot be computed in paralle
 of two bytes, and a zero byte, and text contains no other zero. So all candidates are taken at once and accepted only if each
 record ends where the next begins, from the first to the last byte of every batch. Otherwise Python walks the records.
 
-Owned by one Spark task. Weak spots: headers are read one record at a time; records that contain zero bytes, and records
+Owned by one Spark task. Weak spots: more than 16 headers are read one record at a time; records that contain zero bytes, and records
 below 64 bytes, are walked (0.15 µs each); varints of more than four bytes cost ten times as much; a group of batches must be
 smaller than 2 GiB after decompression, because Arrow's offsets have 32 bits.
 """
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from appliance.pipeline.opened_batches import BatchOpener, CorruptRecords, OpenedBatches, StoredBatch
 from appliance.records.compression import CorruptBatch
-from appliance.records.record import Headers, read_record_headers, read_records
+from appliance.records.record import read_record_headers, read_records
 
 Longs = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
@@ -175,6 +175,9 @@ def walk(opened: OpenedBatches) -> list[int]:
     return starts
 
 
+HEADERS_TYPE = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
+HEADERS_AT_ONCE_MAX = 16
+"""Records with more headers are read one by one."""
 CREATE_TIME, LOG_APPEND_TIME = 0, 1
 """Column `timestampType`, as in Spark's Kafka connector."""
 
@@ -200,7 +203,8 @@ class RecordColumns(NamedTuple):
     keys: pa.Array | None
     """binary, null for a record without one; None if the column was not requested"""
     values: pa.Array | None
-    headers: list[Headers] | None
+    headers: pa.Array | None
+    """of `HEADERS_TYPE`, null for a record without any"""
 
 
 class ColumnDecoder:
@@ -264,7 +268,7 @@ def _compute(opened: OpenedBatches, data: Bytes, starts: Longs, start_offset: in
         kinds[part],
         _gather(content, key_starts[part], key_lengths[part]) if wanted.keys else None,
         _gather(content, value_starts[part], value_lengths[part]) if wanted.values else None,
-        _headers(data, value_ends[part], ends[part], header_counts[part]) if wanted.headers else None,
+        _headers(data, (value_ends[part], header_ends[part], ends[part]), header_counts[part]) if wanted.headers else None,
     )
 
 
@@ -297,8 +301,43 @@ def _gather(content: pa.Buffer, starts: Longs, lengths: Longs) -> pa.Array:
     return spread.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32), mask=absent if absent.any() else None))
 
 
-def _headers(data: Bytes, starts: Longs, ends: Longs, counts: Longs) -> list[Headers]:
-    found: list[Headers] = [()] * len(starts)
+def _headers(data: Bytes, sections: tuple[Longs, Longs, Longs], counts: Longs) -> pa.Array:
+    """Return the headers of records; null for a record without any. `sections`: where they begin, the first of them, and where they end."""
+    starts, firsts, ends = sections
+    if not counts.any():
+        return pa.nulls(len(counts), HEADERS_TYPE)
+    if counts.max() <= HEADERS_AT_ONCE_MAX and (found := _headers_at_once(data, firsts, ends, counts)) is not None:
+        return found
+    rows: list[list[dict[str, Any]] | None] = [None] * len(counts)
     for number in np.flatnonzero(counts):
-        found[number] = read_record_headers(data[starts[number] : ends[number]].tobytes())
-    return found
+        headers = read_record_headers(data[starts[number] : ends[number]].tobytes())
+        rows[number] = [{"key": key, "value": value} for key, value in headers]
+    return pa.array(rows, HEADERS_TYPE)
+
+
+def _headers_at_once(data: Bytes, firsts: Longs, ends: Longs, counts: Longs) -> pa.Array | None:
+    """Decode the n-th header of all records in one step; None if one is irregular."""
+    varints = Varints(data)
+    sums = np.cumsum(counts)
+    keys, values = np.empty((2, sums[-1]), np.int64), np.empty((2, sums[-1]), np.int64)
+    rows = np.flatnonzero(counts)
+    positions = firsts[rows]
+    for number in range(counts.max()):
+        slots = (sums - counts)[rows] + number
+        for place, is_key in ((keys, True), (values, False)):
+            lengths, begins = varints.at(positions)
+            if is_key and (lengths < 0).any():
+                return None
+            place[:, slots] = begins, lengths
+            positions = _behind(begins, lengths, data.size)
+        is_last = counts[rows] == number + 1
+        if (positions > ends[rows]).any() or (positions != ends[rows])[is_last].any():
+            return None
+        rows, positions = rows[~is_last], positions[~is_last]
+    content = pa.py_buffer(data)
+    try:
+        names = _gather(content, *keys).cast(pa.string())
+    except pa.ArrowInvalid:
+        return None  # a name that is not UTF-8
+    pairs = pa.StructArray.from_arrays([names, _gather(content, *values)], fields=list(HEADERS_TYPE.value_type))
+    return pa.ListArray.from_arrays(pa.array(np.append(0, sums), pa.int32()), pairs, type=HEADERS_TYPE, mask=pa.array(counts == 0))

@@ -1,7 +1,6 @@
 """The columns of Spark's Kafka connector as Arrow types, built from decoded records. Owned by one reader of one partition.
 
 The types must equal Spark's own translation of the schema, or Spark refuses the first batch; a test compares them.
-Weak spot: `headers` is built row by row.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from appliance.pipeline.problems import SourceProblem
-from appliance.pipeline.record_columns import RecordColumns, WantedColumns
+from appliance.pipeline.record_columns import HEADERS_TYPE, RecordColumns, WantedColumns
 
-HEADERS_TYPE = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
 _TYPES: dict[str, pa.DataType] = {
     "key": pa.binary(),
     "value": pa.binary(),
@@ -93,5 +91,4 @@ class RecordBatches:
             case "timestampType":
                 return pa.array(records.timestamp_types)
             case _:
-                rows = [[{"key": key, "value": value} for key, value in found] or None for found in records.headers or ()]
-                return pa.array(rows, HEADERS_TYPE)
+                return records.headers

@@ -3,7 +3,7 @@
 Every table has `partition`, `offset`, `timestamp`, `key`, `value`, `headers` and `problem`. A topic whose first records are those that ingest
 writes (docs/senders.md) also has their fields as columns; `value` is null then, unless the record is no JSON object or has a field of another type:
 such a record is kept whole in `value`, with the reason in `problem`. So no record is lost, and none is twice as large. Which of both a table is was
-decided by its first commit, and its columns say so. Weak: headers are built row by row.
+decided by its first commit, and its columns say so.
 """
 
 from __future__ import annotations

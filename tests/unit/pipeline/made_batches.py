@@ -78,5 +78,6 @@ def fast_records(memory: bytes, start: int = 0, end: int = 2**62) -> list[Record
 
 def rows(columns: RecordColumns) -> list[Record]:
     assert columns.keys is not None and columns.values is not None and columns.headers is not None
-    fields = (columns.offsets.tolist(), columns.timestamps_ms.tolist(), columns.keys.to_pylist(), columns.values.to_pylist(), columns.headers)
+    headers = [tuple((header["key"], header["value"]) for header in found or ()) for found in columns.headers.to_pylist()]
+    fields = (columns.offsets.tolist(), columns.timestamps_ms.tolist(), columns.keys.to_pylist(), columns.values.to_pylist(), headers)
     return [Record(*each) for each in zip(*fields, strict=True)]

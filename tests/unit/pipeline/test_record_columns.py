@@ -10,7 +10,7 @@ import pytest
 
 from appliance.pipeline.opened_batches import BatchOpener, CorruptRecords
 from appliance.pipeline.problems import SourceProblem
-from appliance.pipeline.record_columns import ColumnDecoder, WantedColumns, look_for_starts, walk
+from appliance.pipeline.record_columns import HEADERS_AT_ONCE_MAX, ColumnDecoder, WantedColumns, look_for_starts, walk
 from appliance.pipeline.record_schema import ALL_COLUMNS, COLUMNS, HEADERS_TYPE, RecordBatches, record_schema
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.framing import FrameSplitter, parse_request_header
@@ -41,6 +41,24 @@ def test_a_batch_of_a_client_is_read_as_the_slow_reader_reads_it(path: Path) -> 
     found = fast_records(batch)
     assert found == slow_records(batch)
     assert [record.offset for record in found] == list(range(1000, 1000 + len(found))) and found
+
+
+def test_headers_of_any_number_and_name_are_read_as_the_slow_reader_reads_them() -> None:
+    counts = (0, 3, 1, 0, 2, HEADERS_AT_ONCE_MAX, 0)
+    records = [
+        (number, None, b"v" * number, tuple((f"h{each}", None if each % 3 == 2 else b"x" * each) for each in range(count)))
+        for number, count in enumerate(counts)
+    ]
+    regular = made_of(0, records)
+    many = made_of(7, [(1, None, b"v", tuple((f"h{each}", b"") for each in range(HEADERS_AT_ONCE_MAX + 1))), (2, None, b"v", ())])
+    not_utf_8 = made_of(9, [(1, None, b"v", bytes([2, 2, 0xFF, 1])), (2, None, b"v", (("ok", b"1"),))])
+    for log in (regular, many, not_utf_8, regular + many + not_utf_8):
+        assert fast_records(log) == slow_records(log)
+    assert [len(record.headers) for record in fast_records(regular)] == list(counts)
+    longer = bytes([4, 2, 0x61, 2, 0x62, 2, 0x61, 60, 0x62])
+    for damaged in (longer, bytes([2, 1, 1]), bytes([2, 2, 0x61, 1, 0])):  # beyond its record; without a name; with something behind
+        with pytest.raises(CorruptRecords):
+            fast_records(made_of(0, [(1, None, b"v" * 100, damaged), (2, None, b"w" * 100, ())]))
 
 
 def test_unrequested_columns_are_not_decoded() -> None:
