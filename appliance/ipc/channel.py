@@ -31,7 +31,7 @@ from appliance.shm.doorbell import DoorbellButton
 from appliance.shm.mapping import LayoutMismatch, SharedMemoryFull, SharedObject, SharedObjectAbsent, fence
 from appliance.shm.partition_table import SLEEPING_WORD as TABLE_SLEEPING_WORD
 from appliance.shm.partition_table import PartitionTableReader
-from appliance.shm.ring import RingPair
+from appliance.shm.ring import RingBroken, RingPair
 
 # The handshake:
 #
@@ -176,6 +176,7 @@ class SinkChannel:
         self._arena_words = self.arena.words
         self.memory = self.arena.memory
         self.size_bytes = len(self.memory)
+        self.capacity = self.rings.capacity
         self.completed: Counter | None = None
         """Counts records whose completion was published, for a source whose next incarnation wants
         to know what it did not read (`ChannelAcceptor`)."""
@@ -202,18 +203,22 @@ class SinkChannel:
 
     def take(self, limit: int) -> list[tuple[Any, ...]]:
         """Return up to `limit` descriptors. Raises ChannelBroken if the ring has more than its
-        capacity, more are without completion, or the source may not request what they say."""
-        descriptors = self.descriptors
+        capacity, and as `require`."""
         try:
-            entries = descriptors.poll(limit)
-        except InvariantViolation as violation:
-            raise ChannelBroken(self, str(violation)) from violation
+            entries = self.descriptors.poll(limit)
+        except RingBroken as broken:
+            raise ChannelBroken(self, str(broken)) from broken
         if entries:
-            if descriptors.head - self.completions.tail > self.rings.capacity:
-                raise ChannelBroken(self, f"{self.source} has offered more descriptors than its ring has completions")
-            if self.is_restricted and not NETWORK_KINDS.issuperset(map(_KIND_OF, entries)):
-                raise ChannelBroken(self, self._forbidden(entries))
+            self.require(entries)
         return entries
+
+    def require(self, entries: list[tuple[Any, ...]]) -> None:
+        """Raise ChannelBroken if more descriptors are without completion than the ring has places,
+        or the source may not request what these say."""
+        if self.descriptors.head - self.completions.tail > self.capacity:
+            raise ChannelBroken(self, f"{self.source} has offered more descriptors than its ring has completions")
+        if self.is_restricted and not NETWORK_KINDS.issuperset(map(_KIND_OF, entries)):
+            raise ChannelBroken(self, self._forbidden(entries))
 
     @staticmethod
     def _forbidden(entries: list[tuple[Any, ...]]) -> str:

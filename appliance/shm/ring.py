@@ -25,6 +25,10 @@ from appliance.shm.mapping import HEADER_BYTES, WORD_BYTES, SharedObject, Shared
 ENTRY_BYTES = 64
 
 
+class RingBroken(InvariantViolation):
+    """The other side stored a tail that its ring cannot have."""
+
+
 class RingProducer:
     """The producer's side. `base` is the byte position of the first entry; `*_index` are word
     indexes."""
@@ -102,7 +106,7 @@ class RingConsumer:
         if count == 0:
             return []
         if not 0 < count <= self.capacity:  # not `check`, which would format its message on each call
-            raise InvariantViolation(f"ring tail is {count} ahead of its head, capacity {self.capacity}")
+            raise RingBroken(f"ring tail is {count} ahead of its head, capacity {self.capacity}")
         if count > limit:
             count = limit
         start = head & self._mask

@@ -37,6 +37,7 @@ from appliance.shm.partition_table import (
     TURNS_WORD,
     PartitionTableWriter,
 )
+from appliance.shm.ring import RingBroken
 from appliance.storage.log_directory import close_logs
 from services.log_writer.background.batch_flushes import BatchFlushes
 from services.log_writer.background.batch_repairs import BatchRepairs
@@ -177,12 +178,15 @@ class LogWriterAgent:
             for channel in self.door.channels:
                 if channel in postponed.by_source:
                     continue
-                entries = channel.take(DESCRIPTOR_BURST)
+                entries = channel.descriptors.poll(DESCRIPTOR_BURST)  # not `take`, which costs each idle channel a call
                 if entries:
+                    channel.require(entries)
                     work += len(entries)
                     self._take(channel, entries)
         except ChannelBroken as broken:
             self.door.refuse(broken)  # the list of channels has changed; the others have their turn next
+        except RingBroken as broken:
+            self.door.refuse(ChannelBroken(channel, str(broken)))
         if work:
             self.completions.publish(self.door)
         if postponed.by_source:
