@@ -4,7 +4,8 @@ The consumer owns an eventfd; producers receive a duplicate over a Unix socket. 
 only if the sleeping flag of the consumer is set. Both sides have a full fence between their store
 and their load (README.md): the producer publishes, fences, reads the flag; the consumer sets the
 flag, fences, checks the rings again, then waits with a time-out. Weak: an eventfd does not report
-the death of its other side; the control socket of the channel does.
+the death of its other side; the control socket of the channel does. A consumer that makes its own
+eventfd block, and fills it, holds a producer that rings.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import os
 
 from appliance.shm.mapping import fence
+
+_COUNT = [bytearray(8)]
 
 
 class Doorbell:
@@ -39,9 +42,10 @@ class Doorbell:
         self._words[self._sleeping_index] = 0
 
     def drain(self, _events: int = 0) -> None:
-        """Reset the eventfd (a callback of the poller)."""
+        """Reset the eventfd (a callback of the poller). Producers share its flags and could make it
+        block, so this read does not depend on them."""
         try:
-            os.eventfd_read(self.descriptor)
+            os.preadv(self.descriptor, _COUNT, -1, os.RWF_NOWAIT)
         except BlockingIOError:
             pass
 

@@ -79,6 +79,16 @@ def test_several_rings_are_drained_at_once_and_draining_nothing_is_fine(pair: tu
     assert not is_ringing(bell)
 
 
+def test_a_bell_that_a_producer_made_block_is_drained_without_waiting(pair: tuple[Doorbell, DoorbellButton]) -> None:
+    consumer, producer = pair
+    os.set_blocking(producer.descriptor, True)
+    consumer.prepare_to_sleep()
+    assert producer.ring_if_sleeping()
+    for _ in range(2):  # the second time there is nothing
+        consumer.drain()
+    assert select.select([consumer], [], [], 0)[0] == []
+
+
 def test_a_bell_that_cannot_take_another_ring_has_been_rung(pair: tuple[Doorbell, DoorbellButton]) -> None:
     bell, button = pair
     os.eventfd_write(bell.fileno(), (1 << 64) - 2)
