@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import struct
 import subprocess
@@ -38,7 +37,7 @@ from appliance.protocol.quota_apis import (
     QuotasToAlter,
 )
 from lab.certificates import Authority
-from lab.other_users import STRANGER, as_user, needs_root, new_directory, run_python
+from lab.other_users import STRANGER, as_user, needs_root, run_python
 from lab.running_box import COMMAND, RunningBox, environment, eventually, start_box
 from services.acceptor.listening_socket import LOCAL_PER_USER_MAX
 
@@ -121,15 +120,11 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
-    directory = new_directory(os.geteuid(), 0o755)
-    try:
-        made = Place(directory)
-        yield made
-        assert made.box.stop() == 0
-        assert made.box.leftovers() == []
-    finally:
-        shutil.rmtree(directory)
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    made = Place(tmp_path_factory.mktemp("local"))
+    yield made
+    assert made.box.stop() == 0
+    assert made.box.leftovers() == []
 
 
 @pytest.fixture
