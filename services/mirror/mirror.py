@@ -17,12 +17,13 @@ from typing import Final, NamedTuple
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import NO_LEADER, Offset, TopicPartition
-from appliance.client.admin import settings_of_topics
+from appliance.client.admin import settings_of_topics, try_list_offsets
 from appliance.client.cluster import ClusterClient, ClusterMetadata, Sleep, TopicMetadata
 from appliance.client.connection import await_readable
 from appliance.client.errors import ClientFailed
 from appliance.client.groups import CommittedOffset
 from appliance.client.transaction import TransactionalProducer
+from appliance.protocol.offset_apis import LATEST_TIMESTAMP
 from services.mirror.batch_copy import CopiedBatch, OffsetRuns
 from services.mirror.group_offsets import translate_groups
 from services.mirror.mirror_file import ClusterOptions, MirrorOptions
@@ -36,6 +37,7 @@ WAITING_BYTES_MAX: Final = 16 * 1024 * 1024
 DELIVERY_TIMEOUT_MS: Final = 8_000
 TRANSACTION_TIMEOUT_MS: Final = 60_000
 LONGEST_PAUSE_MS: Final = 30_000
+LOST: Final = "the target has records but no position of this mirror, so records may be copied again"
 DELETED: Final = "the topic is deleted in the source"
 POSITIONS_AGE_MS_MAX: Final = 3_600_000
 """Positions are committed again after this time, so that the target does not delete them (offsets.retention.minutes)."""
@@ -244,6 +246,7 @@ class Mirror:
 
     def _commit_first_positions(self) -> None:
         """Before anything is copied from a partition its position says so, for mirrors that would copy it back."""
+        self._find_lost_positions()
         new = [(source, each) for source in self.sources for each in source.partitions.values() if each.needs_commit and each.state in (COPYING, RETRYING)]
         if not new:
             return
@@ -259,6 +262,17 @@ class Mirror:
         for _, each in new:
             each.needs_commit = False
             each.committed = each.next_offset
+
+    def _find_lost_positions(self) -> None:
+        """A partition without a position whose target has records: the target has deleted the position, or another program wrote there."""
+        new = {each.target: (source, each) for source in self.sources for each in source.partitions.values() if each.needs_commit and each.committed < 0}
+        if not new:
+            return
+        self.target.metadata({target.topic for target in new})  # a topic may just have grown
+        ends, _ = try_list_offsets(self.target, new, LATEST_TIMESTAMP)
+        for target, (source, partition) in new.items():
+            if target in ends and ends[target].offset > 0 and partition.state != STOPPED and partition.problem != LOST:
+                source.on_change(partition, Resumption(partition.next_offset, LOST))
 
     # --- rounds
 
@@ -340,8 +354,9 @@ class Mirror:
         partition.committed = share.next_offset
         partition.runs = runs
         if partition.is_refused:
-            partition.succeed()
             self._notice(f"{partition.target} of the target: writing again")
+        if partition.state in (COPYING, RETRYING):
+            partition.succeed()
         for batch in share.batches:
             partition.records += batch.records_count
             partition.bytes += len(batch.encoded)

@@ -331,13 +331,15 @@ class MirrorSource:
         """Records that should come next are gone: go on behind them, or stop, as the options say."""
         if planned.problem is None:
             return
-        partition.source_changes += 1
+        is_known = partition.problem == planned.problem  # the position behind it could not be committed
+        partition.source_changes += not is_known
         partition.problem = planned.problem
         if self.options.on_source_change == STOP:
             partition.state = STOPPED
             partition.batches.clear()
             self.notices.append(f"{partition.source} of source {self.name} stopped: {planned.problem}; see docs/mirroring.md, on-source-change")
             return
-        partition.skipped_offsets += max(0, planned.offset - partition.next_offset)
-        self.notices.append(f"{partition.source} of source {self.name}: {planned.problem}; going on at offset {planned.offset}")
+        if not is_known:
+            partition.skipped_offsets += max(0, planned.offset - partition.next_offset)
+            self.notices.append(f"{partition.source} of source {self.name}: {planned.problem}; going on at offset {planned.offset}")
         partition.go_to(Offset(planned.offset))

@@ -318,9 +318,10 @@ def test_offsets_of_groups_are_translated_unless_the_group_reads_from_the_target
     busy = Consumer({"bootstrap.servers": b, "group.id": "busy", "enable.auto.commit": False, "auto.offset.reset": "earliest", "log_level": 0})
     busy.subscribe(["copies.grouped"])
     eventually(lambda: busy.poll(0.5) is not None, "the other group reads from the target")
-    mirror("grouped", b, {"a": a}, topics=["grouped"], prefix="copies.", groups=["busy", "readers"])
+    running = mirror("grouped", b, {"a": a}, topics=["grouped"], prefix="copies.", groups=["busy", "readers"])
     eventually(lambda: committed(b, "readers", "copies.grouped") is not None, "an offset is translated")
     first = committed(b, "readers", "copies.grouped")
+    assert "grouped-0 of source a: the target has records but no position of this mirror" in running.messages.read_text()
     assert first == 5 + 12 and committed(b, "busy", "copies.grouped") is None
     busy.close()
     eventually(lambda: committed(b, "busy", "copies.grouped") == first, "the other group's offset is translated when it has left")

@@ -110,6 +110,13 @@ def test_a_gap_is_counted_and_the_partition_goes_on_behind_it(scripted: Scripted
     assert scripted.source.notices == ["numbers-0 of source a: 30 offsets from 0 on are deleted in the source; going on at offset 30"]
 
 
+def test_a_change_whose_position_could_not_be_committed_is_counted_once(scripted: ScriptedSource) -> None:
+    scripted.source.positions[THERE] = CommittedOffset(Offset(40), write_note(PositionNote(OTHER_ID)))
+    for _ in range(2):
+        scripted.source.resume(scripted.partition)
+    assert (scripted.partition.source_changes, len(scripted.source.notices), scripted.partition.next_offset) == (1, 1, 0)
+
+
 def test_with_stop_a_partition_stays_where_the_source_changed(strict: ScriptedSource) -> None:
     strict.partition.next_offset = Offset(500)
     strict.turn()
