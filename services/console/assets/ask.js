@@ -120,10 +120,11 @@ function openDialog({ title, text, fields = [], action, isDanger, preview, run }
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     if (act.disabled) check.click();
-    else attempt(async () => { await run(values()); dialog.close(); });
+    else attempt(async () => { await run(values()); end(); });
   });
-  dialog.addEventListener("close", () => dialog.remove());
-  buttons.append(...[check, act, button("Cancel", "", () => dialog.close())].filter(Boolean));
+  const end = () => { dialog.close(); dialog.remove(); };
+  dialog.addEventListener("close", end); // by Escape
+  buttons.append(...[check, act, button("Cancel", "", end)].filter(Boolean));
   form.append(heading, ...(text ? [make("p", "", text)] : []), ...inputs.map(([field, input]) => labelled(field.label, input, field.hint)), shown, problem, buttons);
   dialog.append(form);
   document.body.append(dialog);

@@ -21,7 +21,8 @@ function meter(share, kind) {
 
 function metered(share, kind, text) { return [meter(share, kind), make("span", "figure", text)]; }
 
-// Cells are texts, elements or arrays of them. A row that says what it said before is left alone, so that a person can select in it.
+// Cells are texts, elements or arrays of them. A cell that says what it said before is left alone, so that a person can select in it, and a button in it
+// keeps the focus; what the button does must not depend on the other cells.
 function fill(table, columns, rows, nothing) {
   if (!table.tHead) {
     const row = table.createTHead().insertRow();
@@ -42,7 +43,8 @@ function fill(table, columns, rows, nothing) {
     });
     const old = body.rows[index];
     if (!old) body.append(made);
-    else if (old.innerHTML !== made.innerHTML) old.replaceWith(made);
+    else if (old.cells.length !== made.cells.length) old.replaceWith(made);
+    else [...made.cells].forEach((cell, column) => { if (old.cells[column].outerHTML !== cell.outerHTML) old.cells[column].replaceWith(cell); });
   });
 }
 

@@ -74,7 +74,7 @@ function showSettings() {
   const wanted = $("setting").value.trim().toLowerCase();
   const shown = one.settings.filter((each) => each.name.includes(wanted) || each.source === wanted);
   fill($("settings"), [["setting", "words name"], ["value", "words"], ["from", ""], ["", ""]], shown.map((each) => {
-    const change = button("Change", "change", () => alterSetting(each)), unset = button("Default", "change", () => unsetSetting(each));
+    const change = button("Change", "change", () => alterSetting(settingOf(each.name))), unset = button("Default", "change", () => unsetSetting(settingOf(each.name)));
     change.setAttribute("aria-label", `Change ${each.name}`);
     unset.setAttribute("aria-label", `${each.name} back to its default`);
     const meaning = meaningOf(each.name, each.value);
@@ -84,6 +84,7 @@ function showSettings() {
   $("settings-note").textContent = `${wholeText(one.settings.filter((each) => each.source === "topic").length)} set on the topic`;
 }
 
+const settingOf = (name) => one.settings.find((each) => each.name === name);
 const changed = async (path, body) => { await postJson(path, { topic: chosen, ...body }); lookAgain(); };
 
 function alterSetting({ name, value, documentation }) {
