@@ -181,7 +181,7 @@ def test_a_flood_of_different_logins_is_counted_in_bounded_memory(world: World) 
     world.clock.advance_ms(PERIOD_NS // 1_000_000)
     world.trail.sweep(world.clock.monotonic_ns())
     assert world.told[-1] == ("audit.login.failed", "various", 500)
-    world.trail.login(connection, "PLAIN")
+    world.trail.login(world.connection(), "PLAIN")
     assert world.told[-1] == ("audit.login", "done", 1), "a flood of one kind hides no other"
 
 
